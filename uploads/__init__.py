@@ -1,0 +1,3 @@
+"""Bytes to a store, surviving the process."""
+
+__all__: list[str] = []
