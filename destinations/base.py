@@ -1,0 +1,197 @@
+"""The contract of a destination."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from events import Callback, State
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from events import Destination
+
+__all__ = ["LoggerDestination"]
+
+
+class LoggerDestination(Callback):
+    """A callback that takes records and files.
+
+    Subclass it and override what your destination can use; the rest is ignored. Method and argument names are those of
+    Composer's class of this name, so that a destination written for it works here with its import changed.
+
+    **Threading.** Every method is called in the training thread, one call at a time. Whatever takes longer than a few
+    microseconds belongs into a thread or process of the destination's own, behind a queue with a bound.
+
+    **Values.** Metrics are Python's own `float`, `int` and `bool`. Tensors are detached and in host memory. Every step
+    is given. Hyperparameters hold no secrets.
+
+    **Ownership.** What is given belongs to the caller, who may change it when the call returns: copy what you keep, do
+    not change what you get. A file may be gone when `upload_file` returns.
+
+    **Errors.** What a method raises is counted and reported, and does not stop training; after ten failures in a row the
+    destination is left alone for a while. `events.RecordError` is for the caller: raise it for an argument that cannot
+    be taken.
+
+    **After close.** `close` comes once, `post_close` after it; records may come until then, also from the `close` of
+    other callbacks. Nothing comes after. Then the object may serve another run, beginning with `init`.
+
+    **Ranks.** There is one object on each rank, and each hears its own rank only. `state.rank` says which it is. Never
+    wait for another rank: that rank may be gone.
+    """
+
+    def log_hyperparameters(self, hyperparameters: "dict[str, Any]") -> None:
+        """Takes hyperparameters; called several times, each call adds to the ones before.
+
+        Args:
+            hyperparameters: nested dictionaries of plain values.
+        """
+
+    def log_metrics(self, metrics: "Mapping[str, float]", step: int | None = None) -> None:
+        """Takes the scalars of one call.
+
+        Args:
+            metrics: Python numbers by name, in the caller's order. NaN and infinities may be among them.
+            step: the step that they belong to; the same may come again, and a smaller one after a larger.
+        """
+
+    def log_table(
+        self, columns: "list[str]", rows: "list[list[Any]]", name: str = "Table", step: int | None = None
+    ) -> None:
+        """Takes a table.
+
+        Args:
+            columns: the names of the columns.
+            rows: for each row, a value for each column.
+            name: the name of the table; it may come again with another step.
+            step: the step that it belongs to.
+        """
+
+    def log_images(
+        self,
+        images: Any,
+        name: str = "Images",
+        channels_last: bool = False,
+        step: int | None = None,
+        masks: "dict[str, Any] | None" = None,
+        mask_class_labels: "dict[int, str] | None" = None,
+        use_table: bool = True,
+    ) -> None:
+        """Takes images.
+
+        Args:
+            images: an array or tensor `(H, W)`, `(C, H, W)` or `(N, C, H, W)`, uint8 or float in [0, 1], or a list of
+                such, of PIL images, or of paths.
+            name: the name of the images.
+            channels_last: shapes are `(H, W, C)` and `(N, H, W, C)`.
+            step: the step that they belong to.
+            masks: by name, class indices `(H, W)` or `(N, H, W)`, or a list of such.
+            mask_class_labels: what a class index means.
+            use_table: show the images in a table, where the destination can do either.
+        """
+
+    def log_text(self, text: str, name: str = "Text", step: int | None = None) -> None:
+        """Takes a text.
+
+        Args:
+            text: the text.
+            name: its name.
+            step: the step that it belongs to.
+        """
+
+    def log_audio(self, audio: Any, sample_rate: int, name: str = "Audio", step: int | None = None) -> None:
+        """Takes a sound.
+
+        Args:
+            audio: `(samples,)` or `(channels, samples)`, float in [-1, 1] or int16; or the path or bytes of a WAV file.
+            sample_rate: samples per second.
+            name: its name.
+            step: the step that it belongs to.
+        """
+
+    def log_video(
+        self, video: Any, fps: float | None = None, name: str = "Video", step: int | None = None
+    ) -> None:
+        """Takes a video.
+
+        Args:
+            video: frames `(T, C, H, W)`, uint8 or float in [0, 1]; or the path or bytes of a video file.
+            fps: frames per second, for frames.
+            name: its name.
+            step: the step that it belongs to.
+        """
+
+    def log_histogram(
+        self,
+        values: Any,
+        name: str = "Histogram",
+        step: int | None = None,
+        bins: "int | Sequence[float]" = 64,
+    ) -> None:
+        """Takes values of which the distribution is wanted.
+
+        Args:
+            values: numbers in any shape.
+            name: the name of the histogram.
+            step: the step that it belongs to.
+            bins: a number of bins of equal width, or rising edges.
+        """
+
+    def log_point_cloud(
+        self, points: Any, name: str = "Points", step: int | None = None, colors: Any = None
+    ) -> None:
+        """Takes points in space.
+
+        Args:
+            points: `(N, 3)`, or `(B, N, 3)` for several clouds.
+            name: the name of the points.
+            step: the step that they belong to.
+            colors: `(N, 3)` or `(N, 4)`, with B where the points have it; uint8 or float in [0, 1].
+        """
+
+    def log_traces(self, traces: "dict[str, Any]") -> None:
+        """Takes debugging traces.
+
+        Args:
+            traces: values of any kind by name.
+        """
+
+    def upload_file(self, state: State, remote_file_name: str, file_path: Path, *, overwrite: bool) -> None:
+        """Takes a file; copy or queue it before returning.
+
+        A destination that makes files of its own hands them to `logger.upload_file`, and must not take those.
+
+        Args:
+            state: the run.
+            remote_file_name: what the file is called where it goes.
+            file_path: where it is now.
+            overwrite: whether it may take the place of an older file of that name.
+        """
+
+    def download_file(
+        self, remote_file_name: str, destination: str, overwrite: bool = False, progress_bar: bool = True
+    ) -> None:
+        """Brings a file back.
+
+        Args:
+            remote_file_name: what `upload_file` was told.
+            destination: the local path to write.
+            overwrite: whether a local file may be replaced.
+            progress_bar: whether to show how far the download is.
+
+        Raises:
+            NotImplementedError: this destination keeps no files.
+            FileNotFoundError: it does not have this one.
+            FileExistsError: there is a local file already.
+        """
+        raise NotImplementedError(f"{type(self).__name__} keeps no files to download.")
+
+    def can_upload_files(self) -> bool:
+        """Says whether `upload_file` does anything; asked once, before `init`."""
+        return False
+
+    def flush(self) -> None:
+        """Hands on what is held back, without waiting for anything remote."""
+
+
+if TYPE_CHECKING:
+    _: Destination = LoggerDestination()

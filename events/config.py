@@ -1,0 +1,96 @@
+"""Turns what users keep hyperparameters in into nested dictionaries of plain values."""
+
+import argparse
+import enum
+import sys
+from collections.abc import Mapping
+from pathlib import PurePath
+from typing import Any
+
+import attrs
+
+__all__ = ["plain_config"]
+
+_LEAVES = (str, bool, int, float, type(None))
+
+
+def plain_config(config: Any) -> dict[str, Any]:
+    """Returns a configuration as nested dictionaries with string keys, lists, strings, numbers, booleans and None.
+
+    Takes mappings, attrs classes and dataclasses (with or without slots), `argparse.Namespace`, named tuples, pydantic
+    models and OmegaConf, nested in any way. Enum members become their values, paths, dtypes, devices and whatever else
+    has no plain form become their text. The configuration itself is not changed, and nothing in the result is shared
+    with it.
+
+    Raises:
+        TypeError: the configuration as a whole is none of these.
+    """
+    plain = _plain(config)
+    if not isinstance(plain, dict):
+        raise TypeError(
+            f"hyperparameters must be a mapping or a config object, got {type(config).__name__}. "
+            'Write log_hyperparameters({"name": value}).'
+        )
+    return plain
+
+
+def _plain(value: Any) -> Any:
+    if type(value) in _LEAVES:
+        return value
+    if isinstance(value, enum.Enum):
+        return _plain(value.value)
+    fields = _fields(value)
+    if fields is not None:
+        return {
+            key if isinstance(key, str) else str(_plain(key)): _plain(item) for key, item in fields.items()
+        }
+    if isinstance(value, list | tuple | set | frozenset):
+        items = sorted(value, key=str) if isinstance(value, set | frozenset) else value
+        return [_plain(item) for item in items]
+    return _leaf(value)
+
+
+def _fields(value: Any) -> Mapping[Any, Any] | None:
+    """Returns what is inside something with named parts, or None."""
+    if isinstance(value, Mapping):
+        return value
+    if isinstance(value, argparse.Namespace):
+        return vars(value)
+    if isinstance(value, type):
+        return None
+    if attrs.has(type(value)):
+        return {field.name: getattr(value, field.name) for field in attrs.fields(type(value))}
+    if hasattr(value, "__dataclass_fields__"):
+        return {name: getattr(value, name) for name in value.__dataclass_fields__ if hasattr(value, name)}
+    if isinstance(value, tuple) and hasattr(value, "_asdict"):
+        named: dict[str, Any] = value._asdict()
+        return named
+    return _fields_of_optional_packages(value)
+
+
+def _fields_of_optional_packages(value: Any) -> Mapping[Any, Any] | None:
+    """Recognises objects of packages that are only here if the user imported them."""
+    pydantic = sys.modules.get("pydantic")
+    if pydantic is not None and isinstance(value, pydantic.BaseModel):
+        return {name: getattr(value, name) for name in type(value).model_fields}
+    omegaconf = sys.modules.get("omegaconf")
+    if omegaconf is not None and omegaconf.OmegaConf.is_config(value):
+        container = omegaconf.OmegaConf.to_container(value, resolve=True, throw_on_missing=False)
+        return container if isinstance(container, dict) else dict(enumerate(container))
+    return None
+
+
+def _leaf(value: Any) -> Any:
+    """Returns numbers of other libraries as Python's own, and everything else as text."""
+    if isinstance(value, PurePath):
+        return str(value)
+    if hasattr(value, "item") and getattr(value, "shape", None) == ():
+        return value.item()
+    if hasattr(value, "tolist") and hasattr(value, "dtype"):
+        return value.tolist()
+    if isinstance(value, bool | int | float | str):
+        # A subclass, such as a boolean or integer flag of another library.
+        return next(base(value) for base in (bool, int, float, str) if isinstance(value, base))
+    if callable(value) and hasattr(value, "__qualname__"):
+        return f"{value.__module__}.{value.__qualname__}"
+    return str(value)

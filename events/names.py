@@ -1,0 +1,54 @@
+"""Placeholders in names and paths: "{run_name}/ep{epoch}.pt"."""
+
+import re
+
+from .state import State
+
+__all__ = ["format_name", "format_run_name"]
+
+_PLACEHOLDER = re.compile(r"\{(\w+)(:[^{}]*)?\}")
+_COUNTS = (
+    "iteration",
+    "epoch",
+    "batch",
+    "sample",
+    "token",
+    "epoch_in_iteration",
+    "token_in_iteration",
+    "batch_in_epoch",
+    "sample_in_epoch",
+    "token_in_epoch",
+)
+_DURATIONS = ("total_wct", "iteration_wct", "epoch_wct", "batch_wct")
+
+
+def format_run_name(template: str, state: State) -> str:
+    """Fills in what stays the same for the whole run on this rank.
+
+    These are `{run_name} {rank} {local_rank} {world_size} {local_world_size} {node_rank}`. A format may follow a
+    colon, `{rank:03d}`; every other pair of braces is left as it stands.
+    """
+    names = ("run_name", "rank", "local_rank", "world_size", "local_world_size", "node_rank")
+    return _fill(template, {name: getattr(state, name) for name in names})
+
+
+def format_name(template: str, state: State) -> str:
+    """Fills in what `format_run_name` does, and where training stands.
+
+    The counts of the timestamp are whole numbers (`{epoch} {batch} {sample} {token} {iteration}` and their kin
+    `{batch_in_epoch}` …), its durations seconds (`{total_wct} {epoch_wct} {batch_wct} {iteration_wct}`).
+    """
+    if "{" not in template:
+        return template
+    timestamp = state.timestamp
+    values: dict[str, object] = {name: getattr(timestamp, name).value for name in _COUNTS}
+    values |= {name: getattr(timestamp, name).total_seconds() for name in _DURATIONS}
+    return _fill(format_run_name(template, state), values)
+
+
+def _fill(template: str, values: dict[str, object]) -> str:
+    def value(match: re.Match[str]) -> str:
+        name, spec = match.groups()
+        return format(values[name], (spec or ":")[1:]) if name in values else match[0]
+
+    return _PLACEHOLDER.sub(value, template)

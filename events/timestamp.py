@@ -1,0 +1,396 @@
+"""Training time: numbers with a unit (`Time`), and where a run stands (`Timestamp`).
+
+Both are frozen. A loop that advances replaces its timestamp; whoever kept the old one still has the old moment.
+"""
+
+import math
+import re
+from collections.abc import Mapping
+from datetime import timedelta
+from decimal import Decimal
+from enum import StrEnum
+from typing import Any
+
+import attrs
+
+from .errors import TimeStringError, TimeUnitError
+
+__all__ = ["Time", "TimeUnit", "Timestamp"]
+
+
+class TimeUnit(StrEnum):
+    """A unit of training time; the value is its suffix in strings such as "10ep"."""
+
+    ITERATION = "iter"
+    EPOCH = "ep"
+    BATCH = "ba"
+    SAMPLE = "sp"
+    TOKEN = "tok"  # noqa: S105  # the unit
+    DURATION = "dur"
+    SECOND = "sec"
+
+    @classmethod
+    def _missing_(cls, value: object) -> "TimeUnit":
+        for unit in cls:
+            if isinstance(value, str) and value.lower() in {unit.value, unit.name.lower()}:
+                return unit
+        raise TimeStringError(f"time unit must be one of {', '.join(cls)}, got {value!r}.")
+
+
+# Fractions make sense of these alone: there is no half batch.
+_FRACTIONAL = frozenset({TimeUnit.DURATION, TimeUnit.SECOND})
+_CLOCK = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?", re.ASCII)
+_NUMBER_UNIT = re.compile(r"([+-]?[\d_]*\.?[\d_]*(?:e[+-]?\d+)?)(iter|ep|ba|sp|tok|dur|sec)", re.ASCII)
+_SECONDS_PER = (86_400, 3_600, 60, 1)
+
+
+def _whole(value: Any, unit: TimeUnit) -> int | float:
+    """Returns the value as the number that the unit holds, or says why it is none."""
+    if isinstance(value, bool) or not isinstance(value, int | float | Decimal):
+        raise TimeUnitError(f"time must have a number as its value, got {value!r} ({type(value).__name__}).")
+    if not math.isfinite(value):
+        raise TimeStringError(f"time must be finite, got {value!r}{unit}.")
+    if value == int(value) and unit is not TimeUnit.DURATION:
+        return int(value)
+    if unit not in _FRACTIONAL:
+        raise TimeStringError(
+            f"time in {unit.name.lower()}s must be a whole number, got {value}{unit}. "
+            'Only durations ("0.5dur") and seconds ("0.5sec") may have a fraction.'
+        )
+    return float(value)
+
+
+def _unit(unit: TimeUnit | str) -> TimeUnit:
+    return unit if isinstance(unit, TimeUnit) else TimeUnit(unit)
+
+
+@attrs.frozen(eq=False, repr=False, order=False)
+class Time:
+    """A span of training time: a number and its unit.
+
+    `Time(10, "ep")` and `Time.from_timestring("10ep")` are the same. Whole units hold an `int`; seconds hold an `int`
+    or a `float`; a duration (a share of the whole run) holds a `float`.
+
+    Arithmetic and comparison, `==` among them, need equal units: `Time(1, "ep") == Time(1, "ba")` raises rather than
+    being false for ever. A bare number takes the unit of the `Time` that it meets, a string is parsed.
+    """
+
+    value: int | float
+    unit: TimeUnit = attrs.field(converter=_unit)
+
+    def __attrs_post_init__(self) -> None:
+        if type(self.value) is not int or self.unit is TimeUnit.DURATION:
+            object.__setattr__(self, "value", _whole(self.value, self.unit))
+
+    @classmethod
+    def from_timestring(cls, timestring: str) -> "Time":
+        """Parses a string such as "10ep", "500ba", "3e10sp", "4_000tok", "0.5dur", "30sec", "90m" or "1h20m40s".
+
+        Raises:
+            TimeStringError: the string has no unit, an unknown one, or a fraction of something whole.
+        """
+        text = timestring.strip().lower()
+        clock = _CLOCK.fullmatch(text)
+        if text and clock:
+            parts = (int(group or 0) * size for group, size in zip(clock.groups(), _SECONDS_PER, strict=True))
+            return cls(sum(parts), TimeUnit.SECOND)
+        match = _NUMBER_UNIT.fullmatch(text)
+        if match is None or not any(char.isdigit() for char in match[1]):
+            raise TimeStringError(
+                f"time must be a number with a unit, got {timestring!r}. "
+                'Write "10ep", "500ba", "1e6sp", "4_000tok", "0.5dur", "30sec", "2iter" or "1h30m".'
+            )
+        unit = TimeUnit(match[2])
+        return cls(_whole(Decimal(match[1]), unit), unit)
+
+    @classmethod
+    def from_input(
+        cls, value: "Time | str | int | timedelta", default_unit: TimeUnit | str | None = None
+    ) -> "Time":
+        """Returns a `Time` for whatever a user may have given as one.
+
+        Args:
+            value: a `Time`, a time string, a `timedelta`, or a bare integer.
+            default_unit: the unit of a bare integer; without it a bare integer is an error.
+
+        Raises:
+            TimeStringError: the string cannot be parsed, or a bare integer came without a unit.
+            TimeUnitError: the value is of another type.
+        """
+        if isinstance(value, Time):
+            return value
+        if isinstance(value, str):
+            return cls.from_timestring(value)
+        if isinstance(value, timedelta):
+            return cls(value.total_seconds(), TimeUnit.SECOND)
+        if type(value) is int:
+            if default_unit is not None:
+                return cls(value, default_unit)
+            raise TimeStringError(f'time must have a unit, got {value!r}. Write "{value}ep" or "{value}ba".')
+        raise TimeUnitError(
+            f"time must be a Time, a string, a timedelta or an int, got {type(value).__name__}."
+        )
+
+    def _operand(self, other: object) -> int | float:
+        """Returns the other side's number, in this unit."""
+        if isinstance(other, str):
+            other = Time.from_timestring(other)
+        if isinstance(other, Time):
+            if other.unit is not self.unit:
+                raise TimeUnitError(
+                    f"times must have the same unit, got {self} and {other}. Compare like with like: "
+                    f'timestamp.get("{other.unit}") gives the run\'s time in {other.unit.name.lower()}s.'
+                )
+            return other.value
+        if isinstance(other, int | float) and not isinstance(other, bool):
+            return other
+        raise TimeUnitError(f"a time in {self.unit.name.lower()}s does not go with {other!r}.")
+
+    def __add__(self, other: object) -> "Time":
+        return Time(self.value + self._operand(other), self.unit)
+
+    __radd__ = __add__
+
+    def __sub__(self, other: object) -> "Time":
+        return Time(self.value - self._operand(other), self.unit)
+
+    def __rsub__(self, other: object) -> "Time":
+        return Time(self._operand(other) - self.value, self.unit)
+
+    def __mul__(self, other: object) -> "Time":
+        """Scales by a number, or by a duration ("0.5dur" of "10ep" is "5ep")."""
+        if isinstance(other, str):
+            other = Time.from_timestring(other)
+        if isinstance(other, Time):
+            if TimeUnit.DURATION not in {self.unit, other.unit}:
+                raise TimeUnitError(
+                    f"a time must be multiplied by a number or a duration, got {self} * {other}."
+                )
+            unit = self.unit if other.unit is TimeUnit.DURATION else other.unit
+            return Time(_scaled(self.value * other.value, unit), unit)
+        return Time(_scaled(self.value * self._operand(other), self.unit), self.unit)
+
+    __rmul__ = __mul__
+
+    def __truediv__(self, other: object) -> "Time":
+        """Divides by a time of the same unit into a duration, or by a number into the same unit."""
+        if isinstance(other, Time | str):
+            return Time(self.value / self._operand(other), TimeUnit.DURATION)
+        return Time(_scaled(self.value / self._operand(other), self.unit), self.unit)
+
+    def __mod__(self, other: object) -> "Time":
+        return Time(self.value % self._operand(other), self.unit)
+
+    def __neg__(self) -> "Time":
+        return Time(-self.value, self.unit)
+
+    def __pos__(self) -> "Time":
+        return self
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Time | str | int | float):
+            return NotImplemented
+        return self.value == self._operand(other)
+
+    def __lt__(self, other: object) -> bool:
+        return self.value < self._operand(other)
+
+    def __le__(self, other: object) -> bool:
+        return self.value <= self._operand(other)
+
+    def __gt__(self, other: object) -> bool:
+        return self.value > self._operand(other)
+
+    def __ge__(self, other: object) -> bool:
+        return self.value >= self._operand(other)
+
+    def __hash__(self) -> int:
+        return hash((self.value, self.unit))
+
+    def __int__(self) -> int:
+        return int(self.value)
+
+    def __float__(self) -> float:
+        return float(self.value)
+
+    def __bool__(self) -> bool:
+        return bool(self.value)
+
+    def __str__(self) -> str:
+        return f"{self.value}{self.unit}"
+
+    def __repr__(self) -> str:
+        return f"Time({self.value!r}, TimeUnit.{self.unit.name})"
+
+
+def _scaled(value: float, unit: TimeUnit) -> int | float:
+    """Rounds toward zero where the unit is whole, as a share of a run that is not a whole number of batches must be."""
+    return value if unit in _FRACTIONAL else int(value)
+
+
+def _counter(unit: TimeUnit) -> Any:
+    """A field of `Timestamp` in one unit: takes a `Time`, a string, or a bare number; never negative."""
+
+    def convert(value: "Time | str | int") -> Time:
+        time = value if type(value) is Time else Time.from_input(value, unit)
+        if time.unit is not unit:
+            raise TimeUnitError(f"must be a time in {unit.name.lower()}s, got {time}.")
+        if time.value < 0:
+            raise TimeStringError(f"must not be negative, got {time}.")
+        return time
+
+    return attrs.field(default=Time(0, unit), converter=convert)
+
+
+_NO_TIME = timedelta(0)
+
+
+@attrs.frozen(kw_only=True, eq=True, order=False)
+class Timestamp:
+    """Where a run stands: everything that has been completed so far.
+
+    Counts are `Time`s (`timestamp.batch.value`, `int(timestamp.batch)`), in total and within the current iteration or
+    epoch. Samples and tokens count all ranks together. Wall-clock durations (`*_wct`) are `timedelta`s of training:
+    evaluation, and the time between two sessions of a resumed run, are not in them.
+
+    `timestamp >= "10ep"` compares with the count in that unit.
+    """
+
+    iteration: Time = _counter(TimeUnit.ITERATION)
+    epoch: Time = _counter(TimeUnit.EPOCH)
+    batch: Time = _counter(TimeUnit.BATCH)
+    sample: Time = _counter(TimeUnit.SAMPLE)
+    token: Time = _counter(TimeUnit.TOKEN)
+    epoch_in_iteration: Time = _counter(TimeUnit.EPOCH)
+    token_in_iteration: Time = _counter(TimeUnit.TOKEN)
+    batch_in_epoch: Time = _counter(TimeUnit.BATCH)
+    sample_in_epoch: Time = _counter(TimeUnit.SAMPLE)
+    token_in_epoch: Time = _counter(TimeUnit.TOKEN)
+    total_wct: timedelta = _NO_TIME
+    iteration_wct: timedelta = _NO_TIME
+    epoch_wct: timedelta = _NO_TIME
+    batch_wct: timedelta = _NO_TIME
+
+    def get(self, unit: TimeUnit | str) -> Time:
+        """Returns the total in one unit; seconds are the total wall-clock duration.
+
+        Raises:
+            TimeUnitError: the unit is a duration, which is a share of a run and not known to a timestamp.
+        """
+        unit = _unit(unit)
+        if unit is TimeUnit.SECOND:
+            return Time(self.total_wct.total_seconds(), unit)
+        if unit is TimeUnit.DURATION:
+            raise TimeUnitError(
+                "a timestamp has no duration: use state.elapsed_duration(), which knows the maximum."
+            )
+        time: Time = getattr(self, unit.name.lower())
+        return time
+
+    def to_next_batch(
+        self, samples: int | Time = 0, tokens: int | Time = 0, duration: timedelta = _NO_TIME
+    ) -> "Timestamp":
+        """Returns the timestamp after one more batch.
+
+        Args:
+            samples: how many samples the batch had, over all ranks.
+            tokens: how many tokens it had, over all ranks.
+            duration: how long it took.
+        """
+        return self.copy(
+            batch=self.batch + 1,
+            batch_in_epoch=self.batch_in_epoch + 1,
+            sample=self.sample + samples,
+            sample_in_epoch=self.sample_in_epoch + samples,
+            token=self.token + tokens,
+            token_in_epoch=self.token_in_epoch + tokens,
+            token_in_iteration=self.token_in_iteration + tokens,
+            total_wct=self.total_wct + duration,
+            iteration_wct=self.iteration_wct + duration,
+            epoch_wct=self.epoch_wct + duration,
+            batch_wct=duration,
+        )
+
+    def to_next_epoch(self, duration: timedelta = _NO_TIME) -> "Timestamp":
+        """Returns the timestamp at the start of the next epoch.
+
+        Args:
+            duration: time spent since the last batch that no batch has accounted for.
+        """
+        return self.copy(
+            epoch=self.epoch + 1,
+            epoch_in_iteration=self.epoch_in_iteration + 1,
+            batch_in_epoch=0,
+            sample_in_epoch=0,
+            token_in_epoch=0,
+            total_wct=self.total_wct + duration,
+            iteration_wct=self.iteration_wct + duration,
+            epoch_wct=_NO_TIME,
+            batch_wct=_NO_TIME,
+        )
+
+    def to_next_iteration(self, duration: timedelta = _NO_TIME) -> "Timestamp":
+        """Returns the timestamp at the start of the next iteration.
+
+        Args:
+            duration: time spent since the last batch that no batch has accounted for.
+        """
+        return self.copy(
+            iteration=self.iteration + 1,
+            epoch_in_iteration=0,
+            token_in_iteration=0,
+            batch_in_epoch=0,
+            sample_in_epoch=0,
+            token_in_epoch=0,
+            total_wct=self.total_wct + duration,
+            iteration_wct=_NO_TIME,
+            epoch_wct=_NO_TIME,
+            batch_wct=_NO_TIME,
+        )
+
+    def copy(self, **changes: Any) -> "Timestamp":
+        """Returns a timestamp that differs in the named fields.
+
+        Raises:
+            TypeError: a name is no field of a timestamp.
+        """
+        return attrs.evolve(self, **changes)
+
+    def _total_and_other(self, other: object) -> tuple[Time, Time]:
+        if not isinstance(other, Time | str):
+            raise TimeUnitError(f'a timestamp compares with a time such as "10ep", got {other!r}.')
+        time = Time.from_input(other)
+        return self.get(time.unit), time
+
+    def __lt__(self, other: object) -> bool:
+        total, time = self._total_and_other(other)
+        return total < time
+
+    def __le__(self, other: object) -> bool:
+        total, time = self._total_and_other(other)
+        return total <= time
+
+    def __gt__(self, other: object) -> bool:
+        total, time = self._total_and_other(other)
+        return total > time
+
+    def __ge__(self, other: object) -> bool:
+        total, time = self._total_and_other(other)
+        return total >= time
+
+    def state_dict(self) -> dict[str, int | float]:
+        """Returns plain numbers by field name: counts as they are, durations in seconds."""
+        values = attrs.asdict(self, recurse=False)
+        return {
+            name: value.total_seconds() if isinstance(value, timedelta) else value.value
+            for name, value in values.items()
+        }
+
+    @classmethod
+    def from_state_dict(cls, state: Mapping[str, int | float]) -> "Timestamp":
+        """Returns the timestamp that `state_dict` wrote; fields that it lacks are zero, unknown ones are ignored."""
+        known = {field.name: state[field.name] for field in attrs.fields(cls) if field.name in state}
+        durations = {
+            name: timedelta(seconds=known.pop(name)) for name in list(known) if name.endswith("_wct")
+        }
+        return cls(**known, **durations)  # type: ignore[arg-type]
