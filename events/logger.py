@@ -210,7 +210,7 @@ class Logger:
             EngineClosedError: the run is closed.
         """
         checks.check_audio(audio, sample_rate, name)
-        audio, step = to_host(audio), self._step(step)
+        audio, sample_rate, step = to_host(audio), int(sample_rate), self._step(step)
         self._each("log_audio", lambda destination: destination.log_audio(audio, sample_rate, name, step))
 
     def log_video(
@@ -248,7 +248,7 @@ class Logger:
             EngineClosedError: the run is closed.
         """
         checks.check_histogram(values, bins, name)
-        values, step = to_host(values), self._step(step)
+        values, bins, step = to_host(values), to_host(bins), self._step(step)
         self._each("log_histogram", lambda destination: destination.log_histogram(values, name, step, bins))
 
     def log_point_cloud(
