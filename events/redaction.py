@@ -113,8 +113,9 @@ _SECRET_VALUES = re.compile(
 )
 # A password may hold an "@" of its own: the last one before the path ends it.
 _URL_PASSWORD = re.compile(r"(?P<before>[a-z][a-z0-9+.-]*://[^/\s:@]*:)[^/\s]+(?=@)", re.IGNORECASE)
+# The one value of two words that nobody puts in quotes.
 _AUTHORIZATION = re.compile(
-    r"(?P<before>\bauthorization[\"']?\s*[:=]\s*[\"']?)(?:(?:Bearer|Basic|Digest|Token)\s+)?[^\s\"',]+"
+    r"(?P<before>\bauthorization\s*[:=]\s*)(?:Bearer|Basic|Digest|Token)\s+[^\s\"',]+"
     r"|(?P<bearer>\bBearer\s+)[\w.~+/-]{16,}=*",
     re.IGNORECASE,
 )
