@@ -301,6 +301,7 @@ def test_what_a_destination_raises_in_a_hook_stops_nobody(where, error):
     assert sorted(calls) == [("after", event.value), ("callback", event.value)]
     action = event.value
     assert engine._logger.faults.counts == {("DestinationRaisesAt", action, type(error).__name__): 1}
+    engine.close()
 
 
 def test_a_record_that_a_destination_logs_wrongly_in_its_own_hook_stops_nobody():
