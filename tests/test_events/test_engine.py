@@ -333,6 +333,7 @@ def test_raise_errors_lets_a_destinations_error_out():
 
     with pytest.raises(OSError, match="disk"):
         engine.run_event(Event.BATCH_END)
+    engine.close()
 
 
 # Making ----------------------------------------------------------------------------------------------------------
