@@ -18,6 +18,7 @@ from .errors import (
     UnknownEventError,
 )
 from .event import Event
+from .interval import Interval
 from .logger import Logger
 from .names import format_name, format_run_name
 from .redaction import redact, redact_arguments, redact_text
@@ -33,6 +34,7 @@ __all__ = [
     "EngineClosedError",
     "Event",
     "EventsError",
+    "Interval",
     "Logger",
     "Phase",
     "RecordError",
