@@ -11,7 +11,17 @@ from torch import distributed
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
 
-__all__ = ["agree", "check_sampler", "from_rank_zero", "gather", "join", "leave", "sum_over_ranks", "wrap"]
+__all__ = [
+    "any_rank",
+    "check_sampler",
+    "from_rank_zero",
+    "gather",
+    "join",
+    "leave",
+    "mean_over_ranks",
+    "sum_over_ranks",
+    "wrap",
+]
 
 
 def join(device: torch.device) -> bool:
@@ -75,13 +85,18 @@ def gather(value: Any) -> list[Any]:
     return values
 
 
-def agree(seconds: float, stop: bool) -> tuple[float, bool]:
-    """Returns the mean of seconds, and whether any rank wants to stop: what must not differ between ranks."""
+def mean_over_ranks(value: float) -> float:
+    """Returns the mean, the same to the last bit on every rank."""
     if _is_alone():
-        return seconds, stop
-    both = torch.tensor([seconds, float(stop)], dtype=torch.float64)
-    distributed.all_reduce(both)
-    return float(both[0]) / distributed.get_world_size(), bool(both[1] > 0)
+        return value
+    total = torch.tensor(value, dtype=torch.float64)
+    distributed.all_reduce(total)
+    return float(total) / distributed.get_world_size()
+
+
+def any_rank(claim: bool) -> bool:  # a claim, not an option
+    """Says whether it is so on any rank."""
+    return mean_over_ranks(float(claim)) > 0
 
 
 def sum_over_ranks(total: Any, samples: float) -> tuple[Any, float]:

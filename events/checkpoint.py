@@ -269,7 +269,7 @@ def _by_name(callbacks: tuple[Any, ...]) -> dict[str, Any]:
     """Returns callbacks by class name; a second of the same class gets a number."""
     named: dict[str, Any] = {}
     for callback in callbacks:
-        base = type(callback).__qualname__
+        base = type(callback).__name__
         count = sum(name == base or name.startswith(f"{base}#") for name in named)
         named[f"{base}#{count + 1}" if count else base] = callback
     return named

@@ -3,10 +3,9 @@
 It is here so that the events have a loop and the destinations a use; it does not compete with larger trainers.
 """
 
-import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
@@ -16,9 +15,20 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from . import _batches, _distributed, _rng
+from ._loops import ModelLoops
 from ._metrics import WeightedMeans, as_metrics
 from ._resume import find_checkpoint, train_batches
 from ._run_name import new_run_name
+from ._set_up import (
+    check_can_fit,
+    check_choices,
+    find_device,
+    labelled,
+    learning_rates,
+    move_optimizers,
+    several,
+    without_gradient_sync,
+)
 from .callback import Callback
 from .checkpoint import CheckpointSaver, load_checkpoint, read_checkpoint
 from .destination import Destination
@@ -27,14 +37,12 @@ from .event import Event
 from .interval import Interval
 from .logger import Logger
 from .state import Phase, RunStatus, State
-from .timestamp import Time, Timestamp, TimeUnit
+from .timestamp import Time
 
 __all__ = ["Trainer"]
 
-_AUTOCAST_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
-
-class Trainer:
+class Trainer(ModelLoops):
     """Trains a model and fires the 40 events of `Event` at their places.
 
     ```python
@@ -115,10 +123,14 @@ class Trainer:
         load_path: str | Path | None = None,
         autoresume: bool = False,
     ) -> None:
-        _check_choices(precision, device_train_microbatch_size, save_folder, run_name, autoresume=autoresume)
+        check_choices(precision, device_train_microbatch_size, save_folder, run_name, autoresume=autoresume)
         length = None if max_duration is None else Time.from_input(max_duration, "ep")
         savers = (
-            [] if save_folder is None else [_saver(save_folder, save_interval, save_num_checkpoints_to_keep)]
+            []
+            if save_folder is None
+            else [
+                CheckpointSaver(save_folder, save_interval=save_interval, keep=save_num_checkpoints_to_keep)
+            ]
         )
         self._eval_interval = Interval(eval_interval, default_unit="ep")
         self._iteration_length = None if iteration_length is None else Time.from_input(iteration_length, "ep")
@@ -128,14 +140,14 @@ class Trainer:
         self._step_schedulers_every_batch = step_schedulers_every_batch
         self._evaluated_at: Time | None = None
         self._mark = 0.0
-        self._device = _device(device)
+        self._device = find_device(device)
         self._owns_process_group = _distributed.join(self._device)
         self.state = State(
             _distributed.from_rank_zero(run_name or new_run_name()),
             length,
             model=model.module if isinstance(model, DistributedDataParallel) else model,
-            optimizers=_several(optimizers),
-            schedulers=_several(schedulers),
+            optimizers=several(optimizers),
+            schedulers=several(schedulers),
             device=self._device,
             precision=precision,
             train_dataloader=train_dataloader,
@@ -145,7 +157,7 @@ class Trainer:
             _rng.seed_all(seed + self.state.rank)
         self.logger = Logger(self.state, loggers)
         # The saver comes last: what other callbacks do at its events is in the checkpoint.
-        self.engine = Engine(self.state, self.logger, (*_several(callbacks), *savers))
+        self.engine = Engine(self.state, self.logger, (*several(callbacks), *savers))
         with self._closing_on_error():
             self._set_up(model)
             self._resumed = self._load(load_path, save_folder if autoresume else None)
@@ -153,11 +165,11 @@ class Trainer:
     def _set_up(self, model: torch.nn.Module) -> None:
         state = self.state
         model.to(self._device)
-        _move_optimizers(state.optimizers, self._device)
+        move_optimizers(state.optimizers, self._device)
         self._module = _distributed.wrap(model, self._device)
         state.train_metrics = as_metrics(self._metrics, self._device)
         state.eval_metrics = {
-            label: as_metrics(self._metrics, self._device) for label in _labelled(state.eval_dataloader)
+            label: as_metrics(self._metrics, self._device) for label in labelled(state.eval_dataloader)
         }
         if state.precision == "fp16" and self._device.type != "cpu":
             state.scaler = torch.amp.GradScaler(self._device.type)
@@ -211,7 +223,7 @@ class Trainer:
         if duration is not None:
             more = Time.from_input(duration, "ep")
             state.max_duration = state.timestamp.get(more.unit) + more
-        _check_can_fit(state)
+        check_can_fit(state)
         with self._closing_on_error(), self._reading(state.train_dataloader, Phase.TRAIN, "train"):
             state.begin_training()
             self._module.train()
@@ -272,6 +284,7 @@ class Trainer:
             state.timestamp = state.timestamp.to_next_iteration(self._lap())
             self.engine.run_event(Event.ITERATION_END)
             self.engine.run_event(Event.ITERATION_CHECKPOINT)
+        self._hear_who_stops()
 
     def _train_batch(self) -> None:
         state = self.state
@@ -290,7 +303,7 @@ class Trainer:
             {
                 "loss/train/total": state.loss,
                 **metrics,
-                **_learning_rates(state.optimizers),
+                **learning_rates(state.optimizers),
                 "time/epoch": state.timestamp.epoch.value,
                 "time/sample": state.timestamp.sample.value,
             }
@@ -304,6 +317,7 @@ class Trainer:
         if self._eval_interval.passed(state):
             self._evaluate_all()
         self.engine.run_event(Event.BATCH_CHECKPOINT)
+        self._hear_who_stops()
 
     def _forward_and_backward(self) -> dict[str, Any]:
         """Leaves the gradients of the batch in the model, its loss in the state; returns its metrics."""
@@ -317,7 +331,7 @@ class Trainer:
         for index, microbatch in enumerate(microbatches):
             state.batch = microbatch
             is_last = index == len(microbatches) - 1
-            with nullcontext() if is_last else _without_gradient_sync(self._module):
+            with nullcontext() if is_last else without_gradient_sync(self._module):
                 self._microbatch(_batches.samples_in(microbatch) / samples, means)
         state.batch = batch
         if state.scaler is not None:
@@ -349,161 +363,20 @@ class Trainer:
                 means.add(f"metrics/train/{name}", metric(state.outputs, targets), share)
 
     def _lap(self) -> timedelta:
-        """Returns the time since the last lap, the same on all ranks, and hears whether one of them asks to stop."""
+        """Returns the time since the last lap: the mean over ranks, so that their timestamps do not part."""
         now = time.perf_counter()
-        seconds, stop = _distributed.agree(now - self._mark, self.state.is_stopping)
-        self._mark = now
-        if stop:
+        seconds, self._mark = now - self._mark, now
+        return timedelta(seconds=_distributed.mean_over_ranks(seconds))
+
+    def _hear_who_stops(self) -> None:
+        """Makes every rank stop where one does: a rank that went on alone would wait for the others for ever."""
+        if _distributed.any_rank(self.state.is_stopping):
             self.state.stop_training()
-        return timedelta(seconds=seconds)
-
-    def forward(self, module: torch.nn.Module, batch: Any) -> Any:
-        """Returns the model's outputs for a batch; override it for batches of another kind.
-
-        Args:
-            module: the model, or what distributed training wraps it in.
-            batch: a (micro)batch on the device.
-        """
-        if isinstance(batch, Mapping):
-            return module(**batch)
-        if isinstance(batch, list | tuple):
-            return module(*batch[:-1]) if len(batch) > 1 else module(batch[0])
-        return module(batch)
-
-    def targets(self, batch: Any) -> Any:
-        """Returns what loss and metrics compare outputs with; override it for batches of another kind."""
-        return batch[-1] if isinstance(batch, list | tuple) else batch
-
-    def loss(self, outputs: Any, batch: Any) -> torch.Tensor:
-        """Returns the mean loss of a (micro)batch; override it for batches of another kind.
-
-        Raises:
-            ValueError: there is no `loss_fn`, and the outputs hold no loss.
-        """
-        if self._loss_fn is not None:
-            loss: torch.Tensor = self._loss_fn(outputs, self.targets(batch))
-            return loss
-        found = outputs.get("loss") if isinstance(outputs, Mapping) else getattr(outputs, "loss", None)
-        if found is None:
-            raise ValueError(
-                f"loss must come from loss_fn or from the model's outputs, got {type(outputs).__name__} without one. "
-                "Pass loss_fn=... to the Trainer."
-            )
-        return torch.as_tensor(found)
 
     def tokens_in(self, batch: Any) -> int:
         """Returns the number of tokens of a batch: the size of its "input_ids", where it has them, else 0."""
         ids = batch.get("input_ids") if isinstance(batch, Mapping) else None
         return int(ids.numel()) if isinstance(ids, torch.Tensor) else 0
-
-    def eval(
-        self, eval_dataloader: Iterable[Any] | Mapping[str, Iterable[Any]] | None = None
-    ) -> dict[str, dict[str, float]]:
-        """Evaluates now, outside of `fit`.
-
-        Args:
-            eval_dataloader: what to evaluate on; default: what the trainer was given.
-
-        Returns:
-            For each label, metrics by name; the loss among them, where there is one.
-
-        Raises:
-            ValueError: there is nothing to evaluate on.
-            EngineClosedError: the trainer is closed.
-        """
-        dataloader = self.state.eval_dataloader if eval_dataloader is None else eval_dataloader
-        if dataloader is None:
-            raise ValueError("eval_dataloader must be given to eval or to the Trainer, got neither.")
-        self.engine.run_event(Event.EVAL_STANDALONE_START)
-        results = {label: self._evaluate(label, one) for label, one in _labelled(dataloader).items()}
-        self.engine.run_event(Event.EVAL_STANDALONE_END)
-        return results
-
-    def _evaluate_all(self) -> None:
-        if self.state.eval_dataloader is None:
-            return
-        started = time.perf_counter()
-        self.engine.run_event(Event.EVAL_BEFORE_ALL)
-        for label, dataloader in _labelled(self.state.eval_dataloader).items():
-            self._evaluate(label, dataloader)
-        self.engine.run_event(Event.EVAL_AFTER_ALL)
-        self._evaluated_at = self.state.timestamp.batch
-        # The clock of the run counts training alone.
-        self._mark += time.perf_counter() - started
-
-    def _evaluate(self, label: str, dataloader: Iterable[Any]) -> dict[str, float]:
-        state = self.state
-        if label not in state.eval_metrics:
-            state.eval_metrics = {**state.eval_metrics, label: as_metrics(self._metrics, self._device)}
-        metrics = state.eval_metrics[label]
-        for metric in metrics.values():
-            metric.reset()
-        losses = WeightedMeans()
-        with self._reading(dataloader, Phase.EVAL, label), self._inference():
-            state.eval_timestamp = Timestamp()
-            self.engine.run_event(Event.EVAL_START)
-            for batch in dataloader:
-                self._evaluate_batch(batch, metrics, losses)
-            results = {f"loss/{label}/total": loss for loss in losses.over_ranks().values()}
-            results |= {f"metrics/{label}/{name}": metric.compute() for name, metric in metrics.items()}
-            self.logger.log_metrics(results)
-            self.engine.run_event(Event.EVAL_END)
-        return {
-            name.split("/", 2)[2] if name.startswith("metrics/") else "loss": float(results[name])
-            for name in results
-        }
-
-    def _evaluate_batch(self, batch: Any, metrics: Mapping[str, Any], losses: WeightedMeans) -> None:
-        state = self.state
-        state.batch = _batches.move(batch, self._device)
-        samples = _batches.samples_in(state.batch)
-        state.batch_samples = samples * state.world_size
-        self.engine.run_event(Event.EVAL_BATCH_START)
-        started = time.perf_counter()
-        with self._autocast():
-            self.engine.run_event(Event.EVAL_BEFORE_FORWARD)
-            state.outputs = self.forward(self._bare_module, state.batch)
-            self.engine.run_event(Event.EVAL_AFTER_FORWARD)
-            if self._loss_fn is not None:
-                losses.add("loss", self.loss(state.outputs, state.batch), samples)
-        for metric in metrics.values():
-            metric(state.outputs, self.targets(state.batch))
-        seconds = timedelta(seconds=time.perf_counter() - started)
-        state.eval_timestamp = state.eval_timestamp.to_next_batch(state.batch_samples, 0, seconds)
-        self.engine.run_event(Event.EVAL_BATCH_END)
-
-    def predict(self, dataloader: Iterable[Any], *, return_outputs: bool = True) -> list[Any]:
-        """Runs the model over a dataloader.
-
-        Args:
-            dataloader: yields batches.
-            return_outputs: whether to keep the outputs; without, use them in a callback's `predict_batch_end`.
-
-        Returns:
-            The outputs of each batch, in host memory; empty without `return_outputs`.
-
-        Raises:
-            EngineClosedError: the trainer is closed.
-        """
-        state = self.state
-        collected = []
-        with self._reading(dataloader, Phase.PREDICT, "predict"), self._inference():
-            state.predict_timestamp = Timestamp()
-            self.engine.run_event(Event.PREDICT_START)
-            for batch in dataloader:
-                state.batch = _batches.move(batch, self._device)
-                state.batch_samples = _batches.samples_in(state.batch) * state.world_size
-                self.engine.run_event(Event.PREDICT_BATCH_START)
-                with self._autocast():
-                    self.engine.run_event(Event.PREDICT_BEFORE_FORWARD)
-                    state.outputs = self.forward(self._bare_module, state.batch)
-                    self.engine.run_event(Event.PREDICT_AFTER_FORWARD)
-                if return_outputs:
-                    collected.append(_batches.move(state.outputs, torch.device("cpu")))
-                state.predict_timestamp = state.predict_timestamp.to_next_batch(state.batch_samples)
-                self.engine.run_event(Event.PREDICT_BATCH_END)
-            self.engine.run_event(Event.PREDICT_END)
-        return collected
 
     def close(self) -> None:
         """Closes callbacks and destinations, once; further calls do nothing.
@@ -539,146 +412,3 @@ class Trainer:
         except BaseException as error:
             self._close(error)
             raise
-
-    @contextmanager
-    def _reading(self, dataloader: Any, phase: Phase, label: str) -> Iterator[None]:
-        """Says in the state what is being read, and puts back what was before."""
-        state = self.state
-        names = (
-            "dataloader",
-            "dataloader_label",
-            "dataloader_len",
-            "phase",
-            "batch",
-            "batch_samples",
-            "outputs",
-        )
-        before = {name: getattr(state, name) for name in names}
-        state.dataloader, state.dataloader_label, state.phase = dataloader, label, phase
-        state.dataloader_len = _length(dataloader)
-        try:
-            yield
-        finally:
-            for name, value in before.items():
-                setattr(state, name, value)
-
-    @contextmanager
-    def _inference(self) -> Iterator[None]:
-        was_training = self._bare_module.training
-        self._bare_module.eval()
-        try:
-            with torch.no_grad():
-                yield
-        finally:
-            self._bare_module.train(was_training)
-
-    @property
-    def _bare_module(self) -> torch.nn.Module:
-        """The model without its wrapper: ranks need not evaluate the same number of batches."""
-        module = self._module
-        return module.module if isinstance(module, DistributedDataParallel) else module
-
-    def _autocast(self) -> AbstractContextManager[None]:
-        dtype = _AUTOCAST_DTYPES.get(self.state.precision)
-        return nullcontext() if dtype is None else torch.autocast(self._device.type, dtype)
-
-
-def _check_choices(
-    precision: str,
-    microbatch_size: int | None,
-    save_folder: str | Path | None,
-    run_name: str | None,
-    *,
-    autoresume: bool,
-) -> None:
-    if precision != "fp32" and precision not in _AUTOCAST_DTYPES:
-        raise ValueError(f"precision must be 'fp32', 'bf16' or 'fp16', got {precision!r}.")
-    if microbatch_size is not None and microbatch_size < 1:
-        raise ValueError(f"device_train_microbatch_size must be at least 1, got {microbatch_size}.")
-    if autoresume and (save_folder is None or run_name is None):
-        missing = "save_folder" if save_folder is None else "run_name"
-        raise ValueError(
-            f"autoresume must know which run to go on with, got no {missing}. Pass it to the Trainer."
-        )
-
-
-def _check_can_fit(state: State) -> None:
-    for name, hint in (
-        ("train_dataloader", "Pass a DataLoader."),
-        ("optimizers", "Pass torch.optim.Adam(model.parameters()), say."),
-        ("max_duration", 'Pass max_duration="5ep" to the Trainer, or duration="1ep" to fit.'),
-    ):
-        if not getattr(state, name) and getattr(state, name) in {None, ()}:
-            raise ValueError(f"{name} must be given to train, got none. {hint}")
-    if state.max_duration is not None and state.max_duration.unit is TimeUnit.DURATION:
-        raise ValueError(
-            f'max_duration must say how long the whole run is, got {state.max_duration}. Write "5ep".'
-        )
-    _distributed.check_sampler(state.train_dataloader)
-
-
-def _saver(folder: str | Path, interval: str | int | Time, keep: int | None) -> CheckpointSaver:
-    return CheckpointSaver(folder, save_interval=interval, keep=keep)
-
-
-def _device(device: str | torch.device | None) -> torch.device:
-    """Returns the device asked for, or this rank's accelerator, or the CPU."""
-    if device is not None:
-        return torch.device(device)
-    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-    if torch.cuda.is_available():
-        return torch.device("cuda", local_rank)
-    # torch.accelerator came with torch 2.6.
-    accelerator = getattr(torch, "accelerator", None)
-    found = (
-        accelerator.current_accelerator() if accelerator is not None and accelerator.is_available() else None
-    )
-    return torch.device("cpu") if found is None else torch.device(found.type)
-
-
-def _several(one_or_more: Any) -> tuple[Any, ...]:
-    if one_or_more is None:
-        return ()
-    return tuple(one_or_more) if isinstance(one_or_more, list | tuple) else (one_or_more,)
-
-
-def _labelled(dataloader: Any) -> dict[str, Any]:
-    if dataloader is None:
-        return {}
-    return dict(dataloader) if isinstance(dataloader, Mapping) else {"eval": dataloader}
-
-
-def _length(dataloader: Any) -> int | None:
-    try:
-        return len(dataloader)
-    except TypeError:
-        return None
-
-
-def _learning_rates(optimizers: tuple[torch.optim.Optimizer, ...]) -> dict[str, float]:
-    """Returns the learning rate of each group by "lr/<optimizer>/group<i>"; a second optimizer of a class has a number."""
-    rates: dict[str, float] = {}
-    names: list[str] = []
-    for optimizer in optimizers:
-        base = type(optimizer).__name__
-        names.append(base if base not in names else f"{base}{names.count(base) + 1}")
-        for index, group in enumerate(optimizer.param_groups):
-            rates[f"lr/{names[-1]}/group{index}"] = group["lr"]
-    return rates
-
-
-def _move_optimizers(optimizers: tuple[torch.optim.Optimizer, ...], device: torch.device) -> None:
-    """Moves what an optimizer has gathered already to where the parameters now are."""
-    for optimizer in optimizers:
-        for values in optimizer.state.values():
-            for name, value in values.items():
-                # Step counters stay on the CPU, where optimizers expect them.
-                if isinstance(value, torch.Tensor) and value.dim() > 0:
-                    values[name] = value.to(device)
-
-
-def _without_gradient_sync(module: torch.nn.Module) -> AbstractContextManager[None]:
-    if isinstance(module, DistributedDataParallel):
-        context: AbstractContextManager[None] = module.no_sync()
-        return context
-    return nullcontext()
