@@ -1,0 +1,97 @@
+"""Tells when something that repeats is due: every "10ba", "1ep", "90s" or "0.1dur" of training."""
+
+import math
+from datetime import timedelta
+
+from .errors import TimeStringError
+from .state import State
+from .timestamp import Time, Timestamp, TimeUnit
+
+__all__ = ["Interval"]
+
+# 0.7 * 10 is a hair above 7. A share of a run is due when the count says so, not when rounding does.
+_ROUNDING = 1e-9
+
+
+class Interval:
+    """Says when a span of training time has passed, again and again.
+
+    ```python
+    interval = Interval("100ba")
+    interval.start(state)           # where training starts, or goes on
+    ...
+    if interval.passed(state):      # at the end of each batch and of each epoch
+        ...
+    ```
+
+    What counts is whether training has crossed a multiple of the interval since the last look: with "100sp" and batches
+    of 64 samples that is after the 2nd, 4th, 5th and 7th batch. Multiples are those of the whole run, so that a resumed run
+    goes on where it was. Several multiples crossed at once are one "yes". Epochs are counted when they end, seconds are
+    those of training (`timestamp.total_wct`), a duration is a share of `state.max_duration`.
+
+    Args:
+        interval: a `Time`, a time string, a `timedelta`, or a whole number of `default_unit`.
+        default_unit: the unit of a bare number; without it a bare number is an error.
+
+    Raises:
+        TimeStringError: the interval is not positive, is longer than the whole run, or cannot be parsed.
+        TimeUnitError: it is of another type.
+    """
+
+    def __init__(
+        self, interval: Time | str | int | timedelta, default_unit: TimeUnit | str | None = None
+    ) -> None:
+        self._interval = Time.from_input(interval, default_unit)
+        if self._interval.value <= 0:
+            raise TimeStringError(f'interval must be positive, got {self._interval}. Write "1ep" or "10ba".')
+        if self._interval.unit is TimeUnit.DURATION and self._interval.value > 1:
+            raise TimeStringError(
+                f'interval must be at most the whole run, "1dur", got {self._interval}. Write "0.1dur" for a tenth.'
+            )
+        self._looked_at = Timestamp()
+
+    @property
+    def time(self) -> Time:
+        """The span."""
+        return self._interval
+
+    def start(self, state: State) -> None:
+        """Counts from where the run stands; without this, from its beginning.
+
+        Raises:
+            TimeStringError: the interval is a share of the run, and `state.max_duration` does not say how long that is.
+        """
+        if self._interval.unit is TimeUnit.DURATION and _length(state) is None:
+            raise TimeStringError(
+                f"interval {self._interval} must have a run of known length, got max_duration={state.max_duration}. "
+                'Give max_duration, or an interval such as "10ba".'
+            )
+        self._looked_at = state.timestamp
+
+    def passed(self, state: State) -> bool:
+        """Says whether a multiple of the interval was crossed since the last look, and takes this as the new look."""
+        before, self._looked_at = self._looked_at, state.timestamp
+        unit, step = self._interval.unit, self._interval.value
+        if unit is TimeUnit.DURATION:
+            length = _length(state)
+            if length is None:
+                return False
+            unit, step = length.unit, length.value * step
+        return _multiples(state.timestamp, unit, step) > _multiples(before, unit, step)
+
+    def __repr__(self) -> str:
+        return f"Interval({str(self._interval)!r})"
+
+
+def _length(state: State) -> Time | None:
+    """Returns how long the run is to be, or None where that is not known."""
+    length = state.max_duration
+    return None if not length or length.unit is TimeUnit.DURATION else length
+
+
+def _multiples(timestamp: Timestamp, unit: TimeUnit, step: float) -> int:
+    """Returns how many whole steps lie behind a timestamp."""
+    count = timestamp.get(unit).value
+    if isinstance(step, int) and isinstance(count, int):
+        return count // step
+    return math.floor(count / step + _ROUNDING)
