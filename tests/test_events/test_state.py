@@ -106,16 +106,35 @@ def test_a_run_without_a_maximum_is_never_done():
     assert not State("r", timestamp=Timestamp(batch=10**9)).is_done
 
 
-def test_stop_training_ends_a_run_and_resume_takes_that_back():
-    """The request holds until it is taken back, with or without a maximum."""
+def test_stop_training_ends_a_run_until_training_begins_again():
+    """The request holds, with or without a maximum, until a later `fit` takes it back."""
     state = State("r", "10ep")
-    before = state.is_done
+    before = (state.is_done, state.is_stopping)
 
     state.stop_training()
-    stopped = state.is_done
-    state.resume_training()
+    stopped = (state.is_done, state.is_stopping)
+    state.begin_training()
 
-    assert (before, stopped, state.is_done) == (False, True, False)
+    assert (before, stopped) == ((False, False), (True, True))
+    assert (state.is_done, state.is_stopping) == (False, False)
+
+
+def test_a_run_without_a_maximum_can_be_stopped():
+    """The request alone ends it."""
+    state = State("r")
+
+    state.stop_training()
+
+    assert state.is_done
+
+
+def test_training_that_begins_again_is_running():
+    """How an earlier `fit` ended is over."""
+    state = State("r", status=RunStatus.FAILED, exception=RuntimeError())
+
+    state.begin_training()
+
+    assert (state.status, state.exception) == (RunStatus.RUNNING, None)
 
 
 @pytest.mark.parametrize(
