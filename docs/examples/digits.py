@@ -43,7 +43,9 @@ class Misclassified(Callback):
         if self.images:
             images = torch.stack(self.images[: self.most])
             ink = (images[:, 0] > INK).long()
-            logger.log_images(images, "Misclassified", masks={"ink": ink}, mask_class_labels={0: "paper", 1: "ink"})
+            logger.log_images(
+                images, "Misclassified", masks={"ink": ink}, mask_class_labels={0: "paper", 1: "ink"}
+            )
 
 
 class Weights(Callback):

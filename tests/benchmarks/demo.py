@@ -46,7 +46,12 @@ def main() -> None:
             without, with_all = [], []
             for _ in range(_ROUNDS):
                 without.append(_milliseconds_per_step(demo, []))
-                loggers = [ProgressBar(), Console(log_interval="1ep"), InMemory(), TextFile("runs/{run_name}/log.txt")]
+                loggers = [
+                    ProgressBar(),
+                    Console(log_interval="1ep"),
+                    InMemory(),
+                    TextFile("runs/{run_name}/log.txt"),
+                ]
                 with_all.append(_milliseconds_per_step(demo, loggers))
         finally:
             os.chdir(home)
