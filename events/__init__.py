@@ -1,7 +1,10 @@
 """What happened, when, to whom: the events of a training run, who listens, and where they log.
 
-`import events` does nothing but define names; torch is imported with the first `Trainer`, `Run` or tensor.
+`import events` does nothing but define names; torch is imported where `Trainer` or `CheckpointSaver` are asked for.
 """
+
+import importlib
+from typing import TYPE_CHECKING, Any
 
 from .callback import Callback
 from .config import plain_config
@@ -22,13 +25,19 @@ from .interval import Interval
 from .logger import Logger
 from .names import format_name, format_run_name
 from .redaction import redact, redact_arguments, redact_text
+from .run import Run
 from .state import Phase, RunStatus, State
 from .timestamp import Time, Timestamp, TimeUnit
+
+if TYPE_CHECKING:
+    from .checkpoint import CheckpointSaver, read_checkpoint
+    from .trainer import Trainer
 
 __all__ = [
     "Callback",
     "CallbackInUseError",
     "CheckpointError",
+    "CheckpointSaver",
     "Destination",
     "Engine",
     "EngineClosedError",
@@ -38,6 +47,7 @@ __all__ = [
     "Logger",
     "Phase",
     "RecordError",
+    "Run",
     "RunStatus",
     "State",
     "Time",
@@ -45,13 +55,23 @@ __all__ = [
     "TimeUnit",
     "TimeUnitError",
     "Timestamp",
+    "Trainer",
     "UnknownEventError",
     "format_name",
     "format_run_name",
     "plain_config",
+    "read_checkpoint",
     "redact",
     "redact_arguments",
     "redact_text",
 ]
 
 __project__ = "training-destinations"
+
+_NEED_TORCH = {"CheckpointSaver": ".checkpoint", "Trainer": ".trainer", "read_checkpoint": ".checkpoint"}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _NEED_TORCH:
+        return getattr(importlib.import_module(_NEED_TORCH[name], __name__), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -57,14 +57,19 @@ class Faults:
         """How often what went wrong: by destination, method and exception."""
         return dict(self._counts)
 
-    def guard(self, destination: Destination, action: str, call: Callable[P, object]) -> Callable[P, None]:
-        """Returns the call with its failures kept here."""
+    @property
+    def raise_errors(self) -> bool:
+        """Whether what a destination raises comes out, for tests."""
+        return self._raise_errors
+
+    def guard(self, destination: Destination, action: str, hook: Callable[P, object]) -> Callable[P, None]:
+        """Returns a hook of a destination with its failures kept here."""
 
         def guarded(*args: P.args, **kwargs: P.kwargs) -> None:
             if self.streaks and not self.may_call(destination):
                 return
             try:
-                call(*args, **kwargs)
+                hook(*args, **kwargs)
             except Exception as error:  # noqa: BLE001  # that is what this class is for
                 self.failed(destination, action, error)
             else:
@@ -73,15 +78,29 @@ class Faults:
 
         return guarded
 
+    def attempt(
+        self, destination: Destination, action: str, call: Callable[[Destination], object]
+    ) -> RecordError | None:
+        """Calls a destination with a record; returns the error where it refused that: it is for the caller to know."""
+        if self.streaks and not self.may_call(destination):
+            return None
+        try:
+            call(destination)
+        except RecordError as error:
+            return error
+        except Exception as error:  # noqa: BLE001  # as in guard
+            self.failed(destination, action, error)
+        else:
+            if self.streaks:
+                self.succeeded(destination)
+        return None
+
     def failed(self, destination: Destination, action: str, error: Exception) -> None:
         """Takes note of a failure, and parks a destination that does nothing but fail.
 
         Raises:
-            RecordError: the destination refused what it was given; that is for the caller to know.
             Exception: the error itself, where the logger was made with `raise_errors=True`.
         """
-        if isinstance(error, RecordError):
-            raise error
         self.note(destination, action, error)
         if self._raise_errors:
             raise error

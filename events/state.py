@@ -92,6 +92,10 @@ class State:
         loss: the loss of the batch, detached.
         train_metrics: metrics by name, computed over training batches.
         eval_metrics: metrics by evaluation label and name.
+        scaler: the gradient scaler of "fp16", or None.
+        random_at_epoch_start: the random number generators as the epoch's dataloader found them; a checkpoint holds them, so
+            that a run can go on in the middle of an epoch with the batches that were still to come.
+        last_checkpoint: the path of the newest checkpoint that is complete, or None.
         callbacks: every callback of the run, destinations included.
         status: how the run stands.
         exception: what ended the run, where something did.
@@ -127,6 +131,9 @@ class State:
     loss: Any = attrs.field(default=None, kw_only=True)
     train_metrics: Mapping[str, Any] = attrs.field(factory=dict, kw_only=True)
     eval_metrics: Mapping[str, Mapping[str, Any]] = attrs.field(factory=dict, kw_only=True)
+    scaler: Any = attrs.field(default=None, kw_only=True)
+    random_at_epoch_start: dict[str, Any] | None = attrs.field(default=None, kw_only=True)
+    last_checkpoint: str | None = attrs.field(default=None, kw_only=True)
     callbacks: tuple[Any, ...] = attrs.field(default=(), kw_only=True)
     status: RunStatus = attrs.field(default=RunStatus.RUNNING, kw_only=True)
     exception: BaseException | None = attrs.field(default=None, kw_only=True)
@@ -135,6 +142,16 @@ class State:
     def stop_training(self) -> None:
         """Asks the loop to end after the batch at hand; `FIT_END` still comes, and the run counts as completed."""
         self._stop_requested = True
+
+    def begin_training(self) -> None:
+        """Marks the run as running; takes back what `stop_training` asked of an earlier `fit`."""
+        self._stop_requested = False
+        self.status, self.exception = RunStatus.RUNNING, None
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether `stop_training` was called."""
+        return self._stop_requested
 
     @property
     def is_done(self) -> bool:
@@ -151,10 +168,6 @@ class State:
             return None
         elapsed = self.timestamp.get(self.max_duration.unit) / self.max_duration
         return min(elapsed, Time(1.0, TimeUnit.DURATION))
-
-    def resume_training(self) -> None:
-        """Takes back what `stop_training` asked for, as a second `fit` of the same trainer does."""
-        self._stop_requested = False
 
     def __repr__(self) -> str:
         """Names the run and where it stands; a model would fill the screen."""

@@ -1,0 +1,138 @@
+"""Trains a small convolutional network on real handwritten digits, with every core destination attached.
+
+The images are scikit-learn's: 1,797 of them, 8 by 8 pixels, bundled, nothing is downloaded. Run it with `make demo`.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from sklearn.datasets import load_digits
+from sklearn.model_selection import train_test_split
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from destinations import Console, InMemory, LoggerDestination, ProgressBar, TextFile
+from events import Callback, Logger, State, Trainer
+
+INK = 0.5
+
+
+class Misclassified(Callback):
+    """Logs, after each evaluation, the digits that were taken for another: as a table, and as images with their ink."""
+
+    def __init__(self, most: int = 16) -> None:
+        self.most = most
+
+    def eval_start(self, state: State, logger: Logger) -> None:
+        """Begins with none."""
+        self.images: list[torch.Tensor] = []
+        self.rows: list[list[Any]] = []
+
+    def eval_batch_end(self, state: State, logger: Logger) -> None:
+        """Collects what the model got wrong."""
+        images, labels = state.batch
+        confidence, predicted = state.outputs.softmax(1).max(1)
+        for index in (predicted != labels).nonzero().flatten().tolist():
+            self.images.append(images[index])
+            self.rows.append([int(labels[index]), int(predicted[index]), round(float(confidence[index]), 4)])
+
+    def eval_end(self, state: State, logger: Logger) -> None:
+        """Logs them."""
+        logger.log_table(["digit", "taken for", "confidence"], self.rows, name="Misclassified")
+        if self.images:
+            images = torch.stack(self.images[: self.most])
+            ink = (images[:, 0] > INK).long()
+            logger.log_images(
+                images, "Misclassified", masks={"ink": ink}, mask_class_labels={0: "paper", 1: "ink"}
+            )
+
+
+class Weights(Callback):
+    """Logs, at the end of each epoch, how the weights are distributed, and what each parameter looks like."""
+
+    def epoch_end(self, state: State, logger: Logger) -> None:
+        """Logs a histogram of all weights, and a trace of each parameter."""
+        assert state.model is not None  # noqa: S101  # the trainer has set it
+        parameters = dict(state.model.named_parameters())
+        logger.log_histogram(torch.cat([weight.flatten() for weight in parameters.values()]), "weights")
+        logger.log_traces({f"shape/{name}": list(weight.shape) for name, weight in parameters.items()})
+
+
+def digits(batch_size: int = 64) -> tuple[DataLoader[Any], DataLoader[Any]]:
+    """Returns three quarters of the digits to train on, shuffled, and a quarter to test on."""
+    bunch = load_digits()
+    images = torch.tensor(bunch.images / 16, dtype=torch.float32)[:, None]
+    labels = torch.tensor(bunch.target)
+    train, test = train_test_split(range(len(labels)), test_size=0.25, random_state=0, stratify=bunch.target)
+    return (
+        DataLoader(TensorDataset(images[train], labels[train]), batch_size, shuffle=True, drop_last=True),
+        DataLoader(TensorDataset(images[test], labels[test]), batch_size),
+    )
+
+
+def network() -> nn.Module:
+    """Returns a convolutional network of 85,000 parameters."""
+    return nn.Sequential(
+        *(nn.Conv2d(1, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU()),
+        *(nn.Conv2d(32, 64, 3, padding=1), nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Flatten(), nn.Dropout(0.3), nn.Linear(64 * 4 * 4, 64), nn.ReLU(), nn.Linear(64, 10)),
+    )
+
+
+def accuracy(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Returns the share of digits that were recognised."""
+    return (outputs.argmax(1) == labels).float().mean()
+
+
+def trainer(
+    loggers: list[LoggerDestination],
+    callbacks: list[Callback],
+    *,
+    epochs: int = 8,
+    save_folder: str | None = "runs/{run_name}/checkpoints",
+) -> Trainer:
+    """Returns what trains the network on the digits."""
+    torch.manual_seed(0)
+    train_dataloader, test_dataloader = digits()
+    model = network()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
+    steps = epochs * len(train_dataloader)
+    return Trainer(
+        model,
+        train_dataloader,
+        {"test": test_dataloader},
+        max_duration=f"{epochs}ep",
+        loss_fn=nn.functional.cross_entropy,
+        optimizers=optimizer,
+        schedulers=torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-2, total_steps=steps + 1),
+        metrics={"accuracy": accuracy},
+        callbacks=callbacks,
+        loggers=loggers,
+        device="cpu",
+        seed=1,
+        save_folder=save_folder,
+    )
+
+
+def main() -> None:
+    """Trains, and says where everything is."""
+    memory = InMemory()
+    loggers = [ProgressBar(), Console(log_interval="1ep"), memory, TextFile("runs/{run_name}/log.txt")]
+    with trainer(loggers, [Misclassified(), Weights()]) as digits_trainer:
+        digits_trainer.logger.log_hyperparameters({"data": "scikit-learn digits", "dropout": 0.3})
+        digits_trainer.fit()
+        run_name = digits_trainer.state.run_name
+
+    scores = memory.get_timeseries("metrics/test/accuracy")
+    losses = memory.get_timeseries("loss/train/total")["loss/train/total"]
+    folder = Path("runs") / run_name
+    print(f"\ntest accuracy {scores['metrics/test/accuracy'][-1]:.4f} after {len(losses)} batches")
+    print(f"training loss {losses[:20].mean():.3f} → {losses[-20:].mean():.4f}")
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            print(f"{path}  {path.stat().st_size:,} bytes")
+
+
+if __name__ == "__main__":
+    main()

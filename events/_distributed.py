@@ -1,0 +1,115 @@
+"""Several ranks as one: set up by `torchrun` or by the user, used by the trainer alone.
+
+Every function does nothing but return its argument where there is one rank. All of them must be called by all ranks.
+"""
+
+import os
+from typing import Any
+
+import torch
+from torch import distributed
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
+
+__all__ = [
+    "any_rank",
+    "check_sampler",
+    "from_rank_zero",
+    "gather",
+    "join",
+    "leave",
+    "mean_over_ranks",
+    "sum_over_ranks",
+    "wrap",
+]
+
+
+def join(device: torch.device) -> bool:
+    """Joins the process group that the environment describes; says whether this call made it.
+
+    On an accelerator, host tensors still go over gloo: what the trainer agrees on each batch must not wait for a device.
+    """
+    if distributed.is_initialized() or int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        return False
+    distributed.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
+    return True
+
+
+def leave() -> None:
+    """Leaves the process group that `join` made."""
+    distributed.destroy_process_group()
+
+
+def _is_alone() -> bool:
+    return not distributed.is_initialized() or distributed.get_world_size() == 1
+
+
+def wrap(model: torch.nn.Module, device: torch.device) -> torch.nn.Module:
+    """Returns the module that training calls, which adds up gradients over ranks."""
+    if _is_alone() or isinstance(model, DistributedDataParallel):
+        return model
+    return DistributedDataParallel(model, device_ids=None if device.type == "cpu" else [device])
+
+
+def check_sampler(dataloader: Any) -> None:
+    """Refuses a dataloader that would give every rank the same samples.
+
+    Raises:
+        ValueError: it samples with one of torch's samplers that know nothing of ranks.
+    """
+    if _is_alone() or not isinstance(dataloader, DataLoader):
+        return
+    if isinstance(dataloader.sampler, RandomSampler | SequentialSampler):
+        raise ValueError(  # noqa: TRY004  # its type is right, its sampler is not
+            f"train_dataloader must give each of {distributed.get_world_size()} ranks its own samples, "
+            f"got a {type(dataloader.sampler).__name__}. "
+            "Pass sampler=torch.utils.data.DistributedSampler(dataset) to the DataLoader."
+        )
+
+
+def from_rank_zero(value: Any) -> Any:
+    """Returns what rank 0 has."""
+    if _is_alone():
+        return value
+    box = [value]
+    distributed.broadcast_object_list(box, src=0)
+    return box[0]
+
+
+def gather(value: Any) -> list[Any]:
+    """Returns what each rank has, in the order of ranks."""
+    if _is_alone():
+        return [value]
+    values: list[Any] = [None] * distributed.get_world_size()
+    distributed.all_gather_object(values, value)
+    return values
+
+
+def mean_over_ranks(value: float) -> float:
+    """Returns the mean, the same to the last bit on every rank."""
+    if _is_alone():
+        return value
+    total = torch.tensor(value, dtype=torch.float64)
+    distributed.all_reduce(total)
+    return float(total) / distributed.get_world_size()
+
+
+def any_rank(claim: bool) -> bool:  # a claim, not an option
+    """Says whether it is so on any rank."""
+    return mean_over_ranks(float(claim)) > 0
+
+
+def sum_over_ranks(total: Any, samples: float) -> tuple[Any, float]:
+    """Returns both sums over all ranks; the total stays a tensor on its device if it was one."""
+    if _is_alone():
+        return total, samples
+    is_tensor = isinstance(total, torch.Tensor)
+    device = total.device if is_tensor else None
+    both = torch.stack(
+        [
+            torch.as_tensor(total, dtype=torch.float64, device=device),
+            torch.as_tensor(samples, dtype=torch.float64, device=device),
+        ]
+    )
+    distributed.all_reduce(both)
+    return (both[0] if is_tensor else float(both[0])), float(both[1])

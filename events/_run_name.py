@@ -1,0 +1,12 @@
+"""Names for runs that nobody named."""
+
+import os
+import secrets
+import time
+
+__all__ = ["new_run_name"]
+
+
+def new_run_name() -> str:
+    """Returns `RUN_NAME` of the environment, or a new name that sorts by time: "20260314-092653-3f9a"."""
+    return os.environ.get("RUN_NAME") or f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"

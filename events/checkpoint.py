@@ -1,0 +1,316 @@
+"""Checkpoints: what a run needs to go on as if it had never stopped.
+
+A checkpoint is one file that `torch.load(weights_only=True)` reads: tensors and plain values, no code. Beside the newest
+stands a pointer, a text file whose one line is the checkpoint's name. Both are written aside and renamed, so that neither
+is ever seen in part.
+"""
+
+import contextlib
+import logging
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from . import _distributed, _rng
+from .callback import Callback
+from .errors import CheckpointError
+from .interval import Interval
+from .names import format_name
+from .state import State
+from .timestamp import Time, Timestamp
+
+if TYPE_CHECKING:
+    from .logger import Logger
+
+__all__ = ["CheckpointSaver", "load_checkpoint", "read_checkpoint"]
+
+_log = logging.getLogger("events")
+
+_VERSION = 1
+POINTER_SUFFIX = ".symlink"
+
+
+class CheckpointSaver(Callback):
+    """Saves a checkpoint at an interval and when training ends, and hands it to whoever uploads files.
+
+    Rank 0 writes; all ranks take part, for each has random number generators of its own. Training waits while the file is
+    written to the local disk; its upload goes on behind. A disk that is full costs this one checkpoint, not the run: it is
+    reported, the older ones stay, and the next interval tries again.
+
+    Args:
+        folder: where to save; may hold placeholders such as `{run_name}`.
+        filename: the name of a checkpoint in it; must tell one from another, by `{batch}` say.
+        save_interval: how often, such as "1ep", "500ba" or "30m".
+        latest_filename: the name of the pointer to the newest; None for no pointer.
+        keep: how many of the newest to keep locally; None for all. Uploaded files are never deleted.
+        remote_folder: the folder that uploaded names begin with.
+        overwrite: whether a fresh run may save into a folder where another run has saved.
+
+    Raises:
+        ValueError: `keep` is less than one.
+        TimeStringError: the interval has no unit.
+        FileExistsError: at `FIT_START`, another run has saved here.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path = "{run_name}/checkpoints",
+        filename: str = "ep{epoch}-ba{batch}.pt",
+        *,
+        save_interval: str | int | Time = "1ep",
+        latest_filename: str | None = f"latest{POINTER_SUFFIX}",
+        keep: int | None = None,
+        remote_folder: str = "{run_name}/checkpoints",
+        overwrite: bool = False,
+    ) -> None:
+        if keep is not None and keep < 1:
+            raise ValueError(f"keep must be at least 1, got {keep}. Write None to keep all.")
+        self._folder = str(folder)
+        self._filename = filename
+        self._interval = Interval(save_interval, default_unit="ep")
+        self._latest_filename = latest_filename
+        self._keep = keep
+        self._remote_folder = remote_folder
+        self._overwrite = overwrite
+        self._saved: list[str] = []
+        self._saved_at: Timestamp | None = None
+        self._is_resumed = False
+
+    def fit_start(self, state: State, logger: "Logger") -> None:
+        """Refuses a folder that holds the checkpoints of another run."""
+        self._interval.start(state)
+        folder = Path(format_name(self._folder, state))
+        if (
+            self._latest_filename is None
+            or self._overwrite
+            or self._is_resumed
+            or self._saved
+            or state.rank != 0
+        ):
+            return
+        pointer = folder / self._latest_filename
+        if pointer.exists():
+            raise FileExistsError(
+                f"checkpoint folder must be new for a new run, got {folder} where a run has saved "
+                f"{pointer.read_text(encoding='utf-8').strip()!r}. Pass autoresume=True or load_path to go on with that "
+                "run, another run_name to begin beside it, or CheckpointSaver(overwrite=True) to take its place."
+            )
+
+    def batch_checkpoint(self, state: State, logger: "Logger") -> None:
+        """Saves where the interval says so."""
+        if self._interval.passed(state):
+            self._save(state, logger)
+
+    def epoch_checkpoint(self, state: State, logger: "Logger") -> None:
+        """Saves where the interval says so."""
+        if self._interval.passed(state):
+            self._save(state, logger)
+
+    def fit_end(self, state: State, logger: "Logger") -> None:
+        """Saves where training ended; here a failure is an error, for no later checkpoint makes up for it."""
+        self._save(state, logger, is_last=True)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns which checkpoints there are, so that `keep` holds across sessions."""
+        return {"saved": list(self._saved)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes up what `state_dict` returned."""
+        self._saved = list(state["saved"])
+
+    def after_load(self, state: State, logger: "Logger") -> None:
+        """Takes note of what the run comes from: a checkpoint just loaded need not be saved again."""
+        self._is_resumed = state.last_checkpoint is not None
+        if self._is_resumed:
+            self._saved_at = state.timestamp
+
+    def _save(self, state: State, logger: "Logger", *, is_last: bool = False) -> None:
+        # Rank 0 alone knows whether the last attempt reached the disk, and all ranks must do the same thing here.
+        if _distributed.from_rank_zero(self._saved_at == state.timestamp):
+            return
+        folder = Path(format_name(self._folder, state))
+        name = format_name(self._filename, state)
+        if str(folder / name) not in self._saved:
+            self._saved.append(str(folder / name))
+        checkpoint = _checkpoint_of(state, logger)
+        if state.rank != 0:
+            return
+        try:
+            _write_atomically(folder / name, lambda file: torch.save(checkpoint, file))
+            if self._latest_filename is not None:
+                _write_atomically(
+                    folder / self._latest_filename, lambda file: file.write(f"{name}\n".encode())
+                )
+        except OSError as error:
+            if is_last:
+                raise
+            _log.exception(
+                "Checkpoint %s could not be saved (%s); training goes on.", folder / name, error.strerror
+            )
+            return
+        self._saved_at = state.timestamp
+        state.last_checkpoint = str(folder / name)
+        self._upload(folder, name, state, logger)
+        self._drop_old_ones()
+
+    def _upload(self, folder: Path, name: str, state: State, logger: "Logger") -> None:
+        """Hands on the checkpoint, then the pointer, so that a pointer never comes before what it points to."""
+        remote_folder = format_name(self._remote_folder, state).rstrip("/")
+        logger.upload_file(
+            f"{remote_folder}/{name}", folder / name, overwrite=self._overwrite or self._is_resumed
+        )
+        if self._latest_filename is not None:
+            remote_pointer = f"{remote_folder}/{self._latest_filename}"
+            logger.upload_file(remote_pointer, folder / self._latest_filename, overwrite=True)
+
+    def _drop_old_ones(self) -> None:
+        if self._keep is None:
+            return
+        while len(self._saved) > self._keep:
+            Path(self._saved.pop(0)).unlink(missing_ok=True)
+
+
+def read_checkpoint(path: str | Path, device: "torch.device | str" = "cpu") -> dict[str, Any]:
+    """Reads a checkpoint, or the one that a pointer names; no code in the file is run.
+
+    Args:
+        path: a checkpoint, or a pointer (`latest.symlink`).
+        device: where its tensors are to be.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        CheckpointError: it is damaged, no checkpoint of this project, or of a later version of it.
+    """
+    path = Path(path)
+    if path.name.endswith(POINTER_SUFFIX):
+        path = path.parent / path.read_text(encoding="utf-8").strip()
+    try:
+        checkpoint = torch.load(path, map_location=device, weights_only=True)
+    except FileNotFoundError:
+        raise
+    except Exception as error:
+        raise CheckpointError(
+            f"checkpoint {str(path)!r} must be readable by torch.load(weights_only=True), got {type(error).__name__}: {error}"
+        ) from error
+    version = checkpoint.get("version") if isinstance(checkpoint, Mapping) else None
+    if version != _VERSION:
+        raise CheckpointError(
+            f"checkpoint {str(path)!r} must be of version {_VERSION}, got {version!r}. "
+            "Load foreign weights into the model before it is given to the Trainer."
+        )
+    return dict(checkpoint)
+
+
+def load_checkpoint(checkpoint: Mapping[str, Any], state: State, logger: "Logger") -> None:
+    """Puts a run where a checkpoint was taken, its random number generators excepted: these follow as training goes on.
+
+    Raises:
+        CheckpointError: model, optimizers or schedulers are not those that were saved.
+    """
+    parts: list[tuple[str, Any, Any]] = [("model", state.model, checkpoint["model"])]
+    for kind in ("optimizers", "schedulers"):
+        mine, saved = getattr(state, kind), checkpoint[kind]
+        if len(mine) != len(saved):
+            raise CheckpointError(f"checkpoint must fit the trainer's {len(mine)} {kind}, got {len(saved)}.")
+        parts += [(kind, one, dictionary) for one, dictionary in zip(mine, saved, strict=True)]
+    if state.scaler is not None and checkpoint["scaler"] is not None:
+        parts.append(("scaler", state.scaler, checkpoint["scaler"]))
+    parts += [
+        (f"metric {name!r}", metric, checkpoint["train_metrics"][name])
+        for name, metric in state.train_metrics.items()
+        if name in checkpoint["train_metrics"]
+    ]
+    for name, callback in _by_name(state.callbacks).items():
+        if name not in checkpoint["callbacks"]:
+            continue
+        if _is_destination(callback, logger):
+            logger.faults.guard(callback, "load_state_dict", callback.load_state_dict)(
+                checkpoint["callbacks"][name]
+            )
+        else:
+            parts.append((f"callback {name!r}", callback, checkpoint["callbacks"][name]))
+    for what, part, dictionary in parts:
+        try:
+            part.load_state_dict(dictionary)
+        except (KeyError, RuntimeError, ValueError, TypeError) as error:
+            raise CheckpointError(f"checkpoint must fit the trainer's {what}, got: {error}") from error
+    state.timestamp = Timestamp.from_state_dict(checkpoint["timestamp"])
+    at_epoch_start = checkpoint["random_at_epoch_start"]
+    state.random_at_epoch_start = at_epoch_start[state.rank] if state.rank < len(at_epoch_start) else None
+
+
+def _checkpoint_of(state: State, logger: "Logger") -> dict[str, Any]:
+    """Returns everything that `load_checkpoint` and the trainer take up; every rank must call it."""
+    model: Any = state.model
+    return {
+        "version": _VERSION,
+        "run_name": state.run_name,
+        "timestamp": state.timestamp.state_dict(),
+        "model": model.state_dict(),
+        "optimizers": [optimizer.state_dict() for optimizer in state.optimizers],
+        "schedulers": [scheduler.state_dict() for scheduler in state.schedulers],
+        "scaler": None if state.scaler is None else state.scaler.state_dict(),
+        "train_metrics": {
+            name: metric.state_dict()
+            for name, metric in state.train_metrics.items()
+            if hasattr(metric, "state_dict")
+        },
+        "callbacks": _callback_states(state, logger),
+        # One for each rank: each draws its own random numbers.
+        "random": _distributed.gather(_rng.random_state_of(state.train_dataloader)),
+        "random_at_epoch_start": _distributed.gather(state.random_at_epoch_start),
+    }
+
+
+def _by_name(callbacks: tuple[Any, ...]) -> dict[str, Any]:
+    """Returns callbacks by class name; a second of the same class gets a number."""
+    named: dict[str, Any] = {}
+    for callback in callbacks:
+        base = type(callback).__name__
+        count = sum(name == base or name.startswith(f"{base}#") for name in named)
+        named[f"{base}#{count + 1}" if count else base] = callback
+    return named
+
+
+def _callback_states(state: State, logger: "Logger") -> dict[str, Any]:
+    """Returns what callbacks want to find again; a destination that fails to say so costs its own part alone."""
+    states: dict[str, Any] = {}
+
+    def keep(name: str, callback: Callback) -> None:
+        if saved := callback.state_dict():
+            states[name] = saved
+
+    for name, callback in _by_name(state.callbacks).items():
+        take = (
+            logger.faults.guard(callback, "state_dict", keep) if _is_destination(callback, logger) else keep
+        )
+        take(name, callback)
+    return states
+
+
+def _is_destination(callback: object, logger: "Logger") -> bool:
+    return any(callback is destination for destination in logger.destinations)
+
+
+def _write_atomically(path: Path, write: Callable[[Any], object]) -> None:
+    """Writes a file so that it is there in whole or not at all, also after a loss of power."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

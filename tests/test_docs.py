@@ -1,0 +1,85 @@
+"""The docs say what the code does: what they enumerate is compared, what they show is run."""
+
+import inspect
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from events import Callback, Event
+
+ROOT = Path(__file__).parents[1]
+DOCS = sorted((ROOT / "docs").glob("*.md"))
+
+
+def blocks(path, language):
+    """Returns the fenced blocks of a language."""
+    return re.findall(
+        rf"^```{language}\n(.*?)^```$", path.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
+    )
+
+
+def test_the_drawing_of_the_loop_is_the_one_of_the_enum():
+    """docs/events.md and the docstring of Event show the same loop."""
+    drawing = re.search(r"```\n(.*?)\n```", inspect.cleandoc(Event.__doc__), re.DOTALL)[1]
+
+    assert drawing.strip() in (ROOT / "docs/events.md").read_text(encoding="utf-8")
+
+
+def test_the_table_of_events_has_every_hook_in_order():
+    """Each row is a hook, with its docstring."""
+    text = (ROOT / "docs/events.md").read_text(encoding="utf-8")
+    table = text[text.index("## Every event") : text.index("## Who hears")]
+
+    rows = re.findall(r"^\| `(\w+)` \| (\w*) ?\| (.+) \|$", table, re.MULTILINE)
+
+    assert rows == [
+        (
+            event.value,
+            "before" if event.is_before_event else "after" if event.is_after_event else "",
+            inspect.getdoc(getattr(Callback, event.value)),
+        )
+        for event in Event
+    ]
+
+
+@pytest.mark.parametrize("path", [ROOT / "README.md", *DOCS], ids=lambda path: path.name)
+def test_links_between_pages_lead_somewhere(path):
+    """Each relative link names a file that is there."""
+    links = re.findall(r"\]\((?!https?:|#)([^)#\s]+)", path.read_text(encoding="utf-8"))
+
+    missing = [link for link in links if not (path.parent / link).exists()]
+
+    assert missing == []
+
+
+@pytest.mark.parametrize("path", [ROOT / "README.md", *DOCS], ids=lambda path: path.name)
+def test_every_make_command_shown_is_there(path):
+    """`make x` in a page is a target of the Makefile."""
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+
+    shown = set(re.findall(r"(?:^|`)make ([a-z]+)", path.read_text(encoding="utf-8"), re.MULTILINE))
+
+    assert shown <= targets
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/events.md", "docs/getting-started.md"])
+def test_python_that_is_shown_runs(name, tmp_path):
+    """Each block without an ellipsis runs by itself, with warnings as errors."""
+    for code in blocks(ROOT / name, "python"):
+        if "..." in code:
+            continue
+
+        outcome = subprocess.run(
+            [sys.executable, "-W", "error", "-c", code],
+            cwd=tmp_path,
+            env={"PYTHONPATH": str(ROOT), "PATH": ""},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+
+        assert outcome.returncode == 0, f"{code}\n{outcome.stderr}"

@@ -1,0 +1,329 @@
+"""Checkpoints: what is on disk, what is handed on, and that a resumed run is the run it resumes."""
+
+import errno
+import random
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from destinations import LoggerDestination
+from events import Callback, CheckpointError, CheckpointSaver, Trainer, read_checkpoint
+
+
+def listing(folder):
+    """Returns the names of all files in a folder, hidden ones too."""
+    return sorted(path.name for path in folder.iterdir())
+
+
+class Uploads(LoggerDestination):
+    """Takes files, and remembers in which order and what was in them."""
+
+    def __init__(self):
+        self.files = []
+
+    def can_upload_files(self):
+        return True
+
+    def upload_file(self, state, remote_file_name, file_path, *, overwrite):
+        self.files.append((remote_file_name, file_path.read_bytes(), overwrite))
+
+    def download_file(self, remote_file_name, destination, overwrite=False, progress_bar=True):
+        found = [content for name, content, _ in self.files if name == remote_file_name]
+        if not found:
+            raise FileNotFoundError(remote_file_name)
+        with open(destination, "wb") as file:  # noqa: PTH123  # the contract says a string
+            file.write(found[-1])
+
+
+class TestSaving:
+    """What CheckpointSaver writes."""
+
+    def test_each_epoch_by_default_and_where_training_ends(self, make_trainer, tmp_path):
+        """Checkpoints are named by epoch and batch, the pointer names the newest, nothing else is left."""
+        make_trainer(max_duration="12ba", save_folder=tmp_path).fit()
+
+        assert listing(tmp_path) == ["ep1-ba5.pt", "ep2-ba10.pt", "ep2-ba12.pt", "latest.symlink"]
+        assert (tmp_path / "latest.symlink").read_text() == "ep2-ba12.pt\n"
+
+    def test_keep_leaves_the_newest(self, make_trainer, tmp_path):
+        """Older checkpoints go when newer ones are complete."""
+        make_trainer(
+            save_folder=tmp_path, save_interval="2ba", max_duration="9ba", save_num_checkpoints_to_keep=2
+        ).fit()
+
+        assert listing(tmp_path) == ["ep1-ba8.pt", "ep1-ba9.pt", "latest.symlink"]
+
+    def test_keep_holds_across_sessions(self, make_trainer, tmp_path):
+        """A resumed run removes what the session before it saved."""
+        settings = {"save_folder": tmp_path, "save_interval": "2ba", "save_num_checkpoints_to_keep": 2}
+        make_trainer(**settings, max_duration="6ba").fit()
+
+        make_trainer(**settings, max_duration="9ba", autoresume=True).fit()
+
+        assert listing(tmp_path) == ["ep1-ba8.pt", "ep1-ba9.pt", "latest.symlink"]
+
+    def test_files_are_handed_on_before_the_pointer_to_them(self, make_trainer, tmp_path):
+        """Uploads come in an order in which the pointer never precedes its checkpoint."""
+        uploads = Uploads()
+
+        make_trainer(save_folder=tmp_path, loggers=uploads).fit()
+
+        assert [(name, overwrite) for name, _, overwrite in uploads.files] == [
+            ("test/checkpoints/ep1-ba5.pt", False),
+            ("test/checkpoints/latest.symlink", True),
+            ("test/checkpoints/ep2-ba10.pt", False),
+            ("test/checkpoints/latest.symlink", True),
+        ]
+        assert uploads.files[-1][1] == b"ep2-ba10.pt\n"
+
+    def test_a_checkpoint_holds_no_code(self, make_trainer, tmp_path):
+        """torch.load(weights_only=True) reads it, whatever callbacks have put in."""
+
+        class Remembers(Callback):
+            def state_dict(self):
+                return {"seen": [1, 2.5, "three"], "tensor": torch.ones(2)}
+
+        make_trainer(save_folder=tmp_path, callbacks=Remembers()).fit()
+
+        checkpoint = torch.load(tmp_path / "ep2-ba10.pt", weights_only=True)
+        assert checkpoint["callbacks"]["Remembers"]["seen"] == [1, 2.5, "three"]
+        assert checkpoint["timestamp"]["batch"] == 10
+
+    def test_the_state_names_the_newest_complete_checkpoint(self, make_trainer, tmp_path):
+        """Destinations that show where the run can be resumed from read it there."""
+        trainer = make_trainer(save_folder=tmp_path)
+
+        trainer.fit()
+
+        assert trainer.state.last_checkpoint == str(tmp_path / "ep2-ba10.pt")
+
+    def test_a_new_run_does_not_save_over_another(self, make_trainer, tmp_path):
+        """The folder of another run is refused, and its checkpoints stay."""
+        make_trainer(save_folder=tmp_path).fit()
+        before = listing(tmp_path)
+
+        with pytest.raises(FileExistsError, match="checkpoint folder must be new for a new run"):
+            make_trainer(save_folder=tmp_path).fit()
+
+        assert listing(tmp_path) == before
+
+    def test_a_failed_save_costs_a_checkpoint_and_not_the_run(self, make_trainer, tmp_path, caplog):
+        """Where the disk refuses, training goes on, older checkpoints stay, and the next interval saves again."""
+
+        class DiskFullOnce(Callback):
+            def batch_end(self, state, logger):
+                # A folder stands where the temporary file would: the same refusal at the same place.
+                blocker = tmp_path / "ep0-ba4.pt"
+                if state.timestamp.batch == 4:
+                    blocker.mkdir()
+                elif blocker.exists():
+                    blocker.rmdir()
+
+        make_trainer(
+            save_folder=tmp_path, save_interval="2ba", max_duration="6ba", callbacks=DiskFullOnce()
+        ).fit()
+
+        assert listing(tmp_path) == ["ep0-ba2.pt", "ep1-ba6.pt", "latest.symlink"]
+        assert "could not be saved" in caplog.text
+        assert (tmp_path / "latest.symlink").read_text() == "ep1-ba6.pt\n"
+
+    def test_a_failed_save_where_training_ends_is_an_error(self, make_trainer, tmp_path):
+        """No later checkpoint would make up for the last."""
+        (tmp_path / "ep0-ba1.pt").mkdir()
+
+        with pytest.raises(OSError, match="ep0-ba1") as raised:
+            make_trainer(save_folder=tmp_path, save_interval="100ba", max_duration="1ba").fit()
+
+        assert raised.value.errno in {errno.EISDIR, errno.ENOTEMPTY}
+
+    def test_a_destination_that_cannot_tell_its_state_is_left_out(self, make_trainer, tmp_path):
+        """The checkpoint is saved without it."""
+
+        class Forgetful(LoggerDestination):
+            def state_dict(self):
+                raise RuntimeError("what was it?")
+
+        trainer = make_trainer(save_folder=tmp_path, loggers=Forgetful())
+
+        trainer.fit()
+
+        assert trainer.logger.faults.counts[("Forgetful", "state_dict", "RuntimeError")] == 2
+        assert read_checkpoint(tmp_path / "latest.symlink")["callbacks"].keys() == {"CheckpointSaver"}
+
+
+class RandomDataset(Dataset):
+    """Draws from every generator that users draw from."""
+
+    def __len__(self):
+        return 20
+
+    def __getitem__(self, index):
+        noise = random.random() + np.random.rand() + torch.rand(1).item()  # noqa: NPY002  # as users do
+        return torch.tensor([index, noise, 1.0]) / 10, index % 2
+
+
+class TestResuming:
+    """A resumed run equals one that was never interrupted, to the last bit."""
+
+    @pytest.mark.parametrize(
+        ("at", "interval"),
+        [("ep0-ba2", "1ba"), ("ep0-ba5", "1ba"), ("ep1-ba5", "1ep"), ("ep1-ba7", "1ba"), ("ep2-ba10", "1ep")],
+    )
+    def test_the_same_losses(self, make_trainer, metric_list, tmp_path, at, interval):
+        """Whether it stopped within an epoch, after its last batch, or when it had ended."""
+        whole = type(metric_list)()
+        make_trainer(
+            max_duration="3ep", save_folder=tmp_path / "a", save_interval=interval, loggers=whole
+        ).fit()
+        # Another seed: what is not restored is not the same by chance.
+        resumed = make_trainer(
+            max_duration="3ep", load_path=tmp_path / "a" / f"{at}.pt", seed=99, loggers=metric_list
+        )
+
+        resumed.fit()
+
+        batch = int(at.rpartition("ba")[2])
+        assert metric_list.series("loss/train/total") == whole.series("loss/train/total")[batch:]
+        assert (
+            metric_list.series("metrics/train_epoch/accuracy")[-1]
+            == whole.series("metrics/train_epoch/accuracy")[-1]
+        )
+
+    @pytest.mark.parametrize("settings", ["plain", "generator", "workers"])
+    def test_the_same_data_and_weights(self, make_trainer, tmp_path, settings):
+        """With augmentation in this process, with a generator of the dataloader's own, and with worker processes."""
+
+        def dataloader():
+            generator = torch.Generator().manual_seed(5) if settings == "generator" else None
+            workers = {"num_workers": 2, "multiprocessing_context": "fork"} if settings == "workers" else {}
+            return DataLoader(RandomDataset(), batch_size=4, shuffle=True, generator=generator, **workers)
+
+        common = {"max_duration": "2ep", "metrics": None}
+        whole = make_trainer(
+            train_dataloader=dataloader(), save_folder=tmp_path, save_interval="3ba", **common
+        )
+        whole.fit()
+        resumed = make_trainer(
+            train_dataloader=dataloader(), load_path=tmp_path / "ep0-ba3.pt", seed=99, **common
+        )
+
+        resumed.fit()
+
+        for name, weight in whole.state.model.state_dict().items():
+            assert torch.equal(weight, resumed.state.model.state_dict()[name]), name
+
+    def test_autoresume_begins_where_there_is_nothing_and_goes_on_where_there_is(
+        self, make_trainer, metric_list, tmp_path
+    ):
+        """The same command, started again, finishes the run."""
+        settings = {"save_folder": tmp_path / "{run_name}", "save_interval": "3ba", "autoresume": True}
+
+        class Dies(Callback):
+            def batch_end(self, state, logger):
+                if state.timestamp.batch == 5:
+                    raise OSError("node failure")
+
+        with pytest.raises(OSError, match="node failure"):
+            make_trainer(callbacks=Dies(), **settings).fit()
+        trainer = make_trainer(loggers=metric_list, **settings)
+        trainer.fit()
+
+        assert [step for step, _ in metric_list.series("loss/train/total")] == list(range(3, 10))
+        assert trainer.state.timestamp.batch == 10
+
+    def test_autoresume_of_a_finished_run_does_nothing(self, make_trainer, metric_list, tmp_path):
+        """No batch is trained, nothing is saved anew, the run completes."""
+        settings = {"save_folder": tmp_path, "autoresume": True}
+        make_trainer(**settings).fit()
+        before = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
+
+        make_trainer(loggers=metric_list, **settings).fit()
+
+        assert metric_list.series("loss/train/total") == []
+        assert {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == before
+
+    def test_autoresume_from_a_destination(self, make_trainer, metric_list, tmp_path):
+        """On a new machine the pointer and its checkpoint are downloaded."""
+        uploads = Uploads()
+        with make_trainer(save_folder=tmp_path / "old", max_duration="1ep", loggers=uploads) as trainer:
+            trainer.fit()
+
+        make_trainer(save_folder=tmp_path / "new", autoresume=True, loggers=[uploads, metric_list]).fit()
+
+        assert [step for step, _ in metric_list.series("loss/train/total")] == list(range(5, 10))
+        assert listing(tmp_path / "new") == ["ep1-ba5.pt", "ep2-ba10.pt", "latest.symlink"]
+
+    def test_callbacks_find_again_what_they_saved(self, make_trainer, tmp_path):
+        """Two callbacks of one class are told apart by their order."""
+
+        class Counts(Callback):
+            def __init__(self, by):
+                self.by, self.count = by, 0
+
+            def batch_end(self, state, logger):
+                self.count += self.by
+
+            def state_dict(self):
+                return {"count": self.count}
+
+            def load_state_dict(self, state):
+                self.count = state["count"]
+
+        make_trainer(save_folder=tmp_path, callbacks=[Counts(1), Counts(10)]).fit()
+        one, ten = Counts(1), Counts(10)
+
+        make_trainer(load_path=tmp_path / "latest.symlink", callbacks=[one, ten], max_duration="12ba").fit()
+
+        assert (one.count, ten.count) == (12, 120)
+
+
+class TestBadCheckpoints:
+    """What cannot be loaded is refused before anything is changed by training."""
+
+    def test_damaged(self, make_trainer, tmp_path):
+        """Half a file says that it is no checkpoint."""
+        make_trainer(save_folder=tmp_path).fit()
+        whole = (tmp_path / "ep2-ba10.pt").read_bytes()
+        (tmp_path / "half.pt").write_bytes(whole[: len(whole) // 2])
+
+        with pytest.raises(CheckpointError, match=r"half\.pt' must be readable"):
+            make_trainer(load_path=tmp_path / "half.pt")
+
+    def test_foreign(self, make_trainer, tmp_path):
+        """Bare weights belong into the model."""
+        torch.save({"weight": torch.ones(1)}, tmp_path / "weights.pt")
+
+        with pytest.raises(CheckpointError, match="must be of version 1, got None"):
+            make_trainer(load_path=tmp_path / "weights.pt")
+
+    def test_another_model(self, make_trainer, tmp_path):
+        """The message names what does not fit."""
+        make_trainer(save_folder=tmp_path).fit()
+        model = torch.nn.Linear(3, 2)
+        optimizer = torch.optim.Adam(model.parameters())
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3)
+
+        with pytest.raises(CheckpointError, match="must fit the trainer's model"):
+            Trainer(
+                model,
+                optimizers=optimizer,
+                schedulers=scheduler,
+                load_path=tmp_path / "ep2-ba10.pt",
+                device="cpu",
+            )
+
+    def test_another_number_of_optimizers(self, make_trainer, tmp_path):
+        """The message counts."""
+        make_trainer(save_folder=tmp_path).fit()
+
+        with pytest.raises(CheckpointError, match="must fit the trainer's 0 optimizers, got 1"):
+            make_trainer(load_path=tmp_path / "ep2-ba10.pt", optimizers=(), schedulers=())
+
+    def test_code_in_a_checkpoint_is_not_run(self, make_trainer, tmp_path):
+        """A pickle that would run something is refused."""
+        torch.save({"version": 1, "callback": CheckpointSaver()}, tmp_path / "code.pt")
+
+        with pytest.raises(CheckpointError, match=r"must be readable by torch\.load\(weights_only=True\)"):
+            make_trainer(load_path=tmp_path / "code.pt")

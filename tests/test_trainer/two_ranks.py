@@ -1,0 +1,79 @@
+"""What each rank runs in test_distributed.py: trains, and writes down what it saw."""
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+from destinations import LoggerDestination
+from events import Callback, Logger, State, Trainer
+
+
+class Rows(LoggerDestination):
+    """Writes the metrics of rank 0 into a file, as a destination should."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def log_metrics(self, metrics, step=None):
+        if self.rank == 0:
+            with self.path.open("a") as file:
+                file.write(json.dumps([step, dict(metrics)]) + "\n")
+
+    def init(self, state: State, logger: Logger) -> None:
+        self.rank = state.rank
+
+
+class StopsOnRankOne(Callback):
+    """One rank alone asks to stop."""
+
+    def batch_end(self, state: State, logger: Logger) -> None:
+        if state.rank == 1 and state.timestamp.batch == 7:
+            state.stop_training()
+
+
+def main(mode: str, folder: Path) -> None:
+    """Trains ten batches a rank, in the way that the test asks for."""
+    torch.manual_seed(0)
+    points = torch.randn(40, 3)
+    data = TensorDataset(points, (points.sum(1) > 0).long())
+    model = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.Dropout(0.2), torch.nn.Linear(8, 2))
+    sampler = None
+    trainer = Trainer(
+        model,
+        None,
+        DataLoader(data, batch_size=8),
+        max_duration="2ep",
+        loss_fn=torch.nn.functional.cross_entropy,
+        optimizers=torch.optim.SGD(model.parameters(), lr=0.1),
+        metrics={"accuracy": lambda outputs, targets: (outputs.argmax(1) == targets).float().mean()},
+        callbacks=[StopsOnRankOne()] if mode == "stop" else [],
+        loggers=[Rows(folder / "rows.jsonl")],
+        device="cpu",
+        device_train_microbatch_size=2,
+        seed=3,
+        run_name="ranks" if mode in {"save", "resume"} else None,
+        save_folder=folder / "{run_name}" if mode in {"save", "resume"} else None,
+        save_interval="3ba",
+        autoresume=mode == "resume",
+    )
+    if mode != "no-sampler":
+        sampler = DistributedSampler(data, seed=5)
+    trainer.state.train_dataloader = DataLoader(data, batch_size=4, sampler=sampler)
+    with trainer:
+        trainer.fit()
+    seen = {
+        "run_name": trainer.state.run_name,
+        "batch": int(trainer.state.timestamp.batch),
+        "sample": int(trainer.state.timestamp.sample),
+        "total_wct": trainer.state.timestamp.total_wct.total_seconds(),
+        "loss": float(trainer.state.loss),
+        "weights": [parameter.flatten().tolist() for parameter in model.parameters()],
+    }
+    (folder / f"rank{trainer.state.rank}.json").write_text(json.dumps(seen))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]))
