@@ -367,7 +367,7 @@ def test_all_destinations_on_one_terminal(terminal, tmp_path):
 class Prints(Callback):
     def batch_end(self, state, logger):
         print("printed")
-run = DryRun(TextFile({str(path)!r}, capture_stdout=True, capture_stderr=True), Console(),
+run = DryRun(TextFile({str(path)!r}, capture_stdout=True, capture_stderr=True), Console(stream=sys.stderr),
              ProgressBar(refresh_seconds=0), max_duration="2ba", callbacks=[Prints()])
 run.init()
 run.fit()
