@@ -27,12 +27,14 @@ class BarPlan:
         unit: what is counted, in the singular.
         is_scaled: whether counts are shortened: "12.3k".
         initial: the count at which this session begins.
+        total: where it ends, as far as that is known at the beginning.
     """
 
     title: str
     unit: str
     is_scaled: bool = False
     initial: float = 0
+    total: float | None = None
 
 
 class Bar(Protocol):
@@ -54,6 +56,7 @@ class _TqdmBar:
             unit=f" {plan.unit}",
             unit_scale=plan.is_scaled,
             initial=plan.initial,
+            total=plan.total,
             mininterval=0,
             leave=True,
             **options,
@@ -61,7 +64,11 @@ class _TqdmBar:
 
     def draw(self, count: float, total: float | None, values: str) -> None:
         bar = self._bar
-        bar.total = total
+        if total != bar.total:
+            bar.total = total
+            if hasattr(bar, "container"):
+                # A widget has its end in the middle one of its three parts; `reset` would set it, and begin at zero.
+                bar.container.children[1].max = total
         bar.set_postfix_str(values, refresh=False)
         # The speed is computed in `update`, which draws too where there is something new.
         if not bar.update(count - bar.n):
@@ -121,11 +128,9 @@ def open_bar(plan: BarPlan, stream: Any, *, in_notebook: bool, clock: Callable[[
 def is_notebook() -> bool:
     """Says whether this is a notebook that can show widgets; asks nothing of who has not imported IPython."""
     ipython = sys.modules.get("IPython")
-    if ipython is None or "ipykernel" not in sys.modules:
+    if ipython is None or "IPKernelApp" not in getattr(ipython.get_ipython(), "config", {}):
         return False
-    if importlib.util.find_spec("ipywidgets") is None:
-        return False
-    return "IPKernelApp" in getattr(ipython.get_ipython(), "config", {})
+    return importlib.util.find_spec("ipywidgets") is not None
 
 
 @functools.cache

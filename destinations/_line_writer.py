@@ -156,7 +156,7 @@ def open_new(path: Path) -> int:
         FileExistsError: there is one already.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o644)
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o644)
 
 
 def open_appending(path: Path, torn_line: Callable[[str], str]) -> int:
@@ -170,7 +170,7 @@ def open_appending(path: Path, torn_line: Callable[[str], str]) -> int:
         torn_line: returns what a last line without its end is to be; the line itself where it is to stay.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
     if stat.S_ISREG(os.fstat(descriptor).st_mode):
         try:
             _complete_last_line(descriptor, torn_line)

@@ -102,7 +102,8 @@ class LineSplitter:
         if "\n" not in text and len(self._partial) + len(text) < _LONGEST_LINE:
             self._partial = _overwritten(self._partial + text)
             return []
-        *lines, self._partial = (self._partial + text).replace("\r\n", "\n").split("\n")
+        *lines, partial = (self._partial + text).replace("\r\n", "\n").split("\n")
+        self._partial = _overwritten(partial)
         while len(self._partial) >= _LONGEST_LINE:
             lines.append(self._partial[:_LONGEST_LINE])
             self._partial = self._partial[_LONGEST_LINE:]

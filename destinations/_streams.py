@@ -14,9 +14,13 @@ __all__ = ["Redirection", "StandIn", "encodable", "is_terminal", "write_text"]
 def write_text(stream: TextIO | None, text: str) -> None:
     """Writes whole lines at once and flushes; `None` is the `sys.stderr` of this moment, if there is one.
 
-    What the stream's encoding cannot express is written as an escape.
+    What the stream's encoding cannot express is written as an escape. Where somebody listens to the stream, or keeps bars
+    on it, they are not gone around: a stream that was given long ago may have got a stand-in since.
     """
     target: Any = sys.stderr if stream is None else stream
+    for current in (sys.stderr, sys.stdout):
+        if isinstance(current, StandIn) and current == target:
+            target = current
     if target is None:
         return
     target.write(encodable(target, text))
@@ -71,6 +75,9 @@ class StandIn:
         self._is_active = False
 
     def __getattr__(self, name: str) -> Any:
+        if name == "_wrapped":
+            # Asked for before there is one, as by `copy`: there is nothing to look it up in.
+            raise AttributeError(name)
         return getattr(self._wrapped, name)
 
     # As tqdm's own wrappers: a bar on the stream, and one on its stand-in, are bars in the same place.

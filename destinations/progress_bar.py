@@ -176,9 +176,10 @@ class ProgressBar(LoggerDestination):
             title = "Train"
             count = lambda timestamp: timestamp.get(unit).value  # noqa: E731  # one of two
         name = "s" if unit is TimeUnit.SECOND else unit.name.lower()
-        plan = _bars.BarPlan(title, name, unit in _SCALED_UNITS, count(state.timestamp))
+        plan = _bars.BarPlan(
+            title, name, unit in _SCALED_UNITS, count(state.timestamp), self._train_total(state)
+        )
         self._train = self._begin(plan, count, state.timestamp, self._train_values)
-        self._train.total = self._train_total(state)
 
     def _train_total(self, state: State) -> float | None:
         batches = state.dataloader_len if state.dataloader_len is not None else self._lengths.get("train")
@@ -196,9 +197,9 @@ class ProgressBar(LoggerDestination):
             return
         self._end_other(None)
         self._values = {}
-        self._other = self._begin(_bars.BarPlan(title, "batch"), _batch, Timestamp(), self._values)
-        known = state.dataloader_len
-        self._other.total = known if known is not None else self._lengths.get(key)
+        total = state.dataloader_len if state.dataloader_len is not None else self._lengths.get(key)
+        plan = _bars.BarPlan(title, "batch", total=total)
+        self._other = self._begin(plan, _batch, Timestamp(), self._values)
 
     def _begin(
         self,
@@ -215,6 +216,7 @@ class ProgressBar(LoggerDestination):
             self._guard.start()
         return _Progress(
             bar,
+            plan.total,
             count,
             timestamp,
             lambda: encodable(stream, self._shown(values)),
@@ -256,13 +258,14 @@ class _Progress:
     def __init__(
         self,
         bar: "_bars.Bar",
+        total: float | None,
         count: Callable[[Timestamp], float],
         timestamp: Timestamp,
         values: Callable[[], str],
         refresh_seconds: float,
         clock: Callable[[], float],
     ) -> None:
-        self.total: float | None = None
+        self.total = total
         self.timestamp = timestamp
         self._bar = bar
         self._count = count
@@ -281,7 +284,10 @@ class _Progress:
 
     def draw(self) -> None:
         """Shows where it is."""
-        self._bar.draw(self._count(self.timestamp), self.total, self._values())
+        count = self._count(self.timestamp)
+        # The last batch may go beyond the end of a run that is measured in samples.
+        total = None if self.total is None else max(self.total, count)
+        self._bar.draw(count, total, self._values())
 
     def close(self) -> None:
         """Shows where it came to, and ends."""

@@ -25,6 +25,7 @@ class DryRun:
         run_name: the name of the run.
         max_duration: when `fit` ends; a time string.
         batches_per_epoch: how many batches the training data has.
+        eval_batches: how many batches an evaluation inside `fit` has.
         samples_per_batch: how many samples a batch has.
         seconds_per_batch: how long a batch takes; nothing waits for it.
         knows_length: whether the dataloaders say how long they are.
@@ -41,6 +42,7 @@ class DryRun:
         run_name: str = "dry-run",
         max_duration: str | None = "2ep",
         batches_per_epoch: int = 3,
+        eval_batches: int = 2,
         samples_per_batch: int = 4,
         seconds_per_batch: float = 1.0,
         knows_length: bool = True,
@@ -56,6 +58,7 @@ class DryRun:
         self.logger = Logger(self.state, destinations, raise_errors=raise_errors)
         self.engine = Engine(self.state, self.logger, callbacks)
         self._batches_per_epoch = batches_per_epoch
+        self._eval_batches = eval_batches
         self._samples_per_batch = samples_per_batch
         self._seconds_per_batch = seconds_per_batch
         self._knows_length = knows_length
@@ -112,11 +115,11 @@ class DryRun:
         self.state.timestamp = self.state.timestamp.to_next_batch(self._samples_per_batch, 0, seconds)
         self.fire("batch_end")
 
-    def evaluate(self, batches: int = 2, label: str = "eval") -> None:
-        """Plays an evaluation inside `fit`."""
+    def evaluate(self, batches: int | None = None, label: str = "eval") -> None:
+        """Plays an evaluation inside `fit`, of `eval_batches` where nothing else is said."""
         with _Restored(self.state, Phase.EVAL):
             self.fire("eval_before_all")
-            self._evaluate_one(batches, label)
+            self._evaluate_one(self._eval_batches if batches is None else batches, label)
             self.fire("eval_after_all")
 
     def evaluate_standalone(self, batches: int = 2, label: str = "eval") -> None:
