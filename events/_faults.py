@@ -25,6 +25,8 @@ _log = logging.getLogger("events")
 FAILURES_BEFORE_PARKING = 10
 FIRST_PARKING_SECONDS = 60.0
 LONGEST_PARKING_SECONDS = 600.0
+# A file and a setting come once; a metric comes again.
+_NEVER_MISSED = frozenset({"log_hyperparameters", "upload_file"})
 
 
 @attrs.define
@@ -40,7 +42,8 @@ class Faults:
     """What the destinations of one logger did wrong.
 
     A destination that fails `FAILURES_BEFORE_PARKING` times without a success in between is parked: it is left alone
-    for a minute, then tried again, then left alone twice as long, up to ten minutes. What it missed is counted.
+    for a minute, then tried again, then left alone twice as long, up to ten minutes. What it missed is counted. Files and
+    hyperparameters are handed to it all the same.
     """
 
     def __init__(self, *, raise_errors: bool, clock: Callable[[], float] = time.monotonic) -> None:
@@ -82,7 +85,7 @@ class Faults:
         self, destination: Destination, action: str, call: Callable[[Destination], object]
     ) -> RecordError | None:
         """Calls a destination with a record; returns the error where it refused that: it is for the caller to know."""
-        if self.streaks and not self.may_call(destination):
+        if self.streaks and action not in _NEVER_MISSED and not self.may_call(destination):
             return None
         try:
             call(destination)

@@ -312,7 +312,7 @@ class Timestamp:
             return Time(self.total_wct.total_seconds(), unit)
         if unit is TimeUnit.DURATION:
             raise TimeUnitError(
-                "a timestamp has no duration: use state.elapsed_duration(), which knows the maximum."
+                "a timestamp has no duration: use state.get_elapsed_duration(), which knows the maximum."
             )
         time: Time = getattr(self, unit.name.lower())
         return time

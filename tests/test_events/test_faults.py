@@ -307,3 +307,30 @@ def test_nothing_is_reported_where_nothing_went_wrong(caplog):
     logger.report_faults()
 
     assert caplog.records == []
+
+
+def test_a_parked_destination_still_gets_files_and_hyperparameters(tmp_path):
+    """A metric comes again, a file and a setting do not."""
+
+    class TakesFiles(FailsWhileTold):
+        def can_upload_files(self):
+            return True
+
+        def upload_file(self, state, remote_file_name, file_path, *, overwrite):
+            self.received.append(remote_file_name)
+
+        def log_hyperparameters(self, hyperparameters):
+            self.received.append(hyperparameters)
+
+    destination = TakesFiles()
+    logger = _logger(destination, clock=Clock())
+    for _ in range(11):
+        logger.log_metrics({"loss": 1.0})
+    (tmp_path / "file").write_bytes(b"")
+    logger.log_metrics({"loss": 1.0})
+
+    logger.upload_file("name", tmp_path / "file")
+    logger.log_hyperparameters({"lr": 0.1})
+
+    assert destination.attempts == 10
+    assert destination.received == ["name", {"lr": 0.1}]

@@ -149,13 +149,13 @@ def test_training_that_begins_again_is_running():
 )
 def test_the_elapsed_duration_is_the_share_of_the_maximum(maximum, timestamp, share):
     """It runs from 0 to 1 in the unit of the maximum."""
-    assert State("r", maximum, timestamp=timestamp).elapsed_duration() == Time(share, "dur")
+    assert State("r", maximum, timestamp=timestamp).get_elapsed_duration() == Time(share, "dur")
 
 
 @pytest.mark.parametrize("maximum", [None, "0ep"])
 def test_there_is_no_share_of_nothing(maximum):
     """Without a maximum, or with none to speak of, no share is known."""
-    assert State("r", maximum).elapsed_duration() is None
+    assert State("r", maximum).get_elapsed_duration() is None
 
 
 def test_the_text_of_a_state_leaves_the_model_out():

@@ -414,7 +414,7 @@ def test_get_gives_the_total_in_a_unit(unit, value):
 
 def test_a_timestamp_knows_no_duration():
     """A share of the run needs its maximum, which the state has."""
-    with pytest.raises(TimeUnitError, match=r"use state\.elapsed_duration\(\)"):
+    with pytest.raises(TimeUnitError, match=r"use state\.get_elapsed_duration\(\)"):
         Timestamp().get("dur")
 
 
