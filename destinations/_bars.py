@@ -75,7 +75,12 @@ class _TqdmBar:
             bar.refresh()
 
     def close(self) -> None:
-        self._bar.close()
+        if hasattr(self._bar, "container"):
+            self._bar.close()
+            return
+        # A bar below another ends in the other's place, and would leave the end of a longer one standing.
+        with type(self._bar).external_write_mode(file=self._bar.fp):
+            self._bar.close()
 
 
 class _Lines:

@@ -121,7 +121,7 @@ class LineWriter:
                 try:
                     self._drain()
                 except OSError as error:
-                    self._report(error)
+                    self._report("text file cannot be written for now", error)
 
     def _drain(self) -> None:
         while self._unwritten or self._queue:
@@ -139,14 +139,14 @@ class LineWriter:
         try:
             return self._render(record)
         except Exception as error:  # noqa: BLE001  # one odd record must not take the others with it
-            self._report(error)
+            self._report("a record has no form as a line of text, and was left out", error)
             return ""
 
-    def _report(self, error: Exception) -> None:
-        kind = f"{type(error).__name__}: {error}"
-        if kind not in self._reported:
-            self._reported.add(kind)
-            _log.error("text file cannot be written for now: %s.", kind)
+    def _report(self, what: str, error: Exception) -> None:
+        line = f"{what}: {type(error).__name__}: {error}"
+        if line not in self._reported:
+            self._reported.add(line)
+            _log.error("%s.", line)
 
 
 def open_new(path: Path) -> int:

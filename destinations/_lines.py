@@ -102,12 +102,12 @@ class LineSplitter:
         if "\n" not in text and len(self._partial) + len(text) < _LONGEST_LINE:
             self._partial = _overwritten(self._partial + text)
             return []
-        *lines, partial = (self._partial + text).replace("\r\n", "\n").split("\n")
+        *lines, partial = (self._partial + text).split("\n")
         self._partial = _overwritten(partial)
         while len(self._partial) >= _LONGEST_LINE:
             lines.append(self._partial[:_LONGEST_LINE])
             self._partial = self._partial[_LONGEST_LINE:]
-        pieces = (_cut(_overwritten(line)) for line in lines)
+        pieces = (_cut(_overwritten(line).rstrip("\r")) for line in lines)
         return list(itertools.chain.from_iterable(pieces))
 
     def rest(self) -> list[str]:
@@ -117,9 +117,10 @@ class LineSplitter:
 
 
 def _overwritten(line: str) -> str:
-    """Returns what a line is after its carriage returns; the last may be half of a line end, and is kept."""
-    start = line.rfind("\r", 0, max(len(line) - 1, 0))
-    return line[start + 1 :] if start >= 0 else line
+    """Returns what a line is after its carriage returns; one at its end has overwritten nothing yet, and stays."""
+    body = line.rstrip("\r")
+    end = "\r" if len(body) < len(line) else ""
+    return body[body.rfind("\r") + 1 :] + end
 
 
 def _cut(line: str) -> list[str]:

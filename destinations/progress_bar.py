@@ -5,6 +5,7 @@ second it draws.
 """
 
 import fnmatch
+import functools
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -174,10 +175,9 @@ class ProgressBar(LoggerDestination):
             count: Callable[[Timestamp], float] = _batch_in_epoch
         else:
             title = "Train"
-            count = lambda timestamp: timestamp.get(unit).value  # noqa: E731  # one of two
-        name = "s" if unit is TimeUnit.SECOND else unit.name.lower()
+            count = functools.partial(_total, unit=unit)
         plan = _bars.BarPlan(
-            title, name, unit in _SCALED_UNITS, count(state.timestamp), self._train_total(state)
+            title, unit.name.lower(), unit in _SCALED_UNITS, count(state.timestamp), self._train_total(state)
         )
         self._train = self._begin(plan, count, state.timestamp, self._train_values)
 
@@ -295,6 +295,12 @@ class _Progress:
             self.draw()
         finally:
             self._bar.close()
+
+
+def _total(timestamp: Timestamp, unit: TimeUnit) -> float:
+    """Returns the count of the whole run; of seconds, tenths are enough."""
+    value = round(timestamp.get(unit).value, 1)
+    return int(value) if value == int(value) else value
 
 
 def _batch(timestamp: Timestamp) -> int:

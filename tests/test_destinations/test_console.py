@@ -74,6 +74,36 @@ def test_the_interval_may_have_any_unit(interval, expected):
     assert lines == [f"[batch={batch}/10]:" for batch in expected]
 
 
+def test_the_interval_may_be_in_iterations():
+    """With "2iter" the first iteration is printed, and every second one."""
+    console = Console("2iter", io.StringIO())
+    run = DryRun(console, max_duration=None)
+    run.init()
+    run.fire("fit_start")
+
+    for _ in range(5):
+        run.train_batch()
+        run.state.timestamp = run.state.timestamp.to_next_iteration()
+        run.fire("iteration_end")
+
+    assert headers(console._stream.getvalue().splitlines()) == [f"[batch={batch}]:" for batch in (1, 2, 4)]
+
+
+def test_a_share_of_an_unknown_length_is_an_error_of_the_console():
+    """Without max_duration nobody knows a tenth of the run: fit says so once, and the rest comes at close."""
+    console = Console("0.1dur", io.StringIO())
+    run = DryRun(console, max_duration=None, raise_errors=False)
+    run.init()
+
+    run.fire("fit_start")
+    run.train_batch()
+    run.train_batch()
+    run.close()
+
+    assert run.logger.faults.counts == {("Console", "fit_start", "TimeStringError"): 1}
+    assert headers(console._stream.getvalue().splitlines()) == ["[batch=1]:", "[batch=2]:"]
+
+
 def test_the_last_value_of_an_interval_is_printed():
     """Of values that came in between, the last one stands; names that came once in between are there too."""
     console = Console("3ba", io.StringIO())

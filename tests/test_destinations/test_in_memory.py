@@ -183,6 +183,16 @@ def test_arrays_are_copied():
     assert table.rows[0][0].tolist() == [0, 0]
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_tensors_are_kept_in_host_memory():
+    """What is kept takes no memory of the device."""
+    memory = InMemory()
+
+    memory.log_histogram(torch.zeros(4, device="cuda"))
+
+    assert memory.records[0].value["values"].device.type == "cpu"
+
+
 def test_what_cannot_be_copied_is_kept_as_text():
     """A lock among traces is no reason to fail."""
     import threading

@@ -49,6 +49,7 @@ def final_lines(*, rank=0, eval_every=None, **options):
         ({"max_duration": "20sp"}, ["Train: 100% 20.0/20.0"]),
         ({"max_duration": "18sp"}, ["Train: 100% 20.0/20.0"]),
         ({"max_duration": "4sec"}, ["Train: 100% 4/4"]),
+        ({"max_duration": "4sec", "seconds_per_batch": 1.23456}, ["Train: 100% 4.9/4.9"]),
         ({"max_duration": "2ep", "whole_run": True}, ["Train: 100% 6/6"]),
         ({"max_duration": "2ep", "rank": 1}, []),
     ],
@@ -319,6 +320,26 @@ print("the end")
         "Epoch 2/2: 100%2/2",
         "Predict: 100%2/2",
         "the end",
+        "",
+    ]
+
+
+def test_a_short_bar_leaves_nothing_of_a_long_one(terminal):
+    """An evaluation in the middle of an epoch ends in a line of its own, with nothing behind it, and so do both bars."""
+    screen = terminal(
+        PRELUDE
+        + """
+run = DryRun(ProgressBar(["*"], refresh_seconds=0), max_duration="1ep", batches_per_epoch=4, knows_length=False,
+             train_metrics=lambda _: {"a/long/name/of/a/loss": 1.0}, eval_metrics=lambda _: {})
+run.init()
+run.fit(eval_every=3)
+run.close()
+"""
+    )
+
+    assert [re.sub(r"\[.*?, .*?/s", "[", line) for line in screen] == [
+        "Eval: 2 batch []",
+        "Epoch 1/1: 4 batch [, a/long/name/of/a/loss=1.0]",
         "",
     ]
 

@@ -1,5 +1,6 @@
 """What TextFile writes, and what it leaves alone."""
 
+import collections
 import contextlib
 import errno
 import io
@@ -17,6 +18,7 @@ import pytest
 from PIL import Image
 
 from destinations import LoggerDestination, TextFile
+from destinations._line_writer import LineWriter, open_new
 from destinations.testing import DryRun, RecordingDestination
 
 
@@ -726,25 +728,32 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_the_thread_writes_without_being_asked(folder):
-    """After flush_interval a record is in the file, with nobody calling flush."""
-    run = DryRun(TextFile("log.txt", flush_interval=0.01))
-    run.init()
-    writer = run.logger.destinations[0]._writer
-    written = threading.Event()
-    render = writer._render
+    """After flush_seconds what is in the queue goes into the file, with nobody calling flush."""
+    queue, is_rendering = collections.deque(["a record"]), threading.Event()
 
-    def render_and_tell(record):
-        written.set()
-        return render(record)
+    def render(record):
+        is_rendering.set()
+        return f"{record}\n"
 
-    writer._render = render_and_tell
+    writer = LineWriter(open_new(folder / "log.txt"), queue, render, flush_seconds=0.01)
 
-    run.logger.log_metrics({"loss": 0.5}, 0)
+    assert is_rendering.wait(30)
+    writer.while_paused(lambda: None)
+    assert listing(folder) == {"log.txt": "a record\n"}
+    writer.close()
 
-    assert written.wait(30)
-    with writer._lock:
-        assert listing(folder) == {"log.txt": "[metric][batch=0]: loss: 0.5\n"}
-    run.close()
+
+def test_a_record_that_cannot_be_rendered_takes_no_other_with_it(folder, caplog):
+    """It is reported once, and left out."""
+    queue = collections.deque([1, 0, 0, 2])
+    writer = LineWriter(open_new(folder / "log.txt"), queue, lambda n: f"{1 / n}\n", flush_seconds=600)
+
+    writer.close()
+
+    assert listing(folder) == {"log.txt": "1.0\n0.5\n"}
+    assert [record.getMessage() for record in caplog.records] == [
+        "a record has no form as a line of text, and was left out: ZeroDivisionError: division by zero."
+    ]
 
 
 def test_a_full_queue_drops_and_says_so(folder):
