@@ -139,9 +139,11 @@ class Schedule:
             self._changed.notify_all()
 
     def retry(self, folder: str, delay_seconds: float) -> None:
-        """The entry waits again, for a while."""
+        """The entry, where it is in flight, waits again for a while."""
         key = key_of(folder)
         with self._changed:
+            if self._inflight.get(key) != folder:
+                return
             self._return(folder)
             self._resting.add(key)
             heapq.heappush(self._delayed, (self._clock() + delay_seconds, key))

@@ -99,7 +99,8 @@ class WorkerLink:
             process.wait(timeout_seconds + 1.0)
         except subprocess.TimeoutExpired:
             process.kill()
-        self._thread.join(timeout_seconds)
+            process.wait()
+        self._thread.join(timeout_seconds + 1.0)
         if process.stdin is not None:
             process.stdin.close()
 
@@ -132,6 +133,8 @@ class WorkerLink:
         process.stdin.write(json.dumps(attrs.asdict(self._order)).encode() + b"\n")
         os.set_blocking(process.stdin.fileno(), False)
         with self._lock:
+            if self._process is not None and self._process.stdin is not None:
+                self._process.stdin.close()
             self._process = process
             self._missed = False
 
@@ -179,9 +182,9 @@ class WorkerLink:
         if process is None or process.stdout is None:
             return False
         owned = False
-        for line in io.BufferedReader(process.stdout):  # type: ignore[type-var]  # a FileIO, since bufsize=0
-            owned = self._hear(json.loads(line)) or owned
-        process.stdout.close()
+        with io.BufferedReader(process.stdout) as lines:  # type: ignore[type-var]  # a FileIO, since bufsize=0
+            for line in lines:
+                owned = self._hear(json.loads(line)) or owned
         process.wait()
         return owned
 

@@ -19,10 +19,12 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from ._delivery import deliver
+from ._health import Health
 from ._redact import redact
 from ._schedule import Counts, Schedule, Standing
+from ._verdicts import Action, Attempts, Verdict, judge
 from .entry import Entry, identifier_of
-from .errors import BytesCorrupt, ManifestUnreadable, RejectedByStore, StoreParked, TransientStoreError
+from .errors import BytesCorrupt, ManifestUnreadable
 from .outcome import Outcome, UploadState
 from .ownership import OwnerLock
 from .retry import RetryPolicy
@@ -43,15 +45,6 @@ _log = logging.getLogger("uploads")
 _TICK_SECONDS = 1.0
 _STATUS_SECONDS = 5.0
 _RESCAN_SECONDS = 10.0
-_LOCAL_TROUBLE = {
-    errno.EMFILE,
-    errno.ENFILE,
-    errno.ENOMEM,
-    errno.ENOSPC,
-    errno.EDQUOT,
-    errno.EINTR,
-    errno.EIO,
-}
 
 
 class Drain:
@@ -89,13 +82,13 @@ class Drain:
         self._clock = clock
         self._lock = OwnerLock(spool.drain_lock, role)
         self._schedule = Schedule(clock)
-        self._health = _Health(self._policy, clock)
+        self._health = Health(self._policy, clock)
         self._stopping = threading.Event()
         self._threads: list[threading.Thread] = []
         self._delivered = 0
         self._delivered_bytes = 0
         self._counting = threading.Lock()  # Guards the two counts and _attempts.
-        self._attempts: dict[str, _Attempts] = {}
+        self._attempts: dict[str, Attempts] = {}
         self._said: set[str] = set()
 
     def start(self) -> None:
@@ -183,14 +176,19 @@ class Drain:
     def _serve(self) -> None:
         while not self._stopping.is_set():
             folder = self._schedule.next(timeout_seconds=_TICK_SECONDS)
-            if folder is not None:
+            if folder is None:
+                continue
+            try:
                 self._work_on(folder)
+            except Exception:  # noqa: BLE001  # a disk that fails even to rename must not end the thread
+                _log.exception("the spool could not note what became of %s; it is tried again", folder)
+                self._schedule.retry(folder, self._policy.cap_seconds)
 
     def _work_on(self, folder: str) -> None:
         try:
             outcome = self._attempt(folder)
-        except Exception as error:  # noqa: BLE001  # judged below; an uploading thread must outlive whatever a store raises
-            self._judge(folder, error)
+        except BaseException as error:  # noqa: BLE001  # an uploading thread outlives whatever a store raises, SystemExit included
+            self._mend(folder, error)
         else:
             if outcome is not None:
                 self._settle(folder, outcome)
@@ -293,103 +291,70 @@ class Drain:
 
     # Failures.
 
-    def _judge(self, folder: str, error: Exception) -> None:
-        """What a failure means: for this entry alone, for the store, or nothing but time."""
-        reason = redact(f"{type(error).__name__}: {error}")
+    def _mend(self, folder: str, error: BaseException) -> None:
+        """Does with a failed attempt what the verdict on it says."""
         if isinstance(error, FileNotFoundError) and self._spool.place_of(folder) is None:
             self._lose(folder)
             return
         attempts = self._attempts_of(folder)
-        attempts.count += 1
-        if isinstance(error, ManifestUnreadable):
-            self._fail(folder, UploadState.CORRUPT, reason)
-        elif isinstance(error, RejectedByStore):
-            self._fail(folder, UploadState.REJECTED, reason)
-        elif isinstance(error, BytesCorrupt):
-            attempts.corrupt += 1
+        verdict = judge(error, attempts, self._policy, self._health.successes)
+        if isinstance(error, BytesCorrupt):  # Looked at again from the start, not trusted.
             (self._spool.inflight / folder / "digest.json").unlink(missing_ok=True)
-            self._retry_or_fail(
-                folder, attempts, reason, UploadState.CORRUPT, attempts.corrupt >= self._policy.corrupt_tries
+        if verdict.action is Action.FAIL:
+            self._fail(folder, verdict)
+        elif verdict.action is Action.PARK:
+            probe_seconds = self._health.parked(verdict.reason)
+            self._say_once(
+                verdict.reason,
+                f"uploads to {self._store.uri()} wait: {verdict.reason}. They go on by themselves when this is mended; nothing is lost.",
             )
-        elif isinstance(error, StoreParked):
-            self._park_or_fail(folder, attempts, error, reason)
-        elif isinstance(error, TransientStoreError):
-            self._slow_down(folder, attempts, reason, error.retry_after_seconds)
-        elif isinstance(error, OSError) and error.errno in _LOCAL_TROUBLE:
-            self._slow_down(folder, attempts, reason, None)
+            self._schedule.rest(probe_seconds, probing_only=True)
+            self._return(folder, attempts, verdict, probe_seconds)
         else:
-            attempts.unknown += 1
-            _log.debug("unclassified failure of %s", folder, exc_info=error)
-            self._retry_or_fail(
-                folder, attempts, reason, UploadState.REJECTED, attempts.unknown >= self._policy.unknown_tries
+            self._slow_down(verdict)
+            self._return(
+                folder,
+                attempts,
+                verdict,
+                self._policy.delay_seconds(attempts.count, verdict.retry_after_seconds),
             )
 
-    def _retry_or_fail(
-        self, folder: str, attempts: _Attempts, reason: str, state: UploadState, enough: bool
-    ) -> None:  # one caller each
-        if enough:
-            self._fail(folder, state, reason)
-        else:
-            self._slow_down(folder, attempts, reason, None)
-
-    def _park_or_fail(self, folder: str, attempts: _Attempts, error: StoreParked, reason: str) -> None:
-        if error.may_be_the_entry and self._health.successes > attempts.successes_at_denial:
-            attempts.denied += 1  # Others got through since it was last denied: it may be about this name.
-        attempts.successes_at_denial = self._health.successes
-        if attempts.denied >= self._policy.denied_tries:
-            self._fail(folder, UploadState.REJECTED, reason)
-            return
-        probe_seconds = self._health.parked(reason)
-        self._say_once(
-            reason,
-            f"uploads to {self._store.uri()} wait: {reason}. They go on by themselves when this is mended; nothing is lost.",
-        )
-        self._schedule.rest(probe_seconds, probing_only=True)
-        self._return(folder, attempts, reason, probe_seconds)
-
-    def _slow_down(
-        self, folder: str, attempts: _Attempts, reason: str, retry_after_seconds: float | None
-    ) -> None:
-        in_a_row = self._health.failed(reason)
-        if in_a_row > self._workers or retry_after_seconds is not None:
+    def _slow_down(self, verdict: Verdict) -> None:
+        """When more attempts failed in a row than there are threads, it is not about single entries: all wait together."""
+        in_a_row = self._health.failed(verdict.reason)
+        if in_a_row > self._workers or verdict.retry_after_seconds is not None:
             self._schedule.rest(
-                self._policy.delay_seconds(max(1, in_a_row - self._workers), retry_after_seconds)
+                self._policy.delay_seconds(max(1, in_a_row - self._workers), verdict.retry_after_seconds)
             )
         if in_a_row == self._workers + 1:
-            _log.warning("uploads to %s are failing and are tried again: %s", self._store.uri(), reason)
-        self._return(
-            folder, attempts, reason, self._policy.delay_seconds(attempts.count, retry_after_seconds)
-        )
+            _log.warning(
+                "uploads to %s are failing and are tried again: %s", self._store.uri(), verdict.reason
+            )
 
-    def _return(self, folder: str, attempts: _Attempts, reason: str, delay_seconds: float) -> None:
+    def _return(self, folder: str, attempts: Attempts, verdict: Verdict, delay_seconds: float) -> None:
         if (self._spool.inflight / folder).is_dir():
-            self._spool.note_attempt(self._spool.inflight / folder, attempts.count, reason)
+            self._spool.note_attempt(self._spool.inflight / folder, attempts.count, verdict.reason)
             self._spool.release(folder)
         self._schedule.retry(folder, delay_seconds)
 
-    def _fail(self, folder: str, state: UploadState, reason: str) -> None:
+    def _fail(self, folder: str, verdict: Verdict) -> None:
         name = folder
         if (self._spool.pending / folder).is_dir():
             self._spool.claim(folder)
         with contextlib.suppress(ManifestUnreadable, OSError):
             name = Entry.read(self._spool.inflight / folder).remote_name
-        self._settle(folder, Outcome(identifier_of(folder), name, state, reason=reason))
+        self._settle(folder, Outcome(identifier_of(folder), name, verdict.state, reason=verdict.reason))
 
     def _lose(self, folder: str) -> None:
-        outcome = Outcome(
-            identifier_of(folder),
-            folder,
-            UploadState.LOST,
-            reason=f"{folder} must be in the spool {self._spool.path}, got nothing: its folder was deleted",
-        )
-        _log.error("%s", outcome.reason)
+        reason = f"{folder} must be in the spool {self._spool.path}, got nothing: its folder was deleted"
+        _log.error("%s", reason)
         self._spool.create()
         self._schedule.settle(folder, failed=True)
-        self._on_settled(outcome)
+        self._on_settled(Outcome(identifier_of(folder), folder, UploadState.LOST, reason=reason))
 
-    def _attempts_of(self, folder: str) -> _Attempts:
+    def _attempts_of(self, folder: str) -> Attempts:
         with self._counting:
-            return self._attempts.setdefault(folder, _Attempts())
+            return self._attempts.setdefault(folder, Attempts())
 
     def _say_once(self, cause: str, text: str) -> None:
         if cause not in self._said:
@@ -412,7 +377,6 @@ class Drain:
                 if now - last_scan >= _RESCAN_SECONDS:
                     self.rescan()
                     last_scan = now
-            self._replace_dead_threads()
 
     def _renew_if_changed(self, before: tuple[object, ...]) -> tuple[object, ...]:
         """A parked store starts over when its credentials files change, and in any case before each probe."""
@@ -429,75 +393,6 @@ class Drain:
         if not isinstance(self._store, Renewable):
             return ()
         return tuple(_stamp(path) for path in self._store.credential_files())
-
-    def _replace_dead_threads(self) -> None:
-        for place, thread in enumerate(self._threads[: self._workers]):
-            if not thread.is_alive() and not self._stopping.is_set():
-                _log.error("the upload thread %s died and was replaced", thread.name)
-                self._threads[place] = self._thread(self._serve, thread.name)
-
-
-class _Attempts:
-    """How one entry failed so far, in this process."""
-
-    __slots__ = ("corrupt", "count", "denied", "successes_at_denial", "unknown")
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.corrupt = 0
-        self.denied = 0
-        self.unknown = 0
-        self.successes_at_denial = 0
-
-
-class _Health:
-    """How the store does, as all threads together see it; the lock guards everything."""
-
-    def __init__(self, policy: RetryPolicy, clock: Callable[[], float]) -> None:
-        self._policy = policy
-        self._clock = clock
-        self._lock = threading.Lock()
-        self._failures_in_a_row = 0
-        self._probes = 0
-        self._resting_until = float("-inf")
-        self._renewed_for = 0
-        self.successes = 0
-        self.parked_because = ""
-        self.last_error = ""
-
-    def worked(self) -> None:
-        with self._lock:
-            self.successes += 1
-            self._failures_in_a_row = 0
-            self._probes = 0
-            self._renewed_for = 0
-            if self.parked_because:
-                _log.warning("uploads go on")
-            self.parked_because = ""
-
-    def failed(self, reason: str) -> int:
-        """Returns how many failures there were in a row."""
-        with self._lock:
-            self.last_error = reason
-            self._failures_in_a_row += 1
-            return self._failures_in_a_row
-
-    def parked(self, reason: str) -> float:
-        """Returns how long to leave the store alone."""
-        with self._lock:
-            self.last_error = self.parked_because = reason
-            now = self._clock()
-            if now >= self._resting_until:  # Else it is another thread's answer to the same trouble.
-                self._probes += 1
-                self._resting_until = now + self._policy.probe_seconds(self._probes - 1)
-            return self._resting_until - now
-
-    def wants_renewal(self) -> bool:
-        """Whether the store was not renewed since its last denial."""
-        with self._lock:
-            wants = self._renewed_for != self._probes
-            self._renewed_for = self._probes
-            return wants
 
 
 def _stamp(path: Path) -> object:

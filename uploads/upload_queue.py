@@ -14,6 +14,8 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 
+import attrs
+
 from ._default_spool import default_spool
 from ._flusher import Flusher
 from ._forking import forget_in_child
@@ -330,6 +332,9 @@ class UploadQueue:
     ) -> UploadHandle:
         self._refuse_if_useless(name, overwrite=overwrite)
         size = size_of(source)
+        if not self.spool.tmp.is_dir():
+            _log.error("the spool %s was deleted and is made anew", self.spool.path)
+            self.spool.create()
         try:
             self._room.take(size, adds_to_disk=take is stage_copy)
         except SpoolFull as error:
@@ -356,14 +361,7 @@ class UploadQueue:
         to_disk: bool,
     ) -> UploadHandle:
         identifier = uuid.uuid4().hex[:16]
-        try:
-            folder = self.spool.new_folder()
-        except FileNotFoundError:
-            _log.error(
-                "the spool %s was deleted and is made anew", self.spool.path
-            )  # the traceback says nothing more
-            self.spool.create()
-            folder = self.spool.new_folder()
+        folder = self.spool.new_folder()
         try:
             staged = take(source, folder / DATA_FILE)
             with self._lock:
@@ -459,6 +457,10 @@ class UploadQueue:
             if not self._keys[key_of(folder)]:
                 del self._keys[key_of(folder)]
             handle = self._handles.pop(outcome.identifier, None)
+            if (
+                outcome.state is UploadState.LOST and handle is not None
+            ):  # Its manifest, and so its name, is lost as well.
+                outcome = attrs.evolve(outcome, remote_name=handle.remote_name)
             if outcome.state.is_failure:
                 self._failures.append(outcome)
             else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import io
 import time
@@ -126,22 +127,18 @@ class Requests:
 
     def abort(self, key: str, upload_id: str) -> None:
         """Has the server forget the parts; fine where it has already."""
-        from botocore.exceptions import ClientError
-
-        try:
+        with _fine_if_gone():
             self._client.abort_multipart_upload(Bucket=self._bucket, Key=key, UploadId=upload_id)
-        except ClientError as error:
-            if error.response["Error"]["Code"] != "NoSuchUpload":
-                raise
 
     def abort_all(self, key: str) -> None:
         """Has the server forget every unfinished upload of exactly this key."""
-        for page in self._client.get_paginator("list_multipart_uploads").paginate(
-            Bucket=self._bucket, Prefix=key
-        ):
-            for upload in page.get("Uploads", ()):
-                if upload["Key"] == key:
-                    self.abort(key, upload["UploadId"])
+        with _fine_if_gone():  # rclone answers so where there are none at all.
+            for page in self._client.get_paginator("list_multipart_uploads").paginate(
+                Bucket=self._bucket, Prefix=key
+            ):
+                for upload in page.get("Uploads", ()):
+                    if upload["Key"] == key:
+                        self.abort(key, upload["UploadId"])
 
     def check_size(self, key: str, body: Body) -> None:
         """For answers that say nothing about the bytes: at least the size must be right."""
@@ -161,6 +158,17 @@ class Requests:
                 raise BytesCorrupt(f"the server must have checksum {sent}, got {echo}")
             return True
         return bool(answer.get("ETag", "").strip('"') == hashlib.md5(data, usedforsecurity=False).hexdigest())
+
+
+@contextlib.contextmanager
+def _fine_if_gone() -> Iterator[None]:
+    from botocore.exceptions import ClientError
+
+    try:
+        yield
+    except ClientError as error:
+        if error.response["Error"]["Code"] != "NoSuchUpload":
+            raise
 
 
 def _metadata(body: Body) -> dict[str, str]:

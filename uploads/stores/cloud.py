@@ -21,6 +21,7 @@ from uploads.errors import (
     TransientStoreError,
 )
 
+from ._create_only import CreateOnly, CreateOnlyPolicy
 from .store import RemoteObject
 from .uris import compose_uri
 
@@ -50,6 +51,7 @@ class CloudStore:
         region: For S3.
         part_bytes: Files up to this size go in one request, larger ones in parts of this size.
         part_threads: Parts of one file in flight at the same time.
+        create_only: What `overwrite=False` takes of an S3 server that is not AWS's; see S3Store.
         backend: An obstore store to use instead of making one.
         config: obstore's own options for the cloud, such as `azure_storage_account_name`.
 
@@ -67,6 +69,7 @@ class CloudStore:
         region: str | None = None,
         part_bytes: int | str = 8 << 20,
         part_threads: int | str = 4,
+        create_only: CreateOnlyPolicy = "require",
         backend: Any = None,
         **config: Any,
     ) -> None:
@@ -90,11 +93,15 @@ class CloudStore:
         }
         self._arguments = _arguments(endpoint_url, region, config)
         self._bucket = bucket
+        self._create_only = CreateOnly(create_only, known=None if scheme == "s3" and endpoint_url else True)
         self._backend = backend or self._make_backend()
 
     def put(self, name: str, body: Body, *, overwrite: bool, notes: Path | None = None) -> RemoteObject:
         key = self._key(name)
         attributes = {"entry-id": body.identifier, "sha256": body.digest.sha256}
+        create_only = not overwrite and self._create_only.may_be_asked(
+            self.uri(), self._put_probe, self.delete
+        )
         with self._translated(f"put {key}"):
             if body.digest.size <= self._part_bytes:
                 data = body.read(0, body.digest.size)
@@ -103,10 +110,10 @@ class CloudStore:
                     key,
                     data,
                     attributes=attributes,
-                    mode="overwrite" if overwrite else "create",
+                    mode="create" if create_only else "overwrite",
                     use_multipart=False,
                 )
-            elif overwrite:
+            elif not create_only:
                 self._put_parts(key, body, attributes)
             else:
                 self._put_parts_create_only(key, body, attributes)
@@ -129,7 +136,7 @@ class CloudStore:
             return None
 
     def get(self, name: str, offset: int = 0, version: str | None = None) -> Iterator[bytes]:
-        options: dict[str, Any] = {"range": {"offset": offset}} if offset else {}
+        options: Any = {"range": {"offset": offset}} if offset else {}
         if version is not None:
             options["if_match"] = version
         with self._translated(f"get {self._key(name)}"):
@@ -176,6 +183,10 @@ class CloudStore:
             retry_config={"max_retries": 0, "retry_timeout": dt.timedelta(seconds=60)},
             **self._arguments,
         )
+
+    def _put_probe(self, name: str) -> None:
+        with self._translated(f"probe {self.uri()}"):
+            self._obstore.put(self._backend, self._key(name), b"probe", mode="create")
 
     def _put_parts(self, key: str, body: Body, attributes: dict[str, str]) -> None:
         chunks = body.chunks(self._part_bytes)

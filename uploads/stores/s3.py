@@ -6,22 +6,20 @@ that refuses work at interpreter exit.
 
 from __future__ import annotations
 
-import logging
+import contextlib
 import os
 import threading
-import uuid
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from uploads.errors import (
-    RejectedByStore,
     RemoteExists,
     RemoteNotFound,
-    StoreError,
     StoreParked,
     TransientStoreError,
 )
 
+from ._create_only import CreateOnly, CreateOnlyPolicy
 from ._s3_errors import code_of, translated
 from ._s3_parts import PartsUpload, abandon_parts, part_bytes_for
 from ._s3_requests import Checksum, Requests
@@ -35,11 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = ["S3Store"]
 
-_log = logging.getLogger("uploads")
-
 _CHUNK_BYTES = 1 << 20
-
-CreateOnly = Literal["require", "head"]
 
 
 class S3Store:
@@ -82,14 +76,14 @@ class S3Store:
         aws_session_token: str | None = None,
         addressing_style: str | None = None,
         checksum: Checksum = "aws",
-        create_only: CreateOnly = "require",
+        create_only: CreateOnlyPolicy = "require",
         part_bytes: int | str = 16 << 20,
         part_threads: int | str = 4,
         connect_timeout_seconds: float | str = 10.0,
         read_timeout_seconds: float | str = 60.0,
         **extra_args: Any,
     ) -> None:
-        _check(bucket, checksum, create_only, extra_args)
+        _check(bucket, checksum, extra_args)
         self.bucket = bucket
         self.prefix = prefix.strip("/")
         self._session_options: dict[str, Any] = {
@@ -106,7 +100,8 @@ class S3Store:
             "s3": {"addressing_style": addressing_style} if addressing_style else None,
         }
         self._checksum = checksum
-        self._create_only = create_only
+        aws_itself = True if self._endpoint_url is None else None  # AWS keeps the promise, since 2024.
+        self._create_only = CreateOnly(create_only, known=aws_itself)
         self._part_bytes = int(part_bytes)
         self._slots = threading.BoundedSemaphore(int(part_threads))
         acl = os.environ.get("S3_CANNED_ACL")
@@ -119,14 +114,15 @@ class S3Store:
             "checksum": None if checksum == "aws" else checksum,
             "create_only": None if create_only == "require" else create_only,
         }
-        self._lock = threading.Lock()  # Guards the client, and the one probe.
+        self._lock = threading.Lock()  # Guards the client.
         self._client: Any = None
-        self._honours_create_only: bool | None = None if self._endpoint_url else True  # AWS does, since 2024.
 
     def put(self, name: str, body: Body, *, overwrite: bool, notes: Path | None = None) -> RemoteObject:
         key = self._key(name)
         requests = self._requests()
-        create_only = not overwrite and self._may_create_only(requests)
+        create_only = not overwrite and self._create_only.may_be_asked(
+            self.uri(), self._put_probe, self.delete
+        )
         if body.digest.size <= self._part_bytes:
             with translated(f"put {key}"):
                 requests.put(key, body, create_only=create_only)
@@ -165,7 +161,10 @@ class S3Store:
             raise TransientStoreError(
                 f"{self.uri(name)} must not change while it is read. Start over."
             ) from error
-        with answer["Body"] as stream, translated(f"get {self._key(name)}"):
+        if version is not None and answer.get("ETag") != version:  # Some servers ignore If-Match.
+            answer["Body"].close()
+            raise TransientStoreError(f"{self.uri(name)} must not change while it is read. Start over.")
+        with contextlib.closing(answer["Body"]) as stream, translated(f"get {self._key(name)}"):
             while chunk := stream.read(_CHUNK_BYTES):
                 yield chunk
 
@@ -237,54 +236,23 @@ class S3Store:
         )
         return session.client("s3", endpoint_url=self._endpoint_url, config=config)
 
-    def _may_create_only(self, requests: Requests) -> bool:
-        """Whether to send `If-None-Match: *`; refuses where the server would ignore it and the user has not allowed that."""
-        with self._lock:
-            if self._honours_create_only is None:
-                self._honours_create_only = self._probe_create_only(self._client)
-                if not self._honours_create_only and self._create_only == "head":
-                    _log.warning(
-                        "%s ignores If-None-Match: with overwrite=False two ranks at the same instant may overwrite each other",
-                        self.uri(),
-                    )
-            if not self._honours_create_only and self._create_only == "require":
-                raise RejectedByStore(
-                    f"{self.uri()} must honour If-None-Match for overwrite=False, got an answer as if it did not. Use overwrite=True, or allow looking before putting with create_only=head."
+    def _put_probe(self, name: str) -> None:
+        try:
+            with translated(f"probe {self.uri()}"):
+                self._connected().put_object(
+                    Bucket=self.bucket, Key=self._key(name), Body=b"probe", IfNoneMatch="*"
                 )
-            return self._honours_create_only
-
-    def _probe_create_only(self, client: Any) -> bool:
-        """Puts the same small object twice: a server that honours create-only refuses the second."""
-        key = self._key(f".uploads-probe-{uuid.uuid4().hex}")
-        try:
-            for _ in range(2):
-                with translated(f"probe {self.uri()}"):
-                    client.put_object(Bucket=self.bucket, Key=key, Body=b"probe", IfNoneMatch="*")
-        except RemoteExists:
-            return True
         except StoreParked as error:
-            if code_of(error) != "NotImplemented":
-                raise
-            return False
-        finally:
-            self._remove_probe(client, key)
-        return False
-
-    def _remove_probe(self, client: Any, key: str) -> None:
-        try:
-            with translated(f"remove {key}"):
-                client.delete_object(Bucket=self.bucket, Key=key)
-        except StoreError as error:
-            _log.warning("the empty object %s could not be removed: %s", key, error)
+            if code_of(error) == "NotImplemented":
+                raise NotImplementedError(str(error)) from error
+            raise
 
 
-def _check(bucket: str, checksum: str, create_only: str, extra_args: dict[str, Any]) -> None:
+def _check(bucket: str, checksum: str, extra_args: dict[str, Any]) -> None:
     if not bucket:
         raise ValueError("an S3 store must have a bucket, got none. Write s3://bucket/prefix.")
     if checksum not in {"aws", "md5", "none"}:
         raise ValueError(f"checksum must be 'aws', 'md5' or 'none', got {checksum!r}")
-    if create_only not in {"require", "head"}:
-        raise ValueError(f"create_only must be 'require' or 'head', got {create_only!r}")
     unknown = [name for name in extra_args if not name[:1].isupper()]
     if unknown:
         raise ValueError(
