@@ -91,22 +91,29 @@ class Entry:
             ManifestUnreadable: Torn, foreign, from a newer version, or another entry's.
             OSError: The file could not be read; says nothing about what is in it.
         """
-        raw = (folder / MANIFEST_FILE).read_bytes()
+        entry = cls.parse((folder / MANIFEST_FILE).read_bytes())
+        if entry.folder != folder.name:
+            raise ManifestUnreadable(f"manifest in {folder} must describe its own folder, got {entry.folder}")
+        return entry
+
+    @classmethod
+    def parse(cls, text: bytes) -> Entry:
+        """The inverse of `to_text`.
+
+        Raises:
+            ManifestUnreadable: Torn, foreign, or from a newer version.
+        """
         try:
-            record = json.loads(raw)
+            record = json.loads(text)
             version = record.pop("version")
             if version != _VERSION:
                 raise ManifestUnreadable(
-                    f"manifest {folder / MANIFEST_FILE} must have version {_VERSION}, got {version!r}. Use the release that wrote it."
+                    f"a manifest must have version {_VERSION}, got {version!r}. Use the release that wrote it."
                 )
             entry = cls(**{**record, "after": tuple(record["after"])})
-            matches = entry.folder == folder.name
+            _ = entry.folder  # Needs a name and a number.
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise ManifestUnreadable(
-                f"manifest {folder / MANIFEST_FILE} must be a JSON object of an entry, got {raw[:40]!r} ({error})"
+                f"a manifest must be a JSON object of an entry, got {text[:40]!r} ({error})"
             ) from error
-        if not matches:
-            raise ManifestUnreadable(
-                f"manifest {folder / MANIFEST_FILE} must describe its own folder, got {entry.folder}"
-            )
         return entry

@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .entry import DATA_FILE, MANIFEST_FILE, Entry, identifier_of, is_entry_folder, sequence_of
-from .errors import SpoolUnusable
+from .errors import ManifestUnreadable, SpoolUnusable
 from .outcome import Outcome, UploadState
 
 if TYPE_CHECKING:
@@ -109,15 +109,18 @@ class Spool:
         folder.mkdir(mode=0o700)
         return folder
 
+    def write_manifest(self, staged: Path, entry: Entry) -> None:
+        """Says in the staged folder what it is."""
+        write_text(staged / MANIFEST_FILE, entry.to_text())
+
     def publish(self, staged: Path, entry: Entry, *, to_disk: bool) -> None:
-        """Writes the manifest and makes the staged folder pending, in one rename.
+        """Makes the staged folder, which holds data and manifest, pending in one rename.
 
         Args:
-            staged: From `new_folder`, holding the data.
-            entry: What to write into the manifest.
+            staged: From `new_folder`.
+            entry: As in its manifest.
             to_disk: Whether data, manifest and names are on the disk when this returns, not only in the page cache.
         """
-        write_text(staged / MANIFEST_FILE, entry.to_text())
         if to_disk:
             fsync_entry(staged)
         staged.rename(self.pending / entry.folder)
@@ -125,11 +128,19 @@ class Spool:
             fsync_path(self.pending)
 
     def sweep_tmp(self) -> int:
-        """Removes what dead processes of this host left half staged; returns how many."""
+        """Clears what dead processes of this host left half staged; returns how many were removed.
+
+        A file that had been moved here is nowhere else: its entry is complete, and becomes pending.
+        """
         swept = 0
         for folder in _children(self.tmp):
-            host, _, rest = folder.name.rpartition("-")[0].rpartition("-")
-            if host == socket.gethostname() and not (rest.isdigit() and _alive(int(rest))):
+            host, _, pid = folder.name.rpartition("-")[0].rpartition("-")
+            if host != socket.gethostname() or (pid.isdigit() and _alive(int(pid))):
+                continue
+            entry = _moved_entry(folder)
+            if entry is not None:
+                folder.rename(self.pending / entry.folder)
+            else:
                 shutil.rmtree(folder, ignore_errors=True)
                 swept += 1
         return swept
@@ -321,6 +332,17 @@ def _entries(folder: Path) -> Iterator[str]:
         for item in listing:
             if is_entry_folder(item.name):
                 yield item.name
+
+
+def _moved_entry(staged: Path) -> Entry | None:
+    """The entry in a folder under `tmp/`, where a rename had brought its data before its process died."""
+    if not (staged / DATA_FILE).is_file():
+        return None
+    try:
+        entry = Entry.parse((staged / MANIFEST_FILE).read_bytes())
+    except (OSError, ManifestUnreadable):
+        return None
+    return entry if entry.staging == "moved" else None
 
 
 def _alive(pid: int) -> bool:

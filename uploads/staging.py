@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-__all__ = ["Staged", "files_of", "size_of", "stage_copy", "stage_link", "stage_move"]
+__all__ = ["Staged", "files_of", "is_on_same_disk", "measure_to_move", "size_of", "stage_copy", "stage_link"]
 
 
 @attrs.frozen
@@ -51,28 +51,22 @@ def stage_copy(source: Path, target: Path) -> Staged:
     )
 
 
-def stage_move(source: Path, target: Path) -> Staged:
-    """Takes ownership by rename; across file systems by copy and removal. The source is gone afterwards.
+def measure_to_move(source: Path) -> Staged:
+    """What a rename will bring, without touching the file; nothing is read, so there is no checksum.
 
     Raises:
         InvalidSource: Not a readable regular file; a symlink is refused, since only the link would move.
-        OSError: The spool could not be written.
     """
     if source.is_symlink():
         raise InvalidSource(
             f"a source to move must be a regular file, got the symlink {source}. Submit what it points to."
         )
-    with _opened(source) as descriptor:
-        size = os.fstat(descriptor).st_size
-    try:
-        source.rename(target)
-    except OSError as error:
-        if error.errno != errno.EXDEV:
-            raise
-        staged = stage_copy(source, target)
-        source.unlink()
-        return staged
-    return Staged(size, None, "moved")
+    return Staged(size_of(source), None, "moved")
+
+
+def is_on_same_disk(source: Path, folder: Path) -> bool:
+    """Whether a rename can bring the source into the folder."""
+    return source.lstat().st_dev == folder.stat().st_dev
 
 
 def stage_link(source: Path, target: Path) -> Staged:

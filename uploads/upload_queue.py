@@ -19,33 +19,34 @@ import attrs
 from ._default_spool import default_spool
 from ._flusher import Flusher
 from ._forking import forget_in_child
+from ._intake import How, Intake
 from ._redact import is_secret_option, redact
 from ._room import Room
 from ._worker_link import WorkerLink, WorkerOrder
 from .backlog import Backlog
 from .download import POINTER_SUFFIX, download_file
 from .drain import Drain
-from .entry import DATA_FILE, Entry, identifier_of, key_of
+from .entry import Entry, identifier_of, key_of
 from .errors import (
-    InvalidSource,
     ManifestUnreadable,
     QueueClosed,
     RemoteNameTaken,
     SpoolFull,
     SpoolOwned,
+    UploadError,
     UploadsIncomplete,
 )
 from .handle import FolderHandle, UploadHandle
 from .names import check_remote_name, name_key
 from .outcome import Outcome, UploadState
 from .ownership import OwnerLock
-from .spool import Spool, utc_now
-from .staging import Staged, files_of, size_of, stage_copy, stage_link, stage_move
+from .spool import Spool
+from .staging import files_of, size_of
 from .stores import open_store
 from .stores.uris import is_remote
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
     from types import TracebackType
 
     from .retry import RetryPolicy
@@ -154,7 +155,6 @@ class UploadQueue:
         self._owner = OwnerLock(self.spool.queue_lock, "queue")
         self._owner.acquire()
         self.spool.sweep_tmp()
-        self._sequence = self.spool.last_sequence()
         self._room = Room(
             self.spool.path,
             spool_bytes=spool_bytes,
@@ -162,6 +162,7 @@ class UploadQueue:
             wait_seconds=full_wait_seconds,
             clock=time.monotonic,
         )
+        self._intake = Intake(self.spool, self._room)
         self._flusher = Flusher(self.spool)
         for folder in (*self.spool.list_pending(), *self.spool.list_inflight()):
             self._unsettled[identifier_of(folder)] = folder
@@ -218,7 +219,7 @@ class UploadQueue:
         name = check_remote_name(source.name if remote_name is None else remote_name)
         if move and link:
             raise ValueError("a file must be submitted with move=True or link=True, got both")
-        take = stage_move if move else stage_link if link else stage_copy
+        how: How = "move" if move else "link" if link else "copy"
         identifiers = tuple(
             handle.identifier
             for one in after
@@ -227,11 +228,11 @@ class UploadQueue:
         to_disk = (durability or self._durability) == "power"
         if not source.is_dir():
             return self._submit_file(
-                source, name, take, overwrite=overwrite, after=identifiers, to_disk=to_disk
+                source, name, how, overwrite=overwrite, after=identifiers, to_disk=to_disk
             )
         files = [(path, check_remote_name(f"{name}/{inner}")) for path, inner in files_of(source)]
         handles = tuple(
-            self._submit_file(path, inner, take, overwrite=overwrite, after=identifiers, to_disk=to_disk)
+            self._submit_file(path, inner, how, overwrite=overwrite, after=identifiers, to_disk=to_disk)
             for path, inner in files
         )
         return FolderHandle(name, self._store.uri(name), handles)
@@ -249,7 +250,7 @@ class UploadQueue:
             return self._submit_file(
                 text,
                 name,
-                stage_move,
+                "move",
                 overwrite=True,
                 after=(target.identifier,),
                 to_disk=self._durability == "power",
@@ -321,68 +322,33 @@ class UploadQueue:
     # Submitting.
 
     def _submit_file(
-        self,
-        source: Path,
-        name: str,
-        take: Callable[[Path, Path], Staged],
-        *,
-        overwrite: bool,
-        after: tuple[str, ...],
-        to_disk: bool,
+        self, source: Path, name: str, how: How, *, overwrite: bool, after: tuple[str, ...], to_disk: bool
     ) -> UploadHandle:
         self._refuse_if_useless(name, overwrite=overwrite)
         size = size_of(source)
         if not self.spool.tmp.is_dir():
             _log.error("the spool %s was deleted and is made anew", self.spool.path)
             self.spool.create()
-        try:
-            self._room.take(size, adds_to_disk=take is stage_copy)
-        except SpoolFull as error:
-            return self._refused(name, size, error)
-        try:
-            return self._stage(source, name, take, overwrite=overwrite, after=after, to_disk=to_disk)
-        except OSError as error:
-            self._room.give(size)
-            if isinstance(error, InvalidSource):
-                raise
-            return self._refused(name, size, _as_spool_full(error, self.spool.path, size))
-        except BaseException:
-            self._room.give(size)
-            raise
-
-    def _stage(
-        self,
-        source: Path,
-        name: str,
-        take: Callable[[Path, Path], Staged],
-        *,
-        overwrite: bool,
-        after: tuple[str, ...],
-        to_disk: bool,
-    ) -> UploadHandle:
         identifier = uuid.uuid4().hex[:16]
-        folder = self.spool.new_folder()
+        handle = UploadHandle(identifier, name, self._store.uri(name), lambda: self._look_at(identifier))
         try:
-            staged = take(source, folder / DATA_FILE)
-            with self._lock:
-                self._refuse_if_useless(name, overwrite=overwrite)
-                self._sequence += 1
-                entry = Entry(
-                    identifier,
-                    self._sequence,
-                    name,
-                    overwrite,
-                    staged.size,
-                    staged.crc32,
-                    staged.staging,
-                    str(source.absolute()),
-                    after,
-                    utc_now(),
-                )
-                self.spool.publish(folder, entry, to_disk=to_disk)
-                handle = self._follow(entry)
-        except BaseException:
-            shutil.rmtree(folder, ignore_errors=True)
+            entry = self._intake.accept(
+                identifier,
+                source,
+                name,
+                size,
+                how,
+                overwrite=overwrite,
+                after=after,
+                to_disk=to_disk,
+                register=lambda entry: self._follow(entry, handle),
+            )
+        except BaseException as error:
+            self._unfollow(identifier)
+            if isinstance(error, SpoolFull):
+                return self._refused(name, size, error)
+            if isinstance(error, OSError) and not isinstance(error, UploadError):
+                return self._refused(name, size, _as_spool_full(error, self.spool.path, size))
             raise
         if not self._is_child:
             self._drainer.add([entry.folder])
@@ -401,19 +367,29 @@ class UploadQueue:
                     f"overwrite=False must have a name of its own, got {name!r}, which is on its way already. Use overwrite=True to replace it."
                 )
 
-    def _follow(self, entry: Entry) -> UploadHandle:
-        folder = entry.folder
-        handle = UploadHandle(
-            entry.identifier,
-            entry.remote_name,
-            self._store.uri(entry.remote_name),
-            lambda: self.spool.state_of(folder),
-        )
-        self._unsettled[entry.identifier] = folder
-        self._keys[key_of(folder)] += 1
-        self._handles[entry.identifier] = handle
-        self._sizes[entry.identifier] = entry.size
-        return handle
+    def _follow(self, entry: Entry, handle: UploadHandle) -> None:
+        """Counts the entry in, before anybody can tell us that it has ended."""
+        with self._lock:
+            self._refuse_if_useless(entry.remote_name, overwrite=entry.overwrite)
+            self._unsettled[entry.identifier] = entry.folder
+            self._keys[key_of(entry.folder)] += 1
+            self._sizes[entry.identifier] = entry.size
+            self._handles[entry.identifier] = handle
+
+    def _unfollow(self, identifier: str) -> str | None:
+        """Counts the entry out and returns its folder's name; None where it was not counted."""
+        with self._lock:
+            folder = self._unsettled.pop(identifier, None)
+            if folder is not None:
+                self._keys[key_of(folder)] -= 1
+                if not self._keys[key_of(folder)]:
+                    del self._keys[key_of(folder)]
+            return folder
+
+    def _look_at(self, identifier: str) -> UploadState | None:
+        with self._lock:
+            folder = self._unsettled.get(identifier)
+        return None if folder is None else self.spool.state_of(folder)
 
     def _refused(self, name: str, size: int, error: SpoolFull) -> UploadHandle:
         if self._raise_errors:
@@ -450,12 +426,8 @@ class UploadQueue:
 
     def _on_settled(self, outcome: Outcome) -> None:
         with self._settled:
-            folder = self._unsettled.pop(outcome.identifier, None)
-            if folder is None:
+            if self._unfollow(outcome.identifier) is None:
                 return
-            self._keys[key_of(folder)] -= 1
-            if not self._keys[key_of(folder)]:
-                del self._keys[key_of(folder)]
             handle = self._handles.pop(outcome.identifier, None)
             if (
                 outcome.state is UploadState.LOST and handle is not None
@@ -526,6 +498,7 @@ class UploadQueue:
         self._lock = threading.RLock()
         self._settled = threading.Condition(self._lock)
         self._room.forget_after_fork()
+        self._intake.forget_after_fork()
         self._owner.forget()
         self._drainer.forget_after_fork()
         atexit.unregister(self._close_at_exit)

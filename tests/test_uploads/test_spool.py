@@ -39,6 +39,7 @@ def spool(tmp_path):
 def _publish(spool, one):
     folder = spool.new_folder()
     (folder / "data").write_bytes(b"x")
+    spool.write_manifest(folder, one)
     spool.publish(folder, one, to_disk=True)
     return one.folder
 
@@ -102,6 +103,21 @@ def test_only_what_the_dead_left_half_staged_is_swept(spool):
     assert swept == 1
     assert [str(path) for path in spool.tmp.iterdir()] == [str(mine)]
     assert child.stdout.strip() != str(mine)
+
+
+def test_a_file_that_was_moved_by_the_dead_is_adopted(spool):
+    """Fault 1: a process died between taking a file by rename and publishing it; the file is nowhere else, so it becomes an entry."""
+    staged = spool.new_folder()
+    moved = staged.with_name(staged.name.replace(f"-{os.getpid()}-", "-1999999999-"))
+    staged.rename(moved)
+    (moved / "data").write_bytes(b"x")
+    one = _entry(staging="moved")
+    spool.write_manifest(moved, one)
+
+    spool.sweep_tmp()
+
+    assert spool.list_pending() == [one.folder]
+    assert list(spool.tmp.iterdir()) == []
 
 
 @pytest.mark.parametrize(
