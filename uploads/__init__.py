@@ -13,6 +13,7 @@ Importing this package starts nothing and loads no store's client.
 from .backlog import Backlog
 from .download import download_file
 from .errors import UploadError
+from .exiting import exit_on_sigterm
 from .handle import FolderHandle, UploadHandle
 from .outcome import Outcome, UploadState
 from .retry import RetryPolicy
@@ -32,6 +33,7 @@ __all__ = [
     "UploadQueue",
     "UploadState",
     "download_file",
+    "exit_on_sigterm",
     "open_store",
 ]
 

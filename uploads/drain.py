@@ -87,8 +87,9 @@ class Drain:
         self._threads: list[threading.Thread] = []
         self._delivered = 0
         self._delivered_bytes = 0
-        self._counting = threading.Lock()  # Guards the two counts and _attempts.
+        self._counting = threading.Lock()  # Guards the two counts, _attempts and _unfiled.
         self._attempts: dict[str, Attempts] = {}
+        self._unfiled: dict[str, Outcome] = {}
         self._said: set[str] = set()
 
     def start(self) -> None:
@@ -142,6 +143,7 @@ class Drain:
             thread.join(max(0.0, deadline - self._clock()))
         if not any(thread.is_alive() for thread in self._threads):
             self._threads = []
+            self._file_late()
             self._spool.write_status(self.status())
             self._lock.release()
         # Else a thread still has an entry in flight: the lock goes with the process, and recover() returns the entry.
@@ -272,10 +274,27 @@ class Drain:
         except OSError as error:
             if error.errno == errno.ENOENT:
                 raise
+            with self._counting:
+                self._unfiled[folder] = outcome
             self._say_once(
-                "settle",
-                f"the spool could not note what was delivered ({error.strerror}); it is noted when the spool is next opened",
+                "settle", f"the spool could not note what was delivered ({error.strerror}); it is tried again"
             )
+
+    def _file_late(self) -> None:
+        """Notes what could not be noted when it was delivered, for want of disk or descriptors."""
+        with self._counting:
+            unfiled, self._unfiled = self._unfiled, {}
+        done = set(self._spool.list_done()) if unfiled else set()
+        for folder, outcome in unfiled.items():
+            if folder in done:
+                self._settle_late(folder, outcome)
+
+    def _settle_late(self, folder: str, outcome: Outcome) -> None:
+        try:
+            self._spool.file_away(folder, outcome)
+        except OSError:
+            with self._counting:
+                self._unfiled[folder] = outcome
 
     def _abandon(self, place: Path) -> None:
         notes = place / "multipart.json"
@@ -369,6 +388,7 @@ class Drain:
         while not self._stopping.wait(_TICK_SECONDS):
             now = self._clock()
             with contextlib.suppress(OSError):
+                self._file_late()
                 if self._health.parked_because:
                     files = self._renew_if_changed(files)
                 if now - last_status >= _STATUS_SECONDS:
