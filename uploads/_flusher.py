@@ -11,6 +11,7 @@ import logging
 import threading
 from typing import TYPE_CHECKING
 
+from ._disk import sync_disk_of
 from .entry import MANIFEST_FILE
 from .spool import fsync_entry, fsync_path
 
@@ -24,6 +25,8 @@ __all__ = ["Flusher"]
 
 _log = logging.getLogger("uploads")
 
+_BURST = 8
+
 
 class Flusher:
     """One daemon thread, started with the first entry. The lock guards the list of folders to sync.
@@ -34,12 +37,18 @@ class Flusher:
     """
 
     def __init__(
-        self, spool: Spool, *, delay_seconds: float = 1.0, fsync: Callable[[Path], None] = fsync_entry
+        self,
+        spool: Spool,
+        *,
+        delay_seconds: float = 1.0,
+        fsync: Callable[[Path], None] = fsync_entry,
+        sync_disk: Callable[[Path], None] = sync_disk_of,
     ) -> None:
         self.suspect = 0
         self._spool = spool
         self._delay_seconds = delay_seconds
         self._fsync = fsync
+        self._sync_disk = sync_disk
         self._lock = threading.Lock()
         self._folders: list[str] = []
         self._wanted = threading.Event()
@@ -69,10 +78,13 @@ class Flusher:
             self._wanted.clear()
             with self._lock:
                 folders, self._folders = self._folders, []
-            for folder in folders:
-                self._flush(folder)
-            with contextlib.suppress(OSError):
-                fsync_path(self._spool.pending)
+            if len(folders) > _BURST:
+                self._flush_disk(folders)
+            else:
+                for folder in folders:
+                    self._flush(folder)
+                with contextlib.suppress(OSError):
+                    fsync_path(self._spool.pending)
             if self._stopping.is_set() and not self._wanted.is_set():
                 return
 
@@ -85,9 +97,19 @@ class Flusher:
         except FileNotFoundError:
             return  # It was uploaded meanwhile.
         except OSError as error:
-            self.suspect += 1
-            _log.error(
-                "the disk must keep %s, got %s. It is compared with its checksum before it is uploaded; a loss of power may lose it.",
-                place,
-                error.strerror,
-            )  # the traceback says nothing more
+            self._doubt(place, 1, error)
+
+    def _flush_disk(self, folders: list[str]) -> None:
+        """Many entries at once: one pass over the disk instead of three waits for its journal per entry."""
+        try:
+            self._sync_disk(self._spool.pending)
+        except OSError as error:
+            self._doubt(self._spool.path, len(folders), error)
+
+    def _doubt(self, place: Path, count: int, error: OSError) -> None:
+        self.suspect += count
+        _log.error(
+            "the disk must keep %s, got %s. Its bytes are compared with their checksum before they are uploaded; a loss of power may lose them.",
+            place,
+            error.strerror,
+        )
