@@ -9,10 +9,11 @@ require_own("events")
 require_own("uploads")
 
 # The guard above explains what these imports would not.
+from .artifacts import Artifacts  # noqa: E402
 from .base import LoggerDestination  # noqa: E402
 from .console import Console  # noqa: E402
 from .in_memory import InMemory  # noqa: E402
 from .progress_bar import ProgressBar  # noqa: E402
 from .text_file import TextFile  # noqa: E402
 
-__all__ = ["Console", "InMemory", "LoggerDestination", "ProgressBar", "TextFile"]
+__all__ = ["Artifacts", "Console", "InMemory", "LoggerDestination", "ProgressBar", "TextFile"]

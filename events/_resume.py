@@ -15,6 +15,9 @@ from .state import State
 
 __all__ = ["find_checkpoint", "train_batches"]
 
+# No store has longer names.
+_LONGEST_POINTER_BYTES = 1024
+
 
 def find_checkpoint(
     load_path: str | Path | None, resume_folder: str | Path | None, state: State, logger: Logger
@@ -46,16 +49,32 @@ def find_checkpoint(
 
 
 def _download(name: str, folder: Path, state: State, logger: Logger) -> Path:
+    """Brings a checkpoint, or the one that a pointer names, into a folder; returns where it is."""
     folder.mkdir(parents=True, exist_ok=True)
     name = format_name(name, state)
     target = folder / name.rpartition("/")[2]
     logger.download_file(name, target, overwrite=True, progress_bar=state.rank == 0)
-    if name.endswith(POINTER_SUFFIX):
-        pointed = target.read_text(encoding="utf-8").strip()
-        logger.download_file(
-            pointed, folder / pointed.rpartition("/")[2], overwrite=True, progress_bar=state.rank == 0
-        )
+    if not name.endswith(POINTER_SUFFIX):
+        return target
+    pointed = _text_of_pointer(target)
+    if pointed is None:
+        # Some destinations follow a pointer by themselves, and bring what it points to under its name.
+        return target.replace(target.with_name(f"{name.rpartition('/')[2].removesuffix(POINTER_SUFFIX)}.pt"))
+    logger.download_file(
+        pointed, folder / pointed.rpartition("/")[2], overwrite=True, progress_bar=state.rank == 0
+    )
     return target
+
+
+def _text_of_pointer(path: Path) -> str | None:
+    """Returns the name that a pointer holds, or None where the file is no pointer."""
+    with path.open("rb") as file:
+        start = file.read(_LONGEST_POINTER_BYTES + 1)
+    try:
+        text = start.decode().strip()
+    except UnicodeDecodeError:
+        return None
+    return None if len(start) > _LONGEST_POINTER_BYTES or "\0" in text else text
 
 
 def train_batches(state: State, engine: Engine) -> Iterator[Any]:

@@ -101,6 +101,7 @@ class UploadQueue:
         free_bytes: What is left free on the spool's disk.
         full_wait_seconds: How long `submit` waits for room before it refuses.
         exit_seconds: How long the interpreter's exit may take for uploads.
+        close_at_exit: Whether to do so at all; without, whoever made the queue closes it.
         grace_seconds: How long a worker process goes on alone.
         raise_errors: Whether `submit` raises when it refuses, and `close` when something was not delivered.
         policy: How long to wait between attempts (threads only; a worker has the default).
@@ -124,6 +125,7 @@ class UploadQueue:
         free_bytes: int = 1 << 30,
         full_wait_seconds: float = 0.0,
         exit_seconds: float = 30.0,
+        close_at_exit: bool = True,
         grace_seconds: float = 600.0,
         raise_errors: bool = False,
         policy: RetryPolicy | None = None,
@@ -174,7 +176,8 @@ class UploadQueue:
             self._owner.release()
             raise
         forget_in_child(self)
-        atexit.register(self._close_at_exit)
+        if close_at_exit:
+            atexit.register(self._close_at_exit)
 
     def __enter__(self) -> Self:
         return self

@@ -1,0 +1,218 @@
+"""Brings the files of a run to a store, behind training's back: `UploadQueue` as a destination.
+
+`upload_file` copies a file into the queue's spool in the training thread; everything else happens elsewhere.
+"""
+
+import time
+from collections import OrderedDict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from events import Interval, Logger, State, format_run_name
+from uploads import FolderHandle, Store, UploadError, UploadHandle, UploadQueue, open_store
+
+from .base import LoggerDestination
+
+if TYPE_CHECKING:
+    from events import Time
+
+__all__ = ["Artifacts"]
+
+_POINTER_SUFFIX = ".symlink"
+_HANDLES_KEPT = 256
+_LOOK_SECONDS = 0.2
+_SECONDS_BEFORE_A_BAR = 1.0
+
+
+class Artifacts(LoggerDestination):
+    """Takes every file that is given to `upload_file`, and gets it to a store.
+
+    ```python
+    Trainer(..., loggers=[Artifacts("s3://bucket/{run_name}")], save_folder="runs/{run_name}/checkpoints")
+    ```
+
+    **What is promised.** When `upload_file` returns, the bytes are the spool's, and survive `kill -9` of this process; they
+    go out through retries, rotated credentials and hours of outage. What is not out when the run is closed is named, with
+    the command that finishes it. See docs/uploads.md for the queue, its spool, and the costs of `isolation`.
+
+    **Pointers.** A file whose name ends in ".symlink" and that holds the name of another, as `CheckpointSaver` writes it, is
+    not visible before what it points to; `download_file` of its name without that ending brings what it points to.
+
+    **Threading.** `upload_file` blocks for as long as the copy takes, never for the network. `fit_end` waits for the network
+    only with `wait="uploaded"`, and then up to `wait_seconds`.
+
+    **Ranks.** Rank 0 opens its queue at `init`, another rank with its first file; each has a spool of its own. No rank waits
+    for another.
+
+    Args:
+        store: a URI or path for `uploads.open_store`, in which `{run_name}` and `{rank}` are filled in; or a `Store`.
+        remote_file_name: what a file is called there, around the name it was given: "checkpoints/{remote_file_name}".
+        wait: what the end of `fit` means: that files are safe in the spool ("spooled"), or that they are in the store
+            ("uploaded").
+        wait_seconds: how long the end of `fit` may take for the latter.
+        close_seconds: how long closing the run may take for uploads.
+        progress_bar: whether to show what is left while the end waits.
+        log_interval: how often to log `uploads/files_waiting` and its kin as metrics, such as "100ba"; None for never.
+        queue_options: for `uploads.UploadQueue`: `spool`, `workers`, `isolation`, `durability`, `spool_bytes`, …
+
+    Raises:
+        ValueError: the store's URI is none, or `remote_file_name` does not hold the name.
+    """
+
+    def __init__(
+        self,
+        store: Store | str | Path,
+        *,
+        remote_file_name: str = "{remote_file_name}",
+        wait: Literal["spooled", "uploaded"] = "spooled",
+        wait_seconds: float = 600.0,
+        close_seconds: float = 30.0,
+        progress_bar: bool = True,
+        log_interval: "str | Time | None" = None,
+        **queue_options: Any,
+    ) -> None:
+        if wait not in {"spooled", "uploaded"}:
+            raise ValueError(f"wait must be 'spooled' or 'uploaded', got {wait!r}.")
+        if "{remote_file_name}" not in remote_file_name:
+            raise ValueError(
+                f"remote_file_name must hold {{remote_file_name}}, got {remote_file_name!r}: files would replace each other."
+            )
+        if isinstance(store, str | Path):
+            # A mistake in the URI is found here, and not when the first checkpoint is due.
+            open_store(store, **(queue_options.get("store_options") or {}))
+        self._store = store
+        self._remote_file_name = remote_file_name
+        self._wait = wait
+        self._wait_seconds = wait_seconds
+        self._close_seconds = close_seconds
+        self._progress_bar = progress_bar
+        self._interval = None if log_interval is None else Interval(log_interval)
+        self._queue_options = queue_options
+        self._forget()
+
+    def _forget(self) -> None:
+        self._state: State | None = None
+        self._queue: UploadQueue | None = None
+        # The newest uploads by name, for pointers to them.
+        self._handles: OrderedDict[str, UploadHandle | FolderHandle] = OrderedDict()
+        self._files = 0
+        self._bytes = 0
+
+    @property
+    def queue(self) -> UploadQueue | None:
+        """The queue, while the run is open and it has begun."""
+        return self._queue
+
+    def init(self, state: State, logger: Logger) -> None:
+        self._state = state
+        if state.rank == 0:
+            self._open()
+
+    def can_upload_files(self) -> bool:
+        return True
+
+    def upload_file(self, state: State, remote_file_name: str, file_path: Path, *, overwrite: bool) -> None:
+        name = self._name(remote_file_name)
+        queue = self._open()
+        size = file_path.stat().st_size
+        target = self._target_of(remote_file_name, file_path)
+        handle: UploadHandle | FolderHandle
+        if target is None:
+            handle = queue.submit(file_path, name, overwrite=overwrite)
+        else:
+            handle = queue.submit_pointer(name.removesuffix(_POINTER_SUFFIX), target)
+        self._handles[remote_file_name] = handle
+        self._handles.move_to_end(remote_file_name)
+        while len(self._handles) > _HANDLES_KEPT:
+            self._handles.popitem(last=False)
+        self._files += 1
+        self._bytes += size
+
+    def download_file(
+        self, remote_file_name: str, destination: str, overwrite: bool = False, progress_bar: bool = True
+    ) -> None:
+        try:
+            self._open().download_file(
+                self._name(remote_file_name), destination, overwrite=overwrite, progress_bar=progress_bar
+            )
+        except UploadError as error:
+            if isinstance(error, FileNotFoundError | FileExistsError):
+                raise
+            raise OSError(f"file {remote_file_name!r} could not be downloaded: {error}") from error
+
+    def fit_start(self, state: State, logger: Logger) -> None:
+        if self._interval is not None:
+            self._interval.start(state)
+
+    def batch_end(self, state: State, logger: Logger) -> None:
+        if self._interval is not None and self._queue is not None and self._interval.passed(state):
+            logger.log_metrics(
+                {
+                    "uploads/files": self._files,
+                    "uploads/bytes": self._bytes,
+                    "uploads/files_waiting": self._queue.unsettled(),
+                }
+            )
+
+    def fit_end(self, state: State, logger: Logger) -> None:
+        if self._wait == "uploaded" and self._queue is not None:
+            self._wait_for_uploads(self._queue, self._wait_seconds)
+
+    def post_close(self) -> None:
+        queue = self._queue
+        try:
+            if queue is not None:
+                self._wait_for_uploads(queue, self._close_seconds)
+                # What waits beyond its time stays in the spool, and the queue says how to finish it.
+                queue.close(timeout_seconds=0.0)
+        finally:
+            self._forget()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Takes what the constructor was given: a copy is closed."""
+        return {
+            **self.__dict__,
+            "_state": None,
+            "_queue": None,
+            "_handles": OrderedDict(),
+            "_files": 0,
+            "_bytes": 0,
+        }
+
+    def _open(self) -> UploadQueue:
+        if self._queue is None:
+            if self._state is None:
+                raise RuntimeError(
+                    "Artifacts must be used between init and post_close, got a call before or after."
+                )
+            store = self._store
+            if isinstance(store, str | Path):
+                store = format_run_name(str(store), self._state)
+            # The engine closes it at the interpreter's end, after whoever still has a file for it.
+            self._queue = UploadQueue(store, close_at_exit=False, **self._queue_options)
+        return self._queue
+
+    def _name(self, remote_file_name: str) -> str:
+        name = self._remote_file_name.replace("{remote_file_name}", remote_file_name)
+        return name if self._state is None else format_run_name(name, self._state)
+
+    def _target_of(self, remote_file_name: str, file_path: Path) -> UploadHandle | None:
+        """Returns the upload that a pointer points to, where this session has it."""
+        if not remote_file_name.endswith(_POINTER_SUFFIX):
+            return None
+        target = self._handles.get(file_path.read_text(encoding="utf-8", errors="replace").strip())
+        return target if isinstance(target, UploadHandle) else None
+
+    def _wait_for_uploads(self, queue: UploadQueue, seconds: float) -> None:
+        """Waits until everything is out, or the time is up; shows what is left where that takes longer than a moment."""
+        if queue.drain(min(seconds, _SECONDS_BEFORE_A_BAR)).is_empty or not queue.unsettled():
+            return
+        from tqdm import tqdm
+
+        deadline = time.monotonic() + seconds - _SECONDS_BEFORE_A_BAR
+        total = queue.unsettled()
+        with tqdm(total=total, desc="Uploads", unit=" file", disable=not self._progress_bar) as bar:
+            while (left := queue.unsettled()) and (remaining := deadline - time.monotonic()) > 0:
+                queue.drain(min(_LOOK_SECONDS, remaining))
+                bar.update(total - left - bar.n)
+            bar.update(total - queue.unsettled() - bar.n)

@@ -1,0 +1,267 @@
+"""Artifacts: files of a run in a store, in the order that pointers need, and back again."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from destinations import Artifacts, LoggerDestination
+from destinations.testing import DestinationContract, DryRun, RecordingDestination
+from events import Logger, State, Trainer
+from tests.servers import s3_servers
+from uploads import LocalStore
+
+
+def files_in(folder):
+    """Returns every file below a folder with its content."""
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+@pytest.fixture
+def make_artifacts(tmp_path):
+    """Makes destinations with a store and a spool in the test's folder."""
+
+    def make(store=None, **options):
+        defaults = {"spool": tmp_path / "spool", "progress_bar": False, "free_bytes": 0}
+        return Artifacts(tmp_path / "store" if store is None else store, **(defaults | options))
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def moto():
+    """A server that speaks S3."""
+    with pytest.MonkeyPatch.context() as patch, s3_servers.moto() as server:
+        patch.setenv("AWS_ACCESS_KEY_ID", s3_servers.ACCESS_KEY)
+        patch.setenv("AWS_SECRET_ACCESS_KEY", s3_servers.SECRET_KEY)
+        patch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+        patch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+        yield server
+
+
+class TestArtifacts(DestinationContract):
+    @pytest.fixture
+    def destination(self, make_artifacts):
+        """Returns one with a local store."""
+        return make_artifacts()
+
+
+class Down(LocalStore):
+    """A store that nobody reaches."""
+
+    def put(self, *arguments, **options):
+        raise ConnectionError("no route to host")
+
+
+def train(loggers, folder, **arguments):
+    """Trains two epochs of two batches, with a checkpoint after each."""
+    model = torch.nn.Linear(3, 2)
+    data = [(torch.zeros(4, 3), torch.zeros(4, dtype=torch.long))] * 2
+    trainer = Trainer(
+        model,
+        data,
+        max_duration="2ep",
+        loss_fn=torch.nn.functional.cross_entropy,
+        optimizers=torch.optim.SGD(model.parameters(), lr=0.1),
+        loggers=loggers,
+        run_name="digits",
+        save_folder=folder,
+        device="cpu",
+        **arguments,
+    )
+    with trainer:
+        trainer.fit()
+    return trainer
+
+
+def test_checkpoints_arrive_with_a_pointer_to_the_newest(make_artifacts, tmp_path):
+    """What a training run saves is in the store when it is closed, byte for byte."""
+    train(make_artifacts(str(tmp_path / "store" / "{run_name}")), tmp_path / "saved")
+
+    store = files_in(tmp_path / "store" / "digits")
+    saved = files_in(tmp_path / "saved")
+    prefix = "digits/checkpoints/"
+    assert sorted(store) == [f"{prefix}{name}" for name in ("ep1-ba2.pt", "ep2-ba4.pt", "latest.symlink")]
+    assert store[f"{prefix}ep2-ba4.pt"] == saved["ep2-ba4.pt"]
+    assert store[f"{prefix}latest.symlink"] == b"digits/checkpoints/ep2-ba4.pt"
+
+
+def test_a_run_goes_on_from_the_store_alone(make_artifacts, tmp_path):
+    """On a machine that has nothing, autoresume follows the pointer in the store."""
+    train(make_artifacts(), tmp_path / "old")
+    records = RecordingDestination()
+
+    trainer = train([make_artifacts(spool=tmp_path / "spool2"), records], tmp_path / "new", autoresume=True)
+
+    assert trainer.state.timestamp.batch == 4
+    assert [step for step, values in records.metrics if "loss/train/total" in values] == []
+
+
+def test_names_in_the_store_may_be_placed_elsewhere(make_artifacts, tmp_path):
+    """`remote_file_name` holds for uploads, for what pointers point to, and for downloads."""
+    artifacts = make_artifacts(remote_file_name="{run_name}-files/{remote_file_name}")
+    (tmp_path / "file").write_bytes(b"content")
+    (tmp_path / "pointer").write_text("one.bin")
+    run = DryRun(artifacts, run_name="mine")
+    run.init()
+
+    run.logger.upload_file("one.bin", tmp_path / "file")
+    run.logger.upload_file("newest.symlink", tmp_path / "pointer")
+    assert artifacts.queue.drain(timeout_seconds=30).is_empty
+    run.logger.download_file("newest", tmp_path / "back", progress_bar=False)
+    run.close()
+
+    assert files_in(tmp_path / "store") == {
+        "mine-files/newest.symlink": b"mine-files/one.bin",
+        "mine-files/one.bin": b"content",
+    }
+    assert (tmp_path / "back").read_bytes() == b"content"
+
+
+def test_the_end_of_fit_means_uploaded_where_that_is_asked(make_artifacts, tmp_path):
+    """With wait="uploaded" files are in the store when `fit` returns."""
+    artifacts = make_artifacts(wait="uploaded")
+    (tmp_path / "file").write_bytes(b"content")
+    run = DryRun(artifacts, max_duration="1ep")
+    run.init()
+    run.logger.upload_file("one.bin", tmp_path / "file")
+
+    run.fit()
+
+    assert files_in(tmp_path / "store") == {"one.bin": b"content"}
+    run.close()
+
+
+def test_what_is_not_out_when_the_run_is_closed_is_named_and_kept(make_artifacts, tmp_path, caplog):
+    """The message has the names and the command that finishes them; the command does."""
+    store = Down(tmp_path / "store")
+    (tmp_path / "file").write_bytes(b"content")
+    run = DryRun(make_artifacts(store, close_seconds=0.1))
+    run.init()
+    run.logger.upload_file("one.bin", tmp_path / "file")
+
+    run.close()
+
+    assert "1 of the submitted files are not uploaded yet: one.bin" in caplog.text
+    assert f"python -m uploads resume {tmp_path / 'spool'}" in caplog.text
+    again = DryRun(make_artifacts())
+    again.init()
+    again.close()
+    assert files_in(tmp_path / "store") == {"one.bin": b"content"}
+
+
+def test_other_destinations_files_find_it_wherever_it_stands(make_artifacts, tmp_path):
+    """A file handed over in the `close` of a destination listed later still arrives."""
+
+    class UploadsAtClose(LoggerDestination):
+        def close(self, state: State, logger: Logger) -> None:
+            (tmp_path / "last.txt").write_text("the end")
+            logger.upload_file("last.txt", tmp_path / "last.txt")
+
+    run = DryRun(make_artifacts(), UploadsAtClose())
+    run.init()
+
+    run.close()
+
+    assert files_in(tmp_path / "store") == {"last.txt": b"the end"}
+
+
+def test_counts_are_logged_where_that_is_asked(make_artifacts, tmp_path):
+    """Files, bytes and what waits, at an interval."""
+    records = RecordingDestination()
+    (tmp_path / "file").write_bytes(b"content")
+    run = DryRun(make_artifacts(log_interval="2ba"), records, max_duration="1ep", batches_per_epoch=5)
+    run.init()
+    run.logger.upload_file("one.bin", tmp_path / "file")
+
+    run.fit()
+    run.close()
+
+    counts = [(step, values) for step, values in records.metrics if "uploads/files" in values]
+    assert [step for step, _ in counts] == [2, 4]
+    assert {(values["uploads/files"], values["uploads/bytes"]) for _, values in counts} == {(1, 7)}
+
+
+def test_another_rank_has_a_queue_when_it_has_a_file(make_artifacts, tmp_path, monkeypatch):
+    """A rank that uploads nothing starts nothing."""
+    monkeypatch.setenv("RANK", "1")
+    artifacts = make_artifacts()
+    (tmp_path / "file").write_bytes(b"content")
+    run = DryRun(artifacts, rank=1)
+    run.init()
+    assert artifacts.queue is None
+
+    run.logger.upload_file("rank{rank}.bin", tmp_path / "file")
+    run.close()
+
+    assert files_in(tmp_path / "store") == {"rank1.bin": b"content"}
+
+
+def test_files_arrive_at_an_s3_server(moto, make_artifacts, tmp_path):
+    """Through the worker process that URIs of remote stores have by default, and back."""
+    uri = moto.uri("artifacts")
+    artifacts = make_artifacts(uri.replace("artifacts", "{run_name}"), isolation=None)
+    (tmp_path / "file").write_bytes(b"content")
+    run = DryRun(artifacts, run_name="artifacts")
+    run.init()
+
+    run.logger.upload_file("ep1.pt", tmp_path / "file")
+    (tmp_path / "file").unlink()
+    assert artifacts.queue.drain(timeout_seconds=60).is_empty
+    run.logger.download_file("ep1.pt", tmp_path / "back", progress_bar=False)
+    run.close()
+
+    assert moto.objects("artifacts") == {"ep1.pt": b"content"}
+    assert (tmp_path / "back").read_bytes() == b"content"
+
+
+def test_a_script_that_closes_nothing_still_delivers(tmp_path):
+    """At the interpreter's end the engine closes destinations first, then uploads, though nobody called close."""
+    code = f"""
+from pathlib import Path
+from destinations import Artifacts, TextFile
+from destinations.testing import DryRun
+run = DryRun(Artifacts({str(tmp_path / "store")!r}, spool={str(tmp_path / "spool")!r}, free_bytes=0),
+             TextFile({str(tmp_path / "log.txt")!r}, remote_file_name="log.txt"))
+run.init()
+run.logger.log_metrics({{"loss": 0.5}})
+"""
+    root = Path(__file__).parents[2]
+    subprocess.run(
+        [sys.executable, "-c", code], check=True, timeout=60, env=os.environ | {"PYTHONPATH": str(root)}
+    )
+
+    assert files_in(tmp_path / "store") == {"log.txt": b"[metric][batch=0]: loss: 0.5\n"}
+
+
+def test_a_file_that_nobody_has_is_not_found(make_artifacts, tmp_path):
+    """The caller learns which file was asked for."""
+    run = DryRun(make_artifacts())
+    run.init()
+
+    with pytest.raises(FileNotFoundError, match=r"nothing\.bin"):
+        run.logger.download_file("nothing.bin", tmp_path / "back", progress_bar=False)
+
+    run.close()
+
+
+@pytest.mark.parametrize(
+    ("store", "options", "message"),
+    [
+        ("ftp://host/x", {}, "a store's URI must be a path or start with"),
+        ("store", {"wait": "maybe"}, "wait must be 'spooled' or 'uploaded'"),
+        ("store", {"remote_file_name": "fixed"}, "remote_file_name must hold"),
+        ("store", {"log_interval": "10"}, "time must be a number with a unit"),
+    ],
+)
+def test_mistakes_are_found_in_the_constructor(make_artifacts, store, options, message):
+    """And not when the first checkpoint is due."""
+    with pytest.raises(ValueError, match=message):
+        make_artifacts(store, **options)
