@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from . import _stat
 from ._handover import Handover
-from ._monitor_event import Event, EventHandlerHandle, register_event_handler, unregister_event_handler
+from ._monitor_event import Event, EventHandlerHandle, register_queue, unregister_event_handler
 from .logger import Logger
 from .state import State
 
@@ -38,7 +38,7 @@ class ForwardMonitor(Handover):
         """Registers; the calling thread is the one that trains."""
         super().begin(state, logger)
         if self._handle is None:
-            self._handle = register_event_handler(self._take)
+            self._handle = register_queue(self._take)
 
     def _take(self, event: Event) -> None:
         self.put((self.step(), event))

@@ -16,7 +16,14 @@ import attrs
 
 from .redaction import redact_text
 
-__all__ = ["Event", "EventHandlerHandle", "log_event", "register_event_handler", "unregister_event_handler"]
+__all__ = [
+    "Event",
+    "EventHandlerHandle",
+    "log_event",
+    "register_event_handler",
+    "register_queue",
+    "unregister_event_handler",
+]
 
 _log = logging.getLogger("events")
 
@@ -86,13 +93,15 @@ class EventHandlerHandle:
     """What `register_event_handler` returns, and `unregister_event_handler` takes.
 
     Attributes:
-        failures: how often the handler raised.
+        handler: the function.
+        is_reentrant: whether it is called also with what is logged while it runs, in the same thread.
     """
 
-    __slots__ = ("_failures", "handler")
+    __slots__ = ("_failures", "handler", "is_reentrant")
 
-    def __init__(self, handler: Callable[[Event], object]) -> None:
+    def __init__(self, handler: Callable[[Event], object], *, is_reentrant: bool = False) -> None:
         self.handler = handler
+        self.is_reentrant = is_reentrant
         self._failures = itertools.count()
 
     def failed(self, error: Exception) -> None:
@@ -151,6 +160,13 @@ def register_event_handler(handler: Callable[[Event], object]) -> EventHandlerHa
     return handle
 
 
+def register_queue(put: Callable[[Event], object]) -> EventHandlerHandle:
+    """Registers a function that keeps events for later, and therefore may be called while it runs."""
+    handle = EventHandlerHandle(put, is_reentrant=True)
+    _handlers.add(handle)
+    return handle
+
+
 def unregister_event_handler(handle: EventHandlerHandle) -> None:
     """Makes sure that a handler hears of no later event; a second time does nothing.
 
@@ -181,7 +197,7 @@ def log_event(event: Event) -> None:
     before: tuple[EventHandlerHandle, ...] = getattr(_handlers.at_work, "handles", ())
     for handle in handles:
         # A handler that logs would otherwise be called with what it logged, for ever.
-        if handle in before:
+        if handle in before and not handle.is_reentrant:
             continue
         _handlers.at_work.handles = (*before, handle)
         try:

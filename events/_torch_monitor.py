@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from . import _stat
 from ._forward import log_data
 from ._handover import Handover
-from ._monitor_event import Event, EventHandlerHandle, register_event_handler, unregister_event_handler
+from ._monitor_event import Event, EventHandlerHandle, register_queue, unregister_event_handler
 from .logger import Logger
 from .redaction import redact_text
 from .state import State
@@ -168,7 +168,7 @@ class ToTorchMonitor(Handover):
 
         super().begin(state, logger)
         if self._handle is None:
-            self._handle = register_event_handler(self.put)
+            self._handle = register_queue(self.put)
 
     def deliver(self, item: Event) -> None:
         """Logs an event to torch."""

@@ -107,6 +107,7 @@ class SystemMonitor(Handover):
                 return
 
     def _take_sample(self) -> None:
+        step = self.step()
         try:
             sample = self._sample()
         except Exception as error:  # noqa: BLE001  # a sensor must not end the thread
@@ -117,7 +118,7 @@ class SystemMonitor(Handover):
                     redact_text(f"{type(error).__name__}: {error}"),
                 )
             return
-        self.put((self.step(), sample))
+        self.put((step, sample))
 
 
 class _Machine:

@@ -43,7 +43,7 @@ def test_values_stay_what_they_are():
 
 def test_scalars_of_numpy_become_pythons():
     """Numpy's booleans, integers, floats and strings are read."""
-    event = an_event(a=np.bool_(True), b=np.int64(3), c=np.float32(0.5), d=np.float64(0.1), e=np.str_("x"))
+    event = an_event(a=np.bool_(1), b=np.int64(3), c=np.float32(0.5), d=np.float64(0.1), e=np.str_("x"))
 
     assert [type(value) for value in event.data.values()] == [bool, int, float, float, str]
     assert list(event.data.values()) == [True, 3, 0.5, 0.1, "x"]
@@ -123,10 +123,8 @@ def test_a_handler_that_raises_harms_nobody(registered, heard, caplog):
         monitor.log_event(an_event())
 
     assert (len(heard), len(later)) == (3, 3)
-    assert [record.message.splitlines()[0] for record in caplog.records] == [
-        "monitor event handler test_a_handler_that_raises_harms_nobody.<locals>.broken failed; "
-        "the others go on, and further failures of it are not reported."
-    ]
+    (line,) = [record.message.splitlines()[0] for record in caplog.records]
+    assert "<locals>.broken failed; the others go on" in line
     assert "ValueError: no disk" in caplog.text
     assert isinstance(first, monitor.EventHandlerHandle)
 
