@@ -3,12 +3,10 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from events import Callback, State
+from events import Callback, Destination, State
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-
-    from events import Destination
 
 __all__ = ["LoggerDestination"]
 
@@ -186,7 +184,7 @@ class LoggerDestination(Callback):
         raise NotImplementedError(f"{type(self).__name__} keeps no files to download.")
 
     def can_upload_files(self) -> bool:
-        """Says whether `upload_file` does anything; asked once, before `init`."""
+        """Says whether `upload_file` does anything; asked already before `init`, and the answer must not change."""
         return False
 
     def flush(self) -> None:

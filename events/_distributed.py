@@ -4,6 +4,7 @@ Every function does nothing but return its argument where there is one rank. All
 """
 
 import os
+import time
 from typing import Any
 
 import torch
@@ -23,6 +24,8 @@ __all__ = [
     "wrap",
 ]
 
+_SECONDS_TO_LET_GO = 0.1
+
 
 def join(device: torch.device) -> bool:
     """Joins the process group that the environment describes; says whether this call made it.
@@ -36,7 +39,13 @@ def join(device: torch.device) -> bool:
 
 
 def leave() -> None:
-    """Leaves the process group that `join` made."""
+    """Leaves the process group that `join` made.
+
+    Whatever destroys a gloo group waits for its threads while it holds the interpreter's lock, and these need the lock to
+    let go of the tensors of the last collective: a process that ends right after one hangs for ever, now and then. A
+    barrier would not do, for other ranks may be gone.
+    """
+    time.sleep(_SECONDS_TO_LET_GO)
     distributed.destroy_process_group()
 
 

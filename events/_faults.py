@@ -25,6 +25,8 @@ _log = logging.getLogger("events")
 FAILURES_BEFORE_PARKING = 10
 FIRST_PARKING_SECONDS = 60.0
 LONGEST_PARKING_SECONDS = 600.0
+# A file and a setting come once; a metric comes again.
+_NEVER_MISSED = frozenset({"log_hyperparameters", "upload_file"})
 
 
 @attrs.define
@@ -40,7 +42,8 @@ class Faults:
     """What the destinations of one logger did wrong.
 
     A destination that fails `FAILURES_BEFORE_PARKING` times without a success in between is parked: it is left alone
-    for a minute, then tried again, then left alone twice as long, up to ten minutes. What it missed is counted.
+    for a minute, then tried again, then left alone twice as long, up to ten minutes. What it missed is counted. Files and
+    hyperparameters are handed to it all the same.
     """
 
     def __init__(self, *, raise_errors: bool, clock: Callable[[], float] = time.monotonic) -> None:
@@ -57,14 +60,19 @@ class Faults:
         """How often what went wrong: by destination, method and exception."""
         return dict(self._counts)
 
-    def guard(self, destination: Destination, action: str, call: Callable[P, object]) -> Callable[P, None]:
-        """Returns the call with its failures kept here."""
+    @property
+    def raise_errors(self) -> bool:
+        """Whether what a destination raises comes out, for tests."""
+        return self._raise_errors
+
+    def guard(self, destination: Destination, action: str, hook: Callable[P, object]) -> Callable[P, None]:
+        """Returns a hook of a destination with its failures kept here."""
 
         def guarded(*args: P.args, **kwargs: P.kwargs) -> None:
             if self.streaks and not self.may_call(destination):
                 return
             try:
-                call(*args, **kwargs)
+                hook(*args, **kwargs)
             except Exception as error:  # noqa: BLE001  # that is what this class is for
                 self.failed(destination, action, error)
             else:
@@ -73,15 +81,29 @@ class Faults:
 
         return guarded
 
+    def attempt(
+        self, destination: Destination, action: str, call: Callable[[Destination], object]
+    ) -> RecordError | None:
+        """Calls a destination with a record; returns the error where it refused that: it is for the caller to know."""
+        if self.streaks and action not in _NEVER_MISSED and not self.may_call(destination):
+            return None
+        try:
+            call(destination)
+        except RecordError as error:
+            return error
+        except Exception as error:  # noqa: BLE001  # as in guard
+            self.failed(destination, action, error)
+        else:
+            if self.streaks:
+                self.succeeded(destination)
+        return None
+
     def failed(self, destination: Destination, action: str, error: Exception) -> None:
         """Takes note of a failure, and parks a destination that does nothing but fail.
 
         Raises:
-            RecordError: the destination refused what it was given; that is for the caller to know.
             Exception: the error itself, where the logger was made with `raise_errors=True`.
         """
-        if isinstance(error, RecordError):
-            raise error
         self.note(destination, action, error)
         if self._raise_errors:
             raise error

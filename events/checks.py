@@ -1,11 +1,12 @@
 """Whether what was logged can be taken at all: checked at the call, before any destination sees it.
 
-Only shapes are looked at, never values: a check costs microseconds, and does not wait for a device.
+Only shapes are looked at, never the values of arrays: a check costs microseconds, and does not wait for a device.
 """
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from numbers import Integral, Real
 from pathlib import PurePath
 from typing import Any
 
@@ -27,10 +28,15 @@ _CHANNELS = (1, 3, 4)
 
 def check_table(columns: Any, rows: Any, name: str) -> None:
     """Refuses a table of which a column is no string, or a row is shorter or longer than the header."""
-    if isinstance(columns, str) or not all(isinstance(column, str) for column in columns):
+    if not _is_list(columns) or not all(isinstance(column, str) for column in columns):
         raise RecordError(f"table {name!r} must have a list of strings as its columns, got {columns!r:.80}.")
+    if not _is_list(rows):
+        # A generator would be read empty here, and arrive nowhere.
+        raise RecordError(
+            f"table {name!r} must have a list of rows, got {type(rows).__name__}. Write list(...)."
+        )
     for index, row in enumerate(rows):
-        if isinstance(row, str) or not hasattr(row, "__len__"):
+        if not _is_list(row):
             raise RecordError(
                 f"table {name!r} must have a list for each row, got {row!r:.80} as row {index}."
             )
@@ -127,7 +133,7 @@ def check_text(text: Any, name: str) -> None:
 
 def check_audio(audio: Any, sample_rate: Any, name: str) -> None:
     """Refuses a sound of which the shape is not (samples,) or (channels, samples), or without a sample rate."""
-    if isinstance(sample_rate, bool) or not isinstance(sample_rate, int) or sample_rate <= 0:
+    if not _is_number(sample_rate, Integral) or sample_rate <= 0:
         raise RecordError(f"audio {name!r} must have a sample rate of at least 1 Hz, got {sample_rate!r}.")
     if isinstance(audio, str | bytes | PurePath):
         return
@@ -148,28 +154,44 @@ def check_video(video: Any, fps: Any, name: str) -> None:
             f"video {name!r} must be frames (T, C, H, W) with 1, 3 or 4 channels, encoded bytes or a path, "
             f"got {shape or type(video).__name__}."
         )
-    if isinstance(fps, bool) or not isinstance(fps, int | float) or not 0 < fps < math.inf:
+    if not _is_number(fps, Real) or not 0 < fps < math.inf:
         raise RecordError(f"video {name!r} must have frames per second, got fps={fps!r}. Write fps=30.")
 
 
 def check_histogram(values: Any, bins: Any, name: str) -> None:
     """Refuses values that are no numbers, no values at all, and bins that are neither a number nor edges."""
     shape = _shape(values)
-    if shape is None and not (isinstance(values, list | tuple) and values):
+    if shape is None and not isinstance(values, list | tuple):
         raise RecordError(
             f"histogram {name!r} must have an array or list of numbers, got {type(values).__name__}."
         )
+    if shape is None and not values:
+        raise RecordError(f"histogram {name!r} must have at least one value, got an empty list.")
     if shape is not None and 0 in shape:
         raise RecordError(f"histogram {name!r} must have at least one value, got shape {shape}.")
-    if isinstance(bins, int) and not isinstance(bins, bool):
+    if _is_number(bins, Integral):
         if bins < 1:
             raise RecordError(f"histogram {name!r} must have at least one bin, got bins={bins}.")
         return
-    edges = list(bins) if isinstance(bins, Sequence) or _shape(bins) is not None else []
-    if len(edges) < 2 or any(right <= left for left, right in itertools.pairwise(edges)):  # noqa: PLR2004
+    if not _are_edges(bins):
         raise RecordError(
             f"histogram {name!r} must have a number of bins or rising edges, got bins={bins!r:.80}."
         )
+
+
+def _are_edges(bins: Any) -> bool:
+    shape = _shape(bins)
+    if shape is None and not isinstance(bins, list | tuple):
+        return False
+    if shape is not None and len(shape) != 1:
+        return False
+    edges = list(bins) if shape is None else bins.tolist()
+    # Said so that NaN, which is neither more nor less than anything, is refused too.
+    return (
+        len(edges) >= 2  # noqa: PLR2004  # one bin
+        and all(_is_number(edge, Real) for edge in edges)
+        and all(left < right for left, right in itertools.pairwise(edges))
+    )
 
 
 def check_point_cloud(points: Any, colors: Any, name: str) -> None:
@@ -193,6 +215,20 @@ def check_traces(traces: Any) -> None:
     """Refuses traces that have no names."""
     if not isinstance(traces, Mapping) or not all(isinstance(name, str) for name in traces):
         raise RecordError(f"traces must be a dict from name to value, got {traces!r:.80}.")
+
+
+def _is_list(value: Any) -> bool:
+    """Whether it has a length and can be gone through twice, as lists, tuples, arrays and `d.values()` can."""
+    return (
+        not isinstance(value, str | bytes | Mapping)
+        and hasattr(value, "__len__")
+        and hasattr(value, "__iter__")
+    )
+
+
+def _is_number(value: Any, kind: type) -> bool:
+    """Whether it is a number of this kind, Python's or numpy's; True and False are none."""
+    return isinstance(value, kind) and not isinstance(value, bool)
 
 
 def _shape(value: Any) -> tuple[int, ...] | None:

@@ -1,9 +1,11 @@
 """Turns what users keep hyperparameters in into nested dictionaries of plain values."""
 
 import argparse
+import dataclasses
 import enum
 import sys
-from collections.abc import Mapping
+import types
+from collections.abc import Iterable, Mapping
 from pathlib import PurePath
 from typing import Any
 
@@ -17,7 +19,7 @@ _LEAVES = (str, bool, int, float, type(None))
 def plain_config(config: Any) -> dict[str, Any]:
     """Returns a configuration as nested dictionaries with string keys, lists, strings, numbers, booleans and None.
 
-    Takes mappings, attrs classes and dataclasses (with or without slots), `argparse.Namespace`, named tuples, pydantic
+    Takes mappings, attrs classes and dataclasses (with or without slots), namespaces, named tuples, pydantic
     models and OmegaConf, nested in any way. Enum members become their values, paths, dtypes, devices and whatever else
     has no plain form become their text. The configuration itself is not changed, and nothing in the result is shared
     with it.
@@ -44,7 +46,7 @@ def _plain(value: Any) -> Any:
         return {
             key if isinstance(key, str) else str(_plain(key)): _plain(item) for key, item in fields.items()
         }
-    if isinstance(value, list | tuple | set | frozenset):
+    if isinstance(value, list | tuple | set | frozenset) or _is_list_config(value):
         items = sorted(value, key=str) if isinstance(value, set | frozenset) else value
         return [_plain(item) for item in items]
     return _leaf(value)
@@ -52,32 +54,40 @@ def _plain(value: Any) -> Any:
 
 def _fields(value: Any) -> Mapping[Any, Any] | None:
     """Returns what is inside something with named parts, or None."""
+    omegaconf = sys.modules.get("omegaconf")
+    if omegaconf is not None and omegaconf.OmegaConf.is_config(value):
+        container = omegaconf.OmegaConf.to_container(value, resolve=True, throw_on_missing=False)
+        return container if isinstance(container, dict) else None
     if isinstance(value, Mapping):
         return value
-    if isinstance(value, argparse.Namespace):
+    if isinstance(value, argparse.Namespace | types.SimpleNamespace):
         return vars(value)
     if isinstance(value, type):
         return None
     if attrs.has(type(value)):
-        return {field.name: getattr(value, field.name) for field in attrs.fields(type(value))}
-    if hasattr(value, "__dataclass_fields__"):
-        return {name: getattr(value, name) for name in value.__dataclass_fields__ if hasattr(value, name)}
+        return _set_fields(value, attrs.fields(type(value)))
+    if dataclasses.is_dataclass(value):
+        return _set_fields(value, dataclasses.fields(value))
     if isinstance(value, tuple) and hasattr(value, "_asdict"):
         named: dict[str, Any] = value._asdict()
         return named
-    return _fields_of_optional_packages(value)
-
-
-def _fields_of_optional_packages(value: Any) -> Mapping[Any, Any] | None:
-    """Recognises objects of packages that are only here if the user imported them."""
     pydantic = sys.modules.get("pydantic")
     if pydantic is not None and isinstance(value, pydantic.BaseModel):
-        return {name: getattr(value, name) for name in type(value).model_fields}
-    omegaconf = sys.modules.get("omegaconf")
-    if omegaconf is not None and omegaconf.OmegaConf.is_config(value):
-        container = omegaconf.OmegaConf.to_container(value, resolve=True, throw_on_missing=False)
-        return container if isinstance(container, dict) else dict(enumerate(container))
+        return {
+            name: getattr(value, name) for name in (*type(value).model_fields, *(value.model_extra or ()))
+        }
     return None
+
+
+def _set_fields(value: Any, fields: Iterable[Any]) -> dict[str, Any]:
+    """Returns the fields that have a value; one declared with `init=False` may have none yet."""
+    return {field.name: getattr(value, field.name) for field in fields if hasattr(value, field.name)}
+
+
+def _is_list_config(value: Any) -> bool:
+    """Recognises a list of OmegaConf, which is no `list`; it resolves what it holds as it is gone through."""
+    omegaconf = sys.modules.get("omegaconf")
+    return omegaconf is not None and omegaconf.OmegaConf.is_list(value)
 
 
 def _leaf(value: Any) -> Any:

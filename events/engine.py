@@ -30,6 +30,8 @@ Hook = Callable[[State, "Logger"], None]
 # its close; it is what allows to say "still open", which neither engine could know alone.
 _open_callbacks: dict[int, Callback] = {}
 
+# What a shell reports for a program that a signal ended, and what programs exit with that caught the signal.
+_SIGINT_EXIT_CODE = 128 + 2
 _SIGTERM_EXIT_CODE = 128 + 15
 
 
@@ -59,6 +61,8 @@ class Engine:
 
     def __init__(self, state: State, logger: "Logger", callbacks: Iterable[Callback] = ()) -> None:
         callbacks = tuple(callbacks)
+        for callback in (*callbacks, *logger.destinations):
+            _require_callback(callback)
         uploaders = tuple(
             destination for destination in logger.destinations if destination.can_upload_files()
         )
@@ -66,14 +70,15 @@ class Engine:
             destination for destination in logger.destinations if not _holds(uploaders, destination)
         )
         ordered: tuple[Any, ...] = (*callbacks, *others, *uploaders)
-        _claim(ordered)
-        state.callbacks = ordered
+        at_init = (*uploaders, *others, *callbacks)
         self._state = state
         self._logger = logger
-        at_init = (*uploaders, *others, *callbacks)
         self._hooks: dict[str, tuple[Hook, ...]] = {
             event: _hooks_of(event, logger, at_init if event is Event.INIT else ordered) for event in Event
         }
+        # Last of what may fail: who could not make an engine has claimed nothing.
+        _claim(ordered)
+        state.callbacks = ordered
         # Holds what closing needs, and not the engine: this is the one thing outside that refers to the run, whether it
         # ends by `close`, by being forgotten, or with the interpreter.
         self._finalizer = weakref.finalize(
@@ -112,7 +117,7 @@ class Engine:
         return self._hooks[resolved]
 
     def close(self, exception: BaseException | None = None) -> None:
-        """Closes every callback, once; further calls do nothing.
+        """Closes every callback, once; further calls do nothing, and neither does one in a forked child.
 
         A callback whose `close` raises does not keep the others from closing; its own `post_close` is left out.
 
@@ -120,26 +125,33 @@ class Engine:
             exception: what ended the run, if something did: it decides the status that callbacks see.
 
         Raises:
-            Exception: the first that a callback (not a destination) raised, after all are closed; where `exception` is
-                given, it is reported instead, so as not to hide what came first.
+            Exception: the first that a callback raised, or, where the logger has `raise_errors=True`, a destination,
+                after all are closed; where `exception` is given, it is only reported, so as not to hide what came first.
             BaseException: a Ctrl-C that came during close, after all are closed.
         """
-        if self._finalizer.detach() is None:
+        pending = self._finalizer.detach()
+        if pending is None:
             return
         self._hooks = {}
-        _set_status(self._state, exception)
-        raised = _close_all(self._state, self._logger, self._state.callbacks)
+        _, _, (state, logger, callbacks, owner_pid, _), _ = pending
+        if os.getpid() != owner_pid:
+            return
+        _set_status(state, exception)
+        raised = _close_all(state, logger, callbacks)
         if raised is not None and (exception is None or not isinstance(raised, Exception)):
             raise raised
+
+
+def _require_callback(callback: Any) -> None:
+    if not isinstance(callback, Callback):
+        hint = f" Write {callback.__name__}(...)." if isinstance(callback, type) else ""
+        raise TypeError(f"callback must be a Callback, got {callback!r}.{hint}")
 
 
 def _claim(callbacks: tuple[Any, ...]) -> None:
     """Marks callbacks as open; all of them, or, where one cannot be had, none."""
     for index, callback in enumerate(callbacks):
         name = type(callback).__name__
-        if not isinstance(callback, Callback):
-            hint = f" Write {callback.__name__}(...)." if isinstance(callback, type) else ""
-            raise TypeError(f"callback must be a Callback, got {callback!r}.{hint}")
         if _holds(callbacks[:index], callback):
             raise CallbackInUseError(
                 f"callback must be given once, got the same {name} twice. Take one of them out."
@@ -182,6 +194,8 @@ def _status_after(exception: BaseException | None) -> RunStatus:
     if isinstance(exception, SystemExit):
         if exception.code == _SIGTERM_EXIT_CODE:
             return RunStatus.PREEMPTED
+        if exception.code == _SIGINT_EXIT_CODE:
+            return RunStatus.INTERRUPTED
         return RunStatus.FAILED if exception.code else RunStatus.COMPLETED
     return RunStatus.COMPLETED if exception is None else RunStatus.FAILED
 
@@ -202,6 +216,8 @@ def _close_all(state: State, logger: "Logger", callbacks: tuple[Any, ...]) -> Ba
         except Exception as error:  # noqa: BLE001  # one callback must not keep the others from closing
             if _holds(logger.destinations, callback):
                 logger.faults.note(callback, action, error)
+                if logger.faults.raise_errors:
+                    raised.append(error)
             else:
                 _log.error(
                     "%s.%s failed: the others are closed all the same.",

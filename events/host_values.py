@@ -21,9 +21,9 @@ def is_plain(metrics: Mapping[str, Any]) -> bool:
     """
     try:
         "".join(metrics)
-    except TypeError:
+        return _ARE_PLAIN(map(type, metrics.values()))
+    except (TypeError, AttributeError):  # No mapping, or a name that is no string.
         return False
-    return _ARE_PLAIN(map(type, metrics.values()))
 
 
 def host_metrics(metrics: Mapping[str, Any]) -> tuple[dict[str, float], list[str]]:
@@ -79,9 +79,11 @@ def _number(value: Any) -> float | None:
 
 def _complaint(name: str, value: Any) -> str:
     shape = getattr(value, "shape", None)
-    if shape is not None:
+    if shape is not None and math.prod(shape) != 1:
         got = f"shape {tuple(shape)}"
         hint = "Log a mean, or use log_histogram."
+    elif shape is not None:
+        got, hint = f"a value of dtype {getattr(value, 'dtype', None)}", "Log a real number."
     elif isinstance(value, str):
         got, hint = f"the string {value!r:.40}", "Use log_text."
     elif isinstance(value, list | tuple):

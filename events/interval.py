@@ -1,6 +1,8 @@
 """Tells when something that repeats is due: every "10ba", "1ep", "90s" or "0.1dur" of training."""
 
 import math
+import operator
+from collections.abc import Callable
 from datetime import timedelta
 
 from .errors import TimeStringError
@@ -11,6 +13,12 @@ __all__ = ["Interval"]
 
 # 0.7 * 10 is a hair above 7. A share of a run is due when the count says so, not when rounding does.
 _ROUNDING = 1e-9
+# `Timestamp.get`, without what it does for units that come as strings: a look is taken at every batch.
+_COUNT: dict[TimeUnit, Callable[[Timestamp], int | float]] = {
+    unit: operator.attrgetter(f"{unit.name.lower()}.value")
+    for unit in TimeUnit
+    if unit not in {TimeUnit.SECOND, TimeUnit.DURATION}
+} | {TimeUnit.SECOND: lambda timestamp: timestamp.total_wct.total_seconds()}
 
 
 class Interval:
@@ -91,7 +99,7 @@ def _length(state: State) -> Time | None:
 
 def _multiples(timestamp: Timestamp, unit: TimeUnit, step: float) -> int:
     """Returns how many whole steps lie behind a timestamp."""
-    count = timestamp.get(unit).value
+    count = _COUNT[unit](timestamp)
     if isinstance(step, int) and isinstance(count, int):
         return count // step
     return math.floor(count / step + _ROUNDING)

@@ -32,8 +32,9 @@ class Logger:
     step 0; what a callback logs on `BATCH_END` after it has step 1.
 
     **Errors.** A bad argument raises `RecordError` here, at the call; of several metrics, the good ones are logged all the
-    same. What a destination raises does not come out: it is counted in `faults`, reported once per kind, and summed up at
-    close.
+    same. A destination may raise it too, for what it cannot take, which the other destinations get all the same.
+    Everything else that a destination raises does not come out: it is counted in `faults`, reported once per kind, and
+    summed up at close.
 
     **Threading.** Call it from one thread, the one that trains. No call waits for a disk or a network, other than
     `upload_file`, which takes a copy, and `download_file`.
@@ -78,17 +79,30 @@ class Logger:
         if self._is_stopped or self.faults.streaks or not is_plain(metrics):
             self._log_metrics_carefully(metrics, step)
             return
+        refusal = None
         for destination in self._destinations:
             try:
                 destination.log_metrics(metrics, step)
+            except RecordError as error:
+                refusal = error
             except Exception as error:  # noqa: BLE001  # a destination must not stop training
                 self.faults.failed(destination, "log_metrics", error)
+        if refusal is not None:
+            raise refusal
 
     def _log_metrics_carefully(self, metrics: Mapping[str, Any], step: int | None) -> None:
         """Does what the hot path leaves out: conversion, and destinations that have begun to fail."""
+        if not isinstance(metrics, Mapping):
+            raise RecordError(
+                f"metrics must be a dict from name to number, got {metrics!r:.80} ({type(metrics).__name__})."
+            )
         values, errors = host_metrics(metrics)
         if values or not errors:
-            self._each("log_metrics", lambda destination: destination.log_metrics(values, step))
+            try:
+                self._each("log_metrics", lambda destination: destination.log_metrics(values, step))
+            except RecordError as refusal:
+                errors.append(str(refusal))
+                raise RecordError(" ".join(errors)) from refusal
         if errors:
             raise RecordError(" ".join(errors))
 
@@ -196,7 +210,7 @@ class Logger:
             EngineClosedError: the run is closed.
         """
         checks.check_audio(audio, sample_rate, name)
-        audio, step = to_host(audio), self._step(step)
+        audio, sample_rate, step = to_host(audio), int(sample_rate), self._step(step)
         self._each("log_audio", lambda destination: destination.log_audio(audio, sample_rate, name, step))
 
     def log_video(
@@ -234,7 +248,7 @@ class Logger:
             EngineClosedError: the run is closed.
         """
         checks.check_histogram(values, bins, name)
-        values, step = to_host(values), self._step(step)
+        values, bins, step = to_host(values), to_host(bins), self._step(step)
         self._each("log_histogram", lambda destination: destination.log_histogram(values, name, step, bins))
 
     def log_point_cloud(
@@ -282,12 +296,19 @@ class Logger:
 
         Raises:
             FileNotFoundError: there is no such file, and a destination would have taken it.
+            IsADirectoryError: it is a directory.
             EngineClosedError: the run is closed.
         """
         name = format_name(remote_file_name, self._state)
         path = Path(format_name(str(file_path), self._state))
-        if self.has_file_upload_destination() and not path.exists():
-            raise FileNotFoundError(f"file to upload as {name!r} must exist, got {str(path)!r}.")
+        if self.has_file_upload_destination():
+            if path.is_dir():
+                raise IsADirectoryError(
+                    f"file to upload as {name!r} must be a file, got the directory {str(path)!r}. "
+                    "Upload its files one by one, or an archive of it."
+                )
+            if not path.exists():
+                raise FileNotFoundError(f"file to upload as {name!r} must exist, got {str(path)!r}.")
         self._each(
             "upload_file",
             lambda destination: destination.upload_file(self._state, name, path, overwrite=overwrite),
@@ -311,7 +332,9 @@ class Logger:
         Raises:
             FileNotFoundError: no destination has it.
             FileExistsError: there is a local file already.
+            EngineClosedError: the run is closed.
         """
+        self._require_open("download_file")
         name = format_name(remote_file_name, self._state)
         path = format_name(str(destination), self._state)
         asked = [one for one in self._destinations if one.can_upload_files()]
@@ -342,12 +365,17 @@ class Logger:
             _log.warning("%s", line)
 
     def _each(self, action: str, call: Callable[[Destination], None]) -> None:
+        self._require_open(action)
+        refusals = [self.faults.attempt(destination, action, call) for destination in self._destinations]
+        for refusal in refusals:
+            if refusal is not None:
+                raise refusal
+
+    def _require_open(self, action: str) -> None:
         if self._is_stopped:
             raise EngineClosedError(
                 f"{action} must be called before the run is closed, got called after. Make a new Trainer or Run."
             )
-        for destination in self._destinations:
-            self.faults.guard(destination, action, call)(destination)
 
     def _step(self, step: int | None) -> int:
         return int(self._state.timestamp.batch) if step is None else _step(step)

@@ -7,6 +7,7 @@ from .state import State
 __all__ = ["format_name", "format_run_name"]
 
 _PLACEHOLDER = re.compile(r"\{(\w+)(:[^{}]*)?\}")
+_CONSTANTS = ("run_name", "rank", "local_rank", "world_size", "local_world_size", "node_rank")
 _COUNTS = (
     "iteration",
     "epoch",
@@ -28,8 +29,7 @@ def format_run_name(template: str, state: State) -> str:
     These are `{run_name} {rank} {local_rank} {world_size} {local_world_size} {node_rank}`. A format may follow a
     colon, `{rank:03d}`; every other pair of braces is left as it stands.
     """
-    names = ("run_name", "rank", "local_rank", "world_size", "local_world_size", "node_rank")
-    return _fill(template, {name: getattr(state, name) for name in names})
+    return _fill(template, _constants(state))
 
 
 def format_name(template: str, state: State) -> str:
@@ -41,9 +41,15 @@ def format_name(template: str, state: State) -> str:
     if "{" not in template:
         return template
     timestamp = state.timestamp
-    values: dict[str, object] = {name: getattr(timestamp, name).value for name in _COUNTS}
+    # All at once: a run name that holds braces of its own is not filled in again.
+    values = _constants(state)
+    values |= {name: getattr(timestamp, name).value for name in _COUNTS}
     values |= {name: getattr(timestamp, name).total_seconds() for name in _DURATIONS}
-    return _fill(format_run_name(template, state), values)
+    return _fill(template, values)
+
+
+def _constants(state: State) -> dict[str, object]:
+    return {name: getattr(state, name) for name in _CONSTANTS}
 
 
 def _fill(template: str, values: dict[str, object]) -> str:

@@ -162,7 +162,7 @@ class State:
             return False
         return self.timestamp >= self.max_duration
 
-    def elapsed_duration(self) -> Time | None:
+    def get_elapsed_duration(self) -> Time | None:
         """Returns the share of the run that is completed, from 0 to 1, as a `Time` in durations, or None."""
         if not self.max_duration or self.max_duration.unit is TimeUnit.DURATION:
             return None

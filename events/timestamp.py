@@ -7,8 +7,9 @@ import math
 import re
 from collections.abc import Mapping
 from datetime import timedelta
-from decimal import Decimal
+from decimal import Decimal, InvalidOperation
 from enum import StrEnum
+from numbers import Integral, Real
 from typing import Any
 
 import attrs
@@ -36,6 +37,11 @@ class TimeUnit(StrEnum):
                 return unit
         raise TimeStringError(f"time unit must be one of {', '.join(cls)}, got {value!r}.")
 
+    @property
+    def plural(self) -> str:
+        """What a number of them is called in a sentence."""
+        return "batches" if self is TimeUnit.BATCH else f"{self.name.lower()}s"
+
 
 # Fractions make sense of these alone: there is no half batch.
 _FRACTIONAL = frozenset({TimeUnit.DURATION, TimeUnit.SECOND})
@@ -44,17 +50,27 @@ _NUMBER_UNIT = re.compile(r"([+-]?[\d_]*\.?[\d_]*(?:e[+-]?\d+)?)(iter|ep|ba|sp|t
 _SECONDS_PER = (86_400, 3_600, 60, 1)
 
 
+def _python_number(value: Any) -> Any:
+    """Returns numbers of numpy and its kin as Python's own, and everything else as it is."""
+    if isinstance(value, int | float):
+        return value
+    if isinstance(value, Integral):
+        return int(value)
+    return float(value) if isinstance(value, Real) else value
+
+
 def _whole(value: Any, unit: TimeUnit) -> int | float:
     """Returns the value as the number that the unit holds, or says why it is none."""
+    value = _python_number(value)
     if isinstance(value, bool) or not isinstance(value, int | float | Decimal):
         raise TimeUnitError(f"time must have a number as its value, got {value!r} ({type(value).__name__}).")
     if not math.isfinite(value):
-        raise TimeStringError(f"time must be finite, got {value!r}{unit}.")
+        raise TimeStringError(f"time must be finite, got {value}{unit}.")
     if value == int(value) and unit is not TimeUnit.DURATION:
         return int(value)
     if unit not in _FRACTIONAL:
         raise TimeStringError(
-            f"time in {unit.name.lower()}s must be a whole number, got {value}{unit}. "
+            f"time in {unit.plural} must be a whole number, got {value}{unit}. "
             'Only durations ("0.5dur") and seconds ("0.5sec") may have a fraction.'
         )
     return float(value)
@@ -95,13 +111,16 @@ class Time:
             parts = (int(group or 0) * size for group, size in zip(clock.groups(), _SECONDS_PER, strict=True))
             return cls(sum(parts), TimeUnit.SECOND)
         match = _NUMBER_UNIT.fullmatch(text)
-        if match is None or not any(char.isdigit() for char in match[1]):
+        try:
+            number, unit = (Decimal(match[1]), TimeUnit(match[2])) if match else (None, None)
+        except InvalidOperation:  # "e5ba": letters and digits of a number, and yet none.
+            number, unit = None, None
+        if number is None or unit is None:
             raise TimeStringError(
                 f"time must be a number with a unit, got {timestring!r}. "
                 'Write "10ep", "500ba", "1e6sp", "4_000tok", "0.5dur", "30sec", "2iter" or "1h30m".'
             )
-        unit = TimeUnit(match[2])
-        return cls(_whole(Decimal(match[1]), unit), unit)
+        return cls(_whole(number, unit), unit)
 
     @classmethod
     def from_input(
@@ -123,9 +142,10 @@ class Time:
             return cls.from_timestring(value)
         if isinstance(value, timedelta):
             return cls(value.total_seconds(), TimeUnit.SECOND)
-        if type(value) is int:
+        number = _python_number(value)
+        if type(number) is int:
             if default_unit is not None:
-                return cls(value, default_unit)
+                return cls(number, default_unit)
             raise TimeStringError(f'time must have a unit, got {value!r}. Write "{value}ep" or "{value}ba".')
         raise TimeUnitError(
             f"time must be a Time, a string, a timedelta or an int, got {type(value).__name__}."
@@ -139,12 +159,15 @@ class Time:
             if other.unit is not self.unit:
                 raise TimeUnitError(
                     f"times must have the same unit, got {self} and {other}. Compare like with like: "
-                    f'timestamp.get("{other.unit}") gives the run\'s time in {other.unit.name.lower()}s.'
+                    f'timestamp.get("{other.unit}") gives the run\'s time in {other.unit.plural}.'
                 )
             return other.value
-        if isinstance(other, int | float) and not isinstance(other, bool):
-            return other
-        raise TimeUnitError(f"a time in {self.unit.name.lower()}s does not go with {other!r}.")
+        number = _python_number(other)
+        if isinstance(number, int | float) and not isinstance(number, bool):
+            return number
+        raise TimeUnitError(
+            f"a time in {self.unit.plural} must meet a time, a time string or a number, got {other!r:.80}."
+        )
 
     def __add__(self, other: object) -> "Time":
         return Time(self.value + self._operand(other), self.unit)
@@ -224,8 +247,14 @@ class Time:
 
 
 def _scaled(value: float, unit: TimeUnit) -> int | float:
-    """Rounds toward zero where the unit is whole, as a share of a run that is not a whole number of batches must be."""
-    return value if unit in _FRACTIONAL else int(value)
+    """Rounds toward zero where the unit is whole, as a share of a run that is not a whole number of batches must be.
+
+    A product that is whole but for the last bits of a float is that whole number: 0.29 of 100 batches is 29, not 28.
+    """
+    if unit in _FRACTIONAL or isinstance(value, int):
+        return value
+    nearest = round(value)
+    return nearest if math.isclose(value, nearest, rel_tol=1e-12) else int(value)
 
 
 def _counter(unit: TimeUnit) -> Any:
@@ -234,9 +263,9 @@ def _counter(unit: TimeUnit) -> Any:
     def convert(value: "Time | str | int") -> Time:
         time = value if type(value) is Time else Time.from_input(value, unit)
         if time.unit is not unit:
-            raise TimeUnitError(f"must be a time in {unit.name.lower()}s, got {time}.")
+            raise TimeUnitError(f"count of {unit.plural} must be a time in {unit.plural}, got {time}.")
         if time.value < 0:
-            raise TimeStringError(f"must not be negative, got {time}.")
+            raise TimeStringError(f"count of {unit.plural} must be at least 0, got {time}.")
         return time
 
     return attrs.field(default=Time(0, unit), converter=convert)
@@ -245,7 +274,7 @@ def _counter(unit: TimeUnit) -> Any:
 _NO_TIME = timedelta(0)
 
 
-@attrs.frozen(kw_only=True, eq=True, order=False)
+@attrs.frozen(kw_only=True, eq=False, order=False)
 class Timestamp:
     """Where a run stands: everything that has been completed so far.
 
@@ -253,7 +282,8 @@ class Timestamp:
     epoch. Samples and tokens count all ranks together. Wall-clock durations (`*_wct`) are `timedelta`s of training:
     evaluation, and the time between two sessions of a resumed run, are not in them.
 
-    `timestamp >= "10ep"` compares with the count in that unit.
+    `timestamp >= "10ep"` and `timestamp == "10ep"` compare with the count in that unit; two timestamps are equal where
+    all of their fields are.
     """
 
     iteration: Time = _counter(TimeUnit.ITERATION)
@@ -282,7 +312,7 @@ class Timestamp:
             return Time(self.total_wct.total_seconds(), unit)
         if unit is TimeUnit.DURATION:
             raise TimeUnitError(
-                "a timestamp has no duration: use state.elapsed_duration(), which knows the maximum."
+                "a timestamp has no duration: use state.get_elapsed_duration(), which knows the maximum."
             )
         time: Time = getattr(self, unit.name.lower())
         return time
@@ -361,6 +391,17 @@ class Timestamp:
             raise TimeUnitError(f'a timestamp compares with a time such as "10ep", got {other!r}.')
         time = Time.from_input(other)
         return self.get(time.unit), time
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, Timestamp):
+            return attrs.astuple(self, recurse=False) == attrs.astuple(other, recurse=False)
+        if not isinstance(other, Time | str):
+            return NotImplemented
+        total, time = self._total_and_other(other)
+        return total == time
+
+    def __hash__(self) -> int:
+        return hash(attrs.astuple(self, recurse=False))
 
     def __lt__(self, other: object) -> bool:
         total, time = self._total_and_other(other)

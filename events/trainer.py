@@ -4,6 +4,7 @@ It is here so that the events have a loop and the destinations a use; it does no
 """
 
 import time
+import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from datetime import timedelta
@@ -141,7 +142,10 @@ class Trainer(ModelLoops):
         self._evaluated_at: Time | None = None
         self._mark = 0.0
         self._device = find_device(device)
-        self._owns_process_group = _distributed.join(self._device)
+        # Made before the engine, so that at the interpreter's end it comes after it: callbacks may still talk to other ranks.
+        self._leave_ranks = (
+            weakref.finalize(self, _distributed.leave) if _distributed.join(self._device) else None
+        )
         self.state = State(
             _distributed.from_rank_zero(run_name or new_run_name()),
             length,
@@ -390,9 +394,8 @@ class Trainer(ModelLoops):
         try:
             self.engine.close(exception)
         finally:
-            if self._owns_process_group:
-                self._owns_process_group = False
-                _distributed.leave()
+            if self._leave_ranks is not None:
+                self._leave_ranks()
 
     def __enter__(self) -> Self:
         return self

@@ -16,7 +16,9 @@ DOCS = sorted((ROOT / "docs").glob("*.md"))
 
 def blocks(path, language):
     """Returns the fenced blocks of a language."""
-    return re.findall(rf"^```{language}\n(.*?)^```$", path.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    return re.findall(
+        rf"^```{language}\n(.*?)^```$", path.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
+    )
 
 
 def test_the_drawing_of_the_loop_is_the_one_of_the_enum():

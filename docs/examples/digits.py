@@ -1,6 +1,6 @@
 """Trains a small convolutional network on real handwritten digits, with every core destination attached.
 
-The images are scikit-learn's: 1,797 of them, 8 × 8 pixels, bundled, nothing is downloaded. Run it with `make demo`.
+The images are scikit-learn's: 1,797 of them, 8 by 8 pixels, bundled, nothing is downloaded. Run it with `make demo`.
 """
 
 from pathlib import Path
@@ -43,7 +43,9 @@ class Misclassified(Callback):
         if self.images:
             images = torch.stack(self.images[: self.most])
             ink = (images[:, 0] > INK).long()
-            logger.log_images(images, "Misclassified", masks={"ink": ink}, mask_class_labels={0: "paper", 1: "ink"})
+            logger.log_images(
+                images, "Misclassified", masks={"ink": ink}, mask_class_labels={0: "paper", 1: "ink"}
+            )
 
 
 class Weights(Callback):
@@ -83,7 +85,13 @@ def accuracy(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     return (outputs.argmax(1) == labels).float().mean()
 
 
-def trainer(loggers: list[LoggerDestination], callbacks: list[Callback], *, epochs: int = 8) -> Trainer:
+def trainer(
+    loggers: list[LoggerDestination],
+    callbacks: list[Callback],
+    *,
+    epochs: int = 8,
+    save_folder: str | None = "runs/{run_name}/checkpoints",
+) -> Trainer:
     """Returns what trains the network on the digits."""
     torch.manual_seed(0)
     train_dataloader, test_dataloader = digits()
@@ -103,7 +111,7 @@ def trainer(loggers: list[LoggerDestination], callbacks: list[Callback], *, epoc
         loggers=loggers,
         device="cpu",
         seed=1,
-        save_folder="runs/{run_name}/checkpoints",
+        save_folder=save_folder,
     )
 
 

@@ -1,0 +1,152 @@
+"""How numbers, values and tables look as text: one way for all destinations that write for people.
+
+Nothing here touches a device, and nothing imports torch or numpy: arrays are described by their `shape` and `dtype`.
+"""
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import PurePath
+from typing import Any
+
+__all__ = ["describe", "exact", "header", "one_line", "plain", "short", "table_text", "yaml_text"]
+
+# Between these a number is shown with four digits after the point, or four that count; outside, in full, as 1e-05 is.
+_SMALLEST_ROUNDED = 1e-3
+_LARGEST_ROUNDED = 1e6
+# Everything that ends a line for some reader, or moves a terminal's cursor.
+_CONTROLS = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0))} | {
+    ord("\n"): "\\n",
+    ord("\r"): "\\r",
+    ord("\t"): "\\t",
+    0x2028: "\\u2028",
+    0x2029: "\\u2029",
+}
+
+
+def short(value: Any) -> str:
+    """Returns a number for people: rounded where that is shorter and loses little, in full where it would lose a lot.
+
+    `2.302585` is "2.3026", `0.0012345678` is "0.001235", `1e-5` is "1e-05", `12345678.9` is "12345678.9".
+    """
+    if not isinstance(value, float):
+        return one_line(str(value))
+    full = repr(float(value))
+    size = abs(value)
+    if not _SMALLEST_ROUNDED <= size < _LARGEST_ROUNDED:
+        return full
+    rounded = f"{value:.4f}" if size >= 1 else f"{value:#.4g}"
+    return full if len(full) <= len(rounded) else rounded
+
+
+def exact(value: Any) -> str:
+    """Returns a value in one line; a number reads back as the same number."""
+    if isinstance(value, float):
+        return repr(float(value))
+    if isinstance(value, Mapping | list | tuple):
+        return one_line(json.dumps(plain(value), ensure_ascii=False))
+    return one_line(str(describe(value)))
+
+
+def one_line(text: str) -> str:
+    r"""Returns the text with its control characters written out, so that it stays one line: a newline is "\n"."""
+    return text if text.isprintable() else text.translate(_CONTROLS)
+
+
+def header(counts: Mapping[str, object]) -> str:
+    """Returns `[epoch=1/5][batch=2/150]` for what is counted."""
+    return "".join(f"[{name}={one_line(str(count))}]" for name, count in counts.items())
+
+
+def describe(value: Any) -> Any:
+    """Returns plain values as they are, and of everything else what it is: "float32 (4, 3, 8, 8)" for an array."""
+    if value is None or isinstance(value, str | bool | int | float):
+        return value
+    shape = getattr(value, "shape", None)
+    if shape is not None:
+        if not tuple(shape) and hasattr(value, "item"):
+            return describe(value.item())
+        return f"{_dtype(value)} {tuple(int(size) for size in shape)}"
+    if hasattr(value, "getbands"):
+        return f"{value.mode} image {value.size[0]}x{value.size[1]}"
+    if isinstance(value, bytes | bytearray):
+        return f"{len(value)} bytes"
+    if isinstance(value, PurePath):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {str(key): describe(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [describe(item) for item in value]
+    return str(value)
+
+
+def plain(value: Any) -> Any:
+    """Returns what strict JSON can hold, sharing nothing with the value.
+
+    NaN and infinities become "NaN", "Infinity" and "-Infinity", an array `{"dtype": "uint8", "shape": [3, 8, 8]}`,
+    anything else that JSON has no form for its text.
+    """
+    shape = getattr(value, "shape", None)
+    if shape is not None and tuple(shape):
+        return {"dtype": _dtype(value), "shape": [int(size) for size in shape]}
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [plain(item) for item in value]
+    value = describe(value)
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    return value
+
+
+def yaml_text(parameters: Mapping[str, Any]) -> str:
+    """Returns hyperparameters as YAML, in their order, ending with a newline."""
+    import yaml
+
+    text: str = yaml.safe_dump(_yaml_plain(parameters), sort_keys=False, allow_unicode=True)
+    return text
+
+
+def table_text(columns: Sequence[str], rows: Sequence[Sequence[Any]], most_rows: int) -> str:
+    """Returns a table with aligned columns between bars, each line ending with a newline.
+
+    Args:
+        columns: the names of the columns.
+        rows: the rows.
+        most_rows: how many rows are shown; a last line says how many were left out.
+    """
+    shown = [[_cell(value) for value in row] for row in rows[:most_rows]]
+    titles = [_cell(column) for column in columns]
+    widths = [max(map(len, column)) for column in zip(titles, *shown, strict=True)]
+    lines = [_row(titles, widths), _row(["-" * width for width in widths], widths)]
+    lines += [_row(row, widths) for row in shown]
+    if len(rows) > most_rows:
+        lines.append(f"({len(rows) - most_rows} more rows)")
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _row(cells: Iterable[str], widths: Iterable[int]) -> str:
+    padded = (cell.ljust(width) for cell, width in zip(cells, widths, strict=True))
+    return f"| {' | '.join(padded)} |"
+
+
+def _cell(value: Any) -> str:
+    value = describe(value)
+    text = short(value) if isinstance(value, float) else exact(value)
+    return text.replace("|", "\\|")
+
+
+def _dtype(value: Any) -> str:
+    return str(getattr(value, "dtype", "object")).removeprefix("torch.")
+
+
+def _yaml_plain(value: Any) -> Any:
+    """Returns what `yaml.safe_dump` takes: built-in types alone, no subclasses of them."""
+    value = describe(value)
+    if isinstance(value, dict):
+        return {key: _yaml_plain(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_yaml_plain(item) for item in value]
+    if isinstance(value, bool) or value is None:
+        return value
+    return next(base(value) for base in (int, float, str) if isinstance(value, base))

@@ -1,0 +1,275 @@
+"""Keeps everything that is logged in memory: for notebooks, tests, and searches over hyperparameters."""
+
+from collections import deque
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import attrs
+
+from events import Logger, State, Time, Timestamp
+
+from ._copies import own_copy
+from .base import LoggerDestination
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    import numpy as np
+    import pandas as pd
+
+__all__ = ["InMemory", "Record", "Table"]
+
+
+class Record(NamedTuple):
+    """One call of a `log_*` method. A named tuple, because one is made for each call: it takes a third of the time.
+
+    Attributes:
+        kind: the method without its "log_": "metrics", "table", "images", …
+        name: the name given; "" for metrics, hyperparameters and traces, which name their parts.
+        step: the step given, or the batch of the timestamp.
+        timestamp: where the run stood.
+        value: metrics, hyperparameters and traces as dicts, a `Table`, a text; media as a dict of the arguments.
+    """
+
+    kind: str
+    name: str
+    step: int
+    timestamp: Timestamp
+    value: Any
+
+
+@attrs.frozen
+class Table:
+    """A table as it was logged at one step."""
+
+    columns: list[str]
+    rows: list[list[Any]]
+    step: int
+    timestamp: Timestamp
+
+
+class InMemory(LoggerDestination):
+    """Keeps every record, copied, with its step and the timestamp of the run.
+
+    ```python
+    memory = InMemory()
+    trainer = Trainer(..., loggers=[memory])
+    trainer.fit()
+    series = memory.get_timeseries("loss/train")
+    plt.plot(series["batch"], series["loss/train"])
+    ```
+
+    Records may come before `init`; they have a timestamp of zero. A second run adds to what the first one left; `clear`
+    forgets. Each rank has its own.
+
+    Args:
+        max_records: how many records are kept; the oldest go first, and `dropped_records` counts them. The latest value
+            of each metric, and hyperparameters, stay in any case.
+    """
+
+    def __init__(self, max_records: int | None = None) -> None:
+        if max_records is not None and max_records < 1:
+            raise ValueError(f"max_records must be at least 1, or None for no bound, got {max_records!r}.")
+        self._max_records = max_records
+        self._state: State | None = None
+        self._before_init = Timestamp()
+        self.clear()
+
+    def clear(self) -> None:
+        """Forgets all records."""
+        self._records: deque[Record] = deque(maxlen=self._max_records)
+        self._latest: dict[str, Record] = {}
+        self._hyperparameters: dict[str, Any] = {}
+        self._accepted = 0
+
+    def init(self, state: State, logger: Logger) -> None:
+        self._state = state
+
+    def close(self, state: State, logger: Logger) -> None:
+        # What is kept must not keep the model.
+        self._state = None
+
+    def log_metrics(self, metrics: "Mapping[str, float]", step: int | None = None) -> None:
+        timestamp = self._before_init if self._state is None else self._state.timestamp
+        if step is None:
+            step = int(timestamp.batch)
+        record = Record("metrics", "", step, timestamp, dict(metrics))
+        self._accepted += 1
+        self._records.append(record)
+        self._latest.update(dict.fromkeys(metrics, record))
+
+    def log_hyperparameters(self, hyperparameters: "dict[str, Any]") -> None:
+        own = own_copy(hyperparameters)
+        self._hyperparameters.update(own)
+        self._keep("hyperparameters", "", None, own)
+
+    def log_table(
+        self, columns: "list[str]", rows: "list[list[Any]]", name: str = "Table", step: int | None = None
+    ) -> None:
+        timestamp = self._timestamp()
+        step = int(timestamp.batch) if step is None else step
+        own_rows = [[own_copy(value) for value in row] for row in rows]
+        self._keep("table", name, step, Table(list(columns), own_rows, step, timestamp))
+
+    def log_images(
+        self,
+        images: Any,
+        name: str = "Images",
+        channels_last: bool = False,
+        step: int | None = None,
+        masks: "dict[str, Any] | None" = None,
+        mask_class_labels: "dict[int, str] | None" = None,
+        use_table: bool = True,
+    ) -> None:
+        value = {
+            "images": images,
+            "channels_last": channels_last,
+            "masks": masks,
+            "mask_class_labels": mask_class_labels,
+            "use_table": use_table,
+        }
+        self._keep("images", name, step, own_copy(value))
+
+    def log_text(self, text: str, name: str = "Text", step: int | None = None) -> None:
+        self._keep("text", name, step, text)
+
+    def log_audio(self, audio: Any, sample_rate: int, name: str = "Audio", step: int | None = None) -> None:
+        self._keep("audio", name, step, own_copy({"audio": audio, "sample_rate": sample_rate}))
+
+    def log_video(
+        self, video: Any, fps: float | None = None, name: str = "Video", step: int | None = None
+    ) -> None:
+        self._keep("video", name, step, own_copy({"video": video, "fps": fps}))
+
+    def log_histogram(
+        self,
+        values: Any,
+        name: str = "Histogram",
+        step: int | None = None,
+        bins: "int | Sequence[float]" = 64,
+    ) -> None:
+        self._keep("histogram", name, step, own_copy({"values": values, "bins": bins}))
+
+    def log_point_cloud(
+        self, points: Any, name: str = "Points", step: int | None = None, colors: Any = None
+    ) -> None:
+        self._keep("point_cloud", name, step, own_copy({"points": points, "colors": colors}))
+
+    def log_traces(self, traces: "dict[str, Any]") -> None:
+        self._keep("traces", "", None, own_copy(dict(traces)))
+
+    @property
+    def records(self) -> list[Record]:
+        """Every record that is kept, oldest first."""
+        return list(self._records)
+
+    @property
+    def dropped_records(self) -> int:
+        """How many records had to go for newer ones."""
+        return self._accepted - len(self._records)
+
+    @property
+    def data(self) -> dict[str, list[tuple[Timestamp, float]]]:
+        """For each metric its values, oldest first, each with the timestamp of the run."""
+        data: dict[str, list[tuple[Timestamp, float]]] = {}
+        for record in self._of_kind("metrics"):
+            for name, value in record.value.items():
+                data.setdefault(name, []).append((record.timestamp, value))
+        return data
+
+    @property
+    def most_recent_values(self) -> dict[str, float]:
+        """The last value of each metric."""
+        return {name: record.value[name] for name, record in self._latest.items()}
+
+    @property
+    def most_recent_timestamps(self) -> dict[str, Timestamp]:
+        """Where the run stood when each metric was last logged."""
+        return {name: record.timestamp for name, record in self._latest.items()}
+
+    @property
+    def hyperparameters(self) -> dict[str, Any]:
+        """All hyperparameters, later ones over earlier ones of the same name."""
+        return dict(self._hyperparameters)
+
+    @property
+    def tables(self) -> dict[str, list[Table]]:
+        """Every table by name, oldest first."""
+        tables: dict[str, list[Table]] = {}
+        for record in self._of_kind("table"):
+            tables.setdefault(record.name, []).append(record.value)
+        return tables
+
+    def get_timeseries(self, name: str) -> "dict[str, np.ndarray]":
+        """Returns a metric over time.
+
+        Args:
+            name: the metric.
+
+        Returns:
+            Arrays of equal length: the metric under its name, `step`, and each field of `Timestamp` under its own
+            (`batch`, `epoch`, `sample_in_epoch`, …; `total_wct` and its kin in seconds). A metric that is called like
+            one of these is under its name, in the place of that field.
+
+        Raises:
+            ValueError: the metric was never logged, or its values were dropped.
+        """
+        import numpy as np
+
+        records = [record for record in self._of_kind("metrics") if name in record.value]
+        if not records:
+            known = ", ".join(map(repr, sorted(self._latest))) or "none"
+            raise ValueError(f"metric must be one that was logged, got {name!r}. Logged and kept: {known}.")
+        series = {
+            field.name: np.asarray([_number(getattr(record.timestamp, field.name)) for record in records])
+            for field in attrs.fields(Timestamp)
+        }
+        series["step"] = np.asarray([record.step for record in records])
+        series[name] = np.asarray([record.value[name] for record in records])
+        return series
+
+    def get_table(self, name: str = "Table", step: int | None = None) -> "pd.DataFrame":
+        """Returns a table as a pandas DataFrame.
+
+        Args:
+            name: the name of the table.
+            step: its step; the last one logged where none is given.
+
+        Raises:
+            ValueError: there is no such table.
+            ImportError: pandas is not installed.
+        """
+        tables = [table for table in self.tables.get(name, []) if step is None or table.step == step]
+        if not tables:
+            kept = ", ".join(
+                f"{key!r} at {[table.step for table in all_]}" for key, all_ in self.tables.items()
+            )
+            at = "" if step is None else f" at step {step}"
+            raise ValueError(f"table must be one that was logged, got {name!r}{at}. Kept: {kept or 'none'}.")
+        try:
+            import pandas as pd
+        except ImportError as error:
+            raise ImportError(
+                f"package 'pandas' must be installed for get_table, got: {error}. "
+                "Run: pip install pandas. The table is in .tables without it.",
+                name="pandas",
+            ) from error
+        return pd.DataFrame(tables[-1].rows, columns=tables[-1].columns)
+
+    def _of_kind(self, kind: str) -> list[Record]:
+        # The copy is one step for other threads: a reader may look on while training logs.
+        return [record for record in self.records if record.kind == kind]
+
+    def _timestamp(self) -> Timestamp:
+        return self._before_init if self._state is None else self._state.timestamp
+
+    def _keep(self, kind: str, name: str, step: int | None, value: Any) -> None:
+        timestamp = self._timestamp()
+        self._accepted += 1
+        self._records.append(
+            Record(kind, name, int(timestamp.batch) if step is None else step, timestamp, value)
+        )
+
+
+def _number(value: Time | timedelta) -> int | float:
+    return value.total_seconds() if isinstance(value, timedelta) else value.value

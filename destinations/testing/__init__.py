@@ -1,0 +1,10 @@
+"""For those who write a destination: one that records its calls, a loop without a model, and a contract to test against.
+
+Nothing here imports pytest; torch and numpy are imported when the contract runs.
+"""
+
+from .contract import DestinationContract
+from .dry_run import DryRun
+from .recording import Call, RecordingDestination
+
+__all__ = ["Call", "DestinationContract", "DryRun", "RecordingDestination"]

@@ -1,0 +1,180 @@
+"""A training run without a model: the events of the loop, with whatever is to be logged."""
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+
+from destinations.base import LoggerDestination
+from events import Callback, Engine, Logger, Phase, State
+
+__all__ = ["DryRun"]
+
+
+class DryRun:
+    """A training run without a model: every event at its place, the timestamp moving, and whatever you log.
+
+    ```python
+    run = DryRun(destination, max_duration="2ep", batches_per_epoch=3)
+    run.init()
+    run.fit()
+    run.close()
+    ```
+
+    Args:
+        destinations: who is logged to.
+        run_name: the name of the run.
+        max_duration: when `fit` ends; a time string.
+        batches_per_epoch: how many batches the training data has.
+        eval_batches: how many batches an evaluation inside `fit` has.
+        samples_per_batch: how many samples a batch has.
+        seconds_per_batch: how long a batch takes; nothing waits for it.
+        knows_length: whether the dataloaders say how long they are.
+        rank: the rank that this process plays, of two where it is not 0.
+        callbacks: further callbacks.
+        raise_errors: whether what a destination raises comes out.
+        train_metrics: returns what is logged for each training batch.
+        eval_metrics: returns what is logged for each evaluation.
+    """
+
+    def __init__(
+        self,
+        *destinations: LoggerDestination,
+        run_name: str = "dry-run",
+        max_duration: str | None = "2ep",
+        batches_per_epoch: int = 3,
+        eval_batches: int = 2,
+        samples_per_batch: int = 4,
+        seconds_per_batch: float = 1.0,
+        knows_length: bool = True,
+        rank: int = 0,
+        callbacks: Sequence[Callback] = (),
+        raise_errors: bool = True,
+        train_metrics: "Callable[[State], Mapping[str, Any]] | None" = None,
+        eval_metrics: "Callable[[State], Mapping[str, Any]] | None" = None,
+    ) -> None:
+        self.state = State(
+            run_name, max_duration, rank=rank, local_rank=rank, world_size=2 if rank else 1, node_rank=0
+        )
+        self.logger = Logger(self.state, destinations, raise_errors=raise_errors)
+        self.engine = Engine(self.state, self.logger, callbacks)
+        self._batches_per_epoch = batches_per_epoch
+        self._eval_batches = eval_batches
+        self._samples_per_batch = samples_per_batch
+        self._seconds_per_batch = seconds_per_batch
+        self._knows_length = knows_length
+        self._train_metrics = train_metrics or (
+            lambda state: {"loss/train": 1 / (1 + int(state.timestamp.batch))}
+        )
+        self._eval_metrics = eval_metrics or (lambda _: {"metrics/eval/accuracy": 0.5})
+
+    def fire(self, *events: str) -> None:
+        """Runs events."""
+        for event in events:
+            self.engine.run_event(event)
+
+    def init(self) -> None:
+        """Plays what comes before `fit`."""
+        self.fire("init", "before_load", "after_load")
+
+    def fit(self, eval_every: int | None = None) -> None:
+        """Plays `Trainer.fit`, until `max_duration`.
+
+        Args:
+            eval_every: evaluates after so many batches; never where it is None.
+        """
+        self._read("train", self._batches_per_epoch)
+        self.fire("fit_start")
+        state = self.state
+        while not state.is_done:
+            if not int(state.timestamp.batch_in_epoch):
+                self.fire("epoch_start")
+            self._epoch(eval_every)
+        self.fire("fit_end")
+
+    def _epoch(self, eval_every: int | None) -> None:
+        state = self.state
+        while not state.is_done:
+            if int(state.timestamp.batch_in_epoch) == self._batches_per_epoch:
+                break
+            self.train_batch()
+            if eval_every and int(state.timestamp.batch) % eval_every == 0:
+                self.evaluate()
+            self.fire("batch_checkpoint")
+        is_complete = int(state.timestamp.batch_in_epoch) == self._batches_per_epoch
+        if is_complete:
+            state.timestamp = state.timestamp.to_next_epoch()
+            self.fire("epoch_end", "epoch_checkpoint")
+
+    def train_batch(self) -> None:
+        """Plays one training batch, from `BEFORE_DATALOADER` to `BATCH_END`."""
+        self.fire("before_dataloader", "after_dataloader", "batch_start", "before_train_batch")
+        self.fire("before_forward", "after_forward", "before_loss", "after_loss")
+        self.fire("before_backward", "after_backward", "after_train_batch")
+        self.logger.log_metrics(self._train_metrics(self.state))
+        seconds = timedelta(seconds=self._seconds_per_batch)
+        self.state.timestamp = self.state.timestamp.to_next_batch(self._samples_per_batch, 0, seconds)
+        self.fire("batch_end")
+
+    def evaluate(self, batches: int | None = None, label: str = "eval") -> None:
+        """Plays an evaluation inside `fit`, of `eval_batches` where nothing else is said."""
+        with _Restored(self.state, Phase.EVAL):
+            self.fire("eval_before_all")
+            self._evaluate_one(self._eval_batches if batches is None else batches, label)
+            self.fire("eval_after_all")
+
+    def evaluate_standalone(self, batches: int = 2, label: str = "eval") -> None:
+        """Plays `Trainer.eval`."""
+        with _Restored(self.state, Phase.EVAL):
+            self.fire("eval_standalone_start")
+            self._evaluate_one(batches, label)
+            self.fire("eval_standalone_end")
+
+    def predict(self, batches: int = 2) -> None:
+        """Plays `Trainer.predict`."""
+        state = self.state
+        with _Restored(state, Phase.PREDICT):
+            self._read("predict", batches)
+            state.predict_timestamp = type(state.timestamp)()
+            self.fire("predict_start")
+            for _ in range(batches):
+                self.fire("predict_batch_start", "predict_before_forward", "predict_after_forward")
+                state.predict_timestamp = state.predict_timestamp.to_next_batch(self._samples_per_batch)
+                self.fire("predict_batch_end")
+            self.fire("predict_end")
+
+    def close(self, exception: BaseException | None = None) -> None:
+        """Closes the run, as it does where it ended by an exception."""
+        self.engine.close(exception)
+
+    def _evaluate_one(self, batches: int, label: str) -> None:
+        state = self.state
+        self._read(label, batches)
+        state.eval_timestamp = type(state.timestamp)()
+        self.fire("eval_start")
+        for _ in range(batches):
+            self.fire("eval_batch_start", "eval_before_forward", "eval_after_forward")
+            state.eval_timestamp = state.eval_timestamp.to_next_batch(self._samples_per_batch)
+            self.fire("eval_batch_end")
+        self.logger.log_metrics(self._eval_metrics(state))
+        self.fire("eval_end")
+
+    def _read(self, label: str, batches: int) -> None:
+        self.state.dataloader_label = label
+        self.state.dataloader_len = batches if self._knows_length else None
+
+
+class _Restored:
+    """Puts phase, label and length back when an evaluation or prediction is over."""
+
+    def __init__(self, state: State, phase: Phase) -> None:
+        self._state = state
+        self._phase = phase
+
+    def __enter__(self) -> None:
+        state = self._state
+        self._before = (state.phase, state.dataloader_label, state.dataloader_len)
+        state.phase = self._phase
+
+    def __exit__(self, *_: object) -> None:
+        state = self._state
+        state.phase, state.dataloader_label, state.dataloader_len = self._before

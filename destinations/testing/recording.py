@@ -1,0 +1,141 @@
+"""A destination that records every call."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from destinations._copies import own_copy
+from destinations.base import LoggerDestination
+from events import Event, Logger, State
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+__all__ = ["Call", "RecordingDestination"]
+
+
+@attrs.frozen
+class Call:
+    """One call of a method of a destination: its name, and its arguments by name, copied."""
+
+    method: str
+    arguments: dict[str, Any]
+
+
+class RecordingDestination(LoggerDestination):
+    """Records every call that a destination gets, in order, with copies of its arguments.
+
+    Args:
+        stores_files: says so in `can_upload_files`, and takes files into `files`.
+    """
+
+    def __init__(self, stores_files: bool = False) -> None:
+        self.calls: list[Call] = []
+        self.files: dict[str, bytes] = {}
+        self._stores_files = stores_files
+
+    @property
+    def events(self) -> list[Event]:
+        """The events, in order."""
+        return [Event(call.arguments["event"]) for call in self.of("run_event")]
+
+    @property
+    def metrics(self) -> list[tuple[int | None, dict[str, float]]]:
+        """Step and values of each call of `log_metrics`."""
+        return [(call.arguments["step"], call.arguments["metrics"]) for call in self.of("log_metrics")]
+
+    @property
+    def hyperparameters(self) -> dict[str, Any]:
+        """All hyperparameters, later ones over earlier ones."""
+        merged: dict[str, Any] = {}
+        for call in self.of("log_hyperparameters"):
+            merged.update(call.arguments["hyperparameters"])
+        return merged
+
+    def of(self, method: str) -> list[Call]:
+        """Returns the calls of one method."""
+        return [call for call in self.calls if call.method == method]
+
+    def run_event(self, event: Event, state: State, logger: Logger) -> None:
+        self._note("run_event", event=event)
+
+    def close(self, state: State, logger: Logger) -> None:
+        self._note("close")
+
+    def post_close(self) -> None:
+        self._note("post_close")
+
+    def flush(self) -> None:
+        self._note("flush")
+
+    def log_hyperparameters(self, hyperparameters: "dict[str, Any]") -> None:
+        self._note("log_hyperparameters", hyperparameters=hyperparameters)
+
+    def log_metrics(self, metrics: "Mapping[str, float]", step: int | None = None) -> None:
+        self._note("log_metrics", metrics=dict(metrics), step=step)
+
+    def log_table(
+        self, columns: "list[str]", rows: "list[list[Any]]", name: str = "Table", step: int | None = None
+    ) -> None:
+        self._note("log_table", columns=columns, rows=rows, name=name, step=step)
+
+    def log_images(
+        self,
+        images: Any,
+        name: str = "Images",
+        channels_last: bool = False,
+        step: int | None = None,
+        masks: "dict[str, Any] | None" = None,
+        mask_class_labels: "dict[int, str] | None" = None,
+        use_table: bool = True,
+    ) -> None:
+        self._note(
+            "log_images",
+            images=images,
+            name=name,
+            channels_last=channels_last,
+            step=step,
+            masks=masks,
+            mask_class_labels=mask_class_labels,
+            use_table=use_table,
+        )
+
+    def log_text(self, text: str, name: str = "Text", step: int | None = None) -> None:
+        self._note("log_text", text=text, name=name, step=step)
+
+    def log_audio(self, audio: Any, sample_rate: int, name: str = "Audio", step: int | None = None) -> None:
+        self._note("log_audio", audio=audio, sample_rate=sample_rate, name=name, step=step)
+
+    def log_video(
+        self, video: Any, fps: float | None = None, name: str = "Video", step: int | None = None
+    ) -> None:
+        self._note("log_video", video=video, fps=fps, name=name, step=step)
+
+    def log_histogram(
+        self,
+        values: Any,
+        name: str = "Histogram",
+        step: int | None = None,
+        bins: "int | Sequence[float]" = 64,
+    ) -> None:
+        self._note("log_histogram", values=values, name=name, step=step, bins=bins)
+
+    def log_point_cloud(
+        self, points: Any, name: str = "Points", step: int | None = None, colors: Any = None
+    ) -> None:
+        self._note("log_point_cloud", points=points, name=name, step=step, colors=colors)
+
+    def log_traces(self, traces: "dict[str, Any]") -> None:
+        self._note("log_traces", traces=traces)
+
+    def upload_file(self, state: State, remote_file_name: str, file_path: Path, *, overwrite: bool) -> None:
+        self._note("upload_file", remote_file_name=remote_file_name, file_path=file_path, overwrite=overwrite)
+        if self._stores_files:
+            self.files[remote_file_name] = Path(file_path).read_bytes()
+
+    def can_upload_files(self) -> bool:
+        return self._stores_files
+
+    def _note(self, method: str, **arguments: Any) -> None:
+        self.calls.append(Call(method, {name: own_copy(value) for name, value in arguments.items()}))

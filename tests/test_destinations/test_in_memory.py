@@ -1,0 +1,260 @@
+"""What InMemory keeps, and how it is read."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from destinations import InMemory
+from destinations.testing import DryRun
+from events import Timestamp
+
+
+def test_keeps_metrics_with_step_and_timestamp():
+    """Each call of log_metrics is a record, with the given step or else the batch, and where the run stood."""
+    memory = InMemory()
+    run = DryRun(memory, max_duration="2ba")
+    run.init()
+
+    run.fit()
+    run.logger.log_metrics({"loss/train": 9.0}, step=77)
+    run.close()
+
+    assert [
+        (record.kind, record.step, int(record.timestamp.batch), record.value) for record in memory.records
+    ] == [
+        ("metrics", 0, 0, {"loss/train": 1.0}),
+        ("metrics", 1, 1, {"loss/train": 0.5}),
+        ("metrics", 77, 2, {"loss/train": 9.0}),
+    ]
+    assert [(int(timestamp.batch), value) for timestamp, value in memory.data["loss/train"]] == [
+        (0, 1.0),
+        (1, 0.5),
+        (2, 9.0),
+    ]
+
+
+def test_latest_values_and_their_timestamps():
+    """The latest value is the one logged last, whatever its step."""
+    memory = InMemory()
+    run = DryRun(memory, max_duration="3ba")
+    run.init()
+    run.fit()
+
+    run.logger.log_metrics({"accuracy": 0.25, "loss/train": 4.0}, step=1)
+    run.logger.log_metrics({"accuracy": 0.75}, step=0)
+
+    assert memory.most_recent_values == {"loss/train": 4.0, "accuracy": 0.75}
+    assert {name: int(when.batch) for name, when in memory.most_recent_timestamps.items()} == {
+        "loss/train": 3,
+        "accuracy": 3,
+    }
+
+
+def test_timeseries_has_the_metric_the_step_and_every_field_of_the_timestamp():
+    """A series holds arrays of one length; wall-clock fields are seconds."""
+    memory = InMemory()
+    run = DryRun(memory, max_duration="2ep", batches_per_epoch=2, samples_per_batch=4, seconds_per_batch=1.5)
+    run.init()
+    run.fit()
+
+    series = memory.get_timeseries("loss/train")
+
+    assert set(series) == {"loss/train", "step", *(field for field in Timestamp().state_dict())}
+    assert all(isinstance(array, np.ndarray) and len(array) == 4 for array in series.values())
+    assert series["loss/train"].tolist() == [1.0, 0.5, 1 / 3, 0.25]
+    assert series["step"].tolist() == [0, 1, 2, 3]
+    assert series["epoch"].tolist() == [0, 0, 1, 1]
+    assert series["batch"].tolist() == [0, 1, 2, 3]
+    assert series["batch_in_epoch"].tolist() == [0, 1, 0, 1]
+    assert series["sample"].tolist() == [0, 4, 8, 12]
+    assert series["total_wct"].tolist() == [0.0, 1.5, 3.0, 4.5]
+    assert series["epoch_wct"].tolist() == [0.0, 1.5, 0.0, 1.5]
+    assert series["batch_wct"].dtype == np.float64
+    assert series["batch"].dtype.kind == "i"
+
+
+def test_timeseries_of_an_unknown_metric_names_the_known_ones():
+    """A wrong name is an error that lists the right ones."""
+    memory = InMemory()
+    memory.log_metrics({"loss": 1.0, "accuracy": 0.5}, 0)
+
+    with pytest.raises(ValueError, match=r"got 'los'. Logged and kept: 'accuracy', 'loss'\."):
+        memory.get_timeseries("los")
+
+
+def test_a_metric_called_like_a_field_is_the_metric():
+    """A metric named "epoch" is under its name, rather than the timestamp's epoch."""
+    memory = InMemory()
+    memory.log_metrics({"epoch": 2.5}, 1)
+
+    assert memory.get_timeseries("epoch")["epoch"].tolist() == [2.5]
+
+
+def test_works_before_init():
+    """Records that come before INIT are kept, at the given step and a timestamp of zero."""
+    memory = InMemory()
+
+    memory.log_metrics({"loss": 1.0}, 4)
+    memory.log_metrics({"loss": 2.0})
+
+    assert memory.get_timeseries("loss")["step"].tolist() == [4, 0]
+    assert memory.most_recent_timestamps == {"loss": Timestamp()}
+
+
+def test_keeps_every_table_of_a_name():
+    """A table that is logged again does not take the place of the one before."""
+    memory = InMemory()
+    memory.log_table(["a", "b"], [[1, "x"]], "wrong", 1)
+    memory.log_table(["a", "b"], [[2, "y"], [3, "z"]], "wrong", 2)
+
+    assert [(table.step, table.columns, table.rows) for table in memory.tables["wrong"]] == [
+        (1, ["a", "b"], [[1, "x"]]),
+        (2, ["a", "b"], [[2, "y"], [3, "z"]]),
+    ]
+
+
+def test_a_table_is_a_data_frame():
+    """The last table of a name, or the one of a step, comes as pandas knows tables."""
+    memory = InMemory()
+    memory.log_table(["a", "b"], [[1, "x"]], "wrong", 1)
+    memory.log_table(["a", "b"], [[2, "y"], [3, "z"]], "wrong", 2)
+
+    assert memory.get_table("wrong").to_dict("list") == {"a": [2, 3], "b": ["y", "z"]}
+    assert memory.get_table("wrong", step=1).to_dict("list") == {"a": [1], "b": ["x"]}
+
+
+def test_an_unknown_table_is_an_error_that_names_the_known_ones():
+    """What is kept is said with its steps."""
+    memory = InMemory()
+    memory.log_table(["a"], [[1]], "wrong", 1)
+
+    with pytest.raises(ValueError, match=r"got 'wrong' at step 3. Kept: 'wrong' at \[1\]\."):
+        memory.get_table("wrong", step=3)
+
+
+def test_without_pandas_the_error_names_it():
+    """Where pandas is not installed, get_table says so and where the table is; the table itself needs none."""
+    code = """
+import sys
+sys.modules["pandas"] = None
+from destinations import InMemory
+memory = InMemory()
+memory.log_table(["a"], [[1]], "t", 1)
+print(memory.tables["t"][0].rows)
+try:
+    memory.get_table("t")
+except ImportError as error:
+    print(error.name, "|", error)
+"""
+    finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    rows, error = finished.stdout.splitlines()
+    assert rows == "[[1]]"
+    assert error.startswith("pandas | package 'pandas' must be installed for get_table, got: ")
+    assert error.endswith("Run: pip install pandas. The table is in .tables without it.")
+
+
+def test_arrays_are_copied():
+    """What the caller does to an array after the call does not change what is kept; a tensor comes detached."""
+    memory = InMemory()
+    pixels, tensor = np.zeros((2, 2), "uint8"), torch.zeros(2, 2, requires_grad=True)
+    picture = Image.new("L", (2, 2))
+    masks, row = {"truth": np.zeros((2, 2), "int64")}, [np.zeros(2)]
+    memory.log_images(pixels, "a", step=1, masks=masks, mask_class_labels={0: "cat"})
+    memory.log_images([picture], "b", step=1)
+    memory.log_histogram(tensor, step=1)
+    memory.log_table(["x"], [row], step=1)
+
+    pixels[:] = 9
+    masks["truth"][:] = 9
+    row[0][:] = 9
+    picture.putpixel((0, 0), 9)
+    with torch.no_grad():
+        tensor[:] = 9
+
+    first, second, histogram, table = (record.value for record in memory.records)
+    assert (first["images"].max(), first["masks"]["truth"].max()) == (0, 0)
+    assert second["images"][0].getpixel((0, 0)) == 0
+    assert (histogram["values"].max().item(), histogram["values"].requires_grad) == (0, False)
+    assert table.rows[0][0].tolist() == [0, 0]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_tensors_are_kept_in_host_memory():
+    """What is kept takes no memory of the device."""
+    memory = InMemory()
+
+    memory.log_histogram(torch.zeros(4, device="cuda"))
+
+    assert memory.records[0].value["values"].device.type == "cpu"
+
+
+def test_what_cannot_be_copied_is_kept_as_text():
+    """A lock among traces is no reason to fail."""
+    import threading
+
+    memory = InMemory()
+
+    memory.log_traces({"lock": threading.Lock(), "n": 1})
+
+    assert memory.records[0].value["n"] == 1
+    assert memory.records[0].value["lock"].startswith("<unlocked _thread.lock")
+
+
+def test_hyperparameters_are_merged():
+    """A later call adds to an earlier one."""
+    memory = InMemory()
+
+    memory.log_hyperparameters({"lr": 0.1, "name": "a"})
+    memory.log_hyperparameters({"lr": 0.2, "depth": {"n": 3}})
+
+    assert memory.hyperparameters == {"lr": 0.2, "name": "a", "depth": {"n": 3}}
+
+
+def test_a_bound_drops_the_oldest_and_counts_them():
+    """With max_records=2, of five records the last two are kept; latest values and hyperparameters stay."""
+    memory = InMemory(max_records=2)
+    memory.log_hyperparameters({"lr": 0.1})
+    memory.log_metrics({"early": 1.0}, 0)
+
+    for step in range(1, 4):
+        memory.log_metrics({"loss": float(step)}, step)
+
+    assert [record.step for record in memory.records] == [2, 3]
+    assert memory.dropped_records == 3
+    assert memory.most_recent_values == {"early": 1.0, "loss": 3.0}
+    assert memory.hyperparameters == {"lr": 0.1}
+    with pytest.raises(ValueError, match="must be one that was logged, got 'early'"):
+        memory.get_timeseries("early")
+
+
+def test_clear_forgets():
+    """After clear there is nothing, and the counts begin again."""
+    memory = InMemory(max_records=1)
+    memory.log_metrics({"loss": 1.0}, 0)
+    memory.log_metrics({"loss": 1.0}, 1)
+
+    memory.clear()
+
+    assert (memory.records, memory.dropped_records, memory.most_recent_values) == ([], 0, {})
+
+
+def test_refuses_a_bound_below_one():
+    """A bound of nothing is an error at once."""
+    with pytest.raises(ValueError, match="max_records must be at least 1"):
+        InMemory(max_records=0)
+
+
+def test_lets_go_of_the_run():
+    """A closed run's state, and with it the model, is not kept alive."""
+    memory = InMemory()
+    run = DryRun(memory)
+    run.init()
+
+    run.close()
+
+    assert memory._state is None

@@ -1,0 +1,96 @@
+"""How numbers, names and captured output become lines, for any input."""
+
+import json
+import math
+
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from destinations._formatting import describe, exact, one_line, plain, short, table_text
+from destinations._lines import LineRecord, LineSplitter, json_line, text_lines
+
+TEXTS = st.text(st.characters(codec=None), max_size=30)
+
+
+def feed(pieces):
+    """Returns the lines that a splitter makes of pieces, the unfinished one included."""
+    splitter = LineSplitter()
+    lines = [line for piece in pieces for line in splitter.feed(piece)]
+    return lines + splitter.rest()
+
+
+@given(st.lists(st.text(st.sampled_from("ab \r\n"), max_size=6), max_size=10))
+@example(["a\r", "\n"])
+@example(["a\r", "b\n"])
+def test_lines_do_not_depend_on_the_pieces(pieces):
+    """However a text is cut into writes, the lines are the same."""
+    assert feed(pieces) == feed(["".join(pieces)])
+
+
+@given(st.text(st.sampled_from("ab \n"), max_size=30))
+def test_without_carriage_returns_no_character_is_lost(text):
+    """The lines joined are the text."""
+    lines = feed([text])
+
+    assert "\n".join(lines) == text.removesuffix("\n")
+
+
+def test_a_line_without_an_end_does_not_grow_for_ever():
+    """A million characters without a newline are a line, and the rest another."""
+    lines = feed(["x" * 600_000, "x" * 600_000, "\n"])
+
+    assert [len(line) for line in lines] == [1 << 20, 1_200_000 - (1 << 20)]
+
+
+@given(TEXTS)
+def test_a_name_stays_in_its_line(text):
+    """No text, whatever is in it, begins a new line."""
+    assert len(one_line(text).splitlines()) <= 1
+
+
+@given(st.dictionaries(TEXTS, st.floats() | st.integers() | st.booleans(), max_size=4))
+@settings(deadline=None)
+def test_json_reads_back(metrics):
+    """Metrics come out of their line as they went in, NaN and infinities as the documented strings."""
+    line = json_line(LineRecord("metrics", "", 1, 2.5, metrics)).encode("utf-8", "backslashreplace").decode()
+
+    read = json.loads(line)["metrics"]
+    assert len(line.splitlines()) == 1
+    assert repr({name: plain(value) for name, value in metrics.items()}) == repr(read)
+
+
+@given(st.floats(allow_nan=False))
+def test_text_lines_hold_every_digit(value):
+    """A number in a line for people reads back as itself."""
+    line = text_lines(LineRecord("metrics", "", 3, 0.0, {"loss": value}))
+
+    assert line.startswith("[metric][batch=3]: loss: ")
+    assert float(line.rsplit(" ", 1)[1]) == value
+
+
+@given(st.floats(allow_nan=False, allow_infinity=False))
+@example(0.00099999999)
+@example(999999.99999)
+@example(1e-5)
+def test_a_shown_number_is_near_the_number(value):
+    """Rounding for people loses less than a part in a thousand, of numbers of any size."""
+    assert math.isclose(float(short(value)), value, rel_tol=1e-3)
+
+
+def test_values_are_described_by_what_they_are():
+    """Arrays by type and shape, scalars by value, bytes by number."""
+    import numpy as np
+    import torch
+
+    assert describe(np.zeros((2, 3), "uint8")) == "uint8 (2, 3)"
+    assert describe(torch.zeros(2, dtype=torch.bfloat16)) == "bfloat16 (2,)"
+    assert describe(torch.tensor(1.5)) == 1.5
+    assert describe(np.float32(0.5)) == 0.5
+    assert describe(b"abc") == "3 bytes"
+    assert describe({"a": [np.zeros(1), None]}) == {"a": ["float64 (1,)", None]}
+    assert exact({"a": (1, math.nan)}) == '{"a": [1, "NaN"]}'
+
+
+def test_a_table_without_columns():
+    """Nothing in it is no error."""
+    assert table_text([], [], 5) == "|  |\n|  |\n"

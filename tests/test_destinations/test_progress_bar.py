@@ -1,0 +1,444 @@
+"""What ProgressBar shows, on lines, on a terminal and in a notebook."""
+
+import io
+import re
+import sys
+import types
+
+import pytest
+
+from destinations import ProgressBar
+from destinations.testing import DryRun
+
+
+class Clock:
+    """Goes forward when it is told to."""
+
+    now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+class OnlyWrites:
+    """A stream without fileno, isatty, flush or encoding."""
+
+    def __init__(self):
+        self.text = ""
+
+    def write(self, text):
+        self.text += text
+
+
+def final_lines(*, rank=0, eval_every=None, **options):
+    """Plays a run and returns the last line of each bar."""
+    bar_options = {key: options.pop(key) for key in ("metrics", "whole_run") if key in options}
+    bar = ProgressBar(stream=io.StringIO(), line_seconds=1e9, clock=Clock(), **bar_options)
+    run = DryRun(bar, rank=rank, **options)
+    run.init()
+    run.fit(eval_every)
+    run.close()
+    return [line.split("[")[0].rstrip() for line in bar._stream.getvalue().splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"max_duration": "2ep"}, ["Epoch 1/2: 100% 3/3", "Epoch 2/2: 100% 3/3"]),
+        ({"max_duration": "5ba"}, ["Train: 100% 5/5"]),
+        ({"max_duration": "20sp"}, ["Train: 100% 20.0/20.0"]),
+        ({"max_duration": "18sp"}, ["Train: 100% 20.0/20.0"]),
+        ({"max_duration": "4sec"}, ["Train: 100% 4/4"]),
+        ({"max_duration": "4sec", "seconds_per_batch": 1.23456}, ["Train: 100% 4.9/4.9"]),
+        ({"max_duration": "2ep", "whole_run": True}, ["Train: 100% 6/6"]),
+        ({"max_duration": "2ep", "rank": 1}, []),
+    ],
+)
+def test_the_bars_of_a_run(options, expected):
+    """A bar for each epoch where the run is measured in epochs, otherwise one in the unit of the run; none on rank 1."""
+    assert final_lines(**options) == expected
+
+
+def test_totals_are_known_from_the_second_epoch_on():
+    """Where the dataloader does not know its length, the batches of the first epoch are counted."""
+    lines = final_lines(max_duration="3ep", knows_length=False)
+
+    assert lines == ["Epoch 1/3: 3 batch", "Epoch 2/3: 100% 3/3", "Epoch 3/3: 100% 3/3"]
+
+
+def test_a_total_in_batches_needs_no_length():
+    """With max_duration in batches the total is there from the start."""
+    assert final_lines(max_duration="4ba", knows_length=False) == ["Train: 100% 4/4"]
+
+
+def test_a_bar_over_the_whole_run_learns_its_total():
+    """One bar over epochs of unknown length has a total when the first is over."""
+    bar = ProgressBar(stream=io.StringIO(), whole_run=True, line_seconds=0, clock=Clock())
+    run = DryRun(bar, max_duration="2ep", knows_length=False)
+    run.init()
+
+    run.fit()
+    run.close()
+
+    assert [line.split("[")[0].strip() for line in bar._stream.getvalue().splitlines()] == [
+        "Train: 1 batch",
+        "Train: 2 batch",
+        "Train: 3 batch",
+        "Train:  67% 4/6",
+        "Train:  83% 5/6",
+        "Train: 100% 6/6",
+    ]
+
+
+def test_a_run_without_an_end_counts_batches():
+    """Without max_duration there is a bar without a total, also where only batches start and end."""
+    bar = ProgressBar(stream=io.StringIO(), line_seconds=1e9, clock=Clock())
+    run = DryRun(bar, max_duration=None, knows_length=False)
+    run.init()
+
+    run.train_batch()
+    run.train_batch()
+    run.close()
+
+    assert bar._stream.getvalue().startswith("Train: 2 batch [")
+
+
+def test_evaluation_and_prediction_have_bars():
+    """Each evaluation, named by its label, and each prediction has a bar of its own, with its own metrics."""
+    bar = ProgressBar(stream=io.StringIO(), line_seconds=1e9, clock=Clock())
+    run = DryRun(bar, max_duration="2ba", batches_per_epoch=9)
+    run.init()
+
+    run.fit(eval_every=1)
+    run.evaluate_standalone(batches=4, label="val")
+    run.predict(batches=5)
+    run.close()
+
+    zero = "[00:00<?, ? batch/s"
+    assert bar._stream.getvalue().splitlines() == [
+        f"Eval: 100% 2/2 {zero}, metrics/eval/accuracy=0.5]",
+        f"Eval: 100% 2/2 {zero}, metrics/eval/accuracy=0.5]",
+        f"Train: 100% 2/2 {zero}, loss/train=0.5]",
+        f"Eval val: 100% 4/4 {zero}, metrics/eval/accuracy=0.5]",
+        f"Predict: 100% 5/5 {zero}]",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("metrics", "shown"),
+    [
+        (None, "loss/train=0.6931, metrics/train/f1=1e-05, val_loss=1, top1_accuracy=0.5"),
+        (["lr", "loss/*"], "loss/train=0.6931, lr=1e-05"),
+        ([], ""),
+        (
+            ["*"],
+            "loss/train=0.6931, metrics/train/f1=1e-05, val_loss=1, top1_accuracy=0.5, lr=1e-05, glossy=2",
+        ),
+    ],
+)
+def test_chosen_metrics_are_shown(metrics, shown):
+    """Patterns choose; losses, accuracies and metrics are chosen where nobody did."""
+    bar = ProgressBar(
+        **({} if metrics is None else {"metrics": metrics}),
+        stream=io.StringIO(),
+        line_seconds=1e9,
+        clock=Clock(),
+    )
+    values = {
+        "loss/train": 0.6931471805599453,
+        "metrics/train/f1": 1e-5,
+        "val_loss": 1,
+        "top1_accuracy": 0.5,
+        "lr": 1e-5,
+        "glossy": 2,
+    }
+    run = DryRun(bar, max_duration="1ba", train_metrics=lambda _: values)
+    run.init()
+
+    run.fit()
+
+    assert bar._stream.getvalue() == f"Train: 100% 1/1 [00:00<?, ? batch/s{', ' if shown else ''}{shown}]\n"
+
+
+def test_lines_come_at_intervals():
+    """Where there is no terminal a whole line is printed every line_seconds, and one at the end."""
+    clock = Clock()
+    bar = ProgressBar(stream=io.StringIO(), line_seconds=10, clock=clock)
+    run = DryRun(bar, max_duration="7ba", batches_per_epoch=9)
+    run.init()
+    run.fire("fit_start")
+
+    for _ in range(7):
+        clock.now += 4
+        run.train_batch()
+    run.fire("fit_end")
+
+    assert [line.split(",")[0] for line in bar._stream.getvalue().splitlines()] == [
+        "Train:  43% 3/7 [00:12<00:16",
+        "Train:  86% 6/7 [00:24<00:04",
+        "Train: 100% 7/7 [00:28<00:00",
+    ]
+    assert bar._stream.getvalue().endswith("\n")
+
+
+def test_a_bar_is_drawn_ten_times_a_second_and_not_at_each_step():
+    """A thousand steps in a second of training look at the clock, and draw ten times, and once more at the end."""
+
+    class CountsDraws:
+        draws = 0
+
+        def isatty(self):
+            return True
+
+        def write(self, text):
+            self.draws += text.startswith("\r") and "Train" in text
+
+    clock, stream = Clock(), CountsDraws()
+    run = DryRun(ProgressBar(stream=stream, clock=clock), max_duration="1000ba", batches_per_epoch=1000)
+    run.init()
+    run.fire("fit_start")
+    at_start = stream.draws
+
+    for _ in range(1000):
+        clock.now += 1 / 1000
+        run.train_batch()
+    during = stream.draws - at_start
+    run.fire("fit_end")
+
+    assert at_start == 1
+    assert during in {9, 10}
+
+
+def test_a_stream_that_can_only_write():
+    """Neither fileno nor isatty, flush or encoding is needed."""
+    stream = OnlyWrites()
+    run = DryRun(ProgressBar(stream=stream, line_seconds=1e9, clock=Clock()), max_duration="1ba")
+    run.init()
+
+    run.fit()
+
+    assert stream.text == "Train: 100% 1/1 [00:00<?, ? batch/s, loss/train=1.0]\n"
+
+
+def test_a_resumed_run_shows_where_it_is():
+    """A run that goes on at batch 4 of epoch 2 begins its bar there; lengths that were counted are kept with it."""
+    first = ProgressBar(stream=io.StringIO(), line_seconds=1e9, clock=Clock())
+    run = DryRun(first, max_duration="1ep", batches_per_epoch=6, knows_length=False)
+    run.init()
+    run.fit(eval_every=6)
+    saved = first.state_dict()
+    bar = ProgressBar(stream=io.StringIO(), line_seconds=0, clock=Clock())
+    resumed = DryRun(bar, max_duration="2ep", batches_per_epoch=6, knows_length=False)
+
+    resumed.fire("init", "before_load")
+    resumed.state.timestamp = resumed.state.timestamp.copy(epoch=1, batch=10, batch_in_epoch=4)
+    bar.load_state_dict(saved)
+    resumed.fire("after_load")
+    resumed.fit()
+    resumed.evaluate()
+    resumed.close()
+
+    assert saved == {"lengths": {"train": 6, "eval/eval": 2}}
+    assert [line.split(" [")[0] for line in bar._stream.getvalue().splitlines()] == [
+        "Epoch 2/2:  83% 5/6",
+        "Epoch 2/2: 100% 6/6",
+        "Eval:  50% 1/2",
+        "Eval: 100% 2/2",
+        "Eval: 100% 2/2",
+    ]
+
+
+def test_a_run_that_breaks_off_leaves_its_bar():
+    """An exception inside an evaluation closes both bars where they were, and puts the streams back."""
+    before = sys.stdout, sys.stderr
+    bar = ProgressBar(stream=io.StringIO(), line_seconds=1e9, clock=Clock())
+    run = DryRun(bar, max_duration="9ba")
+    run.init()
+    run.fire("fit_start")
+    run.train_batch()
+    run.state.dataloader_label, run.state.dataloader_len = "val", 4
+    run.fire("eval_start")
+
+    run.close(RuntimeError("the user's own"))
+
+    assert [line.split(" [")[0] for line in bar._stream.getvalue().splitlines()] == [
+        "Eval val:   0% 0/4",
+        "Train:  11% 1/9",
+    ]
+    assert (sys.stdout, sys.stderr) == before
+
+
+PRELUDE = """
+import logging, sys
+from destinations import Console, ProgressBar, TextFile
+from destinations.testing import DryRun
+from events import Callback
+"""
+
+
+def without_numbers(screen):
+    """Returns the screen with speeds and bars taken out."""
+    return [re.sub(r"\|.*?\| (\d+/\d+) \[.*", r"\1", line) for line in screen]
+
+
+def test_printing_on_a_terminal_leaves_whole_lines(terminal):
+    """What user code prints stands above the bars in lines of its own, in order, and the bars end as bars."""
+    screen = terminal(
+        PRELUDE
+        + """
+class Prints(Callback):
+    def batch_end(self, state, logger):
+        print("to stdout", int(state.timestamp.batch))
+        print("to stderr", int(state.timestamp.batch), file=sys.stderr)
+    def eval_batch_end(self, state, logger):
+        print("in", end=" ")
+        print("eval")
+before = sys.stdout, sys.stderr
+run = DryRun(ProgressBar(refresh_seconds=0), max_duration="2ep", batches_per_epoch=2, callbacks=[Prints()])
+run.init()
+run.fit(eval_every=3)
+run.predict()
+run.close()
+assert (sys.stdout, sys.stderr) == before and sys.stdout is before[0] and sys.stderr is before[1]
+print("the end")
+"""
+    )
+
+    assert without_numbers(screen) == [
+        "to stdout 1",
+        "to stderr 1",
+        "to stdout 2",
+        "to stderr 2",
+        "Epoch 1/2: 100%2/2",
+        "to stdout 3",
+        "to stderr 3",
+        "in eval",
+        "in eval",
+        "Eval: 100%2/2",
+        "to stdout 4",
+        "to stderr 4",
+        "Epoch 2/2: 100%2/2",
+        "Predict: 100%2/2",
+        "the end",
+        "",
+    ]
+
+
+def test_a_short_bar_leaves_nothing_of_a_long_one(terminal):
+    """An evaluation in the middle of an epoch ends in a line of its own, with nothing behind it, and so do both bars."""
+    screen = terminal(
+        PRELUDE
+        + """
+run = DryRun(ProgressBar(["*"], refresh_seconds=0), max_duration="1ep", batches_per_epoch=4, knows_length=False,
+             train_metrics=lambda _: {"a/long/name/of/a/loss": 1.0}, eval_metrics=lambda _: {})
+run.init()
+run.fit(eval_every=3)
+run.close()
+"""
+    )
+
+    assert [re.sub(r"\[.*?, .*?/s", "[", line) for line in screen] == [
+        "Eval: 2 batch []",
+        "Epoch 1/1: 4 batch [, a/long/name/of/a/loss=1.0]",
+        "",
+    ]
+
+
+def test_logging_and_tqdm_of_the_user_on_a_terminal(terminal):
+    """Handlers made before the run, `tqdm.write` and a bar of the user's own get along with the bars."""
+    screen = terminal(
+        PRELUDE
+        + """
+from tqdm import tqdm
+logging.basicConfig(format="%(message)s")
+handler = logging.getLogger().handlers[0]
+class Writes(Callback):
+    def batch_end(self, state, logger):
+        logging.warning("warning %d", int(state.timestamp.batch))
+        tqdm.write("tqdm.write")
+        for _ in tqdm(range(2), desc="mine", leave=False, mininterval=0):
+            print("inside mine")
+run = DryRun(ProgressBar(refresh_seconds=0), max_duration="2ba", callbacks=[Writes()])
+run.init()
+run.fit()
+run.close()
+assert handler.stream is sys.stderr
+logging.warning("the end")
+"""
+    )
+
+    once = ["tqdm.write", "inside mine", "inside mine"]
+    assert without_numbers(screen) == [
+        "warning 1",
+        *once,
+        "warning 2",
+        *once,
+        "Train: 100%2/2",
+        "the end",
+        "",
+    ]
+
+
+def test_all_destinations_on_one_terminal(terminal, tmp_path):
+    """Console's blocks and the bar share a terminal; a TextFile that captures has the lines and the bar's last state."""
+    path = tmp_path / "log.txt"
+    screen = terminal(
+        PRELUDE
+        + f"""
+class Prints(Callback):
+    def batch_end(self, state, logger):
+        print("printed")
+run = DryRun(TextFile({str(path)!r}, capture_stdout=True, capture_stderr=True), Console(stream=sys.stderr),
+             ProgressBar(refresh_seconds=0), max_duration="2ba", callbacks=[Prints()])
+run.init()
+run.fit()
+run.close()
+"""
+    )
+
+    assert without_numbers(screen) == [
+        "printed",
+        "[batch=1/2]:",
+        "  Train loss/train: 1.0",
+        "printed",
+        "[batch=2/2]:",
+        "  Train loss/train: 0.5",
+        "Train: 100%2/2",
+        "",
+    ]
+    lines = path.read_text().splitlines()
+    assert [line for line in lines if line.startswith("[stdout]")] == ["[stdout]: printed"] * 2
+    assert [line for line in lines if "Train loss" in line] == [
+        "[stderr]:   Train loss/train: 1.0",
+        "[stderr]:   Train loss/train: 0.5",
+    ]
+    assert lines[-1].startswith("[stderr]: Train: 100%")
+
+
+def test_in_a_notebook_the_bar_is_a_widget(monkeypatch, capsys):
+    """With a kernel and ipywidgets the bar is tqdm's widget, and prints need no help."""
+    ipython = pytest.importorskip("IPython")
+    pytest.importorskip("ipywidgets")
+    monkeypatch.setattr(ipython, "get_ipython", lambda: types.SimpleNamespace(config={"IPKernelApp": {}}))
+    before = sys.stdout
+    bar = ProgressBar(refresh_seconds=0)
+    run = DryRun(bar, max_duration="2ba")
+    run.init()
+    run.fire("fit_start")
+
+    run.train_batch()
+    label, widget, text = bar._train._bar._bar.container.children
+    shown = (label.value, widget.value, widget.max, text.value.split("[")[0].strip())
+    is_untouched = sys.stdout is before
+    run.close()
+
+    assert shown == ("Train:\u2007\u200750%", 1, 2, "1/2")
+    assert is_untouched
+
+
+def test_bad_arguments():
+    """A single string where a list is meant, and times that go back, are errors at once."""
+    with pytest.raises(TypeError, match=r"metrics must be a list of patterns, got 'loss'. Write \['loss'\]"):
+        ProgressBar("loss")
+    with pytest.raises(ValueError, match="must not be negative"):
+        ProgressBar(refresh_seconds=-1)

@@ -1,0 +1,886 @@
+"""What TextFile writes, and what it leaves alone."""
+
+import collections
+import contextlib
+import errno
+import io
+import itertools
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from destinations import LoggerDestination, TextFile
+from destinations._line_writer import LineWriter, open_new
+from destinations.testing import DryRun, RecordingDestination
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_folder(tmp_path, monkeypatch):
+    """Each test has a working directory of its own."""
+    folder = tmp_path / "work"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Returns the working directory."""
+    return tmp_path / "work"
+
+
+def listing(folder):
+    """Returns every file below a folder with its text."""
+    return {
+        str(path.relative_to(folder)): path.read_text()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+def a_clock():
+    """Returns a clock that goes forward a second at each look."""
+    return map(float, itertools.count(1000)).__next__
+
+
+def log_one_of_each(run):
+    """Logs a record of each kind."""
+    log = run.logger
+    log.log_hyperparameters({"lr": 1e-5, "model": {"depth": 3, "name": "a\nb"}, "empty": {}, "betas": [0.9]})
+    log.log_metrics({"loss/train": 0.1 + 0.2, "n": 3}, step=3)
+    log.log_table(["a", "b"], [[1, "x|y"], [float("nan"), np.zeros((2, 3))]], "wrong", 4)
+    log.log_text("one\ntwo", "note", 5)
+    masks = {"truth": np.zeros((2, 8, 9), "int64")}
+    log.log_images(np.zeros((2, 3, 8, 9), "uint8"), step=6, masks=masks, mask_class_labels={1: "cat"})
+    log.log_images([Image.new("L", (9, 8))], "pictures", step=6)
+    log.log_audio(np.zeros(80, "float32"), 8000, step=7)
+    log.log_video(np.zeros((2, 3, 8, 8), "uint8"), 10, step=8)
+    log.log_histogram(np.zeros(5), step=9)
+    log.log_point_cloud(np.zeros((4, 3)), step=10)
+    log.log_traces({"grad": {"norm": 0.5}, "array": np.zeros(2)})
+
+
+def test_lines_for_people(folder):
+    """Each record has its lines, with the kind and the batch before them; numbers are written in full."""
+    run = DryRun(TextFile(), run_name="mine")
+    run.init()
+
+    log_one_of_each(run)
+    run.close()
+
+    array = '{"dtype": "float64", "shape": [2, 3]}'
+    assert listing(folder) == {
+        "mine/log-rank0.txt": "[hyperparameter]: lr: 1e-05\n"
+        "[hyperparameter]: model.depth: 3\n"
+        "[hyperparameter]: model.name: a\\nb\n"
+        "[hyperparameter]: empty: {}\n"
+        "[hyperparameter]: betas: [0.9]\n"
+        "[metric][batch=3]: loss/train: 0.30000000000000004\n"
+        "[metric][batch=3]: n: 3\n"
+        f'[table][batch=4]: wrong: {{"columns": ["a", "b"], "rows": [[1, "x|y"], ["NaN", {array}]]}}\n'
+        "[text][batch=5]: note: one\n"
+        "[text][batch=5]: note: two\n"
+        '[images][batch=6]: Images: {"images": {"dtype": "uint8", "shape": [2, 3, 8, 9]}, "channels_last": false, '
+        '"masks": {"truth": {"dtype": "int64", "shape": [2, 8, 9]}}, "mask_class_labels": {"1": "cat"}}\n'
+        '[images][batch=6]: pictures: {"images": ["L image 9x8"], "channels_last": false}\n'
+        '[audio][batch=7]: Audio: {"audio": {"dtype": "float32", "shape": [80]}, "sample_rate": 8000}\n'
+        '[video][batch=8]: Video: {"video": {"dtype": "uint8", "shape": [2, 3, 8, 8]}, "fps": 10}\n'
+        '[histogram][batch=9]: Histogram: {"values": {"dtype": "float64", "shape": [5]}, "bins": 64}\n'
+        '[point_cloud][batch=10]: Points: {"points": {"dtype": "float64", "shape": [4, 3]}}\n'
+        '[trace]: grad: {"norm": 0.5}\n'
+        '[trace]: array: {"dtype": "float64", "shape": [2]}\n'
+    }
+
+
+def test_json_lines(folder):
+    """With format="jsonl" each record is one line of strict JSON."""
+    run = DryRun(TextFile("log.jsonl", format="jsonl", clock=a_clock()))
+    run.init()
+
+    log_one_of_each(run)
+    run.close()
+
+    lines = listing(folder)["log.jsonl"].splitlines()
+    assert [json.loads(line, parse_constant=pytest.fail) for line in lines] == [
+        {
+            "kind": "hyperparameters",
+            "time": 1000.0,
+            "hyperparameters": {
+                "lr": 1e-5,
+                "model": {"depth": 3, "name": "a\nb"},
+                "empty": {},
+                "betas": [0.9],
+            },
+        },
+        {"kind": "metrics", "time": 1001.0, "step": 3, "metrics": {"loss/train": 0.1 + 0.2, "n": 3}},
+        {
+            "kind": "table",
+            "time": 1002.0,
+            "step": 4,
+            "name": "wrong",
+            "columns": ["a", "b"],
+            "rows": [[1, "x|y"], ["NaN", {"dtype": "float64", "shape": [2, 3]}]],
+        },
+        {"kind": "text", "time": 1003.0, "step": 5, "name": "note", "text": "one\ntwo"},
+        {
+            "kind": "images",
+            "time": 1004.0,
+            "step": 6,
+            "name": "Images",
+            "images": {"dtype": "uint8", "shape": [2, 3, 8, 9]},
+            "channels_last": False,
+            "masks": {"truth": {"dtype": "int64", "shape": [2, 8, 9]}},
+            "mask_class_labels": {"1": "cat"},
+        },
+        {
+            "kind": "images",
+            "time": 1005.0,
+            "step": 6,
+            "name": "pictures",
+            "images": ["L image 9x8"],
+            "channels_last": False,
+        },
+        {
+            "kind": "audio",
+            "time": 1006.0,
+            "step": 7,
+            "name": "Audio",
+            "audio": {"dtype": "float32", "shape": [80]},
+            "sample_rate": 8000,
+        },
+        {
+            "kind": "video",
+            "time": 1007.0,
+            "step": 8,
+            "name": "Video",
+            "video": {"dtype": "uint8", "shape": [2, 3, 8, 8]},
+            "fps": 10,
+        },
+        {
+            "kind": "histogram",
+            "time": 1008.0,
+            "step": 9,
+            "name": "Histogram",
+            "values": {"dtype": "float64", "shape": [5]},
+            "bins": 64,
+        },
+        {
+            "kind": "point_cloud",
+            "time": 1009.0,
+            "step": 10,
+            "name": "Points",
+            "points": {"dtype": "float64", "shape": [4, 3]},
+        },
+        {
+            "kind": "traces",
+            "time": 1010.0,
+            "traces": {"grad": {"norm": 0.5}, "array": {"dtype": "float64", "shape": [2]}},
+        },
+    ]
+
+
+def test_json_of_numbers_that_are_none(folder):
+    """NaN and infinities are strings; every other float reads back as itself."""
+    run = DryRun(TextFile("log.jsonl", format="jsonl", clock=a_clock()))
+    run.init()
+
+    run.logger.log_metrics(
+        {"a": float("nan"), "b": float("inf"), "c": -float("inf"), "d": 5e-324, "e": 2**60}, 0
+    )
+    run.close()
+
+    assert listing(folder) == {
+        "log.jsonl": '{"kind":"metrics","time":1000.0,"step":0,"metrics":'
+        '{"a":"NaN","b":"Infinity","c":"-Infinity","d":5e-324,"e":1152921504606846976}}\n'
+    }
+
+
+def test_names_cannot_forge_lines(folder):
+    """A name with line ends stays in its line, in both formats, also for readers that split at more than newlines."""
+    name = "a\n[metric][batch=9]: b\r\x85\u2028\x1b[2J"
+    run = DryRun(TextFile("log.txt"), TextFile("log.jsonl", format="jsonl", clock=a_clock()))
+    run.init()
+
+    run.logger.log_metrics({name: 1.0}, 0)
+    run.close()
+
+    files = listing(folder)
+    assert files["log.txt"] == "[metric][batch=0]: a\\n[metric][batch=9]: b\\r\\x85\\u2028\\x1b[2J: 1.0\n"
+    assert len(files["log.jsonl"].splitlines()) == 1
+    assert json.loads(files["log.jsonl"])["metrics"] == {name: 1.0}
+
+
+def test_traces_can_be_left_out(folder):
+    """With log_traces=False there are none."""
+    run = DryRun(TextFile("log.txt", log_traces=False))
+    run.init()
+
+    run.logger.log_traces({"grad": 0.5})
+    run.close()
+
+    assert listing(folder) == {"log.txt": ""}
+
+
+def test_records_of_before_init_are_written(folder):
+    """What was logged before the file had a name stands at its beginning."""
+    file = TextFile("log.txt")
+    run = DryRun(file)
+    run.logger.log_metrics({"early": 1.0}, 0)
+
+    run.init()
+    run.logger.log_metrics({"late": 2.0}, 0)
+    run.close()
+
+    assert listing(folder) == {"log.txt": "[metric][batch=0]: early: 1.0\n[metric][batch=0]: late: 2.0\n"}
+
+
+# Existing files.
+
+
+def test_a_fresh_run_refuses_an_existing_file(folder):
+    """With the defaults an existing file raises FileExistsError, and keeps its content to the byte."""
+    (folder / "log.txt").write_text("precious")
+    run = DryRun(TextFile("log.txt"))
+
+    with pytest.raises(FileExistsError, match=r"must not exist when a run starts anew, got .*log\.txt"):
+        run.init()
+    run.logger.log_metrics({"loss": 1.0}, 0)
+    run.close()
+
+    assert listing(folder) == {"log.txt": "precious"}
+
+
+def test_a_refused_file_does_not_stop_training(folder):
+    """Outside of tests the logger keeps the error, counted, and training goes on."""
+    (folder / "log.txt").write_text("precious")
+    recording = RecordingDestination()
+    run = DryRun(TextFile("log.txt"), recording, raise_errors=False)
+
+    run.init()
+    run.fit()
+    run.close()
+
+    assert run.logger.faults.counts == {("TextFile", "after_load", "FileExistsError"): 1}
+    assert len(recording.metrics) == 6
+    assert listing(folder) == {"log.txt": "precious"}
+
+
+@pytest.mark.parametrize(
+    "first_event", ["fit_start", "batch_start", "eval_standalone_start", "predict_start"]
+)
+def test_a_loop_that_loads_nothing_refuses_too(folder, first_event):
+    """Where AFTER_LOAD does not come, the first event of the loop decides."""
+    (folder / "log.txt").write_text("precious")
+    run = DryRun(TextFile("log.txt"))
+    run.fire("init")
+
+    with pytest.raises(FileExistsError):
+        run.fire(first_event)
+
+
+def test_close_refuses_where_nothing_else_came(folder):
+    """A run that only logged has begun anew as well."""
+    (folder / "log.txt").write_text("precious")
+    run = DryRun(TextFile("log.txt"), raise_errors=False)
+    run.fire("init")
+    run.logger.log_metrics({"loss": 1.0}, 0)
+
+    run.close()
+
+    assert run.logger.faults.counts == {("TextFile", "close", "FileExistsError"): 1}
+    assert listing(folder) == {"log.txt": "precious"}
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_resumed_run_appends(folder, overwrite):
+    """A run that goes on from a checkpoint continues its file, whatever overwrite says; what came before the load is in."""
+    (folder / "log.txt").write_text("[metric][batch=4]: loss: 1.0\n")
+    run = DryRun(TextFile("log.txt", overwrite=overwrite))
+    run.fire("init", "before_load")
+    run.logger.log_hyperparameters({"lr": 0.1})
+    run.state.timestamp = run.state.timestamp.copy(batch=5)
+
+    run.fire("after_load")
+    run.logger.log_metrics({"loss": 0.5})
+    run.close()
+
+    assert listing(folder) == {
+        "log.txt": "[metric][batch=4]: loss: 1.0\n[hyperparameter]: lr: 0.1\n[metric][batch=5]: loss: 0.5\n"
+    }
+
+
+def test_append_continues_where_a_run_starts_anew(folder):
+    """With append=True an existing file is continued from the start."""
+    (folder / "log.txt").write_text("old\n")
+    run = DryRun(TextFile("log.txt", append=True))
+
+    run.fire("init")
+    run.logger.log_metrics({"loss": 0.5}, 0)
+    run.close()
+
+    assert listing(folder) == {"log.txt": "old\n[metric][batch=0]: loss: 0.5\n"}
+
+
+def test_overwrite_replaces_the_file_and_leaves_open_readers_alone(folder):
+    """With overwrite=True the old content goes, though not from under somebody who reads it."""
+    (folder / "log.txt").write_text("old\n")
+    run = DryRun(TextFile("log.txt", overwrite=True))
+
+    with (folder / "log.txt").open() as reader:
+        run.init()
+        run.logger.log_metrics({"loss": 0.5}, 0)
+        run.close()
+        seen = reader.read()
+
+    assert seen == "old\n"
+    assert listing(folder) == {"log.txt": "[metric][batch=0]: loss: 0.5\n"}
+
+
+def test_overwrite_leaves_devices_alone():
+    """A path that is no regular file is written to, not replaced."""
+    run = DryRun(TextFile("/dev/null", overwrite=True))
+
+    run.init()
+    run.logger.log_metrics({"loss": 0.5}, 0)
+    run.close()
+
+    assert not os.path.isfile("/dev/null")  # noqa: PTH113  # the question is what the path is now
+
+
+@pytest.mark.parametrize(
+    ("torn", "repaired"),
+    [
+        ("whole\n", "whole\n"),
+        ("whole\n[metric][batch=3]: lo", "whole\n[metric][batch=3]: lo\n"),
+        ("no end at all", "no end at all\n"),
+        ("", ""),
+    ],
+)
+def test_a_torn_last_line_gets_its_end(folder, torn, repaired):
+    """What a killed process left half written ends before the next line begins."""
+    (folder / "log.txt").write_text(torn)
+    run = DryRun(TextFile("log.txt", append=True))
+
+    run.init()
+    run.logger.log_metrics({"loss": 0.5}, 0)
+    run.close()
+
+    assert listing(folder) == {"log.txt": repaired + "[metric][batch=0]: loss: 0.5\n"}
+
+
+def test_a_torn_line_of_json_is_kept_as_text(folder):
+    """Half a record does not break readers of JSON, and is not thrown away; a whole one without an end stays."""
+    (folder / "torn.jsonl").write_text('{"kind":"metrics"}\n{"kind":"metr')
+    (folder / "whole.jsonl").write_text('{"kind":"metrics"}')
+    run = DryRun(*(TextFile(f"{name}.jsonl", format="jsonl", append=True) for name in ("torn", "whole")))
+
+    run.init()
+    run.close()
+
+    assert listing(folder) == {
+        "torn.jsonl": '{"kind":"metrics"}\n{"kind": "torn", "torn": "{\\"kind\\":\\"metr"}\n',
+        "whole.jsonl": '{"kind":"metrics"}\n',
+    }
+
+
+def test_a_torn_line_longer_than_a_block(folder):
+    """The end of the last whole line is found however far back it is, and bytes that are no UTF-8 survive."""
+    long = b"whole\n" + b"x" * 200_000 + b"\xff"
+    (folder / "log.txt").write_bytes(long)
+    run = DryRun(TextFile("log.txt", append=True))
+
+    run.init()
+    run.close()
+
+    assert (folder / "log.txt").read_bytes() == long + b"\n"
+
+
+# Ranks and paths.
+
+
+@pytest.mark.parametrize(
+    ("filename", "files"),
+    [
+        ("{run_name}/log-rank{rank}.txt", ["mine/log-rank0.txt", "mine/log-rank1.txt"]),
+        ("{rank:03d}.txt", ["000.txt", "001.txt"]),
+        ("local{local_rank}.txt", ["local0.txt", "local1.txt"]),
+        ("node{node_rank}.txt", ["node0.txt"]),
+        ("log.txt", ["log.txt"]),
+    ],
+)
+def test_each_rank_writes_a_file_where_its_name_has_the_rank(folder, filename, files):
+    """Without a rank in the name, rank 0 alone writes."""
+    for rank in (1, 0):
+        run = DryRun(TextFile(filename), run_name="mine", rank=rank)
+        run.init()
+        run.logger.log_metrics({"rank": rank}, 0)
+        run.close()
+
+    assert list(listing(folder)) == files
+    assert listing(folder)[files[0]] == "[metric][batch=0]: rank: 0\n"
+
+
+def test_a_later_chdir_does_not_move_the_file(folder, monkeypatch):
+    """The path is made absolute at INIT."""
+    file = TextFile("log.txt")
+    run = DryRun(file)
+    run.init()
+    (folder / "elsewhere").mkdir()
+
+    monkeypatch.chdir(folder / "elsewhere")
+    run.close()
+
+    assert listing(folder) == {"log.txt": ""}
+
+
+# Capture.
+
+
+def test_captures_lines_of_both_streams(folder, capsys):
+    """What is printed goes where it went, and into the file line by line; half lines of the two do not mix."""
+    run = DryRun(TextFile("log.txt", capture_stdout=True, capture_stderr=True))
+    run.init()
+
+    print("one\ntwo")
+    print("out: ", end="")
+    print("err: half, ", end="", file=sys.stderr)
+    run.logger.log_metrics({"loss": 1.0}, 0)
+    print("rest")
+    print("whole", file=sys.stderr)
+    print("no end", end="")
+    run.close()
+    print("after close")
+
+    assert listing(folder)["log.txt"].splitlines() == [
+        "[stdout]: one",
+        "[stdout]: two",
+        "[metric][batch=0]: loss: 1.0",
+        "[stdout]: out: rest",
+        "[stderr]: err: half, whole",
+        "[stdout]: no end",
+    ]
+    assert capsys.readouterr() == ("one\ntwo\nout: rest\nno endafter close\n", "err: half, whole\n")
+
+
+def test_nothing_is_captured_before_init(folder, capsys):
+    """Making one has no effect on the streams."""
+    before = sys.stdout, sys.stderr
+
+    TextFile("log.txt", capture_stdout=True, capture_stderr=True)
+
+    assert (sys.stdout, sys.stderr) == before
+
+
+def test_a_progress_bar_is_captured_as_its_last_state(folder, capsys):
+    """Carriage returns overwrite, as on a terminal; a Windows line end is one line end, also in two pieces."""
+    run = DryRun(TextFile("log.txt", capture_stderr=True))
+    run.init()
+
+    for text in ("\r 0%", "\r50%", "\r100%\n", "dos\r\n", "in two\r", "\n", "\n"):
+        sys.stderr.write(text)
+    run.close()
+
+    assert listing(folder)["log.txt"].splitlines() == [
+        "[stderr]: 100%",
+        "[stderr]: dos",
+        "[stderr]: in two",
+        "[stderr]: ",
+    ]
+
+
+def test_streams_are_restored_exactly(capsys):
+    """After close the streams are the very objects that were there."""
+    before = sys.stdout, sys.stderr
+    run = DryRun(TextFile("log.txt", capture_stdout=True, capture_stderr=True))
+    run.init()
+    assert sys.stdout is not before[0]
+
+    run.close()
+
+    assert sys.stdout is before[0]
+    assert sys.stderr is before[1]
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_two_captures_end_in_any_order(capsys, order):
+    """Whichever of two closes first, in the end the streams are what they were, and the open one goes on capturing."""
+    before = sys.stdout
+    runs = [DryRun(TextFile(f"{name}.txt", capture_stdout=True), run_name=name) for name in ("a", "b")]
+    for run in runs:
+        run.init()
+    print("both")
+
+    runs[order[0]].close()
+    print("one")
+    runs[order[1]].close()
+    print("none")
+
+    assert sys.stdout is before
+    with open(f"{'ab'[order[0]]}.txt") as first, open(f"{'ab'[order[1]]}.txt") as second:  # noqa: PTH123
+        assert (first.read(), second.read()) == ("[stdout]: both\n", "[stdout]: both\n[stdout]: one\n")
+    assert capsys.readouterr().out == "both\none\nnone\n"
+
+
+def test_a_redirection_inside_and_around(capsys):
+    """`contextlib.redirect_stdout` within the run takes its prints away and gives them back; one around it is restored."""
+    inner, outer = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(outer):
+        run = DryRun(TextFile("log.txt", capture_stdout=True))
+        run.init()
+        with contextlib.redirect_stdout(inner):
+            print("inner")
+        print("outer")
+        run.close()
+        assert sys.stdout is outer
+
+    assert (inner.getvalue(), outer.getvalue(), capsys.readouterr().out) == ("inner\n", "outer\n", "")
+
+
+def test_a_wrapper_that_stays_on_top_goes_on_working(capsys):
+    """Somebody else's wrapper that is not taken off before close keeps writing; nothing more is captured."""
+
+    class Shouting:
+        def __init__(self, stream):
+            self.stream = stream
+
+        def write(self, text):
+            return self.stream.write(text.upper())
+
+    before = sys.stdout
+    run = DryRun(TextFile("log.txt", capture_stdout=True))
+    run.init()
+    sys.stdout = Shouting(sys.stdout)
+    print("a")
+
+    run.close()
+    print("b")
+    sys.stdout = before
+
+    with open("log.txt") as file:  # noqa: PTH123
+        assert file.read() == "[stdout]: A\n"
+    assert capsys.readouterr().out == "A\nB\n"
+
+
+def test_the_rest_of_the_stream_is_the_streams_own(capfd):
+    """Encoding, fileno, isatty and flush are those of the stream beneath."""
+    before = sys.stdout
+    run = DryRun(TextFile("log.txt", capture_stdout=True))
+    run.init()
+
+    assert sys.stdout.encoding == before.encoding
+    assert sys.stdout.fileno() == before.fileno()
+    assert sys.stdout.isatty() is False
+    sys.stdout.writelines(["a\n", "b\n"])
+    run.close()
+
+    with open("log.txt") as file:  # noqa: PTH123
+        assert file.read() == "[stdout]: a\n[stdout]: b\n"
+
+
+class PrintsWhenRendered:
+    """A trace whose text is made with a print."""
+
+    def __str__(self):
+        print("printed while rendering")
+        return "text"
+
+
+def test_printing_in_the_middle_of_logging_does_not_deadlock(folder, capsys):
+    """What prints while it is logged, and a thread that logs that the disk is full, only add lines."""
+    run = DryRun(TextFile("log.txt", capture_stdout=True, capture_stderr=True))
+    run.init()
+    handler = logging.StreamHandler(sys.stderr)
+    logging.getLogger("destinations").addHandler(handler)
+
+    try:
+        run.logger.log_traces({"trace": PrintsWhenRendered()})
+        with run.logger.destinations[0]._writer._lock:
+            logging.getLogger("destinations").error("from the writer")
+        run.close()
+    finally:
+        logging.getLogger("destinations").removeHandler(handler)
+
+    assert listing(folder)["log.txt"].splitlines() == [
+        "[stdout]: printed while rendering",
+        "[trace]: trace: text",
+        "[stderr]: from the writer",
+    ]
+
+
+def test_lines_of_many_threads_are_whole(folder, capsys):
+    """Eight threads that print and log at once lose nothing and mix nothing."""
+    run = DryRun(TextFile("log.txt", capture_stdout=True))
+    run.init()
+
+    def work(number):
+        for count in range(200):
+            sys.stdout.write(f"thread {number} line {count}\n")
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    run.close()
+
+    lines = listing(folder)["log.txt"].splitlines()
+    assert sorted(lines) == sorted(
+        f"[stdout]: thread {n} line {count}" for n in range(8) for count in range(200)
+    )
+
+
+def test_what_ended_the_run_is_written(folder):
+    """The traceback stands at the end, without its secrets."""
+    run = DryRun(TextFile("log.txt"))
+    run.init()
+
+    try:
+        int("password=hunter22")
+    except ValueError as error:
+        run.close(error)
+
+    lines = listing(folder)["log.txt"].splitlines()
+    assert lines[0] == "[exception]: Traceback (most recent call last):"
+    assert (
+        lines[-1] == "[exception]: ValueError: invalid literal for int() with base 10: 'password=[redacted]'"
+    )
+
+
+def test_an_uncaught_exception_is_the_last_captured_line(folder):
+    """A script that dies without closing its run has its traceback in the file, once, as it was printed."""
+    code = """
+from destinations import TextFile
+from destinations.testing import DryRun
+run = DryRun(TextFile("log.txt", capture_stdout=True, capture_stderr=True))
+run.init()
+print("about to fail")
+raise RuntimeError("the end")
+"""
+    finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+
+    lines = listing(folder)["log.txt"].splitlines()
+    assert finished.returncode == 1
+    assert finished.stderr.endswith("RuntimeError: the end\n")
+    assert lines[0] == "[stdout]: about to fail"
+    assert lines[1] == "[stderr]: Traceback (most recent call last):"
+    assert lines[-1] == "[stderr]: RuntimeError: the end"
+
+
+# The writer.
+
+
+def test_a_forked_child_writes_nothing(folder):
+    """A child of a fork neither writes what waits in the queue again, nor what it prints or logs."""
+    code = """
+import os, sys
+from destinations import TextFile
+from destinations.testing import DryRun
+run = DryRun(TextFile("log.txt", capture_stdout=True, flush_interval=600))
+run.init()
+run.logger.log_metrics({"before": 1.0}, 0)
+sys.stdout.flush()
+child = os.fork()
+if not child:
+    print("from the child", flush=True)
+    run.logger.log_metrics({"child": 1.0}, 0)
+    run.logger.flush()
+    run.close()
+    sys.exit(0)
+status = os.waitpid(child, 0)[1]
+run.logger.log_metrics({"after": 1.0}, 0)
+run.close()
+sys.exit(status)
+"""
+    finished = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+
+    assert (finished.returncode, finished.stdout, finished.stderr) == (0, "from the child\n", "")
+    assert listing(folder) == {"log.txt": "[metric][batch=0]: before: 1.0\n[metric][batch=0]: after: 1.0\n"}
+
+
+def test_a_kill_loses_nothing_that_was_flushed(folder):
+    """After flush the lines are the system's, and survive SIGKILL."""
+    code = """
+import os, signal
+from destinations import TextFile
+from destinations.testing import DryRun
+run = DryRun(TextFile("log.txt", flush_interval=600))
+run.init()
+for step in range(1000):
+    run.logger.log_metrics({"loss": 0.5}, step)
+run.logger.flush()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    finished = subprocess.run([sys.executable, "-c", code], timeout=60, check=False)
+
+    assert finished.returncode == -signal.SIGKILL
+    assert listing(folder) == {
+        "log.txt": "".join(f"[metric][batch={step}]: loss: 0.5\n" for step in range(1000))
+    }
+
+
+def test_the_thread_writes_without_being_asked(folder):
+    """After flush_seconds what is in the queue goes into the file, with nobody calling flush."""
+    queue, is_rendering = collections.deque(["a record"]), threading.Event()
+
+    def render(record):
+        is_rendering.set()
+        return f"{record}\n"
+
+    writer = LineWriter(open_new(folder / "log.txt"), queue, render, flush_seconds=0.01)
+
+    assert is_rendering.wait(30)
+    writer.while_paused(lambda: None)
+    assert listing(folder) == {"log.txt": "a record\n"}
+    writer.close()
+
+
+def test_a_record_that_cannot_be_rendered_takes_no_other_with_it(folder, caplog):
+    """It is reported once, and left out."""
+    queue = collections.deque([1, 0, 0, 2])
+    writer = LineWriter(open_new(folder / "log.txt"), queue, lambda n: f"{1 / n}\n", flush_seconds=600)
+
+    writer.close()
+
+    assert listing(folder) == {"log.txt": "1.0\n0.5\n"}
+    assert [record.getMessage() for record in caplog.records] == [
+        "a record has no form as a line of text, and was left out: ZeroDivisionError: division by zero."
+    ]
+
+
+def test_a_full_queue_drops_and_says_so(folder):
+    """While the disk stands still, calls return, what does not fit is counted, and a line says how many are missing."""
+    file = TextFile("log.txt", max_pending_records=3, flush_interval=600)
+    run = DryRun(file)
+    run.init()
+
+    with file._writer._lock:
+        for step in range(5):
+            run.logger.log_metrics({"loss": 0.5}, step)
+    run.logger.flush()
+    run.logger.log_metrics({"loss": 0.5}, 5)
+    run.close()
+
+    assert file.dropped_records == 2
+    assert listing(folder)["log.txt"].splitlines() == [
+        "[metric][batch=0]: loss: 0.5",
+        "[metric][batch=1]: loss: 0.5",
+        "[metric][batch=2]: loss: 0.5",
+        "[note]: 2 records were not accepted here: 3 were waiting for the disk.",
+        "[metric][batch=5]: loss: 0.5",
+    ]
+
+
+def test_a_disk_that_is_full_for_a_while_loses_nothing(folder, monkeypatch):
+    """A write that fails half way is taken up where it stopped: no line is lost, none comes twice."""
+    file = TextFile("log.txt", flush_interval=600)
+    run = DryRun(file)
+    run.init()
+    real_write, fails = os.write, iter([5, None])
+
+    def full_disk(descriptor, data):
+        count = next(fails, len(data))
+        if count is None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real_write(descriptor, data[:count])
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", full_disk)
+        run.logger.log_metrics({"loss": 0.5}, 0)
+        with pytest.raises(OSError, match="No space left"):
+            run.logger.flush()
+    run.logger.log_metrics({"loss": 0.25}, 1)
+    run.close()
+
+    assert listing(folder) == {"log.txt": "[metric][batch=0]: loss: 0.5\n[metric][batch=1]: loss: 0.25\n"}
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a device that is full")  # noqa: PTH110
+def test_a_disk_that_stays_full_is_reported_at_close():
+    """What could not be written is counted in the error, and training was never disturbed."""
+    run = DryRun(TextFile("/dev/full"), raise_errors=False)
+    run.init()
+    run.fit()
+
+    run.close()
+
+    assert run.logger.faults.counts[("TextFile", "close", "OSError")] == 1
+    assert not [thread for thread in threading.enumerate() if thread.name == "destinations-line-writer"]
+
+
+# Upload.
+
+
+class CountsUploads(LoggerDestination):
+    def __init__(self):
+        self.uploads = []
+
+    def can_upload_files(self):
+        return True
+
+    def upload_file(self, state, remote_file_name, file_path, *, overwrite):
+        self.uploads.append((remote_file_name, overwrite, file_path.read_text().count("\n")))
+
+
+def test_is_uploaded_at_the_ends_of_epochs_and_at_close():
+    """With a remote name the whole file goes up once an epoch and at close, where it has grown; never at each batch."""
+    store = CountsUploads()
+    run = DryRun(
+        TextFile("log.txt", "{run_name}/logs/{rank}.txt"),
+        store,
+        run_name="mine",
+        max_duration="2ep",
+        batches_per_epoch=5,
+    )
+    run.init()
+
+    run.fit()
+    run.logger.log_metrics({"last": 1.0})
+    run.close()
+
+    assert store.uploads == [
+        ("mine/logs/0.txt", True, 5),
+        ("mine/logs/0.txt", True, 10),
+        ("mine/logs/0.txt", True, 11),
+    ]
+
+
+def test_is_not_uploaded_unasked():
+    """Without a remote name nothing is uploaded."""
+    store = CountsUploads()
+    run = DryRun(TextFile("log.txt"), store)
+    run.init()
+
+    run.fit()
+    run.close()
+
+    assert store.uploads == []
+
+
+def test_takes_no_uploads():
+    """A file that others upload is not its own to take."""
+    assert TextFile("log.txt").can_upload_files() is False
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"format": "csv"}, 'format must be "text" or "jsonl"'),
+        ({"flush_interval": 0}, "flush_interval must be a positive number of seconds"),
+        ({"flush_interval": float("nan")}, "flush_interval must be a positive number of seconds"),
+        ({"overwrite": True, "append": True}, "overwrite and append must not both be True"),
+        ({"max_pending_records": 0}, "max_pending_records must be at least 1"),
+    ],
+)
+def test_bad_arguments(arguments, message):
+    """What cannot work is an error at once."""
+    with pytest.raises(ValueError, match=message):
+        TextFile(**arguments)

@@ -1,0 +1,101 @@
+"""The core destinations in a real Trainer, and in a Run."""
+
+import io
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+from destinations import Console, InMemory, ProgressBar, TextFile
+from events import Run, Trainer
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_folder(tmp_path, monkeypatch):
+    """Each test has a working directory of its own."""
+    monkeypatch.chdir(tmp_path)
+
+
+def trainer(loggers, **options):
+    """Returns a trainer of a linear model on twelve random samples."""
+    torch.manual_seed(0)
+    data = DataLoader(TensorDataset(torch.randn(12, 4), torch.randint(0, 2, (12,))), batch_size=4)
+    model = torch.nn.Linear(4, 2)
+    return Trainer(
+        model,
+        data,
+        loss_fn=torch.nn.functional.cross_entropy,
+        optimizers=torch.optim.SGD(model.parameters(), 0.1),
+        run_name="mine",
+        loggers=loggers,
+        **options,
+    )
+
+
+def test_all_of_them_hear_the_same_run(tmp_path):
+    """Console, bar, memory and file show the same losses of the same three batches."""
+    console, bar, memory = io.StringIO(), io.StringIO(), InMemory()
+    loggers = [
+        Console(stream=console),
+        ProgressBar(stream=bar, line_seconds=1e9),
+        memory,
+        TextFile("log.txt"),
+    ]
+
+    with trainer(loggers, max_duration="1ep") as running:
+        running.fit()
+
+    losses = memory.get_timeseries("loss/train/total")["loss/train/total"].tolist()
+    lines = (tmp_path / "log.txt").read_text().splitlines()
+    assert len(losses) == 3
+    assert [line for line in lines if "loss/train/total" in line] == [
+        f"[metric][batch={batch}]: loss/train/total: {loss!r}" for batch, loss in enumerate(losses)
+    ]
+    assert [line for line in console.getvalue().splitlines() if line.startswith("[")] == [
+        f"[epoch=1/1][batch={batch}/3]:" for batch in (1, 2, 3)
+    ]
+    assert bar.getvalue().startswith("Epoch 1/1: 100% 3/3 [")
+    assert bar.getvalue().count("\n") == 1
+
+
+def test_a_run_that_goes_on_from_a_checkpoint_appends_to_its_file(tmp_path):
+    """The file of a resumed run holds each batch of both sessions once; a third run that starts anew leaves it alone."""
+    with trainer([TextFile("log.txt")], max_duration="1ep", save_folder="saved") as running:
+        running.fit()
+    latest = next(path for path in sorted(tmp_path.glob("saved/**/*")) if "latest" in path.name)
+
+    with trainer([TextFile("log.txt")], max_duration="2ep", load_path=str(latest)) as running:
+        running.fit()
+    both = (tmp_path / "log.txt").read_text()
+    with trainer([TextFile("log.txt")], max_duration="1ep") as running:
+        running.fit()
+        counts = running.logger.faults.counts
+
+    batches = [line for line in both.splitlines() if "loss/train/total" in line]
+    assert [line.split("]")[1] for line in batches] == [f"[batch={batch}" for batch in range(6)]
+    assert (tmp_path / "log.txt").read_text() == both
+    assert counts == {("TextFile", "after_load", "FileExistsError"): 1}
+
+
+def test_a_loop_of_ones_own(tmp_path):
+    """In a Run they print and write the same as in a Trainer."""
+    console, bar, memory = io.StringIO(), io.StringIO(), InMemory()
+    loggers = [
+        Console(stream=console),
+        ProgressBar(stream=bar, line_seconds=1e9),
+        memory,
+        TextFile("log.txt"),
+    ]
+
+    with Run(loggers=loggers, run_name="mine") as run:
+        for loss in (0.5, 0.25):
+            run.batch_start()
+            run.log_metrics({"loss": loss})
+            run.batch_end()
+
+    assert console.getvalue() == "[batch=1]:\n  Train loss: 0.5\n[batch=2]:\n  Train loss: 0.25\n"
+    assert bar.getvalue().startswith("Train: 2 batch [")
+    assert memory.get_timeseries("loss")["loss"].tolist() == [0.5, 0.25]
+    assert (
+        tmp_path / "log.txt"
+    ).read_text() == "[metric][batch=0]: loss: 0.5\n[metric][batch=1]: loss: 0.25\n"

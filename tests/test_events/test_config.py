@@ -1,0 +1,181 @@
+"""Whatever users keep hyperparameters in becomes nested dictionaries of plain values."""
+
+import argparse
+import collections
+import dataclasses
+import datetime as dt
+import decimal
+import enum
+import json
+import pathlib
+import types
+import typing
+
+import attrs
+import numpy as np
+import pytest
+import torch
+
+from events import plain_config
+
+
+class Color(enum.Enum):
+    RED = "red"
+
+
+class Level(enum.IntEnum):
+    HIGH = 3
+
+
+class Mode(enum.StrEnum):
+    FAST = "fast"
+
+
+@attrs.define
+class Slotted:
+    lr: float
+    path: pathlib.Path = pathlib.Path("data")
+
+
+@attrs.define(slots=False)
+class Unslotted:
+    inner: Slotted
+    color: Color = Color.RED
+    late: int = attrs.field(init=False)
+
+
+@dataclasses.dataclass(slots=True)
+class SlottedData:
+    lr: float
+    late: int = dataclasses.field(init=False)
+
+
+@dataclasses.dataclass
+class Data:
+    shared: typing.ClassVar[int] = 7
+    inner: SlottedData
+    seed: dataclasses.InitVar[int] = 0
+
+
+class Pair(typing.NamedTuple):
+    left: int
+    right: Slotted
+
+
+def _some_function():
+    """Stands for a loss or an activation in a configuration."""
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({"a": {"b": [1, (2, 3)]}}, {"a": {"b": [1, [2, 3]]}}),
+        (collections.OrderedDict(b=1, a=2), {"b": 1, "a": 2}),
+        (types.MappingProxyType({"a": 1}), {"a": 1}),
+        (Slotted(0.1), {"lr": 0.1, "path": "data"}),
+        (Unslotted(Slotted(0.1)), {"inner": {"lr": 0.1, "path": "data"}, "color": "red"}),
+        (SlottedData(0.1), {"lr": 0.1}),
+        (Data(SlottedData(0.1)), {"inner": {"lr": 0.1}}),
+        (Pair(1, Slotted(0.1)), {"left": 1, "right": {"lr": 0.1, "path": "data"}}),
+        (argparse.Namespace(lr=0.1, inner=argparse.Namespace(a=1)), {"lr": 0.1, "inner": {"a": 1}}),
+        (types.SimpleNamespace(lr=0.1), {"lr": 0.1}),
+        ({}, {}),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_has_named_parts_becomes_a_dictionary(config, expected):
+    """Mappings, attrs classes, dataclasses, namespaces and named tuples, nested in any way."""
+    assert plain_config(config) == expected
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (Color.RED, "red"),
+        (Level.HIGH, 3),
+        (Mode.FAST, "fast"),
+        (pathlib.Path("a/b"), "a/b"),
+        (torch.bfloat16, "torch.bfloat16"),
+        (torch.device("cpu"), "cpu"),
+        (torch.Size([2, 3]), [2, 3]),
+        (torch.tensor(3), 3),
+        (torch.tensor([1.0, 2.0]), [1.0, 2.0]),
+        (np.float32(0.5), 0.5),
+        (np.int64(2**62 + 1), 2**62 + 1),
+        (np.bool_(True), True),  # noqa: FBT003  # the value is what is tested
+        (np.str_("a"), "a"),
+        (np.array([[1, 2]]), [[1, 2]]),
+        ({3, 1, 2}, [1, 2, 3]),
+        (frozenset({"a"}), ["a"]),
+        (True, True),
+        (None, None),
+        (float("inf"), float("inf")),
+        (decimal.Decimal("0.1"), "0.1"),
+        (dt.date(2026, 1, 2), "2026-01-02"),
+        (_some_function, f"{__name__}._some_function"),
+        (torch.nn.ReLU, "torch.nn.modules.activation.ReLU"),
+        (range(3), "range(0, 3)"),
+    ],
+)
+def test_a_value_becomes_the_plainest_thing_that_says_the_same(value, expected):
+    """Python's own numbers, strings, booleans, None and lists; text for everything else."""
+    plain = plain_config({"value": value})["value"]
+
+    assert plain == expected
+    assert type(plain) is type(expected)
+    json.dumps(plain)
+
+
+@pytest.mark.parametrize(
+    ("key", "name"),
+    [(1, "1"), (None, "None"), (Color.RED, "red"), (Mode.FAST, "fast"), (("a", 1), "['a', 1]")],
+)
+def test_keys_become_strings(key, name):
+    """A destination finds nothing but strings as keys."""
+    assert plain_config({key: 1}) == {name: 1}
+
+
+@pytest.mark.parametrize("config", [5, "lr=1", [1], None, object(), Slotted, {1, 2}])
+def test_what_has_no_names_is_refused(config):
+    """The message says what was given and what to write."""
+    with pytest.raises(
+        TypeError, match=r"must be a mapping or a config object, got .*log_hyperparameters\(\{"
+    ):
+        plain_config(config)
+
+
+def test_nothing_is_shared_with_the_configuration():
+    """Changing one does not change the other."""
+    config = {"a": {"b": [1]}}
+
+    plain = plain_config(config)
+    plain["a"]["b"].append(2)
+    config["a"]["c"] = 3
+
+    assert config == {"a": {"b": [1], "c": 3}}
+    assert plain == {"a": {"b": [1, 2]}}
+
+
+def test_a_pydantic_model_is_its_fields_and_extras():
+    """Secrets of pydantic stay hidden."""
+    pydantic = pytest.importorskip("pydantic")
+
+    class Inner(pydantic.BaseModel):
+        rate: float = 0.1
+
+    class Model(pydantic.BaseModel, extra="allow"):
+        inner: Inner = Inner()
+        password: pydantic.SecretStr = pydantic.SecretStr("hunter2")
+
+    plain = plain_config({"model": Model(more=[1])})
+
+    assert plain == {"model": {"inner": {"rate": 0.1}, "password": "**********", "more": [1]}}
+
+
+def test_omegaconf_is_resolved_and_its_lists_are_lists():
+    """Interpolations are filled in; what is missing is shown as missing."""
+    omegaconf = pytest.importorskip("omegaconf")
+    config = omegaconf.OmegaConf.create({"a": 1, "layers": [1, {"b": "${a}"}], "missing": "???"})
+
+    assert plain_config(config) == {"a": 1, "layers": [1, {"b": 1}], "missing": "???"}
+    assert plain_config({"layers": config.layers}) == {"layers": [1, {"b": 1}]}

@@ -1,0 +1,841 @@
+"""Who is called, in what order, what an error does, and that close comes once, whatever happened."""
+
+import atexit
+import gc
+import logging
+import os
+import subprocess
+import sys
+import textwrap
+import weakref
+
+import pytest
+
+from destinations import LoggerDestination
+from events import (
+    Callback,
+    CallbackInUseError,
+    Engine,
+    EngineClosedError,
+    Event,
+    Logger,
+    RunStatus,
+    State,
+    UnknownEventError,
+)
+
+
+class Listener(Callback):
+    """Notes every event, close and post_close in a list that it may share."""
+
+    def __init__(self, name="callback", calls=None):
+        self.name = name
+        self.calls = [] if calls is None else calls
+
+    def run_event(self, event, state, logger):
+        self.calls.append((self.name, event.value))
+
+    def close(self, state, logger):
+        self.calls.append((self.name, "close"))
+
+    def post_close(self):
+        self.calls.append((self.name, "post_close"))
+
+
+class ListeningDestination(Listener, LoggerDestination):
+    pass
+
+
+class ListeningUploader(ListeningDestination):
+    def can_upload_files(self):
+        return True
+
+
+class RaisesAt(Callback):
+    """Raises at one hook or phase of close."""
+
+    def __init__(self, where, error):
+        self.error = error
+        setattr(self, where, self._raise)
+
+    def _raise(self, *arguments):
+        raise self.error
+
+
+class DestinationRaisesAt(RaisesAt, LoggerDestination):
+    pass
+
+
+def _engine(callbacks=(), destinations=(), **options):
+    state = State("r")
+    return Engine(state, Logger(state, list(destinations), **options), callbacks)
+
+
+def _run_python(program):
+    return subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+# Order -----------------------------------------------------------------------------------------------------------
+
+
+def _listeners(calls):
+    first, second = Listener("first", calls), Listener("second", calls)
+    uploader = ListeningUploader("uploader", calls)
+    destination = ListeningDestination("destination", calls)
+    return _engine([first, second], [uploader, destination])
+
+
+def test_init_reaches_uploaders_then_destinations_then_callbacks():
+    """Who logs in `init` is heard, whatever the order of the lists."""
+    calls = []
+    engine = _listeners(calls)
+
+    engine.run_event(Event.INIT)
+
+    assert [name for name, _ in calls] == ["uploader", "destination", "first", "second"]
+
+
+@pytest.mark.parametrize("event", [event for event in Event if event is not Event.INIT])
+def test_every_other_event_reaches_callbacks_then_destinations_then_uploaders(event):
+    """What a callback logs is there when a destination flushes, and its file when an uploader waits."""
+    calls = []
+    engine = _listeners(calls)
+
+    engine.run_event(event)
+
+    assert calls == [(name, event.value) for name in ("first", "second", "destination", "uploader")]
+
+
+def test_close_comes_for_all_in_that_order_and_then_post_close():
+    """Two phases: what one needs during its close is still there."""
+    calls = []
+
+    _listeners(calls).close()
+
+    order = ["first", "second", "destination", "uploader"]
+    assert calls == [(name, "close") for name in order] + [(name, "post_close") for name in order]
+
+
+def test_the_state_knows_every_callback():
+    """Destinations are callbacks too, and `state.callbacks` has all of them."""
+    callback, destination = Listener(), ListeningDestination()
+    state = State("r")
+
+    engine = Engine(state, Logger(state, destination), [callback])
+
+    assert state.callbacks == (callback, destination)
+    engine.close()
+
+
+# Dispatch --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("event", list(Event))
+def test_a_callback_hears_each_event_once_by_enum_or_by_name_in_any_case(event):
+    """The enum, its value and its name in capitals are one event."""
+    callback = Listener()
+    engine = _engine([callback])
+
+    engine.run_event(event)
+    engine.run_event(event.value)
+    engine.run_event(event.name)
+
+    assert callback.calls == [("callback", event.value)] * 3
+
+
+@pytest.mark.parametrize("event", list(Event))
+def test_a_hook_is_called_with_state_and_logger(event):
+    """The hook of the event, and none other."""
+    calls = []
+    kind = type(
+        "Hooked", (Callback,), {event.value: lambda self, state, logger: calls.append((state, logger))}
+    )
+    state = State("r")
+    logger = Logger(state)
+    engine = Engine(state, logger, [kind()])
+
+    for one in Event:
+        engine.run_event(one)
+
+    assert calls == [(state, logger)]
+
+
+def test_a_hook_may_be_inherited_from_a_mixin_or_set_on_the_object():
+    """What counts is that it is not the hook of `Callback` itself."""
+    calls = []
+
+    class Mixin:
+        def batch_end(self, state, logger):
+            calls.append("mixin")
+
+    class Mixed(Mixin, Callback):
+        pass
+
+    plain = Callback()
+    plain.batch_end = lambda state, logger: calls.append("object")
+    engine = _engine([Mixed(), plain])
+
+    engine.run_event(Event.BATCH_END)
+
+    assert calls == ["mixin", "object"]
+
+
+def test_a_run_event_that_goes_on_to_the_hooks_calls_them():
+    """Overriding `run_event` and calling the base is a filter."""
+    calls = []
+
+    class Filter(Callback):
+        def run_event(self, event, state, logger):
+            if event is Event.BATCH_END:
+                super().run_event(event, state, logger)
+
+        def batch_end(self, state, logger):
+            calls.append("batch_end")
+
+        def batch_start(self, state, logger):
+            calls.append("batch_start")
+
+    engine = _engine([Filter()])
+
+    engine.run_event(Event.BATCH_START)
+    engine.run_event(Event.BATCH_END)
+
+    assert calls == ["batch_end"]
+
+
+def test_hooks_are_found_once():
+    """After an engine is made it does not look a hook up again: that is where its speed comes from."""
+    looked_up = []
+
+    class Counted(Callback):
+        def __getattribute__(self, name):
+            looked_up.append(name)
+            return super().__getattribute__(name)
+
+        def batch_end(self, state, logger):
+            pass
+
+    engine = _engine([Counted()])
+    looked_up.clear()
+
+    for _ in range(3):
+        engine.run_event(Event.BATCH_END)
+
+    assert looked_up == []
+
+
+def test_who_does_not_listen_is_not_called():
+    """A callback that overrides nothing costs nothing at an event."""
+    engine = _engine([Callback()], [LoggerDestination()])
+
+    assert set(engine._hooks.values()) == {()}
+
+
+@pytest.mark.parametrize("event", ["batch", "", None, 7])
+def test_an_unknown_event_is_an_error(event):
+    """It reaches nobody."""
+    callback = Listener()
+    engine = _engine([callback])
+
+    with pytest.raises(UnknownEventError):
+        engine.run_event(event)
+
+    assert callback.calls == []
+
+
+def test_a_destination_hears_what_a_callback_logs_at_the_same_event():
+    """The record is there before the destination's own hook of that event."""
+    calls = []
+
+    class Logs(Callback):
+        def batch_end(self, state, logger):
+            logger.log_metrics({"a": 1})
+
+    class Flushes(LoggerDestination):
+        def log_metrics(self, metrics, step=None):
+            calls.append("metrics")
+
+        def batch_end(self, state, logger):
+            calls.append("batch_end")
+
+    _engine([Logs()], [Flushes()]).run_event(Event.BATCH_END)
+
+    assert calls == ["metrics", "batch_end"]
+
+
+# Errors ----------------------------------------------------------------------------------------------------------
+
+
+def test_what_a_callback_raises_goes_to_the_caller():
+    """Later callbacks do not hear of the event; earlier ones have."""
+    calls = []
+    engine = _engine(
+        [Listener("before", calls), RaisesAt("batch_end", OSError("disk")), Listener("after", calls)]
+    )
+
+    with pytest.raises(OSError, match="disk"):
+        engine.run_event(Event.BATCH_END)
+
+    assert calls == [("before", "batch_end")]
+
+
+@pytest.mark.parametrize("where", ["init", "batch_end", "run_event"])
+@pytest.mark.parametrize("error", [OSError("disk"), EngineClosedError("x"), ValueError("x")], ids=type)
+def test_what_a_destination_raises_in_a_hook_stops_nobody(where, error):
+    """It is counted, and everybody else hears of the event."""
+    calls = []
+    engine = _engine(
+        [Listener("callback", calls)],
+        [DestinationRaisesAt(where, error), ListeningDestination("after", calls)],
+    )
+    event = Event.INIT if where == "init" else Event.BATCH_END
+
+    engine.run_event(event)
+
+    assert sorted(calls) == [("after", event.value), ("callback", event.value)]
+    action = event.value
+    assert engine._logger.faults.counts == {("DestinationRaisesAt", action, type(error).__name__): 1}
+    engine.close()
+
+
+def test_a_record_that_a_destination_logs_wrongly_in_its_own_hook_stops_nobody():
+    """The caller of the hook is the engine, which logged nothing: the error is the destination's own."""
+
+    class LogsNonsense(LoggerDestination):
+        def batch_end(self, state, logger):
+            logger.log_metrics({"a": "text"})
+
+    engine = _engine([], [LogsNonsense()])
+
+    engine.run_event(Event.BATCH_END)
+
+    assert engine._logger.faults.counts == {("LogsNonsense", "batch_end", "RecordError"): 1}
+
+
+@pytest.mark.parametrize("interrupt", [KeyboardInterrupt, SystemExit])
+def test_an_interrupt_in_a_destinations_hook_is_an_interrupt(interrupt):
+    """Ctrl-C is for the loop, wherever it arrives."""
+    engine = _engine([], [DestinationRaisesAt("batch_end", interrupt())])
+
+    with pytest.raises(interrupt):
+        engine.run_event(Event.BATCH_END)
+
+
+def test_raise_errors_lets_a_destinations_error_out():
+    """For tests."""
+    engine = _engine([], [DestinationRaisesAt("batch_end", OSError("disk"))], raise_errors=True)
+
+    with pytest.raises(OSError, match="disk"):
+        engine.run_event(Event.BATCH_END)
+    engine.close()
+
+
+# Making ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "callback", [Callback, object(), None, "console"], ids=["class", "object", "None", "str"]
+)
+def test_what_is_no_callback_is_refused(callback):
+    """A class that was not called is told so."""
+    with pytest.raises(TypeError, match="callback must be a Callback, got") as caught:
+        _engine([callback])
+
+    assert ("Write Callback(...)" in str(caught.value)) is (callback is Callback)
+
+
+def test_a_destination_that_is_no_callback_is_refused_by_name():
+    """Having `log_metrics` is not enough for an engine."""
+
+    class OnlyLogs:
+        def log_metrics(self, metrics, step=None):
+            pass
+
+    with pytest.raises(TypeError, match=r"callback must be a Callback, got .*OnlyLogs"):
+        _engine([], [OnlyLogs()])
+
+
+def test_the_same_callback_twice_is_refused():
+    """In one list, or as a callback and a destination at once."""
+    both = ListeningDestination()
+
+    with pytest.raises(
+        CallbackInUseError, match="must be given once, got the same ListeningDestination twice"
+    ):
+        _engine([both], [both])
+    with pytest.raises(CallbackInUseError, match="must be given once, got the same Listener twice"):
+        _engine([listener := Listener(), listener])
+
+
+def test_callbacks_that_are_equal_are_not_the_same():
+    """Identity counts; an `__eq__` of the user's is not asked."""
+
+    class AllEqual(Callback):
+        def __eq__(self, other):
+            return True
+
+        def __hash__(self):
+            return 1
+
+    engine = _engine([AllEqual(), AllEqual()])
+
+    assert len(engine._state.callbacks) == 2
+
+
+def test_a_callback_that_is_open_elsewhere_is_refused_with_the_way_out():
+    """After close another engine may have it."""
+    callback = Listener()
+    first = _engine([callback])
+
+    with pytest.raises(
+        CallbackInUseError, match=r"got a Listener that is still open\. Call close\(\) on the Trainer or Run"
+    ):
+        _engine([callback])
+    first.close()
+    second = _engine([callback])
+    second.run_event(Event.INIT)
+
+    assert callback.calls == [("callback", "close"), ("callback", "post_close"), ("callback", "init")]
+
+
+@pytest.mark.parametrize("reason", ["open", "twice", "type", "can_upload_files"])
+def test_an_engine_that_could_not_be_made_has_claimed_nothing(reason):
+    """Neither those before nor those after the one at fault, and those of the other engine stay its own."""
+    free, used = Listener(), Listener()
+    owner = _engine([used])
+
+    class CannotSay(LoggerDestination):
+        def can_upload_files(self):
+            raise OSError("no network")
+
+    at_fault = {"open": [used], "twice": [free], "type": [object()], "can_upload_files": []}[reason]
+    destinations = [CannotSay()] if reason == "can_upload_files" else []
+    with pytest.raises((CallbackInUseError, TypeError, OSError)):
+        _engine([free, *at_fault], destinations)
+    gc.collect()
+
+    _engine([free]).close()
+    owner.run_event(Event.BATCH_END)
+    assert used.calls == [("callback", "batch_end")]
+    owner.close()
+
+
+# Close -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_closed_engine_refuses_events_and_says_what_to_do():
+    """By enum and by name; a name that is no event is still told so."""
+    engine = _engine([Listener()])
+    before = engine.is_closed
+
+    engine.close()
+
+    assert (before, engine.is_closed) == (False, True)
+    for event in (Event.BATCH_END, "BATCH_END"):
+        with pytest.raises(
+            EngineClosedError, match=r"'batch_end' must be run before close, got it after\. Make a new"
+        ):
+            engine.run_event(event)
+    with pytest.raises(UnknownEventError):
+        engine.run_event("nothing")
+
+
+def test_close_comes_once():
+    """Calling it again, or forgetting the engine afterwards, does nothing more."""
+    callback = Listener()
+    engine = _engine([callback])
+
+    engine.close()
+    engine.close()
+    del engine
+    gc.collect()
+
+    assert callback.calls == [("callback", "close"), ("callback", "post_close")]
+
+
+def test_close_without_init_is_close():
+    """A run that failed before its first event is closed too."""
+    callback = Listener()
+
+    _engine([callback]).close()
+
+    assert callback.calls == [("callback", "close"), ("callback", "post_close")]
+
+
+def test_a_callback_logs_in_close_and_is_heard():
+    """Destinations are closed after it; once all are closed, nothing is taken any more."""
+    heard = []
+
+    class LogsInClose(Callback):
+        def close(self, state, logger):
+            logger.log_metrics({"last": 1})
+
+        def post_close(self):
+            with pytest.raises(
+                EngineClosedError, match="log_metrics must be called before the run is closed"
+            ):
+                logger.log_metrics({"too late": 1})
+
+    class Hears(LoggerDestination):
+        def log_metrics(self, metrics, step=None):
+            heard.append(metrics)
+
+    state = State("r")
+    logger = Logger(state, Hears())
+    engine = Engine(state, logger, [LogsInClose()])
+
+    engine.close()
+
+    assert heard == [{"last": 1}]
+
+
+@pytest.mark.parametrize("phase", ["close", "post_close"])
+def test_a_callback_that_raises_in_close_keeps_nobody_from_closing(phase, caplog):
+    """The error is logged with its traceback and raised when all are closed; its own `post_close` is left out."""
+    calls = []
+
+    class Broken(Listener):
+        def close(self, state, logger):
+            super().close(state, logger)
+            if phase == "close":
+                raise OSError("disk")
+
+        def post_close(self):
+            super().post_close()
+            raise OSError("disk")
+
+    engine = _engine(
+        [Broken("broken", calls), Listener("after", calls)], [ListeningDestination("destination", calls)]
+    )
+
+    with pytest.raises(OSError, match="disk"):
+        engine.close()
+
+    broken = [("broken", "post_close")] if phase == "post_close" else []
+    assert calls == [
+        *(("broken", "close"), ("after", "close"), ("destination", "close")),
+        *(*broken, ("after", "post_close"), ("destination", "post_close")),
+    ]
+    assert f"Broken.{phase} failed" in caplog.text
+    assert "OSError: disk" in caplog.text
+
+
+def test_of_several_errors_in_close_the_first_is_raised(caplog):
+    """The others are in the log."""
+    engine = _engine([RaisesAt("close", OSError("one")), RaisesAt("close", ValueError("two"))])
+
+    with pytest.raises(OSError, match="one"):
+        engine.close()
+
+    assert "ValueError: two" in caplog.text
+
+
+def test_an_error_in_close_does_not_hide_what_ended_the_run(caplog):
+    """It is reported; the caller goes on raising the first."""
+    engine = _engine([RaisesAt("close", OSError("disk"))])
+
+    engine.close(RuntimeError("CUDA"))
+
+    assert "OSError: disk" in caplog.text
+
+
+def test_what_a_destination_raises_in_close_is_counted_and_does_not_come_out(caplog):
+    """Its `post_close` is left out, and the summary at the end has it."""
+    broken = DestinationRaisesAt("close", OSError("disk"))
+    broken.post_close = lambda: pytest.fail("post_close after a close that raised")
+    engine = _engine([], [broken])
+
+    engine.close()
+
+    assert engine._logger.faults.counts == {("DestinationRaisesAt", "close", "OSError"): 1}
+    assert "DestinationRaisesAt.close raised OSError 1 time." in caplog.text
+
+
+def test_raise_errors_lets_what_a_destination_raises_in_close_out():
+    """After everybody is closed."""
+    after = ListeningDestination()
+    engine = _engine([], [DestinationRaisesAt("close", OSError("disk")), after], raise_errors=True)
+
+    with pytest.raises(OSError, match="disk"):
+        engine.close()
+
+    assert after.calls == [("callback", "close"), ("callback", "post_close")]
+
+
+@pytest.mark.parametrize("kind", [RaisesAt, DestinationRaisesAt])
+@pytest.mark.parametrize("exception", [None, RuntimeError("CUDA")])
+def test_ctrl_c_during_close_ends_one_wait_and_comes_out_when_all_are_closed(kind, exception, caplog):
+    """Impatience with one callback is not the loss of what the others hold."""
+    interrupted, after = kind("close", KeyboardInterrupt()), Listener()
+    callbacks, destinations = ([], [interrupted]) if kind is DestinationRaisesAt else ([interrupted], [])
+    engine = _engine([*callbacks, after, RaisesAt("close", OSError("disk"))], destinations)
+
+    with pytest.raises(KeyboardInterrupt):
+        engine.close(exception)
+
+    assert after.calls == [("callback", "close"), ("callback", "post_close")]
+    assert engine.is_closed
+
+
+def test_a_callback_whose_close_raised_may_be_used_again(caplog):
+    """It is not open any more."""
+    broken = RaisesAt("close", OSError("disk"))
+    with pytest.raises(OSError, match="disk"):
+        _engine([broken]).close()
+
+    again = _engine([broken])
+
+    assert not again.is_closed
+    again.close(RuntimeError())
+
+
+@pytest.mark.parametrize(
+    ("exception", "status"),
+    [
+        (None, RunStatus.COMPLETED),
+        (RuntimeError("x"), RunStatus.FAILED),
+        (StopIteration(), RunStatus.FAILED),
+        (GeneratorExit(), RunStatus.FAILED),
+        (KeyboardInterrupt(), RunStatus.INTERRUPTED),
+        (SystemExit(), RunStatus.COMPLETED),
+        (SystemExit(0), RunStatus.COMPLETED),
+        (SystemExit(1), RunStatus.FAILED),
+        (SystemExit("no data"), RunStatus.FAILED),
+        (SystemExit(128 + 2), RunStatus.INTERRUPTED),
+        (SystemExit(128 + 15), RunStatus.PREEMPTED),
+        (SystemExit(128 + 9), RunStatus.FAILED),
+    ],
+)
+def test_callbacks_see_in_close_how_the_run_ended(exception, status):
+    """`state.status` and `state.exception` are there for every kind of end."""
+    seen = []
+
+    class Sees(Callback):
+        def close(self, state, logger):
+            seen.append((state.status, state.exception))
+
+    _engine([Sees()]).close(exception)
+
+    assert seen == [(status, exception)]
+
+
+def test_a_status_that_was_set_before_close_stays():
+    """Whoever knew better than the exception has said so."""
+    engine = _engine()
+    engine._state.status = RunStatus.PREEMPTED
+
+    engine.close(RuntimeError())
+
+    assert engine._state.status is RunStatus.PREEMPTED
+
+
+def test_close_goes_to_the_callbacks_the_engine_was_made_with():
+    """Whatever has become of `state.callbacks` since."""
+    callback = Listener()
+    engine = _engine([callback])
+    engine._state.callbacks = ()
+
+    engine.close()
+
+    assert callback.calls == [("callback", "close"), ("callback", "post_close")]
+
+
+# Engines that nobody closed, and several at once -----------------------------------------------------------------
+
+
+def test_an_engine_that_is_forgotten_is_closed():
+    """When nobody holds it any more; its callbacks may be used again."""
+    callback = Listener()
+    engine = _engine([callback])
+
+    del engine
+    gc.collect()
+
+    assert callback.calls == [("callback", "close"), ("callback", "post_close")]
+    _engine([callback]).close()
+
+
+def test_several_engines_share_nothing():
+    """Events, records and close of one do not reach the other."""
+    one, other = ListeningDestination(), ListeningDestination()
+    first, second = _engine([], [one]), _engine([], [other])
+
+    first.run_event(Event.BATCH_END)
+    first.close()
+    second.run_event(Event.EPOCH_END)
+
+    assert one.calls == [("callback", "batch_end"), ("callback", "close"), ("callback", "post_close")]
+    assert other.calls == [("callback", "epoch_end")]
+    second.close()
+
+
+def test_dropping_one_engine_leaves_the_others_open():
+    """The others go on, and are still closed at the end."""
+    first, second = _engine([Listener()]), _engine([kept := Listener()])
+
+    del first
+    gc.collect()
+    second.run_event(Event.BATCH_END)
+    del second
+    gc.collect()
+
+    assert kept.calls == [("callback", "batch_end"), ("callback", "close"), ("callback", "post_close")]
+
+
+@pytest.mark.parametrize("how", ["close", "forget"])
+def test_nothing_stays_referenced_after_close(how):
+    """Neither the state with its model, nor the logger, nor a callback."""
+
+    class Model:
+        pass
+
+    callback, destination, state = Listener(), ListeningDestination(), State("r")
+    state.model = Model()
+    logger = Logger(state, destination)
+    engine = Engine(state, logger, [callback])
+    watched = [weakref.ref(one) for one in (callback, destination, state, state.model, logger, engine)]
+
+    engine.run_event(Event.BATCH_END)
+    if how == "close":
+        engine.close()
+    del callback, destination, state, logger, engine
+    gc.collect()
+
+    assert [ref() for ref in watched] == [None] * 6
+
+
+def test_an_engine_leaves_nothing_behind_at_exit_once_it_is_closed():
+    """No entry per engine stays with `atexit` or with the finalizers."""
+    _engine([Listener()]).close()
+    entries, finalizers = atexit._ncallbacks(), len(weakref.finalize._registry)
+
+    for _ in range(5):
+        _engine([Listener()]).close()
+
+    assert atexit._ncallbacks() == entries
+    assert len(weakref.finalize._registry) == finalizers
+
+
+PROGRAM = """
+    import sys
+    from events import Callback, Engine, Logger, State
+
+    class Tells(Callback):
+        def __init__(self, name):
+            self.name = name
+        def close(self, state, logger):
+            print(self.name, "close", state.status, type(state.exception).__name__)
+        def post_close(self):
+            import colorsys  # an import that only this needs
+            print(self.name, "post_close")
+
+    def engine(name):
+        state = State("r")
+        return Engine(state, Logger(state), [Tells(name)])
+
+    kept = engine("kept")
+"""
+
+
+@pytest.mark.parametrize(
+    ("ending", "status"),
+    [
+        ("", "completed NoneType"),
+        ("raise RuntimeError('CUDA')", "failed RuntimeError"),
+        ("raise KeyboardInterrupt", "interrupted KeyboardInterrupt"),
+    ],
+)
+def test_an_engine_left_open_is_closed_when_the_interpreter_ends(ending, status):
+    """With and without an exception that nobody caught, whose kind decides the status."""
+    result = _run_python(textwrap.dedent(PROGRAM) + ending)
+
+    assert result.stdout == f"kept close {status}\nkept post_close\n"
+
+
+def test_every_engine_left_open_is_closed_when_the_interpreter_ends():
+    """Dropping or closing one before has no effect on the others, and nothing is closed twice."""
+    result = _run_python(
+        textwrap.dedent(PROGRAM)
+        + textwrap.dedent("""
+            dropped, closed, other = engine("dropped"), engine("closed"), engine("other")
+            closed.close()
+            del dropped
+            print("end")
+        """)
+    )
+
+    lines = result.stdout.splitlines()
+    assert lines[:5] == [
+        "closed close completed NoneType",
+        "closed post_close",
+        "dropped close completed NoneType",
+        "dropped post_close",
+        "end",
+    ]
+    assert sorted(lines[5:]) == [
+        "kept close completed NoneType",
+        "kept post_close",
+        "other close completed NoneType",
+        "other post_close",
+    ]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@pytest.mark.parametrize(
+    "ending", ["", "kept.close()", "del kept; import gc; gc.collect()", "raise RuntimeError"]
+)
+def test_a_forked_child_closes_nothing(ending):
+    """Not at its exit, not by a call, not by forgetting: the run is its parent's."""
+    result = _run_python(
+        textwrap.dedent(PROGRAM)
+        + textwrap.dedent(f"""
+            import os
+            sys.stdout.flush()
+            child = os.fork()
+            if child == 0:
+                {ending or "pass"}
+                sys.exit()
+            os.waitpid(child, 0)
+            print("parent", kept.is_closed)
+        """)
+    )
+
+    assert result.stdout == "parent False\nkept close completed NoneType\nkept post_close\n"
+
+
+def test_an_engine_in_another_thread_works():
+    """Nothing here needs the main thread: no signal handlers, at import or later."""
+    result = _run_python("""
+        import threading
+
+        def work():
+            from events import Engine, Event, Logger, State
+            state = State("r")
+            engine = Engine(state, Logger(state))
+            engine.run_event(Event.INIT)
+            engine.close()
+            print("done")
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join(30)
+    """)
+
+    assert (result.stdout, result.stderr) == ("done\n", "")
+
+
+def test_a_run_without_faults_logs_nothing(caplog):
+    """Silence means that all is well."""
+    caplog.set_level(logging.DEBUG)
+    engine = _engine([Listener()], [ListeningDestination()])
+
+    engine.run_event(Event.INIT)
+    engine.close()
+
+    assert caplog.records == []

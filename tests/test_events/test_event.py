@@ -1,0 +1,137 @@
+"""The events: their names, values, order, and the drawing of the loop in their docstring."""
+
+import pickle
+import re
+
+import pytest
+
+from events import Event, EventsError, UnknownEventError
+
+# Composer's events in Composer's order, with the side of the loop each is on.
+NEITHER, BEFORE, AFTER = "neither", "before", "after"
+EVENTS = [
+    ("INIT", NEITHER, "init"),
+    ("BEFORE_LOAD", BEFORE, "load"),
+    ("AFTER_LOAD", AFTER, "load"),
+    ("FIT_START", BEFORE, "fit"),
+    ("ITERATION_START", BEFORE, "iteration"),
+    ("EPOCH_START", BEFORE, "epoch"),
+    ("BEFORE_DATALOADER", BEFORE, "dataloader"),
+    ("AFTER_DATALOADER", AFTER, "dataloader"),
+    ("BATCH_START", BEFORE, "batch"),
+    ("BEFORE_TRAIN_BATCH", BEFORE, "train_batch"),
+    ("BEFORE_FORWARD", BEFORE, "forward"),
+    ("AFTER_FORWARD", AFTER, "forward"),
+    ("BEFORE_LOSS", BEFORE, "loss"),
+    ("AFTER_LOSS", AFTER, "loss"),
+    ("BEFORE_BACKWARD", BEFORE, "backward"),
+    ("AFTER_BACKWARD", AFTER, "backward"),
+    ("AFTER_TRAIN_BATCH", AFTER, "train_batch"),
+    ("BATCH_END", AFTER, "batch"),
+    ("BATCH_CHECKPOINT", NEITHER, "batch_checkpoint"),
+    ("EPOCH_END", AFTER, "epoch"),
+    ("EPOCH_CHECKPOINT", NEITHER, "epoch_checkpoint"),
+    ("ITERATION_END", AFTER, "iteration"),
+    ("ITERATION_CHECKPOINT", NEITHER, "iteration_checkpoint"),
+    ("FIT_END", AFTER, "fit"),
+    ("EVAL_BEFORE_ALL", BEFORE, "eval_all"),
+    ("EVAL_START", BEFORE, "eval"),
+    ("EVAL_BATCH_START", BEFORE, "eval_batch"),
+    ("EVAL_BEFORE_FORWARD", BEFORE, "eval_forward"),
+    ("EVAL_AFTER_FORWARD", AFTER, "eval_forward"),
+    ("EVAL_BATCH_END", AFTER, "eval_batch"),
+    ("EVAL_END", AFTER, "eval"),
+    ("EVAL_AFTER_ALL", AFTER, "eval_all"),
+    ("EVAL_STANDALONE_START", BEFORE, "eval_standalone"),
+    ("EVAL_STANDALONE_END", AFTER, "eval_standalone"),
+    ("PREDICT_START", BEFORE, "predict"),
+    ("PREDICT_BATCH_START", BEFORE, "predict_batch"),
+    ("PREDICT_BEFORE_FORWARD", BEFORE, "predict_forward"),
+    ("PREDICT_AFTER_FORWARD", AFTER, "predict_forward"),
+    ("PREDICT_BATCH_END", AFTER, "predict_batch"),
+    ("PREDICT_END", AFTER, "predict"),
+]
+each_event = pytest.mark.parametrize(("name", "side", "canonical"), EVENTS, ids=[name for name, *_ in EVENTS])
+
+
+def test_the_events_are_the_forty_of_composer_in_their_order():
+    """Names, values and order are Composer's; a value is its name in lower case."""
+    assert [(event.name, event.value) for event in Event] == [(name, name.lower()) for name, *_ in EVENTS]
+    assert len(EVENTS) == 40
+
+
+@each_event
+def test_an_event_is_found_by_its_name_in_any_case(name, side, canonical):
+    """Upper, lower and mixed case all give the one member."""
+    event = Event[name]
+
+    found = [Event(name), Event(name.lower()), Event(name.title()), Event(event)]
+
+    assert all(one is event for one in found)
+
+
+@each_event
+def test_an_event_knows_its_side_and_its_subject(name, side, canonical):
+    """`is_before_event`, `is_after_event` and `canonical_name` are right for each event."""
+    event = Event[name]
+
+    assert event.is_before_event is (side == BEFORE)
+    assert event.is_after_event is (side == AFTER)
+    assert event.canonical_name == canonical
+
+
+@each_event
+def test_an_event_knows_whose_loop_it_belongs_to(name, side, canonical):
+    """`is_eval` holds for evaluation, standalone too, and `is_predict` for prediction."""
+    event = Event[name]
+
+    assert event.is_eval is name.startswith("EVAL_")
+    assert event.is_predict is name.startswith("PREDICT_")
+
+
+def test_eighteen_events_open_and_eighteen_end():
+    """Four are neither: INIT and the three places to save."""
+    assert sum(event.is_before_event for event in Event) == 18
+    assert sum(event.is_after_event for event in Event) == 18
+    assert not any(event.is_before_event and event.is_after_event for event in Event)
+
+
+def test_an_unknown_name_is_an_error_that_names_the_nearest():
+    """A slip of the pen is answered with what was meant."""
+    with pytest.raises(
+        UnknownEventError, match=r"must be one of the 40 events, got 'batch_ends'\. .*'batch_end'"
+    ):
+        Event("batch_ends")
+
+
+@pytest.mark.parametrize("value", ["", "before_eval_all", None, 3, ["batch_end"], object()])
+def test_what_is_no_event_is_both_our_error_and_a_value_error(value):
+    """The error is an `EventsError`, and `except ValueError` finds it too."""
+    with pytest.raises(EventsError) as caught:
+        Event(value)
+
+    assert isinstance(caught.value, ValueError)
+
+
+def test_an_event_is_a_string_of_its_value():
+    """It formats, compares, hashes and looks up as its value."""
+    assert f"{Event.BATCH_END}" == "batch_end"
+    assert Event.BATCH_END == "batch_end"
+    assert {"batch_end": 1}[Event.BATCH_END] == 1
+
+
+def test_an_event_pickles_to_itself():
+    """A worker process or a checkpoint gets the same member back."""
+    assert all(pickle.loads(pickle.dumps(event)) is event for event in Event)  # noqa: S301  # our own bytes
+
+
+def test_the_loop_drawn_in_the_docstring_has_every_event_once_and_no_other():
+    """The drawing and the enum name the same events."""
+    drawn = re.findall(r"<(\w+)>", Event.__doc__)
+
+    assert sorted(drawn) == sorted(event.name for event in Event)
+
+
+def test_the_loop_is_drawn_in_the_order_of_the_enum():
+    """The drawing runs in the order of the members."""
+    assert re.findall(r"<(\w+)>", Event.__doc__) == [event.name for event in Event]

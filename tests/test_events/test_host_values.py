@@ -1,0 +1,222 @@
+"""Whatever is logged as a metric arrives as a Python number, or is refused by name."""
+
+import fractions
+
+import numpy as np
+import pytest
+import torch
+
+from destinations import LoggerDestination
+from events import Logger, RecordError, State
+from events.host_values import host_metrics, is_plain, to_host
+
+
+class Received(LoggerDestination):
+    def __init__(self):
+        self.metrics = []
+
+    def log_metrics(self, metrics, step=None):
+        self.metrics.append(metrics)
+
+
+def _logged(metrics):
+    received = Received()
+    Logger(State("r"), received, raise_errors=True).log_metrics(metrics)
+    (only,) = received.metrics
+    return only
+
+
+FLOATS = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2]
+INTEGERS = [
+    torch.uint8,
+    torch.int8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+    torch.uint16,
+    torch.uint32,
+    torch.uint64,
+]
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1, 1)])
+@pytest.mark.parametrize(
+    ("dtype", "value"),
+    [*((dtype, 0.5) for dtype in FLOATS), *((dtype, 3) for dtype in INTEGERS), (torch.bool, True)],
+    ids=str,
+)
+def test_a_tensor_of_one_element_is_its_number(shape, dtype, value):
+    """In every dtype and shape; booleans and integers stay what they are."""
+    tensor = torch.full(shape, value, dtype=torch.float32).to(dtype)
+
+    number = _logged({"a": tensor})["a"]
+
+    assert (number, type(number)) == (value, type(value))
+
+
+@pytest.mark.parametrize(
+    ("scalar", "value"),
+    [
+        (np.float64(0.1), 0.1),
+        (np.float32(0.5), 0.5),
+        (np.float16(0.5), 0.5),
+        (np.longdouble(0.5), 0.5),
+        (np.int64(2**63 - 1), 2**63 - 1),
+        (np.uint64(2**64 - 1), 2**64 - 1),
+        (np.int8(-3), -3),
+        (np.bool_(False), False),  # noqa: FBT003  # the value is what is tested
+        (np.array(0.5), 0.5),
+        (np.array([[7]]), 7),
+        (fractions.Fraction(1, 2), 0.5),
+        (True, True),
+        (3, 3),
+        (0.1, 0.1),
+    ],
+)
+def test_a_scalar_of_another_library_is_its_number(scalar, value):
+    """Nothing is lost on the way, and the type is Python's own."""
+    number = _logged({"a": scalar})["a"]
+
+    assert (number, type(number)) == (value, type(value))
+
+
+def test_a_64_bit_integer_keeps_its_last_bit():
+    """A float in between would lose it."""
+    assert _logged({"a": torch.tensor(2**63 - 1), "b": np.int64(2**53 + 1)}) == {
+        "a": 2**63 - 1,
+        "b": 2**53 + 1,
+    }
+
+
+def test_a_tensor_that_needs_a_gradient_is_its_number():
+    """A loss is logged as it comes."""
+    assert _logged({"loss": torch.tensor(0.5, requires_grad=True) * 2}) == {"loss": 1.0}
+
+
+def test_values_that_are_no_finite_number_pass():
+    """A NaN loss is worth knowing."""
+    metrics = _logged({"a": torch.tensor(float("nan")), "b": float("inf"), "c": np.float32("-inf")})
+
+    assert str(metrics) == "{'a': nan, 'b': inf, 'c': -inf}"
+
+
+def test_nested_mappings_are_flattened_in_order():
+    """Names are joined with a slash, and come in the caller's order."""
+    metrics = _logged({"z": 1, "loss": {"train": {"ce": 0.5, "kl": torch.tensor(0.25)}}, "a": 2, "none": {}})
+
+    assert list(metrics.items()) == [("z", 1), ("loss/train/ce", 0.5), ("loss/train/kl", 0.25), ("a", 2)]
+
+
+def test_the_callers_dictionary_is_not_changed():
+    """What was a tensor there is one still."""
+    tensor = torch.tensor(0.5)
+    metrics = {"a": tensor, "b": {"c": 1}}
+
+    _logged(metrics)
+
+    assert metrics == {"a": tensor, "b": {"c": 1}}
+    assert metrics["a"] is tensor
+
+
+@pytest.mark.parametrize(
+    ("value", "complaint"),
+    [
+        (
+            torch.zeros(8),
+            r"metric 'bad' must be a scalar, got shape \(8,\)\. Log a mean, or use log_histogram\.",
+        ),
+        (np.zeros((2, 3)), r"metric 'bad' must be a scalar, got shape \(2, 3\)\. Log a mean"),
+        (torch.zeros(0), r"metric 'bad' must be a scalar, got shape \(0,\)\."),
+        ([1.0, 2.0], r"metric 'bad' must be a scalar, got a list of 2\. Log a mean"),
+        ("0.5", r"metric 'bad' must be a scalar, got the string '0\.5'\. Use log_text\."),
+        (None, r"metric 'bad' must be a scalar, got None \(NoneType\)\. Log a number\."),
+        (1j, r"metric 'bad' must be a scalar, got 1j \(complex\)\. Log a number\."),
+        (
+            torch.tensor(1j),
+            r"metric 'bad' must be a scalar, got a value of dtype torch\.complex64\. Log a real",
+        ),
+        (np.str_("x"), r"metric 'bad' must be a scalar, got a value of dtype <U1\. Log a real number\."),
+        ({"in": [1]}, r"metric 'bad/in' must be a scalar, got a list of 1\."),
+    ],
+)
+def test_what_is_no_scalar_is_named_and_the_others_are_logged(value, complaint):
+    """The message has the name, the shape and what to use instead; siblings arrive."""
+    received = Received()
+    logger = Logger(State("r"), received, raise_errors=True)
+
+    with pytest.raises(RecordError, match=complaint):
+        logger.log_metrics({"before": 1, "bad": value, "after": torch.tensor(2)})
+
+    assert received.metrics == [{"before": 1, "after": 2}]
+
+
+def test_every_bad_metric_is_named_at_once():
+    """The caller mends all of them in one go."""
+    with pytest.raises(RecordError, match=r"'a'.* 'b'.*must have a string as its name, got 3 \(int\)"):
+        Logger(State("r")).log_metrics({"a": "x", "b": [1], 3: 1.0})
+
+
+def test_nothing_is_delivered_where_nothing_is_good():
+    """An empty record says nothing."""
+    received = Received()
+
+    with pytest.raises(RecordError):
+        Logger(State("r"), received).log_metrics({"a": "x"})
+
+    assert received.metrics == []
+
+
+@pytest.mark.parametrize("metrics", [5, "loss", None, [("a", 1)], ["a"], {"a"}])
+def test_metrics_without_names_are_refused(metrics):
+    """The message says what was given."""
+    with pytest.raises(RecordError, match="metrics must be a dict from name to number, got"):
+        Logger(State("r")).log_metrics(metrics)
+
+
+@pytest.mark.parametrize(
+    ("metrics", "plain"),
+    [
+        ({}, True),
+        ({"a": 1, "b": 0.5, "c": True}, True),
+        ({"a": np.float64(1)}, False),
+        ({"a": torch.tensor(1)}, False),
+        ({"a": {"b": 1}}, False),
+        ({1: 1.0}, False),
+        ({"a": None}, False),
+        (7, False),
+        ("ab", False),
+    ],
+)
+def test_only_pythons_own_numbers_take_the_short_way(metrics, plain):
+    """Everything else is converted first."""
+    assert is_plain(metrics) is plain
+
+
+def test_plain_metrics_are_handed_on_uncopied():
+    """The short way costs no copy; what is given stays the caller's."""
+    metrics = {"a": 1.0}
+
+    assert _logged(metrics) is metrics
+
+
+def test_host_metrics_gives_values_and_complaints():
+    """The conversion itself raises nothing."""
+    values, errors = host_metrics({"a": torch.tensor(1), "b": None})
+
+    assert values == {"a": 1}
+    assert len(errors) == 1
+
+
+def test_to_host_detaches_tensors_in_lists_too():
+    """A destination may convert what it gets to numpy without a thought; other things are left alone."""
+    tensor = torch.ones(2, requires_grad=True)
+    array = np.ones(2)
+
+    single, several, other, text = to_host(tensor), to_host([(tensor, 1)]), to_host(array), to_host("x")
+
+    assert not single.requires_grad
+    assert single.data_ptr() == tensor.data_ptr()
+    assert not several[0][0].requires_grad
+    assert several[0][1] == 1
+    assert other is array
+    assert text == "x"

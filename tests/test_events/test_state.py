@@ -1,0 +1,187 @@
+"""What a run is: complete from its name alone, placed by the environment, stopped on request."""
+
+from datetime import timedelta
+
+import pytest
+import torch
+
+from events import Phase, RunStatus, State, Time, Timestamp, TimeStringError
+
+RANK_VARIABLES = ["RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_RANK"]
+
+
+@pytest.fixture(autouse=True)
+def _alone(monkeypatch):
+    for name in RANK_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+
+
+def _ranks(state):
+    return (state.rank, state.local_rank, state.world_size, state.local_world_size, state.node_rank)
+
+
+def test_a_name_is_enough():
+    """All else has a value that says nothing has happened yet."""
+    state = State("mine")
+
+    assert state.run_name == "mine"
+    assert state.timestamp == state.eval_timestamp == state.predict_timestamp == Timestamp()
+    assert state.max_duration is None
+    assert state.phase is Phase.TRAIN
+    assert state.status is RunStatus.RUNNING
+    assert _ranks(state) == (0, 0, 1, 1, 0)
+    assert (state.model, state.optimizers, state.schedulers) == (None, (), ())
+    assert (state.batch, state.outputs, state.loss, state.exception) == (None, None, None, None)
+    assert (state.train_metrics, state.eval_metrics, state.callbacks) == ({}, {}, ())
+
+
+def test_ranks_come_from_the_environment_of_torchrun(monkeypatch):
+    """The environment is read when the state is made."""
+    for name, value in zip(RANK_VARIABLES, ["5", "1", "8", "4", "1", "7"], strict=True):
+        monkeypatch.setenv(name, value)
+
+    assert _ranks(State("r")) == (5, 1, 8, 4, 1)
+
+
+def test_the_node_is_torchruns_group_where_nobody_says_otherwise(monkeypatch):
+    """`torchrun` sets GROUP_RANK and not NODE_RANK."""
+    monkeypatch.setenv("GROUP_RANK", "3")
+
+    assert State("r").node_rank == 3
+
+
+def test_an_argument_goes_before_the_environment(monkeypatch):
+    """A rank that is given is the rank."""
+    monkeypatch.setenv("RANK", "5")
+
+    assert State("r", rank=2).rank == 2
+
+
+def test_an_empty_variable_is_as_good_as_none(monkeypatch):
+    """A job script may leave `RANK=`."""
+    monkeypatch.setenv("RANK", "")
+
+    assert State("r").rank == 0
+
+
+def test_a_bad_environment_is_named(monkeypatch):
+    """The message says which variable and what it holds."""
+    monkeypatch.setenv("LOCAL_RANK", "first")
+
+    with pytest.raises(
+        ValueError, match="environment variable LOCAL_RANK must be a whole number, got 'first'"
+    ):
+        State("r")
+
+
+@pytest.mark.parametrize("duration", ["2ep", Time(2, "ep")])
+def test_a_maximum_is_a_time_also_when_it_is_set_later(duration):
+    """A string is parsed at once, in the constructor and on assignment."""
+    state = State("r", duration)
+    state.max_duration = duration
+
+    assert state.max_duration == Time(2, "ep")
+
+
+def test_a_maximum_without_a_unit_is_refused():
+    """A bare number says nothing."""
+    with pytest.raises(TimeStringError, match="must have a unit, got 5"):
+        State("r", 5)
+
+
+def test_a_run_is_done_when_its_maximum_is_reached():
+    """The timestamp is compared in the unit of the maximum."""
+    state = State("r", "2ba")
+
+    done = []
+    for _ in range(3):
+        done.append(state.is_done)
+        state.timestamp = state.timestamp.to_next_batch()
+
+    assert done == [False, False, True]
+
+
+def test_a_run_without_a_maximum_is_never_done():
+    """A loop of the user's own decides for itself."""
+    assert not State("r", timestamp=Timestamp(batch=10**9)).is_done
+
+
+def test_stop_training_ends_a_run_until_training_begins_again():
+    """The request holds, with or without a maximum, until a later `fit` takes it back."""
+    state = State("r", "10ep")
+    before = (state.is_done, state.is_stopping)
+
+    state.stop_training()
+    stopped = (state.is_done, state.is_stopping)
+    state.begin_training()
+
+    assert (before, stopped) == ((False, False), (True, True))
+    assert (state.is_done, state.is_stopping) == (False, False)
+
+
+def test_a_run_without_a_maximum_can_be_stopped():
+    """The request alone ends it."""
+    state = State("r")
+
+    state.stop_training()
+
+    assert state.is_done
+
+
+def test_training_that_begins_again_is_running():
+    """How an earlier `fit` ended is over."""
+    state = State("r", status=RunStatus.FAILED, exception=RuntimeError())
+
+    state.begin_training()
+
+    assert (state.status, state.exception) == (RunStatus.RUNNING, None)
+
+
+@pytest.mark.parametrize(
+    ("maximum", "timestamp", "share"),
+    [
+        ("10ba", Timestamp(), 0.0),
+        ("10ba", Timestamp(batch=4), 0.4),
+        ("2ep", Timestamp(epoch=1, batch=77), 0.5),
+        ("100sec", Timestamp(total_wct=timedelta(seconds=25)), 0.25),
+        ("10ba", Timestamp(batch=12), 1.0),
+    ],
+)
+def test_the_elapsed_duration_is_the_share_of_the_maximum(maximum, timestamp, share):
+    """It runs from 0 to 1 in the unit of the maximum."""
+    assert State("r", maximum, timestamp=timestamp).get_elapsed_duration() == Time(share, "dur")
+
+
+@pytest.mark.parametrize("maximum", [None, "0ep"])
+def test_there_is_no_share_of_nothing(maximum):
+    """Without a maximum, or with none to speak of, no share is known."""
+    assert State("r", maximum).get_elapsed_duration() is None
+
+
+def test_the_text_of_a_state_leaves_the_model_out():
+    """A model, a batch and outputs would fill the screen."""
+    state = State(
+        "r", timestamp=Timestamp(batch=3, epoch=1), model=torch.nn.Linear(2, 2), batch=torch.ones(99)
+    )
+
+    assert repr(state) == "State('r', batch=3ba, epoch=1ep, phase=train, status=running, rank=0)"
+
+
+def test_a_callback_may_attach_what_it_needs():
+    """Attributes of a user's own are kept."""
+    state = State("r")
+
+    state.temperature = 0.7
+
+    assert state.temperature == 0.7
+
+
+def test_two_states_share_nothing():
+    """Containers are each state's own, and states with equal fields are two states."""
+    one, other = State("r"), State("r")
+
+    one.train_metrics["a"] = 1
+
+    assert other.train_metrics == {}
+    assert one != other
+    assert len({one, other}) == 2

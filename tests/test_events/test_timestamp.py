@@ -1,0 +1,474 @@
+"""Time strings, arithmetic that keeps units apart, and timestamps that move forward."""
+
+import copy
+import datetime as dt
+import pickle
+from datetime import timedelta
+
+import attrs
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from events import EventsError, Time, Timestamp, TimeStringError, TimeUnit, TimeUnitError
+
+WHOLE_UNITS = ["iter", "ep", "ba", "sp", "tok"]
+
+
+@pytest.mark.parametrize(
+    ("text", "value", "unit"),
+    [
+        ("10ep", 10, TimeUnit.EPOCH),
+        ("500ba", 500, TimeUnit.BATCH),
+        ("3e10sp", 30_000_000_000, TimeUnit.SAMPLE),
+        ("1.5e3sp", 1500, TimeUnit.SAMPLE),
+        ("4_000tok", 4000, TimeUnit.TOKEN),
+        ("2iter", 2, TimeUnit.ITERATION),
+        ("0.5dur", 0.5, TimeUnit.DURATION),
+        (".5dur", 0.5, TimeUnit.DURATION),
+        ("1dur", 1.0, TimeUnit.DURATION),
+        ("30sec", 30, TimeUnit.SECOND),
+        ("0.25sec", 0.25, TimeUnit.SECOND),
+        ("1h20m40s", 4840, TimeUnit.SECOND),
+        ("30h", 108_000, TimeUnit.SECOND),
+        ("90m", 5400, TimeUnit.SECOND),
+        ("45s", 45, TimeUnit.SECOND),
+        ("100h90m", 365_400, TimeUnit.SECOND),
+        ("1d12h", 129_600, TimeUnit.SECOND),
+        ("0ep", 0, TimeUnit.EPOCH),
+        ("-5ba", -5, TimeUnit.BATCH),
+        ("+5ba", 5, TimeUnit.BATCH),
+        (" 10EP ", 10, TimeUnit.EPOCH),
+        ("9007199254740993tok", 9_007_199_254_740_993, TimeUnit.TOKEN),
+    ],
+)
+def test_a_time_string_is_a_number_and_a_unit(text, value, unit):
+    """Each notation gives exactly its value, as an `int` where the unit is whole."""
+    time = Time.from_timestring(text)
+
+    assert (time.value, type(time.value), time.unit) == (value, type(value), unit)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", " ", "10", "ep", "ba10", "10 ep", "10xy", "1ep2ba", "1h1h", "1m1h", "1.5h", "ten ep", "0x10ep"),
+        *("e5ba", "_e5ba", "._ba", "_ba", "1e9999999999999999999ba", "1e999999ba", "nanep", "infep", "٣ep"),
+    ],
+)
+def test_what_is_no_time_string_is_refused_with_examples(text):
+    """The error is a `TimeStringError`, whatever the string looks like."""
+    with pytest.raises(TimeStringError, match=r"time must be"):
+        Time.from_timestring(text)
+
+
+@pytest.mark.parametrize("text", ["1.5ep", "0.5ba", "1e-1sp", "2.5tok", "0.1iter"])
+def test_a_fraction_of_something_whole_is_refused(text):
+    """There is no half batch; the message says which units may have a fraction."""
+    with pytest.raises(TimeStringError, match=r"must be a whole number, got .*Only durations .* and seconds"):
+        Time.from_timestring(text)
+
+
+@given(st.text(max_size=12))
+def test_any_text_is_parsed_or_refused_by_our_own_error(text):
+    """No other exception comes out of the parser."""
+    try:
+        time = Time.from_timestring(text)
+    except TimeStringError:
+        return
+
+    assert isinstance(time, Time)
+
+
+@given(st.text("0123456789e+-._hmsepba", max_size=12))
+def test_any_text_of_the_right_letters_is_parsed_or_refused_by_our_own_error(text):
+    """Neither does one that comes close."""
+    try:
+        time = Time.from_timestring(text)
+    except TimeStringError:
+        return
+
+    assert isinstance(time, Time)
+
+
+@given(st.integers(), st.sampled_from(WHOLE_UNITS))
+def test_a_whole_time_survives_its_string_and_its_repr(value, unit):
+    """`str` parses back and `repr` evaluates back, to the last digit."""
+    time = Time(value, unit)
+
+    assert Time.from_timestring(str(time)) == time
+    assert eval(repr(time)) == time  # noqa: S307  # our own text
+
+
+@given(st.floats(allow_nan=False, allow_infinity=False), st.sampled_from(["dur", "sec"]))
+def test_a_fractional_time_survives_its_string_and_its_repr(value, unit):
+    """Floats come back bit for bit."""
+    time = Time(value, unit)
+
+    assert Time.from_timestring(str(time)) == time
+    assert eval(repr(time)) == time  # noqa: S307  # our own text
+
+
+def test_str_and_repr_are_composers():
+    """A time prints as it is written, and its repr names the unit."""
+    assert str(Time(5, "ep")) == "5ep"
+    assert repr(Time(5, "ep")) == "Time(5, TimeUnit.EPOCH)"
+
+
+@pytest.mark.parametrize("name", ["ep", "EP", "epoch", "EPOCH", TimeUnit.EPOCH])
+def test_a_unit_is_found_by_suffix_or_name(name):
+    """Case does not matter."""
+    assert Time(1, name).unit is TimeUnit.EPOCH
+
+
+def test_an_unknown_unit_is_refused():
+    """The message lists the units."""
+    with pytest.raises(TimeStringError, match=r"must be one of iter, ep, ba, sp, tok, dur, sec, got 'hours'"):
+        Time(1, "hours")
+
+
+@pytest.mark.parametrize("value", ["5", None, True, 1j, [1]])
+def test_a_value_that_is_no_number_is_refused(value):
+    """Strings, None and booleans are no count."""
+    with pytest.raises(TimeUnitError, match="must have a number as its value"):
+        Time(value, "ba")
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("unit", ["ba", "dur", "sec"])
+def test_a_value_that_is_not_finite_is_refused(value, unit):
+    """In no unit is there an infinite time."""
+    with pytest.raises(TimeStringError, match="must be finite"):
+        Time(value, unit)
+
+
+def test_numbers_of_numpy_count():
+    """A length that numpy computed is a count, and becomes Python's own number."""
+    time = Time(np.int64(3), "ba") + np.int32(4)
+
+    assert (time.value, type(time.value)) == (7, int)
+    assert Time(1, "sec") * np.float32(0.5) == Time(0.5, "sec")
+    assert Timestamp().to_next_batch(samples=np.int64(32)).sample == Time(32, "sp")
+    assert Time.from_input(np.int64(4), "ep") == Time(4, "ep")
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (Time(3, "ba"), Time(3, "ba")),
+        ("3ba", Time(3, "ba")),
+        (timedelta(minutes=2), Time(120, "sec")),
+        (3, Time(3, "ep")),
+    ],
+)
+def test_from_input_takes_what_users_write(value, expected):
+    """A time, a string, a timedelta, or a bare number with a default unit."""
+    assert Time.from_input(value, "ep") == expected
+
+
+def test_a_duration_without_a_unit_is_refused():
+    """The message shows how to write it."""
+    with pytest.raises(TimeStringError, match=r'must have a unit, got 5\. Write "5ep" or "5ba"'):
+        Time.from_input(5)
+
+
+@pytest.mark.parametrize("value", [None, 1.5, True, [5]])
+def test_from_input_refuses_other_types(value):
+    """A float or a list is no duration."""
+    with pytest.raises(TimeUnitError, match="must be a Time, a string, a timedelta or an int"):
+        Time.from_input(value, "ep")
+
+
+@given(st.integers(), st.integers(), st.sampled_from(WHOLE_UNITS))
+def test_equal_units_add_subtract_and_compare_as_their_numbers_do(left, right, unit):
+    """Arithmetic within a unit is that of integers."""
+    one, other = Time(left, unit), Time(right, unit)
+
+    assert (one + other).value == left + right
+    assert (one - other).value == left - right
+    assert (one < other, one <= other, one > other, one >= other, one == other, one != other) == (
+        left < right,
+        left <= right,
+        left > right,
+        left >= right,
+        left == right,
+        left != right,
+    )
+
+
+def test_bare_numbers_and_strings_take_part():
+    """A number takes the unit that it meets, from either side; a string is parsed."""
+    time = Time(10, "ba")
+
+    assert time + 1 == 1 + time == time + "1ba" == "1ba" + time == Time(11, "ba")
+    assert time - 1 == Time(9, "ba")
+    assert 12 - time == "12ba" - time == Time(2, "ba")
+    assert time % 4 == time % "4ba" == Time(2, "ba")
+    assert -time == Time(-10, "ba")
+    assert +time == time
+    assert time > 9
+    assert time < "11ba"
+    assert (int(time), float(time), bool(time), bool(Time(0, "ba"))) == (10, 10.0, True, False)
+
+
+def test_products_and_quotients_keep_to_their_units():
+    """A number scales, a duration is a share, and equal units divide into a duration."""
+    time = Time(10, "ep")
+
+    assert time * 2 == 2 * time == Time(20, "ep")
+    assert time * "0.5dur" == "0.5dur" * time == Time(5, "ep")
+    assert time / 4 == Time(2, "ep")
+    assert time / "20ep" == Time(0.5, "dur")
+    assert Time(7, "sec") / 2 == Time(3.5, "sec")
+    assert Time(0.5, "dur") * "0.5dur" == Time(0.25, "dur")
+
+
+@pytest.mark.parametrize("percent", range(101))
+def test_a_share_that_is_whole_is_not_cut_by_the_last_bit_of_a_float(percent):
+    """0.29 of 100 batches is 29, though 0.29 * 100 is 28.999999999999996."""
+    assert Time(100, "ba") * Time(percent / 100, "dur") == Time(percent, "ba")
+
+
+def test_a_share_that_is_not_whole_is_rounded_toward_zero():
+    """0.55 of 10 batches is 5."""
+    assert Time(10, "ba") * "0.55dur" == Time(5, "ba")
+    assert Time(-10, "ba") * "0.55dur" == Time(-5, "ba")
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [
+        lambda one, other: one + other,
+        lambda one, other: one - other,
+        lambda one, other: one % other,
+        lambda one, other: one / other,
+        lambda one, other: one * other,
+        lambda one, other: one < other,
+        lambda one, other: one <= other,
+        lambda one, other: one > other,
+        lambda one, other: one >= other,
+        lambda one, other: one == other,
+        lambda one, other: one != other,
+    ],
+)
+def test_units_do_not_mix(operation):
+    """Not in arithmetic, not in comparison, and not in `==`, which would be false for ever."""
+    with pytest.raises(TimeUnitError) as caught:
+        operation(Time(1, "ep"), Time(1, "ba"))
+
+    assert isinstance(caught.value, TypeError)
+    assert isinstance(caught.value, EventsError)
+
+
+def test_the_error_of_mixed_units_says_what_to_do():
+    """It names both times and the call that gives the right unit."""
+    with pytest.raises(TimeUnitError, match=r'got 1ep and 5ba\. .*timestamp\.get\("ba"\) .* in batches'):
+        _ = Time(1, "ep") < "5ba"
+
+
+@pytest.mark.parametrize("other", [None, [], True, 1j])
+def test_what_is_no_number_takes_no_part(other):
+    """Adding None or a boolean is an error that names it."""
+    with pytest.raises(TimeUnitError, match="must meet a time, a time string or a number"):
+        Time(1, "ba") + other
+
+
+def test_a_time_is_not_equal_to_something_of_another_kind():
+    """None and lists are simply not equal."""
+    assert Time(1, "ba") != None  # noqa: E711  # the operator is what is tested
+    assert Time(1, "ba") != [1]
+
+
+def test_equal_times_have_equal_hashes_and_units_keep_keys_apart():
+    """Times are keys of dictionaries."""
+    times = {Time(1, "ep"): "epoch", Time(1, "ba"): "batch", Time(1, "sec"): "second"}
+
+    assert times[Time.from_timestring("1ba")] == "batch"
+    assert times[Time(1.0, "sec")] == "second"
+
+
+@pytest.mark.parametrize("value", [Time(3, "ba"), Timestamp(batch=3)])
+def test_times_are_frozen_and_survive_copy_and_pickle(value):
+    """Nothing can change them; copies are equal."""
+    with pytest.raises(attrs.exceptions.FrozenInstanceError):
+        value.batch = value.value = 4
+
+    assert copy.deepcopy(value) == value
+    assert pickle.loads(pickle.dumps(value)) == value  # noqa: S301  # our own bytes
+
+
+def _counts(timestamp):
+    return {name: value for name, value in timestamp.state_dict().items() if value}
+
+
+def test_a_timestamp_begins_at_zero():
+    """All counts are zero, in their units."""
+    timestamp = Timestamp()
+
+    assert _counts(timestamp) == {}
+    assert timestamp.batch.unit is TimeUnit.BATCH
+    assert (timestamp.batch.value, int(timestamp.batch)) == (0, 0)
+
+
+def test_a_batch_is_counted_in_total_and_within_everything_around_it():
+    """`to_next_batch` moves all counts of batches, samples, tokens and durations."""
+    second = timedelta(seconds=1)
+
+    timestamp = Timestamp().to_next_batch(4, 40, second).to_next_batch(Time(2, "sp"), "20tok", 2 * second)
+
+    assert _counts(timestamp) == {
+        "batch": 2,
+        "batch_in_epoch": 2,
+        "sample": 6,
+        "sample_in_epoch": 6,
+        "token": 60,
+        "token_in_epoch": 60,
+        "token_in_iteration": 60,
+        "total_wct": 3.0,
+        "iteration_wct": 3.0,
+        "epoch_wct": 3.0,
+        "batch_wct": 2.0,
+    }
+
+
+def test_an_epoch_ends_the_counts_within_it():
+    """`to_next_epoch` counts the epoch and begins anew what is counted per epoch."""
+    second = timedelta(seconds=1)
+
+    timestamp = Timestamp().to_next_batch(4, 40, second).to_next_epoch(second)
+
+    assert _counts(timestamp) == {
+        "epoch": 1,
+        "epoch_in_iteration": 1,
+        "batch": 1,
+        "sample": 4,
+        "token": 40,
+        "token_in_iteration": 40,
+        "total_wct": 2.0,
+        "iteration_wct": 2.0,
+    }
+
+
+def test_an_iteration_ends_the_counts_within_it():
+    """`to_next_iteration` counts the iteration and begins anew what is counted per iteration."""
+    second = timedelta(seconds=1)
+
+    timestamp = Timestamp().to_next_batch(4, 40, second).to_next_epoch().to_next_iteration(second)
+
+    assert _counts(timestamp) == {
+        "iteration": 1,
+        "epoch": 1,
+        "batch": 1,
+        "sample": 4,
+        "token": 40,
+        "total_wct": 2.0,
+    }
+
+
+def test_an_old_timestamp_stays_where_it_was():
+    """Moving makes a new timestamp."""
+    before = Timestamp()
+
+    after = before.to_next_batch()
+
+    assert (before.batch.value, after.batch.value) == (0, 1)
+
+
+def test_copy_changes_the_named_fields_alone():
+    """Values may be times, strings or bare numbers."""
+    timestamp = Timestamp(batch=3, epoch=1).copy(batch="5ba", sample=7)
+
+    assert _counts(timestamp) == {"batch": 5, "epoch": 1, "sample": 7}
+
+
+def test_copy_refuses_a_field_that_does_not_exist():
+    """A misspelt name is an error."""
+    with pytest.raises(TypeError, match="batches"):
+        Timestamp().copy(batches=1)
+
+
+def test_a_count_in_another_unit_is_refused():
+    """The message names the unit that it must have."""
+    with pytest.raises(TimeUnitError, match="count of batches must be a time in batches, got 1ep"):
+        Timestamp(batch="1ep")
+
+
+def test_a_negative_count_is_refused():
+    """Nothing has been done less than never."""
+    with pytest.raises(TimeStringError, match="count of batches must be at least 0, got -1ba"):
+        Timestamp(batch=-1)
+
+
+@pytest.mark.parametrize(
+    ("unit", "value"), [("ba", 7), ("ep", 2), ("iter", 1), ("sp", 70), ("tok", 700), ("sec", 90)]
+)
+def test_get_gives_the_total_in_a_unit(unit, value):
+    """Seconds are the wall clock of training."""
+    timestamp = Timestamp(
+        batch=7, epoch=2, iteration=1, sample=70, token=700, total_wct=timedelta(seconds=90), batch_in_epoch=3
+    )
+
+    assert timestamp.get(unit) == Time(value, unit)
+
+
+def test_a_timestamp_knows_no_duration():
+    """A share of the run needs its maximum, which the state has."""
+    with pytest.raises(TimeUnitError, match=r"use state\.get_elapsed_duration\(\)"):
+        Timestamp().get("dur")
+
+
+def test_a_timestamp_compares_with_a_time_in_its_unit():
+    """All six comparisons look at the total in that unit, from either side."""
+    timestamp = Timestamp(batch=10, epoch=2)
+
+    assert timestamp >= "10ba"
+    assert timestamp <= "10ba"
+    assert timestamp == "10ba"
+    assert timestamp != "11ba"
+    assert timestamp < Time(3, "ep")
+    assert timestamp > "1ep"
+    assert Time(10, "ba") == timestamp
+    assert timestamp < "3ep"
+
+
+def test_timestamps_are_equal_where_all_fields_are():
+    """Equal ones have equal hashes; one field makes the difference."""
+    assert Timestamp(batch=1) == Timestamp(batch=1)
+    assert hash(Timestamp(batch=1)) == hash(Timestamp(batch=1))
+    assert Timestamp(batch=1) != Timestamp(batch=1, batch_in_epoch=1)
+    assert Timestamp() != None  # noqa: E711  # the operator is what is tested
+
+
+def test_a_timestamp_does_not_compare_with_a_bare_number():
+    """Which of its counts would that be?"""
+    with pytest.raises(TimeUnitError, match='compares with a time such as "10ep", got 10'):
+        _ = Timestamp() < 10
+
+
+timestamps = st.builds(
+    Timestamp,
+    **{
+        field.name: st.timedeltas(timedelta(0), timedelta(days=10_000))
+        if field.name.endswith("_wct")
+        else st.integers(0, 2**62)
+        for field in attrs.fields(Timestamp)
+    },
+)
+
+
+@given(timestamps)
+def test_a_timestamp_survives_its_state_dict_and_its_repr(timestamp):
+    """Both give the same timestamp back; the state holds plain numbers alone."""
+    state = timestamp.state_dict()
+
+    assert Timestamp.from_state_dict(state) == timestamp
+    assert {type(value) for value in state.values()} <= {int, float}
+    assert eval(repr(timestamp), {"datetime": dt, **globals()}) == timestamp  # noqa: S307  # our own text
+
+
+def test_a_state_dict_of_another_version_is_read_as_far_as_it_goes():
+    """Fields that are missing are zero, fields that are unknown are ignored."""
+    timestamp = Timestamp.from_state_dict({"batch": 3, "epoch_wct": 1.5, "galaxy": 9})
+
+    assert timestamp == Timestamp(batch=3, epoch_wct=timedelta(seconds=1.5))
