@@ -55,6 +55,8 @@ class MetricList(LoggerDestination):
 @pytest.fixture
 def heard():
     """Gives a registered handler that keeps what it hears."""
+    # Whatever an earlier test has left in Stats that are gone.
+    monitor.flush()
     handler = Heard()
     handle = monitor.register_event_handler(handler)
     yield handler

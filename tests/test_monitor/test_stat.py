@@ -204,6 +204,27 @@ def test_the_rest_is_logged_when_a_stat_is_forgotten(heard):
     assert heard.data == [{"x.count": 1}]
 
 
+def test_a_handler_that_raises_does_not_abort_where_a_stat_is_forgotten(heard, caplog):
+    """Nor does one that lets go of the last of another Stat."""
+    others = [Stat("y", [Aggregation.COUNT], HOUR)]
+    others[0].add(1.0)
+
+    def hostile(event):
+        others.clear()
+        raise ValueError("enough")
+
+    handle = monitor.register_event_handler(hostile)
+    stat = Stat("x", [Aggregation.COUNT], HOUR)
+    stat.add(1.0)
+
+    del stat
+
+    assert heard.wait_for(2)
+    monitor.unregister_event_handler(handle)
+    assert heard.data == [{"x.count": 1}, {"y.count": 1}]
+    assert "ValueError: enough" in caplog.text
+
+
 def test_a_capped_stat_is_forgotten_too(heard):
     """Without the help of the garbage collector: nothing refers to itself."""
     stat = Stat("x", [Aggregation.COUNT], HOUR, 100)

@@ -143,6 +143,9 @@ def test_our_events_reach_handlers_of_torch(in_child):
     in_child(
         with_prelude(
             """
+            import os
+            os.environ["TZ"] = "America/New_York"
+            time.tzset()
             heard = []
             handle = torch.monitor.register_event_handler(
                 lambda event: heard.append((event.name, event.timestamp, dict(event.data), threading.get_ident()))
