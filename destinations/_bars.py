@@ -6,6 +6,7 @@ Also keeps what the user prints meanwhile from running into a bar.
 import functools
 import importlib.util
 import logging
+import os
 import sys
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -16,6 +17,11 @@ from ._formatting import one_line
 from ._streams import Redirection, StandIn, is_terminal, write_text
 
 __all__ = ["Bar", "BarPlan", "PrintGuard", "is_notebook", "open_bar"]
+
+
+_ROWS_THAT_TQDM_LEAVES_EMPTY = 2
+_USUAL_COLUMNS = 80
+_USUAL_ROWS = 24
 
 
 @attrs.frozen
@@ -126,8 +132,22 @@ def open_bar(plan: BarPlan, stream: Any, *, in_notebook: bool, clock: Callable[[
     if in_notebook:
         return _TqdmBar(plan, _notebook_tqdm())
     if is_terminal(stream):
-        return _TqdmBar(plan, _terminal_tqdm(), file=stream, dynamic_ncols=True)
+        return _TqdmBar(plan, _terminal_tqdm(), file=stream, **_room(stream))
     return _Lines(plan, stream, clock)
+
+
+def _room(stream: Any) -> dict[str, Any]:
+    """Returns how large a bar may be: what the terminal says, again and again.
+
+    A terminal in a container often says that it has no rows; tqdm would then draw nothing.
+    """
+    try:
+        columns, rows = os.get_terminal_size(stream.fileno())
+    except (AttributeError, OSError, ValueError):
+        return {"dynamic_ncols": True}
+    if rows > _ROWS_THAT_TQDM_LEAVES_EMPTY:
+        return {"dynamic_ncols": True}
+    return {"ncols": columns or _USUAL_COLUMNS, "nrows": _USUAL_ROWS}
 
 
 def is_notebook() -> bool:

@@ -52,9 +52,8 @@ def _download(name: str, folder: Path, state: State, logger: Logger) -> Path:
     logger.download_file(name, target, overwrite=True, progress_bar=state.rank == 0)
     if name.endswith(POINTER_SUFFIX):
         pointed = target.read_text(encoding="utf-8").strip()
-        siblings = name.rpartition("/")[0]
         logger.download_file(
-            f"{siblings}/{pointed}", folder / pointed, overwrite=True, progress_bar=state.rank == 0
+            pointed, folder / pointed.rpartition("/")[2], overwrite=True, progress_bar=state.rank == 0
         )
     return target
 

@@ -1,7 +1,8 @@
 """Checkpoints: what a run needs to go on as if it had never stopped.
 
 A checkpoint is one file that `torch.load(weights_only=True)` reads: tensors and plain values, no code. Beside the newest
-stands a pointer, a text file whose one line is the checkpoint's name. Both are written aside and renamed, so that neither
+stands a pointer, a text file that holds the name under which the checkpoint is uploaded, as Composer writes it; here, the
+checkpoint stands beside it. Both are written aside and renamed, so that neither
 is ever seen in part.
 """
 
@@ -138,11 +139,12 @@ class CheckpointSaver(Callback):
         checkpoint = _checkpoint_of(state, logger)
         if state.rank != 0:
             return
+        remote_name = f"{format_name(self._remote_folder, state).rstrip('/')}/{name}"
         try:
             _write_atomically(folder / name, lambda file: torch.save(checkpoint, file))
             if self._latest_filename is not None:
                 _write_atomically(
-                    folder / self._latest_filename, lambda file: file.write(f"{name}\n".encode())
+                    folder / self._latest_filename, lambda file: file.write(remote_name.encode())
                 )
         except OSError as error:
             if is_last:
@@ -153,18 +155,12 @@ class CheckpointSaver(Callback):
             return
         self._saved_at = state.timestamp
         state.last_checkpoint = str(folder / name)
-        self._upload(folder, name, state, logger)
-        self._drop_old_ones()
-
-    def _upload(self, folder: Path, name: str, state: State, logger: "Logger") -> None:
-        """Hands on the checkpoint, then the pointer, so that a pointer never comes before what it points to."""
-        remote_folder = format_name(self._remote_folder, state).rstrip("/")
-        logger.upload_file(
-            f"{remote_folder}/{name}", folder / name, overwrite=self._overwrite or self._is_resumed
-        )
+        # The checkpoint, then the pointer: a pointer never comes before what it points to.
+        logger.upload_file(remote_name, folder / name, overwrite=self._overwrite or self._is_resumed)
         if self._latest_filename is not None:
-            remote_pointer = f"{remote_folder}/{self._latest_filename}"
+            remote_pointer = f"{remote_name.removesuffix(name)}{self._latest_filename}"
             logger.upload_file(remote_pointer, folder / self._latest_filename, overwrite=True)
+        self._drop_old_ones()
 
     def _drop_old_ones(self) -> None:
         if self._keep is None:
@@ -186,7 +182,7 @@ def read_checkpoint(path: str | Path, device: "torch.device | str" = "cpu") -> d
     """
     path = Path(path)
     if path.name.endswith(POINTER_SUFFIX):
-        path = path.parent / path.read_text(encoding="utf-8").strip()
+        path = _pointed_to(path)
     try:
         checkpoint = torch.load(path, map_location=device, weights_only=True)
     except FileNotFoundError:
@@ -202,6 +198,13 @@ def read_checkpoint(path: str | Path, device: "torch.device | str" = "cpu") -> d
             "Load foreign weights into the model before it is given to the Trainer."
         )
     return dict(checkpoint)
+
+
+def _pointed_to(pointer: Path) -> Path:
+    """Returns the checkpoint beside a pointer: of the name that it holds, the longest end that is there."""
+    parts = pointer.read_text(encoding="utf-8").strip().split("/")
+    candidates = [pointer.parent.joinpath(*parts[start:]) for start in range(len(parts))]
+    return next((path for path in candidates if path.is_file()), candidates[-1])
 
 
 def load_checkpoint(checkpoint: Mapping[str, Any], state: State, logger: "Logger") -> None:

@@ -1,5 +1,40 @@
-"""Bytes to a store, surviving the process."""
+"""Bytes to a store, surviving the process.
 
-__all__: list[str] = []
+    from uploads import UploadQueue
+
+    queue = UploadQueue("s3://bucket/prefix")
+    handle = queue.submit("checkpoints/ep1.pt", "ep1.pt")   # safe from kill -9 from here
+    handle.result(timeout_seconds=60)
+    queue.close(timeout_seconds=30)
+
+Importing this package starts nothing and loads no store's client.
+"""
+
+from .backlog import Backlog
+from .download import download_file
+from .errors import UploadError
+from .exiting import exit_on_sigterm
+from .handle import FolderHandle, UploadHandle
+from .outcome import Outcome, UploadState
+from .retry import RetryPolicy
+from .stores import LocalStore, RemoteObject, Store, open_store
+from .upload_queue import UploadQueue
+
+__all__ = [
+    "Backlog",
+    "FolderHandle",
+    "LocalStore",
+    "Outcome",
+    "RemoteObject",
+    "RetryPolicy",
+    "Store",
+    "UploadError",
+    "UploadHandle",
+    "UploadQueue",
+    "UploadState",
+    "download_file",
+    "exit_on_sigterm",
+    "open_store",
+]
 
 __project__ = "training-destinations"

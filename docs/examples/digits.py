@@ -67,7 +67,7 @@ def digits(batch_size: int = 64) -> tuple[DataLoader[Any], DataLoader[Any]]:
     train, test = train_test_split(range(len(labels)), test_size=0.25, random_state=0, stratify=bunch.target)
     return (
         DataLoader(TensorDataset(images[train], labels[train]), batch_size, shuffle=True, drop_last=True),
-        DataLoader(TensorDataset(images[test], labels[test]), batch_size),
+        DataLoader(TensorDataset(images[test], labels[test]), 4 * batch_size),
     )
 
 

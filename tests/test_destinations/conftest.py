@@ -20,9 +20,9 @@ def terminal():
     return _run_on_terminal
 
 
-def _run_on_terminal(code):
+def _run_on_terminal(code, rows=50):
     ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, COLUMNS, 0, 0))
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", rows, COLUMNS, 0, 0))
     environment = {**os.environ, "PYTHONIOENCODING": "utf-8"}
     process = subprocess.Popen(
         [sys.executable, "-c", code], stdin=theirs, stdout=theirs, stderr=theirs, env=environment

@@ -344,6 +344,23 @@ run.close()
     ]
 
 
+@pytest.mark.parametrize("rows", [0, 1, 2])
+def test_a_terminal_that_says_it_has_no_rows_has_a_bar(terminal, rows):
+    """As in a container that was given a terminal without a size."""
+    screen = terminal(
+        PRELUDE
+        + """
+run = DryRun(ProgressBar(), max_duration="1ep", batches_per_epoch=3)
+run.init()
+run.fit()
+run.close()
+""",
+        rows,
+    )
+
+    assert screen[-2].startswith("Epoch 1/1: 100%|")
+
+
 def test_logging_and_tqdm_of_the_user_on_a_terminal(terminal):
     """Handlers made before the run, `tqdm.write` and a bar of the user's own get along with the bars."""
     screen = terminal(

@@ -45,7 +45,7 @@ class TestSaving:
         make_trainer(max_duration="12ba", save_folder=tmp_path).fit()
 
         assert listing(tmp_path) == ["ep1-ba5.pt", "ep2-ba10.pt", "ep2-ba12.pt", "latest.symlink"]
-        assert (tmp_path / "latest.symlink").read_text() == "ep2-ba12.pt\n"
+        assert (tmp_path / "latest.symlink").read_text() == "test/checkpoints/ep2-ba12.pt"
 
     def test_keep_leaves_the_newest(self, make_trainer, tmp_path):
         """Older checkpoints go when newer ones are complete."""
@@ -76,7 +76,7 @@ class TestSaving:
             ("test/checkpoints/ep2-ba10.pt", False),
             ("test/checkpoints/latest.symlink", True),
         ]
-        assert uploads.files[-1][1] == b"ep2-ba10.pt\n"
+        assert uploads.files[-1][1] == b"test/checkpoints/ep2-ba10.pt"
 
     def test_a_checkpoint_holds_no_code(self, make_trainer, tmp_path):
         """torch.load(weights_only=True) reads it, whatever callbacks have put in."""
@@ -127,7 +127,7 @@ class TestSaving:
 
         assert listing(tmp_path) == ["ep0-ba2.pt", "ep1-ba6.pt", "latest.symlink"]
         assert "could not be saved" in caplog.text
-        assert (tmp_path / "latest.symlink").read_text() == "ep1-ba6.pt\n"
+        assert (tmp_path / "latest.symlink").read_text() == "test/checkpoints/ep1-ba6.pt"
 
     def test_a_failed_save_where_training_ends_is_an_error(self, make_trainer, tmp_path):
         """No later checkpoint would make up for the last."""

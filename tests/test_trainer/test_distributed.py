@@ -62,7 +62,7 @@ def test_two_ranks_resume_to_the_last_bit(tmp_path):
     """Each rank finds its own random numbers again: weights equal those of the uninterrupted run."""
     run_two_ranks("save", tmp_path)
     whole = seen_by_ranks(tmp_path)[0]["weights"]
-    (tmp_path / "ranks" / "latest.symlink").write_text("ep0-ba3.pt\n")
+    (tmp_path / "ranks" / "latest.symlink").write_text("ranks/checkpoints/ep0-ba3.pt")
 
     outcome = run_two_ranks("resume", tmp_path)
 

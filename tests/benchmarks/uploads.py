@@ -1,0 +1,363 @@
+"""What uploads cost, as ratios measured in one run: `python -m tests.benchmarks.uploads [submit] [throughput] [stolen] [scale]`.
+
+The server is `rclone serve s3` on loopback, so that the client is what is measured. Ratios move with the machine's noise; each is the
+median of several turns where a turn is short.
+"""
+
+import os
+import resource
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import boto3
+from botocore.config import Config
+
+from tests.servers import s3_servers
+from uploads import UploadQueue
+
+GIBIBYTE = 1 << 30
+SMALL_FILES = 200
+SMALL_BYTES = 256 << 10
+TURNS = 5
+WAIT_SECONDS = 600
+
+
+def main(chosen: list[str]) -> None:
+    """Runs the chosen subjects, or all, and prints a table."""
+    os.environ.update(
+        AWS_ACCESS_KEY_ID=s3_servers.ACCESS_KEY,
+        AWS_SECRET_ACCESS_KEY=s3_servers.SECRET_KEY,
+        AWS_DEFAULT_REGION="us-east-1",
+    )
+    subjects = {
+        "submit": measure_submit,
+        "throughput": measure_throughput,
+        "stolen": measure_stolen_time,
+        "scale": measure_scale,
+    }
+    with tempfile.TemporaryDirectory(dir=os.environ.get("BENCHMARK_FOLDER")) as folder:
+        for name in chosen or subjects:
+            print(
+                f"\n{name}\n{'what':58} {'measured':>12} {'compared with':>14} {'ratio':>7}  budget",
+                flush=True,
+            )
+            place = Path(folder) / name
+            place.mkdir()
+            subjects[name](place)
+            shutil.rmtree(place)
+
+
+def _row(
+    what: str, measured: float, unit: str = "s", compared: float | None = None, budget: str = ""
+) -> None:
+    reference = f"{compared:.3f} {unit}" if compared is not None else ""
+    ratio = f"{measured / compared:.2f}" if compared else ""
+    print(f"{what:58} {f'{measured:.3f} {unit}':>12} {reference:>14} {ratio:>7}  {budget}", flush=True)
+
+
+def _seconds(act) -> float:
+    start = time.perf_counter()
+    act()
+    return time.perf_counter() - start
+
+
+def _random_file(path: Path, size: int) -> Path:
+    with path.open("wb") as stream:
+        for _ in range(0, size, 1 << 24):
+            stream.write(os.urandom(min(size, 1 << 24)))
+    return path
+
+
+def _local_queue(folder: Path) -> UploadQueue:
+    """A queue whose store takes nothing meanwhile: what is measured is the caller's side."""
+    queue = UploadQueue(folder / "store", spool=folder / "spool", free_bytes=0)
+    queue._drainer._schedule.rest(3600)
+    return queue
+
+
+def measure_submit(folder: Path) -> None:
+    """Staging: a large file copied and moved, and many small ones."""
+    source = _random_file(folder / "large", GIBIBYTE)
+    queue = _local_queue(folder)
+    cp, copied = [], []
+    for turn in range(TURNS):
+        os.sync()
+        cp.append(
+            _seconds(lambda: subprocess.run(["cp", "--reflink=never", source, folder / "copy"], check=True))
+        )
+        (folder / "copy").unlink()
+        os.sync()
+        copied.append(_seconds(lambda turn=turn: queue.submit(source, f"copy{turn}")))
+        _discard(queue)
+    _row("submit 1 GiB, copy, against cp", statistics.median(copied), "s", statistics.median(cp), "<= 1.10")
+    moved = _seconds(lambda: queue.submit(source, "moved", move=True))
+    _row("submit 1 GiB, move=True", moved * 1000, "ms", None, "<= 5 ms")
+    small = _random_file(folder / "small", 4 << 10)
+    each = _seconds(lambda: [queue.submit(small, f"small{number}") for number in range(1000)])
+    _row("submit 1,000 files of 4 KiB, each", each, "ms", None, "<= 1 ms")
+    queue.close(0)
+
+
+def _discard(queue: UploadQueue) -> None:
+    for folder in queue.spool.list_pending():
+        shutil.rmtree(queue.spool.pending / folder)
+
+
+def measure_throughput(folder: Path) -> None:
+    """Against bare boto3 in a thread pool of the same size."""
+    small = [_random_file(folder / f"{number}", SMALL_BYTES) for number in range(SMALL_FILES)]
+    large = _random_file(folder / "large", GIBIBYTE // 2)
+    with s3_servers.rclone(folder / "served") as server:
+        client = _client(server)
+        kinds = {
+            "threads": _remote_queue(server, folder, "threads"),
+            "process": _remote_queue(server, folder, "process"),
+            "obstore": _remote_queue(server, folder, "threads", "&client=obstore"),
+        }
+        bare: list[float] = []
+        ours: dict[str, list[float]] = {kind: [] for kind in kinds}
+        for turn in range(TURNS):
+            bare.append(_seconds(lambda: _put_all(client, small, 8)))
+            for kind, queue in kinds.items():
+                ours[kind].append(
+                    _seconds(
+                        lambda queue=queue, kind=kind, turn=turn: _submit_all(queue, small, f"{kind}{turn}")
+                    )
+                )
+        reference = statistics.median(bare)
+        _row(
+            "200 x 256 KiB, 8 workers, threads, against put_object",
+            statistics.median(ours["threads"]),
+            "s",
+            reference,
+            "<= 1.20",
+        )
+        _row(
+            "200 x 256 KiB, 8 workers, process, against put_object",
+            statistics.median(ours["process"]),
+            "s",
+            reference,
+            "<= 1.20",
+        )
+        _row(
+            "200 x 256 KiB, 8 workers, obstore, against put_object",
+            statistics.median(ours["obstore"]),
+            "s",
+            reference,
+            "<= 0.50",
+        )
+        whole = [
+            _seconds(lambda: client.upload_file(str(large), s3_servers.BUCKET, "whole")) for _ in range(3)
+        ]
+        for kind, queue in kinds.items():
+            times = [
+                _seconds(lambda queue=queue, name=f"{kind}{turn}": _submit_all(queue, [large], name))
+                for turn in range(3)
+            ]
+            speed = statistics.median(whole) / statistics.median(times)
+            print(
+                f"{f'512 MiB, {kind}: speed against upload_file':58} {statistics.median(times):>10.3f} s {statistics.median(whole):>12.3f} s {speed:>7.2f}  >= 0.90",
+                flush=True,
+            )
+        for queue in kinds.values():
+            queue.close(10)
+
+
+def _client(server):
+    config = Config(max_pool_connections=16, request_checksum_calculation="when_required")
+    return boto3.client("s3", endpoint_url=server.endpoint_url, config=config)
+
+
+def _put_all(client, files, threads) -> None:
+    with ThreadPoolExecutor(threads) as pool:
+        list(
+            pool.map(
+                lambda file: client.put_object(
+                    Bucket=s3_servers.BUCKET, Key=f"bare/{file.name}", Body=file.read_bytes()
+                ),
+                files,
+            )
+        )
+
+
+def _remote_queue(server, folder: Path, isolation: str, more: str = "") -> UploadQueue:
+    uri = server.uri("ours").replace("&checksum=md5", "") if more else server.uri("ours")
+    queue = UploadQueue(
+        uri + more,
+        spool=folder / f"spool-{isolation}{len(more)}",
+        isolation=isolation,
+        workers=8,
+        free_bytes=0,
+    )
+    queue.submit(folder / "0", "warm", overwrite=True).result(WAIT_SECONDS)
+    return queue
+
+
+def _submit_all(queue: UploadQueue, files, prefix: str) -> None:
+    for file in files:
+        queue.submit(file, f"{prefix}/{file.name}", overwrite=True)
+    backlog = queue.drain(WAIT_SECONDS)
+    if not backlog.is_empty:
+        raise RuntimeError(str(backlog))
+
+
+BARE_UPLOAD = """
+import pathlib, sys, boto3
+from concurrent.futures import ThreadPoolExecutor
+client = boto3.client("s3", endpoint_url=sys.argv[1])
+files = sorted(pathlib.Path(sys.argv[2]).glob("small-*"))
+client.head_bucket(Bucket="bucket")
+print("ready", flush=True)
+sys.stdin.readline()
+with ThreadPoolExecutor(4) as pool:
+    list(pool.map(lambda file: client.put_object(Bucket="bucket", Key="bare/" + file.name, Body=file.read_bytes()), files))
+"""
+
+
+def measure_stolen_time(folder: Path) -> None:
+    """What uploads take from a loop of 1 ms steps: over all steps, what each took beyond its idle time."""
+    files = [_random_file(folder / f"small-{number}", SMALL_BYTES) for number in range(600)]
+    (folder / "0").write_bytes(b"warm")
+    with s3_servers.rclone(folder / "served") as server:
+        unrelated, own = [], []
+        process = _remote_queue(server, folder, "process")
+        for turn in range(3):
+            unrelated.append(_stolen_by_unrelated(server, folder))
+            own.append(_stolen_by(process, files, f"p{turn}"))
+        reference = statistics.median(unrelated)
+        _row("stolen by an unrelated uploading process", reference)
+        _row(
+            "stolen by isolation='process', staging not counted",
+            statistics.median(own),
+            "s",
+            reference,
+            "<= 1.10",
+        )
+        for name, more in (("threads", ""), ("CloudStore in threads", "&client=obstore")):
+            queue = _remote_queue(server, folder, "threads", more)
+            _row(f"stolen by {name}, staging not counted", _stolen_by(queue, files, name[:5]), "s", reference)
+            queue.close(10)
+        process.close(10)
+
+
+def _step() -> float:
+    total = 0.0
+    for number in range(12_000):
+        total += number * 0.5
+    return total
+
+
+def _steps_until(over, between=lambda: None) -> list[float]:
+    times = []
+    while not over():
+        start = time.perf_counter()
+        _step()
+        times.append(time.perf_counter() - start)
+        between()
+    return times
+
+
+def _idle_step_seconds() -> float:
+    end = time.perf_counter() + 1.0
+    return statistics.median(_steps_until(lambda: time.perf_counter() > end))
+
+
+def _stolen_by(queue: UploadQueue, files, prefix: str) -> float:
+    """One file is submitted after each step; the steps are measured, the submissions are not."""
+    idle = _idle_step_seconds()
+    left = list(files)
+
+    def submit_one() -> None:
+        if left:
+            file = left.pop()
+            queue.submit(file, f"{prefix}/{file.name}", overwrite=True)
+
+    return sum(
+        seconds - idle for seconds in _steps_until(lambda: not left and queue.unsettled() == 0, submit_one)
+    )
+
+
+def _stolen_by_unrelated(server, folder: Path) -> float:
+    idle = _idle_step_seconds()
+    process = subprocess.Popen(
+        [sys.executable, "-c", BARE_UPLOAD, server.endpoint_url, str(folder)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    process.stdout.readline()
+    process.stdin.write(b"go\n")
+    process.stdin.close()
+    stolen = sum(seconds - idle for seconds in _steps_until(lambda: process.poll() is not None))
+    process.stdout.close()
+    return stolen
+
+
+SCALE = """
+import os, pathlib, resource, sys, threading, time
+from uploads import LocalStore
+from uploads.drain import Drain
+spool = Spool(sys.argv[1])
+drain = Drain(spool, LocalStore(sys.argv[2]), workers=8)
+start = time.perf_counter()
+drain.start()
+started = time.perf_counter() - start
+def now(): return int(open("/proc/self/statm").read().split()[1]) * 4096 / 2**20, len(os.listdir("/proc/self/fd"))
+samples = [now()]
+while not drain.wait_idle(1.0): samples.append(now())
+print(started, samples[0][0], max(memory for memory, _ in samples), max(count for _, count in samples), time.perf_counter() - start)
+drain.stop()
+"""
+
+
+def measure_scale(folder: Path) -> None:
+    """A hundred thousand entries, and one file larger than memory."""
+    spool_path = folder / "spool"
+    queue = UploadQueue(folder / "store", spool=spool_path, free_bytes=0)
+    queue._drainer._schedule.rest(3600)
+    source = _random_file(folder / "source", 1 << 10)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    seconds = _seconds(lambda: [queue.submit(source, f"n{number}") for number in range(100_000)])
+    after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    _row("submit 100,000 entries of 1 KiB, each", seconds / 100, "ms")
+    _row("    memory of the submitting process grew by", (after - before) / 1024, "MiB")
+    queue.close(0)
+    output = subprocess.run(
+        [sys.executable, "-c", SCALE, str(spool_path), str(folder / "store")],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    started, first, most, descriptors, total = (float(word) for word in output.split())
+    _row("resume of 100,000 entries: start", started, "s", None, "< 2 s")
+    _row("    memory at the start, and the most while draining", most, "MiB", first, "flat")
+    _row("    descriptors, the most", descriptors, "", None, "flat")
+    _row("    all delivered to a folder after", total)
+    shutil.rmtree(spool_path)
+    _sparse(folder)
+
+
+def _sparse(folder: Path) -> None:
+    source = folder / "sparse"
+    with source.open("wb") as stream:
+        stream.truncate(20 * GIBIBYTE)
+    with s3_servers.rclone(folder / "served") as server:
+        program = "import resource, sys; from uploads import UploadQueue\nqueue = UploadQueue(sys.argv[1], spool=sys.argv[2], isolation='threads', free_bytes=0)\nqueue.submit(sys.argv[3], 'sparse', move=True, overwrite=True)\nassert queue.drain(3600).is_empty\nprint(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+        start = time.perf_counter()
+        output = subprocess.run(
+            [sys.executable, "-c", program, server.uri("sparse"), str(folder / "spool"), str(source)],
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        _row("20 GiB sparse file: most memory of the process", int(output) / 1024, "MiB", None, "< 200 MiB")
+        _row("    seconds", time.perf_counter() - start)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

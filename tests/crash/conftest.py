@@ -1,0 +1,87 @@
+"""Servers and programs for tests that kill processes."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.servers import s3_servers
+from tests.servers.fault_proxy import FaultProxy
+
+
+@pytest.fixture(scope="session")
+def moto():
+    """A server that knows conditional puts."""
+    with s3_servers.moto() as server:
+        yield server
+
+
+@pytest.fixture
+def proxy(moto):
+    """A proxy in front of moto that misbehaves as planned."""
+    proxy = FaultProxy(moto.endpoint_url)
+    yield proxy
+    proxy.close()
+
+
+@pytest.fixture
+def prefix(request):
+    """A prefix in the bucket that no other test uses."""
+    return "".join(letter if letter.isalnum() else "-" for letter in request.node.name)
+
+
+@pytest.fixture
+def environment(tmp_path):
+    """What a child process needs to reach the servers."""
+    return {
+        **os.environ,
+        "AWS_ACCESS_KEY_ID": s3_servers.ACCESS_KEY,
+        "AWS_SECRET_ACCESS_KEY": s3_servers.SECRET_KEY,
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_EC2_METADATA_DISABLED": "true",
+        "AWS_SHARED_CREDENTIALS_FILE": str(tmp_path / "no-credentials"),
+        "AWS_CONFIG_FILE": str(tmp_path / "no-config"),
+    }
+
+
+@pytest.fixture
+def start(environment):
+    """Starts Python programs and kills those that are left when the test ends."""
+    started = []
+
+    def start(program, *arguments, before=(), **options):
+        options = {
+            "env": environment,
+            "stdout": subprocess.PIPE,
+            "stderr": subprocess.PIPE,
+            "text": True,
+            **options,
+        }
+        started.append(
+            subprocess.Popen([*before, sys.executable, "-c", program, *map(str, arguments)], **options)
+        )
+        return started[-1]
+
+    yield start
+    for process in started:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+@pytest.fixture
+def resume(start):
+    """Runs `python -m uploads resume SPOOL` and returns the finished process."""
+
+    def resume(spool, *options):
+        process = start(
+            "import sys; from uploads.commands import main; sys.exit(main(sys.argv[1:]))",
+            "resume",
+            spool,
+            *options,
+        )
+        process.wait(60)
+        return process
+
+    return resume

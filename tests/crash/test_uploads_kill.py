@@ -1,0 +1,230 @@
+"""kill -9 of the trainer and of the worker: every accepted file arrives, once, as it was."""
+
+import hashlib
+import os
+import random
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from uploads.ownership import owner_of
+from uploads.spool import Spool
+
+TRAINER = """
+import os, pathlib, sys
+from uploads import UploadQueue
+uri, folder, count, isolation = sys.argv[1], pathlib.Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+queue = UploadQueue(uri, spool=folder / "spool", isolation=isolation, free_bytes=0, grace_seconds=0.0 if isolation == "threads" else float(sys.argv[5]))
+for number in range(count):
+    source = folder / f"source-{number}"
+    source.write_bytes(b"%d " % number * 2000)
+    queue.submit(source, f"n{number:03d}", move=True)
+    print(number, flush=True)
+print("all", flush=True)
+queue.drain(60)
+print("drained", flush=True)
+os._exit(0)
+"""
+
+
+def _content(number):
+    return b"%d " % number * 2000
+
+
+@pytest.mark.parametrize("turn", range(10))
+def test_a_killed_trainer_loses_nothing(start, resume, moto, prefix, tmp_path, turn):
+    """Scenario 55, faults 2, 6: SIGKILL at a random moment among 100 files, then resume: all that were accepted are there, equal."""
+    trainer = start(TRAINER, moto.uri(prefix), tmp_path, 100, "threads", 0)
+    read = random.Random(turn).randrange(1, 100)
+    for _ in range(read):
+        trainer.stdout.readline()
+    time.sleep(random.Random(turn).random() * 0.05)
+
+    trainer.send_signal(signal.SIGKILL)
+    trainer.wait()
+    taken = [number for number in range(100) if not (tmp_path / f"source-{number}").exists()]
+    last = max((int(word) for word in trainer.stdout.read().split() if word.isdigit()), default=read - 1)
+    done = resume(tmp_path / "spool")
+
+    # Taken are those whose submit returned, perhaps one more that was being taken, and those that were never written.
+    accepted = {f"n{number:03d}": _content(number) for number in taken if number <= last + 1}
+    objects = moto.objects(prefix)
+    assert done.returncode == 0
+    assert {
+        name: content for name, content in accepted.items() if name != f"n{last + 1:03d}" or name in objects
+    } == objects
+    assert len(objects) >= last + 1
+    assert Spool(tmp_path / "spool").list_pending() == []
+
+
+@pytest.mark.parametrize("turn", range(10))
+def test_a_killed_worker_loses_nothing(start, moto, prefix, tmp_path, turn):
+    """Fault 5: SIGKILL of the worker at a random moment among 100 files; its successor brings them all, each put at most twice."""
+    trainer = start(TRAINER, moto.uri(prefix), tmp_path, 100, "process", 0)
+    lock = tmp_path / "spool/drain.lock"
+    deadline = time.monotonic() + 30
+    while (owner := owner_of(lock)) is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    time.sleep(random.Random(turn).random() * 0.3)
+
+    os.kill(owner["pid"], signal.SIGKILL)
+
+    output, errors = trainer.communicate(timeout=60)
+    assert "drained" in output, errors
+    assert moto.objects(prefix) == {f"n{number:03d}": _content(number) for number in range(100)}
+    assert errors.count("upload worker ended") <= 1
+
+
+def test_a_worker_finishes_alone_when_the_trainer_is_killed(start, moto, prefix, tmp_path):
+    """The worker outlives its trainer for the grace period, empties the spool, and ends."""
+    trainer = start(TRAINER, moto.uri(prefix), tmp_path, 100, "process", 60)
+    while trainer.stdout.readline().strip() != "all":
+        pass
+
+    trainer.send_signal(signal.SIGKILL)
+    trainer.wait()
+
+    spool = Spool(tmp_path / "spool")
+    deadline = time.monotonic() + 60
+    while spool.list_pending() or spool.list_inflight() or owner_of(spool.drain_lock):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert moto.objects(prefix) == {f"n{number:03d}": _content(number) for number in range(100)}
+
+
+LARGE = """
+import pathlib, sys
+from uploads import UploadQueue
+queue = UploadQueue(sys.argv[1], spool=sys.argv[2], isolation="threads", free_bytes=0)
+queue.submit(sys.argv[3], "large")
+queue.drain(60)
+"""
+
+
+def test_a_file_in_parts_goes_on_after_a_kill(start, resume, moto, proxy, prefix, tmp_path):
+    """Fault 4: SIGKILL while part 3 of 5 is on its way; resume sends only what is missing and leaves no upload open."""
+    source = tmp_path / "large"
+    source.write_bytes(os.urandom(1 << 20) * 25)
+    from tests.servers.fault_proxy import Hang
+
+    proxy.plan = lambda request: Hang() if "partNumber=3" in request.path else None
+    uri = moto.at(proxy.url).uri(prefix) + "&part_bytes=5242880&part_threads=1"
+    trainer = start(LARGE, uri, tmp_path / "spool", source)
+    with proxy.arrived:
+        proxy.arrived.wait_for(lambda: any("partNumber=3" in request.path for request in proxy.seen), 60)
+
+    trainer.send_signal(signal.SIGKILL)
+    trainer.wait()
+    proxy.plan = lambda request: None
+    done = resume(tmp_path / "spool")
+
+    assert done.returncode == 0
+    assert [proxy.count("PUT", f"partNumber={number}") for number in range(1, 6)] == [1, 1, 2, 1, 1]
+    assert (
+        hashlib.sha256(moto.objects(prefix)["large"]).digest() == hashlib.sha256(source.read_bytes()).digest()
+    )
+    assert moto.open_uploads() == 0
+
+
+def test_a_kill_after_the_server_stored_is_no_conflict(start, resume, moto, proxy, prefix, tmp_path):
+    """Fault 3: the server has the object, we died before we heard; resume recognises its own, with overwrite=False."""
+    from tests.servers.fault_proxy import Answer
+
+    source = tmp_path / "file"
+    source.write_bytes(b"content")
+    killed = []
+
+    class KillsTheClient(Answer):
+        def body(self):
+            trainer.send_signal(signal.SIGKILL)
+            trainer.wait()
+            killed.append(True)
+            return b""
+
+    def plan(request):
+        return (
+            KillsTheClient(200, after_forwarding=True)
+            if request.method == "PUT" and request.path.endswith("/large") and not killed
+            else None
+        )
+
+    proxy.plan = plan
+    trainer = start(LARGE, moto.at(proxy.url).uri(prefix), tmp_path / "spool", source)
+    trainer.wait(60)
+
+    done = resume(tmp_path / "spool")
+
+    assert killed
+    assert done.returncode == 0, done.stdout.read()
+    assert moto.objects(prefix) == {"large": b"content"}
+    assert proxy.count("PUT", "/large") == 1
+
+
+STAGE = """
+import sys
+from uploads import UploadQueue
+from tests.servers.stores import MemoryStore
+class Never(MemoryStore):
+    def put(self, *args, **kwargs):
+        import threading
+        threading.Event().wait()
+queue = UploadQueue(Never(), spool=sys.argv[1], free_bytes=0)
+queue.submit(sys.argv[2], "name", durability="power")
+import os
+os._exit(0)
+"""
+
+
+@pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
+@pytest.mark.parametrize("syscall", ["mkdir", "openat", "copy_file_range", "write", "fsync", "rename"])
+def test_a_kill_at_any_system_call_of_staging_leaves_all_or_nothing(start, tmp_path, syscall):
+    """Fault 1: SIGKILL at the n-th call of each kind; an entry is whole or is not there, and the next queue sweeps the rest."""
+    source = tmp_path / "source"
+    source.write_bytes(b"content")
+    seen = set()
+
+    for number in (1, 2, 3):
+        spool_path = tmp_path / f"spool-{number}"
+        strace = [
+            "strace",
+            "-f",
+            "-qq",
+            "-o",
+            "/dev/null",
+            "-P",
+            str(source),
+            "-P",
+            str(spool_path),
+            "-e",
+            f"inject={syscall}:signal=SIGKILL:when={number}",
+        ]
+        if syscall != "openat":
+            strace = [
+                "strace",
+                "-f",
+                "-qq",
+                "-o",
+                "/dev/null",
+                "-e",
+                f"trace={syscall}",
+                "-e",
+                f"inject={syscall}:signal=SIGKILL:when={number}",
+            ]
+        program = start(STAGE, spool_path, source, before=strace, cwd=Path.cwd())
+        program.wait(60)
+        spool = Spool(spool_path)
+        for folder in (*spool.list_pending(), *spool.list_inflight()):
+            place = spool.place_of(folder)
+            seen.add("there")
+            assert (place / "data").read_bytes() == b"content"
+            assert (place / "entry.json").read_text().endswith("}")
+        spool.create()
+        spool.sweep_tmp()
+        assert list(spool.tmp.iterdir()) == []
+        seen.add(program.returncode)
+
+    assert seen & {-signal.SIGKILL, 128 + signal.SIGKILL, "there"}

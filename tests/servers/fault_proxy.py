@@ -1,0 +1,174 @@
+"""A proxy in front of an S3 server that misbehaves by a script: refuses, hangs, resets, answers for the server, corrupts bodies."""
+
+import contextlib
+import http.client
+import http.server
+import socket
+import struct
+import threading
+import urllib.parse
+
+import attrs
+
+
+@attrs.frozen
+class Request:
+    """What a client asked for."""
+
+    method: str
+    path: str
+    headers: dict[str, str]
+    body: bytes
+
+
+@attrs.frozen
+class Answer:
+    """An answer in the server's stead, after the server has done its work where `after_forwarding`."""
+
+    status: int
+    code: str = ""
+    headers: tuple[tuple[str, str], ...] = ()
+    after_forwarding: bool = False
+
+    def body(self) -> bytes:
+        return (
+            f"<?xml version='1.0'?><Error><Code>{self.code}</Code><Message>scripted</Message></Error>".encode()
+            if self.code
+            else b""
+        )
+
+
+class Reset:
+    """Tears the connection down without an answer."""
+
+
+class Hang:
+    """Takes the request and says nothing, until the proxy ends."""
+
+
+class Corrupt:
+    """Forwards the request with one byte of its body flipped."""
+
+
+@attrs.frozen
+class Truncate:
+    """Forwards the request and closes the connection after this many bytes of the answer's body."""
+
+    count: int
+
+
+class FaultProxy:
+    """`plan(request)` gives the fault for each request, or None to forward it. Counts and keeps what it saw."""
+
+    def __init__(self, upstream: str, port: int = 0) -> None:
+        self.plan = lambda request: None
+        self.seen: list[Request] = []
+        self._upstream = urllib.parse.urlsplit(upstream).netloc
+        self._ended = threading.Event()
+        self._lock = threading.Lock()
+        self.arrived = threading.Condition(self._lock)
+        proxy = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def handle_any(self):
+                proxy._serve(self)
+
+            do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = handle_any  # noqa: N815
+
+            def log_message(self, *args):
+                pass
+
+        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", port), Handler)
+        self._server.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
+        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._ended.set()
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    def count(self, method: str, part: str = "") -> int:
+        with self._lock:
+            return sum(request.method == method and part in request.path for request in self.seen)
+
+    def fail_first(self, times: int, fault, *, method: str = "PUT", part: str = "") -> None:
+        """The first `times` requests of the method, with this in their path, get the fault."""
+        left = [times]
+
+        def plan(request):
+            if request.method == method and part in request.path and left[0] > 0:
+                left[0] -= 1
+                return fault
+            return None
+
+        self.plan = plan
+
+    def _serve(self, handler) -> None:
+        body = handler.rfile.read(int(handler.headers.get("Content-Length") or 0))
+        request = Request(handler.command, urllib.parse.unquote(handler.path), dict(handler.headers), body)
+        with self.arrived:
+            self.seen.append(request)
+            fault = self.plan(request)
+            self.arrived.notify_all()
+        if isinstance(fault, Reset):
+            _tear_down(handler)
+        elif isinstance(fault, Hang):
+            self._ended.wait(60)
+            _tear_down(handler)
+        elif isinstance(fault, Answer):
+            if fault.after_forwarding:
+                self._forward(handler, body)
+            _answer(
+                handler, fault.status, [("Content-Type", "application/xml"), *fault.headers], fault.body()
+            )
+        else:
+            if isinstance(fault, Corrupt):
+                body = bytes([body[0] ^ 1]) + body[1:]
+            status, headers, answer = self._forward(handler, body)
+            if isinstance(fault, Truncate):
+                _answer(handler, status, headers, answer, cut=fault.count)
+                handler.close_connection = True  # In peace: a reset would also discard what is on its way.
+            else:
+                _answer(handler, status, headers, answer)
+
+    def _forward(self, handler, body: bytes):
+        connection = http.client.HTTPConnection(self._upstream, timeout=60)
+        headers = {
+            key: value
+            for key, value in handler.headers.items()
+            if key.lower() not in {"expect", "connection"}
+        }
+        with contextlib.closing(connection):
+            connection.request(handler.command, handler.path, body or None, headers)
+            answer = connection.getresponse()
+            return answer.status, answer.getheaders(), answer.read()
+
+
+def _answer(handler, status: int, headers, body: bytes, cut: int | None = None) -> None:
+    with contextlib.suppress(ConnectionError):
+        handler.send_response_only(status)
+        length = None
+        for key, value in headers:
+            if key.lower() == "content-length":
+                length = value
+            elif key.lower() not in {"connection", "transfer-encoding"}:
+                handler.send_header(key, value)
+        handler.send_header(
+            "Content-Length", length if handler.command == "HEAD" and length else str(len(body))
+        )
+        handler.end_headers()
+        if handler.command != "HEAD":
+            handler.wfile.write(body if cut is None else body[:cut])
+            handler.wfile.flush()
+
+
+def _tear_down(handler) -> None:
+    handler.close_connection = True
+    with contextlib.suppress(OSError):
+        handler.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        handler.connection.close()

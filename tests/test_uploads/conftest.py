@@ -1,0 +1,113 @@
+"""Servers, proxies and queues for the tests of uploads."""
+
+import threading
+
+import pytest
+
+from tests.servers import s3_servers, sshd
+from tests.servers.fault_proxy import FaultProxy
+from uploads import RetryPolicy, UploadQueue, open_store
+
+SOON = RetryPolicy(first_seconds=0.01, cap_seconds=0.05, probe_first_seconds=0.02, probe_cap_seconds=0.05)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _credentials(tmp_path_factory):
+    home = tmp_path_factory.mktemp("home")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AWS_ACCESS_KEY_ID", s3_servers.ACCESS_KEY)
+        patch.setenv("AWS_SECRET_ACCESS_KEY", s3_servers.SECRET_KEY)
+        patch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+        patch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+        patch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(home / "credentials"))
+        patch.setenv("AWS_CONFIG_FILE", str(home / "config"))
+        patch.setenv("UPLOADS_HOME", str(home / "uploads"))
+        yield
+
+
+@pytest.fixture(scope="session")
+def moto():
+    """A server that knows conditional puts."""
+    with s3_servers.moto() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def rclone(tmp_path_factory):
+    """A server that checks MD5 and ignores If-None-Match."""
+    with s3_servers.rclone(tmp_path_factory.mktemp("rclone")) as server:
+        yield server
+
+
+@pytest.fixture(params=["moto", "rclone"])
+def s3(request):
+    """Each of the two servers."""
+    return request.getfixturevalue(request.param)
+
+
+@pytest.fixture(scope="session")
+def sshd_login(tmp_path_factory):
+    """What it takes to log in to a real sshd."""
+    if sshd.program() is None:
+        pytest.skip("sshd is not installed")
+    with sshd.sshd(tmp_path_factory.mktemp("sshd")) as login:
+        yield login
+
+
+@pytest.fixture
+def proxy(moto):
+    """A proxy in front of moto that misbehaves as planned."""
+    proxy = FaultProxy(moto.endpoint_url)
+    yield proxy
+    proxy.close()
+
+
+@pytest.fixture
+def prefix(request):
+    """A prefix in the bucket that no other test uses."""
+    return "".join(letter if letter.isalnum() else "-" for letter in request.node.name)
+
+
+@pytest.fixture
+def make_file(tmp_path):
+    """Makes files under the test's folder."""
+
+    def make(name="file.bin", content=b"content"):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+        return path
+
+    return make
+
+
+@pytest.fixture
+def make_queue(tmp_path):
+    """Makes queues with threads and short delays, and closes them."""
+    queues = []
+
+    def make(store=None, **options):
+        store = tmp_path / "store" if store is None else store
+        store = open_store(store) if isinstance(store, str) else store
+        options = {
+            "spool": tmp_path / "spool",
+            "isolation": "threads",
+            "policy": SOON,
+            "free_bytes": 0,
+            **options,
+        }
+        queues.append(UploadQueue(store, **options))
+        return queues[-1]
+
+    yield make
+    for queue in queues:
+        queue._raise_errors = False
+        queue.close(timeout_seconds=0)
+
+
+@pytest.fixture
+def gate():
+    """An event for stores that wait for it; set when the test ends."""
+    gate = threading.Event()
+    yield gate
+    gate.set()

@@ -1,0 +1,157 @@
+"""The four commands, as a user runs them."""
+
+import json
+import shutil
+
+import pytest
+
+from tests.servers.stores import MemoryStore, StoreThatWaits
+from uploads import LocalStore
+from uploads.commands import EXIT_FAILED, EXIT_LEFT, EXIT_OK, EXIT_OWNED, gc, main, resume, status, verify
+from uploads.errors import SpoolOwned
+
+LIMIT_SECONDS = 30
+
+
+@pytest.fixture
+def spool(make_queue, make_file, gate, tmp_path):
+    """A spool for the folder `store`, with a and b waiting and c in conflict."""
+    (tmp_path / "store").mkdir()
+    (tmp_path / "store/c").write_bytes(b"theirs")
+    first = make_queue()
+    first.submit(make_file(content=b"mine"), "c").exception(LIMIT_SECONDS)
+    first.close(LIMIT_SECONDS)
+    second = make_queue(StoreThatWaits(gate), workers=1)
+    for name in ("a", "b"):
+        second.submit(make_file(content=name.encode()), name)
+    second._drainer.stop(0)
+    second._store.gate = gate
+    second._owner.release()
+    shutil.copytree(second.spool.path, tmp_path / "left", ignore=shutil.ignore_patterns("*.lock"))
+    (tmp_path / "left/spool.json").write_text(
+        json.dumps({"version": 1, "store": {"uri": LocalStore(tmp_path / "store").uri()}})
+    )
+    return tmp_path / "left"
+
+
+def test_status_tells_what_is_there(spool, capsys):
+    """Names, states and reasons; the exit code says that something failed."""
+    assert main(["status", str(spool), "--json"]) == EXIT_FAILED
+
+    found = json.loads(capsys.readouterr().out)
+    assert found["pending"] + found["inflight"] == 2
+    assert found["failed"] == {"conflict": 1, "corrupt": 0, "rejected": 0}
+    assert sorted(entry["remote_name"] for entry in found["entries"]) == ["a", "b"]
+    assert "overwrite=False" in found["failures"][0]["reason"]
+    assert found["drained_by"] is None
+
+
+def test_status_reads_well(spool, capsys):
+    """A person sees the same."""
+    main(["status", str(spool)])
+
+    text = capsys.readouterr().out
+    assert "1 conflict" in text
+    assert "conflict c: overwrite=False" in text
+
+
+def test_resume_uploads_the_rest(spool, tmp_path, capsys):
+    """What is left arrives; the conflict stays and gives the exit code."""
+    assert main(["resume", str(spool)]) == EXIT_FAILED
+
+    assert {path.name: path.read_bytes() for path in (tmp_path / "store").iterdir()} == {
+        "a": b"a",
+        "b": b"b",
+        "c": b"theirs",
+    }
+    assert "0 pending" in capsys.readouterr().out
+
+
+def test_resume_of_a_clean_spool_is_fine(spool):
+    """After gc --failed and resume the exit code is 0."""
+    assert main(["gc", str(spool), "--failed"]) == EXIT_OK
+
+    assert main(["resume", str(spool)]) == EXIT_OK
+    assert main(["status", str(spool)]) == EXIT_OK
+
+
+def test_resume_stops_at_its_time(spool, gate):
+    """With a limit it returns, and says that something is left."""
+    gc(spool, failed=True)
+
+    assert resume(spool, store=StoreThatWaits(gate), timeout_seconds=0.05) == EXIT_LEFT
+
+
+def test_the_second_to_resume_hears_who_was_first(make_queue, capsys):
+    """Fault 46: the owner is named and the exit code is 3."""
+    queue = make_queue(MemoryStore())
+
+    with pytest.raises(SpoolOwned):
+        resume(queue.spool.path, store=MemoryStore())
+    assert main(["resume", str(queue.spool.path), "--store", "/nowhere"]) == EXIT_OWNED
+    assert "must have one owner, got a second: the queue with pid" in capsys.readouterr().err
+    assert status(queue.spool.path)["submitted_by"]["role"] == "queue"
+
+
+def test_verify_compares_what_was_delivered(make_queue, make_file, tmp_path, capsys):
+    """Missing, longer and changed objects are found; what is right is not mentioned."""
+    queue = make_queue()
+    for name in ("right", "missing", "longer", "changed"):
+        queue.submit(make_file(), name)
+    queue.close(LIMIT_SECONDS)
+    (tmp_path / "store/missing").unlink()
+    (tmp_path / "store/longer").write_bytes(b"content and more")
+    (tmp_path / "store/changed").write_bytes(b"CONTENT")
+
+    found = verify(queue.spool.path)
+
+    problems = {finding.uri.rpartition("/")[2]: finding.problem for finding in found}
+    assert problems["missing"] == "not there"
+    assert problems["longer"] == "must have 7 bytes, got 16"
+    assert problems["changed"].startswith("must have SHA-256")
+    assert set(problems) == {"missing", "longer", "changed"}
+    assert main(["verify", str(queue.spool.path)]) == EXIT_FAILED
+
+
+def test_verify_is_content_when_everything_is_there(make_queue, make_file, capsys):
+    """The exit code is 0; a name that was delivered twice counts as it was last."""
+    queue = make_queue()
+    queue.submit(make_file(content=b"1"), "a").result(LIMIT_SECONDS)
+    queue.submit(make_file(content=b"2"), "a", overwrite=True).result(LIMIT_SECONDS)
+    queue.close(LIMIT_SECONDS)
+
+    assert main(["verify", str(queue.spool.path)]) == EXIT_OK
+    assert capsys.readouterr().out == "everything that was delivered is there\n"
+
+
+def test_gc_removes_only_what_it_is_told_to(spool):
+    """Failed entries go when asked for, with their bytes."""
+    assert gc(spool) == {"half_staged": 0, "failed": 0}
+    assert status(spool)["failed"]["conflict"] == 1
+
+    assert gc(spool, failed=True)["failed"] == 1
+    assert status(spool)["failed"]["conflict"] == 0
+
+
+def test_gc_forgets_deliveries_when_asked(spool):
+    """Verify then has nothing to compare."""
+    resume(spool)
+
+    gc(spool, delivered=True)
+
+    assert not (spool / "delivered.jsonl").exists()
+
+
+def test_what_is_not_a_spool_is_refused(tmp_path, capsys):
+    """The message says what a spool looks like."""
+    assert main(["status", str(tmp_path)]) == EXIT_FAILED
+
+    assert "must be a folder with pending/ in it" in capsys.readouterr().err
+
+
+def test_a_spool_from_an_unknown_store_asks_for_one(spool, capsys):
+    """--store helps where spool.json does not."""
+    (spool / "spool.json").unlink()
+
+    assert main(["resume", str(spool)]) == EXIT_FAILED
+    assert "Give one with --store URI" in capsys.readouterr().err

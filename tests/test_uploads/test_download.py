@@ -1,0 +1,149 @@
+"""A file back from a store."""
+
+import hashlib
+import os
+
+import pytest
+
+from tests.servers.fault_proxy import Answer, Reset, Truncate
+from tests.servers.stores import MemoryStore
+from uploads import LocalStore, RetryPolicy, download_file, open_store
+from uploads.errors import BytesCorrupt, RemoteNotFound, TransientStoreError
+from uploads.stores import Body, RemoteObject
+
+LARGE = os.urandom(1 << 20) * 3
+AT_ONCE = RetryPolicy(uniform=lambda low, high: low)
+
+
+@pytest.fixture
+def store(tmp_path, make_file):
+    """A folder with one object, `folder/name`."""
+    store = LocalStore(tmp_path / "store")
+    _put(store, make_file, "folder/name", LARGE)
+    return store
+
+
+def _put(store, make_file, name, content):
+    with Body(make_file("staged", content), "id") as body:
+        store.put(name, body, overwrite=True)
+
+
+def test_what_a_handle_says_is_what_download_takes(make_queue, make_file, tmp_path):
+    """A URI alone is enough."""
+    handle = make_queue().submit(make_file(content=b"round trip"), "a b/ü.pt")
+    handle.result(30)
+
+    path = download_file(handle.uri, tmp_path / "new/place/file", progress_bar=False)
+
+    assert path.read_bytes() == b"round trip"
+
+
+def test_a_name_and_a_store_are_enough_too(store, tmp_path):
+    """Nothing but the file is left in its folder."""
+    download_file("folder/name", tmp_path / "out/file", store=store, progress_bar=False)
+
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["file"]
+    assert (tmp_path / "out/file").read_bytes() == LARGE
+
+
+def test_the_bar_has_a_true_total_and_reaches_it(store, tmp_path, capsys):
+    """Scenario 61: progress counts bytes, ends at the size, and knows it from the start."""
+    download_file("folder/name", tmp_path / "file", store=store)
+
+    assert "3.15M/3.15M" in capsys.readouterr().err
+
+
+def test_an_existing_file_is_kept_unless_asked(store, tmp_path):
+    """Scenario 64: overwrite=False refuses before anything is fetched."""
+    (tmp_path / "file").write_text("mine")
+
+    with pytest.raises(FileExistsError, match="overwrite=True"):
+        download_file("folder/name", tmp_path / "file", store=store, progress_bar=False)
+    assert (tmp_path / "file").read_text() == "mine"
+    download_file("folder/name", tmp_path / "file", store=store, overwrite=True, progress_bar=False)
+    assert (tmp_path / "file").read_bytes() == LARGE
+
+
+def test_a_broken_connection_goes_on_where_it_broke(proxy, moto, prefix, make_file, tmp_path):
+    """Ranges: after a reset in the middle only the rest is asked for."""
+    _put(open_store(moto.uri(prefix)), make_file, "a", LARGE)
+    proxy.fail_first(1, Truncate(1_500_000), method="GET", part="/a")
+
+    download_file(
+        "a",
+        tmp_path / "file",
+        store=open_store(moto.at(proxy.url).uri(prefix)),
+        progress_bar=False,
+        policy=AT_ONCE,
+    )
+
+    ranges = [request.headers.get("Range") for request in proxy.seen if request.method == "GET"]
+    assert (tmp_path / "file").read_bytes() == LARGE
+    assert ranges[0] is None
+    assert ranges[1] is not None
+    assert int(ranges[1].removeprefix("bytes=").removesuffix("-")) > 0
+
+
+@pytest.mark.parametrize("fault", [Answer(503, "SlowDown"), Reset()], ids=["503", "reset"])
+def test_a_store_that_never_answers_is_given_up(proxy, moto, prefix, make_file, tmp_path, fault):
+    """Eight tries without a byte are enough; no half file stays."""
+    _put(open_store(moto.uri(prefix)), make_file, "a", LARGE)
+    proxy.fail_first(1000, fault, method="GET")
+
+    with pytest.raises(TransientStoreError):
+        download_file(
+            "a",
+            tmp_path / "out/file",
+            store=open_store(moto.at(proxy.url).uri(prefix)),
+            progress_bar=False,
+            policy=AT_ONCE,
+        )
+
+    assert proxy.count("GET") == 8
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+class StoreThatLies(MemoryStore):
+    """Says another digest than its bytes have."""
+
+    def head(self, name):
+        return RemoteObject(name, 4, sha256=hashlib.sha256(b"true").hexdigest()) if name == "a" else None
+
+    def get(self, name, offset=0, version=None):
+        yield b"lies"[offset:]
+
+
+def test_what_arrives_is_verified(tmp_path):
+    """Bytes that are not those that were uploaded are not kept."""
+    with pytest.raises(BytesCorrupt, match="must have SHA-256"):
+        download_file("a", tmp_path / "file", store=StoreThatLies(), progress_bar=False)
+
+    assert not (tmp_path / "file").exists()
+
+
+def test_composers_pointers_are_followed(store, make_file, tmp_path):
+    """Scenario 64: explicit, implicit, and one to another."""
+    _put(store, make_file, "latest.symlink", b"folder/name\n")
+    _put(store, make_file, "newest.symlink", b"latest")
+
+    for name in ("latest", "latest.symlink", "newest"):
+        download_file(name, tmp_path / name.replace(".", "-"), store=store, progress_bar=False)
+
+        assert (tmp_path / name.replace(".", "-")).read_bytes() == LARGE
+
+
+def test_pointers_that_lead_nowhere_are_named(store, make_file, tmp_path):
+    """A circle, a dangling pointer and a missing object are errors, not hangs."""
+    _put(store, make_file, "a.symlink", b"b.symlink")
+    _put(store, make_file, "b.symlink", b"a.symlink")
+    _put(store, make_file, "dangling.symlink", b"gone")
+
+    for name, text in (("a", "circle"), ("dangling", "gone"), ("missing", "missing")):
+        with pytest.raises(RemoteNotFound, match=text):
+            download_file(name, tmp_path / "file", store=store, progress_bar=False)
+
+
+def test_a_name_without_a_store_must_be_a_uri(tmp_path):
+    """The message says what to add."""
+    with pytest.raises(ValueError, match="store="):
+        download_file("name", tmp_path / "file")

@@ -1,0 +1,51 @@
+"""Which remote names are taken, and which are refused at the call."""
+
+import pytest
+
+from uploads.errors import InvalidRemoteName
+from uploads.names import check_remote_name
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "a",
+        "a/b.pt",
+        "modèle ünïcode/π.pt",
+        "with space/ and more",
+        "a..b",
+        "...",
+        "x" * 1024,
+        "50%/a+b&c=d#e?f",
+    ],
+)
+def test_ordinary_and_odd_names_are_kept_as_they_are(name):
+    """Fault 42: unicode, spaces and 1,024 bytes are fine."""
+    assert check_remote_name(name) == name
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "",
+        ".",
+        "..",
+        "../x",
+        "a/../b",
+        "/etc/x",
+        "C:\\x",
+        "C:x",
+        "a\\b",
+        "a//b",
+        "a/",
+        "a/./b",
+        "nul\0",
+        "new\nline",
+        "x" * 1025,
+        "\ud800",
+    ],
+)
+def test_names_that_could_leave_a_root_are_refused(name):
+    """Fault 43: absolute, climbing, empty, control characters and too long names are refused with the reason."""
+    with pytest.raises(InvalidRemoteName, match="a remote name must"):
+        check_remote_name(name)

@@ -1,0 +1,470 @@
+"""S3 against two independent servers, and through a proxy that misbehaves."""
+
+import base64
+import hashlib
+import io
+import json
+import os
+import pathlib
+
+import pytest
+
+from tests.servers.fault_proxy import Answer, Corrupt, Hang, Reset
+from tests.servers.s3_servers import BUCKET
+from uploads import UploadState, open_store
+from uploads.errors import (
+    BytesCorrupt,
+    RejectedByStore,
+    RemoteConflict,
+    RemoteExists,
+    RemoteNotFound,
+    StoreParked,
+    TransientStoreError,
+)
+from uploads.stores import Body
+from uploads.stores._s3_parts import part_bytes_for
+from uploads.stores._s3_requests import DeadlineBody
+from uploads.stores.s3 import S3Store
+from uploads.stores.store import Renewable, Resuming
+
+LIMIT_SECONDS = 30
+PART_BYTES = 5 << 20  # The smallest that S3 takes.
+LARGE = os.urandom(1 << 20) * 12  # Three parts.
+SMALL_PARTS = f"&part_bytes={PART_BYTES}"
+
+
+@pytest.fixture
+def at_proxy(proxy, moto, prefix):
+    """The URI of a store behind the proxy."""
+    return moto.at(proxy.url).uri(prefix) + "&part_bytes=5242880&read_timeout_seconds=1"
+
+
+@pytest.mark.parametrize("content", [b"", b"small", LARGE], ids=["empty", "small", "in parts"])
+def test_a_file_arrives_whole_with_our_mark_on_it(s3, prefix, make_queue, make_file, content):
+    """Sizes with none, one and many parts; sha-256 and entry id are in the object's metadata."""
+    outcome = (
+        make_queue(s3.uri(prefix) + SMALL_PARTS)
+        .submit(make_file(content=content), "ünï/a b.bin", overwrite=True)
+        .result(LIMIT_SECONDS)
+    )
+
+    found = open_store(s3.uri(prefix)).head("ünï/a b.bin")
+    assert s3.objects(prefix) == {"ünï/a b.bin": content}
+    assert (found.size, found.entry_id, found.sha256) == (
+        len(content),
+        outcome.identifier,
+        hashlib.sha256(content).hexdigest(),
+    )
+    assert s3.open_uploads() == 0
+
+
+@pytest.mark.parametrize("content", [b"mine", LARGE], ids=["small", "in parts"])
+def test_an_existing_object_is_never_overwritten(s3, prefix, make_queue, make_file, content):
+    """overwrite=False on both kinds of server; the conflict names both entries and leaves no parts behind."""
+    queue = make_queue(s3.uri(prefix) + SMALL_PARTS)
+    first = queue.submit(make_file(content=b"theirs"), "a")
+    first.result(LIMIT_SECONDS)
+
+    second = queue.submit(make_file(content=content), "a")
+
+    error = second.exception(LIMIT_SECONDS)
+    assert isinstance(error, RemoteConflict)
+    assert all(identifier in str(error) for identifier in (first.identifier, second.identifier))
+    assert s3.objects(prefix) == {"a": b"theirs"}
+    assert s3.open_uploads() == 0
+
+
+@pytest.mark.parametrize("content", [b"mine", LARGE], ids=["small", "in parts"])
+def test_of_two_racing_create_only_puts_one_wins(moto, prefix, make_file, content):
+    """Fault 27: the name is free when both look; the server decides; the loser's parts are aborted."""
+    store = open_store(moto.uri(prefix) + SMALL_PARTS)
+    with (
+        Body(make_file("a", content), "first") as first,
+        Body(make_file("b", content[::-1]), "second") as second,
+    ):
+        assert store.head("a") is None
+        store.put("a", first, overwrite=False)
+
+        with pytest.raises(RemoteExists):
+            store.put("a", second, overwrite=False)
+
+    assert moto.objects(prefix) == {"a": content}
+    assert moto.open_uploads() == 0
+
+
+def test_a_server_that_ignores_create_only_is_found_out(rclone, prefix, make_file):
+    """Fault 33: what the server promises is tried once, and refused unless the user allowed less; no probe stays behind."""
+    store = open_store(rclone.uri(prefix).replace("&create_only=head", ""))
+
+    with Body(make_file(), "id") as body, pytest.raises(RejectedByStore, match="must honour If-None-Match"):
+        store.put("a", body, overwrite=False)
+
+    assert rclone.objects(prefix) == {}
+
+
+def test_a_server_that_refuses_create_only_counts_as_not_honouring_it(proxy, at_proxy, make_file):
+    """Fault 33: 501 for If-None-Match is an answer too."""
+    proxy.plan = lambda request: (
+        Answer(501, "NotImplemented") if request.headers.get("If-None-Match") else None
+    )
+
+    with Body(make_file(), "id") as body, pytest.raises(RejectedByStore, match="create_only=head"):
+        open_store(at_proxy).put("a", body, overwrite=False)
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        Answer(503, "SlowDown"),
+        Answer(500, "InternalError"),
+        Answer(429),
+        Answer(409, "ConditionalRequestConflict"),
+        Answer(400, "RequestTimeout"),
+        Answer(409, "OperationAborted"),
+        Reset(),
+        Hang(),
+    ],
+    ids=lambda fault: getattr(fault, "code", "") or type(fault).__name__,
+)
+def test_what_passes_is_tried_again(proxy, at_proxy, moto, prefix, make_queue, make_file, fault):
+    """Faults 22, 23, 24, 26: storms, resets, black holes and conflicts of requests end in the right bytes."""
+    proxy.fail_first(2, fault, part="/name")
+
+    outcome = (
+        make_queue(at_proxy)
+        .submit(make_file(content=b"right bytes"), "name", overwrite=True)
+        .result(LIMIT_SECONDS)
+    )
+
+    assert outcome.state is UploadState.DONE
+    assert moto.objects(prefix) == {"name": b"right bytes"}
+
+
+def test_a_storm_slows_everybody_down(proxy, at_proxy, make_queue, make_file):
+    """Fault 24: while the server asks to slow down, requests come at the pace of the back-off, not of the queue."""
+    proxy.fail_first(40, Answer(503, "SlowDown", (("Retry-After", "0.01"),)), part="/n")
+    queue = make_queue(at_proxy, workers=4)
+
+    for number in range(20):
+        queue.submit(make_file(), f"n{number}", overwrite=True)
+
+    assert queue.drain(LIMIT_SECONDS).is_empty
+    assert proxy.count("PUT", "/n") == 60
+
+
+def test_a_refused_connection_loses_nothing(moto, prefix, make_queue, make_file, tmp_path):
+    """Fault 21: nobody listens for a while; the queue waits and delivers."""
+    from tests.servers.fault_proxy import FaultProxy
+    from tests.servers.s3_servers import free_port
+
+    port = free_port()
+    queue = make_queue(moto.at(f"http://127.0.0.1:{port}").uri(prefix))
+    handles = [queue.submit(make_file(), f"n{number}", overwrite=True) for number in range(5)]
+    while not queue._drainer.status()["last_error"]:
+        assert not any(handle.done() for handle in handles)
+
+    proxy = FaultProxy(moto.endpoint_url, port)
+
+    assert [handle.result(LIMIT_SECONDS).state for handle in handles] == [UploadState.DONE] * 5
+    proxy.close()
+
+
+@pytest.mark.parametrize("overwrite", [True, False])
+@pytest.mark.parametrize("content", [b"small", LARGE], ids=["small", "in parts"])
+def test_a_success_whose_answer_was_lost_is_recognised(
+    proxy, at_proxy, moto, prefix, make_queue, make_file, content, overwrite
+):
+    """Faults 3 and 25: a 500 after the server had stored the object; HEAD decides, nothing is sent twice or taken for a conflict."""
+    method = "POST" if content is LARGE else "PUT"
+    part = "uploadId=" if content is LARGE else "/name"
+    proxy.fail_first(1, Answer(500, "InternalError", after_forwarding=True), method=method, part=part)
+
+    outcome = (
+        make_queue(at_proxy)
+        .submit(make_file(content=content), "name", overwrite=overwrite)
+        .result(LIMIT_SECONDS)
+    )
+
+    assert outcome.state is UploadState.DONE
+    assert proxy.count(method, part) == 1
+    assert moto.objects(prefix) == {"name": content}
+    assert moto.open_uploads() == 0
+
+
+def test_an_error_in_the_body_of_a_200_is_an_error(proxy, at_proxy, moto, prefix, make_queue, make_file):
+    """Fault 25: CompleteMultipartUpload may say 200 and mean 500."""
+    proxy.fail_first(1, Answer(200, "InternalError"), method="POST", part="uploadId=")
+
+    make_queue(at_proxy).submit(make_file(content=LARGE), "name", overwrite=True).result(LIMIT_SECONDS)
+
+    assert moto.objects(prefix) == {"name": LARGE}
+    assert proxy.count("POST", "uploadId=") == 2
+
+
+def test_parts_that_are_there_are_not_sent_again(proxy, at_proxy, moto, prefix, make_file, tmp_path):
+    """Fault 4: after a failure in the middle only the missing parts are sent, and no upload stays open."""
+    notes = tmp_path / "multipart.json"
+    proxy.fail_first(1, Answer(500, "InternalError"), part="partNumber=3")
+    with Body(make_file(content=LARGE), "id") as body:
+        with pytest.raises(TransientStoreError):
+            open_store(at_proxy).put("name", body, overwrite=True, notes=notes)
+
+        open_store(at_proxy).put("name", body, overwrite=True, notes=notes)
+
+    assert [proxy.count("PUT", f"partNumber={number}") for number in (1, 2, 3)] == [1, 1, 2]
+    assert moto.objects(prefix) == {"name": LARGE}
+    assert (moto.open_uploads(), notes.exists()) == (0, False)
+
+
+def test_an_upload_that_the_server_forgot_starts_over(moto, prefix, make_file, tmp_path):
+    """NoSuchUpload, as after a lifecycle rule: the parts are sent anew."""
+    notes = tmp_path / "multipart.json"
+    notes.write_text(
+        json.dumps({"key": f"{prefix}/name", "part_bytes": PART_BYTES, "upload_id": "forgotten"})
+    )
+
+    with Body(make_file(content=LARGE), "id") as body:
+        open_store(moto.uri(prefix) + SMALL_PARTS).put("name", body, overwrite=True, notes=notes)
+
+    assert moto.objects(prefix) == {"name": LARGE}
+
+
+def test_an_upload_whose_id_was_never_noted_is_aborted(moto, prefix, make_file, tmp_path):
+    """Fault 4: dying between creating an upload and noting its id leaves nothing open."""
+    notes = tmp_path / "multipart.json"
+    notes.write_text(json.dumps({"key": f"{prefix}/name", "part_bytes": PART_BYTES}))
+    moto.client().create_multipart_upload(Bucket=BUCKET, Key=f"{prefix}/name")
+    moto.client().create_multipart_upload(Bucket=BUCKET, Key=f"{prefix}/name2")
+
+    with Body(make_file(content=LARGE), "id") as body:
+        open_store(moto.uri(prefix) + SMALL_PARTS).put("name", body, overwrite=True, notes=notes)
+
+    uploads = moto.client().list_multipart_uploads(Bucket=BUCKET).get("Uploads", [])
+    assert [upload["Key"] for upload in uploads] == [f"{prefix}/name2"]
+    for upload in uploads:
+        moto.client().abort_multipart_upload(Bucket=BUCKET, Key=upload["Key"], UploadId=upload["UploadId"])
+
+
+def test_what_is_half_sent_can_be_abandoned(proxy, at_proxy, moto, make_file, tmp_path):
+    """An entry that is given up leaves no parts to pay for."""
+    notes = tmp_path / "multipart.json"
+    proxy.fail_first(1, Answer(500, "InternalError"), part="partNumber=3")
+    store = open_store(at_proxy)
+    with Body(make_file(content=LARGE), "id") as body, pytest.raises(TransientStoreError):
+        store.put("name", body, overwrite=True, notes=notes)
+    assert isinstance(store, Resuming)
+    assert moto.open_uploads() == 1
+
+    store.abandon(notes)
+
+    assert (moto.open_uploads(), notes.exists()) == (0, False)
+
+
+def test_expired_credentials_are_read_anew_without_a_restart(
+    proxy, at_proxy, moto, prefix, make_queue, make_file, tmp_path, caplog, monkeypatch
+):
+    """Fault 29: parked while the key is refused; delivered by itself once the credentials file was rotated."""
+    file = tmp_path / "credentials"
+    file.write_text("[default]\naws_access_key_id = OLDKEY\naws_secret_access_key = s\n")
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(file))
+    proxy.plan = lambda request: (
+        Answer(403, "ExpiredToken") if "OLDKEY" in request.headers.get("Authorization", "") else None
+    )
+    queue = make_queue(at_proxy)
+    handle = queue.submit(make_file(), "name", overwrite=True)
+    with proxy.arrived:
+        proxy.arrived.wait_for(lambda: len(proxy.seen) > 2, LIMIT_SECONDS)
+    assert not handle.done()
+
+    file.write_text("[default]\naws_access_key_id = NEWKEY\naws_secret_access_key = s\n")
+
+    assert handle.result(LIMIT_SECONDS).state is UploadState.DONE
+    assert sum("wait: " in record.message for record in caplog.records) == 1
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "expected"),
+    [
+        (400, "ExpiredToken", StoreParked),
+        (403, "InvalidAccessKeyId", StoreParked),
+        (403, "SignatureDoesNotMatch", StoreParked),
+        (403, "AccessDenied", StoreParked),
+        (403, "RequestTimeTooSkewed", StoreParked),
+        (404, "NoSuchBucket", StoreParked),
+        (301, "PermanentRedirect", StoreParked),
+        (400, "KeyTooLongError", RejectedByStore),
+        (400, "EntityTooLarge", RejectedByStore),
+        (400, "InvalidArgument", RejectedByStore),
+        (400, "BadDigest", BytesCorrupt),
+        (502, "", TransientStoreError),
+        (504, "", TransientStoreError),
+        (412, "PreconditionFailed", RemoteExists),
+    ],
+)
+def test_every_answer_has_one_meaning(proxy, at_proxy, make_file, status, code, expected):
+    """Faults 29, 30, 31: codes are sorted into passing, parking and failing the entry."""
+    proxy.plan = lambda request: Answer(status, code) if request.method == "PUT" else None
+
+    with Body(make_file(), "id") as body, pytest.raises(expected):
+        open_store(at_proxy).put("a", body, overwrite=True)
+
+
+def test_a_wrong_clock_is_named_with_its_offset(proxy, at_proxy, make_file):
+    """Fault 31: the message says by how much the clock is off."""
+    proxy.plan = lambda request: Answer(
+        403, "RequestTimeTooSkewed", (("Date", "Mon, 01 Jan 2024 00:00:00 GMT"),)
+    )
+
+    with (
+        Body(make_file(), "id") as body,
+        pytest.raises(StoreParked, match=r"clock must agree with the server's, got \+\d+ s"),
+    ):
+        open_store(at_proxy).put("a", body, overwrite=True)
+
+
+def test_missing_credentials_park_the_store(moto, prefix, make_file, monkeypatch):
+    """A machine without credentials waits for them; nothing fails."""
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+
+    with Body(make_file(), "id") as body, pytest.raises(StoreParked, match="credentials"):
+        open_store(moto.uri(prefix)).put("a", body, overwrite=True)
+
+
+def test_checksums_travel_with_every_request(proxy, at_proxy, make_file):
+    """SHA-256 for a whole file, CRC-32 for parts, Content-MD5 where that was asked for."""
+    content = b"small"
+    with Body(make_file("small", content), "a") as small, Body(make_file("large", LARGE), "b") as large:
+        open_store(at_proxy).put("small", small, overwrite=True)
+        open_store(at_proxy).put("large", large, overwrite=True)
+        open_store(at_proxy + "&checksum=md5").put("md5", small, overwrite=True)
+
+    headers = {
+        request.path.rpartition("/")[2].partition("&")[0]: {
+            key.lower(): value for key, value in request.headers.items()
+        }
+        for request in proxy.seen
+        if request.method == "PUT"
+    }
+    assert (
+        headers["small"]["x-amz-checksum-sha256"]
+        == base64.b64encode(hashlib.sha256(content).digest()).decode()
+    )
+    assert all("x-amz-checksum-crc32" in sent for name, sent in headers.items() if name.startswith("large"))
+    assert (
+        headers["md5"]["content-md5"]
+        == base64.b64encode(hashlib.md5(content, usedforsecurity=False).digest()).decode()
+    )
+
+
+def test_a_server_that_checks_refuses_a_damaged_body(rclone, prefix, make_queue, make_file):
+    """Fault 20: one bit flipped on the wire; rclone compares Content-MD5; the retry brings the right bytes."""
+    from tests.servers.fault_proxy import FaultProxy
+
+    proxy = FaultProxy(rclone.endpoint_url)
+    proxy.fail_first(1, Corrupt(), part="/name")
+
+    outcome = (
+        make_queue(rclone.at(proxy.url).uri(prefix))
+        .submit(make_file(content=b"right bytes"), "name", overwrite=True)
+        .result(LIMIT_SECONDS)
+    )
+
+    proxy.close()
+    assert outcome.state is UploadState.DONE
+    assert rclone.objects(prefix) == {"name": b"right bytes"}
+
+
+def test_a_server_that_says_another_checksum_is_not_believed(proxy, at_proxy, make_file):
+    """Fault 20: an acknowledgement of other bytes is no acknowledgement."""
+    proxy.plan = lambda request: Answer(200, headers=(("x-amz-checksum-sha256", "AAAA"), ("ETag", '"x"')))
+
+    with Body(make_file(), "id") as body, pytest.raises(BytesCorrupt, match="must have checksum"):
+        open_store(at_proxy).put("a", body, overwrite=True)
+
+
+def test_an_answer_without_proof_is_checked_by_size(proxy, at_proxy, make_file):
+    """A server with its own ETags is asked again how many bytes it has."""
+    proxy.plan = lambda request: (
+        Answer(200, headers=(("ETag", '"opaque"'),)) if request.method == "PUT" else None
+    )
+
+    with Body(make_file(), "id") as body, pytest.raises(RemoteNotFound):
+        open_store(at_proxy).put("a", body, overwrite=True)
+
+    assert proxy.count("HEAD", "/a") == 1
+
+
+def test_extra_arguments_reach_the_requests_that_take_them(proxy, at_proxy, make_file):
+    """Storage class, encryption and ACL, by option or in the URI."""
+    with Body(make_file("small"), "a") as small, Body(make_file("large", LARGE), "b") as large:
+        store = open_store(
+            at_proxy + "&StorageClass=STANDARD_IA", ServerSideEncryption="AES256", ACL="private"
+        )
+        store.put("small", small, overwrite=True)
+        store.put("large", large, overwrite=True)
+
+    sent = {
+        request.method + request.path.rpartition("/")[2].partition("=")[0]: {
+            key.lower(): value for key, value in request.headers.items()
+        }
+        for request in proxy.seen
+    }
+    for request in ("PUTsmall", "POSTlarge?uploads"):
+        assert (
+            sent[request]["x-amz-storage-class"],
+            sent[request]["x-amz-server-side-encryption"],
+            sent[request]["x-amz-acl"],
+        ) == ("STANDARD_IA", "AES256", "private")
+
+
+def test_composers_environment_is_understood(moto, prefix, make_file, monkeypatch):
+    """Scenario 62: S3_ENDPOINT_URL and S3_CANNED_ACL are defaults, options come first."""
+    monkeypatch.setenv("S3_ENDPOINT_URL", moto.endpoint_url)
+    monkeypatch.setenv("S3_CANNED_ACL", "public-read")
+
+    assert S3Store(BUCKET, prefix)._extra_args == {"ACL": "public-read"}
+    assert S3Store(BUCKET, prefix, ACL="private")._extra_args == {"ACL": "private"}
+    assert list(open_store(f"s3://{BUCKET}/{prefix}").list()) == []
+
+
+def test_a_misspelt_option_is_refused_at_once():
+    """An option that is neither ours nor S3's is a mistake."""
+    with pytest.raises(ValueError, match="got storage_class"):
+        open_store("s3://bucket?storage_class=STANDARD_IA")
+
+
+def test_a_renewed_store_has_a_new_session(moto, prefix):
+    """A parked store is asked with a new session, since a live one never reads the credentials file again."""
+    store = open_store(moto.uri(prefix))
+    assert isinstance(store, Renewable)
+    before = store._connected()
+
+    store.renew()
+
+    assert store._connected() is not before
+    assert pathlib.Path(os.environ["AWS_SHARED_CREDENTIALS_FILE"]) in store.credential_files()
+
+
+def test_a_body_gives_up_on_a_server_that_is_too_slow():
+    """Fault 23: the time for a request grows with its size, and ends."""
+    now = [0.0]
+    body = DeadlineBody(b"x" * (1 << 20), clock=lambda: now[0])
+    assert isinstance(body, io.BytesIO)
+    assert len(body.read(10)) == 10
+
+    now[0] = 60 + 32 + 1
+
+    with pytest.raises(TransientStoreError, match="bytes per second"):
+        body.read(10)
+
+
+@pytest.mark.parametrize("size", [0, 1, 16 << 20, 50 << 30, 160 << 30, 5 << 40])
+def test_a_file_of_any_size_fits_into_the_parts_that_s3_takes(size):
+    """Fault 41: from nothing to 5 TiB in at most 10,000 parts."""
+    part_bytes = part_bytes_for(size, 16 << 20)
+
+    assert -(-size // part_bytes) <= 10_000
+    assert 16 << 20 <= part_bytes <= 5 << 30

@@ -1,0 +1,144 @@
+"""Which entry is next, with a clock that only moves when told."""
+
+import pytest
+
+from uploads._schedule import Counts, Schedule, Standing
+from uploads.entry import Entry, identifier_of
+
+
+class Clock:
+    def __init__(self):
+        self.now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def clock():
+    """Time that stands still."""
+    return Clock()
+
+
+@pytest.fixture
+def schedule(clock):
+    """An empty schedule."""
+    return Schedule(clock)
+
+
+def _folder(sequence, name):
+    return Entry(f"{sequence:016x}", sequence, name, True, 0, None, "copied", "", (), "").folder  # noqa: FBT003  # overwrite
+
+
+def test_entries_come_in_the_order_of_submission(schedule):
+    """Fault 32: the counter gives the order; no clock is asked."""
+    schedule.add([_folder(3, "c"), _folder(1, "a"), _folder(2, "b")])
+
+    assert [schedule.next(0) for _ in range(4)] == [_folder(1, "a"), _folder(2, "b"), _folder(3, "c"), None]
+
+
+def test_one_name_is_in_flight_once(schedule):
+    """The second version waits until the first has settled."""
+    schedule.add([_folder(1, "a"), _folder(2, "a")])
+    first = schedule.next(0)
+
+    assert schedule.next(0) is None
+    assert schedule.newer_than(first) == _folder(2, "a")
+
+    schedule.settle(first)
+    assert schedule.next(0) == _folder(2, "a")
+
+
+def test_the_same_entry_announced_twice_is_worked_on_once(schedule):
+    """An announcement and a rescan may both bring it."""
+    schedule.add([_folder(1, "a")])
+    schedule.add([_folder(1, "a")])
+
+    assert schedule.next(0) == _folder(1, "a")
+    schedule.add([_folder(1, "a")])
+    assert (schedule.next(0), schedule.counts()) == (None, Counts(0, 1))
+
+
+def test_a_retry_waits_its_time_and_lets_others_pass(schedule, clock):
+    """One entry's back-off does not hold the others up."""
+    schedule.add([_folder(1, "a"), _folder(2, "b")])
+    schedule.retry(schedule.next(0), 10)
+
+    assert schedule.next(0) == _folder(2, "b")
+    assert schedule.next(0) is None
+    clock.now += 10
+    assert schedule.next(0) == _folder(1, "a")
+
+
+def test_an_entry_is_held_until_what_it_comes_after_has_settled(schedule):
+    """A pointer is not given out again before its target is there."""
+    schedule.add([_folder(1, "target"), _folder(2, "pointer")])
+    target, pointer = schedule.next(0), schedule.next(0)
+
+    assert schedule.hold(pointer, [identifier_of(target)]) is Standing.HELD
+    assert schedule.next(0) is None
+    schedule.settle(target)
+    assert schedule.next(0) == pointer
+    assert schedule.hold(pointer, [identifier_of(target)]) is Standing.FREE
+
+
+def test_an_entry_after_a_failed_one_is_broken(schedule):
+    """What points at something that never arrived is not uploaded."""
+    schedule.add([_folder(1, "target"), _folder(2, "pointer")])
+    target, pointer = schedule.next(0), schedule.next(0)
+    schedule.settle(target, failed=True)
+
+    assert schedule.hold(pointer, [identifier_of(target)]) is Standing.BROKEN
+
+
+def test_an_entry_waits_for_the_newer_version_of_what_it_comes_after(schedule):
+    """When the target was replaced by a newer version, the pointer waits for that one."""
+    schedule.add([_folder(1, "t"), _folder(2, "t"), _folder(3, "pointer")])
+    old = schedule.next(0)
+    schedule.settle(old, replaced_by=identifier_of(_folder(2, "t")))
+    new, pointer = schedule.next(0), schedule.next(0)
+
+    assert schedule.hold(pointer, [identifier_of(old)]) is Standing.HELD
+    schedule.settle(new)
+    assert schedule.next(0) == pointer
+
+
+def test_a_resting_store_gets_nothing(schedule, clock):
+    """Fault 24: while everybody is asked to slow down, nothing is given out."""
+    schedule.add([_folder(1, "a")])
+    schedule.rest(5)
+
+    assert schedule.next(0) is None
+    clock.now += 5
+    assert schedule.next(0) == _folder(1, "a")
+
+
+def test_a_parked_store_is_probed_with_one_entry_at_a_time(schedule, clock):
+    """Fault 30: a store that denies is asked again with one entry, not with all of them."""
+    schedule.add([_folder(1, "a"), _folder(2, "b")])
+    schedule.rest(5, probing_only=True)
+    clock.now += 5
+
+    assert schedule.next(0) == _folder(1, "a")
+    assert schedule.next(0) is None
+    schedule.wake()
+    assert schedule.next(0) == _folder(2, "b")
+
+
+def test_new_credentials_end_the_rest_at_once(schedule):
+    """Fault 29: nobody waits for a timer once the credentials file has changed."""
+    schedule.add([_folder(1, "a")])
+    schedule.retry(schedule.next(0), 300)
+    schedule.rest(300, probing_only=True)
+
+    schedule.probe_now()
+
+    assert schedule.next(0) == _folder(1, "a")
+
+
+def test_stopping_ends_every_wait(schedule):
+    """After stop nothing is given out, whatever is ready."""
+    schedule.add([_folder(1, "a")])
+    schedule.stop()
+
+    assert schedule.next(10) is None

@@ -1,0 +1,218 @@
+"""The folder of entries: what a crash leaves, what damage does, who owns it."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from uploads.entry import Entry
+from uploads.errors import ManifestUnreadable, SpoolOwned, SpoolUnusable
+from uploads.outcome import Outcome, UploadState
+from uploads.ownership import OwnerLock, owner_of
+from uploads.spool import Spool, append_line
+
+
+def _entry(sequence=1, name="a", **changes):
+    values = {
+        "overwrite": True,
+        "size": 1,
+        "crc32": None,
+        "staging": "copied",
+        "source": "/a",
+        "after": (),
+        "submitted_at": "now",
+        **changes,
+    }
+    return Entry(f"{sequence:016x}", sequence, name, **values)
+
+
+@pytest.fixture
+def spool(tmp_path):
+    """An empty spool."""
+    spool = Spool(tmp_path / "spool")
+    spool.create({"uri": "file:///store"})
+    return spool
+
+
+def _publish(spool, one):
+    folder = spool.new_folder()
+    (folder / "data").write_bytes(b"x")
+    spool.write_manifest(folder, one)
+    spool.publish(folder, one, to_disk=True)
+    return one.folder
+
+
+def test_an_entry_survives_the_way_through_every_state(spool):
+    """Pending → inflight → pending → inflight → done leaves one line and no folder."""
+    folder = _publish(spool, _entry())
+    assert spool.list_pending() == [folder]
+    assert spool.claim(folder).is_dir()
+    spool.release(folder)
+    spool.claim(folder)
+
+    spool.settle(folder, Outcome("0000000000000001", "a", UploadState.DONE, sha256="ff"))
+
+    assert (spool.list_pending(), spool.list_inflight(), spool.list_done()) == ([], [], [])
+    assert [outcome.sha256 for outcome in spool.delivered()] == ["ff"]
+
+
+def test_a_failed_entry_keeps_its_bytes_and_its_reason(spool):
+    """failed/ is a quarantine, not a bin."""
+    folder = _publish(spool, _entry())
+    spool.claim(folder)
+
+    spool.settle(folder, Outcome("0000000000000001", "a", UploadState.CONFLICT, reason="taken"))
+
+    place = spool.failed / "conflict" / folder
+    assert sorted(path.name for path in place.iterdir()) == ["data", "entry.json", "reason.json"]
+    assert spool.reason_of(place).reason == "taken"
+
+
+def test_recovering_returns_what_was_in_flight_and_files_what_was_done(spool):
+    """After a crash interrupted uploads wait again and delivered ones are noted."""
+    flying, landed = _publish(spool, _entry(1, "a")), _publish(spool, _entry(2, "b"))
+    spool.claim(flying)
+    spool.claim(landed)
+    (spool.inflight / landed).rename(spool.done / landed)
+
+    spool.recover()
+
+    assert spool.list_pending() == [flying]
+    assert [outcome.remote_name for outcome in spool.delivered()] == ["b"]
+    assert not any(spool.done.iterdir())
+
+
+def test_only_what_the_dead_left_half_staged_is_swept(spool):
+    """Fault 1: a folder under tmp/ goes when its process is gone, and stays while it lives."""
+    mine = spool.new_folder()
+    child = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            f"from uploads.spool import Spool; print(Spool({str(spool.path)!r}).new_folder())",
+        ],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    swept = spool.sweep_tmp()
+
+    assert swept == 1
+    assert [str(path) for path in spool.tmp.iterdir()] == [str(mine)]
+    assert child.stdout.strip() != str(mine)
+
+
+def test_a_file_that_was_moved_by_the_dead_is_adopted(spool):
+    """Fault 1: a process died between taking a file by rename and publishing it; the file is nowhere else, so it becomes an entry."""
+    staged = spool.new_folder()
+    moved = staged.with_name(staged.name.replace(f"-{os.getpid()}-", "-1999999999-"))
+    staged.rename(moved)
+    (moved / "data").write_bytes(b"x")
+    one = _entry(staging="moved")
+    spool.write_manifest(moved, one)
+
+    spool.sweep_tmp()
+
+    assert spool.list_pending() == [one.folder]
+    assert list(spool.tmp.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [b"", b"\0" * 64, b"garbage", b'{"version": 1}', b'{"version": 99}', b"[]"],
+    ids=["empty", "zeroed", "garbage", "incomplete", "future", "list"],
+)
+def test_a_damaged_manifest_is_told_from_an_unreadable_disk(spool, damage):
+    """Fault 45: truncated, zeroed, foreign and future manifests are named as such."""
+    folder = _publish(spool, _entry())
+    (spool.pending / folder / "entry.json").write_bytes(damage)
+
+    with pytest.raises(ManifestUnreadable, match="must"):
+        Entry.read(spool.pending / folder)
+
+
+def test_a_manifest_of_another_entry_is_refused(spool):
+    """An entry whose manifest was swapped is not uploaded under the wrong name."""
+    folder = _publish(spool, _entry(1, "a"))
+    (spool.pending / folder / "entry.json").write_text(_entry(2, "b").to_text())
+
+    with pytest.raises(ManifestUnreadable, match="its own folder"):
+        Entry.read(spool.pending / folder)
+
+
+def test_a_torn_line_is_passed_over_and_mended(tmp_path, spool):
+    """A crash in the middle of a line costs that line alone."""
+    log = spool.path / "delivered.jsonl"
+    log.write_text('{"identifier": "1", "remote_name": "a", "st')
+
+    append_line(log, json.dumps(Outcome("2", "b", UploadState.DONE).to_json()))
+
+    assert [outcome.remote_name for outcome in spool.delivered()] == ["b"]
+
+
+def test_a_spool_from_the_future_is_refused(tmp_path):
+    """A newer format is left alone."""
+    (tmp_path / "spool.json").write_text('{"version": 99}')
+
+    with pytest.raises(SpoolUnusable, match="version 1"):
+        Spool(tmp_path).create()
+
+
+def test_a_spool_that_cannot_be_made_says_so(tmp_path):
+    """Fault 13: a spool that cannot be written is refused when the queue is made."""
+    (tmp_path / "file").write_text("in the way")
+
+    with pytest.raises(SpoolUnusable, match="must be a writable folder"):
+        Spool(tmp_path / "file").create()
+
+
+def test_a_spool_is_for_this_user_alone(spool):
+    """Folders are 0700 and files 0600, whatever the umask."""
+    folder = _publish(spool, _entry())
+
+    assert spool.path.stat().st_mode & 0o777 == 0o700
+    assert (spool.pending / folder / "entry.json").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_lock_is_one_process_at_a_time_and_names_it(tmp_path):
+    """Fault 46: the second to ask hears who was first."""
+    first, second = OwnerLock(tmp_path / "lock", "queue"), OwnerLock(tmp_path / "lock", "resume")
+    first.acquire()
+
+    with pytest.raises(SpoolOwned, match=f"queue with pid {os.getpid()}"):
+        second.acquire()
+
+    first.release()
+    second.acquire()
+    second.release()
+    assert owner_of(tmp_path / "lock") is None
+
+
+def test_the_kernel_decides_who_owns_not_the_number_in_the_file(tmp_path):
+    """Fault 47: after a reboot the file may name a process id that somebody else has now."""
+    (tmp_path / "lock").write_text(
+        json.dumps({"pid": os.getpid(), "host": "here", "role": "queue", "since": "then"})
+    )
+
+    assert owner_of(tmp_path / "lock") is None
+    lock = OwnerLock(tmp_path / "lock", "queue")
+    lock.acquire()
+    lock.release()
+
+
+def test_nothing_in_the_spool_can_run_code():
+    """Fault 51: no module of the package can unpickle."""
+    from pathlib import Path
+
+    import uploads
+
+    sources = [path.read_text() for path in Path(uploads.__file__).parent.rglob("*.py")]
+
+    assert not [
+        source
+        for source in sources
+        if "import pickle" in source or "import marshal" in source or "import shelve" in source
+    ]

@@ -1,0 +1,126 @@
+"""Taking a file's bytes: what is copied, what is refused, what changes meanwhile."""
+
+import os
+import threading
+import zlib
+
+import pytest
+
+from uploads.errors import InvalidSource, UnstableSource
+from uploads.staging import files_of, measure_to_move, stage_copy, stage_link
+
+LARGE = os.urandom(1 << 20) * 40
+
+
+@pytest.mark.parametrize("content", [b"", b"x", LARGE], ids=["empty", "small", "large"])
+def test_a_copy_has_the_bytes_and_their_checksum(make_file, tmp_path, content):
+    """Fault 42: a file of any size, also none, is copied whole and checksummed."""
+    source = make_file(content=content)
+
+    staged = stage_copy(source, tmp_path / "data")
+
+    assert (tmp_path / "data").read_bytes() == content
+    assert staged.size == len(content)
+    assert staged.crc32 in {zlib.crc32(content), None}
+    assert source.read_bytes() == content
+
+
+def test_a_link_shares_the_file_and_knows_its_checksum(make_file, tmp_path):
+    """With link=True no bytes are copied, but they are read to be known again."""
+    source = make_file(content=b"shared")
+
+    staged = stage_link(source, tmp_path / "data")
+
+    assert (tmp_path / "data").samefile(source)
+    assert staged.crc32 == zlib.crc32(b"shared")
+
+
+def test_a_hole_in_a_sparse_file_is_copied_as_zeros(tmp_path):
+    """A sparse file arrives with its length and its zeros."""
+    source = tmp_path / "sparse"
+    with source.open("wb") as stream:
+        stream.truncate(50_000_000)
+
+    staged = stage_copy(source, tmp_path / "data")
+
+    assert staged.size == 50_000_000
+    assert (tmp_path / "data").read_bytes() == bytes(50_000_000)
+
+
+@pytest.mark.parametrize(
+    "take", [stage_copy, stage_link, lambda source, _: measure_to_move(source)], ids=["copy", "link", "move"]
+)
+def test_what_is_not_a_readable_file_is_refused(tmp_path, take):
+    """Fault 44: a folder, a FIFO, a device, a missing or NUL path are refused at once, without hanging."""
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "fifo")
+
+    for source in (tmp_path / "folder", tmp_path / "fifo", tmp_path / "missing", type(tmp_path)("/dev/null")):
+        with pytest.raises(InvalidSource, match="a source must be"):
+            take(source, tmp_path / "data")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
+def test_an_unreadable_file_is_refused(make_file, tmp_path):
+    """A file that this user may not read is refused with the reason."""
+    source = make_file()
+    source.chmod(0)
+
+    with pytest.raises(InvalidSource, match="Permission denied"):
+        stage_copy(source, tmp_path / "data")
+
+
+def test_a_symlink_is_followed_by_a_copy_and_refused_by_a_move(make_file, tmp_path):
+    """Fault 44: a copy takes the bytes behind a link; a move of a link would take only the link."""
+    link = tmp_path / "link"
+    link.symlink_to(make_file(content=b"behind"))
+
+    stage_copy(link, tmp_path / "data")
+
+    assert (tmp_path / "data").read_bytes() == b"behind"
+    with pytest.raises(InvalidSource, match="symlink"):
+        measure_to_move(link)
+
+
+class FileThatNeverRests(threading.Thread):
+    """Rewrites a file until it is told to stop."""
+
+    def __init__(self, path):
+        super().__init__(daemon=True)
+        self.path = path
+        self.stopping = threading.Event()
+        self.written = threading.Event()
+
+    def run(self):
+        count = 0
+        while not self.stopping.is_set():
+            count += 1
+            with self.path.open("r+b") as stream:
+                stream.write(b"%d" % count)
+            os.utime(self.path, ns=(count, count))
+            self.written.set()
+
+
+def test_a_file_that_keeps_changing_is_refused(make_file, tmp_path):
+    """Fault 18: a source that is written while it is copied is never a silent mix."""
+    source = make_file(content=LARGE)
+    writer = FileThatNeverRests(source)
+    writer.start()
+    writer.written.wait(10)
+
+    with pytest.raises(UnstableSource, match="must not change"):
+        stage_copy(source, tmp_path / "data")
+
+    writer.stopping.set()
+    writer.join()
+
+
+def test_files_of_a_folder_are_named_relative_to_it(make_file, tmp_path):
+    """A folder's files are found at any depth, in the order of their names; links to folders are left alone."""
+    make_file("folder/b")
+    make_file("folder/a/c")
+    (tmp_path / "folder/loop").symlink_to(tmp_path / "folder")
+
+    found = files_of(tmp_path / "folder")
+
+    assert found == [(tmp_path / "folder/a/c", "a/c"), (tmp_path / "folder/b", "b")]

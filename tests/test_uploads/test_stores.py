@@ -1,0 +1,267 @@
+"""What every store promises, and what only some do."""
+
+import obstore.store
+import pytest
+
+from tests.servers.stores import MemoryStore
+from uploads import LocalStore, open_store
+from uploads.errors import (
+    InvalidRemoteName,
+    RejectedByStore,
+    RemoteExists,
+    RemoteNotFound,
+    StoreParked,
+    TransientStoreError,
+)
+from uploads.stores import Body
+from uploads.stores.cloud import CloudStore
+from uploads.stores.sftp import SftpStore
+from uploads.stores.uris import open_object
+
+KINDS = ["local", "s3-moto", "s3-rclone", "obstore-s3", "obstore-memory", "sftp"]
+
+
+@pytest.fixture(params=KINDS)
+def store(request, tmp_path, prefix):
+    """A fresh store of each kind."""
+    match request.param:
+        case "local":
+            return LocalStore(tmp_path / "store")
+        case "s3-moto":
+            return open_store(request.getfixturevalue("moto").uri(prefix))
+        case "s3-rclone":
+            return open_store(request.getfixturevalue("rclone").uri(prefix))
+        case "obstore-s3":
+            return open_store(request.getfixturevalue("moto").uri(prefix) + "&client=obstore")
+        case "obstore-memory":
+            return CloudStore("gs", "bucket", prefix, part_bytes=1 << 20, backend=obstore.store.MemoryStore())
+        case _:
+            login = request.getfixturevalue("sshd_login")
+            return SftpStore(root=str(tmp_path / "there"), **login)
+
+
+def _put(store, make_file, name, content, *, overwrite=True, identifier="id"):
+    with Body(make_file("staged", content), identifier) as body:
+        return store.put(name, body, overwrite=overwrite)
+
+
+class TestEveryStore:
+    """The contract of Store."""
+
+    @pytest.mark.parametrize(
+        "content", [b"", b"x", bytes(range(256)) * 80_000], ids=["empty", "tiny", "20 MB"]
+    )
+    def test_what_was_put_comes_back(self, store, make_file, content):
+        """Scenario 61: bytes of every size, from every offset."""
+        _put(store, make_file, "folder/name", content)
+
+        assert b"".join(store.get("folder/name")) == content
+        assert store.head("folder/name").size == len(content)
+        if content:
+            assert b"".join(store.get("folder/name", offset=len(content) - 1)) == content[-1:]
+
+    @pytest.mark.parametrize("name", ["ünï cödé", "a b/c d", "50%25+&=#?~", "x" * 150 + "/" + "y" * 150])
+    def test_names_are_kept(self, store, make_file, name):
+        """Fault 42: unicode, spaces, and what means something in a URL."""
+        _put(store, make_file, name, b"x")
+
+        assert [found.name for found in store.list()] == [name]
+        assert store.head(name).name == name
+
+    def test_create_only_refuses_and_keeps(self, store, make_file):
+        """An existing object stays as it is."""
+        _put(store, make_file, "a", b"first", overwrite=False)
+
+        if store.uri().endswith("create_only=head"):
+            pytest.skip("this server cannot refuse; the queue looks before it puts")
+        with pytest.raises(RemoteExists):
+            _put(store, make_file, "a", b"second", overwrite=False, identifier="other")
+
+        assert b"".join(store.get("a")) == b"first"
+
+    def test_overwriting_replaces(self, store, make_file):
+        """The newer bytes are there, whole."""
+        _put(store, make_file, "a", b"first, and longer")
+
+        _put(store, make_file, "a", b"second")
+
+        assert b"".join(store.get("a")) == b"second"
+
+    def test_what_is_not_there_is_not_there(self, store):
+        """No object: None, RemoteNotFound, and a delete that does nothing."""
+        assert store.head("nothing/here") is None
+        with pytest.raises(RemoteNotFound):
+            list(store.get("nothing/here"))
+        store.delete("nothing/here")
+
+    def test_listing_knows_prefixes(self, store, make_file):
+        """Scenario 63: with and without a prefix, nested, empty; names come back as they went in."""
+        assert list(store.list()) == []
+        for name in ("b", "a/x", "a/y/z", "ab"):
+            _put(store, make_file, name, b"1")
+
+        assert [found.name for found in store.list()] == ["a/x", "a/y/z", "ab", "b"]
+        assert [found.name for found in store.list("a/")] == ["a/x", "a/y/z"]
+        assert [found.name for found in store.list("a")] == ["a/x", "a/y/z", "ab"]
+
+    def test_deleting_removes(self, store, make_file):
+        """And leaves the others."""
+        _put(store, make_file, "a", b"1")
+        _put(store, make_file, "b", b"2")
+
+        store.delete("a")
+
+        assert [found.name for found in store.list()] == ["b"]
+
+    def test_an_object_that_changes_is_not_mixed(self, store, make_file):
+        """A read that names a version fails when it is another one."""
+        _put(store, make_file, "a", b"first")
+        version = store.head("a").version
+        _put(store, make_file, "a", b"second one")
+
+        with pytest.raises(TransientStoreError):
+            list(store.get("a", offset=2, version=version))
+
+    def test_uris_lead_back(self, store, make_file, request):
+        """Scenario 65: what a store says of an object opens the object."""
+        if "memory" in request.node.name:
+            pytest.skip("lives in this process only")
+        _put(store, make_file, "folder/ü %41.pt", b"found")
+
+        again, name = open_object(store.uri("folder/ü %41.pt"))
+
+        assert b"".join(again.get(name)) == b"found"
+        assert [found.name for found in open_store(store.uri()).list()] == ["folder/ü %41.pt"]
+
+
+class TestLocalStore:
+    """What a folder must not do."""
+
+    def test_nothing_is_written_outside_the_root(self, tmp_path, make_file):
+        """Fault 44: a link in the tree that leads outside is not followed, neither to write nor to read."""
+        (tmp_path / "store").mkdir()
+        (tmp_path / "outside").mkdir()
+        (tmp_path / "outside/secret").write_text("secret")
+        (tmp_path / "store/link").symlink_to(tmp_path / "outside")
+        (tmp_path / "store/file").symlink_to(tmp_path / "outside/secret")
+        store = LocalStore(tmp_path / "store")
+
+        with pytest.raises(RejectedByStore):
+            _put(store, make_file, "link/new", b"x")
+        with pytest.raises(RejectedByStore):
+            list(store.get("file"))
+        _put(store, make_file, "file", b"x")
+
+        assert sorted(path.name for path in (tmp_path / "outside").iterdir()) == ["secret"]
+        assert (tmp_path / "outside/secret").read_text() == "secret"
+
+    def test_names_are_checked_by_the_store_too(self, tmp_path, make_file):
+        """Fault 43: also whoever calls a store directly cannot leave its root."""
+        for name in ("../x", "/etc/x", "a//b", "."):
+            with pytest.raises(InvalidRemoteName):
+                _put(LocalStore(tmp_path / "store"), make_file, name, b"x")
+
+    def test_no_partial_file_stays_behind(self, tmp_path, make_file):
+        """A conflict leaves the folder as it was."""
+        store = LocalStore(tmp_path / "store")
+        _put(store, make_file, "a", b"1")
+        with pytest.raises(RemoteExists):
+            _put(store, make_file, "a", b"2", overwrite=False)
+
+        assert [path.name for path in (tmp_path / "store").iterdir()] == ["a"]
+
+    def test_a_name_too_long_for_the_file_system_fails_alone(self, tmp_path, make_file):
+        """Fault 42: 1,024 bytes in one part are a fine name, but not on ext4."""
+        with pytest.raises(RejectedByStore, match="File name too long"):
+            _put(LocalStore(tmp_path / "store"), make_file, "x" * 1024, b"x")
+
+    def test_a_file_in_the_way_fails_alone(self, tmp_path, make_file):
+        """A name below a file can never be."""
+        store = LocalStore(tmp_path / "store")
+        _put(store, make_file, "a", b"1")
+
+        with pytest.raises(RejectedByStore):
+            _put(store, make_file, "a/b", b"2")
+
+
+class TestSftpStore:
+    """What a login may answer."""
+
+    def test_an_unknown_host_key_parks(self, sshd_login, tmp_path, make_file):
+        """A host that is not known is not trusted, and nothing fails for it."""
+        login = {**sshd_login, "known_hosts": None}
+
+        with pytest.raises(StoreParked, match="known_hosts"):
+            _put(SftpStore(root=str(tmp_path), **login), make_file, "a", b"x")
+
+    def test_nobody_listening_passes(self, sshd_login, tmp_path, make_file):
+        """A refused connection is tried again."""
+        from tests.servers.s3_servers import free_port
+
+        with pytest.raises(TransientStoreError):
+            _put(SftpStore(root=str(tmp_path), **{**sshd_login, "port": free_port()}), make_file, "a", b"x")
+
+
+class TestCloudStore:
+    """What obstore cannot do, said rather than done wrongly."""
+
+    def test_a_large_create_only_put_to_s3_is_refused(self, moto, prefix, make_file):
+        """It would hold the whole file in memory."""
+        store = open_store(moto.uri(prefix) + "&client=obstore&part_bytes=10")
+
+        with pytest.raises(RejectedByStore, match="Use boto3"):
+            _put(store, make_file, "a", b"x" * 100, overwrite=False)
+
+    def test_a_server_that_ignores_create_only_is_found_out(self, rclone, prefix, make_file):
+        """Fault 33: as with boto3."""
+        store = open_store(f"s3://bucket/{prefix}?client=obstore&endpoint_url={rclone.endpoint_url}")
+
+        with pytest.raises(RejectedByStore, match="must honour If-None-Match"):
+            _put(store, make_file, "a", b"x", overwrite=False)
+
+
+def test_unknown_schemes_are_refused():
+    """Scenario 52: a typo in a URI is an error at once."""
+    with pytest.raises(ValueError, match="must be a path or start with"):
+        open_store("ftp://host/folder")
+
+
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "s3://bucket",
+        "s3://bucket/p",
+        "s3://bucket/a%20b?endpoint_url=http://127.0.0.1:1&region=eu",
+        "gs://bucket/p",
+        "sftp://me@host:2222/folder/a%20b",
+        "file:///tmp/a%20b",
+    ],
+)
+def test_uris_round_trip(uri, monkeypatch):
+    """Scenario 65: a store opened by a URI says the same URI of itself."""
+    if uri.startswith("gs"):
+        pytest.skip("obstore asks for Google's credentials when it is made")
+
+    assert open_store(uri).uri() == uri
+
+
+def test_secrets_never_stand_in_a_uri():
+    """Fault 49: keys and tokens that came by option stay out."""
+    store = open_store(
+        "s3://bucket",
+        aws_access_key_id="AKIAABCDEFGHIJKLMNOP",
+        aws_secret_access_key="hush",
+        aws_session_token="hush",
+    )
+
+    assert store.uri("a") == "s3://bucket/a"
+
+
+def test_the_store_double_keeps_the_contract(make_file):
+    """The double that other tests stand on behaves as a store."""
+    store = MemoryStore()
+    _put(store, make_file, "a", b"1", overwrite=False)
+
+    with pytest.raises(RemoteExists):
+        _put(store, make_file, "a", b"2", overwrite=False)
+    assert store.head("b") is None

@@ -1,0 +1,642 @@
+"""The queue with threads: what a user sees, whatever the store does."""
+
+import os
+import pathlib
+import threading
+import zlib
+
+import pytest
+
+from tests.servers.stores import (
+    MemoryStore,
+    StoreThatFails,
+    StoreThatRejects,
+    StoreThatSucceedsAndSaysItFailed,
+    StoreThatWaits,
+)
+from uploads import UploadQueue, UploadState
+from uploads.errors import (
+    BytesCorrupt,
+    InvalidRemoteName,
+    InvalidSource,
+    QueueClosed,
+    RejectedByStore,
+    RemoteConflict,
+    RemoteNameTaken,
+    SpoolFull,
+    SpoolOwned,
+    StoreParked,
+    TransientStoreError,
+    UploadsIncomplete,
+    UploadTimeout,
+)
+
+LIMIT_SECONDS = 30
+
+
+def _staged_files(queue):
+    places = (queue.spool.tmp, queue.spool.pending, queue.spool.inflight, queue.spool.done)
+    return sorted(str(path.relative_to(queue.spool.path)) for place in places for path in place.rglob("*"))
+
+
+def test_a_submitted_file_arrives_and_leaves_no_trace_in_the_spool(make_queue, make_file, tmp_path):
+    """Scenario 58: the spool is empty after everything was delivered."""
+    queue = make_queue()
+
+    outcome = queue.submit(make_file(content=b"bytes"), "folder/name").result(LIMIT_SECONDS)
+
+    assert outcome.state is UploadState.DONE
+    assert outcome.uri == f"file://{tmp_path}/store/folder/name"
+    assert (tmp_path / "store/folder/name").read_bytes() == b"bytes"
+    assert _staged_files(queue) == []
+
+
+def test_a_handle_tells_how_the_upload_stands(make_queue, make_file, gate):
+    """States go pending or inflight, then done; waiting has a limit."""
+    queue = make_queue(StoreThatWaits(gate))
+    handle = queue.submit(make_file(), "a")
+
+    assert handle.state in {UploadState.PENDING, UploadState.INFLIGHT}
+    assert not handle.done()
+    with pytest.raises(UploadTimeout, match=r"'a' must end within 0\.01 s"):
+        handle.result(timeout_seconds=0.01)
+
+    gate.set()
+    assert handle.exception(LIMIT_SECONDS) is None
+    assert (handle.state, handle.done()) == (UploadState.DONE, True)
+
+
+@pytest.mark.parametrize("change", ["rewrite", "replace", "delete"])
+def test_the_bytes_are_those_at_the_call(make_queue, make_file, gate, change):
+    """Faults 15, 16, 17 and scenario 54: the source may be rewritten, replaced or deleted as soon as submit returns."""
+    store = StoreThatWaits(gate)
+    source = make_file(content=b"old bytes")
+    handle = make_queue(store).submit(source, "a")
+
+    if change == "rewrite":
+        source.write_bytes(b"new")
+    elif change == "replace":
+        make_file("other", b"new").replace(source)
+    else:
+        source.unlink()
+    gate.set()
+
+    handle.result(LIMIT_SECONDS)
+    assert store.objects == {"a": b"old bytes"}
+
+
+def test_an_in_place_rewrite_of_a_linked_file_is_detected(make_queue, make_file, gate):
+    """Fault 16: with link=True the change reaches the spool, and the upload fails as corrupt instead of sending it."""
+    store = StoreThatWaits(gate)
+    queue = make_queue(store, workers=1)
+    queue.submit(make_file("blocker"), "blocker")
+    queue._store.started.acquire()
+    source = make_file(content=b"old")
+    handle = queue.submit(source, "a", link=True)
+
+    with source.open("r+b") as stream:
+        stream.write(b"NEW")
+    gate.set()
+
+    assert isinstance(handle.exception(LIMIT_SECONDS), BytesCorrupt)
+    assert "a" not in store.objects
+
+
+def test_staged_bytes_that_rot_are_quarantined(make_queue, make_file, gate):
+    """Fault 19: a flipped bit in the spool is noticed before anything is sent; the entry is kept apart."""
+    store = StoreThatWaits(gate)
+    queue = make_queue(store, workers=1)
+    queue.submit(make_file("blocker"), "blocker")
+    queue._store.started.acquire()
+    handle = queue.submit(make_file(content=b"good"), "a")
+    [folder] = queue.spool.list_pending()
+    (queue.spool.pending / folder / "data").write_bytes(b"gold")
+
+    gate.set()
+
+    assert isinstance(handle.exception(LIMIT_SECONDS), BytesCorrupt)
+    assert (queue.spool.failed / "corrupt" / folder / "data").read_bytes() == b"gold"
+    assert "a" not in store.objects
+
+
+def test_a_damaged_manifest_fails_alone(make_queue, make_file, gate):
+    """Fault 45: one torn manifest is quarantined; the others arrive."""
+    store = StoreThatWaits(gate)
+    queue = make_queue(store, workers=1)
+    queue.submit(make_file("blocker"), "blocker")
+    queue._store.started.acquire()
+    bad, good = queue.submit(make_file("bad"), "bad"), queue.submit(make_file("good"), "good")
+    folder = queue.spool.list_pending()[0]
+    (queue.spool.pending / folder / "entry.json").write_bytes(b"{")
+
+    gate.set()
+
+    assert isinstance(bad.exception(LIMIT_SECONDS), BytesCorrupt)
+    assert good.exception(LIMIT_SECONDS) is None
+    assert (queue.spool.failed / "corrupt" / folder).is_dir()
+
+
+def test_moving_takes_the_file_and_copies_nothing(make_queue, make_file):
+    """With move=True the source is gone when submit returns."""
+    store = MemoryStore()
+    source = make_file(content=b"mine")
+
+    handle = make_queue(store).submit(source, "a", move=True)
+
+    assert not source.exists()
+    handle.result(LIMIT_SECONDS)
+    assert store.objects == {"a": b"mine"}
+
+
+def test_a_refused_move_leaves_the_file_where_it_was(make_queue, make_file):
+    """Ownership passes only with a handle that is not refused."""
+    source = make_file(content=b"x" * 100)
+
+    handle = make_queue(MemoryStore(), spool_bytes=10).submit(source, "a", move=True)
+
+    assert handle.state is UploadState.REFUSED
+    assert source.read_bytes() == b"x" * 100
+
+
+def test_a_folder_is_submitted_whole(make_queue, make_file, tmp_path):
+    """Every file under a folder arrives under the folder's remote name."""
+    store = MemoryStore()
+    make_file("run/a", b"1")
+    make_file("run/deep/b", b"2")
+
+    handle = make_queue(store).submit(tmp_path / "run", "runs/7")
+
+    assert [outcome.remote_name for outcome in handle.result(LIMIT_SECONDS)] == ["runs/7/a", "runs/7/deep/b"]
+    assert store.objects == {"runs/7/a": b"1", "runs/7/deep/b": b"2"}
+    assert (handle.state, handle.uri) == (UploadState.DONE, "memory://store/runs/7")
+
+
+def test_bad_arguments_raise_at_the_call(make_queue, make_file, tmp_path):
+    """Faults 43 and 44: nothing is staged for a bad name or source."""
+    queue = make_queue(MemoryStore())
+    os.mkfifo(tmp_path / "fifo")
+
+    for name in ("../x", "/x", "", "a//b", "a\0"):
+        with pytest.raises(InvalidRemoteName):
+            queue.submit(make_file(), name)
+    for source in ("missing", "fifo"):
+        with pytest.raises(InvalidSource):
+            queue.submit(tmp_path / source, "a")
+    with pytest.raises(ValueError, match="got both"):
+        queue.submit(make_file(), "a", move=True, link=True)
+    assert _staged_files(queue) == []
+
+
+def test_the_name_of_the_file_is_the_default(make_queue, make_file):
+    """Without a remote name a file keeps its own."""
+    assert make_queue(MemoryStore()).submit(make_file("a b.pt")).remote_name == "a b.pt"
+
+
+@pytest.mark.parametrize("content", [b"", b"x" * 100_000])
+@pytest.mark.parametrize("name", ["ünï/cödé", "a b c", "x" * 200 + "/" + "y" * 200])
+def test_odd_names_and_sizes_arrive(make_queue, make_file, tmp_path, content, name):
+    """Fault 42: nothing and much, under unicode, spaces and long names."""
+    make_queue().submit(make_file(content=content), name).result(LIMIT_SECONDS)
+
+    assert (tmp_path / "store" / name).read_bytes() == content
+
+
+def test_an_existing_object_is_never_overwritten_unless_asked(make_queue, make_file, tmp_path):
+    """Bug 2 and scenario 47: overwrite=False leaves what is there, and says whose it is."""
+    (tmp_path / "store").mkdir()
+    (tmp_path / "store/a").write_bytes(b"theirs")
+    queue = make_queue()
+
+    refused = queue.submit(make_file(content=b"mine"), "a")
+
+    with pytest.raises(RemoteConflict, match="overwrite=False"):
+        refused.result(LIMIT_SECONDS)
+    assert (tmp_path / "store/a").read_bytes() == b"theirs"
+    queue.submit(make_file(content=b"mine"), "a", overwrite=True).result(LIMIT_SECONDS)
+    assert (tmp_path / "store/a").read_bytes() == b"mine"
+
+
+def test_the_same_bytes_under_the_same_name_are_no_conflict(make_queue, make_file, tmp_path):
+    """What is there already need not be put again."""
+    (tmp_path / "store").mkdir()
+    (tmp_path / "store/a").write_bytes(b"same")
+
+    assert (
+        make_queue().submit(make_file(content=b"same"), "a").result(LIMIT_SECONDS).state is UploadState.DONE
+    )
+
+
+def test_a_name_on_its_way_is_refused_without_overwrite(make_queue, make_file, gate):
+    """Scenario 47: a second upload of a pending name without overwrite is refused at the call."""
+    queue = make_queue(StoreThatWaits(gate))
+    queue.submit(make_file(), "a")
+
+    with pytest.raises(RemoteNameTaken, match="on its way already"):
+        queue.submit(make_file(), "a")
+
+
+def test_a_lost_answer_is_not_taken_for_a_conflict(make_queue, make_file):
+    """Fault 3: the retry finds its own object and succeeds, also with overwrite=False."""
+    store = StoreThatSucceedsAndSaysItFailed()
+
+    outcome = make_queue(store).submit(make_file(), "a").result(LIMIT_SECONDS)
+
+    assert outcome.state is UploadState.DONE
+    assert store.puts["a"] == 1
+
+
+def test_a_transient_failure_that_a_retry_repairs_leaves_no_error(make_queue, make_file):
+    """Bug 1 and scenarios 49, 50: two failures, then success; nothing is raised, nothing is left."""
+    store = StoreThatFails(TransientStoreError("503"), TransientStoreError("503"))
+    queue = make_queue(store, raise_errors=True)
+
+    handle = queue.submit(make_file(), "a")
+
+    assert handle.result(LIMIT_SECONDS).state is UploadState.DONE
+    assert queue.close(LIMIT_SECONDS).is_empty
+
+
+def test_the_newest_version_of_a_name_wins_and_the_older_free_their_bytes(make_queue, make_file, gate):
+    """Fault 28 and scenario 48: a thousand submissions of one name from eight threads; the last accepted is what stays."""
+    store = StoreThatWaits(gate)
+    queue = make_queue(store, workers=8)
+    accepted = []
+    lock = threading.Lock()
+
+    def submit(thread):
+        for number in range(125):
+            content = f"{thread}-{number}".encode()
+            handle = queue.submit(make_file(f"{thread}", content), "a", overwrite=True)
+            with lock:
+                accepted.append((handle, content))
+
+    threads = [threading.Thread(target=submit, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    last = queue.spool.list_pending()[-1]
+    content_of = {handle.identifier: content for handle, content in accepted}
+    gate.set()
+
+    assert queue.drain(LIMIT_SECONDS).is_empty
+    assert store.objects["a"] == content_of[last[30:]]
+    assert store.puts["a"] <= 3
+    assert sum(handle.state is UploadState.SUPERSEDED for handle, _ in accepted) >= 997
+    assert _staged_files(queue) == []
+
+
+def test_one_poisoned_entry_among_a_hundred_fails_alone(make_queue, make_file):
+    """Scenario 56: ninety-nine arrive."""
+    store = StoreThatRejects({"n42"})
+    queue = make_queue(store)
+
+    handles = [queue.submit(make_file(), f"n{number}") for number in range(100)]
+
+    backlog = queue.drain(LIMIT_SECONDS)
+    assert len(store.objects) == 99
+    assert [failure.remote_name for failure in backlog.failures] == ["n42"]
+    assert isinstance(handles[42].exception(0), RejectedByStore)
+
+
+def test_a_name_that_is_denied_while_others_get_through_is_rejected(make_queue, make_file):
+    """A policy that denies one name parks the store only until it is clear that it is about the name."""
+    store = StoreThatRejects({"n3"}, StoreParked("denied", may_be_the_entry=True))
+    queue = make_queue(store, workers=2)
+
+    handles = [queue.submit(make_file(), f"n{number}") for number in range(50)]
+    feeding = iter(range(50, 10_000))
+    while not handles[3].done():
+        queue.submit(make_file(), f"n{next(feeding)}").result(LIMIT_SECONDS)
+
+    assert isinstance(handles[3].exception(0), RejectedByStore)
+    assert queue.drain(LIMIT_SECONDS).remaining == ()
+
+
+def test_a_store_that_denies_everything_is_parked_and_comes_back(make_queue, make_file, caplog):
+    """Fault 30: nothing is lost or failed while the store denies; one message says why."""
+    store = StoreThatFails(*[StoreParked("NoSuchBucket")] * 10)
+    queue = make_queue(store)
+
+    handles = [queue.submit(make_file(), f"n{number}") for number in range(10)]
+
+    assert [handle.result(LIMIT_SECONDS).state for handle in handles] == [UploadState.DONE] * 10
+    assert sum("wait: " in record.message for record in caplog.records) == 1
+
+
+def test_an_exception_that_nobody_knows_is_retried_and_then_fails_the_entry_alone(make_queue, make_file):
+    """Fault 38: an upload thread outlives whatever a store raises."""
+    store = StoreThatRejects({"bad"}, ZeroDivisionError("a bug in a store"))
+    queue = make_queue(store, workers=1)
+
+    bad, good = queue.submit(make_file(), "bad"), queue.submit(make_file(), "good")
+
+    assert good.result(LIMIT_SECONDS).state is UploadState.DONE
+    assert isinstance(bad.exception(LIMIT_SECONDS), RejectedByStore)
+    assert "ZeroDivisionError" in str(bad.exception(0))
+
+
+def test_not_even_an_exit_ends_an_upload_thread(make_queue, make_file):
+    """Fault 38 and scenario 51: a store that raises SystemExit in the only thread stops nothing."""
+    store = StoreThatFails(SystemExit())
+    queue = make_queue(store, workers=1)
+    queue.submit(make_file(), "first")
+
+    assert queue.submit(make_file(), "second").result(LIMIT_SECONDS).state is UploadState.DONE
+    assert queue.drain(LIMIT_SECONDS).is_empty
+
+
+def test_a_pointer_is_never_there_before_its_target(make_queue, make_file, gate):
+    """Scenario 60: eight workers, and the target takes longest."""
+
+    class SlowTarget(MemoryStore):
+        def put(self, name, body, *, overwrite, notes=None):
+            if not name.endswith(".symlink"):
+                gate.wait(0.005)
+            return super().put(name, body, overwrite=overwrite, notes=notes)
+
+    store = SlowTarget()
+    queue = make_queue(store, workers=8)
+
+    for epoch in range(20):
+        target = queue.submit(make_file(content=b"%d" % epoch), f"ep{epoch}", overwrite=True)
+        queue.submit_pointer("latest", target)
+
+    assert queue.drain(LIMIT_SECONDS).is_empty
+    assert store.objects["latest.symlink"] == b"ep19"
+    assert store.order.index("ep19") < len(store.order) - 1 - store.order[::-1].index("latest.symlink")
+
+
+def test_what_comes_after_a_failed_upload_fails_too(make_queue, make_file):
+    """A pointer to something that never arrived is not published."""
+    store = StoreThatRejects({"target"})
+    queue = make_queue(store)
+
+    pointer = queue.submit_pointer("latest", queue.submit(make_file(), "target"))
+
+    assert "what it comes after failed" in str(pointer.exception(LIMIT_SECONDS))
+    assert store.objects == {}
+
+
+def test_a_full_spool_refuses_and_counts(make_queue, make_file, gate):
+    """Fault 39: beyond the limit in bytes a handle is refused, nothing is raised, and the backlog names it."""
+    queue = make_queue(StoreThatWaits(gate), spool_bytes=150)
+    queue.submit(make_file(content=b"x" * 100), "a")
+
+    handle = queue.submit(make_file(content=b"x" * 100), "b")
+
+    assert isinstance(handle.exception(0), SpoolFull)
+    assert [failure.remote_name for failure in queue.backlog().failures] == ["b"]
+    gate.set()
+    queue.drain(LIMIT_SECONDS)
+    assert queue.submit(make_file(content=b"x" * 100), "c").result(LIMIT_SECONDS).state is UploadState.DONE
+
+
+def test_a_full_spool_may_be_waited_for(make_queue, make_file, gate):
+    """Fault 39: with full_wait_seconds submit waits until an upload has made room."""
+    store = StoreThatWaits(gate)
+    queue = make_queue(store, spool_bytes=150, full_wait_seconds=LIMIT_SECONDS)
+    queue.submit(make_file(content=b"x" * 100), "a")
+    store.started.acquire()
+    threading.Timer(0.05, gate.set).start()
+
+    handle = queue.submit(make_file(content=b"x" * 100), "b")
+
+    assert handle.result(LIMIT_SECONDS).state is UploadState.DONE
+
+
+def test_the_floor_of_free_space_is_kept(make_queue, make_file):
+    """Fault 9: a spool never takes the last of its disk."""
+    queue = make_queue(MemoryStore(), free_bytes=1 << 60)
+
+    with pytest.raises(SpoolFull, match="bytes free"):
+        queue.submit(make_file(), "a").result(0)
+
+
+def test_refusals_raise_where_asked(make_queue, make_file):
+    """With raise_errors a refused file is an exception."""
+    with pytest.raises(SpoolFull):
+        make_queue(MemoryStore(), raise_errors=True, spool_bytes=1).submit(make_file(), "a")
+
+
+def test_closing_names_what_was_not_delivered(make_queue, make_file, gate, caplog):
+    """W4 and W6: a deadline, every name, and the command that finishes the rest."""
+    queue = make_queue(StoreThatWaits(gate), workers=1)
+    for name in ("a", "b", "c"):
+        queue.submit(make_file(), name)
+
+    backlog = queue.close(timeout_seconds=0.05)
+
+    assert backlog.remaining == ("a", "b", "c")
+    assert backlog.resume_command == f"python -m uploads resume {queue.spool.path}"
+    assert all(text in caplog.text for text in ("a, b, c", backlog.resume_command))
+
+
+def test_closing_raises_where_asked(make_queue, make_file, gate):
+    """With raise_errors an incomplete close is an exception."""
+    queue = make_queue(StoreThatWaits(gate), raise_errors=True)
+    queue.submit(make_file(), "a")
+
+    with pytest.raises(UploadsIncomplete, match="a"):
+        queue.close(timeout_seconds=0.05)
+
+
+def test_closing_twice_and_submitting_afterwards(make_queue, make_file):
+    """W9: the second close does nothing; a closed queue takes nothing."""
+    queue = make_queue(MemoryStore())
+
+    assert queue.close(1) is queue.close(1)
+    with pytest.raises(QueueClosed, match="Nothing would upload it"):
+        queue.submit(make_file(), "a")
+
+
+def test_a_queue_is_a_context_manager(tmp_path, make_file):
+    """Leaving the block drains."""
+    store = MemoryStore()
+
+    with UploadQueue(store, spool=tmp_path / "spool", free_bytes=0) as queue:
+        queue.submit(make_file(), "a")
+
+    assert store.objects == {"a": b"content"}
+
+
+def test_the_next_queue_uploads_what_the_last_one_left(make_queue, make_file, gate):
+    """Scenario 55: a new queue on the same spool finishes the old one's work."""
+    first = make_queue(StoreThatWaits(gate), workers=1)
+    for name in ("a", "b", "c"):
+        first.submit(make_file(content=name.encode()), name)
+    gate.set()
+    first.close(0)
+    store = MemoryStore()
+
+    second = make_queue(store)
+    second.drain(LIMIT_SECONDS)
+
+    assert {name: store.objects.get(name, first._store.objects.get(name)) for name in "abc"} == {
+        "a": b"a",
+        "b": b"b",
+        "c": b"c",
+    }
+    assert second.unsettled() == 0
+
+
+def test_two_queues_cannot_share_a_spool(make_queue):
+    """Fault 46: the second is told who has it."""
+    make_queue(MemoryStore())
+
+    with pytest.raises(SpoolOwned, match=f"queue with pid {os.getpid()}"):
+        make_queue(MemoryStore())
+
+
+def test_the_default_spool_is_found_again_and_not_shared(tmp_path, monkeypatch):
+    """A second start for the same store finds what the first left; two at once get one each."""
+    monkeypatch.setenv("UPLOADS_HOME", str(tmp_path / "home"))
+    first = UploadQueue(tmp_path / "store")
+    second = UploadQueue(tmp_path / "store")
+    paths = (first.spool.path, second.spool.path)
+    first.close(1)
+    second.close(1)
+    third = UploadQueue(tmp_path / "store")
+    third.close(1)
+
+    assert paths[0] != paths[1]
+    assert third.spool.path == paths[0]
+
+
+def test_a_spool_deleted_under_the_queue_is_noticed_and_made_anew(make_queue, make_file, gate, tmp_path):
+    """Fault 14: what was deleted is named as lost, what comes after works."""
+    import shutil
+
+    queue = make_queue(StoreThatWaits(gate), workers=1)
+    queue.submit(make_file(), "flying")
+    lost = queue.submit(make_file(), "lost")
+    queue._store.started.acquire()
+    shutil.rmtree(queue.spool.path)
+    gate.set()
+
+    after = queue.submit(make_file(), "after")
+
+    assert after.result(LIMIT_SECONDS).state is UploadState.DONE
+    assert "was deleted" in str(lost.exception(LIMIT_SECONDS))
+
+
+def test_power_durability_syncs_data_manifest_and_names_before_it_returns(make_queue, make_file):
+    """Fault 7: with durability="power" everything about the entry was synced when submit returns."""
+    synced = []
+    real = os.fsync
+
+    def fsync(descriptor):
+        synced.append(pathlib.Path(f"/proc/self/fd/{descriptor}").readlink().name)
+        real(descriptor)
+
+    queue = make_queue(MemoryStore(), durability="power")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", fsync)
+        handle = queue.submit(make_file(), "a")
+
+    assert synced[:2] == ["data", "entry.json"]
+    assert synced[3] == "pending"
+    assert handle.result(LIMIT_SECONDS).state is UploadState.DONE
+
+
+def test_process_durability_syncs_soon_after(tmp_path, make_file):
+    """Fault 7: with durability="process" every entry is synced in the background."""
+    from uploads._flusher import Flusher
+    from uploads.spool import Spool
+
+    synced = threading.Event()
+    spool = Spool(tmp_path / "spool")
+    spool.create()
+    flusher = Flusher(spool, delay_seconds=0.01, fsync=lambda place: synced.set())
+
+    flusher.add("000000000001-0000000000000000-0000000000000000")
+
+    assert synced.wait(LIMIT_SECONDS)
+    flusher.stop(LIMIT_SECONDS)
+
+
+def test_an_fsync_that_failed_is_counted_and_never_repeated(tmp_path, caplog):
+    """Fault 8: a second fsync would say that all is well; the entry is marked instead, out loud."""
+    from uploads._flusher import Flusher
+    from uploads.spool import Spool
+
+    calls = []
+
+    def failing(place):
+        calls.append(place)
+        raise OSError(5, "Input/output error")
+
+    spool = Spool(tmp_path / "spool")
+    spool.create()
+    flusher = Flusher(spool, delay_seconds=0.0, fsync=failing)
+    flusher.add("000000000001-0000000000000000-0000000000000000")
+    flusher.stop(LIMIT_SECONDS)
+
+    assert (len(calls), flusher.suspect) == (1, 1)
+    assert "Input/output error" in caplog.text
+
+
+def test_a_forked_child_may_submit_and_the_parent_uploads(make_queue, make_file, gate):
+    """Fault 34: a child forked while threads hold locks stages without hanging; the parent's queue is intact."""
+    store = StoreThatWaits(gate)
+    queue = make_queue(store, workers=1)
+    queue.submit(make_file("parent"), "parent")
+    store.started.acquire()
+    source = make_file("child", b"from the child")
+
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            queue.submit(source, "child")
+            queue.close(5)
+            code = 0
+        finally:
+            os._exit(code)
+    _, status = os.waitpid(pid, 0)
+    gate.set()
+    queue._drainer.rescan()
+
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert queue._drainer.wait_idle(LIMIT_SECONDS)
+    assert store.objects["child"] == b"from the child"
+    assert store.puts == {"parent": 1, "child": 1}
+
+
+def test_a_network_file_system_needs_no_memory_map_and_no_database():
+    """Fault 48: nothing in the package maps memory or opens a database, so that NFS and Lustre are fine as spools."""
+    import uploads
+
+    sources = "".join(path.read_text() for path in pathlib.Path(uploads.__file__).parent.rglob("*.py"))
+
+    assert "import mmap" not in sources
+    assert "import sqlite3" not in sources
+
+
+def test_importing_loads_no_client_and_starts_nothing():
+    """The package is cheap to import, and silent."""
+    import subprocess
+    import sys
+
+    program = (
+        "import sys, threading, signal; before = signal.getsignal(signal.SIGTERM); import uploads;"
+        "assert not {'torch', 'boto3', 'botocore', 'obstore', 'paramiko', 'tqdm'} & set(sys.modules);"
+        "assert threading.active_count() == 1 and signal.getsignal(signal.SIGTERM) is before"
+    )
+
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+def test_the_checksum_in_the_manifest_is_of_the_bytes_that_were_taken(make_queue, make_file, gate):
+    """Whoever reads the spool can tell damage."""
+    from uploads.entry import Entry
+
+    queue = make_queue(StoreThatWaits(gate), workers=1)
+    queue.submit(make_file("blocker"), "blocker")
+    queue._store.started.acquire()
+    queue.submit(make_file(content=b"bytes"), "a")
+    [folder] = queue.spool.list_pending()
+
+    entry = Entry.read(queue.spool.pending / folder)
+
+    assert (entry.size, entry.crc32 in {zlib.crc32(b"bytes"), None}, entry.remote_name) == (5, True, "a")

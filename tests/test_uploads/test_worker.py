@@ -1,0 +1,162 @@
+"""The worker process: started at once, supervised, told of everything, gone when it should be."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from uploads import UploadQueue, UploadState
+from uploads.ownership import owner_of
+
+LIMIT_SECONDS = 60
+
+
+@pytest.fixture
+def make_worker_queue(tmp_path, moto, prefix):
+    """Makes queues with a worker process, and closes them."""
+    queues = []
+
+    def make(uri=None, **options):
+        queues.append(
+            UploadQueue(uri or moto.uri(prefix), **{"spool": tmp_path / "spool", "free_bytes": 0, **options})
+        )
+        return queues[-1]
+
+    yield make
+    for queue in queues:
+        queue.close(timeout_seconds=0)
+
+
+def test_remote_stores_get_a_worker_of_their_own(make_worker_queue, make_file, moto, prefix):
+    """A URI that leads over a network is served by another process; handles hear of the end."""
+    queue = make_worker_queue()
+
+    outcome = queue.submit(make_file(), "a").result(LIMIT_SECONDS)
+
+    assert outcome.state is UploadState.DONE
+    assert moto.objects(prefix) == {"a": b"content"}
+    assert owner_of(queue.spool.drain_lock)["pid"] == queue._drainer.pid != os.getpid()
+
+
+def test_closing_ends_the_worker_and_frees_the_spool(make_worker_queue, make_file):
+    """Nothing outlives a queue that was closed in peace."""
+    queue = make_worker_queue()
+    queue.submit(make_file(), "a").result(LIMIT_SECONDS)
+
+    backlog = queue.close(LIMIT_SECONDS)
+
+    assert backlog.is_empty
+    assert queue._drainer._process.returncode == 0
+    assert owner_of(queue.spool.drain_lock) is None
+
+
+def test_failures_are_heard_with_their_reason(make_worker_queue, make_file, moto, prefix, caplog):
+    """What the worker logs and finds comes out in this process."""
+    queue = make_worker_queue()
+    queue.submit(make_file(content=b"1"), "a").result(LIMIT_SECONDS)
+
+    error = queue.submit(make_file(content=b"2"), "a").exception(LIMIT_SECONDS)
+
+    assert "overwrite=False" in str(error)
+    assert "a was not uploaded (conflict)" in caplog.text
+
+
+def test_a_killed_worker_is_replaced_and_nothing_is_lost(make_worker_queue, make_file, moto, prefix, caplog):
+    """Fault 5, W11: SIGKILL of the worker costs one message and no file; no wait hangs."""
+    queue = make_worker_queue()
+    queue.submit(make_file(), "first").result(LIMIT_SECONDS)
+
+    os.kill(queue._drainer.pid, signal.SIGKILL)
+    handles = [queue.submit(make_file(content=b"%d" % number), f"n{number}") for number in range(20)]
+
+    assert [handle.result(LIMIT_SECONDS).state for handle in handles] == [UploadState.DONE] * 20
+    assert len(moto.objects(prefix)) == 21
+    assert sum("worker ended" in record.message for record in caplog.records) == 1
+
+
+def test_what_a_worker_did_not_live_to_tell_is_looked_up(make_worker_queue, make_file, moto, prefix):
+    """An entry that was delivered while nobody listened is found in the spool's own record."""
+    queue = make_worker_queue()
+    queue.submit(make_file(), "first").result(LIMIT_SECONDS)
+    queue._drainer._hear = lambda message: False  # Deaf: the pipe is read, the messages are not.
+    handle = queue.submit(make_file(), "second")
+    deadline = time.monotonic() + LIMIT_SECONDS
+    while handle.identifier not in {outcome.identifier for outcome in queue.spool.delivered()}:
+        assert time.monotonic() < deadline
+
+    assert not handle.done()
+    queue._look_up()
+
+    assert handle.result(0).state is UploadState.DONE
+
+
+def test_a_stopped_worker_never_blocks_the_training(make_worker_queue, make_file, moto, prefix):
+    """Promise 1: with the worker frozen and the pipe full, submit goes on; afterwards everything arrives."""
+    queue = make_worker_queue(workers=8)
+    queue.submit(make_file(), "first").result(LIMIT_SECONDS)
+    pid = queue._drainer.pid
+    source = make_file("small")
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        for _ in range(1200):
+            queue.submit(source, "same", overwrite=True)
+        queue.submit(source, "last")
+        missed = queue._drainer._missed
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+    queue.submit(source, "after")
+
+    assert missed
+    assert queue.drain(LIMIT_SECONDS).is_empty
+    assert set(moto.objects(prefix)) == {"first", "same", "last", "after"}
+
+
+def test_a_worker_needs_a_uri(tmp_path):
+    """A store object cannot be sent to another process; a path can."""
+    from uploads import LocalStore
+
+    with pytest.raises(ValueError, match="must have a store given by URI"):
+        UploadQueue(LocalStore(tmp_path), isolation="process", spool=tmp_path / "spool")
+
+
+def test_secrets_reach_the_worker_but_no_file(
+    make_worker_queue, make_file, moto, prefix, tmp_path, monkeypatch
+):
+    """Fault 49: keys given as options go through the pipe; nothing under the spool holds them."""
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    secrets = {"aws_access_key_id": "AKIAABCDEFGHIJKLMNOP", "aws_secret_access_key": "hush-hush"}
+    queue = make_worker_queue(store_options=secrets)
+
+    queue.submit(make_file(), "a").result(LIMIT_SECONDS)
+    queue.close(LIMIT_SECONDS)
+
+    text = b"".join(path.read_bytes() for path in queue.spool.path.rglob("*") if path.is_file())
+    assert not [secret for secret in secrets.values() if secret.encode() in text]
+
+
+def test_a_folder_called_uploads_in_the_working_directory_is_not_run(make_file, moto, prefix, tmp_path):
+    """The worker is this package, wherever the training was started."""
+    (tmp_path / "uploads").mkdir()
+    (tmp_path / "uploads/__init__.py").write_text("raise SystemExit('hijacked')")
+    program = (
+        "import sys; sys.path.pop(0)\n"
+        "from uploads import UploadQueue\n"
+        f"queue = UploadQueue({moto.uri(prefix)!r}, spool={str(tmp_path / 'spool')!r}, free_bytes=0)\n"
+        f"print(queue.submit({str(make_file())!r}, 'a').result(60).state)"
+    )
+
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_SECONDS,
+        check=False,
+    )
+
+    assert done.stdout.strip() == "done", done.stderr

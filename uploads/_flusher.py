@@ -1,0 +1,115 @@
+"""Has what was staged written to the disk within a second, behind the training loop's back.
+
+With `durability="process"` an entry is safe from the death of the process as soon as `submit` returns, since the page
+cache outlives it; this thread makes it safe from a loss of power soon after.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from typing import TYPE_CHECKING
+
+from ._disk import sync_disk_of
+from .entry import MANIFEST_FILE
+from .spool import fsync_entry, fsync_path
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from .spool import Spool
+
+__all__ = ["Flusher"]
+
+_log = logging.getLogger("uploads")
+
+_BURST = 8
+
+
+class Flusher:
+    """One daemon thread, started with the first entry. The lock guards the list of folders to sync.
+
+    Attributes:
+        suspect: How many entries the disk refused to take. The kernel reports such an error once and forgets it, so that
+            a second fsync would lie: the entry stays, its bytes are compared with their checksum before they are uploaded.
+    """
+
+    def __init__(
+        self,
+        spool: Spool,
+        *,
+        delay_seconds: float = 1.0,
+        fsync: Callable[[Path], None] = fsync_entry,
+        sync_disk: Callable[[Path], None] = sync_disk_of,
+    ) -> None:
+        self.suspect = 0
+        self._spool = spool
+        self._delay_seconds = delay_seconds
+        self._fsync = fsync
+        self._sync_disk = sync_disk
+        self._lock = threading.Lock()
+        self._folders: list[str] = []
+        self._wanted = threading.Event()
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def add(self, folder: str) -> None:
+        """Has the entry written out within the delay; returns at once."""
+        with self._lock:
+            self._folders.append(folder)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="uploads-flusher", daemon=True)
+                self._thread.start()
+        self._wanted.set()
+
+    def stop(self, timeout_seconds: float) -> None:
+        """Writes out what is left, for at most this long."""
+        self._stopping.set()
+        self._wanted.set()
+        if self._thread is not None:
+            self._thread.join(timeout_seconds)
+
+    def _run(self) -> None:
+        while True:
+            self._wanted.wait()
+            self._stopping.wait(self._delay_seconds / 2)  # Gathers a burst, whose folder is then synced once.
+            self._wanted.clear()
+            with self._lock:
+                folders, self._folders = self._folders, []
+            if len(folders) > _BURST:
+                self._flush_disk(folders)
+            else:
+                for folder in folders:
+                    self._flush(folder)
+                with contextlib.suppress(OSError):
+                    fsync_path(self._spool.pending)
+            if self._stopping.is_set() and not self._wanted.is_set():
+                return
+
+    def _flush(self, folder: str) -> None:
+        place = self._spool.pending / folder
+        if not (place / MANIFEST_FILE).exists():
+            place = self._spool.inflight / folder
+        try:
+            self._fsync(place)
+        except FileNotFoundError:
+            return  # It was uploaded meanwhile.
+        except OSError as error:
+            self._doubt(place, 1, error)
+
+    def _flush_disk(self, folders: list[str]) -> None:
+        """Many entries at once: one pass over the disk instead of three waits for its journal per entry."""
+        try:
+            self._sync_disk(self._spool.pending)
+        except OSError as error:
+            self._doubt(self._spool.path, len(folders), error)
+
+    def _doubt(self, place: Path, count: int, error: OSError) -> None:
+        self.suspect += count
+        _log.error(
+            "the disk must keep %s, got %s. Its bytes are compared with their checksum before they are uploaded; a loss of power may lose them.",
+            place,
+            error.strerror,
+        )

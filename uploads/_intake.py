@@ -1,0 +1,153 @@
+"""From a path to a pending entry: books room, stages, publishes. Runs in the caller's thread."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import threading
+from typing import TYPE_CHECKING, Literal
+
+from .entry import DATA_FILE, Entry
+from .spool import utc_now
+from .staging import Staged, is_on_same_disk, measure_to_move, stage_copy, stage_link
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from ._room import Room
+    from .spool import Spool
+
+__all__ = ["How", "Intake"]
+
+How = Literal["copy", "move", "link"]
+
+
+class Intake:
+    """Gives entries their numbers. Its lock guards the numbers and their order on disk; staging itself is done outside it.
+
+    Args:
+        spool: Exists already.
+        room: Where bytes are booked.
+    """
+
+    def __init__(self, spool: Spool, room: Room) -> None:
+        self._spool = spool
+        self._room = room
+        self._sequence = spool.last_sequence()
+        self._lock = threading.Lock()
+
+    def accept(
+        self,
+        identifier: str,
+        source: Path,
+        name: str,
+        size: int,
+        how: How,
+        *,
+        overwrite: bool,
+        after: tuple[str, ...],
+        to_disk: bool,
+        register: Callable[[Entry], None],
+    ) -> Entry:
+        """Makes the file an entry. Either it is pending when this returns, or nothing has changed.
+
+        Args:
+            identifier: Of the entry to be.
+            source: A regular file.
+            name: Its remote name.
+            size: Bytes to book; returned where this raises.
+            how: To take the bytes.
+            overwrite: For the manifest.
+            after: For the manifest.
+            to_disk: Whether to wait for the disk.
+            register: Called just before the entry becomes visible; where it raises, nothing has changed.
+
+        Raises:
+            SpoolFull: No room.
+            UnstableSource: The file kept changing.
+            OSError: The spool could not be written.
+        """
+        self._room.take(size, adds_to_disk=how == "copy")
+        try:
+            folder = self._spool.new_folder()
+            try:
+                return self._stage(
+                    identifier,
+                    source,
+                    folder,
+                    name,
+                    how,
+                    overwrite=overwrite,
+                    after=after,
+                    to_disk=to_disk,
+                    register=register,
+                )
+            except BaseException:
+                shutil.rmtree(folder, ignore_errors=True)
+                raise
+        except BaseException:
+            self._room.give(size)
+            raise
+
+    def forget_after_fork(self) -> None:
+        """In a forked child: the parent's lock may be held by a thread that does not exist here."""
+        self._lock = threading.Lock()
+
+    def _stage(
+        self,
+        identifier: str,
+        source: Path,
+        folder: Path,
+        name: str,
+        how: How,
+        *,
+        overwrite: bool,
+        after: tuple[str, ...],
+        to_disk: bool,
+        register: Callable[[Entry], None],
+    ) -> Entry:
+        rename = how == "move" and is_on_same_disk(source, folder)
+        staged = _take(source, folder / DATA_FILE, how, rename=rename)
+        with self._lock:
+            self._sequence += 1
+            entry = Entry(
+                identifier,
+                self._sequence,
+                name,
+                overwrite,
+                staged.size,
+                staged.crc32,
+                staged.staging,
+                str(source.absolute()),
+                after,
+                utc_now(),
+            )
+            # The manifest comes first: should we die right after the rename below, the file is gone from where it was,
+            # and the next queue finds an entry that is complete.
+            self._spool.write_manifest(folder, entry)
+            register(entry)
+            with _moved(source, folder / DATA_FILE) if rename else contextlib.nullcontext():
+                self._spool.publish(folder, entry, to_disk=to_disk)
+        if how == "move" and not rename:
+            source.unlink()
+        return entry
+
+
+def _take(source: Path, target: Path, how: How, *, rename: bool) -> Staged:
+    if rename:
+        return measure_to_move(source)
+    if how == "link":
+        return stage_link(source, target)
+    return stage_copy(source, target)
+
+
+@contextlib.contextmanager
+def _moved(source: Path, target: Path) -> Iterator[None]:
+    """The source is at the target; back where it was if the block raises."""
+    source.rename(target)
+    try:
+        yield
+    except BaseException:
+        target.rename(source)
+        raise

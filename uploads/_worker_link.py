@@ -1,0 +1,200 @@
+"""The training process's end of a worker process: starts it, tells it what is new, hears what became of it, replaces it when it dies.
+
+Lines of JSON over two pipes. To the worker: first what to do (`WorkerOrder`), then `{"add": folder}`, `{"rescan": true}` and
+`{"stop": seconds}`; the end of the pipe tells it that we are gone. From it: `{"owner": pid}` once it has the spool,
+`{"settled": outcome}` and `{"log": [level, text]}`.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from .outcome import Outcome
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+__all__ = ["WorkerLink", "WorkerOrder"]
+
+_log = logging.getLogger("uploads")
+
+_RESTART_CAP_SECONDS = 60.0
+
+
+@attrs.frozen
+class WorkerOrder:
+    """What a worker process is to do. Secrets among the options travel through the pipe, never through a file or argv.
+
+    Attributes:
+        spool: The folder.
+        store_uri: For `open_store`.
+        store_options: For `open_store`.
+        workers: Uploads at the same time.
+        grace_seconds: How long to go on after the training process died.
+    """
+
+    spool: str
+    store_uri: str
+    store_options: dict[str, Any]
+    workers: int
+    grace_seconds: float
+
+
+class WorkerLink:
+    """Supervises one worker. The lock guards the process and its input; one daemon thread reads its output.
+
+    Args:
+        order: For the worker.
+        on_settled: Called with each outcome, from the reading thread.
+        on_takeover: Called when a worker has taken the spool: what an earlier one did not live to tell must be looked up.
+    """
+
+    def __init__(
+        self, order: WorkerOrder, *, on_settled: Callable[[Outcome], None], on_takeover: Callable[[], None]
+    ) -> None:
+        self._order = order
+        self._on_settled = on_settled
+        self._on_takeover = on_takeover
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._missed = False
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._supervise, name="uploads-worker-link", daemon=True)
+
+    @property
+    def pid(self) -> int | None:
+        """Of the worker that lives now."""
+        with self._lock:
+            return None if self._process is None else self._process.pid
+
+    def start(self) -> None:
+        """Starts the worker and returns; it takes about a second to import its client."""
+        self._spawn()
+        self._thread.start()
+
+    def add(self, folders: Iterable[str]) -> None:
+        """Tells the worker of new entries. Never waits: what does not fit into the pipe the worker finds by itself."""
+        for folder in folders:
+            self._tell({"add": folder})
+
+    def stop(self, timeout_seconds: float = 5.0) -> None:
+        """Has the worker give the spool back and end; kills it when that takes longer."""
+        self._stopping.set()
+        self._tell({"stop": timeout_seconds})
+        with self._lock:
+            process = self._process
+        if process is None:
+            return
+        try:
+            process.wait(timeout_seconds + 1.0)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        self._thread.join(timeout_seconds + 1.0)
+        if process.stdin is not None:
+            process.stdin.close()
+
+    def forget_after_fork(self) -> None:
+        """In a forked child: closes the pipe, so that the worker sees our parent's death and not ours."""
+        if self._process is not None:
+            for pipe in (self._process.stdin, self._process.stdout):
+                if pipe is not None:
+                    pipe.close()
+            self._process.returncode = 0  # Not our child: nothing to wait for, nothing to warn of.
+            self._process = None
+
+    def _spawn(self) -> None:
+        package_home = str(Path(__file__).resolve().parent.parent)
+        environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(filter(None, [package_home, os.environ.get("PYTHONPATH")])),
+        }
+        # -P: a folder called `uploads` in the working directory must not stand in for this package.
+        # A session of its own: Ctrl-C in the terminal is for the training process.
+        process = subprocess.Popen(  # our own interpreter and module
+            [sys.executable, "-P", "-m", "uploads._worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=environment,
+            start_new_session=True,
+            bufsize=0,
+        )
+        assert process.stdin is not None  # noqa: S101  # asked for above
+        process.stdin.write(json.dumps(attrs.asdict(self._order)).encode() + b"\n")
+        os.set_blocking(process.stdin.fileno(), False)
+        with self._lock:
+            if self._process is not None and self._process.stdin is not None:
+                self._process.stdin.close()
+            self._process = process
+            self._missed = False
+
+    def _tell(self, message: dict[str, Any]) -> None:
+        with self._lock:
+            if self._process is None or self._process.stdin is None or self._process.stdin.closed:
+                return
+            try:
+                if self._missed:
+                    self._write({"rescan": True})
+                    self._missed = False
+                self._write(message)
+            except BlockingIOError:
+                self._missed = True
+            except OSError:
+                pass  # It died; the next one lists the spool.
+
+    def _write(self, message: dict[str, Any]) -> None:
+        """One line, which a pipe takes whole or not at all, being shorter than PIPE_BUF."""
+        assert self._process is not None  # noqa: S101  # _tell looked
+        assert self._process.stdin is not None  # noqa: S101  # as above
+        os.write(self._process.stdin.fileno(), json.dumps(message).encode() + b"\n")
+
+    def _supervise(self) -> None:
+        deaths = 0
+        while True:
+            lived = self._listen()
+            if self._stopping.is_set():
+                return
+            deaths = 1 if lived else deaths + 1
+            _log.warning("the upload worker ended and is started again; nothing is lost")
+            if self._stopping.wait(min(_RESTART_CAP_SECONDS, 2.0 ** (deaths - 1) - 1.0)):
+                return
+            try:
+                self._spawn()
+            except OSError as error:
+                _log.error(
+                    "the upload worker could not be started: %s", error
+                )  # the traceback says nothing more
+
+    def _listen(self) -> bool:
+        """Hears the worker until it ends; whether it ever had the spool."""
+        with self._lock:
+            process = self._process
+        if process is None or process.stdout is None:
+            return False
+        owned = False
+        with io.BufferedReader(process.stdout) as lines:  # type: ignore[type-var]  # a FileIO, since bufsize=0
+            for line in lines:
+                owned = self._hear(json.loads(line)) or owned
+        process.wait()
+        return owned
+
+    def _hear(self, message: dict[str, Any]) -> bool:
+        if "settled" in message:
+            self._on_settled(Outcome.from_json(message["settled"]))
+        elif "log" in message:
+            level, text = message["log"]
+            _log.log(level, "%s", text)
+        elif "owner" in message:
+            self._on_takeover()
+            return True
+        return False

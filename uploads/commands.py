@@ -1,0 +1,379 @@
+"""What can be done with a spool from outside: `status`, `resume`, `verify`, `gc`.
+
+As functions that return values, and as sub-commands for a command line (`add_commands`; `python -m uploads`).
+
+Exit codes: 0 everything was delivered, 1 something is left, 2 wrong usage, 3 another process owns the spool,
+4 something failed for good or is not in the store as it was delivered.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import shutil
+import sys
+import threading
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from .drain import Drain
+from .entry import Entry
+from .errors import ManifestUnreadable, SpoolError, SpoolOwned, UploadError
+from .outcome import Outcome, UploadState
+from .ownership import OwnerLock, owner_of
+from .spool import Spool
+from .stores import open_store
+from .stores.store import Resuming
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from .stores import Store
+
+__all__ = [
+    "EXIT_FAILED",
+    "EXIT_LEFT",
+    "EXIT_OK",
+    "EXIT_OWNED",
+    "Finding",
+    "add_commands",
+    "gc",
+    "main",
+    "resume",
+    "status",
+    "verify",
+]
+
+EXIT_OK = 0
+EXIT_LEFT = 1
+EXIT_OWNED = 3
+EXIT_FAILED = 4
+
+_ENTRIES_SHOWN = 20
+
+
+@attrs.frozen
+class Finding:
+    """A delivered object that is not in the store as it was delivered."""
+
+    uri: str
+    problem: str
+
+
+def status(path: str | Path, *, entries: int = _ENTRIES_SHOWN) -> dict[str, Any]:
+    """What is in the spool, who works on it, and what they last said. Reads only.
+
+    Args:
+        path: The spool.
+        entries: The most entries to describe one by one, of those that wait and of each kind of failure.
+    """
+    spool = _existing(path)
+    waiting, inflight, failed = spool.list_pending(), spool.list_inflight(), spool.list_failed()
+    return {
+        "spool": str(spool.path),
+        "store": spool.describe().get("store", {}).get("uri"),
+        "drained_by": owner_of(spool.drain_lock),
+        "submitted_by": owner_of(spool.queue_lock),
+        "pending": len(waiting),
+        "inflight": len(inflight),
+        "failed": {str(state): len(folders) for state, folders in failed.items()},
+        "entries": [_describe(spool, spool.inflight / folder) for folder in inflight[:entries]]
+        + [_describe(spool, spool.pending / folder) for folder in waiting[:entries]],
+        "failures": [
+            _describe_failure(spool, state, folder)
+            for state, folders in failed.items()
+            for folder in folders[:entries]
+        ],
+        "last_said": spool.read_status(),
+    }
+
+
+def resume(
+    path: str | Path,
+    *,
+    store: Store | None = None,
+    workers: int = 4,
+    timeout_seconds: float | None = None,
+    follow: bool = False,
+) -> int:
+    """Uploads what is in the spool; returns the exit code. Blocks until everything has ended, the time is over, or Ctrl-C.
+
+    Args:
+        path: The spool.
+        store: Instead of the one that the spool names.
+        workers: Uploads at the same time.
+        timeout_seconds: None for no limit.
+        follow: Whether to wait for more once everything has ended.
+
+    Raises:
+        SpoolOwned: A live process drains it already.
+    """
+    spool = _existing(path)
+    spool.sweep_tmp()
+    drain = Drain(spool, store or _store_of(spool), workers=workers, role="resume")
+    drain.start()
+    try:
+        if follow:
+            threading.Event().wait(timeout_seconds)
+        else:
+            drain.wait_idle(threading.TIMEOUT_MAX if timeout_seconds is None else timeout_seconds)
+    except KeyboardInterrupt:
+        pass
+    finally:
+        drain.stop()
+    return _exit_code(spool)
+
+
+def verify(path: str | Path, *, store: Store | None = None) -> list[Finding]:
+    """Compares each delivered name, as it was last delivered, with what the store has.
+
+    Compared are the size and the SHA-256: that of the store's metadata, or else of the object, which is read for it.
+    """
+    spool = _existing(path)
+    store = store or _store_of(spool)
+    latest = {
+        outcome.remote_name: outcome for outcome in spool.delivered() if outcome.state is UploadState.DONE
+    }
+    problems = ((outcome, _problem(store, outcome)) for outcome in latest.values())
+    return [
+        Finding(outcome.uri or store.uri(outcome.remote_name), problem)
+        for outcome, problem in problems
+        if problem
+    ]
+
+
+def gc(
+    path: str | Path, *, store: Store | None = None, failed: bool = False, delivered: bool = False
+) -> dict[str, int]:
+    """Removes what nobody needs: what dead processes left half staged and, when asked, more; returns how many of each.
+
+    Args:
+        path: The spool.
+        store: Instead of the one that the spool names.
+        failed: Whether to remove the entries that failed, with their bytes, and what is half sent of them.
+        delivered: Whether to forget what was delivered; `verify` then knows nothing of it.
+
+    Raises:
+        SpoolOwned: A live process drains it.
+        StoreError: What is half sent could not be removed from the store; its entry is kept.
+    """
+    spool = _existing(path)
+    lock = OwnerLock(spool.drain_lock, "gc")
+    lock.acquire()
+    try:
+        removed = {"half_staged": spool.sweep_tmp(), "failed": 0}
+        spool.recover()
+        if failed:
+            for state, folders in spool.list_failed().items():
+                for folder in folders:
+                    _remove_failed(spool.failed / state / folder, store, spool)
+                    removed["failed"] += 1
+        if delivered:
+            spool.forget_delivered()
+    finally:
+        lock.release()
+    return removed
+
+
+def add_commands(subparsers: Any) -> None:
+    """Adds the four sub-commands to what `ArgumentParser.add_subparsers` returned.
+
+    The parsed namespace has `run`, to be called with the namespace; it returns the exit code.
+    """
+    for name, run, text in (
+        ("status", _run_status, "say what is in the spool and who works on it"),
+        ("resume", _run_resume, "upload what is in the spool"),
+        ("verify", _run_verify, "compare what was delivered with what is in the store"),
+        ("gc", _run_gc, "remove what nobody needs"),
+    ):
+        command = subparsers.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
+        command.add_argument("spool", metavar="SPOOL", help="the folder of entries")
+        command.add_argument("--json", action="store_true", help="print JSON")
+        command.set_defaults(run=run)
+        if name != "status":
+            command.add_argument("--store", metavar="URI", help="instead of the store that the spool names")
+        if name == "resume":
+            command.add_argument(
+                "--workers", type=int, default=4, metavar="N", help="uploads at the same time (4)"
+            )
+            command.add_argument("--timeout", type=float, metavar="SECONDS", help="stop after this long")
+            command.add_argument(
+                "--follow", action="store_true", help="wait for more when everything is uploaded"
+            )
+        if name == "gc":
+            command.add_argument(
+                "--failed", action="store_true", help="remove failed entries and their bytes too"
+            )
+            command.add_argument("--delivered", action="store_true", help="forget what was delivered")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """`python -m uploads …`; returns the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m uploads",
+        description="Look after a spool of uploads.",
+        epilog=(__doc__ or "").partition("\n\n")[2].partition("\n\n")[2],
+    )
+    add_commands(parser.add_subparsers(required=True, metavar="COMMAND"))
+    options = parser.parse_args(arguments)
+    try:
+        return int(options.run(options))
+    except SpoolOwned as error:
+        _say(str(error), stream=sys.stderr)
+        return EXIT_OWNED
+    except (UploadError, ValueError, ImportError) as error:
+        _say(str(error), stream=sys.stderr)
+        return EXIT_FAILED
+
+
+def _run_status(options: argparse.Namespace) -> int:
+    found = status(options.spool)
+    _say(json.dumps(found, indent=2) if options.json else _as_text(found))
+    return _exit_code(Spool(options.spool))
+
+
+def _run_resume(options: argparse.Namespace) -> int:
+    store = open_store(options.store) if options.store else None
+    code = resume(
+        options.spool,
+        store=store,
+        workers=options.workers,
+        timeout_seconds=options.timeout,
+        follow=options.follow,
+    )
+    return max(_run_status(options), code)
+
+
+def _run_verify(options: argparse.Namespace) -> int:
+    findings = verify(options.spool, store=open_store(options.store) if options.store else None)
+    _say(
+        json.dumps([attrs.asdict(finding) for finding in findings], indent=2)
+        if options.json
+        else "\n".join(f"{finding.uri}: {finding.problem}" for finding in findings)
+        or "everything that was delivered is there"
+    )
+    return EXIT_FAILED if findings else EXIT_OK
+
+
+def _run_gc(options: argparse.Namespace) -> int:
+    removed = gc(
+        options.spool,
+        store=open_store(options.store) if options.store else None,
+        failed=options.failed,
+        delivered=options.delivered,
+    )
+    _say(
+        json.dumps(removed)
+        if options.json
+        else ", ".join(f"{count} {what.replace('_', ' ')}" for what, count in removed.items()) + " removed"
+    )
+    return EXIT_OK
+
+
+def _existing(path: str | Path) -> Spool:
+    spool = Spool(path)
+    if not spool.pending.is_dir():
+        raise SpoolError(f"a spool must be a folder with pending/ in it, got {spool.path}")
+    return spool
+
+
+def _store_of(spool: Spool) -> Store:
+    about = spool.describe().get("store")
+    if not about:
+        raise SpoolError(f"spool {spool.path} must name its store, got none. Give one with --store URI.")
+    return open_store(about["uri"], **about.get("options", {}))
+
+
+def _exit_code(spool: Spool) -> int:
+    if any(spool.list_failed().values()):
+        return EXIT_FAILED
+    return EXIT_LEFT if spool.list_pending() or spool.list_inflight() else EXIT_OK
+
+
+def _describe(spool: Spool, place: Path) -> dict[str, Any]:
+    try:
+        entry = Entry.read(place)
+    except (ManifestUnreadable, OSError) as error:
+        return {"folder": place.name, "problem": str(error)}
+    about = {
+        "remote_name": entry.remote_name,
+        "state": place.parent.name,
+        "size": entry.size,
+        "submitted_at": entry.submitted_at,
+    }
+    attempts = spool.attempts_of(place)
+    return about | (
+        {"attempts": attempts.get("count"), "last_error": attempts.get("reason")} if attempts else {}
+    )
+
+
+def _describe_failure(spool: Spool, state: UploadState, folder: str) -> dict[str, Any]:
+    place = spool.failed / state / folder
+    outcome = spool.reason_of(place)
+    return {
+        "remote_name": outcome.remote_name if outcome else folder,
+        "state": str(state),
+        "reason": outcome.reason if outcome else "",
+        "folder": str(place),
+    }
+
+
+def _problem(store: Store, outcome: Outcome) -> str:
+    found = store.head(outcome.remote_name)
+    if found is None:
+        return "not there"
+    if found.size != outcome.size:
+        return f"must have {outcome.size} bytes, got {found.size}"
+    if outcome.sha256 is None:
+        return ""
+    sha256 = found.sha256 or _digest_in_store(store, outcome.remote_name)
+    return "" if sha256 == outcome.sha256 else f"must have SHA-256 {outcome.sha256}, got {sha256}"
+
+
+def _digest_in_store(store: Store, name: str) -> str:
+    sha256 = hashlib.sha256()
+    for chunk in store.get(name):
+        sha256.update(chunk)
+    return sha256.hexdigest()
+
+
+def _remove_failed(place: Path, store: Store | None, spool: Spool) -> None:
+    notes = place / "multipart.json"
+    if notes.exists():
+        owner = store or _store_of(spool)
+        if isinstance(owner, Resuming):
+            owner.abandon(notes)
+    shutil.rmtree(place)
+
+
+def _as_text(found: dict[str, Any]) -> str:
+    said = found["last_said"]
+    lines = [f"{found['spool']} → {found['store']}"]
+    lines.append(
+        f"  {found['pending']} pending, {found['inflight']} in flight, "
+        + ", ".join(f"{count} {state}" for state, count in found["failed"].items())
+    )
+    lines += [
+        f"  {what.replace('_', ' ')} pid {who.get('pid')} on {who.get('host')} ({who.get('role')})"
+        for what in ("drained_by", "submitted_by")
+        if (who := found[what]) is not None
+    ]
+    if found["drained_by"] and said.get("parked_because"):
+        lines.append(f"  waits: {said['parked_because']}")
+    lines += [
+        f"  {item.get('state', '?')} {item.get('remote_name', item.get('folder'))}"
+        + (
+            f": {item.get('last_error') or item.get('problem')}"
+            if item.get("last_error") or item.get("problem")
+            else ""
+        )
+        for item in found["entries"]
+    ]
+    lines += [f"  {item['state']} {item['remote_name']}: {item['reason']}" for item in found["failures"]]
+    return "\n".join(lines)
+
+
+def _say(text: str, stream: Any = None) -> None:
+    (stream or sys.stdout).write(text + "\n")

@@ -1,0 +1,162 @@
+"""A file back from a store: whole, verified, in one step; a broken connection goes on where it broke."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import time
+import uuid
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .errors import BytesCorrupt, RemoteNotFound, TransientStoreError
+from .retry import RetryPolicy
+from .stores.uris import open_object
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from .stores.store import RemoteObject, Store
+
+__all__ = ["POINTER_SUFFIX", "download_file"]
+
+POINTER_SUFFIX = ".symlink"
+
+_LONGEST_CHAIN = 10
+_TRIES_WITHOUT_PROGRESS = 8
+_LONGEST_POINTER_BYTES = 4096
+
+
+def download_file(
+    name: str,
+    destination: str | Path,
+    *,
+    store: Store | None = None,
+    overwrite: bool = False,
+    progress_bar: bool = True,
+    policy: RetryPolicy | None = None,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Path:
+    """Downloads an object to a file and returns the file's path. Blocks until it is there.
+
+    Where there is no such object but `name.symlink` (a text file with another name, as Composer writes it), that one is followed.
+
+    Args:
+        name: In the store; without a store the URI that `UploadHandle.uri` says.
+        destination: A path that is not a folder; its parents are made. Never seen half written.
+        store: Where from.
+        overwrite: Whether an existing file may be replaced.
+        progress_bar: Whether to show a tqdm bar of the bytes on stderr.
+        policy: How long to wait between tries.
+        sleep: Waits; injected by tests.
+
+    Raises:
+        FileExistsError: `overwrite=False` and the destination exists.
+        RemoteNotFound: Neither the object nor a pointer of that name.
+        BytesCorrupt: What arrived is not what was uploaded.
+        TransientStoreError: Eight tries in a row brought not one byte.
+        StoreError: Any other.
+    """
+    destination = Path(destination)
+    if destination.exists() and not overwrite:
+        raise FileExistsError(f"{destination} must not exist, got a file. Use overwrite=True to replace it.")
+    if store is None:
+        store, name = open_object(name)
+    found = _resolve(store, name)
+    destination.parent.mkdir(parents=True, exist_ok=True)
+    partial = destination.with_name(f".{destination.name[:100]}.{uuid.uuid4().hex}.partial")
+    try:
+        with _bar(found, shown=progress_bar) as bar:
+            _fetch(store, found, partial, bar, policy or RetryPolicy(), sleep)
+        _verify(found, partial)
+        _put_in_place(partial, destination, overwrite=overwrite)
+    finally:
+        partial.unlink(missing_ok=True)
+    return destination
+
+
+def _resolve(store: Store, name: str) -> RemoteObject:
+    seen: list[str] = []
+    while len(seen) < _LONGEST_CHAIN:
+        if name in seen:
+            break
+        seen.append(name)
+        found = store.head(name)
+        if found is not None and not name.endswith(POINTER_SUFFIX):
+            return found
+        pointer = name if found is not None else name + POINTER_SUFFIX
+        if found is None and (name.endswith(POINTER_SUFFIX) or store.head(pointer) is None):
+            raise RemoteNotFound(
+                f"{store.uri(name)} must exist, got nothing there nor at {name}{POINTER_SUFFIX}"
+            )
+        name = _target_of(store, pointer)
+    raise RemoteNotFound(
+        f"a pointer must lead to an object, got a circle or a chain of {len(seen)}: {' → '.join(seen)}"
+    )
+
+
+def _target_of(store: Store, pointer: str) -> str:
+    text = b""
+    for chunk in store.get(pointer):
+        text += chunk
+        if len(text) > _LONGEST_POINTER_BYTES:
+            raise RemoteNotFound(
+                f"a pointer must hold one name, got more than {_LONGEST_POINTER_BYTES} bytes in {pointer!r}"
+            )
+    return text.decode(errors="replace").strip()
+
+
+def _fetch(
+    store: Store,
+    found: RemoteObject,
+    partial: Path,
+    bar: Any,
+    policy: RetryPolicy,
+    sleep: Callable[[float], None],
+) -> None:
+    failures = 0
+    with partial.open("wb") as stream:
+        while True:
+            before = stream.tell()
+            try:
+                for chunk in store.get(found.name, offset=before, version=found.version):
+                    stream.write(chunk)
+                    bar.update(len(chunk))
+            except TransientStoreError as error:
+                failures = failures + 1 if stream.tell() == before else 1
+                if failures >= _TRIES_WITHOUT_PROGRESS:
+                    raise
+                sleep(policy.delay_seconds(failures, error.retry_after_seconds))
+            else:
+                if stream.tell() >= found.size or stream.tell() == before:
+                    break  # All of it, or an end that does not move: _verify says which.
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
+def _verify(found: RemoteObject, partial: Path) -> None:
+    size = partial.stat().st_size
+    if size != found.size:
+        raise BytesCorrupt(f"{found.name!r} must have {found.size} bytes, got {size}")
+    if found.sha256 is None:
+        return
+    with partial.open("rb") as stream:
+        sha256 = hashlib.file_digest(stream, "sha256").hexdigest()
+    if sha256 != found.sha256:
+        raise BytesCorrupt(f"{found.name!r} must have SHA-256 {found.sha256}, got {sha256}")
+
+
+def _put_in_place(partial: Path, destination: Path, *, overwrite: bool) -> None:
+    if overwrite:
+        partial.replace(destination)
+    else:
+        os.link(partial, destination)  # Unlike a rename, refuses when somebody made the file meanwhile.
+
+
+@contextlib.contextmanager
+def _bar(found: RemoteObject, *, shown: bool) -> Iterator[Any]:
+    from tqdm import tqdm
+
+    with tqdm(total=found.size, unit="B", unit_scale=True, desc=found.name, disable=not shown) as bar:
+        yield bar

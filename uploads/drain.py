@@ -1,0 +1,423 @@
+"""Empties a spool into a store: the same code in the queue's threads, in its worker process, and under `uploads resume`.
+
+    pending ──claim──▶ inflight ──delivered──▶ done (filed in delivered.jsonl, gone)
+       ▲                  │ ├── damaged, conflicting, rejected ──▶ failed/…
+       └──── may pass ────┘ └── a newer version of the name waits ──▶ done (superseded)
+
+A failure that may pass keeps the entry; several in a row slow everything down together; one that concerns the whole
+store parks it until a probe gets through; one that concerns the entry alone fails that entry alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from ._delivery import deliver
+from ._health import Health
+from ._redact import redact
+from ._schedule import Counts, Schedule, Standing
+from ._verdicts import Action, Attempts, Verdict, judge
+from .entry import Entry, identifier_of
+from .errors import BytesCorrupt, ManifestUnreadable
+from .outcome import Outcome, UploadState
+from .ownership import OwnerLock
+from .retry import RetryPolicy
+from .spool import utc_now
+from .stores.store import Renewable, Resuming
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from pathlib import Path
+
+    from .spool import Spool
+    from .stores.store import Store
+
+__all__ = ["Drain"]
+
+_log = logging.getLogger("uploads")
+
+_TICK_SECONDS = 1.0
+_STATUS_SECONDS = 5.0
+_RESCAN_SECONDS = 10.0
+
+
+class Drain:
+    """A crew of threads that uploads what is in the spool, and one more that keeps house.
+
+    All threads are daemons started by `start`: an executor would refuse work at interpreter exit, which is when a backlog
+    is finished. Nothing here raises into the caller; what happened is in the outcomes.
+
+    Args:
+        spool: Exists already.
+        store: Shared by the threads.
+        workers: Uploads at the same time.
+        policy: How long to wait between attempts.
+        on_settled: Called with each outcome, from an uploading thread.
+        clock: Seconds, monotonic.
+        role: What the lock says about this process.
+    """
+
+    def __init__(
+        self,
+        spool: Spool,
+        store: Store,
+        *,
+        workers: int = 4,
+        policy: RetryPolicy | None = None,
+        on_settled: Callable[[Outcome], None] = lambda _: None,
+        clock: Callable[[], float] = time.monotonic,
+        role: str = "queue",
+    ) -> None:
+        self._spool = spool
+        self._store = store
+        self._workers = workers
+        self._policy = policy or RetryPolicy()
+        self._on_settled = on_settled
+        self._clock = clock
+        self._lock = OwnerLock(spool.drain_lock, role)
+        self._schedule = Schedule(clock)
+        self._health = Health(self._policy, clock)
+        self._stopping = threading.Event()
+        self._threads: list[threading.Thread] = []
+        self._delivered = 0
+        self._delivered_bytes = 0
+        self._counting = threading.Lock()  # Guards the two counts, _attempts and _unfiled.
+        self._attempts: dict[str, Attempts] = {}
+        self._unfiled: dict[str, Outcome] = {}
+        self._said: set[str] = set()
+
+    def start(self) -> None:
+        """Takes the spool over from whoever had it before and starts the threads.
+
+        Raises:
+            SpoolOwned: A live process drains it.
+        """
+        self._lock.acquire()
+        self._spool.recover()
+        self._schedule.remember(
+            failed=(
+                identifier_of(folder) for folders in self._spool.list_failed().values() for folder in folders
+            ),
+            replaced=(
+                (past.identifier, past.superseded_by)
+                for past in self._spool.delivered()
+                if past.superseded_by
+            ),
+        )
+        self.rescan()
+        self._threads = [self._thread(self._serve, f"uploads-{number}") for number in range(self._workers)]
+        self._threads.append(self._thread(self._keep_house, "uploads-housekeeping"))
+
+    def add(self, folders: Iterable[str]) -> None:
+        """Takes newly pending entries in."""
+        self._schedule.add(folders)
+
+    def rescan(self) -> None:
+        """Looks for entries that nobody announced, such as those of a forked child."""
+        self._schedule.add(self._spool.list_pending())
+
+    def counts(self) -> Counts:
+        """How many entries wait, and how many are in flight."""
+        return self._schedule.counts()
+
+    def parked_because(self) -> str:
+        """Why nothing gets through until something outside changes; empty where that is not so."""
+        return self._health.parked_because
+
+    def wait_idle(self, timeout_seconds: float) -> bool:
+        """Whether everything has ended, well or not, within this time."""
+        return self._schedule.wait_idle(timeout_seconds)
+
+    def stop(self, timeout_seconds: float = 5.0) -> None:
+        """Gives nothing more out, lets what is in flight end within this time, and gives the spool back."""
+        self._schedule.stop()
+        self._stopping.set()
+        deadline = self._clock() + timeout_seconds
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - self._clock()))
+        if not any(thread.is_alive() for thread in self._threads):
+            self._threads = []
+            self._file_late()
+            self._spool.write_status(self.status())
+            self._lock.release()
+        # Else a thread still has an entry in flight: the lock goes with the process, and recover() returns the entry.
+
+    def forget_after_fork(self) -> None:
+        """In a forked child: the threads are the parent's, and so is the lock."""
+        self._lock.forget()
+
+    def status(self) -> dict[str, Any]:
+        """What `status.json` says."""
+        counts = self._schedule.counts()
+        with self._counting:
+            return {
+                "at": utc_now(),
+                "pid": os.getpid(),
+                "store": self._store.uri(),
+                "waiting": counts.waiting,
+                "inflight": counts.inflight,
+                "delivered": self._delivered,
+                "delivered_bytes": self._delivered_bytes,
+                "parked_because": self._health.parked_because,
+                "last_error": self._health.last_error,
+            }
+
+    # Uploading threads.
+
+    def _thread(self, target: Callable[[], None], name: str) -> threading.Thread:
+        thread = threading.Thread(target=target, name=name, daemon=True)
+        thread.start()
+        return thread
+
+    def _serve(self) -> None:
+        while not self._stopping.is_set():
+            folder = self._schedule.next(timeout_seconds=_TICK_SECONDS)
+            if folder is None:
+                continue
+            try:
+                self._work_on(folder)
+            except Exception:  # noqa: BLE001  # a disk that fails even to rename must not end the thread
+                _log.exception("the spool could not note what became of %s; it is tried again", folder)
+                self._schedule.retry(folder, self._policy.cap_seconds)
+
+    def _work_on(self, folder: str) -> None:
+        try:
+            outcome = self._attempt(folder)
+        except BaseException as error:  # noqa: BLE001  # an uploading thread outlives whatever a store raises, SystemExit included
+            self._mend(folder, error)
+        else:
+            if outcome is not None:
+                self._settle(folder, outcome)
+
+    def _attempt(self, folder: str) -> Outcome | None:
+        """Tries once; None where the entry waits for others or made way for a newer one."""
+        waiting = self._spool.pending / folder
+        try:
+            entry = Entry.read(waiting)
+        except ManifestUnreadable:
+            self._spool.claim(folder)
+            raise
+        if self._superseded(folder, entry):
+            return None
+        standing = self._schedule.hold(folder, entry.after)
+        if standing is Standing.HELD:
+            return None
+        place = self._spool.claim(folder)
+        if standing is Standing.BROKEN:
+            reason = "what it comes after failed. Submit both again."
+            return Outcome(
+                entry.identifier,
+                entry.remote_name,
+                UploadState.REJECTED,
+                self._store.uri(entry.remote_name),
+                entry.size,
+                reason=reason,
+            )
+        outcome = deliver(
+            place,
+            entry,
+            self._store,
+            retried=self._attempts_of(folder).count > 0 or (place / "attempts.json").exists(),
+        )
+        if outcome.state is UploadState.DONE:
+            self._health.worked()
+            self._schedule.wake()
+        return outcome
+
+    def _superseded(self, folder: str, entry: Entry) -> bool:
+        newest = self._schedule.newer_than(folder)
+        if newest is None or not entry.overwrite:
+            return False
+        try:
+            newer = Entry.read(self._spool.pending / newest)
+        except (ManifestUnreadable, OSError):
+            return False
+        if not newer.overwrite or newer.remote_name != entry.remote_name:
+            return False
+        self._abandon(self._spool.pending / folder)
+        outcome = Outcome(
+            entry.identifier,
+            entry.remote_name,
+            UploadState.SUPERSEDED,
+            self._store.uri(entry.remote_name),
+            entry.size,
+            superseded_by=newer.identifier,
+        )
+        self._settle(folder, outcome)
+        return True
+
+    def _settle(self, folder: str, outcome: Outcome) -> None:
+        if outcome.state.is_failure:
+            self._abandon(self._spool.inflight / folder)
+            _log.error("%s was not uploaded (%s): %s", outcome.remote_name, outcome.state, outcome.reason)
+        with contextlib.suppress(
+            FileNotFoundError
+        ):  # The spool was deleted under us, but the bytes are where they belong.
+            self._settle_on_disk(folder, outcome)
+        with self._counting:
+            self._attempts.pop(folder, None)
+            if outcome.state is UploadState.DONE:
+                self._delivered += 1
+                self._delivered_bytes += outcome.size
+        self._schedule.settle(folder, failed=outcome.state.is_failure, replaced_by=outcome.superseded_by)
+        self._on_settled(outcome)
+
+    def _settle_on_disk(self, folder: str, outcome: Outcome) -> None:
+        try:
+            self._spool.settle(folder, outcome)
+        except OSError as error:
+            if error.errno == errno.ENOENT:
+                raise
+            with self._counting:
+                self._unfiled[folder] = outcome
+            self._say_once(
+                "settle", f"the spool could not note what was delivered ({error.strerror}); it is tried again"
+            )
+
+    def _file_late(self) -> None:
+        """Notes what could not be noted when it was delivered, for want of disk or descriptors."""
+        with self._counting:
+            unfiled, self._unfiled = self._unfiled, {}
+        done = set(self._spool.list_done()) if unfiled else set()
+        for folder, outcome in unfiled.items():
+            if folder in done:
+                self._settle_late(folder, outcome)
+
+    def _settle_late(self, folder: str, outcome: Outcome) -> None:
+        try:
+            self._spool.file_away(folder, outcome)
+        except OSError:
+            with self._counting:
+                self._unfiled[folder] = outcome
+
+    def _abandon(self, place: Path) -> None:
+        notes = place / "multipart.json"
+        if isinstance(self._store, Resuming) and notes.exists():
+            try:
+                self._store.abandon(notes)
+            except Exception as error:  # noqa: BLE001  # tidying up must not undo a decision; `gc` tries again
+                _log.warning(
+                    "what was half sent of %s could not be removed: %s. `uploads gc` tries again.",
+                    place.name,
+                    redact(str(error)),
+                )
+
+    # Failures.
+
+    def _mend(self, folder: str, error: BaseException) -> None:
+        """Does with a failed attempt what the verdict on it says."""
+        if isinstance(error, FileNotFoundError) and self._spool.place_of(folder) is None:
+            self._lose(folder)
+            return
+        attempts = self._attempts_of(folder)
+        verdict = judge(error, attempts, self._policy, self._health.successes)
+        if isinstance(error, BytesCorrupt):  # Looked at again from the start, not trusted.
+            (self._spool.inflight / folder / "digest.json").unlink(missing_ok=True)
+        if verdict.action is Action.FAIL:
+            self._fail(folder, verdict)
+        elif verdict.action is Action.PARK:
+            probe_seconds = self._health.parked(verdict.reason)
+            self._say_once(
+                verdict.reason,
+                f"uploads to {self._store.uri()} wait: {verdict.reason}. They go on by themselves when this is mended; nothing is lost.",
+            )
+            self._schedule.rest(probe_seconds, probing_only=True)
+            self._return(folder, attempts, verdict, probe_seconds)
+        else:
+            self._slow_down(verdict)
+            self._return(
+                folder,
+                attempts,
+                verdict,
+                self._policy.delay_seconds(attempts.count, verdict.retry_after_seconds),
+            )
+
+    def _slow_down(self, verdict: Verdict) -> None:
+        """When more attempts failed in a row than there are threads, it is not about single entries: all wait together."""
+        in_a_row = self._health.failed(verdict.reason)
+        if in_a_row > self._workers or verdict.retry_after_seconds is not None:
+            self._schedule.rest(
+                self._policy.delay_seconds(max(1, in_a_row - self._workers), verdict.retry_after_seconds)
+            )
+        if in_a_row == self._workers + 1:
+            _log.warning(
+                "uploads to %s are failing and are tried again: %s", self._store.uri(), verdict.reason
+            )
+
+    def _return(self, folder: str, attempts: Attempts, verdict: Verdict, delay_seconds: float) -> None:
+        if (self._spool.inflight / folder).is_dir():
+            self._spool.note_attempt(self._spool.inflight / folder, attempts.count, verdict.reason)
+            self._spool.release(folder)
+        self._schedule.retry(folder, delay_seconds)
+
+    def _fail(self, folder: str, verdict: Verdict) -> None:
+        name = folder
+        if (self._spool.pending / folder).is_dir():
+            self._spool.claim(folder)
+        with contextlib.suppress(ManifestUnreadable, OSError):
+            name = Entry.read(self._spool.inflight / folder).remote_name
+        self._settle(folder, Outcome(identifier_of(folder), name, verdict.state, reason=verdict.reason))
+
+    def _lose(self, folder: str) -> None:
+        reason = f"{folder} must be in the spool {self._spool.path}, got nothing: its folder was deleted"
+        _log.error("%s", reason)
+        self._spool.create()
+        self._schedule.settle(folder, failed=True)
+        self._on_settled(Outcome(identifier_of(folder), folder, UploadState.LOST, reason=reason))
+
+    def _attempts_of(self, folder: str) -> Attempts:
+        with self._counting:
+            return self._attempts.setdefault(folder, Attempts())
+
+    def _say_once(self, cause: str, text: str) -> None:
+        if cause not in self._said:
+            self._said.add(cause)
+            _log.warning("%s", text)
+
+    # Housekeeping.
+
+    def _keep_house(self) -> None:
+        files = self._credential_state()
+        last_status = last_scan = self._clock()
+        while not self._stopping.wait(_TICK_SECONDS):
+            now = self._clock()
+            with contextlib.suppress(OSError):
+                self._file_late()
+                if self._health.parked_because:
+                    files = self._renew_if_changed(files)
+                if now - last_status >= _STATUS_SECONDS:
+                    self._spool.write_status(self.status())
+                    last_status = now
+                if now - last_scan >= _RESCAN_SECONDS:
+                    self.rescan()
+                    last_scan = now
+
+    def _renew_if_changed(self, before: tuple[object, ...]) -> tuple[object, ...]:
+        """A parked store starts over when its credentials files change, and in any case before each probe."""
+        now = self._credential_state()
+        if isinstance(self._store, Renewable):
+            if now != before:
+                self._store.renew()
+                self._schedule.probe_now()
+            elif self._health.wants_renewal():
+                self._store.renew()
+        return now
+
+    def _credential_state(self) -> tuple[object, ...]:
+        if not isinstance(self._store, Renewable):
+            return ()
+        return tuple(_stamp(path) for path in self._store.credential_files())
+
+
+def _stamp(path: Path) -> object:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return (found.st_ino, found.st_mtime_ns, found.st_size)

@@ -1,0 +1,119 @@
+"""One file on its way: its folder's name, and its manifest `entry.json`.
+
+The folder is called `SEQUENCE-NAMEKEY-IDENTIFIER`, so that a listing alone, without opening a hundred thousand
+manifests, gives the order (a counter, never the clock), what belongs to the same remote name, and the identity.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING
+
+import attrs
+
+from .errors import ManifestUnreadable
+from .names import name_key
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["DATA_FILE", "MANIFEST_FILE", "Entry", "identifier_of", "is_entry_folder", "key_of", "sequence_of"]
+
+MANIFEST_FILE = "entry.json"
+DATA_FILE = "data"
+_VERSION = 1
+_FOLDER = re.compile(r"(\d{12})-([0-9a-f]{16})-([0-9a-f]{16})")
+
+
+def is_entry_folder(name: str) -> bool:
+    """Whether a folder of this name is an entry of ours."""
+    return _FOLDER.fullmatch(name) is not None
+
+
+def sequence_of(folder: str) -> int:
+    """The entry's place in the order of submission."""
+    return int(folder[:12])
+
+
+def key_of(folder: str) -> str:
+    """What entries of the same remote name have in common."""
+    return folder[13:29]
+
+
+def identifier_of(folder: str) -> str:
+    """The entry's identity, which also travels in the remote object's metadata."""
+    return folder[30:]
+
+
+@attrs.frozen
+class Entry:
+    """What was asked for, written once when the file is staged and never changed.
+
+    Attributes:
+        identifier: Sixteen random hexadecimal digits.
+        sequence: Place in the order of submission.
+        remote_name: Under which the bytes are wanted.
+        overwrite: Whether an object that is already there may be replaced.
+        size: Bytes.
+        crc32: Of the bytes as they were copied; None where nothing was read (a reflink, a rename).
+        staging: "copied", "reflinked", "moved" or "linked".
+        source: Where the bytes came from, for people.
+        after: Identifiers of entries that must be in the store before this one is.
+        submitted_at: ISO 8601, UTC; for people, never for order.
+    """
+
+    identifier: str
+    sequence: int
+    remote_name: str
+    overwrite: bool
+    size: int
+    crc32: int | None
+    staging: str
+    source: str
+    after: tuple[str, ...]
+    submitted_at: str
+
+    @property
+    def folder(self) -> str:
+        """The name of the entry's folder in the spool."""
+        return f"{self.sequence:012d}-{name_key(self.remote_name)}-{self.identifier}"
+
+    def to_text(self) -> str:
+        """The manifest."""
+        return json.dumps({"version": _VERSION, **attrs.asdict(self)}, ensure_ascii=False)
+
+    @classmethod
+    def read(cls, folder: Path) -> Entry:
+        """The entry in this folder.
+
+        Raises:
+            ManifestUnreadable: Torn, foreign, from a newer version, or another entry's.
+            OSError: The file could not be read; says nothing about what is in it.
+        """
+        entry = cls.parse((folder / MANIFEST_FILE).read_bytes())
+        if entry.folder != folder.name:
+            raise ManifestUnreadable(f"manifest in {folder} must describe its own folder, got {entry.folder}")
+        return entry
+
+    @classmethod
+    def parse(cls, text: bytes) -> Entry:
+        """The inverse of `to_text`.
+
+        Raises:
+            ManifestUnreadable: Torn, foreign, or from a newer version.
+        """
+        try:
+            record = json.loads(text)
+            version = record.pop("version")
+            if version != _VERSION:
+                raise ManifestUnreadable(
+                    f"a manifest must have version {_VERSION}, got {version!r}. Use the release that wrote it."
+                )
+            entry = cls(**{**record, "after": tuple(record["after"])})
+            _ = entry.folder  # Needs a name and a number.
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise ManifestUnreadable(
+                f"a manifest must be a JSON object of an entry, got {text[:40]!r} ({error})"
+            ) from error
+        return entry

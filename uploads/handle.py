@@ -1,0 +1,137 @@
+"""What `UploadQueue.submit` returns: one upload, to look at and to wait for."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+from .errors import (
+    BytesCorrupt,
+    RejectedByStore,
+    RemoteConflict,
+    SpoolError,
+    SpoolFull,
+    UploadError,
+    UploadTimeout,
+)
+from .outcome import Outcome, UploadState
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["FolderHandle", "UploadHandle"]
+
+_ERRORS: dict[UploadState, type[UploadError]] = {
+    UploadState.CONFLICT: RemoteConflict,
+    UploadState.CORRUPT: BytesCorrupt,
+    UploadState.REJECTED: RejectedByStore,
+    UploadState.REFUSED: SpoolFull,
+    UploadState.LOST: SpoolError,
+}
+
+
+class UploadHandle:
+    """One file on its way. Every method may be called from any thread; only `result` and `exception` wait.
+
+    Attributes:
+        identifier: The entry's identity; also in the remote object's metadata.
+        remote_name: The name that was asked for.
+        uri: Where the bytes are, or will be; `download_file` takes it.
+    """
+
+    def __init__(
+        self, identifier: str, remote_name: str, uri: str, look: Callable[[], UploadState | None]
+    ) -> None:
+        self.identifier = identifier
+        self.remote_name = remote_name
+        self.uri = uri
+        self._look = look
+        self._outcome: Outcome | None = None
+        self._settled = threading.Event()
+
+    def __repr__(self) -> str:
+        return f"UploadHandle({self.remote_name!r}, {self.state})"
+
+    @property
+    def state(self) -> UploadState:
+        """How the upload stands now; looked up in the spool until it has ended."""
+        if self._outcome is not None:
+            return self._outcome.state
+        seen = self._look()
+        return UploadState.INFLIGHT if seen is None else seen
+
+    def done(self) -> bool:
+        """Whether the upload has ended, well or not."""
+        return self._settled.is_set()
+
+    def result(self, timeout_seconds: float | None = None) -> Outcome:
+        """Waits for the end and returns it. An entry that a newer version of its name replaced has ended well, as `superseded`.
+
+        Raises:
+            UploadTimeout: It took longer; the upload goes on.
+            RemoteConflict: `overwrite=False` and other bytes are there.
+            BytesCorrupt: The staged bytes were damaged.
+            RejectedByStore: The store will never take it.
+            SpoolFull: It was refused when it was submitted.
+            SpoolError: Its folder was deleted from the spool.
+        """
+        error = self.exception(timeout_seconds)
+        if error is not None:
+            raise error
+        assert self._outcome is not None  # noqa: S101  # exception() returned
+        return self._outcome
+
+    def exception(self, timeout_seconds: float | None = None) -> UploadError | None:
+        """Waits for the end and returns what went wrong, or None.
+
+        Raises:
+            UploadTimeout: It took longer; the upload goes on.
+        """
+        if not self._settled.wait(timeout_seconds):
+            raise UploadTimeout(
+                f"{self.remote_name!r} must end within {timeout_seconds} s, got state {self.state}. It goes on; ask again later."
+            )
+        assert self._outcome is not None  # noqa: S101  # set before the event
+        error = _ERRORS.get(self._outcome.state)
+        return None if error is None else error(self._outcome.reason)
+
+    def _settle(self, outcome: Outcome) -> None:
+        self._outcome = outcome
+        self._settled.set()
+
+
+class FolderHandle:
+    """A submitted folder: one handle per file in it.
+
+    Attributes:
+        handles: In the order of their names.
+        remote_name: The name of the folder.
+        uri: Where the folder is, or will be.
+    """
+
+    def __init__(self, remote_name: str, uri: str, handles: tuple[UploadHandle, ...]) -> None:
+        self.handles = handles
+        self.remote_name = remote_name
+        self.uri = uri
+
+    @property
+    def state(self) -> UploadState:
+        """The first failure, else the first state that is not final, else done."""
+        states = [handle.state for handle in self.handles]
+        unfinished = [state for state in states if not state.is_final]
+        return next(iter([state for state in states if state.is_failure] + unfinished), UploadState.DONE)
+
+    def done(self) -> bool:
+        """Whether every file has ended."""
+        return all(handle.done() for handle in self.handles)
+
+    def result(self, timeout_seconds: float | None = None) -> tuple[Outcome, ...]:
+        """Waits for every file, each up to the limit; raises the first failure, as `UploadHandle.result` does."""
+        return tuple(handle.result(timeout_seconds) for handle in self.handles)
+
+    def exception(self, timeout_seconds: float | None = None) -> UploadError | None:
+        """Waits for every file, each up to the limit; returns the first failure or None."""
+        return next(
+            (error for handle in self.handles if (error := handle.exception(timeout_seconds)) is not None),
+            None,
+        )

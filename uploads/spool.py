@@ -1,0 +1,355 @@
+"""The durable queue on disk: one folder per entry, a change of state is one rename.
+
+    SPOOL/
+      spool.json         format, version, and the store this spool is for (never its secrets)
+      queue.lock         held by the process that submits; its text says who
+      drain.lock         held by the process that uploads; its text says who
+      status.json        what the uploading process last said about itself; replaced atomically
+      delivered.jsonl    one line per entry that has left the spool
+      tmp/               entries being staged; swept when their process is gone
+      pending/SEQUENCE-NAMEKEY-IDENTIFIER/
+        entry.json       what was asked for
+        data             the bytes
+        digest.json      SHA-256 of large files, once computed
+        attempts.json    how often it failed, and the last reason
+        multipart.json   what a store needs to continue a half-sent file
+      inflight/…         the same folder while it is being uploaded
+      done/…             delivered; gone as soon as `delivered.jsonl` has the line
+      failed/{conflict,corrupt,rejected}/…   the same folder and `reason.json`; kept until `gc --failed`
+
+Many processes may submit into a spool, one at a time may drain it. Nothing here is pickled; no database is involved,
+since neither write-ahead logs nor memory maps can be trusted on the network file systems that clusters keep homes on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import socket
+import time
+import uuid
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .entry import DATA_FILE, MANIFEST_FILE, Entry, identifier_of, is_entry_folder, sequence_of
+from .errors import ManifestUnreadable, SpoolUnusable
+from .outcome import Outcome, UploadState
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["FAILED_STATES", "Spool"]
+
+_VERSION = 1
+FAILED_STATES = (UploadState.CONFLICT, UploadState.CORRUPT, UploadState.REJECTED)
+
+
+class Spool:
+    """The folder of entries. Every method may be called from any thread; what guards against races is that rename is atomic."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path).absolute()
+        self.tmp = self.path / "tmp"
+        self.pending = self.path / "pending"
+        self.inflight = self.path / "inflight"
+        self.done = self.path / "done"
+        self.failed = self.path / "failed"
+        self.queue_lock = self.path / "queue.lock"
+        self.drain_lock = self.path / "drain.lock"
+        self._delivered = self.path / "delivered.jsonl"
+        self._status = self.path / "status.json"
+        self._description = self.path / "spool.json"
+
+    def create(self, store: dict[str, Any] | None = None) -> None:
+        """Makes the folders that are missing, for this user alone, and notes which store the spool is for.
+
+        Raises:
+            SpoolUnusable: It cannot be written, or is from a newer version.
+        """
+        try:
+            for folder in (
+                self.tmp,
+                self.pending,
+                self.inflight,
+                self.done,
+                *(self.failed / state for state in FAILED_STATES),
+            ):
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self.path.chmod(0o700)
+            known = self.describe()
+            if store is not None and known.get("store") != store:
+                replace_json(
+                    self._description, {"format": "uploads-spool", "version": _VERSION, "store": store}
+                )
+        except OSError as error:
+            raise SpoolUnusable(
+                f"a spool must be a writable folder, got {self.path}: {error.strerror}. Choose another with spool=…"
+            ) from error
+
+    def describe(self) -> dict[str, Any]:
+        """What `spool.json` says; empty where there is none.
+
+        Raises:
+            SpoolUnusable: It is from a newer version.
+        """
+        about = _read_json(self._description)
+        if about.get("version", _VERSION) != _VERSION:
+            raise SpoolUnusable(
+                f"spool {self.path} must have version {_VERSION}, got {about['version']!r}. Use the release that wrote it."
+            )
+        return about
+
+    # Staging.
+
+    def new_folder(self) -> Path:
+        """A folder under `tmp/` to stage an entry in; its name says whose it is, so that it can be swept when they are gone."""
+        folder = self.tmp / f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex}"
+        folder.mkdir(mode=0o700)
+        return folder
+
+    def write_manifest(self, staged: Path, entry: Entry) -> None:
+        """Says in the staged folder what it is."""
+        write_text(staged / MANIFEST_FILE, entry.to_text())
+
+    def publish(self, staged: Path, entry: Entry, *, to_disk: bool) -> None:
+        """Makes the staged folder, which holds data and manifest, pending in one rename.
+
+        Args:
+            staged: From `new_folder`.
+            entry: As in its manifest.
+            to_disk: Whether data, manifest and names are on the disk when this returns, not only in the page cache.
+        """
+        if to_disk:
+            fsync_entry(staged)
+        staged.rename(self.pending / entry.folder)
+        if to_disk:
+            fsync_path(self.pending)
+
+    def sweep_tmp(self) -> int:
+        """Clears what dead processes of this host left half staged; returns how many were removed.
+
+        A file that had been moved here is nowhere else: its entry is complete, and becomes pending.
+        """
+        swept = 0
+        for folder in _children(self.tmp):
+            host, _, pid = folder.name.rpartition("-")[0].rpartition("-")
+            if host != socket.gethostname() or (pid.isdigit() and _alive(int(pid))):
+                continue
+            entry = _moved_entry(folder)
+            if entry is not None:
+                folder.rename(self.pending / entry.folder)
+            else:
+                shutil.rmtree(folder, ignore_errors=True)
+                swept += 1
+        return swept
+
+    def last_sequence(self) -> int:
+        """The highest sequence number in the spool; 0 in an empty one."""
+        folders = (name for place in self._entry_places() for name in _entries(place))
+        return max((sequence_of(name) for name in folders), default=0)
+
+    # What is where.
+
+    def list_pending(self) -> list[str]:
+        """The names of the folders that wait, in the order of submission."""
+        return sorted(_entries(self.pending))
+
+    def list_inflight(self) -> list[str]:
+        """The names of the folders that are being uploaded, or were when their process died."""
+        return sorted(_entries(self.inflight))
+
+    def list_done(self) -> list[str]:
+        """Delivered entries whose line in `delivered.jsonl` is not written yet."""
+        return sorted(_entries(self.done))
+
+    def list_failed(self) -> dict[UploadState, list[str]]:
+        """The names of the folders that failed, by the way they did."""
+        return {state: sorted(_entries(self.failed / state)) for state in FAILED_STATES}
+
+    def place_of(self, folder: str) -> Path | None:
+        """Where the entry is now; None once it has left the spool."""
+        for _ in range(2):  # A rename between two looks must not make it invisible.
+            for place in self._entry_places():
+                if (place / folder).is_dir():
+                    return place / folder
+        return None
+
+    def state_of(self, folder: str) -> UploadState | None:
+        """The state that the entry's place stands for; None once it has left the spool."""
+        place = self.place_of(folder)
+        return None if place is None else UploadState(place.parent.name)
+
+    # Changes of state; one rename each.
+
+    def claim(self, folder: str) -> Path:
+        """Pending → inflight. Raises FileNotFoundError where someone deleted it."""
+        (self.pending / folder).rename(self.inflight / folder)
+        return self.inflight / folder
+
+    def release(self, folder: str) -> None:
+        """Inflight → pending, for another try."""
+        (self.inflight / folder).rename(self.pending / folder)
+
+    def settle(self, folder: str, outcome: Outcome) -> None:
+        """Inflight → done, or failed/…; pending → done where a newer version took its place.
+
+        The bytes of what was delivered are freed before anything is written, so that this works on a full disk.
+        """
+        if outcome.state in FAILED_STATES:
+            (self.inflight / folder).rename(self.failed / outcome.state / folder)
+            with contextlib.suppress(OSError):  # The place says that it failed; the reason is for people.
+                replace_json(self.failed / outcome.state / folder / "reason.json", outcome.to_json())
+            return
+        place = self.pending if outcome.state is UploadState.SUPERSEDED else self.inflight
+        (place / folder).rename(self.done / folder)
+        (self.done / folder / DATA_FILE).unlink(missing_ok=True)
+        self.file_away(folder, outcome)
+
+    def file_away(self, folder: str, outcome: Outcome) -> None:
+        """Appends the line to `delivered.jsonl` and removes what is left of the folder; a crash between the two repeats the line."""
+        append_line(self._delivered, json.dumps({"folder": folder, **outcome.to_json()}, ensure_ascii=False))
+        shutil.rmtree(self.done / folder, ignore_errors=True)
+
+    def recover(self) -> None:
+        """What a drain does when it takes the spool over: interrupted uploads wait again, delivered ones are filed away."""
+        for folder in self.list_inflight():
+            self.release(folder)
+        for folder in self.list_done():
+            with contextlib.suppress(OSError):
+                self.file_away(folder, self._outcome_of_done(folder))
+
+    # Notes.
+
+    def note_attempt(self, folder: Path, count: int, reason: str) -> None:
+        """Keeps how often an entry failed and why, for `status`; not essential, so a full disk is no reason to stop."""
+        with contextlib.suppress(OSError):
+            replace_json(folder / "attempts.json", {"count": count, "reason": reason, "at": utc_now()})
+
+    def attempts_of(self, folder: Path) -> dict[str, Any]:
+        """What `note_attempt` kept: count, reason, at."""
+        return _read_json(folder / "attempts.json")
+
+    def reason_of(self, folder: Path) -> Outcome | None:
+        """Why a failed entry failed, where the note could be written."""
+        record = _read_json(folder / "reason.json")
+        return Outcome.from_json(record) if record else None
+
+    def delivered(self) -> Iterator[Outcome]:
+        """Every line of `delivered.jsonl`, oldest first; a torn last line is passed over."""
+        with contextlib.suppress(FileNotFoundError), self._delivered.open(encoding="utf-8") as lines:
+            for line in lines:
+                with contextlib.suppress(ValueError, TypeError, KeyError):
+                    yield Outcome.from_json(json.loads(line))
+
+    def forget_delivered(self) -> None:
+        """Removes `delivered.jsonl`; `verify` then knows nothing about what was delivered before."""
+        self._delivered.unlink(missing_ok=True)
+
+    def write_status(self, status: dict[str, Any]) -> None:
+        """Replaces `status.json`; a full disk is no reason to stop."""
+        with contextlib.suppress(OSError):
+            replace_json(self._status, status)
+
+    def read_status(self) -> dict[str, Any]:
+        """What the draining process last said; empty where it never did."""
+        return _read_json(self._status)
+
+    def _entry_places(self) -> tuple[Path, ...]:
+        return (self.pending, self.inflight, self.done, *(self.failed / state for state in FAILED_STATES))
+
+    def _outcome_of_done(self, folder: str) -> Outcome:
+        entry = Entry.read(self.done / folder)
+        return Outcome(identifier_of(folder), entry.remote_name, UploadState.DONE, size=entry.size)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes a new file for this user alone."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
+        stream.write(text)
+
+
+def replace_json(path: Path, value: dict[str, Any]) -> None:
+    """Replaces a file in one step; a reader sees the old text or the new."""
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    try:
+        write_text(temporary, json.dumps(value, ensure_ascii=False))
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def append_line(path: Path, line: str) -> None:
+    """Appends one whole line with one write, mending a line that a crash tore before."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    try:
+        size = os.fstat(descriptor).st_size
+        torn = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
+        os.write(descriptor, ("\n" * torn + line + "\n").encode())
+    finally:
+        os.close(descriptor)
+
+
+def fsync_path(path: Path) -> None:
+    """Has the kernel write a file, or the names in a folder, to the disk."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def fsync_entry(folder: Path) -> None:
+    """Has data, manifest and names of an entry's folder written to the disk."""
+    for path in (folder / DATA_FILE, folder / MANIFEST_FILE, folder):
+        fsync_path(path)
+
+
+def utc_now() -> str:
+    """The wall clock, for people: nothing is ordered or timed by it."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _children(folder: Path) -> list[Path]:
+    try:
+        return list(folder.iterdir())
+    except FileNotFoundError:
+        return []
+
+
+def _entries(folder: Path) -> Iterator[str]:
+    with contextlib.suppress(FileNotFoundError), os.scandir(folder) as listing:
+        for item in listing:
+            if is_entry_folder(item.name):
+                yield item.name
+
+
+def _moved_entry(staged: Path) -> Entry | None:
+    """The entry in a folder under `tmp/`, where a rename had brought its data before its process died."""
+    if not (staged / DATA_FILE).is_file():
+        return None
+    try:
+        entry = Entry.parse((staged / MANIFEST_FILE).read_bytes())
+    except (OSError, ManifestUnreadable):
+        return None
+    return entry if entry.staging == "moved" else None
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

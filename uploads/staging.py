@@ -1,0 +1,165 @@
+"""Takes a file's bytes into the spool, so that the caller may rewrite, rename or delete it from then on.
+
+Runs in the caller's thread. What it costs: a reflink or a rename is instant whatever the size; a copy takes about as long as `cp`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+from typing import TYPE_CHECKING
+
+import attrs
+
+from ._copying import copy_with_crc32, crc32_of, reflink
+from .errors import InvalidSource, UnstableSource
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+__all__ = ["Staged", "files_of", "is_on_same_disk", "measure_to_move", "size_of", "stage_copy", "stage_link"]
+
+
+@attrs.frozen
+class Staged:
+    """What staging found out: size in bytes, the CRC-32 where the bytes were read, and how they were taken."""
+
+    size: int
+    crc32: int | None
+    staging: str
+
+
+def stage_copy(source: Path, target: Path) -> Staged:
+    """Reflinks, or else copies; the file must not change meanwhile.
+
+    Raises:
+        InvalidSource: Not a readable regular file.
+        UnstableSource: Size or modification time moved during two copies in a row.
+        OSError: The spool could not be written.
+    """
+    with _opened(source) as descriptor:
+        for _ in range(2):
+            before = os.fstat(descriptor)
+            staged = _copy_once(descriptor, target)
+            if staged.size == before.st_size and _unchanged(before, os.fstat(descriptor)):
+                return staged
+    raise UnstableSource(
+        f"{source} must not change while it is submitted, got two different states. Submit it when its writer has closed it."
+    )
+
+
+def measure_to_move(source: Path) -> Staged:
+    """What a rename will bring, without touching the file; nothing is read, so there is no checksum.
+
+    Raises:
+        InvalidSource: Not a readable regular file; a symlink is refused, since only the link would move.
+    """
+    if source.is_symlink():
+        raise InvalidSource(
+            f"a source to move must be a regular file, got the symlink {source}. Submit what it points to."
+        )
+    return Staged(size_of(source), None, "moved")
+
+
+def is_on_same_disk(source: Path, folder: Path) -> bool:
+    """Whether a rename can bring the source into the folder."""
+    return source.lstat().st_dev == folder.stat().st_dev
+
+
+def stage_link(source: Path, target: Path) -> Staged:
+    """Hard-links, and reads the file once to know it again. An in-place rewrite of the source reaches the link: it is detected at upload, not prevented.
+
+    Raises:
+        InvalidSource: Not a readable regular file, or on another file system than the spool.
+        OSError: The spool could not be written.
+    """
+    with _opened(source) as descriptor:
+        size, crc32 = os.fstat(descriptor).st_size, crc32_of(descriptor)
+    try:
+        os.link(source.resolve(), target)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        raise InvalidSource(
+            f"a source to link must be on the spool's file system, got {source}. Submit it without link=True."
+        ) from error
+    return Staged(size, crc32, "linked")
+
+
+def files_of(folder: Path) -> list[tuple[Path, str]]:
+    """Each file under the folder with its name relative to it, sorted; links to folders are not followed."""
+    found = []
+    for parent, _, names in os.walk(folder, onerror=_raise):
+        for name in names:
+            path = os.path.join(parent, name)  # noqa: PTH118  # os.walk gives strings; ten times as fast as Path
+            found.append(
+                (folder / os.path.relpath(path, folder), os.path.relpath(path, folder).replace(os.sep, "/"))
+            )
+    return sorted(found, key=lambda item: item[1])
+
+
+def size_of(source: Path) -> int:
+    """The source's size in bytes, having made sure that it can be staged.
+
+    Raises:
+        InvalidSource: Not a readable regular file.
+    """
+    with _opened(source) as descriptor:
+        return os.fstat(descriptor).st_size
+
+
+def _raise(error: OSError) -> None:
+    raise InvalidSource(f"a folder to submit must be readable, got {error}") from error
+
+
+@contextlib.contextmanager
+def _opened(source: Path) -> Iterator[int]:
+    """The source's descriptor. O_NONBLOCK, so that a FIFO without a writer is refused rather than waited for."""
+    try:
+        descriptor = os.open(source, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno in {errno.EMFILE, errno.ENFILE}:
+            raise
+        raise InvalidSource(f"a source must be a readable file, got {source}: {error.strerror}") from error
+    except ValueError as error:
+        raise InvalidSource(f"a source must be a path without NUL, got {source!r}") from error
+    try:
+        mode = os.fstat(descriptor).st_mode
+        if not stat.S_ISREG(mode):
+            raise InvalidSource(f"a source must be a regular file, got {_kind(mode)} {source}")
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _kind(mode: int) -> str:
+    kinds = {
+        stat.S_ISDIR: "the folder",
+        stat.S_ISFIFO: "the FIFO",
+        stat.S_ISCHR: "the device",
+        stat.S_ISBLK: "the device",
+        stat.S_ISSOCK: "the socket",
+    }
+    return next((kind for test, kind in kinds.items() if test(mode)), "the special file")
+
+
+def _copy_once(descriptor: int, target: Path) -> Staged:
+    written = os.open(target, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    try:
+        if reflink(descriptor, written):
+            return Staged(os.fstat(written).st_size, None, "reflinked")
+        size, crc32 = copy_with_crc32(descriptor, written)
+        return Staged(size, crc32, "copied")
+    finally:
+        os.close(written)
+
+
+def _unchanged(before: os.stat_result, after: os.stat_result) -> bool:
+    return (before.st_size, before.st_mtime_ns, before.st_ctime_ns) == (
+        after.st_size,
+        after.st_mtime_ns,
+        after.st_ctime_ns,
+    )

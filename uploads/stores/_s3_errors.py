@@ -1,0 +1,165 @@
+"""What S3's answers mean for a queue. The one place that knows their codes.
+
+Codes from https://docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html; what botocore raises by itself from its `exceptions.py`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import email.utils
+import time
+from typing import TYPE_CHECKING, Any
+
+from uploads._redact import redact
+from uploads.errors import (
+    BytesCorrupt,
+    RejectedByStore,
+    RemoteExists,
+    RemoteNotFound,
+    StoreError,
+    StoreParked,
+    TransientStoreError,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["code_of", "translated"]
+
+_TRANSIENT = {
+    "ConditionalRequestConflict",
+    "InternalError",
+    "NoSuchUpload",
+    "OperationAborted",
+    "RequestTimeout",
+    "ServiceUnavailable",
+    "SlowDown",
+    "Throttling",
+    "ThrottlingException",
+    "TooManyRequests",
+}
+_CREDENTIALS = {
+    "AuthorizationHeaderMalformed",
+    "ExpiredToken",
+    "ExpiredTokenException",
+    "InvalidAccessKeyId",
+    "InvalidToken",
+    "RequestExpired",
+    "SignatureDoesNotMatch",
+    "TokenRefreshRequired",
+}
+_DENIED = {"403", "AccessDenied", "AllAccessDisabled", "Forbidden"}
+_BUCKET = {
+    "301",
+    "AccountProblem",
+    "InvalidBucketName",
+    "NoSuchBucket",
+    "NotImplemented",
+    "PermanentRedirect",
+    "TemporaryRedirect",
+}
+_REJECTED = {
+    "EntityTooLarge",
+    "EntityTooSmall",
+    "InvalidArgument",
+    "InvalidObjectState",
+    "InvalidRequest",
+    "InvalidStorageClass",
+    "KeyTooLongError",
+    "MetadataTooLarge",
+    "MethodNotAllowed",
+}
+_CORRUPT = {"BadDigest", "InvalidDigest", "XAmzContentChecksumMismatch", "XAmzContentSHA256Mismatch"}
+_EXISTS = {"412", "PreconditionFailed"}
+_NOT_FOUND = {"404", "NoSuchKey", "NotFound"}
+
+_TOO_MANY = 429
+_SERVER_ERROR = 500
+_NOT_IMPLEMENTED = 501
+
+
+@contextlib.contextmanager
+def translated(what: str) -> Iterator[None]:
+    """Raises this package's errors in place of botocore's.
+
+    Args:
+        what: The request, for the message.
+    """
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    try:
+        yield
+    except ClientError as error:
+        raise _from_answer(what, error) from error
+    except BotoCoreError as error:
+        raise _from_client(what, error) from error
+
+
+def code_of(error: BaseException | None) -> str:
+    """S3's code for an error that `translated` raised, or for its cause; empty where there is none."""
+    response: dict[str, Any] = (
+        getattr(error, "response", None) or getattr(getattr(error, "__cause__", None), "response", None) or {}
+    )
+    return str(response.get("Error", {}).get("Code", ""))
+
+
+def _from_answer(what: str, error: Any) -> StoreError:  # noqa: C901  # a table of codes, read from top to bottom
+    code = code_of(error)
+    about = error.response.get("ResponseMetadata", {})
+    status, headers = about.get("HTTPStatusCode", 0), about.get("HTTPHeaders", {})
+    text = redact(f"{what}: {error}")
+    if code in _EXISTS:
+        return RemoteExists(text)
+    if code in _NOT_FOUND:
+        return RemoteNotFound(text)
+    if code in _TRANSIENT or status == _TOO_MANY:
+        return TransientStoreError(text, _retry_after_seconds(headers))
+    if code == "RequestTimeTooSkewed":
+        return StoreParked(
+            f"{text}. This machine's clock must agree with the server's, got {_skew_seconds(headers)}. Set the clock."
+        )
+    if code in _CREDENTIALS:
+        return StoreParked(f"{text}. Renew the credentials; a changed credentials file is noticed.")
+    if code in _DENIED:
+        return StoreParked(
+            f"{text}. Grant s3:PutObject, s3:GetObject and s3:ListBucket.", may_be_the_entry=True
+        )
+    if code in _BUCKET or status == _NOT_IMPLEMENTED:
+        return StoreParked(f"{text}. Check the bucket, its region and the endpoint.")
+    if code in _CORRUPT:
+        return BytesCorrupt(text)
+    if code in _REJECTED:
+        return RejectedByStore(text)
+    if status >= _SERVER_ERROR:
+        return TransientStoreError(text, _retry_after_seconds(headers))
+    return StoreError(text)
+
+
+def _from_client(what: str, error: Any) -> StoreError:
+    from botocore import exceptions
+
+    text = redact(f"{what}: {error}")
+    if isinstance(error, exceptions.SSLError):
+        return StoreParked(f"{text}. Check the server's certificate.")
+    if isinstance(error, (exceptions.HTTPClientError, exceptions.ConnectionError)):
+        return TransientStoreError(text)
+    if isinstance(error, exceptions.ParamValidationError):
+        return RejectedByStore(text)
+    if isinstance(error, exceptions.IncompleteReadError):
+        return TransientStoreError(text)
+    return StoreParked(f"{text}. Check the credentials, the profile and the region.")
+
+
+def _retry_after_seconds(headers: dict[str, str]) -> float | None:
+    try:
+        return max(0.0, float(headers["retry-after"]))
+    except (KeyError, ValueError):
+        return None  # None, or a date: our own back-off is as good.
+
+
+def _skew_seconds(headers: dict[str, str]) -> str:
+    try:
+        server = email.utils.parsedate_to_datetime(headers["date"]).timestamp()
+    except (KeyError, ValueError):
+        return "an unknown difference"
+    return f"{time.time() - server:+.0f} s"

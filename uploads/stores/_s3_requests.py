@@ -1,0 +1,179 @@
+"""The requests of an S3 store, each with its checksum going out and its answer checked coming back. Raises what botocore raises."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import hashlib
+import io
+import time
+import zlib
+from typing import TYPE_CHECKING, Any, Literal
+
+from uploads.errors import BytesCorrupt, TransientStoreError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from .body import Body
+
+__all__ = ["Checksum", "DeadlineBody", "Requests"]
+
+Checksum = Literal["aws", "md5", "none"]
+
+_LEAST_BYTES_PER_SECOND = 32 << 10
+_PATIENCE_SECONDS = 60.0
+
+
+class DeadlineBody(io.BytesIO):
+    """Bytes to send that give up on a server which takes them too slowly; the allowance grows with their number."""
+
+    def __init__(self, data: bytes, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(data)
+        self._clock = clock
+        self._deadline = clock() + _PATIENCE_SECONDS + len(data) / _LEAST_BYTES_PER_SECOND
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        if self._clock() > self._deadline:
+            raise TransientStoreError(
+                f"the server must take {_LEAST_BYTES_PER_SECOND} bytes per second, got less"
+            )
+        return super().read(size)
+
+
+class Requests:
+    """Requests to one bucket.
+
+    Args:
+        client: From boto3.
+        bucket: Its name.
+        checksum: "aws": SHA-256 for whole files, CRC-32 for parts and for the object made of them. "md5": Content-MD5, which older and
+            smaller servers check. "none": for servers that refuse both.
+        extra_args: Sent with every request that takes them (ServerSideEncryption, StorageClass, ACL, …).
+    """
+
+    def __init__(self, client: Any, bucket: str, checksum: Checksum, extra_args: dict[str, Any]) -> None:
+        self._client = client
+        self._bucket = bucket
+        self._checksum = checksum
+        self._extra_args = extra_args
+
+    def put(self, key: str, body: Body, *, create_only: bool) -> None:
+        """The whole file in one request."""
+        data = body.read(0, body.digest.size)
+        if hashlib.sha256(data).hexdigest() != body.digest.sha256:
+            raise BytesCorrupt(f"{key} must be sent as it was checked, got other bytes")
+        headers = self._extra("PutObject") | ({"IfNoneMatch": "*"} if create_only else {})
+        if self._checksum == "aws":
+            headers["ChecksumSHA256"] = base64.b64encode(bytes.fromhex(body.digest.sha256)).decode()
+        elif self._checksum == "md5":
+            headers["ContentMD5"] = _md5(data)
+        answer = self._client.put_object(
+            Bucket=self._bucket, Key=key, Body=DeadlineBody(data), Metadata=_metadata(body), **headers
+        )
+        if not self._echoed(answer, "ChecksumSHA256", headers.get("ChecksumSHA256"), data):
+            self.check_size(key, body)
+
+    def create_upload(self, key: str, body: Body) -> str:
+        """Starts an upload in parts; returns its id."""
+        headers = self._extra("CreateMultipartUpload")
+        if self._checksum == "aws":
+            headers |= {"ChecksumAlgorithm": "CRC32", "ChecksumType": "FULL_OBJECT"}
+        return str(
+            self._client.create_multipart_upload(
+                Bucket=self._bucket, Key=key, Metadata=_metadata(body), **headers
+            )["UploadId"]
+        )
+
+    def put_part(self, key: str, upload_id: str, number: int, data: bytes) -> dict[str, Any]:
+        """One part; the answer."""
+        headers = self._extra("UploadPart")
+        if self._checksum == "aws":
+            headers["ChecksumCRC32"] = base64.b64encode(zlib.crc32(data).to_bytes(4, "big")).decode()
+        elif self._checksum == "md5":
+            headers["ContentMD5"] = _md5(data)
+        answer = self._client.upload_part(
+            Bucket=self._bucket,
+            Key=key,
+            UploadId=upload_id,
+            PartNumber=number,
+            Body=DeadlineBody(data),
+            **headers,
+        )
+        self._echoed(answer, "ChecksumCRC32", headers.get("ChecksumCRC32"), data)
+        return dict(answer)
+
+    def complete(
+        self, key: str, upload_id: str, parts: list[dict[str, Any]], body: Body, *, create_only: bool
+    ) -> None:
+        """Makes the object of its parts."""
+        headers = self._extra("CompleteMultipartUpload") | ({"IfNoneMatch": "*"} if create_only else {})
+        if self._checksum == "aws":
+            headers |= {
+                "ChecksumType": "FULL_OBJECT",
+                "ChecksumCRC32": base64.b64encode(body.digest.crc32.to_bytes(4, "big")).decode(),
+            }
+        self._client.complete_multipart_upload(
+            Bucket=self._bucket, Key=key, UploadId=upload_id, MultipartUpload={"Parts": parts}, **headers
+        )
+        self.check_size(key, body)
+
+    def list_parts(self, key: str, upload_id: str) -> Iterator[dict[str, Any]]:
+        """What the server has of an upload."""
+        for page in self._client.get_paginator("list_parts").paginate(
+            Bucket=self._bucket, Key=key, UploadId=upload_id
+        ):
+            yield from page.get("Parts", ())
+
+    def abort(self, key: str, upload_id: str) -> None:
+        """Has the server forget the parts; fine where it has already."""
+        with _fine_if_gone():
+            self._client.abort_multipart_upload(Bucket=self._bucket, Key=key, UploadId=upload_id)
+
+    def abort_all(self, key: str) -> None:
+        """Has the server forget every unfinished upload of exactly this key."""
+        with _fine_if_gone():  # rclone answers so where there are none at all.
+            for page in self._client.get_paginator("list_multipart_uploads").paginate(
+                Bucket=self._bucket, Prefix=key
+            ):
+                for upload in page.get("Uploads", ()):
+                    if upload["Key"] == key:
+                        self.abort(key, upload["UploadId"])
+
+    def check_size(self, key: str, body: Body) -> None:
+        """For answers that say nothing about the bytes: at least the size must be right."""
+        size = self._client.head_object(Bucket=self._bucket, Key=key)["ContentLength"]
+        if size != body.digest.size:
+            raise BytesCorrupt(f"{key} must have {body.digest.size} bytes in the store, got {size}")
+
+    def _extra(self, operation: str) -> dict[str, Any]:
+        members = self._client.meta.service_model.operation_model(operation).input_shape.members
+        return {key: value for key, value in self._extra_args.items() if key in members}
+
+    def _echoed(self, answer: dict[str, Any], field: str, sent: str | None, data: bytes) -> bool:
+        """Whether the answer proves that the server has these bytes: it repeats the checksum, or its ETag is their MD5."""
+        echo = answer.get(field)
+        if sent is not None and echo is not None:
+            if echo != sent:
+                raise BytesCorrupt(f"the server must have checksum {sent}, got {echo}")
+            return True
+        return bool(answer.get("ETag", "").strip('"') == hashlib.md5(data, usedforsecurity=False).hexdigest())
+
+
+@contextlib.contextmanager
+def _fine_if_gone() -> Iterator[None]:
+    from botocore.exceptions import ClientError
+
+    try:
+        yield
+    except ClientError as error:
+        if error.response["Error"]["Code"] != "NoSuchUpload":
+            raise
+
+
+def _metadata(body: Body) -> dict[str, str]:
+    return {"entry-id": body.identifier, "sha256": body.digest.sha256}
+
+
+def _md5(data: bytes) -> str:
+    return base64.b64encode(hashlib.md5(data, usedforsecurity=False).digest()).decode()

@@ -1,0 +1,257 @@
+"""Google Cloud Storage, Azure, and S3 by the faster path, through obstore (extra `cloud`): one Rust client, outside the interpreter's lock.
+
+Not offered here, where S3Store does: parts that resume after a restart, checksums by header, ExtraArgs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+import re
+from typing import TYPE_CHECKING, Any
+
+from uploads._redact import redact
+from uploads.errors import (
+    BytesCorrupt,
+    RejectedByStore,
+    RemoteExists,
+    RemoteNotFound,
+    StoreError,
+    StoreParked,
+    TransientStoreError,
+)
+
+from ._create_only import CreateOnly, CreateOnlyPolicy
+from .store import RemoteObject
+from .uris import compose_uri
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from .body import Body
+
+__all__ = ["CloudStore"]
+
+_CHUNK_BYTES = 1 << 20
+_CLASSES = {"s3": "S3Store", "gs": "GCSStore", "az": "AzureStore"}
+_PARKED_CODES = re.compile(
+    r"<Code>(ExpiredToken|InvalidToken|InvalidAccessKeyId|SignatureDoesNotMatch|RequestTimeTooSkewed|NoSuchBucket)</Code>"
+)
+
+
+class CloudStore:
+    """A bucket or container, or a prefix in one. Credentials come from where obstore looks, or by option.
+
+    Args:
+        scheme: "gs", "az" or "s3".
+        bucket: Bucket or container.
+        prefix: Put before every name, with a `/`.
+        endpoint_url: Of another server than the cloud's.
+        region: For S3.
+        part_bytes: Files up to this size go in one request, larger ones in parts of this size.
+        part_threads: Parts of one file in flight at the same time.
+        create_only: What `overwrite=False` takes of an S3 server that is not AWS's; see S3Store.
+        backend: An obstore store to use instead of making one.
+        config: obstore's own options for the cloud, such as `azure_storage_account_name`.
+
+    Raises:
+        ImportError: obstore is not installed.
+    """
+
+    def __init__(
+        self,
+        scheme: str,
+        bucket: str,
+        prefix: str = "",
+        *,
+        endpoint_url: str | None = None,
+        region: str | None = None,
+        part_bytes: int | str = 8 << 20,
+        part_threads: int | str = 4,
+        create_only: CreateOnlyPolicy = "require",
+        backend: Any = None,
+        **config: Any,
+    ) -> None:
+        try:
+            import obstore
+        except ImportError as error:
+            raise ImportError(
+                f"a store for {scheme}:// must have obstore, got none. Install it with: pip install 'training-destinations[cloud]'"
+            ) from error
+        self._obstore = obstore
+        self._root = f"{scheme}://{bucket}"
+        self._prefix = prefix.strip("/")
+        self._part_bytes = int(part_bytes)
+        self._part_threads = int(part_threads)
+        self._scheme = scheme
+        self._uri_options = {
+            "client": "obstore" if scheme == "s3" else None,
+            "endpoint_url": endpoint_url,
+            "region": region,
+            **config,
+        }
+        self._arguments = _arguments(endpoint_url, region, config)
+        self._bucket = bucket
+        self._create_only = CreateOnly(create_only, known=None if scheme == "s3" and endpoint_url else True)
+        self._backend = backend or self._make_backend()
+
+    def put(self, name: str, body: Body, *, overwrite: bool, notes: Path | None = None) -> RemoteObject:
+        key = self._key(name)
+        attributes = {"entry-id": body.identifier, "sha256": body.digest.sha256}
+        create_only = not overwrite and self._create_only.may_be_asked(
+            self.uri(), self._put_probe, self.delete
+        )
+        with self._translated(f"put {key}"):
+            if body.digest.size <= self._part_bytes:
+                data = body.read(0, body.digest.size)
+                self._obstore.put(
+                    self._backend,
+                    key,
+                    data,
+                    attributes=attributes,
+                    mode="create" if create_only else "overwrite",
+                    use_multipart=False,
+                )
+            elif not create_only:
+                self._put_parts(key, body, attributes)
+            else:
+                self._put_parts_create_only(key, body, attributes)
+            self._check_size(key, body)
+        return RemoteObject(name, body.digest.size, body.identifier, body.digest.sha256)
+
+    def head(self, name: str) -> RemoteObject | None:
+        try:
+            with self._translated(f"head {self._key(name)}"):
+                answer = self._obstore.get(self._backend, self._key(name), options={"head": True})
+                attributes = {str(key).lower(): value for key, value in answer.attributes.items()}
+                return RemoteObject(
+                    name,
+                    answer.meta["size"],
+                    attributes.get("entry-id"),
+                    attributes.get("sha256"),
+                    answer.meta.get("e_tag"),
+                )
+        except RemoteNotFound:
+            return None
+
+    def get(self, name: str, offset: int = 0, version: str | None = None) -> Iterator[bytes]:
+        options: Any = {"range": {"offset": offset}} if offset else {}
+        if version is not None:
+            options["if_match"] = version
+        with self._translated(f"get {self._key(name)}"):
+            for chunk in self._obstore.get(self._backend, self._key(name), options=options).stream(
+                min_chunk_size=_CHUNK_BYTES
+            ):
+                yield bytes(chunk)
+
+    def list(self, prefix: str = "") -> Iterator[RemoteObject]:
+        start = f"{self._prefix}/" if self._prefix else ""
+        folder = (start + prefix).rpartition("/")[0] or None  # obstore compares whole parts of a name.
+        with self._translated(f"list {start}{prefix}"):
+            found = [item for page in self._obstore.list(self._backend, folder) for item in page]
+        objects = (
+            RemoteObject(item["path"].removeprefix(start), item["size"], version=item.get("e_tag"))
+            for item in found
+        )
+        yield from sorted(
+            (item for item in objects if item.name.startswith(prefix)), key=lambda item: item.name
+        )
+
+    def delete(self, name: str) -> None:
+        with contextlib.suppress(RemoteNotFound), self._translated(f"delete {self._key(name)}"):
+            self._obstore.delete(self._backend, self._key(name))
+
+    def uri(self, name: str = "") -> str:
+        return compose_uri(self._root, self._prefix, name, self._uri_options)
+
+    def renew(self) -> None:
+        self._backend = self._make_backend()
+
+    def credential_files(self) -> tuple[Path, ...]:
+        return ()
+
+    def _key(self, name: str) -> str:
+        return f"{self._prefix}/{name}" if self._prefix else name
+
+    def _make_backend(self) -> Any:
+        import obstore.store
+
+        kind = getattr(obstore.store, _CLASSES[self._scheme])
+        return kind(
+            self._bucket,
+            retry_config={"max_retries": 0, "retry_timeout": dt.timedelta(seconds=60)},
+            **self._arguments,
+        )
+
+    def _put_probe(self, name: str) -> None:
+        with self._translated(f"probe {self.uri()}"):
+            self._obstore.put(self._backend, self._key(name), b"probe", mode="create")
+
+    def _put_parts(self, key: str, body: Body, attributes: dict[str, str]) -> None:
+        chunks = body.chunks(self._part_bytes)
+        self._obstore.put(
+            self._backend,
+            key,
+            chunks,
+            attributes=attributes,
+            chunk_size=self._part_bytes,
+            max_concurrency=self._part_threads,
+        )
+
+    def _put_parts_create_only(self, key: str, body: Body, attributes: dict[str, str]) -> None:
+        """No cloud completes parts create-only through obstore, and one request would hold the file in memory: so by another name first."""
+        if self._scheme == "s3":
+            raise RejectedByStore(
+                f"overwrite=False must have at most {self._part_bytes} bytes with client=obstore, got {body.digest.size}. Use boto3 (the default client) or overwrite=True."
+            )
+        partial = f"{key}.uploads-partial-{body.identifier}"
+        self._put_parts(partial, body, attributes)
+        try:
+            self._obstore.copy(self._backend, partial, key, overwrite=False)
+        finally:
+            self._obstore.delete(self._backend, partial)
+
+    def _check_size(self, key: str, body: Body) -> None:
+        if body.digest.size > self._part_bytes:
+            size = self._obstore.head(self._backend, key)["size"]
+            if size != body.digest.size:
+                raise BytesCorrupt(f"{key} must have {body.digest.size} bytes in the store, got {size}")
+
+    @contextlib.contextmanager
+    def _translated(self, what: str) -> Iterator[None]:
+        exceptions = self._obstore.exceptions
+        try:
+            yield
+        except FileNotFoundError as error:
+            if _PARKED_CODES.search(str(error)):
+                raise StoreParked(redact(f"{what}: {error}")) from error
+            raise RemoteNotFound(redact(f"{what}: {error}")) from error
+        except exceptions.AlreadyExistsError as error:
+            raise RemoteExists(redact(f"{what}: {error}")) from error
+        except exceptions.PreconditionError as error:
+            raise TransientStoreError(redact(f"{what}: the object changed: {error}")) from error
+        except (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError) as error:
+            raise StoreParked(
+                redact(f"{what}: {error}"),
+                may_be_the_entry=isinstance(error, exceptions.PermissionDeniedError),
+            ) from error
+        except (exceptions.InvalidPathError, exceptions.NotSupportedError) as error:
+            raise RejectedByStore(redact(f"{what}: {error}")) from error
+        except exceptions.BaseError as error:
+            kind: type[StoreError] = StoreParked if _PARKED_CODES.search(str(error)) else TransientStoreError
+            raise kind(redact(f"{what}: {error}")) from error
+
+
+def _arguments(endpoint_url: str | None, region: str | None, config: dict[str, Any]) -> dict[str, Any]:
+    arguments = dict(config)
+    client_options: dict[str, Any] = {
+        "connect_timeout": dt.timedelta(seconds=10),
+        "timeout": dt.timedelta(seconds=120),
+    }
+    if endpoint_url is not None:
+        arguments["endpoint"] = endpoint_url
+        client_options["allow_http"] = endpoint_url.startswith("http://")
+    if region is not None:
+        arguments["region"] = region
+    return {**arguments, "client_options": client_options}

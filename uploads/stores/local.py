@@ -1,0 +1,165 @@
+"""A folder as a store: for local disks, network mounts, and tests."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import os
+import stat
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+from uploads.errors import (
+    BytesCorrupt,
+    RejectedByStore,
+    RemoteExists,
+    RemoteNotFound,
+    StoreParked,
+    TransientStoreError,
+)
+from uploads.names import check_remote_name
+
+from .store import RemoteObject
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from .body import Body
+
+__all__ = ["LocalStore"]
+
+_CHUNK_BYTES = 1 << 20
+_PARTIAL = ".uploads-partial-"
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_PARKED = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT}
+_REJECTED = {errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.EFBIG, errno.EINVAL}
+
+
+class LocalStore:
+    """Objects are files under a root that is made when the first is put.
+
+    A put writes beside its goal, syncs, and renames (or, create-only, links: the file system refuses the second of two).
+    Every folder on the way is opened without following links, so that nothing is read or written outside the root.
+    """
+
+    def __init__(self, root: str | Path) -> None:
+        self.root = Path(root).absolute()
+
+    def put(self, name: str, body: Body, *, overwrite: bool, notes: Path | None = None) -> RemoteObject:
+        with _translated(name), self._parent(name, create=True) as (folder, leaf):
+            partial = _PARTIAL + body.identifier
+            try:
+                self._write(folder, partial, body)
+                if overwrite:
+                    os.replace(partial, leaf, src_dir_fd=folder, dst_dir_fd=folder)
+                else:
+                    os.link(partial, leaf, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
+            except FileExistsError as error:
+                raise RemoteExists(f"{self.uri(name)} exists") from error
+            finally:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(partial, dir_fd=folder)
+            os.fsync(folder)
+        return RemoteObject(name, body.digest.size, body.identifier, body.digest.sha256)
+
+    def head(self, name: str) -> RemoteObject | None:
+        try:
+            with _translated(name), self._parent(name) as (folder, leaf):
+                found = os.stat(leaf, dir_fd=folder, follow_symlinks=False)
+        except RemoteNotFound:
+            return None
+        return _describe(name, found) if stat.S_ISREG(found.st_mode) else None
+
+    def get(self, name: str, offset: int = 0, version: str | None = None) -> Iterator[bytes]:
+        with _translated(name):
+            with self._parent(name) as (folder, leaf):
+                descriptor = os.open(
+                    leaf, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder
+                )
+            with os.fdopen(descriptor, "rb") as stream:
+                if version is not None and _describe(name, os.fstat(descriptor)).version != version:
+                    raise TransientStoreError(
+                        f"{self.uri(name)} must not change while it is read. Start over."
+                    )
+                stream.seek(offset)
+                while chunk := stream.read(_CHUNK_BYTES):
+                    yield chunk
+
+    def list(self, prefix: str = "") -> Iterator[RemoteObject]:
+        found = []
+        for parent, _, names in os.walk(self.root):
+            for leaf in names:
+                path = Path(parent) / leaf
+                name = path.relative_to(self.root).as_posix()
+                if (
+                    name.startswith(prefix)
+                    and not leaf.startswith(_PARTIAL)
+                    and path.is_file()
+                    and not path.is_symlink()
+                ):
+                    found.append(_describe(name, path.stat()))
+        yield from sorted(found, key=lambda item: item.name)
+
+    def delete(self, name: str) -> None:
+        with contextlib.suppress(RemoteNotFound), _translated(name), self._parent(name) as (folder, leaf):
+            os.unlink(leaf, dir_fd=folder)
+
+    def uri(self, name: str = "") -> str:
+        root = "file://" + quote(str(self.root))
+        return f"{root}/{quote(name)}" if name else root
+
+    @contextlib.contextmanager
+    def _parent(self, name: str, *, create: bool = False) -> Iterator[tuple[int, str]]:
+        """The folder that the name is in, opened step by step from the root, and the last part of the name."""
+        *parents, leaf = check_remote_name(name).split("/")
+        if create:
+            self.root.mkdir(parents=True, exist_ok=True)
+        folder = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            for part in parents:
+                if create:
+                    with contextlib.suppress(FileExistsError):
+                        os.mkdir(part, dir_fd=folder)
+                inner = os.open(part, _FOLDER, dir_fd=folder)
+                os.close(folder)
+                folder = inner
+            yield folder, leaf
+        finally:
+            os.close(folder)
+
+    def _write(self, folder: int, leaf: str, body: Body) -> None:
+        descriptor = os.open(
+            leaf, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666, dir_fd=folder
+        )
+        sha256 = hashlib.sha256()
+        with os.fdopen(descriptor, "wb") as stream:
+            for chunk in body.chunks(_CHUNK_BYTES):
+                sha256.update(chunk)
+                stream.write(chunk)
+            stream.flush()
+            os.fsync(descriptor)
+        if sha256.hexdigest() != body.digest.sha256:
+            raise BytesCorrupt(f"{leaf} must be written as it was staged, got other bytes from the spool")
+
+
+def _describe(name: str, found: os.stat_result) -> RemoteObject:
+    return RemoteObject(name, found.st_size, version=f"{found.st_ino}-{found.st_mtime_ns}-{found.st_size}")
+
+
+@contextlib.contextmanager
+def _translated(name: str) -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise RemoteNotFound(f"no object {name!r}") from error
+    except OSError as error:
+        if error.errno in _REJECTED:
+            raise RejectedByStore(f"{name!r} cannot be a file here: {error.strerror}") from error
+        if error.errno in _PARKED:
+            raise StoreParked(
+                f"the store's folder must be writable, got {error.strerror}",
+                may_be_the_entry=error.errno == errno.EACCES,
+            ) from error
+        raise TransientStoreError(f"{error.strerror}: {name!r}") from error

@@ -1,0 +1,237 @@
+"""A folder on a machine that one can `ssh` to, through paramiko (extra `sftp`)."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import posixpath
+import stat
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from uploads._redact import redact
+from uploads.errors import BytesCorrupt, RemoteExists, RemoteNotFound, StoreParked, TransientStoreError
+from uploads.names import check_remote_name
+
+from .store import RemoteObject
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from .body import Body
+
+__all__ = ["SftpStore"]
+
+_CHUNK_BYTES = 1 << 20
+_PARTIAL = ".uploads-partial-"
+
+
+class SftpStore:
+    """Objects are files under a folder there. A put writes beside its goal and renames; size is checked, contents are not read back.
+
+    Every thread has a session of its own over one connection, which is made at the first request.
+
+    Args:
+        host: Its name.
+        root: The folder; made when the first object is put.
+        port: Of its sshd.
+        username: Default: this user.
+        password: Where keys and agents do not do. Never written to disk.
+        key_filename: A private key.
+        known_hosts: A file of host keys, besides `~/.ssh/known_hosts`; an unknown host is refused.
+        timeout_seconds: For a connection and for each answer.
+
+    Raises:
+        ImportError: paramiko is not installed.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        root: str,
+        *,
+        port: int = 22,
+        username: str | None = None,
+        password: str | None = None,
+        key_filename: str | None = None,
+        known_hosts: str | None = None,
+        timeout_seconds: float | str = 60.0,
+    ) -> None:
+        try:
+            import paramiko
+        except ImportError as error:
+            raise ImportError(
+                "a store for sftp:// must have paramiko, got none. Install it with: pip install 'training-destinations[sftp]'"
+            ) from error
+        self._paramiko = paramiko
+        self._host = host
+        self._root = posixpath.normpath(root or "/")
+        self._port = port
+        self._username = username
+        self._password = password
+        self._key_filename = key_filename
+        self._known_hosts = known_hosts
+        self._timeout_seconds = float(timeout_seconds)
+        self._lock = threading.Lock()  # Guards the connection.
+        self._client: Any = None
+        self._sessions = threading.local()
+
+    def put(self, name: str, body: Body, *, overwrite: bool, notes: Path | None = None) -> RemoteObject:
+        goal = self._path(name)
+        partial = posixpath.join(posixpath.dirname(goal), _PARTIAL + body.identifier)
+        with self._session(f"put {name}") as sftp:
+            self._make_folders(sftp, posixpath.dirname(goal))
+            try:
+                self._write(sftp, partial, body)
+                if overwrite:
+                    sftp.posix_rename(partial, goal)
+                else:
+                    self._rename_create_only(sftp, partial, goal)
+            finally:
+                with contextlib.suppress(OSError):
+                    sftp.remove(partial)
+        return RemoteObject(name, body.digest.size, body.identifier, body.digest.sha256)
+
+    def head(self, name: str) -> RemoteObject | None:
+        try:
+            with self._session(f"head {name}") as sftp:
+                found = sftp.lstat(self._path(name))
+        except RemoteNotFound:
+            return None
+        return _describe(name, found) if stat.S_ISREG(found.st_mode) else None
+
+    def get(self, name: str, offset: int = 0, version: str | None = None) -> Iterator[bytes]:
+        with self._session(f"get {name}") as sftp, sftp.open(self._path(name), "rb") as stream:
+            if version is not None and _describe(name, stream.stat()).version != version:
+                raise TransientStoreError(f"{self.uri(name)} must not change while it is read. Start over.")
+            stream.seek(offset)
+            while chunk := stream.read(_CHUNK_BYTES):
+                yield chunk
+
+    def list(self, prefix: str = "") -> Iterator[RemoteObject]:
+        with self._session(f"list {prefix}") as sftp:
+            found = [_describe(name, attributes) for name, attributes in self._walk(sftp, "")]
+        yield from sorted(
+            (item for item in found if item.name.startswith(prefix)), key=lambda item: item.name
+        )
+
+    def delete(self, name: str) -> None:
+        with contextlib.suppress(RemoteNotFound), self._session(f"delete {name}") as sftp:
+            sftp.remove(self._path(name))
+
+    def uri(self, name: str = "") -> str:
+        user = f"{quote(self._username)}@" if self._username else ""
+        port = f":{self._port}" if self._port != 22 else ""  # noqa: PLR2004  # ssh's
+        options = {"key_filename": self._key_filename, "known_hosts": self._known_hosts}
+        query = "&".join(f"{key}={quote(value)}" for key, value in options.items() if value)
+        return (
+            f"sftp://{user}{self._host}{port}{quote(posixpath.join(self._root, name) if name else self._root)}"
+            + (f"?{query}" if query else "")
+        )
+
+    def renew(self) -> None:
+        """Connects anew at the next request."""
+        with self._lock:
+            client, self._client = self._client, None
+            self._sessions = threading.local()
+        if client is not None:
+            client.close()
+
+    def credential_files(self) -> tuple[Path, ...]:
+        return (Path(self._key_filename),) if self._key_filename else ()
+
+    def _path(self, name: str) -> str:
+        return posixpath.join(self._root, check_remote_name(name))
+
+    def _connected(self) -> Any:
+        with self._lock:
+            if self._client is None:
+                client = self._paramiko.SSHClient()
+                client.load_system_host_keys()
+                if self._known_hosts:
+                    client.load_host_keys(self._known_hosts)
+                limit = self._timeout_seconds
+                client.connect(
+                    self._host,
+                    self._port,
+                    self._username,
+                    self._password,
+                    key_filename=self._key_filename,
+                    timeout=limit,
+                    auth_timeout=limit,
+                    banner_timeout=limit,
+                )
+                self._client = client
+            return self._client
+
+    @contextlib.contextmanager
+    def _session(self, what: str) -> Iterator[Any]:
+        """This thread's session; a broken connection is given up, so that the next try makes a new one."""
+        try:
+            sftp = getattr(self._sessions, "sftp", None)
+            if sftp is None:
+                sftp = self._sessions.sftp = self._connected().open_sftp()
+                sftp.get_channel().settimeout(self._timeout_seconds)
+            yield sftp
+        except FileNotFoundError as error:
+            raise RemoteNotFound(f"{what}: {error}") from error
+        except (self._paramiko.AuthenticationException, self._paramiko.BadHostKeyException) as error:
+            raise StoreParked(redact(f"{what}: {error}. Check user, key and known_hosts.")) from error
+        except self._paramiko.SSHException as error:
+            self.renew()
+            if "not found in known_hosts" in str(error):
+                raise StoreParked(f"{what}: {error}. Add the host's key with known_hosts=….") from error
+            raise TransientStoreError(redact(f"{what}: {error}")) from error
+        except PermissionError as error:
+            raise StoreParked(f"{what}: {error}", may_be_the_entry=True) from error
+        except (OSError, EOFError) as error:
+            self.renew()
+            raise TransientStoreError(redact(f"{what}: {error}")) from error
+
+    def _make_folders(self, sftp: Any, folder: str) -> None:
+        try:
+            sftp.stat(folder)
+        except FileNotFoundError:
+            self._make_folders(sftp, posixpath.dirname(folder))
+            with contextlib.suppress(OSError):  # Another thread was first; the write says if not.
+                sftp.mkdir(folder)
+
+    def _write(self, sftp: Any, path: str, body: Body) -> None:
+        with sftp.open(path, "wb") as stream:
+            stream.set_pipelined(True)
+            for chunk in body.chunks(_CHUNK_BYTES):
+                stream.write(chunk)
+        size = sftp.stat(path).st_size
+        if size != body.digest.size:
+            raise BytesCorrupt(f"{path} must have {body.digest.size} bytes on {self._host}, got {size}")
+
+    def _rename_create_only(self, sftp: Any, partial: str, goal: str) -> None:
+        """SSH_FXP_RENAME refuses an existing goal (draft-ietf-secsh-filexfer-02, 6.5), but with a code that could mean anything."""
+        try:
+            sftp.rename(partial, goal)
+        except OSError as error:
+            if error.errno in {errno.ENOENT, errno.EACCES}:
+                raise
+            try:
+                sftp.lstat(goal)
+            except FileNotFoundError:
+                raise error from None
+            raise RemoteExists(f"{goal} exists on {self._host}") from error
+
+    def _walk(self, sftp: Any, folder: str) -> Iterator[tuple[str, Any]]:
+        try:
+            items = sftp.listdir_attr(posixpath.join(self._root, folder))
+        except FileNotFoundError:
+            return
+        for item in items:
+            name = posixpath.join(folder, item.filename)
+            if stat.S_ISDIR(item.st_mode):
+                yield from self._walk(sftp, name)
+            elif stat.S_ISREG(item.st_mode) and not item.filename.startswith(_PARTIAL):
+                yield name, item
+
+
+def _describe(name: str, found: Any) -> RemoteObject:
+    return RemoteObject(name, found.st_size, version=f"{found.st_mtime}-{found.st_size}")

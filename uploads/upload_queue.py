@@ -1,0 +1,522 @@
+"""The door: files go in, and are in the store some time later, whatever happens to this process."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import errno
+import logging
+import shutil
+import threading
+import time
+import uuid
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
+
+import attrs
+
+from ._default_spool import default_spool
+from ._flusher import Flusher
+from ._forking import forget_in_child
+from ._intake import How, Intake
+from ._redact import is_secret_option, redact
+from ._room import Room
+from ._worker_link import WorkerLink, WorkerOrder
+from .backlog import Backlog
+from .download import POINTER_SUFFIX, download_file
+from .drain import Drain
+from .entry import Entry, identifier_of, key_of
+from .errors import (
+    ManifestUnreadable,
+    QueueClosed,
+    RemoteNameTaken,
+    SpoolFull,
+    SpoolOwned,
+    UploadError,
+    UploadsIncomplete,
+)
+from .handle import FolderHandle, UploadHandle
+from .names import check_remote_name, name_key
+from .outcome import Outcome, UploadState
+from .ownership import OwnerLock
+from .spool import Spool
+from .staging import files_of, size_of
+from .stores import open_store
+from .stores.uris import is_remote
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from types import TracebackType
+
+    from .retry import RetryPolicy
+    from .stores import Store
+
+__all__ = ["UploadQueue"]
+
+_log = logging.getLogger("uploads")
+
+Durability = Literal["process", "power"]
+Isolation = Literal["threads", "process"]
+
+_NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
+_GIVE_BACK_SECONDS = 5.0
+
+
+class _Drainer(Protocol):
+    """What empties the spool: a Drain in this process, or a WorkerLink to one in another."""
+
+    def start(self) -> None: ...
+
+    def add(self, folders: Iterable[str]) -> None: ...
+
+    def stop(self, timeout_seconds: float = ...) -> None: ...
+
+    def forget_after_fork(self) -> None: ...
+
+
+class UploadQueue:
+    """Takes files and brings them to a store.
+
+    A file is safe when `submit` returns: its bytes are the spool's, and survive `kill -9` of this process.
+    The queue starts working when it is made; what an earlier process left in the spool is uploaded along.
+
+    **Threading.** Every method may be called from any thread. `submit` blocks for as long as staging takes, never for the network.
+
+    **Fork.** A forked child may submit, which only stages; the parent's drain finds it within seconds. Its `close` does nothing.
+
+    **Exit.** At interpreter exit (`sys.exit`, an exception, Ctrl-C) the queue drains for up to `exit_seconds`; what is left stays
+    in the spool and is named, with the command that finishes it. No signal handler is installed; see `exit_on_sigterm`.
+
+    Args:
+        store: A URI or path for `open_store`, or a Store.
+        spool: The folder of entries; one queue at a time. The default is found again by the next start for the same store.
+        workers: Uploads at the same time.
+        isolation: "process" uploads in a worker process, so that the training loop keeps its interpreter to itself; the worker is
+            replaced when it dies and outlives this process by up to `grace_seconds`. "threads" uploads in threads of this process.
+            By default remote stores given by URI get a process, anything else threads.
+        durability: "process": what was submitted survives the process at once and a loss of power within about a second.
+            "power": it survives a loss of power when `submit` returns, for the price of waiting for the disk.
+        spool_bytes: The most that may wait in the spool.
+        free_bytes: What is left free on the spool's disk.
+        full_wait_seconds: How long `submit` waits for room before it refuses.
+        exit_seconds: How long the interpreter's exit may take for uploads.
+        grace_seconds: How long a worker process goes on alone.
+        raise_errors: Whether `submit` raises when it refuses, and `close` when something was not delivered.
+        policy: How long to wait between attempts (threads only; a worker has the default).
+        store_options: For `open_store`, where `store` is a URI.
+
+    Raises:
+        SpoolOwned: Another live queue has this spool.
+        SpoolUnusable: It cannot be written.
+        ValueError: A bad argument.
+    """
+
+    def __init__(
+        self,
+        store: Store | str | Path,
+        *,
+        spool: str | Path | None = None,
+        workers: int = 4,
+        isolation: Isolation | None = None,
+        durability: Durability = "process",
+        spool_bytes: int | None = None,
+        free_bytes: int = 1 << 30,
+        full_wait_seconds: float = 0.0,
+        exit_seconds: float = 30.0,
+        grace_seconds: float = 600.0,
+        raise_errors: bool = False,
+        policy: RetryPolicy | None = None,
+        store_options: dict[str, Any] | None = None,
+    ) -> None:
+        if workers < 1:
+            raise ValueError(f"workers must be at least 1, got {workers}")
+        self._store = open_store(store, **(store_options or {})) if isinstance(store, str | Path) else store
+        self._isolation = isolation or _natural_isolation(store)
+        if self._isolation == "process" and not isinstance(store, str | Path):
+            raise ValueError(
+                f"isolation='process' must have a store given by URI, got {store!r}. Give its URI, or isolation='threads'."
+            )
+        self._durability = durability
+        self._exit_seconds = exit_seconds
+        self._raise_errors = raise_errors
+        self._lock = threading.RLock()  # Guards the seven below, and the order of sequence numbers on disk.
+        self._unsettled: dict[str, str] = {}  # Identifier → folder.
+        self._keys: Counter[str] = Counter()  # How many of them have the same remote name.
+        self._handles: dict[str, UploadHandle] = {}
+        self._sizes: dict[str, int] = {}
+        self._missing: set[str] = set()
+        self._failures: list[Outcome] = []
+        self._closed: Backlog | None = None
+        self._settled = threading.Condition(self._lock)
+        self._is_child = False
+        self.spool = Spool(spool if spool is not None else default_spool(self._store.uri()))
+        self.spool.create(_description(store, self._store, store_options or {}))
+        self._owner = OwnerLock(self.spool.queue_lock, "queue")
+        self._owner.acquire()
+        self.spool.sweep_tmp()
+        self._room = Room(
+            self.spool.path,
+            spool_bytes=spool_bytes,
+            free_bytes=free_bytes,
+            wait_seconds=full_wait_seconds,
+            clock=time.monotonic,
+        )
+        self._intake = Intake(self.spool, self._room)
+        self._flusher = Flusher(self.spool)
+        for folder in (*self.spool.list_pending(), *self.spool.list_inflight()):
+            self._unsettled[identifier_of(folder)] = folder
+            self._keys[key_of(folder)] += 1
+        self._drainer = self._make_drainer(store, workers, policy, grace_seconds, store_options or {})
+        try:
+            self._drainer.start()
+        except SpoolOwned:
+            self._owner.release()
+            raise
+        forget_in_child(self)
+        atexit.register(self._close_at_exit)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close(self._exit_seconds)
+
+    def submit(
+        self,
+        source: str | Path,
+        remote_name: str | None = None,
+        *,
+        overwrite: bool = False,
+        move: bool = False,
+        link: bool = False,
+        after: Sequence[UploadHandle | FolderHandle] = (),
+        durability: Durability | None = None,
+    ) -> UploadHandle | FolderHandle:
+        """Takes a file, or every file under a folder. Returns after staging.
+
+        Args:
+            source: A regular file, or a folder, whose files are submitted under `remote_name/`.
+            remote_name: Under which it is wanted; by default the source's name.
+            overwrite: Whether an object of that name may be replaced. A newer version of a name that still waits replaces the older one.
+            move: Takes the file by rename: instant, and gone from where it was. A folder's files are moved one by one.
+            link: Takes the file by hard link: instant but for one reading. **Dangerous** where the file is later rewritten in place
+                (as `torch.save` to the same path does): the upload then fails as corrupt. Safe for writers that replace by rename.
+            after: Handles of uploads that must be in the store before this one is.
+            durability: For this file, where it differs from the queue's.
+
+        Raises:
+            InvalidRemoteName: At once, like the next four; nothing was staged.
+            InvalidSource: Neither a readable regular file nor a folder.
+            RemoteNameTaken: `overwrite=False`, and this name is on its way already.
+            UnstableSource: The file changed while it was copied, twice.
+            QueueClosed: After `close`.
+            SpoolFull: No room, and the queue has `raise_errors`; else the handle is in state `refused`.
+        """
+        source = Path(source)
+        name = check_remote_name(source.name if remote_name is None else remote_name)
+        if move and link:
+            raise ValueError("a file must be submitted with move=True or link=True, got both")
+        how: How = "move" if move else "link" if link else "copy"
+        identifiers = tuple(
+            handle.identifier
+            for one in after
+            for handle in (one.handles if isinstance(one, FolderHandle) else (one,))
+        )
+        to_disk = (durability or self._durability) == "power"
+        if not source.is_dir():
+            return self._submit_file(
+                source, name, how, overwrite=overwrite, after=identifiers, to_disk=to_disk
+            )
+        files = [(path, check_remote_name(f"{name}/{inner}")) for path, inner in files_of(source)]
+        handles = tuple(
+            self._submit_file(path, inner, how, overwrite=overwrite, after=identifiers, to_disk=to_disk)
+            for path, inner in files
+        )
+        return FolderHandle(name, self._store.uri(name), handles)
+
+    def submit_pointer(self, remote_name: str, target: UploadHandle) -> UploadHandle:
+        """Points `remote_name` at what `target` uploads, once that is there.
+
+        Writes `remote_name.symlink`, a text file with the target's name, as Composer does; `download_file(remote_name)` follows it.
+        A newer pointer replaces an older one.
+        """
+        name = check_remote_name(remote_name + POINTER_SUFFIX)
+        text = self.spool.new_folder() / "pointer"
+        try:
+            text.write_text(target.remote_name, encoding="utf-8")
+            return self._submit_file(
+                text,
+                name,
+                "move",
+                overwrite=True,
+                after=(target.identifier,),
+                to_disk=self._durability == "power",
+            )
+        finally:
+            shutil.rmtree(text.parent, ignore_errors=True)
+
+    def download_file(
+        self, name: str, destination: str | Path, *, overwrite: bool = False, progress_bar: bool = True
+    ) -> Path:
+        """`uploads.download_file` from this queue's store."""
+        return download_file(
+            name, destination, store=self._store, overwrite=overwrite, progress_bar=progress_bar
+        )
+
+    def uri(self, remote_name: str) -> str:
+        """Where an upload of this name is, or would be."""
+        return self._store.uri(remote_name)
+
+    def unsettled(self) -> int:
+        """How many entries are on their way."""
+        with self._lock:
+            return len(self._unsettled)
+
+    def backlog(self) -> Backlog:
+        """What was not delivered so far, by name."""
+        with self._lock:
+            folders = sorted(self._unsettled.values())
+            failures = tuple(self._failures)
+        return Backlog(self.spool.path, tuple(self._name_of(folder) for folder in folders), failures)
+
+    def drain(self, timeout_seconds: float) -> Backlog:
+        """Waits until everything submitted so far and since has ended, well or not; returns what was not delivered.
+
+        Blocks for at most `timeout_seconds`.
+        """
+        with self._settled:
+            self._settled.wait_for(lambda: not self._unsettled, timeout_seconds)
+        return self.backlog()
+
+    def close(self, timeout_seconds: float = 30.0) -> Backlog:
+        """Drains up to the limit, stops, and names what was not delivered. A second call returns what the first did.
+
+        Blocks for `timeout_seconds`, and up to five more for what is in flight to be put back.
+
+        Raises:
+            UploadsIncomplete: Something was not delivered, and the queue has `raise_errors`.
+        """
+        with self._lock:
+            if self._closed is not None or self._is_child:
+                return self._closed or self.backlog()
+            self._closed = self.backlog()  # From here on submit refuses; replaced below.
+        atexit.unregister(self._close_at_exit)
+        give_back_seconds = 0.0
+        try:
+            self.drain(timeout_seconds)
+            give_back_seconds = _GIVE_BACK_SECONDS
+        finally:  # Also when Ctrl-C ends the wait; then nothing is waited for.
+            self._drainer.stop(give_back_seconds)
+            self._flusher.stop(give_back_seconds)
+            self._owner.release()
+            self._closed = self.backlog()
+            if not self._closed.is_empty:
+                _log.warning("%s", self._closed)
+        if self._raise_errors and not self._closed.is_empty:
+            raise UploadsIncomplete(str(self._closed))
+        return self._closed
+
+    # Submitting.
+
+    def _submit_file(
+        self, source: Path, name: str, how: How, *, overwrite: bool, after: tuple[str, ...], to_disk: bool
+    ) -> UploadHandle:
+        self._refuse_if_useless(name, overwrite=overwrite)
+        size = size_of(source)
+        if not self.spool.tmp.is_dir():
+            _log.error("the spool %s was deleted and is made anew", self.spool.path)
+            self.spool.create()
+        identifier = uuid.uuid4().hex[:16]
+        handle = UploadHandle(identifier, name, self._store.uri(name), lambda: self._look_at(identifier))
+        try:
+            entry = self._intake.accept(
+                identifier,
+                source,
+                name,
+                size,
+                how,
+                overwrite=overwrite,
+                after=after,
+                to_disk=to_disk,
+                register=lambda entry: self._follow(entry, handle),
+            )
+        except BaseException as error:
+            self._unfollow(identifier)
+            if isinstance(error, SpoolFull):
+                return self._refused(name, size, error)
+            if isinstance(error, OSError) and not isinstance(error, UploadError):
+                return self._refused(name, size, _as_spool_full(error, self.spool.path, size))
+            raise
+        if not self._is_child:
+            self._drainer.add([entry.folder])
+            if not to_disk:
+                self._flusher.add(entry.folder)
+        return handle
+
+    def _refuse_if_useless(self, name: str, *, overwrite: bool) -> None:
+        with self._lock:
+            if self._closed is not None:
+                raise QueueClosed(
+                    f"a closed queue must not be given files, got {name!r}. Nothing would upload it."
+                )
+            if not overwrite and self._keys[name_key(name)]:
+                raise RemoteNameTaken(
+                    f"overwrite=False must have a name of its own, got {name!r}, which is on its way already. Use overwrite=True to replace it."
+                )
+
+    def _follow(self, entry: Entry, handle: UploadHandle) -> None:
+        """Counts the entry in, before anybody can tell us that it has ended."""
+        with self._lock:
+            self._refuse_if_useless(entry.remote_name, overwrite=entry.overwrite)
+            self._unsettled[entry.identifier] = entry.folder
+            self._keys[key_of(entry.folder)] += 1
+            self._sizes[entry.identifier] = entry.size
+            self._handles[entry.identifier] = handle
+
+    def _unfollow(self, identifier: str) -> str | None:
+        """Counts the entry out and returns its folder's name; None where it was not counted."""
+        with self._lock:
+            folder = self._unsettled.pop(identifier, None)
+            if folder is not None:
+                self._keys[key_of(folder)] -= 1
+                if not self._keys[key_of(folder)]:
+                    del self._keys[key_of(folder)]
+            return folder
+
+    def _look_at(self, identifier: str) -> UploadState | None:
+        with self._lock:
+            folder = self._unsettled.get(identifier)
+        return None if folder is None else self.spool.state_of(folder)
+
+    def _refused(self, name: str, size: int, error: SpoolFull) -> UploadHandle:
+        if self._raise_errors:
+            raise error
+        _log.error("%s was not taken: %s", name, error)
+        outcome = Outcome(
+            uuid.uuid4().hex[:16],
+            name,
+            UploadState.REFUSED,
+            self._store.uri(name),
+            size,
+            reason=redact(str(error)),
+        )
+        handle = UploadHandle(outcome.identifier, name, outcome.uri, lambda: None)
+        handle._settle(outcome)  # noqa: SLF001  # the queue is the other half of a handle
+        with self._lock:
+            self._failures.append(outcome)
+        return handle
+
+    # Hearing what became of it.
+
+    def _make_drainer(
+        self,
+        store: Store | str | Path,
+        workers: int,
+        policy: RetryPolicy | None,
+        grace_seconds: float,
+        options: dict[str, Any],
+    ) -> _Drainer:
+        if self._isolation == "threads":
+            return Drain(self.spool, self._store, workers=workers, policy=policy, on_settled=self._on_settled)
+        order = WorkerOrder(str(self.spool.path), str(store), options, workers, grace_seconds)
+        return WorkerLink(order, on_settled=self._on_settled, on_takeover=self._look_up)
+
+    def _on_settled(self, outcome: Outcome) -> None:
+        with self._settled:
+            if self._unfollow(outcome.identifier) is None:
+                return
+            handle = self._handles.pop(outcome.identifier, None)
+            if (
+                outcome.state is UploadState.LOST and handle is not None
+            ):  # Its manifest, and so its name, is lost as well.
+                outcome = attrs.evolve(outcome, remote_name=handle.remote_name)
+            if outcome.state.is_failure:
+                self._failures.append(outcome)
+            else:
+                self._room.give(self._sizes.get(outcome.identifier, 0))
+            self._sizes.pop(outcome.identifier, None)
+            self._settled.notify_all()
+        if handle is not None:
+            handle._settle(outcome)  # noqa: SLF001  # the queue is the other half of a handle
+
+    def _look_up(self) -> None:
+        """Finds in the spool what a worker did not live to tell: gone twice in a row without a trace means deleted."""
+        with self._lock:
+            unsettled = dict(self._unsettled)
+        waiting = {*self.spool.list_pending(), *self.spool.list_inflight()}
+        gone = {identifier: folder for identifier, folder in unsettled.items() if folder not in waiting}
+        if not gone:
+            return
+        for state, folders in self.spool.list_failed().items():
+            for folder in set(folders) & set(gone.values()):
+                outcome = self.spool.reason_of(self.spool.failed / state / folder)
+                self._on_settled(outcome or Outcome(identifier_of(folder), folder, state))
+        for outcome in self.spool.delivered():
+            if outcome.identifier in gone:
+                self._on_settled(outcome)
+        with self._lock:
+            missing = set(gone) & set(self._unsettled)
+            lost, self._missing = missing & self._missing, missing
+        for identifier in lost:
+            self._on_settled(
+                Outcome(
+                    identifier,
+                    gone[identifier],
+                    UploadState.LOST,
+                    reason=f"its folder was deleted from {self.spool.path}",
+                )
+            )
+
+    def _name_of(self, folder: str) -> str:
+        handle = self._handles.get(identifier_of(folder))
+        if handle is not None:
+            return handle.remote_name
+        place = self.spool.place_of(folder)
+        with contextlib.suppress(ManifestUnreadable, OSError):
+            if place is not None:
+                return Entry.read(place).remote_name
+        return folder
+
+    # The end of the process.
+
+    def _close_at_exit(self) -> None:
+        waiting = self.unsettled()
+        if waiting:
+            _log.warning(
+                "finishing %d uploads, for up to %.0f s; Ctrl-C stops at once and loses nothing",
+                waiting,
+                self._exit_seconds,
+            )
+        with contextlib.suppress(KeyboardInterrupt, UploadsIncomplete):
+            self.close(self._exit_seconds)
+
+    def _forget_after_fork(self) -> None:
+        self._is_child = True
+        self._lock = threading.RLock()
+        self._settled = threading.Condition(self._lock)
+        self._room.forget_after_fork()
+        self._intake.forget_after_fork()
+        self._owner.forget()
+        self._drainer.forget_after_fork()
+        atexit.unregister(self._close_at_exit)
+
+
+def _natural_isolation(store: Store | str | Path) -> Isolation:
+    return "process" if isinstance(store, str | Path) and is_remote(store) else "threads"
+
+
+def _description(given: Store | str | Path, store: Store, options: dict[str, Any]) -> dict[str, Any]:
+    """What `spool.json` keeps for `resume`: everything but secrets."""
+    kept = {key: value for key, value in options.items() if not is_secret_option(key)}
+    return {
+        "uri": redact(str(given)) if isinstance(given, str) and is_remote(given) else store.uri(),
+        "options": kept,
+    }
+
+
+def _as_spool_full(error: OSError, spool: Path, size: int) -> SpoolFull:
+    what = "no room" if error.errno in _NO_ROOM else error.strerror
+    return SpoolFull(f"spool {spool} must take {size} bytes, got {what}. Make room or choose another spool.")
