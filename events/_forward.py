@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from . import _stat
 from ._handover import Handover
 from ._monitor_event import Event, EventHandlerHandle, register_queue, unregister_event_handler
+from ._window import STAT_EVENT
 from .logger import Logger
 from .state import State
 
@@ -47,7 +48,7 @@ class ForwardMonitor(Handover):
         """Logs an event."""
         step, event = item
         if self._logger is not None:
-            log_data(self._logger, event.name, event.data, step, is_stat=event.name == _stat.STAT_EVENT)
+            log_data(self._logger, event.name, event.data, step, is_stat=event.name == STAT_EVENT)
 
     def stop(self) -> None:
         """Logs what is there, and hears of no more; a second time does nothing."""

@@ -18,6 +18,7 @@ from . import _stat
 from ._forward import log_data
 from ._handover import Handover
 from ._monitor_event import Event, EventHandlerHandle, register_queue, unregister_event_handler
+from ._window import STAT_EVENT
 from .logger import Logger
 from .redaction import redact_text
 from .state import State
@@ -206,7 +207,7 @@ def _torch_event(event: Event) -> "torch.monitor.Event":
     if timestamp.tzinfo is not None:
         # torch takes the digits and forgets the zone.
         timestamp = timestamp.astimezone().replace(tzinfo=None)
-    name = TORCH_STAT_EVENT if event.name == _stat.STAT_EVENT else event.name
+    name = TORCH_STAT_EVENT if event.name == STAT_EVENT else event.name
     return monitor.Event(name, timestamp, {key: _torch_value(value) for key, value in event.data.items()})
 
 

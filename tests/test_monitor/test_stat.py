@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from events import Aggregation, MonitorEvent, Stat, monitor
-from events._stat import WindowCloser, _Window
+from events._window import Window, WindowCloser
 
 HOUR = timedelta(hours=1)
 
@@ -37,7 +37,7 @@ class CloserWithoutThread(WindowCloser):
 
 def a_window(log, seconds=10.0, aggregations=(Aggregation.SUM,)):
     """Returns the window of a Stat."""
-    return _Window("x", aggregations, seconds, None, log)
+    return Window("x", aggregations, seconds, None, log)
 
 
 def test_a_window_has_every_aggregation(heard):
