@@ -6,6 +6,10 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from . import monitor
+from ._monitor_event import Event as MonitorEvent
+from ._stat import Stat
+from ._summary import Aggregation
 from .callback import Callback
 from .config import plain_config
 from .destination import Destination
@@ -27,6 +31,9 @@ from .names import format_name, format_run_name
 from .redaction import redact, redact_arguments, redact_text
 from .run import Run
 from .state import Phase, RunStatus, State
+from .system_monitor import SystemMonitor
+from .throughput import Throughput
+from .timer import Timer
 from .timestamp import Time, Timestamp, TimeUnit
 
 if TYPE_CHECKING:
@@ -34,6 +41,7 @@ if TYPE_CHECKING:
     from .trainer import Trainer
 
 __all__ = [
+    "Aggregation",
     "Callback",
     "CallbackInUseError",
     "CheckpointError",
@@ -45,20 +53,26 @@ __all__ = [
     "EventsError",
     "Interval",
     "Logger",
+    "MonitorEvent",
     "Phase",
     "RecordError",
     "Run",
     "RunStatus",
+    "Stat",
     "State",
+    "SystemMonitor",
+    "Throughput",
     "Time",
     "TimeStringError",
     "TimeUnit",
     "TimeUnitError",
+    "Timer",
     "Timestamp",
     "Trainer",
     "UnknownEventError",
     "format_name",
     "format_run_name",
+    "monitor",
     "plain_config",
     "read_checkpoint",
     "redact",

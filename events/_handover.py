@@ -1,0 +1,178 @@
+"""From any thread to the one that trains: what may only be done there waits in a queue for the next event of the loop."""
+
+import collections
+import functools
+import itertools
+import logging
+import os
+import threading
+from types import TracebackType
+from typing import Any, Self
+
+from .callback import Callback
+from .errors import EngineClosedError, RecordError
+from .logger import Logger
+from .state import State
+
+__all__ = ["Handover"]
+
+_log = logging.getLogger("events")
+
+
+class _Tally:
+    """A counter of which the counting is a call that no other thread can interrupt; it takes an argument and ignores it."""
+
+    def __init__(self) -> None:
+        self._next = itertools.count()
+        self._reads = 0
+        self._lock = threading.Lock()
+        # A C callable: no Python code runs when it is called.
+        self.count = functools.partial(next, self._next)
+
+    def value(self) -> int:
+        with self._lock:
+            value = next(self._next) - self._reads
+            self._reads += 1
+            return value
+
+
+class Handover(Callback):
+    """A callback that takes things from any thread and delivers them in the training thread.
+
+    Subclasses say in `deliver` what that means. Delivery happens at the end of each batch, of training, evaluation and
+    prediction, of epochs, evaluations and `fit`, and at close; at once, where something is put by the training thread
+    itself, which is the one that called `begin`.
+
+    The queue is bounded: when it is full, the oldest goes, and is counted. A forked child delivers nothing.
+
+    Args:
+        max_waiting: how many may wait.
+    """
+
+    # Whether what the training thread puts is delivered in that very call.
+    delivers_at_once = True
+
+    def __init__(self, max_waiting: int = 10_000) -> None:
+        if max_waiting < 1:
+            raise ValueError(f"max_waiting must be at least 1, got {max_waiting!r}.")
+        self._waiting: collections.deque[Any] = collections.deque(maxlen=max_waiting)
+        self._put = _Tally()
+        self._taken = 0
+        self._training_thread: int | None = None
+        self._pid = os.getpid()
+        self._is_draining = False
+        self._has_complained = False
+        self._undeliverable = 0
+        self._logger: Logger | None = None
+        self._state: State | None = None
+
+    @property
+    def dropped(self) -> int:
+        """How many were lost: pushed out of a full queue, refused by a destination, or waiting when the run was closed."""
+        return max(self._put.value() - self._taken - len(self._waiting), 0) + self._undeliverable
+
+    def begin(self, state: State | None, logger: Logger | None) -> None:
+        """Takes the calling thread as the one that trains.
+
+        Args:
+            state: the run.
+            logger: where to log.
+        """
+        self._state, self._logger = state, logger
+        self._training_thread = threading.get_ident()
+        self._pid = os.getpid()
+
+    def stop(self) -> None:
+        """Delivers what is there, and takes no more; a second time does nothing."""
+        raise NotImplementedError
+
+    def deliver(self, item: Any) -> None:
+        """Does with an item what it came for."""
+        raise NotImplementedError
+
+    def put(self, item: Any) -> None:
+        """Takes an item, from any thread; never waits."""
+        if os.getpid() != self._pid:
+            return
+        self._put.count(item)
+        self._waiting.append(item)
+        if self.delivers_at_once and threading.get_ident() == self._training_thread:
+            self.drain()
+
+    def drain(self) -> None:
+        """Delivers what waits. Call it from the training thread; the events of the loop do."""
+        # While something is delivered, more may come: of a destination that logs an event, for one. It waits.
+        if self._is_draining or not self._waiting or os.getpid() != self._pid:
+            return
+        self._is_draining = True
+        try:
+            for _ in range(len(self._waiting)):
+                item = self._waiting.popleft()
+                self._taken += 1
+                self._attempt(item)
+        finally:
+            self._is_draining = False
+        if not self._has_complained and self.dropped:
+            self._complain("%s lost %d: drain it more often, or raise max_waiting.", self.dropped)
+
+    def _attempt(self, item: Any) -> None:
+        try:
+            self.deliver(item)
+        except EngineClosedError:
+            self._undeliverable += 1
+            self._complain("%s had %d waiting when the run was closed.", 1 + len(self._waiting))
+        except RecordError as error:
+            # What somebody's handler or library made up must not stop training.
+            self._undeliverable += 1
+            self._complain("%s could not log a value, and will not report more of them: %s", error)
+
+    def _complain(self, message: str, subject: object) -> None:
+        if not self._has_complained:
+            self._has_complained = True
+            _log.warning(message, type(self).__name__, subject)
+
+    def init(self, state: State, logger: Logger) -> None:
+        self.begin(state, logger)
+
+    def fit_start(self, state: State, logger: Logger) -> None:
+        self._training_thread = threading.get_ident()
+        self.drain()
+
+    def batch_end(self, state: State, logger: Logger) -> None:
+        self.drain()
+
+    def epoch_end(self, state: State, logger: Logger) -> None:
+        self.drain()
+
+    def fit_end(self, state: State, logger: Logger) -> None:
+        self.drain()
+
+    def eval_batch_end(self, state: State, logger: Logger) -> None:
+        self.drain()
+
+    def eval_end(self, state: State, logger: Logger) -> None:
+        self.drain()
+
+    def predict_batch_end(self, state: State, logger: Logger) -> None:
+        self.drain()
+
+    def predict_end(self, state: State, logger: Logger) -> None:
+        self.drain()
+
+    def close(self, state: State, logger: Logger) -> None:
+        self.stop()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        exception: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def step(self) -> int | None:
+        """Returns where the run stands: a single read of something frozen, in any thread."""
+        return None if self._state is None else int(self._state.timestamp.batch)

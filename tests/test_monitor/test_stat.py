@@ -1,0 +1,499 @@
+"""Stats: windows, caps, threads, the end."""
+
+import gc
+import threading
+from datetime import UTC, datetime, timedelta
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+
+from events import Aggregation, MonitorEvent, Stat, monitor
+from events._window import Window, WindowCloser
+
+HOUR = timedelta(hours=1)
+
+
+class Clock:
+    """A clock that is set."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+class CloserWithoutThread(WindowCloser):
+    """Leaves it to the test to look at the clock."""
+
+    def open(self, window):
+        key = next(self._keys)
+        self._deadlines[key] = self._clock() + window.seconds
+        self._windows[key] = (window, self._clock())
+        return key
+
+
+def a_window(log, seconds=10.0, aggregations=(Aggregation.SUM,)):
+    """Returns the window of a Stat."""
+    return Window("x", aggregations, seconds, None, log)
+
+
+def test_a_window_has_every_aggregation(heard):
+    """VALUE among them; the count is an integer."""
+    stat = Stat("loss", Aggregation, HOUR)
+    for value in (1.0, 2.0, 6.0):
+        stat.add(value)
+
+    stat.flush()
+
+    assert heard.data == [
+        {
+            "loss.value": 6.0,
+            "loss.mean": 3.0,
+            "loss.count": 3,
+            "loss.sum": 9.0,
+            "loss.max": 6.0,
+            "loss.min": 1.0,
+            "loss.std": pytest.approx(2.160246899469287),
+            "loss.p50": 2.0,
+            "loss.p90": pytest.approx(5.2),
+            "loss.p95": pytest.approx(5.6),
+            "loss.p99": pytest.approx(5.92),
+        }
+    ]
+    assert type(heard[0].data["loss.count"]) is int
+    assert heard[0].name == "events.monitor.Stat"
+    assert abs((datetime.now(UTC) - heard[0].timestamp).total_seconds()) < 60
+
+
+def test_value_is_the_last_one(heard):
+    """A Stat of VALUE alone has something to say."""
+    stat = Stat("lr", [Aggregation.VALUE], HOUR)
+    stat.add(0.1)
+    stat.add(0.2)
+
+    stat.flush()
+
+    assert heard.data == [{"lr.value": 0.2}]
+
+
+def test_count_and_get_are_those_of_the_open_window(heard):
+    """Zero before the first sample, and again when the window was logged."""
+    stat = Stat("x", [Aggregation.SUM, Aggregation.COUNT], HOUR)
+    seen = [(stat.count, stat.get())]
+
+    stat.add(2)
+    stat.add(3)
+    seen.append((stat.count, stat.get()))
+    stat.flush()
+    seen.append((stat.count, stat.get()))
+
+    zero = (0, {Aggregation.SUM: 0.0, Aggregation.COUNT: 0})
+    assert seen == [zero, (2, {Aggregation.SUM: 5.0, Aggregation.COUNT: 2}), zero]
+    assert (stat.name, repr(stat)) == ("x", "Stat('x', count=0)")
+
+
+def test_a_window_without_samples_logs_nothing(heard):
+    """However often it is closed."""
+    stat = Stat("x", [Aggregation.COUNT], HOUR)
+
+    stat.flush()
+    stat.add(1.0)
+    stat.flush()
+    stat.flush()
+
+    assert heard.data == [{"x.count": 1}]
+
+
+def test_a_window_that_reaches_its_cap_is_logged_at_once(heard):
+    """What comes after it is discarded and counted until the window's time is over."""
+    stat = Stat("x", [Aggregation.SUM, Aggregation.COUNT], HOUR, 3)
+    for value in (1, 2):
+        stat.add(value)
+    before = (stat.count, list(heard))
+
+    for value in (3, 4, 5):
+        stat.add(value)
+
+    assert before == (2, [])
+    assert heard.data == [{"x.sum": 6.0, "x.count": 3}]
+    assert (stat.count, stat.get()[Aggregation.COUNT]) == (0, 0)
+    stat.flush()
+    stat.add(6)
+    assert (stat.discarded, stat.count, len(heard)) == (2, 1, 1)
+
+
+@pytest.mark.parametrize("cap", [1, 4095, 4096, 4097, 10_000])
+def test_a_cap_of_any_size_is_exact(heard, cap):
+    """Also where samples are folded in on the way there."""
+    stat = Stat("x", [Aggregation.COUNT, Aggregation.SUM], HOUR, max_samples=cap)
+
+    for _ in range(cap + 5):
+        stat.add(1.0)
+
+    assert heard.data == [{"x.count": cap, "x.sum": float(cap)}]
+    assert stat.count == 0
+
+
+def test_windows_end_on_time_without_another_add(heard):
+    """One sample, nothing else: the event comes."""
+    stat = Stat("x", [Aggregation.VALUE], timedelta(milliseconds=50))
+
+    stat.add(1.5)
+
+    assert heard.wait_for(1)
+    assert heard.data == [{"x.value": 1.5}]
+
+
+@pytest.mark.parametrize("size", [timedelta(microseconds=1), timedelta(milliseconds=1), timedelta.max])
+def test_windows_of_any_length(heard, size):
+    """Where torch ends the process for those below a millisecond."""
+    stat = Stat("x", [Aggregation.SUM], size)
+
+    stat.add(1.0)
+    if size == timedelta.max:
+        stat.flush()
+
+    assert heard.wait_for(1)
+    assert heard.data == [{"x.sum": 1.0}]
+
+
+def test_a_window_that_ends_late_does_not_move_the_next():
+    """Windows follow one another from the making of the Stat on."""
+    clock, events = Clock(), []
+    closer = CloserWithoutThread(clock)
+    window = a_window(events.append, seconds=10.0)
+    closer.open(window)
+    waits = []
+
+    for now in (0.0, 9.9, 10.0, 27.0, 29.9, 30.0):
+        clock.now = now
+        window.samples.append(1.0)
+        waits.append(round(closer.close_due(), 6))
+
+    assert waits == [10.0, 0.1, 10.0, 3.0, 0.1, 10.0]
+    assert [event.data["x.sum"] for event in events] == [3.0, 1.0, 2.0]
+
+
+def test_many_windows_each_at_their_time():
+    """The next look is when the first of them ends."""
+    clock, events = Clock(), []
+    closer = CloserWithoutThread(clock)
+    for seconds in (3.0, 5.0):
+        window = a_window(events.append, seconds)
+        window.samples.append(seconds)
+        closer.open(window)
+
+    assert closer.close_due() == 3.0
+    clock.now = 4.0
+    assert closer.close_due() == 1.0
+    assert [event.data["x.sum"] for event in events] == [3.0]
+
+
+def test_the_rest_is_logged_when_a_stat_is_forgotten(heard):
+    """By the thread that closes windows, and not inside the garbage collector."""
+    stat = Stat("x", [Aggregation.COUNT], HOUR)
+    stat.add(1.0)
+
+    del stat
+    gc.collect()
+
+    assert heard.wait_for(1)
+    assert heard.data == [{"x.count": 1}]
+
+
+def test_a_handler_that_raises_does_not_abort_where_a_stat_is_forgotten(heard, caplog):
+    """Nor does one that lets go of the last of another Stat."""
+    others = [Stat("y", [Aggregation.COUNT], HOUR)]
+    others[0].add(1.0)
+
+    def hostile(event):
+        others.clear()
+        raise ValueError("enough")
+
+    handle = monitor.register_event_handler(hostile)
+    stat = Stat("x", [Aggregation.COUNT], HOUR)
+    stat.add(1.0)
+
+    del stat
+
+    assert heard.wait_for(2)
+    monitor.unregister_event_handler(handle)
+    assert heard.data == [{"x.count": 1}, {"y.count": 1}]
+    assert "ValueError: enough" in caplog.text
+
+
+def test_a_capped_stat_is_forgotten_too(heard):
+    """Without the help of the garbage collector: nothing refers to itself."""
+    stat = Stat("x", [Aggregation.COUNT], HOUR, 100)
+    stat.add(1.0)
+    gc.disable()
+
+    del stat
+
+    try:
+        assert heard.wait_for(1)
+    finally:
+        gc.enable()
+
+
+def test_flush_logs_all_open_windows(heard):
+    """Of the whole process."""
+    stats = [Stat(name, [Aggregation.SUM], HOUR) for name in "ab"]
+    for stat in stats:
+        stat.add(1.0)
+
+    monitor.flush()
+
+    assert [data for data in heard.data if set(data) <= {"a.sum", "b.sum"}] == [
+        {"a.sum": 1.0},
+        {"b.sum": 1.0},
+    ]
+
+
+def test_many_threads_lose_nothing():
+    """Adds from eight threads, folded in and flushed meanwhile, all count."""
+    events = []
+    stat = Stat("x", [Aggregation.COUNT, Aggregation.SUM], HOUR, log=events.append)
+    barrier = threading.Barrier(9)
+
+    def work():
+        barrier.wait(20)
+        for _ in range(20_000):
+            stat.add(1.0)
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    barrier.wait(20)
+    for _ in range(200):
+        stat.flush()
+        stat.get()
+    for thread in threads:
+        thread.join(60)
+    stat.flush()
+
+    assert sum(event.data["x.count"] for event in events) == 160_000
+    assert sum(event.data["x.sum"] for event in events) == 160_000.0
+
+
+def test_many_threads_and_a_cap():
+    """No window has more than its cap, and what is missing was discarded and counted."""
+    events = []
+    stat = Stat("x", [Aggregation.COUNT], HOUR, 1000, log=events.append)
+
+    def work():
+        for _ in range(5000):
+            stat.add(1.0)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    stat.flush()
+
+    assert [event.data["x.count"] for event in events] == [1000]
+    assert stat.discarded == 19_000
+
+
+def test_handlers_that_raise_log_and_flush_harm_no_stat(caplog):
+    """Neither the adding thread nor the window sees anything of it."""
+    stat = Stat("x", [Aggregation.COUNT], HOUR, 2)
+    inner = Stat("y", [Aggregation.COUNT], HOUR)
+    events = []
+
+    def hostile(event):
+        events.append(dict(event.data))
+        stat.add(1.0)
+        stat.flush()
+        inner.add(1.0)
+        inner.flush()
+        monitor.unregister_event_handler(handle)
+        raise ValueError("enough")
+
+    handle = monitor.register_event_handler(hostile)
+
+    for _ in range(2):
+        stat.add(1.0)
+
+    assert events == [{"x.count": 2}]
+    assert "ValueError: enough" in caplog.text
+
+
+def test_a_log_of_ones_own_that_raises_harms_nobody(caplog):
+    """It is reported once."""
+
+    def broken(event):
+        raise OSError("no disk")
+
+    stat = Stat("x", [Aggregation.COUNT], HOUR, log=broken)
+
+    for _ in range(3):
+        stat.add(1.0)
+        stat.flush()
+
+    assert caplog.text.count("window of stat 'x' could not be logged") == 1
+
+
+def test_a_log_of_ones_own_takes_the_place_of_the_handlers(heard):
+    """They do not hear of it."""
+    events = []
+    stat = Stat("x", [Aggregation.COUNT], HOUR, log=events.append)
+    stat.add(1.0)
+
+    stat.flush()
+
+    assert (len(events), heard) == (1, [])
+
+
+@pytest.mark.parametrize(
+    "value",
+    [2, True, np.float32(2), np.float64(2), np.int64(2), torch.tensor(2), torch.tensor([2.0]), Fraction(2)],
+)
+def test_numbers_of_all_kinds(value):
+    """Python's, numpy's, and tensors of one element."""
+    stat = Stat("x", [Aggregation.VALUE], HOUR)
+
+    stat.add(value)
+
+    assert stat.get() == {Aggregation.VALUE: 1.0 if value is True else 2.0}
+
+
+@pytest.mark.parametrize("value", ["1", b"1", None, [1], torch.ones(2), 1j, object()])
+def test_what_is_no_number_is_refused(value):
+    """At once, and the samples before it stay."""
+    stat = Stat("x", [Aggregation.COUNT], HOUR)
+    stat.add(1.0)
+
+    with pytest.raises(TypeError, match="sample of stat 'x' must be a number"):
+        stat.add(value)
+
+    assert stat.count == 1
+
+
+def test_a_tensor_is_read_when_it_is_added():
+    """What happens to it afterwards does not change the sample."""
+    tensor = torch.tensor(1.0)
+    stat = Stat("x", [Aggregation.SUM], HOUR)
+
+    stat.add(tensor)
+    tensor.fill_(9.0)
+
+    assert stat.get() == {Aggregation.SUM: 1.0}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ((1, [Aggregation.SUM], HOUR), TypeError, "name of a stat must be a string"),
+        (("x", [], HOUR), ValueError, "must be at least one"),
+        (("x", "sum", HOUR), TypeError, "must be a list"),
+        (("x", Aggregation.SUM, HOUR), TypeError, "must be a list"),
+        (("x", ["median"], HOUR), ValueError, "median"),
+        (("x", [Aggregation.SUM], 60), TypeError, r"must be a timedelta.*timedelta\(seconds=60\)"),
+        (("x", [Aggregation.SUM], timedelta(0)), ValueError, "must be longer than nothing"),
+        (("x", [Aggregation.SUM], timedelta(-1)), ValueError, "must be longer than nothing"),
+        (("x", [Aggregation.SUM], HOUR, 0), ValueError, "must be at least 1"),
+        (("x", [Aggregation.SUM], HOUR, 2.5), TypeError, "must be an integer or None"),
+    ],
+)
+def test_bad_arguments_are_refused(arguments, error, message):
+    """Instead of a crash at the first add."""
+    with pytest.raises(error, match=message):
+        Stat(*arguments)
+
+
+def test_a_window_holds_bounded_memory_without_anybody_closing_it():
+    """An hour's window of many samples keeps a few thousand waiting."""
+    stat = Stat("x", [Aggregation.COUNT], HOUR)
+
+    for _ in range(50_000):
+        stat.add(1.0)
+
+    assert len(stat._samples) <= 4096
+    assert stat.count == 50_000
+
+
+def test_an_add_while_another_thread_folds_neither_waits_nor_loses():
+    """The samples wait, and are folded in later."""
+    stat = Stat("x", [Aggregation.COUNT], HOUR)
+    with stat._window._lock:
+        for _ in range(6000):
+            stat.add(1.0)
+
+    stat.add(1.0)
+
+    assert stat.get() == {Aggregation.COUNT: 6001}
+
+
+def test_importing_starts_nothing(in_child):
+    """No thread, no handler; neither torch nor psutil is loaded."""
+    printed = in_child(
+        """
+        import sys, threading
+        from events import monitor, MonitorEvent, Stat, Aggregation, Timer, Throughput, SystemMonitor
+        print([name for name in ("torch", "psutil", "pynvml", "numpy") if name in sys.modules], threading.active_count())
+        """
+    )
+
+    assert printed == "[] 1"
+
+
+def test_the_interpreter_ends_well_with_handlers_and_open_windows(in_child):
+    """The rest is logged to a handler that is still registered, and the process ends with 0."""
+    printed = in_child(
+        """
+        from datetime import timedelta
+        from events import Aggregation, Stat, monitor
+        monitor.register_event_handler(lambda event: print(dict(event.data), flush=True))
+        stat = Stat("x", [Aggregation.SUM], timedelta(hours=1))
+        stat.add(1.0)
+        stat.add(2.0)
+        """
+    )
+
+    assert printed == "{'x.sum': 3.0}"
+
+
+def test_a_forked_child_begins_empty_and_does_not_freeze(in_child):
+    """The parent logs what it collected, once; the child logs its own, though the parent's thread held the lock."""
+    printed = in_child(
+        """
+        import os, warnings
+        from datetime import timedelta
+        from events import Aggregation, Stat, monitor
+        warnings.simplefilter("ignore", DeprecationWarning)
+        monitor.register_event_handler(lambda event: print(os.getpid() == parent, dict(event.data), flush=True))
+        parent = os.getpid()
+        stat = Stat("x", [Aggregation.SUM], timedelta(hours=1))
+        stat.add(1.0)
+        stat._window._lock.acquire()
+        child = os.fork()
+        if child == 0:
+            stat.add(10.0)
+            timed = Stat("timed", [Aggregation.SUM], timedelta(milliseconds=20))
+            timed.add(5.0)
+            raise SystemExit
+        stat._window._lock.release()
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        """
+    )
+
+    assert sorted(printed.splitlines()) == [
+        "False {'timed.sum': 5.0}",
+        "False {'x.sum': 10.0}",
+        "True {'x.sum': 1.0}",
+    ]
+
+
+def test_the_events_are_monitor_events(heard):
+    """What a Stat logs is what `log_event` takes."""
+    stat = Stat("x", [Aggregation.SUM], HOUR)
+    stat.add(1.0)
+
+    stat.flush()
+
+    assert [type(event) for event in heard] == [MonitorEvent]

@@ -1,0 +1,258 @@
+"""How long batches take, and how many there are in a second, by a clock that is set."""
+
+from datetime import timedelta
+
+import pytest
+import torch
+
+from events import Aggregation, Run, Throughput, Timer, Trainer
+
+
+class Clock:
+    """A clock that is set."""
+
+    def __init__(self):
+        self.now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def clock():
+    """Gives a clock that is set."""
+    return Clock()
+
+
+def train_batch(run, clock, *, read=0.0, step=1.0, samples=0, tokens=0):
+    """Reads a batch and trains it, in so many seconds."""
+    clock.now += read
+    run.batch_start()
+    clock.now += step
+    run.batch_end(samples=samples, tokens=tokens)
+
+
+def test_timer_tells_reading_from_training(metric_list, clock):
+    """In a loop of one's own, what lies between two batches is reading."""
+    timer = Timer("2ba", [Aggregation.MEAN, Aggregation.P95, Aggregation.COUNT], clock=clock)
+    with Run(metric_list, timer, "mine") as run:
+        run.epoch_start()
+        for read, step in ((0.25, 1.0), (0.75, 3.0)):
+            train_batch(run, clock, read=read, step=step)
+
+    assert metric_list.metrics == [
+        (
+            2,
+            {
+                "timer/data_seconds.mean": 0.5,
+                "timer/data_seconds.p95": pytest.approx(0.725),
+                "timer/data_seconds.count": 2,
+                "timer/step_seconds.mean": 2.0,
+                "timer/step_seconds.p95": pytest.approx(2.9),
+                "timer/step_seconds.count": 2,
+            },
+        )
+    ]
+
+
+def test_timer_begins_each_interval_anew_and_logs_the_rest(metric_list, clock):
+    """Three batches at "2ba" are two rows, the last at the end."""
+    with Run(metric_list, Timer("2ba", [Aggregation.SUM], clock=clock), "mine") as run:
+        for step in (1.0, 2.0, 4.0):
+            train_batch(run, clock, step=step)
+
+    assert [(step, metrics["timer/step_seconds.sum"]) for step, metrics in metric_list.metrics] == [
+        (2, 3.0),
+        (3, 4.0),
+    ]
+
+
+def test_timer_leaves_evaluation_out(metric_list, clock):
+    """It is neither reading nor training."""
+    with Run(metric_list, Timer("2ba", [Aggregation.SUM, Aggregation.COUNT], clock=clock), "mine") as run:
+        train_batch(run, clock)
+        clock.now += 0.5
+        run.eval_start()
+        clock.now += 60.0
+        run.eval_end()
+        train_batch(run, clock, read=0.25)
+
+    ((step, metrics),) = metric_list.metrics
+    assert (step, metrics["timer/step_seconds.sum"]) == (2, 2.0)
+    assert (metrics["timer/data_seconds.sum"], metrics["timer/data_seconds.count"]) == (0.25, 1)
+
+
+def test_timer_logs_what_there_is_when_a_run_fails(metric_list, clock):
+    """At close."""
+
+    def body():
+        with Run(metric_list, Timer(clock=clock), "mine") as run:
+            train_batch(run, clock)
+            raise ValueError("bad data")
+
+    with pytest.raises(ValueError, match="bad data"):
+        body()
+
+    assert [(step, metrics["timer/step_seconds.mean"]) for step, metrics in metric_list.metrics] == [(1, 1.0)]
+
+
+class SlowData:
+    """Batches, each of which takes a while to be read."""
+
+    def __init__(self, clock, seconds, batches):
+        self._clock = clock
+        self._seconds = seconds
+        self._batches = batches
+
+    def __len__(self):
+        return self._batches
+
+    def __iter__(self):
+        for _ in range(self._batches):
+            self._clock.now += self._seconds
+            yield torch.ones(4, 3), torch.zeros(4, dtype=torch.long)
+
+
+def test_in_a_trainer_reading_is_what_the_dataloader_takes(metric_list, clock):
+    """And a step is what follows; neither is of the evaluation."""
+    model = torch.nn.Linear(3, 2)
+
+    def slow_loss(outputs, targets):
+        clock.now += 2.0
+        return torch.nn.functional.cross_entropy(outputs, targets)
+
+    trainer = Trainer(
+        model,
+        SlowData(clock, 0.5, 4),
+        SlowData(clock, 100.0, 2),
+        max_duration="2ep",
+        loss_fn=slow_loss,
+        optimizers=torch.optim.SGD(model.parameters(), lr=0.1),
+        callbacks=[
+            Timer("4ba", [Aggregation.MEAN, Aggregation.COUNT], clock=clock),
+            Throughput("4ba", clock=clock),
+        ],
+        loggers=metric_list,
+        device="cpu",
+    )
+
+    trainer.fit()
+    trainer.close()
+
+    timer = [row for row in metric_list.metrics if "timer/step_seconds.mean" in row[1]]
+    assert timer == [
+        (
+            step,
+            {
+                "timer/data_seconds.mean": 0.5,
+                "timer/data_seconds.count": 4,
+                "timer/step_seconds.mean": 2.0,
+                "timer/step_seconds.count": 4,
+            },
+        )
+        for step in (4, 8)
+    ]
+    rates = [row for row in metric_list.metrics if "throughput/batches_per_sec" in row[1]]
+    assert rates == [
+        (
+            step,
+            {
+                "throughput/batches_per_sec": pytest.approx(0.4),
+                "throughput/samples_per_sec": pytest.approx(1.6),
+            },
+        )
+        for step in (4, 8)
+    ]
+
+
+def test_throughput_counts_batches_samples_and_tokens(metric_list, clock):
+    """From the end of the first batch on, which warms up and is not counted."""
+    with Run(metric_list, Throughput("3ba", clock=clock), "mine") as run:
+        train_batch(run, clock, step=1000.0, samples=8, tokens=100)
+        for _ in range(2):
+            train_batch(run, clock, read=1.0, step=3.0, samples=8, tokens=100)
+
+    assert metric_list.metrics == [
+        (
+            3,
+            {
+                "throughput/batches_per_sec": 0.25,
+                "throughput/samples_per_sec": 2.0,
+                "throughput/tokens_per_sec": 25.0,
+            },
+        )
+    ]
+
+
+def test_throughput_leaves_out_what_is_not_counted(metric_list, clock):
+    """A loop that does not say how many samples a batch has gets batches alone."""
+    with Run(metric_list, Throughput("1ba", clock=clock), "mine") as run:
+        for _ in range(3):
+            train_batch(run, clock, step=0.5)
+
+    assert metric_list.metrics == [(step, {"throughput/batches_per_sec": 2.0}) for step in (2, 3)]
+
+
+def test_throughput_leaves_evaluation_out(metric_list, clock):
+    """An hour of it changes nothing."""
+    with Run(metric_list, Throughput("3ba", clock=clock), "mine") as run:
+        for _ in range(3):
+            train_batch(run, clock, step=2.0)
+            run.eval_start()
+            clock.now += 3600.0
+            run.eval_end()
+
+    assert metric_list.metrics == [(3, {"throughput/batches_per_sec": 0.5})]
+
+
+def test_throughput_per_device(metric_list, clock):
+    """With several ranks, the share of one is logged as well."""
+    with Run(metric_list, Throughput("2ba", clock=clock), "mine") as run:
+        run.state.world_size = 4
+        for _ in range(2):
+            train_batch(run, clock, step=2.0, samples=8)
+
+    assert metric_list.metrics == [
+        (
+            2,
+            {
+                "throughput/batches_per_sec": 0.5,
+                "throughput/samples_per_sec": 4.0,
+                "throughput/device/batches_per_sec": 0.125,
+                "throughput/device/samples_per_sec": 1.0,
+            },
+        )
+    ]
+
+
+def test_a_clock_that_stands_still_is_no_rate(metric_list, clock):
+    """Instead of a division by zero."""
+    with Run(metric_list, Throughput("1ba", clock=clock), "mine") as run:
+        for _ in range(3):
+            train_batch(run, clock, step=0.0)
+
+    assert metric_list.metrics == []
+
+
+def test_a_flush_of_all_stats_in_between_changes_nothing(metric_list, clock):
+    """Both put together what was collected before and after."""
+    from events import monitor
+
+    callbacks = [Throughput("3ba", clock=clock), Timer("3ba", [Aggregation.MAX], clock=clock)]
+    with Run(metric_list, callbacks, "mine") as run:
+        for _ in range(3):
+            train_batch(run, clock, step=2.0)
+            monitor.flush()
+
+    assert {name: value for _, metrics in metric_list.metrics for name, value in metrics.items()} == {
+        "throughput/batches_per_sec": 0.5,
+        "timer/data_seconds.max": 0.0,
+        "timer/step_seconds.max": 2.0,
+    }
+
+
+def test_an_interval_of_time_will_do(metric_list):
+    """Any interval that `Interval` takes."""
+    assert Timer("1ep")._interval.time == "1ep"
+    assert Throughput(timedelta(seconds=30))._interval.time == "30sec"
+    assert Timer(5)._interval.time == "5ba"
