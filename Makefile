@@ -29,11 +29,12 @@ format: $(READY)
 	$(BIN)/ruff format .
 
 # torch goes first and alone: a package that pulls it in would choose a build of its own.
-$(READY): pyproject.toml .ci/constraints.txt
+$(READY): pyproject.toml .ci/constraints.txt .ci/no-deps.txt
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Python must be 3.11 or newer, got " + sys.version.split()[0] + ". Say which: make PYTHON=/path/to/python3.11")'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint .ci/constraints.txt torch
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint .ci/constraints.txt --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --requirement .ci/no-deps.txt
 	@touch $(READY)
 
 clean:

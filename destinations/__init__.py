@@ -3,17 +3,40 @@
 `import destinations` defines names and does nothing else: torch, numpy, tqdm and boto3 are imported where they are used.
 """
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from ._guard import require_own
 
 require_own("events")
 require_own("uploads")
 
 # The guard above explains what these imports would not.
-from .artifacts import Artifacts  # noqa: E402
 from .base import LoggerDestination  # noqa: E402
 from .console import Console  # noqa: E402
 from .in_memory import InMemory  # noqa: E402
 from .progress_bar import ProgressBar  # noqa: E402
 from .text_file import TextFile  # noqa: E402
 
-__all__ = ["Artifacts", "Console", "InMemory", "LoggerDestination", "ProgressBar", "TextFile"]
+if TYPE_CHECKING:
+    from .artifacts import Artifacts
+    from .run_directory import RunDirectory
+
+__all__ = [
+    "Artifacts",
+    "Console",
+    "InMemory",
+    "LoggerDestination",
+    "ProgressBar",
+    "RunDirectory",
+    "TextFile",
+]
+
+# Imported when asked for: whoever wants one destination, or reads a run, does not pay for all.
+_MODULES = {"Artifacts": ".artifacts", "RunDirectory": ".run_directory"}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return getattr(importlib.import_module(_MODULES[name], __name__), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

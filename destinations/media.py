@@ -1,0 +1,393 @@
+"""Arrays as files: PNG, WAV, MP4, PLY; and the numbers of a histogram.
+
+Pure functions over numpy arrays; tensors of any library that has `detach().cpu().numpy()` are taken too, bfloat16 among
+them, and torch is not imported for it. Nothing here keeps or changes what it is given.
+
+**Scaling of pixels**, of one image at a time:
+
+| values | become |
+|---|---|
+| uint8 | what they are |
+| bool | 0 and 255 |
+| float in [0, 1] | times 255, rounded |
+| integers in [0, 255] | what they are |
+| any others | the least becomes 0, the greatest 255, linearly; the two are in `Pixels.value_range` |
+
+NaN becomes 0, infinities become the least and greatest finite value.
+"""
+
+import io
+import wave
+from collections.abc import Iterator, Sequence
+from pathlib import Path, PurePath
+from typing import Any
+
+import attrs
+import numpy as np
+from PIL import Image
+
+from events import RecordError
+
+__all__ = [
+    "Pixels",
+    "clouds_of",
+    "copy_of",
+    "histogram_record",
+    "images_of",
+    "mask_png",
+    "masks_of",
+    "mp4_file",
+    "overlay_png",
+    "ply_bytes",
+    "png_bytes",
+    "to_numpy",
+    "wav_bytes",
+]
+
+Array = np.ndarray[Any, Any]
+
+_CHANNELS = (1, 3, 4)
+_INT16_MAX = 32767
+_MOST_AUDIO_CHANNELS = 64
+_OVERLAY_SHARE = 0.5
+
+
+@attrs.frozen(eq=False)
+class Pixels:
+    """An image as uint8 `(H, W)`, `(H, W, 3)` or `(H, W, 4)`.
+
+    Attributes:
+        array: the pixels.
+        shape: the shape that the image had.
+        value_range: what became 0 and 255, where values were stretched.
+    """
+
+    array: Array
+    shape: tuple[int, ...]
+    value_range: tuple[float, float] | None = None
+
+
+def to_numpy(value: Any) -> Array:
+    """Returns an array or tensor as a numpy array, without a copy where there need not be one; bfloat16 as float32."""
+    if hasattr(value, "detach") and hasattr(value, "cpu"):
+        value = value.detach().cpu()
+        if str(value.dtype) in {"torch.bfloat16", "torch.float8_e4m3fn", "torch.float8_e5m2"}:
+            value = value.float()
+        if getattr(value, "is_sparse", False):
+            value = value.to_dense()
+        return np.asarray(value.resolve_conj().resolve_neg().numpy())
+    return np.asarray(value)
+
+
+def copy_of(value: Any) -> Any:
+    """Returns something that does not change when the caller changes what was logged; paths are read."""
+    if isinstance(value, bytes):
+        return value
+    if isinstance(value, str | PurePath):
+        return Path(value).read_bytes()
+    if isinstance(value, list | tuple):
+        return [copy_of(item) for item in value]
+    if isinstance(value, Image.Image):
+        return value.copy()
+    return np.array(to_numpy(value), copy=True)
+
+
+# --- images --------------------------------------------------------------------------------------------------------
+
+
+def images_of(images: Any, channels_last: bool = False) -> Iterator[Pixels]:
+    """Yields each image of what was logged as images.
+
+    Args:
+        images: `(H, W)`, `(C, H, W)` or `(N, C, H, W)`, or with `channels_last` `(H, W, C)` or `(N, H, W, C)`; PIL images;
+            the bytes of image files; or a list of any of these.
+        channels_last: where the channels are.
+
+    Raises:
+        RecordError: something is no image.
+    """
+    if isinstance(images, list | tuple):
+        for image in images:
+            yield from images_of(image, channels_last)
+        return
+    if isinstance(images, bytes | str | PurePath):
+        yield _decoded(images)
+        return
+    if isinstance(images, Image.Image):
+        array = np.asarray(images if images.mode in {"L", "RGB", "RGBA"} else images.convert("RGBA"))
+        yield Pixels(array, array.shape)
+        return
+    array = to_numpy(images)
+    if array.ndim == 4:  # noqa: PLR2004  # a batch
+        for one in array:
+            yield _pixels(one, channels_last)
+    else:
+        yield _pixels(array, channels_last)
+
+
+def _decoded(source: bytes | str | PurePath) -> Pixels:
+    try:
+        with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source) as image:
+            array = np.asarray(image if image.mode in {"L", "RGB", "RGBA"} else image.convert("RGBA"))
+    except OSError as error:
+        raise RecordError(
+            f"image must be a file that Pillow can read, got one that it cannot: {error}."
+        ) from error
+    return Pixels(array, array.shape)
+
+
+def _pixels(array: Array, channels_last: bool) -> Pixels:
+    shape = tuple(array.shape)
+    if array.ndim == 3:  # noqa: PLR2004  # one image with channels
+        array = array if channels_last else np.moveaxis(array, 0, -1)
+        if array.shape[-1] == 1:
+            array = array[..., 0]
+    if array.ndim not in {2, 3} or 0 in array.shape or (array.ndim == 3 and array.shape[-1] not in _CHANNELS):  # noqa: PLR2004
+        raise RecordError(f"image must have shape (H, W) or 1, 3 or 4 channels, got {shape}.")
+    pixels, value_range = _to_uint8(array)
+    return Pixels(pixels, shape, value_range)
+
+
+def _to_uint8(array: Array) -> tuple[Array, tuple[float, float] | None]:
+    if array.dtype == np.uint8:
+        return array, None
+    if array.dtype == np.bool_:
+        return array.astype(np.uint8) * 255, None
+    if array.dtype.kind not in "iuf":
+        raise RecordError(f"image must hold numbers, got dtype {array.dtype}.")
+    is_float = array.dtype.kind == "f"
+    values = array.astype(np.float64)
+    finite = np.isfinite(values)
+    if not finite.any():
+        return np.zeros(array.shape, np.uint8), None
+    low, high = float(values[finite].min()), float(values[finite].max())
+    values = np.nan_to_num(values, nan=0.0, posinf=high, neginf=low)
+    if is_float and low >= 0.0 and high <= 1.0:
+        return np.round(values * 255.0).astype(np.uint8), None
+    if not is_float and low >= 0 and high <= 255:  # noqa: PLR2004  # the range of uint8
+        return values.astype(np.uint8), None
+    if high == low:
+        return np.zeros(array.shape, np.uint8), (low, high)
+    scaled = np.clip((values - low) / (high - low), 0.0, 1.0)
+    return np.round(scaled * 255.0).astype(np.uint8), (low, high)
+
+
+def png_bytes(pixels: Array) -> bytes:
+    """Returns uint8 `(H, W)`, `(H, W, 3)` or `(H, W, 4)` as PNG."""
+    return _png(Image.fromarray(np.ascontiguousarray(pixels)))
+
+
+def _png(image: Image.Image) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, "PNG", compress_level=3)
+    return buffer.getvalue()
+
+
+# --- masks ---------------------------------------------------------------------------------------------------------
+
+
+def masks_of(masks: Any) -> Iterator[Array]:
+    """Yields each mask as integers `(H, W)`.
+
+    Args:
+        masks: class indices `(H, W)` or `(N, H, W)`, or a list of such; integers, bools, or floats that are whole.
+
+    Raises:
+        RecordError: the values are no class indices.
+    """
+    if isinstance(masks, list | tuple):
+        for mask in masks:
+            yield from masks_of(mask)
+        return
+    array = to_numpy(masks)
+    if array.dtype.kind == "f" and not (np.isfinite(array).all() and (array == np.round(array)).all()):
+        raise RecordError(
+            "mask must hold class indices, got fractions. Write mask.argmax(...) or mask > 0.5."
+        )
+    if array.dtype.kind not in "biuf" or (array.size and (array.min() < 0 or array.max() > 65535)):  # noqa: PLR2004
+        raise RecordError(f"mask must hold class indices from 0 to 65535, got dtype {array.dtype} or others.")
+    whole = array.astype(np.uint16)
+    yield from [whole] if whole.ndim == 2 else whole  # noqa: PLR2004  # rows and columns
+
+
+def _palette() -> Array:
+    """Returns 256 colours that neighbours in number are far apart in; 0 is black."""
+    hues = (np.arange(256) * 0.618033988749895) % 1.0
+    sectors = np.array([0.0, 4.0, 2.0]) / 6.0
+    colors = np.clip(np.abs(((hues[:, None] + sectors) % 1.0) * 6.0 - 3.0) - 1.0, 0.0, 1.0)
+    palette = np.round(colors * 255).astype(np.uint8)
+    palette[0] = 0
+    return palette
+
+
+def mask_png(mask: Array) -> bytes:
+    """Returns a mask as PNG whose pixel values are the class indices: with a palette up to 255, else 16-bit grey."""
+    if mask.size and int(mask.max()) > 255:  # noqa: PLR2004  # indices of a palette are bytes
+        return _png(Image.fromarray(mask.astype(np.uint16)))
+    height, width = mask.shape
+    indexed = Image.frombytes("P", (width, height), mask.astype(np.uint8).tobytes())
+    indexed.putpalette(_palette().tobytes())
+    return _png(indexed)
+
+
+def overlay_png(pixels: Array, mask: Array) -> bytes:
+    """Returns an image with the colours of a mask laid over it, half and half; class 0 leaves the image as it is."""
+    if mask.shape != pixels.shape[:2]:
+        raise RecordError(f"mask must have the size of its image {pixels.shape[:2]}, got {mask.shape}.")
+    rgb = np.repeat(pixels[..., None], 3, axis=-1) if pixels.ndim == 2 else pixels[..., :3]  # noqa: PLR2004
+    colors = _palette()[mask % 256]
+    mixed = np.round(rgb * (1 - _OVERLAY_SHARE) + colors * _OVERLAY_SHARE).astype(np.uint8)
+    return png_bytes(np.where((mask > 0)[..., None], mixed, rgb))
+
+
+# --- sound and video -----------------------------------------------------------------------------------------------
+
+
+def wav_bytes(audio: Any, sample_rate: int) -> bytes:
+    """Returns a sound as WAV with 16-bit samples.
+
+    Args:
+        audio: `(samples,)` or `(channels, samples)`; floats in [-1, 1], those beyond are clipped and NaN is silence; int16
+            as it is; int32 and uint8 by their full range; bool is silence and full scale.
+        sample_rate: samples per second.
+
+    Raises:
+        RecordError: the shape or type is none of these.
+    """
+    array = to_numpy(audio)
+    array = array[None] if array.ndim == 1 else array
+    if array.ndim != 2 or array.shape[0] > _MOST_AUDIO_CHANNELS or not array.size:  # noqa: PLR2004
+        raise RecordError(
+            f"audio must have shape (samples,) or (channels, samples), got {tuple(array.shape)}. Transpose it?"
+        )
+    kind = array.dtype
+    if kind == np.int16:
+        samples = array
+    elif kind == np.int32:
+        samples = (array >> 16).astype(np.int16)
+    elif kind == np.uint8:
+        samples = (array.astype(np.int16) - 128) << 8
+    elif kind.kind == "f" or kind == np.bool_:
+        unit = np.clip(np.nan_to_num(array.astype(np.float64), nan=0.0, posinf=1.0, neginf=-1.0), -1.0, 1.0)
+        samples = np.round(unit * _INT16_MAX).astype(np.int16)
+    else:
+        raise RecordError(f"audio must be float in [-1, 1], int16, int32 or uint8, got dtype {kind}.")
+    buffer = io.BytesIO()
+    with wave.open(buffer, "wb") as file:
+        file.setnchannels(samples.shape[0])
+        file.setsampwidth(2)
+        file.setframerate(sample_rate)
+        file.writeframes(np.ascontiguousarray(samples.T).astype("<i2").tobytes())
+    return buffer.getvalue()
+
+
+def mp4_file(frames: Any, fps: float, path: Path) -> None:
+    """Writes frames as MP4 (H.264, 4:2:0); odd sizes gain a row or column of their last pixels.
+
+    Args:
+        frames: `(T, C, H, W)` with 1, 3 or 4 channels; pixels as for images, scaled by the range of the whole video.
+        fps: frames per second.
+        path: the file to write.
+
+    Raises:
+        ImportError: PyAV is missing.
+        RecordError: the frames have another shape.
+    """
+    try:
+        import av
+    except ImportError as error:
+        raise ImportError(
+            "video frames must be encoded by PyAV, got no package 'av'. "
+            'Install it: pip install "training-destinations[video]". Encoded bytes and paths need no package.',
+            name="av",
+        ) from error
+    from fractions import Fraction
+
+    array = to_numpy(frames)
+    if array.ndim != 4 or array.shape[1] not in _CHANNELS or 0 in array.shape:  # noqa: PLR2004
+        raise RecordError(
+            f"video must have shape (T, C, H, W) with 1, 3 or 4 channels, got {tuple(array.shape)}."
+        )
+    pixels, _ = _to_uint8(array)
+    pixels = np.repeat(pixels, 3, axis=1) if pixels.shape[1] == 1 else pixels[:, :3]
+    height, width = pixels.shape[2:]
+    pixels = np.pad(pixels, ((0, 0), (0, 0), (0, height % 2), (0, width % 2)), mode="edge")
+    with av.open(str(path), "w", format="mp4") as container:
+        codec = "libx264" if "libx264" in av.codecs_available else "mpeg4"
+        stream: Any = container.add_stream(codec, rate=Fraction(fps).limit_denominator(1001))
+        stream.width, stream.height, stream.pix_fmt = pixels.shape[3], pixels.shape[2], "yuv420p"
+        for frame in pixels:
+            picture = av.VideoFrame.from_ndarray(
+                np.ascontiguousarray(np.moveaxis(frame, 0, -1)), format="rgb24"
+            )
+            container.mux(stream.encode(picture))
+        container.mux(stream.encode())
+
+
+# --- numbers and points --------------------------------------------------------------------------------------------
+
+
+def histogram_record(values: Any, bins: "int | Sequence[float]" = 64) -> dict[str, Any]:
+    """Returns counts, edges and moments of values; those that are not finite are counted and left out.
+
+    Args:
+        values: numbers in any shape.
+        bins: a number of bins of equal width between the least and the greatest value, or rising edges; the last bin
+            holds its right edge too.
+    """
+    flat = to_numpy(values).reshape(-1)
+    flat = flat.astype(np.float64) if flat.dtype.kind != "f" or flat.dtype.itemsize < 4 else flat  # noqa: PLR2004
+    finite = flat[np.isfinite(flat)]
+    record: dict[str, Any] = {"count": int(flat.size), "non_finite": int(flat.size - finite.size)}
+    if not finite.size:
+        return {
+            **record,
+            "counts": [],
+            "edges": [],
+            "min": None,
+            "max": None,
+            "mean": None,
+            "std": None,
+            "sum": None,
+        }
+    counts, edges = np.histogram(finite, bins=bins if isinstance(bins, int) else np.asarray(bins, np.float64))
+    return {
+        **record,
+        "counts": counts.tolist(),
+        "edges": edges.astype(np.float64).tolist(),
+        "min": float(finite.min()),
+        "max": float(finite.max()),
+        "mean": float(finite.mean(dtype=np.float64)),
+        "std": float(finite.std(dtype=np.float64)),
+        "sum": float(finite.sum(dtype=np.float64)),
+    }
+
+
+def clouds_of(points: Any, colors: Any = None) -> Iterator[tuple[Array, Array | None]]:
+    """Yields each point cloud of `(N, 3)` or `(B, N, 3)` with its colours, as uint8, or None."""
+    positions = to_numpy(points)
+    shades = None if colors is None else _to_uint8(to_numpy(colors))[0]
+    if positions.ndim == 2:  # noqa: PLR2004  # one cloud
+        yield positions, shades
+        return
+    for index, cloud in enumerate(positions):
+        yield cloud, None if shades is None else shades[index]
+
+
+def ply_bytes(points: Array, colors: Array | None = None) -> bytes:
+    """Returns points as binary PLY (G. Turk, The PLY Polygon File Format, 1994): float32 x, y, z, and uint8 colours.
+
+    Args:
+        points: `(N, 3)`.
+        colors: `(N, 3)` or `(N, 4)` uint8; red, green, blue and opacity.
+    """
+    names = ("red", "green", "blue", "alpha")[: 0 if colors is None else colors.shape[1]]
+    fields = [(axis, "<f4") for axis in "xyz"] + [(name, "u1") for name in names]
+    vertices = np.empty(len(points), dtype=fields)
+    for index, axis in enumerate("xyz"):
+        vertices[axis] = points[:, index]
+    for index, name in enumerate(names):
+        vertices[name] = colors[:, index] if colors is not None else 0
+    header = ["ply", "format binary_little_endian 1.0", f"element vertex {len(points)}"]
+    header += [f"property float {axis}" for axis in "xyz"] + [f"property uchar {name}" for name in names]
+    return ("\n".join([*header, "end_header"]) + "\n").encode() + vertices.tobytes()

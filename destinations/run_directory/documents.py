@@ -1,0 +1,199 @@
+"""`sidecar.json`, `summary.json` and `hparams.yaml`: small files that are replaced as a whole.
+
+The fields of the first two that stable-pretraining knows are written as its own `RegistryLogger` writes them; ours are beside
+them. Belongs to the writer thread, but for `take_hyperparameters`, which replaces one attribute.
+"""
+
+import json
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from .files import replace_file, strict_json
+from .layout import FORMAT_VERSION, HPARAMS, SIDECAR, summary_name
+from .statistics import MetricStatistics, Statistics, is_finite
+
+__all__ = ["Documents", "flat_hyperparameters", "read_json", "restore_statistics", "write_summary"]
+
+_SCHEMA_VERSION = 1
+_LONGEST_LIST = 100
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Returns a JSON object; an empty one where there is none, or none that can be read."""
+    try:
+        data = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return data if isinstance(data, dict) else {}
+
+
+def flat_hyperparameters(hyperparameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns hyperparameters with dotted names, indices of lists among them; long lists stay one text."""
+    flat: dict[str, Any] = {}
+
+    def add(prefix: str, value: Any) -> None:
+        if isinstance(value, Mapping) and value:
+            for key, item in value.items():
+                add(f"{prefix}.{key}" if prefix else str(key), item)
+        elif isinstance(value, list | tuple) and 0 < len(value) <= _LONGEST_LIST:
+            for index, item in enumerate(value):
+                add(f"{prefix}.{index}", item)
+        elif isinstance(value, Mapping | list | tuple):
+            flat[prefix] = strict_json(value)
+        else:
+            flat[prefix] = value
+
+    add("", dict(hyperparameters))
+    return flat if hyperparameters else {}
+
+
+class Documents:
+    """What the sidecar of a run says.
+
+    What others write into `sidecar.json` meanwhile is kept: fields that are not ours, and tags and notes that differ from
+    what was written last.
+
+    Args:
+        run_dir: the folder of the run.
+        run_id: the id of a new run; an existing one keeps its own.
+        tags: added to those that there are.
+        notes: taken where there are none.
+    """
+
+    def __init__(self, run_dir: Path, run_id: str, tags: tuple[str, ...], notes: str) -> None:
+        self._run_dir = run_dir
+        existing = read_json(run_dir / SIDECAR)
+        self.run_id: str = str(existing.get("run_id") or run_id)
+        self._created_at = existing.get("created_at") or time.time()
+        self._tags = list(dict.fromkeys([*_texts(existing.get("tags")), *tags]))
+        self._notes = str(existing.get("notes") or notes)
+        self._written: dict[str, Any] = {
+            "tags": existing.get("tags", self._tags),
+            "notes": existing.get("notes", self._notes),
+        }
+        self._checkpoint_path = existing.get("checkpoint_path")
+        self.hyperparameters = _read_hparams(run_dir / HPARAMS)
+        self._hparams_written: dict[str, Any] | None = None
+        self.status = "running"
+        self.exception: str | None = None
+        self.ended_at: float | None = None
+
+    def add_tag(self, tag: str) -> None:
+        """Adds a tag where it is not there yet."""
+        if tag not in self._tags:
+            self._tags = [*self._tags, tag]
+
+    def take_hyperparameters(self, hyperparameters: dict[str, Any]) -> None:
+        """Adds hyperparameters to those of earlier calls."""
+        self.hyperparameters = _merged(self.hyperparameters, hyperparameters)
+
+    def take_checkpoint(self, path: str | None) -> None:
+        """Says which checkpoint is the newest."""
+        if path is not None:
+            self._checkpoint_path = str(path)
+
+    def write_hparams(self) -> None:
+        """Writes `hparams.yaml` where something changed."""
+        current = self.hyperparameters
+        if current and current is not self._hparams_written:
+            text = yaml.safe_dump(current, sort_keys=False, allow_unicode=True)
+            replace_file(self._run_dir / HPARAMS, text.encode("utf-8", "backslashreplace"))
+            self._hparams_written = current
+
+    def write_sidecar(self, statistics: Statistics, more: dict[str, Any]) -> None:
+        """Writes `sidecar.json`.
+
+        Args:
+            statistics: of the metrics.
+            more: fields of our own.
+        """
+        on_disk = read_json(self._run_dir / SIDECAR)
+        if "tags" in on_disk and on_disk["tags"] != self._written["tags"]:
+            self._tags = _texts(on_disk["tags"])
+        if "notes" in on_disk and on_disk["notes"] != self._written["notes"]:
+            self._notes = str(on_disk["notes"])
+        ours: dict[str, Any] = {
+            "schema_version": _SCHEMA_VERSION,
+            "run_id": self.run_id,
+            "run_dir": str(self._run_dir.resolve()),
+            "status": self.status,
+            "created_at": self._created_at,
+            "ended_at": self.ended_at,
+            "updated_at": time.time(),
+            "tags": self._tags,
+            "notes": self._notes,
+            "hparams": flat_hyperparameters(self.hyperparameters),
+            "summary": {
+                name: metric.last if is_finite(metric.last) else None
+                for name, metric in list(statistics.metrics.items())
+            },
+            "checkpoint_path": self._checkpoint_path,
+            "format_version": FORMAT_VERSION,
+            "exception": self.exception,
+            **more,
+        }
+        others = {key: value for key, value in on_disk.items() if key not in ours}
+        replace_file(
+            self._run_dir / SIDECAR, strict_json({**ours, **others}, indent=2).encode(), durable=True
+        )
+        self._written = {"tags": self._tags, "notes": self._notes}
+
+
+def write_summary(run_dir: Path, rank: int, run_id: str, statistics: Statistics, csv: dict[str, Any]) -> None:
+    """Writes `summary.json`.
+
+    Args:
+        run_dir: the folder of the run.
+        rank: whose metrics.
+        run_id: the id of the run.
+        statistics: of the metrics.
+        csv: up to where of the CSV they are, see `csv_mark`.
+    """
+    summary = {
+        "schema_version": _SCHEMA_VERSION,
+        "run_id": run_id,
+        "run_dir": str(run_dir.resolve()),
+        "updated_at": time.time(),
+        "step": statistics.last_step,
+        "epoch": statistics.last_epoch,
+        "metrics": {name: metric.to_json() for name, metric in statistics.metrics.items()},
+        "csv": csv,
+    }
+    replace_file(run_dir / summary_name(rank), strict_json(summary, indent=2).encode())
+
+
+def restore_statistics(summary: Mapping[str, Any]) -> Statistics:
+    """Returns the statistics that a summary holds."""
+    statistics = Statistics()
+    for name, record in summary.get("metrics", {}).items():
+        statistics.metrics[name] = MetricStatistics.from_json(record)
+    step, epoch = summary.get("step"), summary.get("epoch")
+    statistics.last_step = step if isinstance(step, int) else None
+    statistics.last_epoch = epoch if isinstance(epoch, int | float) else None
+    return statistics
+
+
+def _texts(value: Any) -> list[str]:
+    return [str(item) for item in value] if isinstance(value, list) else []
+
+
+def _read_hparams(path: Path) -> dict[str, Any]:
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError):
+        return {}
+    return data if isinstance(data, dict) else {}
+
+
+def _merged(old: dict[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(old)
+    for key, value in new.items():
+        before = merged.get(key)
+        merged[key] = (
+            _merged(before, value) if isinstance(before, dict) and isinstance(value, Mapping) else value
+        )
+    return merged

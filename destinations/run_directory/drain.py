@@ -1,0 +1,450 @@
+"""Takes rows from the journal to `metrics.csv`, each exactly once, whenever the process may end.
+
+The order of writing is what makes it so: lines are added to the CSV, then `position.json` is replaced by one that counts
+them. Whoever opens the run in between sees lines that do not count, and finds their rows in the journal. A CSV that is
+replaced (more columns, or rows of an abandoned branch left out) is announced in the position beforehand; see `Position`.
+
+Belongs to the writer thread.
+"""
+
+import contextlib
+import os
+import time
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+from .files import replace_file
+from .frames import MAGIC, Keys, Record, Resume, Row, frames
+from .layout import (
+    ABANDONED_FOLDER,
+    POSITION,
+    CsvState,
+    Position,
+    column_of,
+    segment_number,
+    segment_paths,
+)
+from .metrics_csv import MetricsCsv, Replacement
+from .statistics import Statistics
+
+if TYPE_CHECKING:
+    from .journal import Journal
+
+__all__ = ["Drain"]
+
+CHUNK_ROWS = 64
+_READ_BYTES = 64 << 10
+_POSITION_BYTES = 1 << 20
+_REWRITE_BYTES_PER_SECOND = 4 << 20
+_REWRITE_SHARE_OF_NEW = 4
+
+
+class Drain:
+    """The one way from the journal of a rank to its CSV.
+
+    Args:
+        run_dir: the folder of the run.
+        folder: the journal of the rank.
+        csv: the file that rows go to.
+        journal: the writing end, for what is being written now; None to drain what a dead process left.
+        on_rewound: called when rows have left the CSV, to compute statistics again.
+        between: called after each chunk of rows.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        run_dir: Path,
+        folder: Path,
+        csv: MetricsCsv,
+        journal: "Journal | None" = None,
+        *,
+        statistics: Statistics | None = None,
+        on_rewound: Callable[[], None] = lambda: None,
+        between: Callable[[], None] = lambda: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._run_dir = run_dir
+        self._folder = folder
+        self._csv = csv
+        self._journal = journal
+        self.statistics = Statistics() if statistics is None else statistics
+        self._on_rewound = on_rewound
+        self._between = between
+        self._clock = clock
+        self._generation = 0
+        self._segment = 0
+        self._offset = len(MAGIC)
+        self._names: dict[int, tuple[str, ...]] = {}
+        self._names_of_segment = 0
+        self._is_open = False
+        self._opened_at = clock()
+        self._drained_bytes = 0
+        self._rewritten_bytes = 0
+        self.rows = 0
+        """Rows drained by this object."""
+        self.rewrites = 0
+        """How often the CSV was replaced."""
+        self.damaged_bytes = 0
+        """Bytes of segments that could not be read."""
+        self.durable_step: int | None = None
+        """The step of the last row that the disk has."""
+        self._lines: list[str] = []
+        self._blocks: dict[tuple[str, ...], tuple[list[int | None], list[tuple[float, ...]]]] = {}
+        self._pending: tuple[int | None, int | None, float, tuple[str, ...], tuple[float, ...]] | None = None
+        self._last_epoch: int | None = None
+        # The names of the last row: the file has their columns.
+        self._fitting: tuple[str, ...] | None = None
+
+    # --- opening ---------------------------------------------------------------------------------------------------
+
+    def open(self) -> bool:
+        """Finds out where the last writer ended, and cuts off what it did not finish.
+
+        Returns:
+            Whether rows may have been in the CSV before.
+        """
+        position = Position.read(self._folder / POSITION)
+        state = self._csv.open(position)
+        if position is not None:
+            self._generation = position.generation + len(position.states) - 1
+            known = state or (position.states[-1] if position.states else None)
+            if known is not None:
+                self._segment, self._offset = known.segment, known.offset
+        self._is_open = True
+        if self._csv.exists:
+            self._write_position()
+        return self._csv.exists
+
+    def is_through(self) -> bool:
+        """Says whether everything in the journal is in the CSV; asked when nobody writes any more."""
+        paths = [path for path in segment_paths(self._folder) if segment_number(path) >= self._segment]
+        if not paths:
+            return True
+        if len(paths) > 1:
+            return False
+        start = self._offset if segment_number(paths[0]) == self._segment else len(MAGIC)
+        with _Reader(paths[0], None, segment_number(paths[0])) as reader:
+            data = reader.read(0, paths[0].stat().st_size)
+        return not any(isinstance(record, tuple) for _, record in frames(data, start))
+
+    # --- one pass --------------------------------------------------------------------------------------------------
+
+    def run(self, *, final: bool = False) -> int:
+        """Drains what there is.
+
+        Args:
+            final: take new columns at once, whatever that costs.
+
+        Returns:
+            How many rows were drained.
+
+        Raises:
+            OSError: the disk is full, or the folder gone; what was not counted is drained next time.
+        """
+        if not self._is_open:
+            self.open()
+        before = self.rows
+        self._restore_if_gone()
+        try:
+            self._run(final=final)
+        except BaseException:
+            self._forget_unwritten()
+            raise
+        return self.rows - before
+
+    def _run(self, *, final: bool) -> None:
+        since_position = 0
+        while True:
+            segments = self._segments()
+            current = next((item for item in segments if item[0] >= self._segment), None)
+            if current is None:
+                break
+            number, path, live = current
+            if number != self._segment:
+                self._segment, self._offset = number, len(MAGIC)
+            has_successor = segments[-1][0] > number
+            start = self._offset
+            is_done = self._drain_segment(path, live, final=final)
+            since_position += self._offset - start
+            if is_done and has_successor:
+                self._segment, self._offset = number + 1, len(MAGIC)
+                since_position += _POSITION_BYTES
+            if since_position >= _POSITION_BYTES:
+                self._commit()
+                since_position = 0
+            if not is_done or not has_successor:
+                break
+        if since_position or self._lines or self._pending:
+            self._commit()
+
+    def _segments(self) -> list[tuple[int, Path, bool]]:
+        """Returns number and path of each segment, and whether this process has it open."""
+        own = (
+            {} if self._journal is None else {item.number: item.path for item in list(self._journal.segments)}
+        )
+        found = {segment_number(path): path for path in segment_paths(self._folder)}
+        found = {number: path for number, path in found.items() if number not in own}
+        both = [(number, path, False) for number, path in found.items()]
+        both += [(number, path, True) for number, path in own.items()]
+        return sorted(both)
+
+    def _drain_segment(self, path: Path, live: bool, *, final: bool) -> bool:
+        """Drains one segment; False where it stopped before the end, for the sake of new columns."""
+        with _Reader(path, self._journal if live else None, self._segment) as reader:
+            self._read_names(reader)
+            length = _READ_BYTES
+            while True:
+                data = reader.read(self._offset, length)
+                base = self._offset
+                for end, record in frames(data):
+                    if not self._apply(record, base + end, final=final):
+                        return False
+                    self._offset = base + end
+                if self._offset == base:
+                    if len(data) < length or not any(data[:8]):
+                        self._note_damage(data)
+                        return True
+                    length *= 2  # One frame is larger than that.
+
+    def _apply(self, record: Record, end: int, *, final: bool) -> bool:
+        """Does what a record says; False where it must wait."""
+        if isinstance(record, tuple):
+            if not self._take(record, final=final):
+                return False
+            if len(self._lines) >= CHUNK_ROWS:
+                self._write_lines()
+        elif isinstance(record, Keys):
+            self._names[record.schema] = record.names
+        elif isinstance(record, Resume):
+            self._cut(record, end)
+        else:
+            self._settle()
+        return True
+
+    def _read_names(self, reader: "_Reader") -> None:
+        """Makes the names known that this segment gave before the offset."""
+        if self._names_of_segment == self._segment:
+            return
+        self._names = {}
+        self._names_of_segment = self._segment
+        if self._offset > len(MAGIC):
+            data = reader.read(len(MAGIC), self._offset - len(MAGIC))
+            self._names = {
+                record.schema: record.names for _, record in frames(data) if isinstance(record, Keys)
+            }
+
+    def _note_damage(self, data: bytes) -> None:
+        rest = data.rstrip(b"\0")
+        if rest and (self._journal is None or self._segment not in self._own_numbers()):
+            self.damaged_bytes += len(rest)
+
+    def _own_numbers(self) -> set[int]:
+        return set() if self._journal is None else {item.number for item in list(self._journal.segments)}
+
+    # --- rows ------------------------------------------------------------------------------------------------------
+
+    def _take(self, row: Row, *, final: bool) -> bool:
+        """Takes a row; False where it must wait until its columns are worth a new file."""
+        schema, step, epoch, at, values = row
+        names = self._names.get(schema)
+        if names is None or len(names) != len(values):
+            return True
+        if names is not self._fitting:
+            if self._csv.plan(names).missing and not self._add_columns(names, final=final):
+                return False
+            self._fitting = names
+        pending = self._pending
+        if pending is None:
+            self._pending = (step, epoch, at, names, values)
+        elif pending[0] == step and pending[1] == epoch and set(pending[3]).isdisjoint(names):
+            self._pending = (step, epoch, at, pending[3] + names, pending[4] + values)
+        else:
+            self._settle()
+            self._pending = (step, epoch, at, names, values)
+        steps, block = self._blocks.setdefault(names, ([], []))
+        steps.append(step)
+        block.append(values)
+        self._last_epoch = epoch
+        return True
+
+    def _settle(self) -> None:
+        """Makes a line of the row that others of its step might have joined."""
+        if self._pending is not None:
+            step, epoch, at, names, values = self._pending
+            self._lines.append(self._csv.plan(names).line(step, epoch, at, values))
+            self._pending = None
+
+    def _write_lines(self) -> None:
+        if self._lines:
+            before = self._csv.size
+            self._csv.append(self._lines)
+            self._drained_bytes += self._csv.size - before
+            self._lines = []
+        self._between()
+
+    def _forget_unwritten(self) -> None:
+        """Goes back to the last position after an error: everything since is read again."""
+        self._lines, self._pending, self._blocks = [], None, {}
+        self._is_open = False
+        self._fitting = None
+        self._csv.close()
+
+    # --- committing ------------------------------------------------------------------------------------------------
+
+    def _commit(self) -> None:
+        """Has everything read so far counted, on disk, then lets go of the segments that are not needed any more."""
+        self._settle()
+        self._write_lines()
+        if not self._csv.exists:
+            return
+        self._csv.sync()
+        self._write_position()
+        self._remove_drained()
+
+    def _write_position(self, *following: CsvState) -> None:
+        states = (self._csv.state(self._segment, self._offset), *following)
+        text = Position(self._generation, states).to_json()
+        replace_file(self._folder / POSITION, text.encode(), durable=True)
+        # All lines of these rows are in the file by now, and count.
+        blocks, self._blocks = self._blocks, {}
+        for names, (steps, block) in blocks.items():
+            self.rows += len(block)
+            self.statistics.add(names, steps, block, self._last_epoch)
+            self.durable_step = steps[-1] if steps[-1] is not None else self.durable_step
+
+    def _remove_drained(self) -> None:
+        if self._journal is not None:
+            while self._journal.segments and self._journal.segments[0].number < self._segment:
+                segment = self._journal.segments.popleft()
+                segment.close()
+                with contextlib.suppress(OSError):
+                    segment.path.unlink()
+        for path in segment_paths(self._folder):
+            if segment_number(path) < self._segment:
+                with contextlib.suppress(OSError):
+                    path.unlink()
+
+    # --- replacing the file ----------------------------------------------------------------------------------------
+
+    def _add_columns(self, names: tuple[str, ...], *, final: bool) -> bool:
+        """Gives the file the columns of a row, and of all rows known to come; False where that must wait.
+
+        A file is rewritten when it is small beside what was added since the last time, or when time has earned it: the
+        work in all is bounded by what is written, and by `_REWRITE_BYTES_PER_SECOND`.
+        """
+        wanted = dict.fromkeys(map(column_of, names))
+        if self._journal is not None:
+            wanted.update(dict.fromkeys(map(column_of, list(self._journal.names))))
+        if not self._csv.exists:
+            self._csv.begin(wanted)
+            self._write_position()
+            return True
+        earned = (self._clock() - self._opened_at) * _REWRITE_BYTES_PER_SECOND
+        earned += self._drained_bytes * _REWRITE_SHARE_OF_NEW
+        if not final and self._rewritten_bytes + self._csv.size > earned + (1 << 16):
+            return False
+        self._settle()
+        self._write_lines()
+        self._rewritten_bytes += self._csv.size
+        self._replace(self._csv.prepare_columns([*wanted]), self._offset)
+        return True
+
+    def _cut(self, resume: Resume, end: int) -> None:
+        """Takes the rows that no longer count out of the file, and keeps them beside it."""
+        self._settle()
+        self._write_lines()
+        if not self._csv.exists:
+            return
+        folder = self._run_dir / ABANDONED_FOLDER
+        folder.mkdir(exist_ok=True)
+        with _Aside(folder, self._csv.path.stem, resume.step, self._csv.header) as aside:
+            replacement = self._csv.prepare_without(resume.drops, aside.write)
+            if aside.is_empty:
+                replacement.discard()
+                return
+            aside.keep()
+        self._replace(replacement, end)
+        self._on_rewound()
+
+    def _replace(self, replacement: Replacement, offset: int) -> None:
+        """Announces the new version, puts it into place, then forgets the old one."""
+        self._csv.sync()
+        self._write_position(replacement.state(self._segment, offset))
+        self._csv.accept(replacement)
+        self._offset = offset
+        self._generation += 1
+        self.rewrites += 1
+        self._write_position()
+
+    def _restore_if_gone(self) -> None:
+        """Makes the folder again where somebody deleted it, with what the open descriptor still has."""
+        if self._csv.is_in_place() and self._folder.is_dir():
+            return
+        self._folder.mkdir(parents=True, exist_ok=True)
+        if self._csv.exists and not self._csv.is_in_place():
+            self._csv.restore()
+            self._write_position()
+        if self._journal is not None:
+            self._journal.leave_segment()
+
+
+class _Reader:
+    """Reads a segment: from the descriptor that the journal has open, else from its path."""
+
+    def __init__(self, path: Path, journal: "Journal | None", number: int) -> None:
+        self._owned = -1
+        self._segment = None
+        if journal is not None:
+            self._segment = next((item for item in list(journal.segments) if item.number == number), None)
+        self._fd = -1 if self._segment is None else self._segment.fileno()
+        if self._fd < 0:
+            with contextlib.suppress(FileNotFoundError):
+                self._fd = self._owned = os.open(path, os.O_RDONLY)
+
+    def read(self, offset: int, length: int) -> bytes:
+        if self._fd < 0:
+            return b""
+        if self._segment is not None and self._segment.size:
+            length = min(length, self._segment.end() - offset)
+        return os.pread(self._fd, max(0, length), offset)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._owned >= 0:
+            os.close(self._owned)
+
+
+class _Aside:
+    """The file of an abandoned branch, named by what it holds, so that doing it again after a crash changes nothing."""
+
+    def __init__(self, folder: Path, stem: str, step: int, header: bytes) -> None:
+        self._folder = folder
+        self._name = f"{stem}.step{step}"
+        self._temporary = folder / f".{self._name}.tmp"
+        self._file = self._temporary.open("wb")
+        self._file.write(header)
+        self._crc32 = zlib.crc32(header)
+        self.is_empty = True
+
+    def write(self, line: bytes) -> None:
+        self._file.write(line)
+        self._crc32 = zlib.crc32(line, self._crc32)
+        self.is_empty = False
+
+    def keep(self) -> None:
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._temporary.replace(self._folder / f"{self._name}.{self._crc32:08x}.csv")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+        with contextlib.suppress(OSError):
+            self._temporary.unlink()

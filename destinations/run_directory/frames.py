@@ -1,0 +1,189 @@
+r"""The frames of a journal: how one row of metrics becomes bytes, and bytes a row again.
+
+A frame is the length of its payload and the Adler-32 checksum of its payload (RFC 1950), both as unsigned 32-bit
+little-endian integers, then the payload. A length of zero is the end. The payload is one value in version 2 of the format of
+Python's `marshal`, which CPython writes in C faster than `struct` packs numbers; of that format only these are used:
+
+```
+g  float64, little-endian          T F  True, False
+i  int32, little-endian            N    None
+l  int32 n, then abs(n) digits of 15 bits, 2 bytes each, least first; the sign is that of n
+(  int32 n, then n values          u    int32 n, then n bytes of UTF-8
+```
+
+Payloads are `(schema, step, epoch or None, time, (value, …))`, a row; `("keys", schema, JSON list of names)`, which comes before
+the first row of a schema in each segment; `("resume", step, time or None)` and `("boundary",)`, see `Resume` and `Boundary`.
+Reading is done here and not by `marshal.loads`, which must not be given what may be damaged.
+"""
+
+import json
+import marshal
+import struct
+import zlib
+from collections.abc import Iterator
+from typing import Any
+
+import attrs
+
+__all__ = [
+    "HEADER",
+    "MAGIC",
+    "Boundary",
+    "Keys",
+    "Record",
+    "Resume",
+    "Row",
+    "boundary_frame",
+    "encode",
+    "frames",
+    "keys_frame",
+    "resume_frame",
+]
+
+HEADER = struct.Struct("<II")
+MAGIC = b"run-directory journal 1\n".ljust(32, b" ")
+"""The first bytes of a segment."""
+
+_MARSHAL_VERSION = 2
+_INT32 = struct.Struct("<i")
+_FLOAT64 = struct.Struct("<d")
+_DIGIT_BITS = 15
+_NUMBERS = frozenset({float, int, bool})
+
+# A row of floats with a step that fits: the common case is read in one go.
+_ROW_HEAD = struct.Struct("<cicicicicdci")
+_ROW_TAGS = (b"(", b"i", b"i", b"i", b"g", b"(")
+
+
+@attrs.frozen
+class Keys:
+    """The names of the values of a schema, in order."""
+
+    schema: int
+    names: tuple[str, ...]
+
+
+@attrs.frozen
+class Resume:
+    """Training went on from a step that it had passed before: earlier rows beyond it no longer count.
+
+    Those are the rows of a larger step, and the rows of this very step that were logged after `time`; all rows of this
+    step where `time` is None. `time` is when the checkpoint was made from which training went on.
+    """
+
+    step: int
+    time: float | None
+
+    def drops(self, step: int | None, time: float) -> bool:
+        """Says whether an earlier row no longer counts."""
+        if step is None:
+            return False
+        return step > self.step or (step == self.step and (self.time is None or not time <= self.time))
+
+
+@attrs.frozen
+class Boundary:
+    """Rows before and after do not share a row of the CSV, though they have one step: a checkpoint lies between."""
+
+
+Row = tuple[int, int | None, int | None, float, tuple[float, ...]]
+"""Schema, step, epoch, time in seconds since 1970, values."""
+
+Record = Row | Keys | Resume | Boundary
+
+
+def encode(payload: tuple[Any, ...]) -> bytes:
+    """Returns the frame of a payload.
+
+    Raises:
+        ValueError: there is something in it that is none of Python's own plain types.
+    """
+    data = marshal.dumps(payload, _MARSHAL_VERSION)
+    return HEADER.pack(len(data), zlib.adler32(data)) + data
+
+
+def keys_frame(schema: int, names: tuple[str, ...]) -> bytes:
+    """Returns the frame that gives a schema its names."""
+    return encode(("keys", schema, json.dumps(names)))
+
+
+def resume_frame(step: int, time: float | None) -> bytes:
+    """Returns the frame of a `Resume`."""
+    return encode(("resume", step, time))
+
+
+def boundary_frame() -> bytes:
+    """Returns the frame of a `Boundary`."""
+    return encode(("boundary",))
+
+
+def frames(data: bytes, offset: int = 0) -> Iterator[tuple[int, Record]]:
+    """Reads frames from an offset on, up to the first that is not whole; each comes with the offset after it."""
+    unpack, head, end = HEADER.unpack_from, HEADER.size, len(data)
+    while offset + head <= end:
+        length, checksum = unpack(data, offset)
+        start = offset + head
+        offset = start + length
+        if length == 0 or offset > end:
+            return
+        payload = data[start:offset]
+        if zlib.adler32(payload) != checksum:
+            return
+        try:
+            record = _record(payload)
+        except (ValueError, struct.error, IndexError, TypeError):
+            continue  # Whole, but of a kind that this version does not know.
+        yield offset, record
+
+
+def _record(payload: bytes) -> Record:
+    if len(payload) > _ROW_HEAD.size:
+        (tag, _, schema_tag, schema, step_tag, step, epoch_tag, epoch, time_tag, time, values_tag, count) = (
+            _ROW_HEAD.unpack_from(payload)
+        )
+        tags = (tag, schema_tag, step_tag, epoch_tag, time_tag, values_tag)
+        if tags == _ROW_TAGS and payload[_ROW_HEAD.size :: 9] == b"g" * count:
+            return schema, step, epoch, time, struct.unpack_from(f"<{'xd' * count}", payload, _ROW_HEAD.size)
+    value, end = _value(payload, 0)
+    if end != len(payload):
+        raise ValueError("a payload must be one value")
+    match value:
+        case ("keys", int(schema), str(names)):
+            return Keys(schema, tuple(json.loads(names)))
+        case ("boundary",):
+            return Boundary()
+        case ("resume", int(step), float() | None as time):
+            return Resume(step, time)
+        case (int(schema), int() | None as step, int() | None as epoch, float(time), tuple(values)):
+            if _NUMBERS.issuperset(map(type, values)):
+                return schema, step, epoch, time, values
+    raise ValueError("a payload must be a row, keys or a resume")
+
+
+def _value(data: bytes, offset: int) -> tuple[Any, int]:
+    tag = data[offset : offset + 1]
+    offset += 1
+    if tag == b"g":
+        return _FLOAT64.unpack_from(data, offset)[0], offset + 8
+    if tag in _CONSTANTS:
+        return _CONSTANTS[tag], offset
+    number = _INT32.unpack_from(data, offset)[0]
+    offset += 4
+    if tag == b"i":
+        return number, offset
+    if tag == b"l":
+        digits = struct.unpack_from(f"<{abs(number)}H", data, offset)
+        magnitude = sum(digit << (_DIGIT_BITS * place) for place, digit in enumerate(digits))
+        return (-magnitude if number < 0 else magnitude), offset + 2 * len(digits)
+    if tag == b"u":
+        return data[offset : offset + number].decode("utf-8", "surrogatepass"), offset + number
+    if tag == b"(":
+        items = []
+        for _ in range(number):
+            item, offset = _value(data, offset)
+            items.append(item)
+        return tuple(items), offset
+    raise ValueError(f"a value must have a known tag, got {tag!r}")
+
+
+_CONSTANTS = {b"T": True, b"F": False, b"N": None}

@@ -1,0 +1,373 @@
+"""Where a row of metrics goes first: into a mapped file, in about a microsecond, in the training thread.
+
+What is in the mapping belongs to the kernel: it outlives the process, whatever ends it. The writer thread takes it from
+there (`drain.py`) and prepares the next segment, so that the training thread hardly ever opens a file itself.
+
+**Threading.** `append` belongs to one thread. `prepare`, `sample` and the reading side belong to the writer thread. They
+meet in deques and single attributes, whose operations are atomic; no lock is taken.
+"""
+
+import contextlib
+import marshal
+import operator
+import time
+import zlib
+from collections import deque
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from events import RecordError
+
+from .frames import HEADER, boundary_frame, encode, keys_frame, resume_frame
+from .layout import segment_number, segment_path, segment_paths
+from .segments import AppendedSegment, MappedSegment
+
+if TYPE_CHECKING:
+    from events import State
+
+    from .segments import Segment
+
+__all__ = ["Append", "Journal"]
+
+Append = Callable[[Mapping[str, float], int | None], None]
+
+SEGMENT_BYTES = 1 << 20
+WAITING_BYTES = 64 << 20
+_KEPT_OPEN = 16
+_SAMPLES_KEPT = 4096
+_NUMBERS = frozenset({float, int, bool})
+_MARSHAL_VERSION = 2
+
+
+@attrs.define
+class JournalCounts:
+    """What became of the rows of this session."""
+
+    waiting: int = 0
+    """Rows that the disk has no room for; they are in memory."""
+    dropped: int = 0
+    """Rows for which there was no room in memory either."""
+
+
+class Journal:
+    """The writing end of the journal of one rank.
+
+    While no segment can be made, for the disk is full or the folder gone, rows wait in memory, up to `WAITING_BYTES`; then
+    they are dropped and counted. They go to disk, in order, before the first row that comes when there is room again.
+
+    Args:
+        folder: where the segments are; it is there already.
+        state: the run, for the epoch.
+        mapped: whether segments are mapped, or written by system calls.
+        on_full: called in the training thread with what kept a segment from being made.
+        on_append: called with `append`, which is another for each segment, whenever it changes.
+        clock: the time in seconds since 1970.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        state: "State",
+        *,
+        mapped: bool = True,
+        segment_bytes: int = SEGMENT_BYTES,
+        on_full: Callable[[OSError], None] = lambda _: None,
+        on_append: Callable[[Append], None] = lambda _: None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._folder = folder
+        self._state = state
+        self._make = MappedSegment if mapped else AppendedSegment
+        self._segment_bytes = segment_bytes
+        self._on_full = on_full
+        self._on_append = on_append
+        self._is_abandoned = False
+        self._clock = clock
+        self._spares: deque[Any] = deque(maxlen=1)
+        self._by_length: dict[int, tuple[int, Callable[[Mapping[str, float]], Any]]] = {}
+        self._by_names: dict[tuple[str, ...], tuple[int, Callable[[Mapping[str, float]], Any]]] = {}
+        self._waiting: deque[tuple[Any, ...]] = deque()
+        self._waiting_bytes = 0
+        self._retry_at = 0.0
+        self._on_first_row: Callable[[int], None] | None = None
+        self.counts = JournalCounts()
+        self.names: dict[str, None] = {}
+        """Every metric of this session, in the order of its first appearance."""
+        self.samples_ns: deque[int] = deque(maxlen=_SAMPLES_KEPT)
+        """What some calls took, in nanoseconds."""
+        self.segments: deque[Segment] = deque()
+        """The segments of this session that are not drained yet; the last one is being written."""
+        self.append: Append = self._refuse
+        numbers = [segment_number(path) for path in segment_paths(folder)]
+        self._last_number = max(numbers, default=0)
+        self._segment: Segment | None = None
+        self._use(self._new_segment(SEGMENT_BYTES))
+
+    # --- the training thread ---------------------------------------------------------------------------------------
+
+    def _fast_append(self, write: Callable[[bytes], object]) -> Append:
+        """Returns the call that is made for each row: everything it needs is a local name."""
+        by_length, state, slow = self._by_length, self._state, self._append_carefully
+        now, dumps, adler32, pack = self._clock, marshal.dumps, zlib.adler32, HEADER.pack
+
+        def append(metrics: Mapping[str, float], step: int | None = None) -> None:
+            # A subclass of dict may make up values for the keys of another row, as defaultdict does.
+            if type(metrics) is dict:
+                try:
+                    schema, values_of = by_length[len(metrics)]
+                    data = dumps(
+                        (schema, step, state.timestamp.epoch.value, now(), values_of(metrics)),
+                        _MARSHAL_VERSION,
+                    )
+                    write(pack(len(data), adler32(data)) + data)
+                except (KeyError, ValueError, OSError):
+                    # Other names than last time, a full segment, or something that is no plain number.
+                    pass
+                else:
+                    return
+            slow(metrics, step)
+
+        return append
+
+    def _append_carefully(self, metrics: Mapping[str, float], step: int | None) -> None:
+        """Does what the fast path cannot: new names, a new segment, numbers of other types, a sample of the time."""
+        row = _plain(metrics)
+        if not row or self._is_abandoned:
+            return
+        if step is None:
+            step = int(self._state.timestamp.batch)
+        if self._on_first_row is not None:
+            announce, self._on_first_row = self._on_first_row, None
+            announce(step)
+        epoch = int(self._state.timestamp.epoch)
+        if self._waiting and not self._write_waiting():
+            self._wait(("row", row, step, epoch, self._clock()))
+            return
+        if not self._is_sampled(row, step):
+            self._write_or_wait(("row", row, step, epoch, self._clock()))
+
+    def _is_sampled(self, row: dict[str, float], step: int) -> bool:
+        """Makes the row fit for the fast path, takes that, and its time; False where there is no room for it."""
+        segment = self._segment
+        room = 0 if segment is None else self._room(segment)
+        if segment is None or room < 64 + 16 * len(row) + 64 * len(self._by_names):
+            return False
+        try:
+            schema = self._schema(tuple(row), segment)
+            data = encode((schema, step, 0, 0.0, tuple(row.values())))
+        except (ValueError, OSError):
+            return False
+        if self._room(segment) < 2 * len(data) + 64:
+            return False
+        start = time.perf_counter_ns()
+        self.append(row, step)
+        self.samples_ns.append(time.perf_counter_ns() - start)
+        return True
+
+    def mark_resume(self, step: int, at: float | None) -> None:
+        """Says that earlier rows beyond a step no longer count; see `frames.Resume`."""
+        self._write_or_wait(("resume", step, at))
+
+    def mark_boundary(self) -> None:
+        """Keeps rows before and after from sharing a row in the CSV, though they have one step."""
+        self._write_or_wait(("boundary",))
+
+    def on_first_row(self, announce: Callable[[int], None]) -> None:
+        """Calls once, before the next row is written, with its step."""
+        self._on_first_row = announce
+        self._by_length.clear()
+
+    def write_waiting(self) -> None:
+        """Tries to write what waits in memory; at close, the last chance."""
+        self._retry_at = 0.0
+        if self._waiting:
+            self._write_waiting()
+
+    def _write_or_wait(self, entry: tuple[Any, ...]) -> None:
+        if (self._waiting and not self._write_waiting()) or not self._write(entry):
+            self._wait(entry)
+
+    def _wait(self, entry: tuple[Any, ...]) -> None:
+        size = 100 + (32 * len(entry[1]) if entry[0] == "row" else 0)
+        if self._waiting_bytes + size > WAITING_BYTES:
+            self.counts.dropped += 1
+            return
+        self._waiting.append(entry)
+        self._waiting_bytes += size
+        self.counts.waiting = len(self._waiting)
+
+    def _write_waiting(self) -> bool:
+        if time.monotonic() < self._retry_at:
+            return False
+        while self._waiting:
+            if not self._write(self._waiting[0]):
+                return False
+            self._waiting.popleft()
+            self.counts.waiting = len(self._waiting)
+        self._waiting_bytes = 0
+        return True
+
+    def _write(self, entry: tuple[Any, ...]) -> bool:
+        """Writes an entry into this segment, or a new one; False where the disk has no room."""
+        for _ in range(2):
+            segment = self._segment
+            if segment is not None:
+                try:
+                    segment.write(self._frame(entry, segment))
+                except (ValueError, OSError):
+                    pass
+                else:
+                    return True
+            try:
+                self._roll(entry)
+            except OSError as error:
+                if segment is not None:
+                    segment.seal()  # A shorter row must not overtake this one.
+                self._retry_at = time.monotonic() + 0.2
+                self._on_full(error)
+                return False
+        return False
+
+    def _frame(self, entry: tuple[Any, ...], segment: "Segment") -> bytes:
+        kind, *rest = entry
+        if kind == "row":
+            row, step, epoch, at = rest
+            schema, _ = self._schema_entry(tuple(row), segment)
+            return encode((schema, step, epoch, at, tuple(row.values())))
+        return boundary_frame() if kind == "boundary" else resume_frame(*rest)
+
+    def _schema(self, names: tuple[str, ...], segment: "Segment") -> int:
+        """Returns the number of a schema in this segment, and makes it the one for rows of this length."""
+        schema, values_of = self._schema_entry(names, segment)
+        self._by_length[len(names)] = schema, values_of
+        return schema
+
+    def _schema_entry(
+        self, names: tuple[str, ...], segment: "Segment"
+    ) -> tuple[int, Callable[[Mapping[str, float]], Any]]:
+        entry = self._by_names.get(names)
+        if entry is None:
+            schema = len(self._by_names)
+            segment.write(keys_frame(schema, names))
+            entry = self._by_names[names] = schema, _values_of(names)
+            self.names.update(dict.fromkeys(names))
+        return entry
+
+    def _room(self, segment: "Segment") -> int:
+        return segment.size - segment.end()
+
+    def _roll(self, entry: tuple[Any, ...]) -> None:
+        """Goes on in the next segment: the spare one, or, where the writer thread has not made it yet, a new one."""
+        needed = self._segment_bytes
+        if entry[0] == "row":
+            needed = max(needed, 4 * (256 + sum(64 + 8 * len(name) for name in entry[1])))
+        spare = None
+        with contextlib.suppress(IndexError):
+            spare = self._spares.popleft()
+        if spare is not None:
+            number = self._last_number + 1
+            try:
+                if spare.size >= needed:
+                    spare.move(segment_path(self._folder, number), number)
+                    self._use(spare)
+                    return
+            except OSError:
+                pass  # The folder is gone; a new segment says what is the matter.
+            spare.close()
+        self._use(self._new_segment(needed))
+
+    def _new_segment(self, size: int) -> "Segment":
+        number = self._last_number + 1
+        segment: Segment = self._make(segment_path(self._folder, number), number, size)
+        return segment
+
+    def _use(self, segment: "Segment") -> None:
+        if self._segment is not None:
+            self._segment.seal()
+        self._last_number = segment.number
+        self._by_names.clear()
+        self._by_length.clear()
+        self.segments.append(segment)
+        self._segment = segment
+        self.append = self._fast_append(segment.write)
+        self._on_append(self.append)
+
+    def _refuse(self, metrics: Mapping[str, float], step: int | None = None) -> None:
+        raise RecordError("metrics must be logged between init and post_close, got some before or after.")
+
+    # --- the writer thread -----------------------------------------------------------------------------------------
+
+    def prepare(self) -> None:
+        """Makes the next segment, so that the training thread finds it ready.
+
+        Raises:
+            OSError: there is no room.
+        """
+        if self._spares or self._segment is None:
+            return
+        path = self._folder / "spare.tmp"
+        with contextlib.suppress(FileNotFoundError):
+            path.unlink()
+        spare = self._make(path, 0, self._segment_bytes)
+        spare.populate()
+        self._spares.append(spare)
+
+    def leave_segment(self) -> None:
+        """Has the next row begin a new segment."""
+        if self._segment is not None:
+            self._segment.seal()
+
+    def sample(self) -> None:
+        """Has the next call take the careful path, which takes the time."""
+        self._by_length.clear()
+
+    def retire(self) -> None:
+        """Lets go of the mappings of segments that are full, and of the oldest files if there are many."""
+        full = list(self.segments)[:-1]
+        for index, segment in enumerate(full):
+            segment.unmap()
+            if len(full) - index > _KEPT_OPEN:
+                segment.close()
+
+    def abandon_in_child(self) -> None:
+        """Makes a forked child write nothing: the files are its parent's."""
+        self._is_abandoned = True
+        self._segment = None
+        self._spares.clear()
+        self._by_length.clear()
+
+    def close(self) -> None:
+        """Ends writing, and removes the spare; the segments stay."""
+        self.append = self._refuse
+        self._segment = None
+        self._by_length.clear()
+        with contextlib.suppress(IndexError):
+            spare = self._spares.popleft()
+            spare.close()
+            with contextlib.suppress(OSError):
+                spare.path.unlink()
+
+
+def _plain(metrics: Mapping[str, float]) -> dict[str, float]:
+    row = dict(metrics)
+    if _NUMBERS.issuperset(map(type, row.values())):
+        return row
+    return {name: _number(name, value) for name, value in row.items()}
+
+
+def _number(name: str, value: Any) -> float:
+    for kind in (bool, int, float):
+        if isinstance(value, kind):
+            return kind(value)
+    raise RecordError(f"metric {name!r} must be a number, got {value!r:.40}. Log it through a Logger.")
+
+
+def _values_of(names: tuple[str, ...]) -> Callable[[Mapping[str, float]], Any]:
+    """Returns what picks the values of a row by name, as a tuple."""
+    if len(names) == 1:
+        (name,) = names
+        return lambda row: (row[name],)
+    return operator.itemgetter(*names)

@@ -1,0 +1,379 @@
+"""Everything that is no metric: media, tables, texts, histograms, traces and files, each with a line that lists it.
+
+The `log_*` methods take copies in the training thread; encoding and writing is done in a lane.
+"""
+
+import csv
+import functools
+import hashlib
+import io
+import math
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from destinations._lane import Lane
+from destinations.media import (
+    clouds_of,
+    copy_of,
+    histogram_record,
+    images_of,
+    mask_png,
+    masks_of,
+    mp4_file,
+    overlay_png,
+    ply_bytes,
+    png_bytes,
+    to_numpy,
+    wav_bytes,
+)
+from events import RecordError
+
+from .files import append_line, open_temporary, replace_file
+from .layout import (
+    ARTIFACTS_FOLDER,
+    ARTIFACTS_INDEX,
+    HISTOGRAMS_INDEX,
+    MEDIA_FOLDER,
+    MEDIA_INDEX,
+    TABLES_FOLDER,
+    TABLES_INDEX,
+    TEXTS_INDEX,
+    TRACES_INDEX,
+    label_name,
+    safe_name,
+)
+
+__all__ = ["FileKeeping", "MediaWriter"]
+
+FileKeeping = Literal["auto", "copy", "link", "off"]
+
+_VIDEO_SUFFIXES = {b"\x1aE\xdf\xa3": ".webm", b"GIF8": ".gif", b"RIFF": ".avi"}
+
+
+class MediaWriter:
+    """The writer of one run's media.
+
+    Args:
+        run_dir: the folder of the run.
+        lane: who does the work.
+        clock: the time in seconds since 1970.
+    """
+
+    def __init__(self, run_dir: Path, lane: Lane, clock: Callable[[], float] = time.time) -> None:
+        self._run_dir = run_dir
+        self._lane = lane
+        self._clock = clock
+        self.bytes_written = 0
+        self.files_written = 0
+
+    def log_images(
+        self,
+        images: Any,
+        name: str,
+        channels_last: bool,
+        step: int,
+        masks: dict[str, Any] | None,
+        mask_class_labels: dict[int, str] | None,
+    ) -> None:
+        """Writes each image, and each mask with its overlay, as PNG."""
+        safe_name_of(name)
+        images = _copied(images)
+        masks = None if masks is None else {key: copy_of(mask) for key, mask in masks.items()}
+        for mask_name in masks or ():
+            safe_name_of(mask_name)
+        labels = (
+            None
+            if mask_class_labels is None
+            else {str(key): label for key, label in mask_class_labels.items()}
+        )
+        work = functools.partial(
+            self._images, images, name, channels_last, step, self._clock(), masks, labels
+        )
+        self._put(work, _size_of([images, masks]), f"image {name!r}")
+
+    def _images(
+        self,
+        images: Any,
+        name: str,
+        channels_last: bool,
+        step: int,
+        at: float,
+        masks: dict[str, Any] | None,
+        labels: dict[str, str] | None,
+    ) -> None:
+        by_mask = {key: list(masks_of(mask)) for key, mask in (masks or {}).items()}
+        for index, pixels in enumerate(images_of(images, channels_last)):
+            path, size = self._write_media(name, step, ".png", png_bytes(pixels.array))
+            record = _record("image", name, step, index, at, path, size)
+            record |= {"caption": None, "shape": list(pixels.shape)}
+            if pixels.value_range is not None:
+                record["value_range"] = list(pixels.value_range)
+            if by_mask:
+                record["masks"] = {
+                    key: self._mask(pixels.array, found[index], f"{name}/{key}", step)
+                    for key, found in by_mask.items()
+                }
+                record["mask_class_labels"] = labels
+            append_line(self._run_dir / MEDIA_INDEX, record)
+
+    def _mask(self, pixels: Any, mask: Any, name: str, step: int) -> dict[str, str]:
+        path, _ = self._write_media(name, step, ".mask.png", mask_png(mask))
+        overlay, _ = self._write_media(name, step, ".overlay.png", overlay_png(pixels, mask))
+        return {"path": path, "overlay": overlay}
+
+    def log_audio(self, audio: Any, sample_rate: int, name: str, step: int) -> None:
+        """Writes a sound as WAV; bytes and paths are taken as they are."""
+        safe_name_of(name)
+        copied = _copied(audio)
+        shape = None if isinstance(copied, bytes) else list(copied.shape)
+
+        def work(at: float = self._clock()) -> None:
+            data = copied if isinstance(copied, bytes) else wav_bytes(copied, sample_rate)
+            path, size = self._write_media(name, step, ".wav", data)
+            record = _record("audio", name, step, 0, at, path, size)
+            append_line(
+                self._run_dir / MEDIA_INDEX,
+                {**record, "caption": None, "sample_rate": sample_rate, "shape": shape},
+            )
+
+        self._put(work, _size_of(copied), f"sound {name!r}")
+
+    def log_video(self, video: Any, fps: float | None, name: str, step: int) -> None:
+        """Writes frames as MP4; bytes and paths are taken as they are."""
+        safe_name_of(name)
+        given = Path(video).suffix if isinstance(video, str | Path) else ""
+        copied = _copied(video)
+
+        def work(at: float = self._clock()) -> None:
+            if isinstance(copied, bytes):
+                suffix = given or _VIDEO_SUFFIXES.get(copied[:4], ".mp4")
+                path, size = self._write_media(name, step, suffix, copied)
+                shape = None
+            else:
+                suffix, shape = ".mp4", list(copied.shape)
+                path, size = self._write_video(name, step, copied, fps or 1.0)
+            record = _record("video", name, step, 0, at, path, size)
+            record |= {"caption": None, "fps": fps, "format": suffix.removeprefix("."), "shape": shape}
+            append_line(self._run_dir / MEDIA_INDEX, record)
+
+        self._put(work, _size_of(copied), f"video {name!r}")
+
+    def log_point_cloud(self, points: Any, name: str, step: int, colors: Any) -> None:
+        """Writes each cloud as PLY."""
+        safe_name_of(name)
+        points, colors = _copied(points), None if colors is None else _copied(colors)
+
+        def work(at: float = self._clock()) -> None:
+            for index, (cloud, shades) in enumerate(clouds_of(points, colors)):
+                path, size = self._write_media(name, step, ".ply", ply_bytes(cloud, shades))
+                record = _record("point_cloud", name, step, index, at, path, size)
+                record |= {"caption": None, "shape": list(cloud.shape), "has_colors": shades is not None}
+                append_line(self._run_dir / MEDIA_INDEX, record)
+
+        self._put(work, _size_of([points, colors]), f"point cloud {name!r}")
+
+    def log_histogram(self, values: Any, name: str, step: int, bins: "int | Sequence[float]") -> None:
+        """Writes counts, edges and moments as a line."""
+        values = to_numpy(values).copy()
+        if values.dtype.kind not in "biuf":
+            raise RecordError(f"histogram {name!r} must have numbers, got dtype {values.dtype}.")
+
+        def work(at: float = self._clock()) -> None:
+            record = {"step": step, "name": name, "time": at, **histogram_record(values, bins)}
+            append_line(self._run_dir / HISTOGRAMS_INDEX, record)
+
+        self._put(work, values.nbytes, f"histogram {name!r}")
+
+    def log_table(self, columns: list[str], rows: list[list[Any]], name: str, step: int) -> None:
+        """Writes a table as CSV, and the types of its columns as a line; its name may be any string."""
+        rows = [list(row) for row in rows]
+
+        def work(at: float = self._clock()) -> None:
+            text = io.StringIO(newline="")
+            writer = csv.writer(text, lineterminator="\n")
+            writer.writerow(columns)
+            writer.writerows(rows)
+            path, size = self._write_free(
+                TABLES_FOLDER, name, step, ".csv", text.getvalue().encode("utf-8", "backslashreplace")
+            )
+            types = [
+                {"name": column, "type": _column_type(row[index] for row in rows)}
+                for index, column in enumerate(columns)
+            ]
+            append_line(
+                self._run_dir / TABLES_INDEX,
+                {
+                    "step": step,
+                    "name": name,
+                    "time": at,
+                    "path": path,
+                    "size": size,
+                    "rows": len(rows),
+                    "columns": types,
+                },
+            )
+
+        self._put(work, 64 * len(rows) * (len(columns) + 1), f"table {name!r}")
+
+    def log_text(self, text: str, name: str, step: int) -> None:
+        """Writes a text as a line."""
+        record = {"step": step, "name": name, "time": self._clock(), "text": text}
+        self._put(lambda: append_line(self._run_dir / TEXTS_INDEX, record), len(text), f"text {name!r}")
+
+    def log_traces(self, traces: dict[str, Any], step: int) -> None:
+        """Writes traces as a line; what JSON cannot hold is written as its text."""
+        record = {"step": step, "time": self._clock(), "traces": dict(traces)}
+        self._put(lambda: append_line(self._run_dir / TRACES_INDEX, record), 0, "trace")
+
+    def keep_file(
+        self, source: Path, remote_name: str, *, overwrite: bool, keeping: FileKeeping, step: int
+    ) -> None:
+        """Copies or links a file into the folder of artifacts before it returns; its hash is computed later.
+
+        Raises:
+            RecordError: the name leaves the folder.
+            FileExistsError: there is such a file, and it must not be overwritten.
+        """
+        target = artifact_path(self._run_dir, remote_name)
+        if target.exists() and not overwrite:
+            raise FileExistsError(
+                f"artifact {remote_name!r} must be new, got one that exists. Pass overwrite=True."
+            )
+        target.parent.mkdir(parents=True, exist_ok=True)
+        fd, name = open_temporary(target)
+        os.close(fd)
+        temporary = Path(name)
+        try:
+            if keeping == "link":
+                temporary.unlink()
+                os.link(source, temporary)
+            else:
+                shutil.copyfile(source, temporary)
+            temporary.replace(target)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+
+        def work(at: float = self._clock()) -> None:
+            with target.open("rb") as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+            size = target.stat().st_size
+            self.bytes_written += size
+            path = target.relative_to(self._run_dir).as_posix()
+            append_line(
+                self._run_dir / ARTIFACTS_INDEX,
+                {"step": step, "name": remote_name, "time": at, "path": path, "size": size, "sha256": digest},
+            )
+
+        self._put(work, 0, f"artifact {remote_name!r}")
+
+    # --- files -----------------------------------------------------------------------------------------------------
+
+    def _put(self, work: Callable[[], object], size: int, kind: str) -> None:
+        self._lane.put(work, size=size, kind=kind)
+
+    def _write_media(self, name: str, step: int, suffix: str, data: bytes) -> tuple[str, int]:
+        return self._write_free(MEDIA_FOLDER, name, step, suffix, data)
+
+    def _write_free(self, folder: str, name: str, step: int, suffix: str, data: bytes) -> tuple[str, int]:
+        """Writes a file under the first name that is free: what was logged before, also by a session before, stays."""
+        path = next(self._free_paths(folder, name, step, suffix))
+        replace_file(path, data)
+        return self._wrote(path, len(data))
+
+    def _write_video(self, name: str, step: int, frames: Any, fps: float) -> tuple[str, int]:
+        path = next(self._free_paths(MEDIA_FOLDER, name, step, ".mp4"))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f".{path.name}.tmp")
+        try:
+            mp4_file(frames, fps, temporary)
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+        return self._wrote(path, path.stat().st_size)
+
+    def _wrote(self, path: Path, size: int) -> tuple[str, int]:
+        self.bytes_written += size
+        self.files_written += 1
+        return path.relative_to(self._run_dir).as_posix(), size
+
+    def _free_paths(self, folder: str, name: str, step: int, suffix: str) -> Iterator[Path]:
+        parent = self._run_dir / folder / label_name(name)
+        taken = {path.name for path in parent.glob(f"{step:08d}_*")} if parent.is_dir() else set()
+        index = sum(entry.endswith(suffix) for entry in taken)
+        while True:
+            candidate = f"{step:08d}_{index}{suffix}"
+            if candidate not in taken:
+                yield parent / candidate
+            index += 1
+
+
+def artifact_path(run_dir: Path, remote_name: str) -> Path:
+    """Returns where an artifact is kept.
+
+    Raises:
+        RecordError: the name leaves the folder.
+    """
+    parts = remote_name.split("/")
+    if (
+        not remote_name
+        or "\0" in remote_name
+        or any(part in {"", ".", ".."} for part in parts)
+        or "\\" in remote_name
+    ):
+        raise RecordError(f'artifact name must be a relative path without "..", got {remote_name!r}.')
+    return run_dir.joinpath(ARTIFACTS_FOLDER, *parts)
+
+
+def safe_name_of(name: str) -> str:
+    """Returns a name as one path component.
+
+    Raises:
+        RecordError: the name leaves the folder.
+    """
+    try:
+        return safe_name(name)
+    except ValueError as error:
+        raise RecordError(str(error)) from None
+
+
+def _copied(value: Any) -> Any:
+    try:
+        return copy_of(value)
+    except FileNotFoundError as error:
+        raise RecordError(f"media file must exist, got {error.filename!r}.") from error
+    except (TypeError, ValueError) as error:
+        raise RecordError(f"media must be an array, got something else: {error}.") from error
+
+
+def _record(kind: str, name: str, step: int, index: int, at: float, path: str, size: int) -> dict[str, Any]:
+    """Returns the fields of every medium: those of stable-pretraining first."""
+    own = {"name": name, "index": index, "time": at, "size": size}
+    return {"step": step, "tag": name, "type": kind, "path": path, **own}
+
+
+def _size_of(value: Any) -> int:
+    if isinstance(value, dict):
+        return sum(_size_of(item) for item in value.values())
+    if isinstance(value, list | tuple):
+        return sum(_size_of(item) for item in value)
+    if isinstance(value, bytes):
+        return len(value)
+    if hasattr(value, "nbytes"):
+        return int(value.nbytes)
+    if hasattr(value, "getbands"):
+        return int(math.prod(value.size)) * len(value.getbands())
+    return 0
+
+
+def _column_type(values: Iterable[Any]) -> str:
+    """Returns the narrowest of bool, int, float and str that holds all values; None goes with any."""
+    kinds = {type(value) for value in values if value is not None}
+    for name, allowed in (("bool", {bool}), ("int", {bool, int}), ("float", {bool, int, float})):
+        if kinds and kinds <= allowed:
+            return name
+    return "str" if kinds else "empty"

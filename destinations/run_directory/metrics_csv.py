@@ -1,0 +1,334 @@
+"""The writing end of `metrics.csv`: rows are added at its end, columns by replacing the file.
+
+Belongs to the writer thread. What was added counts only once `drain.py` has written a position that covers it.
+"""
+
+import contextlib
+import os
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+from .csv_text import header_end, header_line, number, parse_header, texts
+from .files import open_temporary
+from .layout import OWN_COLUMNS, CsvState, Position, column_of
+
+__all__ = ["MetricsCsv", "Plan"]
+
+_COPY_BYTES = 128 << 10
+_HEADER_BYTES = 64 << 10
+
+Line = Callable[[int | None, int | None, float, tuple[float, ...]], str]
+
+
+class Plan:
+    """How the rows of some names become lines under the columns of a file."""
+
+    def __init__(self, names: tuple[str, ...], columns: dict[str, int]) -> None:
+        targets = [columns.get(column_of(name)) for name in names]
+        wanted = (*OWN_COLUMNS, *map(column_of, names))
+        self.missing = [column for column in wanted if column not in columns]
+        self._targets = targets
+        self._columns = columns
+        self._own = [columns[name] for name in OWN_COLUMNS if name in columns]
+        first = targets[0] if targets else None
+        self.line: Line = self._general
+        if (
+            not self.missing
+            and first is not None
+            and self._own == [0, 1, 2]
+            and targets == list(range(first, first + len(names)))
+            and first > 2  # noqa: PLR2004  # after the own columns
+        ):
+            self._before = "," * (first - 2)
+            self._after = "," * (len(columns) - first - len(names)) + "\n"
+            self.line = self._contiguous
+
+    def _contiguous(self, step: int | None, epoch: int | None, time: float, values: tuple[float, ...]) -> str:
+        return f"{_cell(step)},{_cell(epoch)},{time:.6f}{self._before}{texts(values)}{self._after}"
+
+    def _general(self, step: int | None, epoch: int | None, time: float, values: tuple[float, ...]) -> str:
+        cells = [""] * len(self._columns)
+        for column, text in zip(self._own, (_cell(step), _cell(epoch), f"{time:.6f}"), strict=True):
+            cells[column] = text
+        for target, value in zip(self._targets, values, strict=True):
+            if target is not None:
+                cells[target] = texts((value,))
+        return ",".join(cells) + "\n"
+
+
+def _cell(value: int | None) -> str:
+    return "" if value is None else str(value)
+
+
+class MetricsCsv:
+    """One CSV, open for writing.
+
+    Args:
+        path: where it is, or will be when the first rows come.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.size = 0
+        self.columns: dict[str, int] = {}
+        self._header = b""
+        self._fd = -1
+        self._plans: dict[tuple[str, ...], Plan] = {}
+
+    def open(self, position: Position | None) -> CsvState | None:
+        """Opens what is there, cut to what counts.
+
+        Returns:
+            The state that the file is in, or None where no position knows the file: then its whole lines count.
+        """
+        try:
+            self._fd = os.open(self.path, os.O_RDWR)
+        except FileNotFoundError:
+            return None
+        file_size = os.fstat(self._fd).st_size
+        header = self._read_header(file_size)
+        state = None if position is None else position.state_of(header, file_size)
+        end = self._whole_lines(file_size) if state is None else state.csv_bytes
+        if end < len(header) or not header:
+            self._close_file()
+            return None
+        if end < file_size:
+            os.ftruncate(self._fd, end)
+        self.size = end
+        self._take_header(header)
+        if header.endswith(b"\r\n"):
+            self._replace(self._with_line_feeds())
+        return state
+
+    def state(self, segment: int, offset: int) -> CsvState:
+        """Returns what a position is to say about the file as it is."""
+        return CsvState(zlib.crc32(self._header), self.size, segment, offset)
+
+    def plan(self, names: tuple[str, ...]) -> Plan:
+        """Returns how rows of these names are written, or which columns they lack."""
+        plan = self._plans.get(names)
+        if plan is None:
+            if len(self._plans) > 1000:  # noqa: PLR2004  # names that never come again
+                self._plans.clear()
+            plan = self._plans[names] = Plan(names, self.columns)
+        return plan
+
+    @property
+    def exists(self) -> bool:
+        """Whether there is a file yet."""
+        return self._fd >= 0
+
+    def is_in_place(self) -> bool:
+        """Whether the open file is the one that the path names."""
+        if self._fd < 0:
+            return True
+        try:
+            named = self.path.stat()
+        except OSError:
+            return False
+        return os.path.samestat(named, os.fstat(self._fd))
+
+    def append(self, lines: list[str]) -> None:
+        """Adds lines.
+
+        Raises:
+            OSError: the disk is full; nothing was added.
+        """
+        data = "".join(lines).encode()
+        written = 0
+        while written < len(data):
+            written += os.pwrite(self._fd, data[written:], self.size + written)
+        self.size += len(data)
+
+    def sync(self) -> None:
+        """Waits until the disk has what was added."""
+        if self._fd >= 0:
+            os.fdatasync(self._fd)
+
+    def begin(self, columns: Iterable[str]) -> None:
+        """Makes the file, with its first columns."""
+        header = header_line(dict.fromkeys((*OWN_COLUMNS, *columns)))
+        self._replace([header])
+        self._take_header(header)
+
+    def prepare_columns(self, columns: list[str]) -> "Replacement":
+        """Writes a copy that has more columns."""
+        wanted = dict.fromkeys((*self.columns, *OWN_COLUMNS, *columns))
+        added = len(wanted) - len(self.columns)
+        header = header_line(wanted)
+        return self._prepare(header, self._padded(b"," * added))
+
+    def prepare_without(
+        self, is_dropped: Callable[[int | None, float], bool], aside: Callable[[bytes], object]
+    ) -> "Replacement":
+        """Writes a copy that lacks some rows, which are handed to `aside` line by line."""
+        columns = list(self.columns)
+        step_at = columns.index("step") if "step" in self.columns else None
+        time_at = columns.index("time") if "time" in self.columns else None
+
+        def kept() -> Iterator[bytes]:
+            for line in self._lines():
+                cells = line.decode("utf-8", "replace").rstrip("\n").split(",")
+                if is_dropped(_integer(cells, step_at), _float(cells, time_at)):
+                    aside(line)
+                else:
+                    yield line
+
+        return self._prepare(self._header, kept())
+
+    @property
+    def header(self) -> bytes:
+        """The first line."""
+        return self._header
+
+    def read(self, start: int, length: int) -> bytes:
+        """Returns some of the file."""
+        return os.pread(self._fd, length, start)
+
+    def blocks(self, start: int) -> Iterator[bytes]:
+        """Returns the file from an offset on, in blocks of whole lines."""
+        rest = b""
+        for chunk in self._chunks(start):
+            end = chunk.rfind(b"\n") + 1
+            if end:
+                yield rest + chunk[:end]
+                rest = chunk[end:]
+            else:
+                rest += chunk
+
+    def restore(self) -> None:
+        """Writes the file again at its path, from the descriptor that is still open."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._replace(self._chunks(0))
+
+    def close(self) -> None:
+        """Lets go of the file."""
+        self._close_file()
+
+    # --- inside ----------------------------------------------------------------------------------------------------
+
+    def _close_file(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def _take_header(self, header: bytes) -> None:
+        self._header = header
+        self.columns = {name: index for index, name in enumerate(parse_header(header))}
+        self._plans.clear()
+
+    def _read_header(self, file_size: int) -> bytes:
+        length = _HEADER_BYTES
+        while True:
+            data = os.pread(self._fd, length, 0)
+            if (end := header_end(data)) or length >= file_size:
+                return data[:end]
+            length *= 4
+
+    def _whole_lines(self, file_size: int) -> int:
+        """Returns where the last whole line ends."""
+        end = file_size
+        while end > 0:
+            start = max(0, end - _COPY_BYTES)
+            found = os.pread(self._fd, end - start, start).rfind(b"\n")
+            if found >= 0:
+                return start + found + 1
+            end = start
+        return 0
+
+    def _chunks(self, start: int) -> Iterator[bytes]:
+        while start < self.size:
+            chunk = os.pread(self._fd, min(_COPY_BYTES, self.size - start), start)
+            if not chunk:
+                return
+            start += len(chunk)
+            yield chunk
+
+    def _lines(self) -> Iterator[bytes]:
+        rest = b""
+        for chunk in self._chunks(len(self._header)):
+            *lines, rest = (rest + chunk).split(b"\n")
+            yield from (line + b"\n" for line in lines)
+
+    def _padded(self, commas: bytes) -> Iterator[bytes]:
+        """Returns the rows with empty cells at their ends. A line feed ends a row: rows hold numbers alone."""
+        for chunk in self._chunks(len(self._header)):
+            yield chunk.replace(b"\n", commas + b"\n")
+
+    def _with_line_feeds(self) -> Iterator[bytes]:
+        yield self._header.replace(b"\r\n", b"\n")
+        for line in self._lines():
+            yield line.replace(b"\r\n", b"\n")
+
+    def _prepare(self, header: bytes, body: Iterable[bytes]) -> "Replacement":
+        return Replacement(self.path, header, body)
+
+    def accept(self, replacement: "Replacement") -> None:
+        """Puts a replacement into place."""
+        fd = replacement.take()
+        self._close_file()
+        self._fd, self.size = fd, replacement.size
+        self._take_header(replacement.header)
+
+    def _replace(self, content: Iterable[bytes]) -> None:
+        chunks = iter(content)
+        replacement = Replacement(self.path, next(chunks, b""), chunks)
+        fd = replacement.take()
+        self._close_file()
+        self._fd, self.size = fd, replacement.size
+        self._take_header(self._read_header(self.size))
+
+
+class Replacement:
+    """A new version of a file, complete, beside its place."""
+
+    def __init__(self, path: Path, header: bytes, body: Iterable[bytes]) -> None:
+        self._path = path
+        self.header = header
+        self._fd, self._name = open_temporary(path)
+        self.size = 0
+        try:
+            self._write(header)
+            for chunk in body:
+                self._write(chunk)
+            os.fdatasync(self._fd)
+        except BaseException:
+            self.discard()
+            raise
+
+    def state(self, segment: int, offset: int) -> CsvState:
+        """Returns what a position is to say about it."""
+        return CsvState(zlib.crc32(self.header), self.size, segment, offset)
+
+    def take(self) -> int:
+        """Renames the file to its place, and returns its descriptor."""
+        Path(self._name).replace(self._path)
+        return self._fd
+
+    def discard(self) -> None:
+        """Removes the file."""
+        os.close(self._fd)
+        with contextlib.suppress(OSError):
+            Path(self._name).unlink()
+
+    def _write(self, chunk: bytes) -> None:
+        written = 0
+        while written < len(chunk):
+            written += os.write(self._fd, chunk[written:])
+        self.size += len(chunk)
+
+
+def _integer(cells: list[str], index: int | None) -> int | None:
+    try:
+        value = None if index is None else number(cells[index])
+        return None if value is None else int(value)
+    except (ValueError, IndexError, OverflowError):
+        return None
+
+
+def _float(cells: list[str], index: int | None) -> float:
+    try:
+        return float("nan") if index is None else float(cells[index])
+    except (ValueError, IndexError):
+        return float("nan")

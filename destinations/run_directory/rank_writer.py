@@ -1,0 +1,365 @@
+"""What one rank writes: its journal, its CSV and its summary; for rank 0 also the files that describe the run.
+
+`log_metrics` and the `take_*` methods belong to the training thread; `_tick` and what it calls belong to the writer thread.
+"""
+
+import contextlib
+import logging
+import os
+import socket
+import time
+import zlib
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from events import redact_text
+
+from .documents import Documents, read_json, restore_statistics, write_summary
+from .drain import Drain
+from .environment import describe_environment, rank_layout
+from .files import remove_temporaries, replace_file, strict_json
+from .journal import Append, Journal
+from .layout import (
+    ENVIRONMENT,
+    HEARTBEAT,
+    JOURNAL_FOLDER,
+    POSITION,
+    SIDECAR,
+    journal_path,
+    metrics_name,
+    segment_paths,
+    summary_name,
+)
+from .lock import WriterLock
+from .metrics_csv import MetricsCsv
+from .receipt import overhead_receipt
+from .rows import csv_rows
+from .segments import file_system_of, is_network_file_system
+from .sessions import SessionLog
+from .statistics import Statistics
+from .timer import Timer
+
+if TYPE_CHECKING:
+    from events import State
+
+__all__ = ["JournalKind", "RankWriter", "existing_run"]
+
+_log = logging.getLogger("destinations")
+
+JournalKind = Literal["auto", "mapped", "appended"]
+
+_DOCUMENT_SECONDS = 5.0
+_TAIL_BYTES = 256
+_FLUSH_SECONDS = 10.0
+_DRAIN_EARLY_SEGMENTS = 2
+
+
+class RankWriter:
+    """Everything of one rank, from opening to closing.
+
+    Args:
+        run_dir: the folder of the run.
+        state: the run.
+        documents: what the sidecar says; None on ranks other than 0.
+        sessions: the sessions of the run; None on ranks other than 0.
+        flush_seconds: how often rows go from the journal to the CSV.
+        journal_kind: whether the journal is mapped.
+        receipt_of_media: what the media lane has to say for the receipt.
+        on_append: called with the call that logs a row, whenever it is another.
+    """
+
+    def __init__(
+        self,
+        run_dir: Path,
+        state: "State",
+        lock: WriterLock,
+        *,
+        documents: Documents | None,
+        sessions: SessionLog | None,
+        flush_seconds: float,
+        journal_kind: JournalKind,
+        receipt_of_media: Callable[[], dict[str, Any]],
+        on_append: Callable[[Append], None],
+    ) -> None:
+        self._run_dir = run_dir
+        self._rank = state.rank
+        self._lock = lock
+        self._documents = documents
+        self._sessions = sessions
+        self._receipt_of_media = receipt_of_media
+        self._on_append = on_append
+        self._ranks = rank_layout(state)
+        self._folder = journal_path(run_dir, self._rank)
+        self._folder.mkdir(parents=True, exist_ok=True)
+        remove_temporaries(run_dir)
+        remove_temporaries(self._folder)
+        with contextlib.suppress(FileNotFoundError):
+            (self._folder / "spare.tmp").unlink()
+        self._errors: Counter[str] = Counter()
+        self._last_error = ""
+        self._is_failing = False
+        self._had_rows = (run_dir / metrics_name(self._rank)).exists() or bool(segment_paths(self._folder))
+        mapped = self._is_mapped(journal_kind)
+        self.journal = self._open_journal(mapped, state)
+        self._csv = MetricsCsv(run_dir / metrics_name(self._rank))
+        self._drain = Drain(
+            run_dir,
+            self._folder,
+            self._csv,
+            self.journal,
+            on_rewound=self._compute_statistics,
+            between=self._between_chunks,
+        )
+        self._is_open = False
+        self._environment_due = documents is not None
+        self._heartbeat_at = 0.0
+        self._documents_at = 0.0
+        self._are_documents_due = True
+        self._ended = False
+        self.timer = Timer(
+            self._tick, flush_seconds, self._failed, name=f"run-directory-{run_dir.name}-rank{self._rank}"
+        )
+
+    @property
+    def had_rows(self) -> bool:
+        """Whether there were rows before this session."""
+        return self._had_rows
+
+    @property
+    def append(self) -> Append:
+        """The call that logs a row."""
+        return self.journal.append
+
+    def start(self) -> None:
+        """Writes what says that the run runs, and starts the writer thread."""
+        self._touch()
+        if self._documents is not None:
+            self._write_documents()
+        self.timer.start()
+
+    def changed(self) -> None:
+        """Has the documents written at the next turn."""
+        self._are_documents_due = True
+
+    def flush(self) -> None:
+        """Waits until the rows logged so far are in the CSV, ten seconds at most."""
+        self._are_documents_due = True
+        self.timer.flush(_FLUSH_SECONDS)
+
+    def close(self, timeout_seconds: float) -> None:
+        """Drains everything, and lets go of the run.
+
+        What cannot be drained in time stays in the journal, where readers find it, and the next session.
+        """
+        self.journal.write_waiting()
+        self.journal.leave_segment()
+        if self.timer.stop(timeout_seconds):
+            self.journal.close()
+            self._end()
+        else:
+            _log.warning(
+                "run folder %s: rows are still in its journal after %.0f s; readers find them there.",
+                self._run_dir,
+                timeout_seconds,
+            )
+            self.journal.close()
+
+    def forget_in_child(self) -> None:
+        """Makes a forked child write nothing."""
+        self.timer.forget_in_child()
+        self.journal.abandon_in_child()
+        self._lock.forget_in_child()
+
+    # --- opening ---------------------------------------------------------------------------------------------------
+
+    def _is_mapped(self, kind: JournalKind) -> bool:
+        if kind != "auto":
+            return kind == "mapped"
+        file_system = file_system_of(self._folder)
+        if is_network_file_system(file_system):
+            _log.warning(
+                "run folder %s is on %s: rows are written by system calls, which cost some microseconds more each.",
+                self._run_dir,
+                file_system,
+            )
+            return False
+        return True
+
+    def _open_journal(self, mapped: bool, state: "State") -> Journal:  # internal
+        try:
+            return Journal(
+                self._folder, state, mapped=mapped, on_full=self._no_segment, on_append=self._on_append
+            )
+        except OSError as error:
+            if not mapped:
+                raise
+            _log.warning(
+                "run folder %s cannot be mapped (%s): rows are written by system calls, which cost some microseconds "
+                "more each.",
+                self._run_dir,
+                error,
+            )
+            return Journal(
+                self._folder, state, mapped=False, on_full=self._no_segment, on_append=self._on_append
+            )
+
+    def _open(self) -> None:
+        """Takes up what earlier sessions left; in the writer thread, for it may have much to read."""
+        self._drain.open()
+        if self._csv.exists:
+            self._restore_statistics()
+        self._is_open = True
+
+    def _restore_statistics(self) -> None:
+        summary = read_json(self._run_dir / summary_name(self._rank))
+        mark = summary.get("csv")
+        if isinstance(mark, dict) and mark == self._csv_mark(int(mark.get("bytes", -1))):
+            self._drain.statistics = restore_statistics(summary)
+            self._add_rows_from(int(mark["bytes"]))
+        else:
+            self._compute_statistics()
+
+    def _compute_statistics(self) -> None:
+        """Reads the whole CSV: after rows have left it, or where the summary does not belong to it."""
+        self._drain.statistics = Statistics()
+        self._add_rows_from(len(self._csv.header))
+
+    def _add_rows_from(self, start: int) -> None:
+        for block in self._csv.blocks(start):
+            rows = csv_rows(self._csv.header + block, len(self._csv.header))
+            self._drain.statistics.add_mixed((row.step, row.epoch, row.metrics) for row in rows)
+            self._between_chunks()
+
+    def _csv_mark(self, size: int) -> dict[str, int] | None:
+        """Returns what tells whether a CSV begins with the rows that a summary has counted."""
+        if not len(self._csv.header) <= size <= self._csv.size:
+            return None
+        tail = self._csv.read(max(0, size - _TAIL_BYTES), min(size, _TAIL_BYTES))
+        return {"bytes": size, "tail_crc32": zlib.crc32(tail), "header_crc32": zlib.crc32(self._csv.header)}
+
+    # --- the writer thread -----------------------------------------------------------------------------------------
+
+    def _tick(self, is_last: bool) -> None:  # called by the timer
+        self._touch()
+        if not self._is_open:
+            self._open()
+        drained = self._drain.run(final=is_last)
+        self.journal.retire()
+        if not is_last:
+            self.journal.prepare()
+        self._recovered()
+        if drained:
+            self._are_documents_due = True
+            self.journal.sample()
+        if self._environment_due:
+            self._write_environment()
+        now = time.monotonic()
+        if is_last or (self._are_documents_due and now - self._documents_at >= _DOCUMENT_SECONDS):
+            self._documents_at = now
+            self._are_documents_due = False
+            self._write_summary()
+            self._write_documents()
+
+    def _between_chunks(self) -> None:
+        self.journal.sample()
+        if time.monotonic() - self._heartbeat_at > 1.0:
+            self._touch()
+            self.journal.retire()
+
+    def _touch(self) -> None:
+        self._heartbeat_at = time.monotonic()
+        if self._documents is None:
+            return
+        path = self._run_dir / HEARTBEAT
+        try:
+            os.utime(path)
+        except FileNotFoundError:
+            with contextlib.suppress(OSError):
+                path.touch()
+        except OSError:
+            pass
+
+    def _write_summary(self) -> None:
+        run_id = self._documents.run_id if self._documents is not None else ""
+        mark = (self._csv_mark(self._csv.size) if self._csv.exists else None) or {}
+        write_summary(self._run_dir, self._rank, run_id, self._drain.statistics, mark)
+
+    def _write_documents(self) -> None:
+        if self._documents is None or self._sessions is None:
+            return
+        self._sessions.write()
+        self._documents.write_hparams()
+        more = {
+            "session": self._sessions.own["session"],
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "overhead": self.receipt(),
+        }
+        self._documents.write_sidecar(self._drain.statistics, more)
+
+    def _write_environment(self) -> None:
+        self._environment_due = False
+        replace_file(
+            self._run_dir / ENVIRONMENT, strict_json(describe_environment(self._ranks), indent=2).encode()
+        )
+
+    def receipt(self) -> dict[str, Any]:
+        """Returns what logging cost."""
+        return overhead_receipt(
+            self.journal,
+            self._drain,
+            self._csv.size,
+            {"errors": dict(self._errors), "last_error": self._last_error or None},
+            self._receipt_of_media(),
+        )
+
+    def _end(self) -> None:
+        """Takes the journal away where nothing is left in it, and gives up the lock."""
+        for segment in list(self.journal.segments):
+            segment.close()
+        is_clean = self._is_open and not self._is_failing and not self.journal.counts.waiting
+        if is_clean and self._drain.is_through():
+            for path in segment_paths(self._folder):
+                path.unlink()
+            with contextlib.suppress(OSError):
+                (self._folder / POSITION).unlink(missing_ok=True)
+                self._folder.rmdir()
+                (self._run_dir / JOURNAL_FOLDER).rmdir()
+        self._csv.close()
+        self._lock.release()
+        self._ended = True
+
+    # --- what goes wrong -------------------------------------------------------------------------------------------
+
+    def _failed(self, error: Exception) -> None:
+        """Counts an error of the writer thread; the first in a row is reported."""
+        self._errors[type(error).__name__] += 1
+        self._last_error = f"{type(error).__name__}: {redact_text(str(error))}"
+        if not self._is_failing:
+            self._is_failing = True
+            _log.error(
+                "run folder %s cannot be written to (%s). Training goes on; rows are kept and written when it can be again.",
+                self._run_dir,
+                self._last_error,
+                exc_info=None if isinstance(error, OSError) else error,
+            )
+        self._are_documents_due = True
+
+    def _no_segment(self, error: OSError) -> None:
+        """Called in the training thread when a row found no room on disk."""
+        self._failed(error)
+        self.timer.wake()
+
+    def _recovered(self) -> None:
+        if self._is_failing and not self.journal.counts.waiting:
+            self._is_failing = False
+            _log.warning("run folder %s is written to again.", self._run_dir)
+
+
+def existing_run(run_dir: Path, rank: int) -> bool:
+    """Says whether a folder holds a run already."""
+    return any((run_dir / name).exists() for name in (SIDECAR, metrics_name(rank))) or bool(
+        segment_paths(journal_path(run_dir, rank))
+    )

@@ -1,0 +1,523 @@
+"""`RunDirectory`: a run as a folder of plain files.
+
+Its methods run in the training thread and hand over: metrics to a mapped journal, everything else to a lane. A writer thread
+turns the journal into `metrics.csv` and keeps the files that describe the run up to date.
+"""
+
+import logging
+import os
+import time
+import uuid
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from destinations._lane import Lane
+from destinations.base import LoggerDestination
+from events import RecordError, RunStatus, State, format_run_name, redact_text
+
+from .documents import Documents
+from .errors import RunExistsError, RunNotOpenError, RunPathError
+from .journal import Append
+from .layout import ARTIFACTS_FOLDER, lock_name
+from .lock import WriterLock
+from .media_writer import FileKeeping, MediaWriter, artifact_path
+from .rank_writer import JournalKind, RankWriter, existing_run
+from .sessions import SessionLog
+
+__all__ = ["RunDirectory"]
+
+_log = logging.getLogger("destinations")
+
+_MOST_EARLY_RECORDS = 1000
+
+# What is open in this process, so that a forked child can be kept from writing into its parent's files.
+_open: "weakref.WeakSet[RunDirectory]" = weakref.WeakSet()
+_is_fork_guarded: list[bool] = []
+
+
+class RunDirectory(LoggerDestination):
+    """Keeps a run as a folder: `metrics.csv`, `sidecar.json`, media, tables and all else, as plain files.
+
+    ```python
+    trainer = Trainer(model, train_dataloader, max_duration="5ep", loggers=[RunDirectory("runs/digits")])
+    ```
+
+    **Metrics.** A call packs one row into a memory-mapped journal, in about a microsecond, without a lock or a system call. A row
+    whose call has returned survives `kill -9` of the process; of a power loss, it survives all but the last
+    `flush_seconds`. A writer thread takes rows to `metrics.csv`.
+
+    **Everything else** is copied at the call and written by a second thread; when that is a thousand records or 256 MiB behind,
+    a call waits a second at most, then its record is dropped, counted and reported.
+
+    **Resume.** A folder that holds a run is continued: rows of steps that training goes through again leave `metrics.csv` for
+    `abandoned/`. One process writes at a time; a second one is refused.
+
+    **Failures** of the disk do not reach training: rows wait in memory, up to 64 MiB, and are written when there is room again.
+
+    docs/run-directory.md describes every file.
+
+    Args:
+        run_dir: the folder; may hold placeholders that do not change during a run, such as `{run_name}`.
+        run_id: the id of a new run. Default: twelve random hexadecimal digits.
+        tags: added to the tags of the run.
+        notes: the notes of the run, where it has none.
+        flush_seconds: how often rows go to `metrics.csv`, and how much a power loss can cost.
+        resume: "allow" continues a run that is in the folder, "never" refuses it.
+        all_ranks: also keeps the metrics of ranks other than 0, each in a CSV of its own.
+        keep_files: what to do with files given to `upload_file`: "copy", "link" (hard links; the file must not be changed
+            in place), "off", or "auto": "copy", but "off" where another destination takes files.
+        journal: "mapped", "appended" (a system call per row), or "auto": mapped, but on network file systems.
+        close_seconds: how long `close` may take to write what is left.
+
+    Raises:
+        RunPathError: the path is a file, or cannot be written to; as far as can be told, at once, else at `init`.
+        RunExistsError: at `init`, with `resume="never"`.
+        RunInUseError: at `init`, another process writes to the folder.
+        ValueError: an argument is none of the above.
+        TypeError: tags are one string.
+    """
+
+    def __init__(
+        self,
+        run_dir: str | os.PathLike[str],
+        *,
+        run_id: str | None = None,
+        tags: Sequence[str] = (),
+        notes: str = "",
+        flush_seconds: float = 1.0,
+        resume: Literal["allow", "never"] = "allow",
+        all_ranks: bool = False,
+        keep_files: FileKeeping = "auto",
+        journal: JournalKind = "auto",
+        close_seconds: float = 60.0,
+    ) -> None:
+        _check_choice("resume", resume, ("allow", "never"))
+        _check_choice("keep_files", keep_files, ("auto", "copy", "link", "off"))
+        _check_choice("journal", journal, ("auto", "mapped", "appended"))
+        if not flush_seconds > 0:
+            raise ValueError(f"flush_seconds must be more than 0, got {flush_seconds}.")
+        if isinstance(tags, str):
+            raise TypeError(f"tags must be a list of strings, got {tags!r}. Write tags=[{tags!r}].")
+        self._template = os.fspath(run_dir)
+        self._run_id = run_id
+        self._tags = tuple(str(tag) for tag in tags)
+        self._notes = notes
+        self._flush_seconds = flush_seconds
+        self._resume = resume
+        self._all_ranks = all_ranks
+        self._keep_files = keep_files
+        self._journal_kind = journal
+        self._close_seconds = close_seconds
+        self._close_state()
+        self._was_closed = False
+        if "{" not in self._template:
+            _check_path(Path(self._template))
+
+    def _close_state(self) -> None:
+        """Sets what an open destination has, to what a closed one has."""
+        self._run_dir: Path | None = None
+        self._state: State | None = None
+        self._writer: RankWriter | None = None
+        self._documents: Documents | None = None
+        self._sessions: SessionLog | None = None
+        self._media: MediaWriter | None = None
+        self._lane: Lane | None = None
+        self._keeping: FileKeeping = "copy" if self._keep_files == "auto" else self._keep_files
+        self._is_silent = False
+        self._is_resume_due = False
+        self._checkpoint_time: float | None = None
+        self._checkpoint: str | None = None
+
+        self._early: list[Callable[[], None]] = []
+
+    # --- what users ask --------------------------------------------------------------------------------------------
+
+    @property
+    def run_dir(self) -> Path | None:
+        """The folder of the run that is open, or None."""
+        return self._run_dir
+
+    @property
+    def run_id(self) -> str | None:
+        """The id of the run that is open, or None; rank 0 knows it."""
+        return None if self._documents is None else self._documents.run_id
+
+    # --- events ----------------------------------------------------------------------------------------------------
+
+    def init(self, state: State, logger: Any) -> None:
+        """Opens the folder."""
+        self._state = state
+        writes = state.rank == 0 or self._all_ranks
+        if not writes:
+            self._is_silent = True
+            self._early.clear()
+            return
+        run_dir = Path(format_run_name(self._template, state)).absolute()
+        self._open(run_dir, state)
+        others = [one for one in state.callbacks if one is not self and hasattr(one, "can_upload_files")]
+        if self._keep_files == "auto" and any(one.can_upload_files() for one in others):
+            self._keeping = "off"
+        early, self._early = self._early, []
+        for call in early:
+            call()
+
+    def _open(self, run_dir: Path, state: State) -> None:
+        _check_path(run_dir)
+        try:
+            run_dir.mkdir(parents=True, exist_ok=True)
+            lock = WriterLock(run_dir / lock_name(state.rank))
+            lock.acquire()
+        except OSError as error:
+            raise RunPathError(
+                f"run folder must be one that can be written to, got {str(run_dir)!r}: {error}."
+            ) from error
+        try:
+            if self._resume == "never":
+                _check_new(run_dir, state.rank)
+            self._start(run_dir, state, lock)
+        except BaseException as error:
+            lock.release()
+            if isinstance(error, OSError) and not isinstance(error, RecordError):
+                raise RunPathError(
+                    f"run folder must be one that can be written to, got {str(run_dir)!r}: {error}."
+                ) from error
+            raise
+
+    def _start(self, run_dir: Path, state: State, lock: WriterLock) -> None:
+        self._run_dir = run_dir
+        if state.rank == 0:
+            self._documents = Documents(
+                run_dir, self._run_id or uuid.uuid4().hex[:12], self._tags, self._notes
+            )
+            array_job = os.environ.get("SLURM_ARRAY_JOB_ID")
+            if array_job:
+                self._documents.add_tag(f"sweep:{array_job}")
+            self._sessions = SessionLog(run_dir)
+            self._lane = Lane(f"run-directory-{run_dir.name}-media")
+            self._media = MediaWriter(run_dir, self._lane)
+        self._writer = RankWriter(
+            run_dir,
+            state,
+            lock,
+            documents=self._documents,
+            sessions=self._sessions,
+            flush_seconds=self._flush_seconds,
+            journal_kind=self._journal_kind,
+            receipt_of_media=self._media_receipt,
+            on_append=self._take_append,
+        )
+        self._is_resume_due = self._writer.had_rows
+        _guard_forks()
+        _open.add(self)
+        self._writer.start()
+
+    def before_load(self, state: State, logger: Any) -> None:
+        """Expects the time of the checkpoint."""
+        self._checkpoint_time = None
+
+    def after_load(self, state: State, logger: Any) -> None:
+        """A loaded checkpoint may lie before what was logged already."""
+        self._is_resume_due = True
+
+    def fit_start(self, state: State, logger: Any) -> None:
+        """Leaves the rows behind that training will go through again."""
+        if self._writer is None or not self._is_resume_due:
+            return
+        self._is_resume_due = False
+        step = int(state.timestamp.batch)
+        if step > 0:
+            self._resume_from(step, self._checkpoint_time)
+        else:
+            # Nothing was loaded: training begins anew, or in a loop that counts its steps itself.
+            self._writer.journal.on_first_row(self._resume_at_first_row)
+
+    def _resume_at_first_row(self, step: int) -> None:
+        is_counted = self._state is not None and step == int(self._state.timestamp.batch)
+        self._resume_from(0 if is_counted else step, None)
+
+    def _resume_from(self, step: int, at: float | None) -> None:
+        if self._writer is not None:
+            self._writer.journal.mark_resume(step, at)
+        if self._sessions is not None:
+            self._sessions.own["resume_step"] = step
+
+    def batch_checkpoint(self, state: State, logger: Any) -> None:
+        """Follows the newest checkpoint."""
+        checkpoint = getattr(state, "last_checkpoint", None)
+        if checkpoint != self._checkpoint:
+            self._checkpoint = checkpoint
+            if self._documents is not None and self._writer is not None:
+                self._documents.take_checkpoint(checkpoint)
+                self._writer.changed()
+
+    epoch_checkpoint = batch_checkpoint
+    iteration_checkpoint = batch_checkpoint
+    fit_end = batch_checkpoint
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns when the checkpoint is made: rows of its step that were logged before belong to it."""
+        if self._writer is not None:
+            self._writer.journal.mark_boundary()
+        return {"time": time.time()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes up when the checkpoint was made."""
+        at = state.get("time")
+        self._checkpoint_time = float(at) if isinstance(at, int | float) else None
+
+    def close(self, state: State, logger: Any) -> None:
+        """Takes down how the run ended; what is logged until `post_close` is still written."""
+        self.batch_checkpoint(state, logger)
+        status = "completed" if state.status is RunStatus.RUNNING else state.status.value
+        text = None
+        if state.exception is not None and status == "failed":
+            text = f"{type(state.exception).__name__}: {redact_text(str(state.exception))}"
+        ended_at = time.time()
+        if self._documents is not None:
+            self._documents.status, self._documents.exception = status, text
+            self._documents.ended_at = ended_at
+        if self._sessions is not None:
+            self._sessions.own.update(status=status, exception=text, end=ended_at)
+
+    def post_close(self) -> None:
+        """Writes everything, lets go of the folder."""
+        lane, writer = self._lane, self._writer
+        if lane is not None and not lane.stop(self._close_seconds):
+            _log.warning(
+                "run folder %s: media were dropped after %.0f s.", self._run_dir, self._close_seconds
+            )
+        if writer is not None:
+            writer.close(self._close_seconds)
+        _open.discard(self)
+        self.__dict__.pop("log_metrics", None)
+        self._close_state()
+        self._was_closed = True
+
+    # --- records ---------------------------------------------------------------------------------------------------
+
+    def log_metrics(self, metrics: "Mapping[str, float]", step: int | None = None) -> None:
+        """Packs one row into the journal, in about a microsecond."""
+        writer = self._writer
+        if writer is not None:
+            writer.journal.append(metrics, step)
+        else:
+            kept = dict(metrics)
+            self._keep_for_init("metrics", lambda: self.log_metrics(kept, step))
+
+    def log_hyperparameters(self, hyperparameters: dict[str, Any]) -> None:
+        """Adds hyperparameters to `hparams.yaml` and the sidecar."""
+        if self._state is not None and self._state.rank != 0:
+            return
+        if self._documents is not None and self._writer is not None:
+            self._documents.take_hyperparameters(hyperparameters)
+            self._writer.changed()
+            self._writer.timer.wake()
+        else:
+            self._keep_for_init("hyperparameters", lambda: self.log_hyperparameters(hyperparameters))
+
+    def log_images(
+        self,
+        images: Any,
+        name: str = "Images",
+        channels_last: bool = False,
+        step: int | None = None,
+        masks: dict[str, Any] | None = None,
+        mask_class_labels: dict[int, str] | None = None,
+        use_table: bool = True,
+    ) -> None:
+        """Writes images as PNG, masks as indexed PNG beside overlays."""
+        self._with_media(
+            lambda media, at: media.log_images(images, name, channels_last, at, masks, mask_class_labels),
+            step,
+        )
+
+    def log_audio(self, audio: Any, sample_rate: int, name: str = "Audio", step: int | None = None) -> None:
+        """Writes a sound as WAV."""
+        if not sample_rate > 0:
+            raise RecordError(
+                f"audio {name!r} must have a sample rate of at least 1 Hz, got {sample_rate!r}."
+            )
+        self._with_media(lambda media, at: media.log_audio(audio, sample_rate, name, at), step)
+
+    def log_video(
+        self, video: Any, fps: float | None = None, name: str = "Video", step: int | None = None
+    ) -> None:
+        """Writes frames as MP4, bytes and files as they are."""
+        if not isinstance(video, bytes | str | os.PathLike) and not (fps and fps > 0):
+            raise RecordError(f"video {name!r} must have frames per second, got fps={fps!r}. Write fps=30.")
+        self._with_media(lambda media, at: media.log_video(video, fps, name, at), step)
+
+    def log_point_cloud(
+        self, points: Any, name: str = "Points", step: int | None = None, colors: Any = None
+    ) -> None:
+        """Writes points as PLY."""
+        self._with_media(lambda media, at: media.log_point_cloud(points, name, at, colors), step)
+
+    def log_histogram(
+        self,
+        values: Any,
+        name: str = "Histogram",
+        step: int | None = None,
+        bins: "int | Sequence[float]" = 64,
+    ) -> None:
+        """Writes counts, edges and moments into `histograms.jsonl`."""
+        self._with_media(lambda media, at: media.log_histogram(values, name, at, bins), step)
+
+    def log_table(
+        self, columns: list[str], rows: list[list[Any]], name: str = "Table", step: int | None = None
+    ) -> None:
+        """Writes a table as CSV."""
+        self._with_media(lambda media, at: media.log_table(columns, rows, name, at), step)
+
+    def log_text(self, text: str, name: str = "Text", step: int | None = None) -> None:
+        """Writes a text into `texts.jsonl`."""
+        self._with_media(lambda media, at: media.log_text(text, name, at), step)
+
+    def log_traces(self, traces: dict[str, Any]) -> None:
+        """Writes traces into `traces.jsonl`."""
+        self._with_media(lambda media, at: media.log_traces(traces, at), None)
+
+    def upload_file(self, state: State, remote_file_name: str, file_path: Path, *, overwrite: bool) -> None:
+        """Copies or links a file into `artifacts/`, as `keep_files` says."""
+        keeping = self._keeping
+        if keeping != "off":
+            self._with_media(
+                lambda media, at: media.keep_file(
+                    file_path, remote_file_name, overwrite=overwrite, keeping=keeping, step=at
+                ),
+                None,
+            )
+
+    def download_file(
+        self, remote_file_name: str, destination: str, overwrite: bool = False, progress_bar: bool = True
+    ) -> None:
+        """Copies a file out of `artifacts/`."""
+        import shutil
+
+        if self._run_dir is None:
+            raise FileNotFoundError(f"artifact {remote_file_name!r} must be in an open run, got none.")
+        source = artifact_path(self._run_dir, remote_file_name)
+        if not source.is_file():
+            raise FileNotFoundError(
+                f"artifact {remote_file_name!r} must be in {ARTIFACTS_FOLDER}/, got no such file."
+            )
+        if Path(destination).exists() and not overwrite:
+            raise FileExistsError(
+                f"local file {destination!r} must be new, got one that exists. Pass overwrite=True."
+            )
+        Path(destination).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source, destination)
+
+    def can_upload_files(self) -> bool:
+        """Says whether files may be kept; where another destination takes files too, `init` decides."""
+        return self._keep_files != "off"
+
+    def flush(self) -> None:
+        """Waits until what was logged is in its files, ten seconds at most for each of metrics and media."""
+        if self._lane is not None:
+            self._lane.flush(10.0)
+        if self._writer is not None:
+            self._writer.flush()
+
+    # --- inside ----------------------------------------------------------------------------------------------------
+
+    def _with_media(self, call: Callable[[MediaWriter, int], None], step: int | None) -> None:
+        media, state = self._media, self._state
+        if state is not None and state.rank != 0:
+            return
+        if media is None or state is None:
+            self._keep_for_init("media", lambda: self._with_media(call, step))
+            return
+        call(media, int(state.timestamp.batch) if step is None else step)
+        if self._writer is not None:
+            self._writer.changed()
+
+    def _keep_for_init(self, what: str, call: Callable[[], None]) -> None:
+        """Keeps what comes before `init` for it; does nothing on a rank that writes nothing, or in a forked child."""
+        if self._is_silent:
+            return
+        if not self._was_closed and len(self._early) < _MOST_EARLY_RECORDS:
+            self._early.append(call)
+        else:
+            raise RunNotOpenError(
+                f"{what} must be logged between init and post_close, got some before or after."
+            )
+
+    def _take_append(self, append: Append) -> None:
+        """Makes the journal's own call the method of this object, unless a subclass has one: it saves a tenth of the time."""
+        if type(self).log_metrics is RunDirectory.log_metrics:
+            self.__dict__["log_metrics"] = append
+
+    def _media_receipt(self) -> dict[str, Any]:
+        if self._lane is None or self._media is None:
+            return {}
+        counts = self._lane.counts
+        return {
+            "accepted": counts.accepted,
+            "done": counts.done,
+            "failed": counts.failed,
+            "dropped": counts.dropped,
+            "errors": dict(counts.errors),
+            "files": self._media.files_written,
+            "bytes": self._media.bytes_written,
+        }
+
+    def _forget_in_child(self) -> None:
+        """Makes a forked child silent: thread, lock and files are its parent's."""
+        writer = self._writer
+        self.__dict__.pop("log_metrics", None)
+        self._writer = self._documents = self._sessions = self._media = self._lane = None
+        self._is_silent = True
+        if writer is not None:
+            writer.forget_in_child()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Takes what the constructor was given: a copy is closed, and may be opened by another process."""
+        closed = RunDirectory.__new__(RunDirectory)
+        closed.__dict__.update(self.__dict__)
+        closed.__dict__.pop("log_metrics", None)
+        closed._close_state()  # noqa: SLF001  # of this class
+        return closed.__dict__
+
+    def __repr__(self) -> str:
+        return f"RunDirectory({self._template!r})"
+
+
+def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}.")
+
+
+def _check_new(run_dir: Path, rank: int) -> None:
+    if existing_run(run_dir, rank):
+        raise RunExistsError(
+            f'run folder {str(run_dir)!r} must be new with resume="never", got one that holds a run. '
+            "Choose another folder, or leave resume out to continue the run."
+        )
+
+
+def _check_path(path: Path) -> None:
+    """Refuses a path that no folder can be at, without making one."""
+    for folder in (path, *path.absolute().parents):
+        if folder.is_dir():
+            if not os.access(folder, os.W_OK | os.X_OK):
+                raise RunPathError(
+                    f"run folder must be one that can be written to, got {str(path)!r}: no right to write to {folder}."
+                )
+            return
+        if os.path.lexists(folder):
+            raise RunPathError(f"run folder must be a folder, got {str(path)!r}: {folder} is a file.")
+
+
+def _guard_forks() -> None:
+    if not _is_fork_guarded:
+        os.register_at_fork(after_in_child=_forget_all_in_child)
+        _is_fork_guarded.append(True)
+
+
+def _forget_all_in_child() -> None:
+    for destination in list(_open):
+        destination._forget_in_child()  # noqa: SLF001  # of this module
+    _open.clear()

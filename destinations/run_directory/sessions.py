@@ -1,0 +1,76 @@
+"""`sessions.jsonl`: one line per process that opened the run."""
+
+import contextlib
+import json
+import os
+import socket
+import time
+import uuid
+from pathlib import Path
+from typing import Any
+
+from .files import replace_file, strict_json
+from .layout import HEARTBEAT, SESSIONS
+
+__all__ = ["SessionLog"]
+
+
+class SessionLog:
+    """The lines of the run; the last one is this process's.
+
+    The file is small and is replaced as a whole, so that a line can be completed when its process ends. The line of a process
+    that ended without a word gets the status "killed" from the next one.
+
+    Args:
+        run_dir: the folder of the run.
+    """
+
+    def __init__(self, run_dir: Path) -> None:
+        self._run_dir = run_dir
+        self._lines = self.read(run_dir)
+        for line in self._lines:
+            if line.get("status") == "running":
+                line["status"] = "killed"
+                line["end"] = self._last_heartbeat()
+        self.own: dict[str, Any] = {
+            "session": uuid.uuid4().hex[:12],
+            "start": time.time(),
+            "end": None,
+            "resume_step": None,
+            "status": "running",
+            "exception": None,
+            "pid": os.getpid(),
+            "host": socket.gethostname(),
+        }
+        self._lines.append(self.own)
+
+    @property
+    def is_first(self) -> bool:
+        """Whether nobody opened the run before."""
+        return len(self._lines) == 1
+
+    def write(self) -> None:
+        """Replaces the file."""
+        text = "".join(f"{strict_json(line)}\n" for line in self._lines)
+        replace_file(self._run_dir / SESSIONS, text.encode())
+
+    @staticmethod
+    def read(run_dir: Path) -> list[dict[str, Any]]:
+        """Returns the lines of a run, oldest first; a damaged one is left out."""
+        try:
+            text = (run_dir / SESSIONS).read_text(encoding="utf-8", errors="replace")
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        lines = []
+        for line in text.splitlines():
+            with contextlib.suppress(ValueError):
+                record = json.loads(line)
+                if isinstance(record, dict):
+                    lines.append(record)
+        return lines
+
+    def _last_heartbeat(self) -> float | None:
+        try:
+            return (self._run_dir / HEARTBEAT).stat().st_mtime
+        except OSError:
+            return None

@@ -1,0 +1,154 @@
+"""What is known of each metric without reading its rows again: last, least, greatest, mean, and how many.
+
+Runs in the writer thread, on some dozens of rows at a time.
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import attrs
+import numpy as np
+
+__all__ = ["MetricStatistics", "Statistics", "is_finite"]
+
+_EXACT_FLOAT = float(1 << 53)
+
+
+@attrs.define
+class MetricStatistics:
+    """One metric; `min`, `max` and `total` are those of its finite values, and count from the first of them."""
+
+    last: float = 0.0
+    min: float | None = None
+    max: float | None = None
+    min_step: int | None = None
+    max_step: int | None = None
+    count: int = 0
+    non_finite: int = 0
+    total: float = 0.0
+
+    @property
+    def mean(self) -> float | None:
+        """The mean of the finite values."""
+        finite = self.count - self.non_finite
+        return self.total / finite if finite else None
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the record that `summary.json` has of the metric."""
+        record = attrs.asdict(self, filter=lambda field, _: field.name != "total")
+        return {**record, "mean": self.mean}
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any]) -> "MetricStatistics":
+        """Returns what `to_json` wrote, or what stable-pretraining did, which knows no steps."""
+        known = {field.name: record.get(field.name, field.default) for field in attrs.fields(cls)}
+        known["last"] = float(known["last"]) if isinstance(known["last"], str) else known["last"]
+        for name in ("min", "max"):
+            bound = known[name]
+            known[name] = bound if isinstance(bound, int | float) and math.isfinite(bound) else None
+        finite = known["count"] - known["non_finite"]
+        known["total"] = (record.get("mean") or 0.0) * finite
+        return cls(**known)
+
+    def add(self, value: float, step: int | None) -> None:
+        """Takes one value."""
+        self.last = value
+        self.count += 1
+        if not is_finite(value):
+            self.non_finite += 1
+            return
+        self.add_extremes(value, step, value, step)
+        try:
+            self.total += value
+        except OverflowError:
+            self.total = math.inf if value > 0 else -math.inf
+
+    def add_extremes(self, low: float, low_step: int | None, high: float, high_step: int | None) -> None:
+        """Takes the least and greatest of several finite values."""
+        if self.min is None or low < self.min:
+            self.min, self.min_step = low, low_step
+        if self.max is None or high > self.max:
+            self.max, self.max_step = high, high_step
+
+
+class Statistics:
+    """All metrics of a run."""
+
+    def __init__(self) -> None:
+        self.metrics: dict[str, MetricStatistics] = {}
+        self.last_step: int | None = None
+        self.last_epoch: float | None = None
+
+    def add(
+        self,
+        names: tuple[str, ...],
+        steps: list[int | None],
+        rows: list[tuple[float, ...]],
+        epoch: float | None = None,
+    ) -> None:
+        """Takes rows of the same names, oldest first."""
+        self.last_step = steps[-1] if steps[-1] is not None else self.last_step
+        self.last_epoch = epoch if epoch is not None else self.last_epoch
+        found = [self.metrics.get(name) or self._new(name) for name in names]
+        block = _block(rows) if len(rows) > 3 else None  # noqa: PLR2004  # an array is dearer than three rows
+        if block is None:
+            for step, row in zip(steps, rows, strict=True):
+                for metric, value in zip(found, row, strict=True):
+                    metric.add(value, step)
+            return
+        finite = np.isfinite(block)
+        all_finite = bool(finite.all())
+        lows = (block if all_finite else np.where(finite, block, np.inf)).argmin(axis=0).tolist()
+        highs = (block if all_finite else np.where(finite, block, -np.inf)).argmax(axis=0).tolist()
+        with np.errstate(over="ignore"):
+            totals = (block if all_finite else np.where(finite, block, 0.0)).sum(axis=0).tolist()
+        counts = [len(rows)] * len(names) if all_finite else finite.sum(axis=0).tolist()
+        last = rows[-1]
+        for index, metric in enumerate(found):
+            metric.last = last[index]
+            metric.count += len(rows)
+            if counts[index] == 0:
+                metric.non_finite += len(rows)
+                continue
+            metric.non_finite += len(rows) - counts[index]
+            metric.total += totals[index]
+            low, high = lows[index], highs[index]
+            metric.add_extremes(rows[low][index], steps[low], rows[high][index], steps[high])
+
+    def add_mixed(self, rows: Iterable[tuple[int | None, float | None, dict[str, float]]]) -> None:
+        """Takes rows of any names: step, epoch, values by name."""
+        names: tuple[str, ...] = ()
+        steps: list[int | None] = []
+        block: list[tuple[float, ...]] = []
+        last_epoch = None
+        for step, epoch, values in rows:
+            if tuple(values) != names or len(block) >= 256:  # noqa: PLR2004  # as good a size as any
+                if block:
+                    self.add(names, steps, block, last_epoch)
+                names, steps, block = tuple(values), [], []
+            steps.append(step)
+            block.append(tuple(values.values()))
+            last_epoch = epoch
+        if block:
+            self.add(names, steps, block, last_epoch)
+
+    def _new(self, name: str) -> MetricStatistics:
+        metric = self.metrics[name] = MetricStatistics()
+        return metric
+
+
+def is_finite(value: float) -> bool:
+    """Says whether a value is a number; an integer may be too large to ask `math`."""
+    return type(value) is int or math.isfinite(value)
+
+
+def _block(rows: list[tuple[float, ...]]) -> "np.ndarray[Any, Any] | None":
+    """Returns the rows as float64 `(rows, metrics)`, or None where that would round an integer."""
+    try:
+        block = np.array(rows, dtype=np.float64)
+    except (OverflowError, ValueError):
+        return None
+    with np.errstate(invalid="ignore"):
+        too_large = (np.abs(block) >= _EXACT_FLOAT) & np.isfinite(block)
+    return None if too_large.any() else block
