@@ -1,0 +1,54 @@
+"""Runs driven by hand: a state, a logger and an engine around one destination."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from destinations import RunDirectory
+from events import Engine, Logger, State, Timestamp
+
+
+class Driven:
+    """A run that a test moves: `log`, `flush`, `close`."""
+
+    def __init__(
+        self, destination: RunDirectory, *, rank: int = 0, batch: int = 0, others: tuple[Any, ...] = ()
+    ) -> None:
+        self.destination = destination
+        self.state = State("test", rank=rank, world_size=max(1, rank + 1), timestamp=Timestamp(batch=batch))
+        self.logger = Logger(self.state, [destination, *others], raise_errors=True)
+        self.engine = Engine(self.state, self.logger)
+        self.engine.run_event("init")
+
+    def fit(self) -> "Driven":
+        self.engine.run_event("fit_start")
+        return self
+
+    def log(self, metrics: dict[str, Any], step: int | None = None) -> None:
+        self.logger.log_metrics(metrics, step)
+
+    def flush(self) -> None:
+        self.logger.flush()
+
+    def close(self, exception: BaseException | None = None) -> None:
+        self.engine.close(exception)
+
+
+@pytest.fixture
+def drive(tmp_path: Path) -> Iterator[Callable[..., Driven]]:
+    """Begins runs in `tmp_path / "run"`, and closes what a test left open."""
+    with contextlib.ExitStack() as stack:
+
+        def begin(
+            run_dir: Path | None = None, *, rank: int = 0, batch: int = 0, others: Any = (), **options: Any
+        ) -> Driven:
+            options = {"flush_seconds": 0.05, **options}
+            destination = RunDirectory(run_dir or tmp_path / "run", **options)
+            driven = Driven(destination, rank=rank, batch=batch, others=tuple(others))
+            stack.callback(driven.engine.close)
+            return driven
+
+        yield begin

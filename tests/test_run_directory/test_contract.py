@@ -1,0 +1,14 @@
+"""RunDirectory keeps to what every destination must keep to."""
+
+import pytest
+
+from destinations import RunDirectory
+from destinations.testing import DestinationContract
+
+
+class TestRunDirectory(DestinationContract):
+    """Metrics are read back in `test_metrics.py`: calls of one step share a row here, so records cannot be told apart."""
+
+    @pytest.fixture
+    def destination(self, tmp_path):
+        return RunDirectory(tmp_path / "run", flush_seconds=0.05)

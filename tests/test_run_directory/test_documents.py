@@ -1,0 +1,322 @@
+"""The files that describe a run, and how it ended."""
+
+import json
+import math
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from destinations import LoggerDestination
+from destinations.run_directory.documents import flat_hyperparameters
+from destinations.run_directory.sessions import SessionLog
+from destinations.run_directory.statistics import Statistics
+
+
+def strict(path):
+    """Parses JSON that has no NaN in it."""
+
+    def refuse(constant):
+        raise AssertionError(f"{constant} is no JSON")
+
+    return json.loads(path.read_text(), parse_constant=refuse)
+
+
+def test_the_sidecar_has_the_fields_of_stable_pretraining_and_ours(drive, tmp_path):
+    """Schema version 1 with all its fields, hyperparameters flat and dotted, and the receipt."""
+    run = drive(tags=["t"], notes="n").fit()
+    run.logger.log_hyperparameters(
+        {"optim": {"lr": 0.1, "betas": [0.9, 0.99]}, "empty": {}, "api_key": "sk-1"}
+    )
+    run.log({"loss": 1.5, "bad": math.nan}, 3)
+    run.close()
+
+    data = strict(tmp_path / "run" / "sidecar.json")
+    assert data["schema_version"] == 1
+    assert data["run_dir"] == str(tmp_path / "run")
+    assert (data["status"], data["tags"], data["notes"]) == ("completed", ["t"], "n")
+    assert data["hparams"] == {
+        "optim.lr": 0.1,
+        "optim.betas.0": 0.9,
+        "optim.betas.1": 0.99,
+        "empty": "{}",
+        "api_key": "[redacted]",
+    }
+    assert data["summary"] == {"loss": 1.5, "bad": None}
+    assert data["created_at"] <= data["ended_at"] <= data["updated_at"]
+    receipt = data["overhead"]
+    assert (receipt["calls"], receipt["dropped"], receipt["safe_on_disk_to_step"]) == (1, 0, 3)
+    assert receipt["csv_bytes"] == (tmp_path / "run" / "metrics.csv").stat().st_size
+
+
+def test_the_receipt_knows_what_a_call_takes(drive, tmp_path):
+    """Some calls are timed, and their median and 99th percentile are in the sidecar."""
+    run = drive(flush_seconds=0.001).fit()
+
+    for step in range(2000):
+        run.log({"loss": float(step)}, step)
+    run.close()
+
+    receipt = strict(tmp_path / "run" / "sidecar.json")["overhead"]
+    assert receipt["calls"] == 2000
+    assert receipt["samples"] > 0
+    assert 0 < receipt["p50_us"] <= receipt["p99_us"]
+
+
+def test_a_summary_counts_what_is_not_finite_and_is_not_pinned_by_it(drive, tmp_path):
+    """A NaN that comes first leaves least, greatest and mean to the finite values."""
+    run = drive().fit()
+
+    for step, value in enumerate([math.nan, 2.0, -1.0, math.inf, 5.0, -math.inf, 0.0]):
+        run.log({"loss": value, "nan": math.nan}, step)
+    run.close()
+
+    data = strict(tmp_path / "run" / "summary.json")
+    assert data["metrics"]["loss"] == {
+        "last": 0.0,
+        "min": -1.0,
+        "max": 5.0,
+        "min_step": 2,
+        "max_step": 4,
+        "count": 7,
+        "non_finite": 3,
+        "mean": 1.5,
+    }
+    assert data["metrics"]["nan"] == {
+        "last": "NaN",
+        "min": None,
+        "max": None,
+        "min_step": None,
+        "max_step": None,
+        "count": 7,
+        "non_finite": 7,
+        "mean": None,
+    }
+    assert (data["step"], data["epoch"]) == (6, 0)
+
+
+def test_statistics_of_blocks_are_those_of_single_values():
+    """Many rows at once, one at a time, and integers too large for a float give the same."""
+    rows = [
+        (float(index % 7), index * 2**60 if index > 90 else index, math.nan if index % 5 == 0 else -index)
+        for index in range(100)
+    ]
+    names, steps = ("a", "b", "c"), list(range(100))
+    at_once, one_by_one = Statistics(), Statistics()
+
+    at_once.add(names, steps, rows)
+    for step, row in zip(steps, rows, strict=True):
+        one_by_one.add(names, [step], [row])
+
+    for name in names:
+        left, right = at_once.metrics[name], one_by_one.metrics[name]
+        assert (left.min, left.max, left.min_step, left.max_step, left.count, left.non_finite) == (
+            right.min,
+            right.max,
+            right.min_step,
+            right.max_step,
+            right.count,
+            right.non_finite,
+        )
+        assert left.mean == pytest.approx(right.mean)
+
+
+@pytest.mark.parametrize(
+    ("exception", "status", "text"),
+    [
+        (None, "completed", None),
+        (ValueError("password=hunter2 is wrong"), "failed", "ValueError: password=[redacted] is wrong"),
+        (KeyboardInterrupt(), "interrupted", None),
+        (SystemExit(143), "preempted", None),
+    ],
+)
+def test_the_status_says_how_the_run_ended(drive, tmp_path, exception, status, text):
+    """Completed, failed with the exception and no secret, interrupted, or preempted, in sidecar and sessions."""
+    run = drive().fit()
+
+    run.close(exception)
+
+    data = strict(tmp_path / "run" / "sidecar.json")
+    (session,) = SessionLog.read(tmp_path / "run")
+    assert (data["status"], data["exception"]) == (status, text)
+    assert (session["status"], session["exception"]) == (status, text)
+    assert session["start"] <= session["end"] == data["ended_at"]
+
+
+def test_the_checkpoint_is_followed(drive, tmp_path):
+    """The sidecar names the newest checkpoint of the state."""
+    run = drive().fit()
+
+    run.state.last_checkpoint = "ckpt/ep1.pt"
+    run.engine.run_event("batch_checkpoint")
+    run.close()
+
+    assert strict(tmp_path / "run" / "sidecar.json")["checkpoint_path"] == "ckpt/ep1.pt"
+
+
+def test_the_environment_is_described_without_secrets(tmp_path):
+    """Host, command line, packages, CPU and ranks are there, and the value of --api-key is not."""
+    code = (
+        "import sys\nfrom destinations import RunDirectory\nfrom events import Engine, Logger, State\n"
+        "s = State('x'); l = Logger(s, [RunDirectory(sys.argv[1])]); e = Engine(s, l); e.run_event('init'); e.close()\n"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path / "run"), "--api-key", "abc123secret"]
+    subprocess.run(command, check=True, env={**os.environ, "SLURM_JOB_ID": "77", "SLURM_ARRAY_JOB_ID": "70"})
+
+    text = (tmp_path / "run" / "environment.json").read_text()
+    data = json.loads(text)
+    assert "abc123secret" not in text
+    assert data["argv"][-2:] == ["--api-key", "[redacted]"]
+    assert data["slurm"] == {"SLURM_JOB_ID": "77", "SLURM_ARRAY_JOB_ID": "70"}
+    assert data["ranks"] == {
+        "rank": 0,
+        "local_rank": 0,
+        "world_size": 1,
+        "local_world_size": 1,
+        "node_rank": 0,
+    }
+    assert {"host", "pid", "user", "git", "python", "cpu", "gpus"} <= data.keys()
+    assert data["packages"]["torch"] == torch.__version__
+    assert json.loads((tmp_path / "run" / "sidecar.json").read_text())["tags"] == ["sweep:70"]
+
+
+def test_the_heartbeat_beats_while_nothing_is_logged(drive, tmp_path):
+    """A run whose steps are slow is touched by the timer."""
+    drive(flush_seconds=0.01).fit()
+    path = tmp_path / "run" / "heartbeat"
+    os.utime(path, (0, 0))
+    other = drive(tmp_path / "other", flush_seconds=0.01)
+
+    other.flush()
+    for _ in range(1000):
+        if path.stat().st_mtime > 0:
+            break
+        other.flush()
+
+    assert path.stat().st_mtime > 0
+    assert path.stat().st_size == 0
+
+
+def test_files_are_readable_by_whom_the_umask_lets(drive, tmp_path):
+    """No file of a run is private to its owner because it was written aside and renamed."""
+    old = os.umask(0o022)
+    try:
+        run = drive().fit()
+        run.log({"a": 1.0}, 0)
+        run.close()
+    finally:
+        os.umask(old)
+
+    modes = {
+        path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "run").iterdir() if path.is_file()
+    }
+    assert set(modes.values()) == {0o644}
+
+
+def test_the_folder_holds_what_was_logged_and_nothing_else(drive, tmp_path):
+    """A run of metrics and hyperparameters leaves seven files, none hidden, none half written."""
+    run = drive().fit()
+    run.logger.log_hyperparameters({"lr": 0.1})
+    run.log({"a": 1.0}, 0)
+    run.close()
+
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == [
+        "environment.json",
+        "heartbeat",
+        "hparams.yaml",
+        "metrics.csv",
+        "sessions.jsonl",
+        "sidecar.json",
+        "summary.json",
+    ]
+
+
+def test_other_ranks_write_nothing_by_default(drive, tmp_path):
+    """Rank 1 makes no folder, and takes records without a word."""
+    run = drive(rank=1).fit()
+
+    run.log({"a": 1.0}, 0)
+    run.logger.log_text("hello")
+    run.logger.log_hyperparameters({"a": 1})
+    run.close()
+
+    assert not (tmp_path / "run").exists()
+
+
+def test_each_rank_has_a_csv_of_its_own_where_asked(drive, tmp_path):
+    """With all_ranks, ranks write side by side, and none into another's file."""
+    first, second = drive(all_ranks=True).fit(), drive(rank=1, all_ranks=True).fit()
+
+    first.log({"a": 1.0}, 0)
+    second.log({"a": 2.0}, 0)
+    second.logger.log_text("not mine")
+    second.close()
+    first.close()
+
+    names = sorted(path.name for path in (tmp_path / "run").iterdir())
+    assert [name for name in names if name.startswith(("metrics", "summary"))] == [
+        "metrics.csv",
+        "metrics.rank1.csv",
+        "summary.json",
+        "summary.rank1.json",
+    ]
+    assert (tmp_path / "run" / "metrics.rank1.csv").read_text().splitlines()[1].endswith(",2.0")
+    assert "journal" not in names
+    assert "texts.jsonl" not in names
+
+
+def test_long_lists_of_hyperparameters_stay_one_value():
+    """Ten thousand numbers are not ten thousand fields."""
+    flat = flat_hyperparameters({"a": list(range(101)), "b": [1, {"c": None}]})
+
+    assert flat == {"a": json.dumps(list(range(101))), "b.0": 1, "b.1.c": None}
+
+
+class TakesFiles(LoggerDestination):
+    def can_upload_files(self):
+        return True
+
+
+def test_files_are_kept_with_size_and_hash(drive, tmp_path):
+    """A file given to upload_file is copied before the call returns, and listed with its sha-256."""
+    source = tmp_path / "model.pt"
+    source.write_bytes(b"weights")
+    run = drive().fit()
+
+    run.logger.upload_file("ckpt/model.pt", source)
+    source.unlink()
+    run.logger.download_file("ckpt/model.pt", tmp_path / "back.pt")
+    run.close()
+
+    (line,) = [json.loads(line) for line in (tmp_path / "run" / "artifacts.jsonl").read_text().splitlines()]
+    assert (line["name"], line["path"], line["size"]) == ("ckpt/model.pt", "artifacts/ckpt/model.pt", 7)
+    assert line["sha256"] == "9a129038d9a00aed0cf6a7ea059ca50a813449061ab87848cf1a13eafdf33b2c"
+    assert (tmp_path / "back.pt").read_bytes() == b"weights"
+
+
+def test_files_are_left_to_a_destination_that_takes_them(drive, tmp_path):
+    """Where another destination takes files, none is kept here, unless asked for."""
+    source = tmp_path / "model.pt"
+    source.write_bytes(b"weights")
+    left = drive(others=[TakesFiles()]).fit()
+    left.logger.upload_file("model.pt", source)
+    left.close()
+    asked = drive(tmp_path / "asked", others=[TakesFiles()], keep_files="link").fit()
+    asked.logger.upload_file("model.pt", source)
+    asked.close()
+
+    assert not (tmp_path / "run" / "artifacts").exists()
+    assert (tmp_path / "asked" / "artifacts" / "model.pt").samefile(source)
+
+
+@pytest.mark.parametrize("name", ["../model.pt", "/etc/passwd", "a//b", "a/../../b", "", "a\\b", "a\0"])
+def test_an_artifact_cannot_leave_the_folder(drive, tmp_path, name):
+    """Names that would leave the run's folder are refused at the call."""
+    source = tmp_path / "model.pt"
+    source.write_bytes(b"weights")
+    run = drive().fit()
+
+    with pytest.raises(ValueError, match="artifact name must be a relative path"):
+        run.logger.upload_file(name, source)

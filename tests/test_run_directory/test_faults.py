@@ -1,0 +1,331 @@
+"""Disks that are full, folders that vanish, forks: training goes on, one message comes, and rows come back."""
+
+import errno
+import json
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from destinations.run_directory import read_rows, read_series
+from destinations.run_directory.drain import Drain
+from destinations.run_directory.journal import Journal
+from destinations.run_directory.layout import journal_path
+from destinations.run_directory.metrics_csv import MetricsCsv
+from destinations.run_directory.segments import MappedSegment, file_system_of, is_network_file_system
+from destinations.run_directory.timer import Timer
+from events import State
+
+
+def errors_of(caplog):
+    """Returns the messages at level error."""
+    return [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
+
+
+class FullDisk:
+    """Makes segments until told that the disk is full."""
+
+    def __init__(self):
+        self.is_full = False
+
+    def __call__(self, path, number, size):
+        if self.is_full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return MappedSegment(path, number, size)
+
+
+def test_rows_wait_for_space_and_come_in_order(tmp_path):
+    """While no segment can be made, rows wait in memory; when there is room, they come before what is logged next."""
+    folder = journal_path(tmp_path, 0)
+    folder.mkdir(parents=True)
+    told = []
+    journal = Journal(folder, State("x"), segment_bytes=4096, on_full=told.append)
+    disk = journal._make = FullDisk()
+    for step in range(20_000):
+        journal.append({f"m{index}": float(step) for index in range(10)}, step)
+        disk.is_full = step >= 5000
+
+    waiting = journal.counts.waiting
+    disk.is_full = False
+    journal.write_waiting()
+    journal.append({"m0": 20_000.0}, 20_000)
+    drain = Drain(tmp_path, folder, MetricsCsv(tmp_path / "metrics.csv"), journal)
+    drained = drain.run(final=True)
+
+    assert waiting > 5000
+    assert told
+    assert all(error.errno == errno.ENOSPC for error in told)
+    assert (drained, journal.counts.waiting, journal.counts.dropped) == (20_001, 0, 0)
+    assert read_series(tmp_path, "m0") == [(step, float(step)) for step in range(20_001)]
+    journal.close()
+
+
+def test_a_drain_that_fails_half_way_repeats_nothing(tmp_path):
+    """A CSV that takes half of a block and then fails has each row once, afterwards."""
+    folder = journal_path(tmp_path, 0)
+    folder.mkdir(parents=True)
+    journal = Journal(folder, State("x"))
+    csv = MetricsCsv(tmp_path / "metrics.csv")
+    drain = Drain(tmp_path, folder, csv, journal)
+    whole = csv.append
+
+    def half(lines):
+        whole(lines[: len(lines) // 2])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    for step in range(500):
+        journal.append({"a": float(step)}, step)
+        if step == 100:
+            drain.run()
+    csv.append = half
+    with pytest.raises(OSError, match="No space left"):
+        drain.run()
+    seen = read_series(tmp_path, "a")
+    csv.append = whole
+    rows = drain.run()
+
+    assert seen == read_series(tmp_path, "a") == [(step, float(step)) for step in range(500)]
+    assert rows == 399
+    assert drain.statistics.metrics["a"].count == 500
+    journal.close()
+
+
+def test_a_folder_deleted_during_training_is_made_again(drive, tmp_path, caplog):
+    """After rm -rf, training goes on; the folder comes back with every row, for the files were still open."""
+    run = drive().fit()
+    for step in range(100):
+        run.log({"a": float(step)}, step)
+    run.flush()
+
+    shutil.rmtree(tmp_path / "run")
+    for step in range(100, 200):
+        run.log({"a": float(step)}, step)
+    run.flush()
+    for step in range(200, 300):
+        run.log({"a": float(step)}, step)
+    seen = read_series(tmp_path / "run", "a")
+    run.close()
+
+    assert seen == read_series(tmp_path / "run", "a") == [(step, float(step)) for step in range(300)]
+    assert json.loads((tmp_path / "run" / "sidecar.json").read_text())["status"] == "completed"
+    assert len(errors_of(caplog)) <= 1
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a file system in a namespace of its own")
+def test_a_full_file_system_stops_nothing(tmp_path):
+    """On a disk that fills up and is freed, no call raises, one error is reported, and every row is there at the end."""
+    code = """
+import logging, os, sys
+from pathlib import Path
+from destinations import RunDirectory
+from destinations.run_directory import read_series
+from events import Engine, Logger, State
+logging.basicConfig(level=logging.ERROR, stream=sys.stdout, format="ERROR %(message)s")
+disk = Path(sys.argv[1])
+destination = RunDirectory(disk / "run", flush_seconds=0.05)
+state = State("x"); logger = Logger(state, [destination], raise_errors=True); engine = Engine(state, logger)
+engine.run_event("init"); engine.run_event("fit_start")
+names = [f"metric/{i}" for i in range(10)]
+def log(steps):
+    for step in steps: logger.log_metrics({name: step + 0.1 for name in names}, step)
+log(range(100)); logger.flush()
+ballast = disk / "ballast"
+with ballast.open("wb", buffering=0) as file:
+    try:
+        while file.write(bytes(1 << 16)): pass
+    except OSError: pass
+log(range(100, 30_000)); logger.flush()
+waiting = destination._writer.journal.counts.waiting
+ballast.unlink(); logger.flush()
+log(range(30_000, 30_010)); logger.flush()
+engine.close()
+rows = read_series(disk / "run", "metric/9")
+print("waiting", waiting > 0, "rows", rows == [(step, step + 0.1) for step in range(30_010)])
+"""
+    script = f"mount -t tmpfs -o size=24m tmpfs {tmp_path} && exec {sys.executable} -c '{code}' {tmp_path}"
+    unshared = subprocess.run(["unshare", "-m", "true"], check=False, capture_output=True)
+    if unshared.returncode != 0:
+        pytest.skip("unshare is not allowed here")
+
+    done = subprocess.run(
+        ["unshare", "-m", "sh", "-c", script], capture_output=True, text=True, check=False, timeout=120
+    )
+
+    lines = done.stdout.splitlines()
+    assert lines[-1:] == ["waiting True rows True"], done.stdout + done.stderr
+    assert sum(line.startswith("ERROR") for line in lines) <= 2
+    assert "cannot be written to" in lines[0]
+
+
+def test_too_many_open_files_stop_nothing(tmp_path):
+    """When no file can be opened, calls go on; when some can, rows are drained."""
+    code = """
+import os, resource, sys
+from pathlib import Path
+from destinations import RunDirectory
+from destinations.run_directory import read_series
+from events import Engine, Logger, State
+destination = RunDirectory(Path(sys.argv[1]), flush_seconds=0.02)
+state = State("x"); logger = Logger(state, [destination], raise_errors=True); engine = Engine(state, logger)
+engine.run_event("init"); engine.run_event("fit_start"); logger.flush()
+held = []
+try:
+    while True: held.append(os.dup(1))
+except OSError: pass
+for step in range(20_000): logger.log_metrics({"a": float(step), "b": 1.0}, step)
+logger.flush()
+for fd in held: os.close(fd)
+logger.log_metrics({"a": 20_000.0}, 20_000)
+engine.close()
+print(read_series(Path(sys.argv[1]), "a") == [(step, float(step)) for step in range(20_001)])
+"""
+    command = ["sh", "-c", f"ulimit -n 64; exec {sys.executable} -c '{code}' {tmp_path / 'run'}"]
+
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+
+    assert done.stdout.splitlines()[-1:] == ["True"], done.stdout + done.stderr
+    assert done.stderr.count("cannot be written to") == 1
+
+
+def test_an_error_of_the_writer_is_counted_reported_once_and_shown(drive, tmp_path, caplog):
+    """A folder in the place of summary.json is one message, and a count in the sidecar."""
+    run = drive(flush_seconds=0.005).fit()
+    (tmp_path / "run" / "environment.json").unlink(missing_ok=True)
+    (tmp_path / "run" / "summary.json").mkdir()
+
+    for step in range(50):
+        run.log({"a": 1.0}, step)
+        run.destination._writer._documents_at = 0.0
+        run.flush()
+    (tmp_path / "run" / "summary.json").rmdir()
+    run.destination._writer._documents_at = 0.0
+    run.close()
+
+    data = json.loads((tmp_path / "run" / "sidecar.json").read_text())
+    assert data["overhead"]["errors"].get("IsADirectoryError", 0) >= 1
+    assert len([message for message in errors_of(caplog) if "cannot be written to" in message]) <= 50
+    assert [row.step for row in read_rows(tmp_path / "run")] == list(range(50))
+
+
+class LogsInWorker(torch.utils.data.Dataset):
+    """A dataset whose workers log, as a careless one might."""
+
+    def __init__(self, run):
+        self.run = run
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        self.run.destination.log_metrics({"worker": 1.0}, index)
+        self.run.destination.log_text("worker")
+        self.run.destination.flush()
+        return index
+
+
+@pytest.mark.filterwarnings("ignore:This process")
+def test_forked_workers_write_nothing_and_hang_nowhere(drive, tmp_path):
+    """A DataLoader with workers forks while the threads run; what a worker logs is left out, the parent's rows are not."""
+    run = drive(flush_seconds=0.001).fit()
+
+    for round_ in range(3):
+        loader = DataLoader(LogsInWorker(run), num_workers=2, multiprocessing_context="fork")
+        for batch, _ in enumerate(loader):
+            run.log({"a": 1.0}, round_ * 8 + batch)
+    run.close()
+
+    assert read_series(tmp_path / "run", "a") == [(step, 1.0) for step in range(24)]
+    assert read_series(tmp_path / "run", "worker") == []
+    assert not (tmp_path / "run" / "texts.jsonl").exists()
+
+
+def test_a_child_that_outlives_its_parent_does_not_hold_the_lock(drive, tmp_path):
+    """The run can be opened again while a forked child of its killed writer still lives."""
+    code = """
+import os, signal, sys
+from destinations import RunDirectory
+from events import Engine, Logger, State
+state = State("x"); logger = Logger(state, [RunDirectory(sys.argv[1])]); engine = Engine(state, logger)
+engine.run_event("init"); engine.run_event("fit_start"); logger.log_metrics({"a": 1.0}, 0)
+if os.fork() == 0:
+    print("child", flush=True); sys.stdin.read(); os._exit(0)
+signal.pause()
+"""
+    process = subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-c", code, str(tmp_path / "run")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.kill()
+    process.wait(30)
+
+    again = drive()
+    again.close()
+    process.stdin.close()
+    process.stdout.close()
+
+    assert read_series(tmp_path / "run", "a") == [(0, 1.0)]
+
+
+def test_a_file_system_without_mappings_says_so(drive, tmp_path, caplog, monkeypatch):
+    """Where mmap fails, rows are appended, and one warning says what that costs."""
+    import mmap
+
+    def refuse(*args, **kwargs):
+        raise OSError(errno.ENODEV, "No such device")
+
+    monkeypatch.setattr(mmap, "mmap", refuse)
+    run = drive().fit()
+    run.log({"a": 1.0}, 0)
+    run.close()
+
+    assert read_series(tmp_path / "run", "a") == [(0, 1.0)]
+    assert [record.getMessage() for record in caplog.records if "cannot be mapped" in record.getMessage()]
+
+
+def test_network_file_systems_are_known():
+    """The type of the file system of a path is that of its longest mount."""
+    mounts = (
+        "1 0 8:1 / / rw - ext4 /dev/sda rw\n2 1 0:5 / /home rw - nfs4 server:/ rw\n"
+        "3 2 0:6 / /home/a\\040b rw shared:1 - fuse.sshfs host:/ rw\n"
+    )
+
+    kinds = [file_system_of(Path(path), mounts) for path in ("/etc", "/home/x", "/home/a b/c", "/homes")]
+
+    assert kinds == ["ext4", "nfs4", "fuse.sshfs", "ext4"]
+    assert [is_network_file_system(kind) for kind in kinds] == [False, True, True, False]
+
+
+def test_a_timer_goes_on_after_an_error_and_stops_in_time():
+    """What the work raises goes to the handler; stop does the work once more, and says when it takes too long."""
+    caught, lasts, gate = [], [], threading.Event()
+
+    def work(is_last):
+        lasts.append(is_last)
+        if len(lasts) == 1:
+            raise ValueError("first")
+        if is_last:
+            gate.wait(30)
+
+    timer = Timer(work, 0.001, caught.append, "timer")
+    timer.start()
+    timer.flush(30)
+    timer.flush(30)
+    too_long = timer.stop(0.01)
+    gate.set()
+    stopped = timer.stop(30)
+
+    assert [str(error) for error in caught] == ["first"]
+    assert (too_long, stopped) == (False, True)
+    assert lasts[-1] is True
+    assert lasts.count(True) == 1

@@ -1,0 +1,116 @@
+"""The frames of the journal."""
+
+import math
+import struct
+import zlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from destinations.run_directory.frames import (
+    Boundary,
+    Keys,
+    Resume,
+    boundary_frame,
+    encode,
+    frames,
+    keys_frame,
+    resume_frame,
+)
+
+numbers = st.one_of(st.floats(), st.integers(), st.booleans(), st.integers(-(2**300), 2**300))
+
+
+def payloads(data: bytes) -> list[object]:
+    """Returns the records in some bytes."""
+    return [record for _, record in frames(data)]
+
+
+@given(
+    st.integers(0, 1000),
+    st.integers(-(2**70), 2**70),
+    st.one_of(st.none(), st.integers(0, 10**6)),
+    st.lists(numbers, min_size=1).map(tuple),
+)
+def test_a_row_comes_back_as_it_was(schema, step, epoch, values):
+    """Every Python number comes back with its type and all its digits."""
+    data = encode((schema, step, epoch, 1.5, values))
+
+    (row,) = payloads(data)
+
+    assert repr(row) == repr((schema, step, epoch, 1.5, values))
+
+
+def test_the_bytes_of_a_row_are_those_of_the_documentation():
+    """The format on disk does not change with the version of Python."""
+    data = encode((1, 2, 0, 0.5, (1.0, True, 2**40)))
+
+    payload = (
+        b"(\x05\0\0\0i\x01\0\0\0i\x02\0\0\0i\0\0\0\0g"
+        + struct.pack("<d", 0.5)
+        + b"(\x03\0\0\0g"
+        + struct.pack("<d", 1.0)
+        + b"Tl\x03\0\0\0\0\0\0\0\0\x04"
+    )
+    assert data == struct.pack("<II", len(payload), zlib.adler32(payload)) + payload
+
+
+def test_names_marks_and_boundaries_come_back():
+    """Frames that are no rows come back as what they were."""
+    data = (
+        keys_frame(3, ("a", 'b"\n', "\udc80", "ü"))
+        + resume_frame(7, 1.5)
+        + resume_frame(8, None)
+        + boundary_frame()
+    )
+
+    records = payloads(data)
+
+    assert records == [Keys(3, ("a", 'b"\n', "\udc80", "ü")), Resume(7, 1.5), Resume(8, None), Boundary()]
+
+
+def test_a_frame_cut_anywhere_is_not_shown():
+    """Of two rows, the second is not there until its last byte is."""
+    first, second = encode((0, 1, 0, 0.0, (1.0,))), encode((0, 2, 0, 0.0, (2.0, -2)))
+
+    shown = [payloads(first + second[:length]) for length in range(len(second))]
+    zeroed = [
+        payloads(first + second[:length] + bytes(len(second) - length)) for length in range(len(second))
+    ]
+
+    assert all(rows == [(0, 1, 0, 0.0, (1.0,))] for rows in shown)
+    assert all(rows == [(0, 1, 0, 0.0, (1.0,))] for rows in zeroed)
+
+
+@given(st.integers(0, 10_000), st.integers(1, 255))
+def test_a_changed_byte_ends_the_reading(position, change):
+    """A damaged row is never shown, and nothing is raised."""
+    data = bytearray(encode((0, 1, 0, 0.25, (1.0, 2.0, math.pi))))
+    data[position % len(data)] ^= change
+
+    assert payloads(bytes(data)) == []
+
+
+@given(st.binary(max_size=300))
+def test_garbage_reads_as_nothing_or_ends(garbage):
+    """Bytes that were never written are no rows, and raise nothing."""
+    good = encode((0, 1, 0, 0.0, (1.0,)))
+
+    assert payloads(good + garbage)[:1] == [(0, 1, 0, 0.0, (1.0,))]
+
+
+def test_a_whole_frame_of_an_unknown_kind_is_passed_over():
+    """A later version may add kinds of frames."""
+    data = encode(("news", 1)) + encode((0, 1, 0, 0.0, (1.0,)))
+
+    assert payloads(data) == [(0, 1, 0, 0.0, (1.0,))]
+
+
+@pytest.mark.parametrize(
+    ("step", "time", "dropped"),
+    [(4, 9.0, False), (5, 1.0, False), (5, 2.5, True), (6, 0.0, True), (None, 9.0, False)],
+)
+def test_a_resume_drops_what_was_logged_after_its_checkpoint(step, time, dropped):
+    """Larger steps are dropped, and the step itself from the time of the checkpoint on."""
+    assert Resume(5, 2.0).drops(step, time) is dropped

@@ -1,0 +1,353 @@
+"""Metrics on their way from a call to `metrics.csv`."""
+
+import csv
+import math
+import pickle
+import random
+from collections import defaultdict
+from types import MappingProxyType
+
+import pandas as pd
+import pytest
+
+from destinations import RunDirectory
+from destinations.run_directory import RunNotOpenError, read_rows, read_series
+from destinations.run_directory.layout import journal_path, segment_paths
+from events import Engine, Logger, RecordError, State
+
+
+def table(path):
+    """Returns the rows of a CSV as texts."""
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_a_run_leaves_one_row_per_call(drive, tmp_path):
+    """The CSV has a row per call with step, epoch and time, and the journal is gone."""
+    run = drive().fit()
+
+    for step in range(200):
+        run.log({"loss": 1 / (step + 1), "count": step}, step)
+    run.close()
+
+    rows = table(tmp_path / "run" / "metrics.csv")
+    assert [(row["step"], row["epoch"], row["loss"], row["count"]) for row in rows] == [
+        (str(step), "0", repr(1 / (step + 1)), str(step)) for step in range(200)
+    ]
+    assert not (tmp_path / "run" / "journal").exists()
+    assert [row.metrics for row in read_rows(tmp_path / "run")] == [
+        {"loss": 1 / (step + 1), "count": step} for step in range(200)
+    ]
+
+
+def test_rows_are_readable_before_they_are_drained(drive, tmp_path):
+    """A reader sees a row as soon as its call has returned."""
+    run = drive(flush_seconds=1000).fit()
+
+    run.log({"loss": 0.5}, 0)
+    seen = read_series(tmp_path / "run", "loss")
+
+    assert seen == [(0, 0.5)]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        0.1,
+        -0.0,
+        1e-308,
+        5e-324,
+        1.7976931348623157e308,
+        2**53 + 1,
+        -(2**200),
+        10**30,
+        math.inf,
+        -math.inf,
+        3,
+        True,
+    ],
+)
+def test_numbers_come_back_exactly(drive, tmp_path, value):
+    """Floats, integers of any size and infinities come back as they were; a bool as 1 or 0."""
+    run = drive().fit()
+
+    run.log({"first": 0.5, "value": value}, 0)
+    run.log({"first": 1, "value": value}, 1)
+    before = read_series(tmp_path / "run", "value")
+    run.close()
+    after = read_series(tmp_path / "run", "value")
+
+    assert before == after == [(0, value), (1, value)]
+    assert [type(number) for _, number in after] == [int if value is True else type(value)] * 2
+
+
+def test_nan_is_written_and_is_not_missing(drive, tmp_path):
+    """A NaN is text in the CSV, and an absent value is an empty cell."""
+    run = drive().fit()
+
+    run.log({"a": math.nan}, 0)
+    run.log({"b": 1.0}, 1)
+    run.close()
+
+    assert [(row["a"], row["b"]) for row in table(tmp_path / "run" / "metrics.csv")] == [
+        ("nan", ""),
+        ("", "1.0"),
+    ]
+
+
+NAMES = [
+    "a,b",
+    'quo"te',
+    "line\nfeed",
+    "car\rriage",
+    "../../etc",
+    "ünï/cödé",
+    "x" * 100,
+    " space ",
+    "",
+    "nul\0",
+    "'",
+    "[x]",
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_any_name_makes_a_column(drive, tmp_path, name):
+    """Names with commas, quotes, line feeds, dots and unicode come back from pandas and the csv module."""
+    run = drive().fit()
+
+    run.log({"loss": 1.0, name: 2.5}, 3)
+    run.close()
+
+    column = name.replace("\0", "\\x00")
+    frame = pd.read_csv(tmp_path / "run" / "metrics.csv")
+    assert table(tmp_path / "run" / "metrics.csv")[0][column] == "2.5"
+    assert frame.iloc[0, -1] == 2.5
+    if name:
+        assert frame.columns[-1] == column.replace("\r", "\n") or frame.columns[-1] == column
+    assert {path.name for path in tmp_path.iterdir()} == {"run"}
+
+
+def test_names_of_our_own_columns(drive, tmp_path):
+    """A metric "epoch" takes the place of ours; "step" and "time" get columns beside ours."""
+    run = drive().fit()
+
+    run.log({"epoch": 0.25, "step": 7, "time": 8.5}, 3)
+    run.close()
+
+    (row,) = table(tmp_path / "run" / "metrics.csv")
+    assert (row["step"], row["epoch"], row["metrics/step"], row["metrics/time"]) == ("3", "0.25", "7", "8.5")
+
+
+def test_pandas_reads_what_was_logged(drive, tmp_path):
+    """`pandas.read_csv` returns the very numbers, as it does for Lightning's CSV."""
+    source = random.Random(1)
+    logged = [{f"m{index}": source.gauss(0, 1) for index in range(10)} for _ in range(300)]
+    run = drive().fit()
+
+    for step, metrics in enumerate(logged):
+        run.log(metrics, step)
+    run.close()
+
+    frame = pd.read_csv(tmp_path / "run" / "metrics.csv")
+    assert frame.drop(columns=["step", "epoch", "time"]).to_dict("records") == logged
+    assert frame["step"].tolist() == list(range(300))
+
+
+def test_calls_of_one_step_share_a_row(drive, tmp_path):
+    """Different metrics of one step that are drained together make one row; the same metric twice makes two."""
+    run = drive(flush_seconds=1000).fit()
+
+    run.log({"loss": 1.0}, 0)
+    run.log({"lr": 0.1}, 0)
+    run.log({"loss": 0.5}, 1)
+    run.log({"loss": 0.4}, 1)
+    undrained = [(row.step, row.metrics) for row in read_rows(tmp_path / "run")]
+    run.close()
+    drained = [(row.step, row.metrics) for row in read_rows(tmp_path / "run")]
+
+    assert undrained == drained == [(0, {"loss": 1.0, "lr": 0.1}), (1, {"loss": 0.5}), (1, {"loss": 0.4})]
+
+
+def test_a_new_metric_later_leaves_earlier_rows_as_they_are(drive, tmp_path):
+    """A column that comes late is empty before, and the file stays rectangular."""
+    run = drive().fit()
+
+    for step in range(100):
+        run.log({"loss": step * 0.1}, step)
+    run.flush()
+    run.log({"loss": 10.0, "late": 1}, 100)
+    run.close()
+
+    lines = (tmp_path / "run" / "metrics.csv").read_text().splitlines()
+    assert lines[0] == "step,epoch,time,loss,late"
+    assert {line.count(",") for line in lines} == {4}
+    assert read_series(tmp_path / "run", "late") == [(100, 1)]
+    assert len(lines) == 102
+
+
+def test_names_may_come_in_any_order_and_number(drive, tmp_path):
+    """Values are told by name, not by place, also where two calls have as many names."""
+    run = drive().fit()
+
+    run.log({"a": 1, "b": 2}, 0)
+    run.log({"b": 4, "a": 3}, 1)
+    run.log({"a": 5, "c": 6}, 2)
+    run.log({"a": 7, "b": 8}, 3)
+    run.close()
+
+    assert [row.metrics for row in read_rows(tmp_path / "run")] == [
+        {"a": 1, "b": 2},
+        {"a": 3, "b": 4},
+        {"a": 5, "c": 6},
+        {"a": 7, "b": 8},
+    ]
+
+
+def test_a_mapping_that_invents_values_is_taken_as_it_is(drive, tmp_path):
+    """A defaultdict is not asked for the names of another call, and other mappings are taken too."""
+    metrics = defaultdict(float, {"a": 1.0, "c": 2.0})
+    run = drive().fit()
+
+    run.log({"a": 0.0, "b": 0.5}, 0)
+    run.destination.log_metrics(metrics, 1)
+    run.destination.log_metrics(MappingProxyType({"a": 3.0, "b": 4.0}), 2)
+    run.close()
+
+    assert dict(metrics) == {"a": 1.0, "c": 2.0}
+    assert read_rows(tmp_path / "run")[1].metrics == {"a": 1.0, "c": 2.0}
+    assert read_rows(tmp_path / "run")[2].metrics == {"a": 3.0, "b": 4.0}
+
+
+def test_many_segments_lose_nothing(drive, tmp_path):
+    """Rows that fill several segments of the journal come in order, each once."""
+    run = drive(flush_seconds=1000).fit()
+
+    for step in range(30_000):
+        run.log({f"m{index}": step + 0.5 for index in range(10)}, step)
+    segments = len(segment_paths(journal_path(tmp_path / "run", 0)))
+    undrained = read_series(tmp_path / "run", "m9")
+    run.close()
+
+    assert segments > 2
+    assert undrained == read_series(tmp_path / "run", "m9") == [(step, step + 0.5) for step in range(30_000)]
+
+
+def test_rows_wider_than_a_segment_are_taken(drive, tmp_path):
+    """A call with a hundred thousand metrics is a row like any other."""
+    metrics = {f"layer.{index}": index * 0.5 for index in range(100_000)}
+    run = drive().fit()
+
+    run.log(metrics, 0)
+    run.log(metrics, 1)
+    run.close()
+
+    assert [row.metrics for row in read_rows(tmp_path / "run")] == [metrics, metrics]
+
+
+def test_appended_journals_hold_the_same(drive, tmp_path):
+    """Where files are not mapped, rows are the same."""
+    run = drive(journal="appended", flush_seconds=1000).fit()
+
+    for step in range(20_000):
+        run.log({f"m{index}": step + 0.5 for index in range(10)}, step)
+    undrained = read_series(tmp_path / "run", "m0")
+    run.close()
+
+    assert undrained == read_series(tmp_path / "run", "m0") == [(step, step + 0.5) for step in range(20_000)]
+
+
+def test_an_empty_call_is_no_row(drive, tmp_path):
+    """Logging nothing leaves nothing."""
+    run = drive().fit()
+
+    run.log({}, 0)
+    run.log({"a": 1}, 1)
+    run.close()
+
+    assert [row.step for row in read_rows(tmp_path / "run")] == [1]
+
+
+def test_what_is_no_number_is_refused_at_the_call(drive, tmp_path):
+    """A value that is no number raises, and the next row is fine."""
+    run = drive().fit()
+
+    with pytest.raises(RecordError, match="metric 'a' must be a number, got 'x'"):
+        run.destination.log_metrics({"a": "x"}, 0)
+    run.log({"a": 1.0}, 1)
+    run.close()
+
+    assert read_series(tmp_path / "run", "a") == [(1, 1.0)]
+
+
+def test_what_is_logged_before_init_is_written_then(tmp_path, drive):
+    """Records that come early wait for the folder to be opened."""
+    destination = RunDirectory(tmp_path / "run")
+    destination.log_metrics({"early": 1.0}, 0)
+    destination.log_hyperparameters({"lr": 0.1})
+    destination.log_text("early")
+
+    state = State("test")
+    engine = Engine(state, Logger(state, [destination]))
+    engine.run_event("init")
+    engine.close()
+
+    assert read_series(tmp_path / "run", "early") == [(0, 1.0)]
+    assert {"hparams.yaml", "texts.jsonl"} <= {path.name for path in (tmp_path / "run").iterdir()}
+
+
+def test_logging_after_close_is_refused(drive):
+    """A destination that was closed says so, until it is opened again."""
+    run = drive()
+    run.close()
+
+    with pytest.raises(RunNotOpenError, match="between init and post_close"):
+        run.destination.log_metrics({"a": 1.0}, 0)
+
+
+def test_a_destination_can_be_pickled(drive, tmp_path):
+    """A copy of an open destination is closed, holds what the constructor was given, and serves another run."""
+    run = drive(tags=["one"]).fit()
+    run.log({"a": 1.0}, 0)
+
+    copy = pickle.loads(pickle.dumps(run.destination))  # noqa: S301
+    run.close()
+    again = drive(tmp_path / "elsewhere").fit()
+    again.close()
+
+    assert repr(copy) == repr(run.destination)
+    assert copy.run_dir is None
+
+
+def test_one_new_metric_per_step_does_not_rewrite_the_file_each_time(drive, tmp_path):
+    """Five thousand metrics that each appear with a step of their own cost a bounded number of rewrites."""
+    run = drive(flush_seconds=0.01).fit()
+    writer = run.destination._writer
+
+    for step in range(5000):
+        run.log({f"key{step}": float(step)}, step)
+        if step % 50 == 0:
+            writer.timer.wake()
+    run.close()
+
+    header = (tmp_path / "run" / "metrics.csv").read_text().partition("\n")[0]
+    assert header.count(",") == 5002
+    assert writer._drain.rewrites < 60
+    assert [row.metrics for row in read_rows(tmp_path / "run")] == [
+        {f"key{step}": float(step)} for step in range(5000)
+    ]
+
+
+def test_a_mapped_page_costs_no_row_to_a_concurrent_reader(drive, tmp_path):
+    """A reader that reads all the time while rows are drained sees each row once, in order, and ever more of them."""
+    run = drive(flush_seconds=0.001).fit()
+    seen = []
+
+    for step in range(3000):
+        run.log({"a": float(step)} if step % 500 < 250 else {"a": float(step), f"b{step // 500}": 1}, step)
+        if step % 25 == 0:
+            seen.append((step + 1, read_series(tmp_path / "run", "a")))
+    run.close()
+
+    for count, rows in seen:
+        assert rows == [(step, float(step)) for step in range(count)]

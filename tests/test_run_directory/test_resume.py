@@ -1,0 +1,321 @@
+"""A run that is opened again."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+
+import pytest
+import yaml
+
+from destinations import RunDirectory
+from destinations.run_directory import RunExistsError, RunInUseError, RunPathError, read_rows, read_series
+from destinations.run_directory.lock import WriterLock
+from destinations.run_directory.sessions import SessionLog
+from events import Timestamp
+
+
+def sidecar(tmp_path):
+    """Returns the sidecar."""
+    return json.loads((tmp_path / "run" / "sidecar.json").read_text())
+
+
+def summary(tmp_path):
+    """Returns the summary of each metric."""
+    return json.loads((tmp_path / "run" / "summary.json").read_text())["metrics"]
+
+
+def log_steps(run, steps, value):
+    """Logs a loss for each step."""
+    for step in steps:
+        run.log({"loss": value + step}, step)
+
+
+def test_steps_that_are_trained_again_are_seen_once(drive, tmp_path):
+    """Rows from the resume step on leave the CSV for abandoned/, once and a second time."""
+    first = drive().fit()
+    log_steps(first, range(100), 0.0)
+    first.close()
+
+    second = drive(batch=60)
+    second.fit()
+    log_steps(second, range(60, 90), 1000.0)
+    live = read_series(tmp_path / "run", "loss")
+    second.close()
+    third = drive(batch=10).fit()
+    log_steps(third, range(10, 20), 2000.0)
+    third.close()
+
+    assert live == [(step, float(step if step < 60 else step + 1000)) for step in range(90)]
+    assert read_series(tmp_path / "run", "loss") == [
+        (step, float(step if step < 10 else step + 2000)) for step in range(20)
+    ]
+    abandoned = {
+        path.name.split(".")[1]: path.read_text().splitlines()
+        for path in (tmp_path / "run" / "abandoned").iterdir()
+    }
+    assert {name: len(lines) for name, lines in abandoned.items()} == {"step60": 41, "step10": 81}
+    assert abandoned["step60"][0] == "step,epoch,time,loss"
+    assert [line["resume_step"] for line in SessionLog.read(tmp_path / "run")] == [None, 60, 10]
+
+
+def test_statistics_follow_the_branch_that_counts(drive, tmp_path):
+    """Least, greatest, mean and count are those of the rows in the CSV, and survive a session that adds nothing."""
+    first = drive().fit()
+    log_steps(first, range(10), 0.0)
+    first.close()
+    before = summary(tmp_path)["loss"]
+
+    drive().close()
+    idle = summary(tmp_path)["loss"]
+    second = drive(batch=5).fit()
+    log_steps(second, range(5, 7), 100.0)
+    second.close()
+
+    assert idle == before
+    assert summary(tmp_path)["loss"] == {
+        "last": 106.0,
+        "min": 0.0,
+        "max": 106.0,
+        "min_step": 0,
+        "max_step": 6,
+        "count": 7,
+        "non_finite": 0,
+        "mean": 221.0 / 7,
+    }
+
+
+def test_rows_logged_before_the_checkpoint_belong_to_it(drive, tmp_path):
+    """What was logged at the step of the checkpoint before it was saved, such as an evaluation, is kept."""
+    first = drive().fit()
+    log_steps(first, range(10), 0.0)
+    first.log({"eval/acc": 0.5}, 10)
+    saved = first.destination.state_dict()
+    log_steps(first, range(10, 15), 0.0)
+    first.close()
+
+    second = drive(batch=10)
+    second.engine.run_event("before_load")
+    second.destination.load_state_dict(saved)
+    second.engine.run_event("after_load")
+    second.fit()
+    log_steps(second, range(10, 12), 100.0)
+    second.close()
+
+    assert read_series(tmp_path / "run", "eval/acc") == [(10, 0.5)]
+    assert [step for step, _ in read_series(tmp_path / "run", "loss")] == list(range(12))
+
+
+def test_a_loop_with_steps_of_its_own_resumes_at_its_first_row(drive, tmp_path):
+    """Where nothing was loaded, the first row says from where training goes on."""
+    first = drive().fit()
+    log_steps(first, range(10), 0.0)
+    first.close()
+
+    second = drive().fit()
+    log_steps(second, range(8, 10), 50.0)
+    second.close()
+
+    assert read_series(tmp_path / "run", "loss") == [
+        (step, float(step if step < 8 else step + 50)) for step in range(10)
+    ]
+
+
+def test_training_from_the_beginning_again_abandons_everything(drive, tmp_path):
+    """A run that starts at step 0 again keeps nothing of the first in the CSV, and all of it beside."""
+    first = drive().fit()
+    log_steps(first, range(10), 0.0)
+    first.close()
+
+    second = drive().fit()
+    log_steps(second, range(3), 50.0)
+    second.close()
+
+    assert [step for step, _ in read_series(tmp_path / "run", "loss")] == [0, 1, 2]
+    (path,) = (tmp_path / "run" / "abandoned").iterdir()
+    assert len(path.read_text().splitlines()) == 11
+
+
+def test_an_evaluation_afterwards_abandons_nothing(drive, tmp_path):
+    """A session without training adds rows and takes none away."""
+    first = drive().fit()
+    log_steps(first, range(5), 0.0)
+    first.close()
+
+    second = drive()
+    second.log({"test/acc": 0.75}, 0)
+    second.close()
+
+    assert [step for step, _ in read_series(tmp_path / "run", "loss")] == [0, 1, 2, 3, 4]
+    assert read_series(tmp_path / "run", "test/acc") == [(0, 0.75)]
+
+
+def test_what_users_and_viewers_wrote_survives(drive, tmp_path):
+    """Creation time, id, tags, notes, hyperparameters and a viewer's own fields outlive a session, and a live edit too."""
+    first = drive(tags=["a"], notes="first", run_id="mine")
+    first.logger.log_hyperparameters({"model": {"width": 4}})
+    first.close()
+    before = sidecar(tmp_path)
+    edited = {
+        **before,
+        "tags": ["a", "edited"],
+        "notes": "edited",
+        "display_name": "My run",
+        "archived": True,
+    }
+    (tmp_path / "run" / "sidecar.json").write_text(json.dumps(edited))
+
+    second = drive(tags=["b"], notes="second", run_id="other")
+    second.logger.log_hyperparameters({"model": {"depth": 2}, "lr": 0.1})
+    live = sidecar(tmp_path)
+    (tmp_path / "run" / "sidecar.json").write_text(json.dumps({**live, "notes": "edited live"}))
+    second.close()
+
+    after = sidecar(tmp_path)
+    assert (after["run_id"], after["created_at"]) == ("mine", before["created_at"])
+    assert after["tags"] == ["a", "edited", "b"]
+    assert (live["notes"], after["notes"]) == ("edited", "edited live")
+    assert (after["display_name"], after["archived"]) == ("My run", True)
+    assert after["hparams"] == {"model.width": 4, "model.depth": 2, "lr": 0.1}
+    assert yaml.safe_load((tmp_path / "run" / "hparams.yaml").read_text()) == {
+        "model": {"width": 4, "depth": 2},
+        "lr": 0.1,
+    }
+
+
+def test_a_second_writer_is_told_who_the_first_is(drive, tmp_path):
+    """A folder in use is refused with pid and host, also from the same process; afterwards it may be had."""
+    first = drive()
+
+    with pytest.raises(RunInUseError, match=rf"process {os.getpid()} on \S+ writes to it"):
+        drive()
+    first.close()
+    second = drive()
+    second.close()
+
+    assert sidecar(tmp_path)["status"] == "completed"
+
+
+def test_a_lock_of_a_dead_process_is_taken_over_without_flock(tmp_path):
+    """Where there is no flock, a lock file whose process is gone is stale, and one whose process lives is not."""
+    child = subprocess.run(
+        [sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, text=True, check=True
+    )
+    held = WriterLock(tmp_path / ".lock", use_flock=False)
+    held.acquire()
+    with pytest.raises(RunInUseError):
+        WriterLock(tmp_path / ".lock", use_flock=False).acquire()
+    owner = json.loads((tmp_path / ".lock").read_text())
+    (tmp_path / ".lock").write_text(json.dumps({**owner, "pid": int(child.stdout)}))
+
+    WriterLock(tmp_path / ".lock", use_flock=False).acquire()
+
+    assert json.loads((tmp_path / ".lock").read_text())["pid"] == os.getpid()
+
+
+def test_never_refuses_a_run_that_is_there(drive):
+    """`resume="never"` takes a new folder, and refuses the same folder afterwards."""
+    drive(resume="never").close()
+
+    with pytest.raises(RunExistsError, match="got one that holds a run"):
+        drive(resume="never")
+
+
+def test_a_moved_run_goes_on_where_it_is(drive, tmp_path):
+    """A folder that was moved is read and continued at its new place."""
+    run = drive().fit()
+    log_steps(run, range(5), 0.0)
+    run.close()
+    shutil.move(tmp_path / "run", tmp_path / "moved")
+
+    again = drive(tmp_path / "moved", batch=5).fit()
+    log_steps(again, range(5, 8), 0.0)
+    again.close()
+
+    assert [step for step, _ in read_series(tmp_path / "moved", "loss")] == list(range(8))
+    assert json.loads((tmp_path / "moved" / "sidecar.json").read_text())["run_dir"] == str(tmp_path / "moved")
+
+
+def test_a_run_moved_while_it_runs_is_found_again(drive, tmp_path):
+    """Rows logged after the folder was moved away go to a folder at the old place; none is lost between the two."""
+    run = drive(flush_seconds=1000).fit()
+    log_steps(run, range(5), 0.0)
+    run.flush()
+    shutil.copytree(tmp_path / "run", tmp_path / "copy")
+
+    copied = read_series(tmp_path / "copy", "loss")
+    run.close()
+
+    assert [step for step, _ in copied] == list(range(5))
+
+
+def test_a_killed_session_is_named_by_the_next(tmp_path):
+    """The line of a process that ended without a word says "killed", when the next one has come."""
+    code = (
+        "import os, sys, signal\nfrom destinations import RunDirectory\nfrom events import Engine, Logger, State\n"
+        "s = State('x'); l = Logger(s, [RunDirectory(sys.argv[1])]); e = Engine(s, l); e.run_event('init')\n"
+        "l.log_metrics({'a': 1.0}, 0); os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "run")], check=False)
+    assert done.returncode == -signal.SIGKILL
+    killed = sidecar(tmp_path)["status"]
+
+    destination = RunDirectory(tmp_path / "run")
+    from events import Engine, Logger, State
+
+    state = State("x", timestamp=Timestamp(batch=1))
+    engine = Engine(state, Logger(state, [destination]))
+    engine.run_event("init")
+    engine.close()
+
+    assert killed == "running"
+    assert [line["status"] for line in SessionLog.read(tmp_path / "run")] == ["killed", "completed"]
+    assert [row.metrics for row in read_rows(tmp_path / "run")] == [{"a": 1.0}]
+
+
+def test_a_csv_that_lightning_wrote_is_continued(drive, tmp_path):
+    """Other people's columns stay, ours are added, and its torn last line is left out."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "metrics.csv").write_bytes(b"epoch,loss,step\r\n0,0.5,0\r\n0,0.25,1\r\n0,0.1")
+
+    run = drive(batch=2).fit()
+    run.log({"acc": 1.0, "loss": 0.125}, 2)
+    run.close()
+
+    text = (folder / "metrics.csv").read_text().splitlines()
+    assert text[:3] == ["epoch,loss,step,time,acc", "0,0.5,0,,", "0,0.25,1,,"]
+    assert read_series(folder, "loss") == [(0, 0.5), (1, 0.25), (2, 0.125)]
+    assert summary(tmp_path)["loss"]["count"] == 3
+
+
+@pytest.mark.parametrize("name", ["file", "file/below"])
+def test_a_path_that_is_a_file_is_refused_at_once(tmp_path, name):
+    """The constructor refuses a path at which no folder can be."""
+    (tmp_path / "file").write_text("x")
+
+    with pytest.raises(RunPathError, match="is a file"):
+        RunDirectory(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"resume": "maybe"}, "resume must be one of"),
+        ({"keep_files": "yes"}, "keep_files must be one of"),
+        ({"journal": "fast"}, "journal must be one of"),
+        ({"flush_seconds": 0}, "flush_seconds must be more than 0"),
+    ],
+)
+def test_an_argument_that_is_none_is_refused(tmp_path, options, message):
+    """Bad arguments raise in the constructor."""
+    with pytest.raises(ValueError, match=message):
+        RunDirectory(tmp_path / "run", **options)
+
+
+def test_tags_that_are_one_string_are_refused(tmp_path):
+    """A string is not taken for a list of letters."""
+    with pytest.raises(TypeError, match=r"Write tags=\['a'\]"):
+        RunDirectory(tmp_path / "run", tags="a")
