@@ -325,6 +325,7 @@ SCALE = """
 import os, pathlib, resource, sys, threading, time
 from uploads import LocalStore
 from uploads.drain import Drain
+from uploads.spool import Spool
 spool = Spool(sys.argv[1])
 drain = Drain(spool, LocalStore(sys.argv[2]), workers=8)
 start = time.perf_counter()
