@@ -71,11 +71,16 @@ class Schedule:
         self._probe_out = False
         self._stopped = False
 
-    def add(self, folders: Iterable[str]) -> None:
-        """Takes entries in; those it knows already are passed over."""
+    def add(self, folders: Iterable[str], is_there: Callable[[str], bool] = lambda _: True) -> None:
+        """Takes entries in; those it knows already are passed over.
+
+        Args:
+            folders: From an announcement or a listing.
+            is_there: Asked of those it does not know: an entry of a listing may have been delivered and forgotten since.
+        """
         with self._changed:
             for folder in folders:
-                if identifier_of(folder) in self._known:
+                if identifier_of(folder) in self._known or not is_there(folder):
                     continue
                 self._known.add(identifier_of(folder))
                 heapq.heappush(self._lines[key_of(folder)], folder)

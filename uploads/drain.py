@@ -120,7 +120,7 @@ class Drain:
 
     def rescan(self) -> None:
         """Looks for entries that nobody announced, such as those of a forked child."""
-        self._schedule.add(self._spool.list_pending())
+        self._schedule.add(self._spool.list_pending(), lambda folder: (self._spool.pending / folder).is_dir())
 
     def counts(self) -> Counts:
         """How many entries wait, and how many are in flight."""

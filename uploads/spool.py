@@ -210,7 +210,7 @@ class Spool:
     def file_away(self, folder: str, outcome: Outcome) -> None:
         """Appends the line to `delivered.jsonl` and removes what is left of the folder; a crash between the two repeats the line."""
         append_line(self._delivered, json.dumps({"folder": folder, **outcome.to_json()}, ensure_ascii=False))
-        shutil.rmtree(self.done / folder, ignore_errors=True)
+        remove_entry(self.done / folder)
 
     def recover(self) -> None:
         """What a drain does when it takes the spool over: interrupted uploads wait again, delivered ones are filed away."""
@@ -305,6 +305,15 @@ def fsync_entry(folder: Path) -> None:
     """Has data, manifest and names of an entry's folder written to the disk."""
     for path in (folder / DATA_FILE, folder / MANIFEST_FILE, folder):
         fsync_path(path)
+
+
+def remove_entry(folder: Path) -> None:
+    """Removes what a delivered entry leaves: nearly always the manifest alone, which takes a third of what `rmtree` would."""
+    try:
+        (folder / MANIFEST_FILE).unlink()
+        folder.rmdir()
+    except OSError:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def utc_now() -> str:

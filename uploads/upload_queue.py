@@ -10,25 +10,21 @@ import shutil
 import threading
 import time
 import uuid
-from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
-
-import attrs
 
 from ._default_spool import default_spool
 from ._flusher import Flusher
 from ._forking import forget_in_child
 from ._intake import How, Intake
+from ._ledger import Ledger
 from ._redact import is_secret_option, redact
 from ._room import Room
 from ._worker_link import WorkerLink, WorkerOrder
 from .backlog import Backlog
 from .download import POINTER_SUFFIX, download_file
 from .drain import Drain
-from .entry import Entry, identifier_of, key_of
 from .errors import (
-    ManifestUnreadable,
     QueueClosed,
     RemoteNameTaken,
     SpoolFull,
@@ -37,7 +33,7 @@ from .errors import (
     UploadsIncomplete,
 )
 from .handle import FolderHandle, UploadHandle
-from .names import check_remote_name, name_key
+from .names import check_remote_name
 from .outcome import Outcome, UploadState
 from .ownership import OwnerLock
 from .spool import Spool
@@ -49,6 +45,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from types import TracebackType
 
+    from .entry import Entry
     from .retry import RetryPolicy
     from .stores import Store
 
@@ -142,15 +139,8 @@ class UploadQueue:
         self._durability = durability
         self._exit_seconds = exit_seconds
         self._raise_errors = raise_errors
-        self._lock = threading.RLock()  # Guards the seven below, and the order of sequence numbers on disk.
-        self._unsettled: dict[str, str] = {}  # Identifier → folder.
-        self._keys: Counter[str] = Counter()  # How many of them have the same remote name.
-        self._handles: dict[str, UploadHandle] = {}
-        self._sizes: dict[str, int] = {}
-        self._missing: set[str] = set()
-        self._failures: list[Outcome] = []
+        self._closing = threading.Lock()  # Guards _closed.
         self._closed: Backlog | None = None
-        self._settled = threading.Condition(self._lock)
         self._is_child = False
         self.spool = Spool(spool if spool is not None else default_spool(self._store.uri()))
         self.spool.create(_description(store, self._store, store_options or {}))
@@ -166,9 +156,9 @@ class UploadQueue:
         )
         self._intake = Intake(self.spool, self._room)
         self._flusher = Flusher(self.spool)
+        self._ledger = Ledger(self.spool, self._room.give)
         for folder in (*self.spool.list_pending(), *self.spool.list_inflight()):
-            self._unsettled[identifier_of(folder)] = folder
-            self._keys[key_of(folder)] += 1
+            self._ledger.open(folder)
         self._drainer = self._make_drainer(store, workers, policy, grace_seconds, store_options or {})
         try:
             self._drainer.start()
@@ -275,23 +265,18 @@ class UploadQueue:
 
     def unsettled(self) -> int:
         """How many entries are on their way."""
-        with self._lock:
-            return len(self._unsettled)
+        return self._ledger.count()
 
     def backlog(self) -> Backlog:
         """What was not delivered so far, by name."""
-        with self._lock:
-            folders = sorted(self._unsettled.values())
-            failures = tuple(self._failures)
-        return Backlog(self.spool.path, tuple(self._name_of(folder) for folder in folders), failures)
+        return Backlog(self.spool.path, self._ledger.remaining(), self._ledger.failures())
 
     def drain(self, timeout_seconds: float) -> Backlog:
         """Waits until everything submitted so far and since has ended, well or not; returns what was not delivered.
 
         Blocks for at most `timeout_seconds`.
         """
-        with self._settled:
-            self._settled.wait_for(lambda: not self._unsettled, timeout_seconds)
+        self._ledger.wait_empty(timeout_seconds)
         return self.backlog()
 
     def close(self, timeout_seconds: float = 30.0) -> Backlog:
@@ -302,7 +287,7 @@ class UploadQueue:
         Raises:
             UploadsIncomplete: Something was not delivered, and the queue has `raise_errors`.
         """
-        with self._lock:
+        with self._closing:
             if self._closed is not None or self._is_child:
                 return self._closed or self.backlog()
             self._closed = self.backlog()  # From here on submit refuses; replaced below.
@@ -333,7 +318,9 @@ class UploadQueue:
             _log.error("the spool %s was deleted and is made anew", self.spool.path)
             self.spool.create()
         identifier = uuid.uuid4().hex[:16]
-        handle = UploadHandle(identifier, name, self._store.uri(name), lambda: self._look_at(identifier))
+        handle = UploadHandle(
+            identifier, name, self._store.uri(name), lambda: self._ledger.state_of(identifier)
+        )
         try:
             entry = self._intake.accept(
                 identifier,
@@ -347,7 +334,7 @@ class UploadQueue:
                 register=lambda entry: self._follow(entry, handle),
             )
         except BaseException as error:
-            self._unfollow(identifier)
+            self._ledger.strike(identifier)
             if isinstance(error, SpoolFull):
                 return self._refused(name, size, error)
             if isinstance(error, OSError) and not isinstance(error, UploadError):
@@ -360,39 +347,19 @@ class UploadQueue:
         return handle
 
     def _refuse_if_useless(self, name: str, *, overwrite: bool) -> None:
-        with self._lock:
-            if self._closed is not None:
-                raise QueueClosed(
-                    f"a closed queue must not be given files, got {name!r}. Nothing would upload it."
-                )
-            if not overwrite and self._keys[name_key(name)]:
-                raise RemoteNameTaken(
-                    f"overwrite=False must have a name of its own, got {name!r}, which is on its way already. Use overwrite=True to replace it."
-                )
+        if self._closed is not None:
+            raise QueueClosed(
+                f"a closed queue must not be given files, got {name!r}. Nothing would upload it."
+            )
+        if not overwrite and self._ledger.is_on_its_way(name):
+            raise RemoteNameTaken(
+                f"overwrite=False must have a name of its own, got {name!r}, which is on its way already. Use overwrite=True to replace it."
+            )
 
     def _follow(self, entry: Entry, handle: UploadHandle) -> None:
-        """Counts the entry in, before anybody can tell us that it has ended."""
-        with self._lock:
-            self._refuse_if_useless(entry.remote_name, overwrite=entry.overwrite)
-            self._unsettled[entry.identifier] = entry.folder
-            self._keys[key_of(entry.folder)] += 1
-            self._sizes[entry.identifier] = entry.size
-            self._handles[entry.identifier] = handle
-
-    def _unfollow(self, identifier: str) -> str | None:
-        """Counts the entry out and returns its folder's name; None where it was not counted."""
-        with self._lock:
-            folder = self._unsettled.pop(identifier, None)
-            if folder is not None:
-                self._keys[key_of(folder)] -= 1
-                if not self._keys[key_of(folder)]:
-                    del self._keys[key_of(folder)]
-            return folder
-
-    def _look_at(self, identifier: str) -> UploadState | None:
-        with self._lock:
-            folder = self._unsettled.get(identifier)
-        return None if folder is None else self.spool.state_of(folder)
+        """Called in the order of sequence numbers, just before the entry becomes visible to the drain."""
+        self._refuse_if_useless(entry.remote_name, overwrite=entry.overwrite)
+        self._ledger.open(entry.folder, handle, entry.size)
 
     def _refused(self, name: str, size: int, error: SpoolFull) -> UploadHandle:
         if self._raise_errors:
@@ -408,11 +375,8 @@ class UploadQueue:
         )
         handle = UploadHandle(outcome.identifier, name, outcome.uri, lambda: None)
         handle._settle(outcome)  # noqa: SLF001  # the queue is the other half of a handle
-        with self._lock:
-            self._failures.append(outcome)
+        self._ledger.add_failure(outcome)
         return handle
-
-    # Hearing what became of it.
 
     def _make_drainer(
         self,
@@ -423,65 +387,11 @@ class UploadQueue:
         options: dict[str, Any],
     ) -> _Drainer:
         if self._isolation == "threads":
-            return Drain(self.spool, self._store, workers=workers, policy=policy, on_settled=self._on_settled)
-        order = WorkerOrder(str(self.spool.path), str(store), options, workers, grace_seconds)
-        return WorkerLink(order, on_settled=self._on_settled, on_takeover=self._look_up)
-
-    def _on_settled(self, outcome: Outcome) -> None:
-        with self._settled:
-            if self._unfollow(outcome.identifier) is None:
-                return
-            handle = self._handles.pop(outcome.identifier, None)
-            if (
-                outcome.state is UploadState.LOST and handle is not None
-            ):  # Its manifest, and so its name, is lost as well.
-                outcome = attrs.evolve(outcome, remote_name=handle.remote_name)
-            if outcome.state.is_failure:
-                self._failures.append(outcome)
-            else:
-                self._room.give(self._sizes.get(outcome.identifier, 0))
-            self._sizes.pop(outcome.identifier, None)
-            self._settled.notify_all()
-        if handle is not None:
-            handle._settle(outcome)  # noqa: SLF001  # the queue is the other half of a handle
-
-    def _look_up(self) -> None:
-        """Finds in the spool what a worker did not live to tell: gone twice in a row without a trace means deleted."""
-        with self._lock:
-            unsettled = dict(self._unsettled)
-        waiting = {*self.spool.list_pending(), *self.spool.list_inflight()}
-        gone = {identifier: folder for identifier, folder in unsettled.items() if folder not in waiting}
-        if not gone:
-            return
-        for state, folders in self.spool.list_failed().items():
-            for folder in set(folders) & set(gone.values()):
-                outcome = self.spool.reason_of(self.spool.failed / state / folder)
-                self._on_settled(outcome or Outcome(identifier_of(folder), folder, state))
-        for outcome in self.spool.delivered():
-            if outcome.identifier in gone:
-                self._on_settled(outcome)
-        with self._lock:
-            missing = set(gone) & set(self._unsettled)
-            lost, self._missing = missing & self._missing, missing
-        for identifier in lost:
-            self._on_settled(
-                Outcome(
-                    identifier,
-                    gone[identifier],
-                    UploadState.LOST,
-                    reason=f"its folder was deleted from {self.spool.path}",
-                )
+            return Drain(
+                self.spool, self._store, workers=workers, policy=policy, on_settled=self._ledger.close
             )
-
-    def _name_of(self, folder: str) -> str:
-        handle = self._handles.get(identifier_of(folder))
-        if handle is not None:
-            return handle.remote_name
-        place = self.spool.place_of(folder)
-        with contextlib.suppress(ManifestUnreadable, OSError):
-            if place is not None:
-                return Entry.read(place).remote_name
-        return folder
+        order = WorkerOrder(str(self.spool.path), str(store), options, workers, grace_seconds)
+        return WorkerLink(order, on_settled=self._ledger.close, on_takeover=self._ledger.look_up)
 
     # The end of the process.
 
@@ -498,8 +408,8 @@ class UploadQueue:
 
     def _forget_after_fork(self) -> None:
         self._is_child = True
-        self._lock = threading.RLock()
-        self._settled = threading.Condition(self._lock)
+        self._closing = threading.Lock()
+        self._ledger.forget_after_fork()
         self._room.forget_after_fork()
         self._intake.forget_after_fork()
         self._owner.forget()

@@ -59,6 +59,16 @@ def test_the_same_entry_announced_twice_is_worked_on_once(schedule):
     assert (schedule.next(0), schedule.counts()) == (None, Counts(0, 1))
 
 
+def test_a_listing_that_is_out_of_date_brings_nothing_back(schedule):
+    """An entry that was delivered after the listing was made is not taken for a new one."""
+    schedule.add([_folder(1, "a")])
+    schedule.settle(schedule.next(0))
+
+    schedule.add([_folder(1, "a")], is_there=lambda folder: False)
+
+    assert schedule.counts() == Counts(0, 0)
+
+
 def test_a_retry_waits_its_time_and_lets_others_pass(schedule, clock):
     """One entry's back-off does not hold the others up."""
     schedule.add([_folder(1, "a"), _folder(2, "b")])

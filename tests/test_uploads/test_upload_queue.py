@@ -555,6 +555,28 @@ def test_process_durability_syncs_soon_after(tmp_path, make_file):
     flusher.stop(LIMIT_SECONDS)
 
 
+def test_a_burst_is_synced_in_one_pass_over_the_disk(tmp_path):
+    """Fault 7: a thousand small files do not cost three thousand waits for the journal."""
+    from uploads._flusher import Flusher
+    from uploads.spool import Spool
+
+    passes = []
+    spool = Spool(tmp_path / "spool")
+    spool.create()
+    flusher = Flusher(
+        spool,
+        delay_seconds=0.2,
+        fsync=lambda place: passes.append("one"),
+        sync_disk=lambda place: passes.append("all"),
+    )
+
+    for number in range(100):
+        flusher.add(f"{number:012d}-0000000000000000-0000000000000000")
+    flusher.stop(LIMIT_SECONDS)
+
+    assert passes == ["all"]
+
+
 def test_an_fsync_that_failed_is_counted_and_never_repeated(tmp_path, caplog):
     """Fault 8: a second fsync would say that all is well; the entry is marked instead, out loud."""
     from uploads._flusher import Flusher

@@ -88,7 +88,7 @@ def test_what_a_worker_did_not_live_to_tell_is_looked_up(make_worker_queue, make
         assert time.monotonic() < deadline
 
     assert not handle.done()
-    queue._look_up()
+    queue._ledger.look_up()
 
     assert handle.result(0).state is UploadState.DONE
 

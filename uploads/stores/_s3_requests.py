@@ -6,6 +6,7 @@ import base64
 import contextlib
 import hashlib
 import io
+import re
 import time
 import zlib
 from typing import TYPE_CHECKING, Any, Literal
@@ -21,6 +22,7 @@ __all__ = ["Checksum", "DeadlineBody", "Requests"]
 
 Checksum = Literal["aws", "md5", "none"]
 
+_MD5 = re.compile(r"[0-9a-f]{32}")
 _LEAST_BYTES_PER_SECOND = 32 << 10
 _PATIENCE_SECONDS = 60.0
 
@@ -61,7 +63,7 @@ class Requests:
     def put(self, key: str, body: Body, *, create_only: bool) -> None:
         """The whole file in one request."""
         data = body.read(0, body.digest.size)
-        if hashlib.sha256(data).hexdigest() != body.digest.sha256:
+        if zlib.crc32(data) != body.digest.crc32:
             raise BytesCorrupt(f"{key} must be sent as it was checked, got other bytes")
         headers = self._extra("PutObject") | ({"IfNoneMatch": "*"} if create_only else {})
         if self._checksum == "aws":
@@ -71,7 +73,7 @@ class Requests:
         answer = self._client.put_object(
             Bucket=self._bucket, Key=key, Body=DeadlineBody(data), Metadata=_metadata(body), **headers
         )
-        if not self._echoed(answer, "ChecksumSHA256", headers.get("ChecksumSHA256"), data):
+        if not self._echoed(answer, "ChecksumSHA256", headers, data):
             self.check_size(key, body)
 
     def create_upload(self, key: str, body: Body) -> str:
@@ -100,7 +102,7 @@ class Requests:
             Body=DeadlineBody(data),
             **headers,
         )
-        self._echoed(answer, "ChecksumCRC32", headers.get("ChecksumCRC32"), data)
+        self._echoed(answer, "ChecksumCRC32", headers, data)
         return dict(answer)
 
     def complete(
@@ -150,14 +152,19 @@ class Requests:
         members = self._client.meta.service_model.operation_model(operation).input_shape.members
         return {key: value for key, value in self._extra_args.items() if key in members}
 
-    def _echoed(self, answer: dict[str, Any], field: str, sent: str | None, data: bytes) -> bool:
+    def _echoed(self, answer: dict[str, Any], field: str, headers: dict[str, Any], data: bytes) -> bool:
         """Whether the answer proves that the server has these bytes: it repeats the checksum, or its ETag is their MD5."""
-        echo = answer.get(field)
+        sent, echo = headers.get(field), answer.get(field)
         if sent is not None and echo is not None:
             if echo != sent:
                 raise BytesCorrupt(f"the server must have checksum {sent}, got {echo}")
             return True
-        return bool(answer.get("ETag", "").strip('"') == hashlib.md5(data, usedforsecurity=False).hexdigest())
+        etag = answer.get("ETag", "").strip('"')
+        if not _MD5.fullmatch(etag):
+            return False
+        known = headers.get("ContentMD5")
+        md5 = base64.b64decode(known) if known else hashlib.md5(data, usedforsecurity=False).digest()
+        return bool(etag == md5.hex())
 
 
 @contextlib.contextmanager

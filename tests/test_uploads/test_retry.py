@@ -1,0 +1,83 @@
+"""How long to wait, and what a failure means."""
+
+import errno
+
+import pytest
+
+from uploads._verdicts import Action, Attempts, judge
+from uploads.errors import BytesCorrupt, ManifestUnreadable, RejectedByStore, StoreParked, TransientStoreError
+from uploads.outcome import UploadState
+from uploads.retry import RetryPolicy
+
+LONGEST = RetryPolicy(uniform=lambda low, high: high)
+
+
+def test_delays_double_up_to_a_cap():
+    """Fault 24: full jitter under a ceiling of 1, 2, 4 … 60 seconds."""
+    assert [LONGEST.delay_seconds(failures) for failures in (1, 2, 3, 7, 10_000)] == [1, 2, 4, 60, 60]
+    assert RetryPolicy(uniform=lambda low, high: low).delay_seconds(5) == 0
+
+
+def test_a_server_that_names_a_time_is_obeyed_within_reason():
+    """Retry-After counts, but not for hours."""
+    assert LONGEST.delay_seconds(1, retry_after_seconds=17) == 17
+    assert LONGEST.delay_seconds(1, retry_after_seconds=86_400) == 300
+
+
+def test_probes_of_a_parked_store_come_at_least_every_five_minutes():
+    """Fault 30: 1, 2, 4 … 300 seconds."""
+    assert [LONGEST.probe_seconds(probes) for probes in (0, 1, 2, 8, 9, 10_000)] == [1, 2, 4, 256, 300, 300]
+
+
+@pytest.mark.parametrize(
+    ("error", "action"),
+    [
+        (TransientStoreError("503"), Action.RETRY),
+        (OSError(errno.EMFILE, "too many open files"), Action.RETRY),
+        (StoreParked("expired"), Action.PARK),
+        (RejectedByStore("name too long"), Action.FAIL),
+        (ManifestUnreadable("torn"), Action.FAIL),
+        (BytesCorrupt("bad digest"), Action.RETRY),
+        (KeyError("a bug"), Action.RETRY),
+    ],
+)
+def test_what_a_first_failure_means(error, action):
+    """Faults 12, 21, 29, 30, 38: passing, parking, or the entry's own."""
+    assert judge(error, Attempts(), LONGEST, successes=0).action is action
+
+
+@pytest.mark.parametrize(
+    ("error", "tries", "state"),
+    [(BytesCorrupt("bad digest"), 5, UploadState.CORRUPT), (KeyError("a bug"), 10, UploadState.REJECTED)],
+)
+def test_what_nobody_can_explain_ends_after_a_while(error, tries, state):
+    """Fault 20: corruption on the wire five times, unknown failures ten times."""
+    attempts = Attempts()
+
+    verdicts = [judge(error, attempts, LONGEST, successes=0) for _ in range(tries)]
+
+    assert [verdict.action for verdict in verdicts] == [Action.RETRY] * (tries - 1) + [Action.FAIL]
+    assert verdicts[-1].state is state
+
+
+def test_network_faults_never_end_an_entry():
+    """Fault 21: there is no count for what passes by itself."""
+    attempts = Attempts()
+
+    assert all(
+        judge(TransientStoreError("refused"), attempts, LONGEST, successes=0).action is Action.RETRY
+        for _ in range(10_000)
+    )
+
+
+def test_a_denial_is_about_the_name_only_while_others_get_through():
+    """A policy that denies one name fails it; a policy that denies everything parks."""
+    denied = StoreParked("AccessDenied", may_be_the_entry=True)
+    lonely, surrounded = Attempts(), Attempts()
+
+    assert {judge(denied, lonely, LONGEST, successes=0).action for _ in range(100)} == {Action.PARK}
+    assert [judge(denied, surrounded, LONGEST, successes=count).action for count in (1, 2, 3)] == [
+        Action.PARK,
+        Action.PARK,
+        Action.FAIL,
+    ]

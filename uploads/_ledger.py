@@ -1,0 +1,159 @@
+"""What a queue has taken in and not heard the end of: who waits for it, by which name, and how it ended."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import attrs
+
+from .entry import Entry, identifier_of, key_of
+from .errors import ManifestUnreadable
+from .names import name_key
+from .outcome import Outcome, UploadState
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .handle import UploadHandle
+    from .spool import Spool
+
+__all__ = ["Ledger"]
+
+
+@attrs.frozen
+class _Line:
+    """An entry that has not ended; what an earlier process left has no handle and was never booked."""
+
+    folder: str
+    handle: UploadHandle | None = None
+    size: int = 0
+
+
+class Ledger:
+    """Entries from acceptance to their end. Every method may be called from any thread; the lock guards everything.
+
+    Args:
+        spool: Where what nobody told us is looked up.
+        free: Called with the bytes of each entry that has left the spool.
+    """
+
+    def __init__(self, spool: Spool, free: Callable[[int], None]) -> None:
+        self._spool = spool
+        self._free = free
+        self._changed = threading.Condition()
+        self._lines: dict[str, _Line] = {}
+        self._keys: Counter[str] = Counter()
+        self._failures: list[Outcome] = []
+        self._missing: set[str] = set()
+
+    def open(self, folder: str, handle: UploadHandle | None = None, size: int = 0) -> None:
+        """Takes an entry in, before anybody can tell us that it has ended."""
+        with self._changed:
+            self._lines[identifier_of(folder)] = _Line(folder, handle, size)
+            self._keys[key_of(folder)] += 1
+
+    def strike(self, identifier: str) -> None:
+        """Takes an entry out that never came to be."""
+        with self._changed:
+            self._remove(identifier)
+
+    def is_on_its_way(self, name: str) -> bool:
+        """Whether an entry of this remote name has not ended."""
+        with self._changed:
+            return self._keys[name_key(name)] > 0
+
+    def close(self, outcome: Outcome) -> None:
+        """The end of an entry; the second time it is told nothing happens."""
+        with self._changed:
+            line = self._remove(outcome.identifier)
+            if line is None:
+                return
+            if outcome.state is UploadState.LOST and line.handle is not None:
+                # Its manifest, and so its name, is lost as well.
+                outcome = attrs.evolve(outcome, remote_name=line.handle.remote_name)
+            if outcome.state.is_failure:
+                self._failures.append(outcome)
+            else:
+                self._free(line.size)
+            self._changed.notify_all()
+        if line.handle is not None:
+            line.handle._settle(outcome)  # noqa: SLF001  # the queue is the other half of a handle
+
+    def add_failure(self, outcome: Outcome) -> None:
+        """A file that never became an entry."""
+        with self._changed:
+            self._failures.append(outcome)
+
+    def wait_empty(self, timeout_seconds: float) -> bool:
+        """Whether everything has ended within this time."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._lines, timeout_seconds)
+
+    def count(self) -> int:
+        """How many have not ended."""
+        with self._changed:
+            return len(self._lines)
+
+    def state_of(self, identifier: str) -> UploadState | None:
+        """How an entry stands in the spool now; None where it has just left it."""
+        with self._changed:
+            line = self._lines.get(identifier)
+        return None if line is None else self._spool.state_of(line.folder)
+
+    def remaining(self) -> tuple[str, ...]:
+        """The remote names of what has not ended, in the order of submission."""
+        with self._changed:
+            lines = sorted(self._lines.values(), key=lambda line: line.folder)
+        return tuple(self._name_of(line) for line in lines)
+
+    def failures(self) -> tuple[Outcome, ...]:
+        """What ended badly, in the order in which it was heard."""
+        with self._changed:
+            return tuple(self._failures)
+
+    def look_up(self) -> None:
+        """Finds in the spool what a worker did not live to tell: gone twice in a row without a trace means deleted."""
+        with self._changed:
+            folders = {identifier: line.folder for identifier, line in self._lines.items()}
+        waiting = {*self._spool.list_pending(), *self._spool.list_inflight()}
+        gone = {identifier: folder for identifier, folder in folders.items() if folder not in waiting}
+        if not gone:
+            return
+        for state, failed in self._spool.list_failed().items():
+            for folder in set(failed) & set(gone.values()):
+                noted = self._spool.reason_of(self._spool.failed / state / folder)
+                self.close(noted or Outcome(identifier_of(folder), folder, state))
+        for outcome in self._spool.delivered():
+            if outcome.identifier in gone:
+                self.close(outcome)
+        with self._changed:
+            missing = set(gone) & set(self._lines)
+            lost, self._missing = missing & self._missing, missing
+        reason = f"its folder was deleted from {self._spool.path}"
+        for identifier in lost:
+            self.close(Outcome(identifier, gone[identifier], UploadState.LOST, reason=reason))
+
+    def forget_after_fork(self) -> None:
+        """In a forked child: the parent's lock may be held by a thread that does not exist here."""
+        self._changed = threading.Condition()
+
+    def _remove(self, identifier: str) -> _Line | None:
+        line = self._lines.pop(identifier, None)
+        if line is not None:
+            key = key_of(line.folder)
+            self._keys[key] -= 1
+            if not self._keys[key]:
+                del self._keys[key]
+        return line
+
+    def _name_of(self, line: _Line) -> str:
+        if line.handle is not None:
+            return line.handle.remote_name
+        place = self._spool.place_of(line.folder)
+        with contextlib.suppress(ManifestUnreadable, OSError):
+            if place is not None:
+                return Entry.read(place).remote_name
+        return line.folder
