@@ -1,4 +1,5 @@
-# make demo   set up, then train a small network on real data with every core destination attached
+# make demo   set up, then train a small network on real data with every core destination attached;
+#             STORE=s3://bucket/prefix uploads what it leaves there, and not to runs/store
 # make test   set up, then lint, check types, run the tests
 # make bench  the measured claims of the docs, as ratios against whatever peers are installed
 PYTHON ?= python3
@@ -9,7 +10,7 @@ READY := $(VENV)/.ready
 .PHONY: demo test lint types bench format clean
 
 demo: $(READY)
-	$(BIN)/python docs/examples/digits.py
+	$(BIN)/python docs/examples/digits.py $(if $(STORE),--store "$(STORE)")
 
 test: lint types
 	$(BIN)/python -m pytest -n auto --dist loadgroup

@@ -3,6 +3,8 @@
 The images are scikit-learn's: 1,797 of them, 8 by 8 pixels, bundled, nothing is downloaded. Run it with `make demo`.
 """
 
+import argparse
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +14,9 @@ from sklearn.model_selection import train_test_split
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from destinations import Console, InMemory, LoggerDestination, ProgressBar, TextFile
+from destinations import Artifacts, Console, InMemory, LoggerDestination, ProgressBar, RunDirectory, TextFile
 from events import Callback, Logger, State, Trainer
+from uploads import UploadQueue
 
 INK = 0.5
 
@@ -115,24 +118,69 @@ def trainer(
     )
 
 
-def main() -> None:
-    """Trains, and says where everything is."""
+def main(store: str) -> None:
+    """Trains, brings checkpoints and the run's folder to the store, and says where everything is."""
     memory = InMemory()
-    loggers = [ProgressBar(), Console(log_interval="1ep"), memory, TextFile("runs/{run_name}/log.txt")]
+    loggers = [
+        ProgressBar(),
+        Console(log_interval="1ep"),
+        memory,
+        RunDirectory("runs/{run_name}"),
+        TextFile("runs/{run_name}/log.txt"),
+        Artifacts(store),
+    ]
     with trainer(loggers, [Misclassified(), Weights()]) as digits_trainer:
         digits_trainer.logger.log_hyperparameters({"data": "scikit-learn digits", "dropout": 0.3})
         digits_trainer.fit()
         run_name = digits_trainer.state.run_name
-
-    scores = memory.get_timeseries("metrics/test/accuracy")
-    losses = memory.get_timeseries("loss/train/total")["loss/train/total"]
     folder = Path("runs") / run_name
-    print(f"\ntest accuracy {scores['metrics/test/accuracy'][-1]:.4f} after {len(losses)} batches")
-    print(f"training loss {losses[:20].mean():.3f} → {losses[-20:].mean():.4f}")
-    for path in sorted(folder.rglob("*")):
-        if path.is_file():
-            print(f"{path}  {path.stat().st_size:,} bytes")
+    with UploadQueue(store) as queue:
+        queue.submit(folder, run_name)
+
+    show_folder(folder)
+    show_metrics(memory)
+    show_receipt(folder)
+    print(f"\nuploaded to {queue.uri(run_name)}")
+
+
+def show_folder(folder: Path) -> None:
+    """Prints what the run left on disk."""
+    print(f"\n{folder}/")
+    for path in sorted(folder.iterdir()):
+        files = [file for file in path.rglob("*") if file.is_file()] if path.is_dir() else [path]
+        size = sum(file.stat().st_size for file in files)
+        name = f"{path.name}/" if path.is_dir() else path.name
+        print(f"  {name:<20} {size:>10,} bytes" + (f" in {len(files)} files" if path.is_dir() else ""))
+
+
+def show_metrics(memory: InMemory) -> None:
+    """Prints, for each metric, its first, best and last value."""
+    print(f"\n{'metric':<30} {'first':>10} {'lowest':>10} {'highest':>10} {'last':>10}")
+    for name in sorted(memory.most_recent_values):
+        if name.startswith(("loss/", "metrics/")):
+            values = memory.get_timeseries(name)[name]
+            row = (values[0], values.min(), values.max(), values[-1])
+            print(f"{name:<30} " + " ".join(f"{value:>10.4f}" for value in row))
+
+
+def show_receipt(folder: Path) -> None:
+    """Prints what logging cost the training thread, and what is safe."""
+    receipt = json.loads((folder / "sidecar.json").read_text(encoding="utf-8"))["overhead"]
+    media = receipt["media"]
+    print(
+        f"\n{receipt['calls']} rows of metrics, {receipt['p50_us']:.1f} µs each (median), {receipt['dropped']} dropped"
+    )
+    print(
+        f"{media['accepted']} records of media in {media['files']} files, {media['failed']} failed, {media['dropped']} dropped"
+    )
+    print(f"safe on disk to step {receipt['safe_on_disk_to_step']}")
 
 
 if __name__ == "__main__":
-    main()
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--store", default="runs/store", help="a folder, or s3://bucket/prefix, gs://, az://, sftp://"
+    )
+    main(parser.parse_args().store)
