@@ -11,6 +11,7 @@ Importing this package starts nothing and loads no store's client.
 """
 
 from .backlog import Backlog
+from .commands import add_commands
 from .download import download_file
 from .errors import UploadError
 from .exiting import exit_on_sigterm
@@ -32,6 +33,7 @@ __all__ = [
     "UploadHandle",
     "UploadQueue",
     "UploadState",
+    "add_commands",
     "download_file",
     "exit_on_sigterm",
     "open_store",

@@ -9,6 +9,7 @@ Exit codes: 0 everything was delivered, 1 something is left, 2 wrong usage, 3 an
 from __future__ import annotations
 
 import argparse
+import functools
 import hashlib
 import json
 import shutil
@@ -28,6 +29,7 @@ from .stores import open_store
 from .stores.store import Resuming
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from .stores import Store
@@ -180,7 +182,7 @@ def gc(
 def add_commands(subparsers: Any) -> None:
     """Adds the four sub-commands to what `ArgumentParser.add_subparsers` returned.
 
-    The parsed namespace has `run`, to be called with the namespace; it returns the exit code.
+    The parsed namespace has `run`, to be called with the namespace; it prints errors to stderr and returns the exit code.
     """
     for name, run, text in (
         ("status", _run_status, "say what is in the spool and who works on it"),
@@ -191,7 +193,7 @@ def add_commands(subparsers: Any) -> None:
         command = subparsers.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
         command.add_argument("spool", metavar="SPOOL", help="the folder of entries")
         command.add_argument("--json", action="store_true", help="print JSON")
-        command.set_defaults(run=run)
+        command.set_defaults(run=functools.partial(_with_exit_code, run))
         if name != "status":
             command.add_argument("--store", metavar="URI", help="instead of the store that the spool names")
         if name == "resume":
@@ -218,8 +220,12 @@ def main(arguments: list[str] | None = None) -> int:
     )
     add_commands(parser.add_subparsers(required=True, metavar="COMMAND"))
     options = parser.parse_args(arguments)
+    return int(options.run(options))
+
+
+def _with_exit_code(run: Callable[[argparse.Namespace], int], options: argparse.Namespace) -> int:
     try:
-        return int(options.run(options))
+        return run(options)
     except SpoolOwned as error:
         _say(str(error), stream=sys.stderr)
         return EXIT_OWNED

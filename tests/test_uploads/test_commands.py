@@ -1,12 +1,13 @@
 """The four commands, as a user runs them."""
 
+import argparse
 import json
 import shutil
 
 import pytest
 
 from tests.servers.stores import MemoryStore, StoreThatWaits
-from uploads import LocalStore
+from uploads import LocalStore, add_commands
 from uploads.commands import EXIT_FAILED, EXIT_LEFT, EXIT_OK, EXIT_OWNED, gc, main, resume, status, verify
 from uploads.errors import SpoolOwned
 
@@ -155,3 +156,15 @@ def test_a_spool_from_an_unknown_store_asks_for_one(spool, capsys):
 
     assert main(["resume", str(spool)]) == EXIT_FAILED
     assert "Give one with --store URI" in capsys.readouterr().err
+
+
+def test_mounted_commands_give_the_same_exit_codes(tmp_path, capsys):
+    """Another command line that mounts the commands gets an exit code and a message, never an exception."""
+    parser = argparse.ArgumentParser()
+    add_commands(parser.add_subparsers())
+    options = parser.parse_args(["resume", str(tmp_path / "nowhere")])
+
+    code = options.run(options)
+
+    assert code == EXIT_FAILED
+    assert "pending/" in capsys.readouterr().err
