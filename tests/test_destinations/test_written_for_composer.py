@@ -56,14 +56,8 @@ class CsvLikeLogger(LoggerDestination):
         elapsed = state.get_elapsed_duration()
         if state.timestamp.batch == Time.from_timestring("2ba"):
             logger.log_table(["a"], [[1]], name="T")
-            logger.log_images(
-                np.zeros((2, 3, 4, 4)),
-                "I",
-                False,
-                None,
-                {"m": np.zeros((2, 4, 4))},
-                {0: "sky"},  # noqa: FBT003  # as Composer's users do
-            )
+            masks = {"m": np.zeros((2, 4, 4))}
+            logger.log_images(np.zeros((2, 3, 4, 4)), name="I", masks=masks, mask_class_labels={0: "sky"})
             logger.log_traces({"algorithm_traces/x": 1})
             self.calls.append(("elapsed", float(elapsed)))
 
