@@ -6,6 +6,7 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from ._device import DeviceCopies
 from .callback import Callback
 from .config import plain_config
 from .destination import Destination
@@ -28,6 +29,7 @@ from .redaction import redact, redact_arguments, redact_text
 from .run import Run
 from .state import Phase, RunStatus, State
 from .timestamp import Time, Timestamp, TimeUnit
+from .write_rate import WriteRate, is_due
 
 if TYPE_CHECKING:
     from .checkpoint import CheckpointSaver, read_checkpoint
@@ -39,6 +41,7 @@ __all__ = [
     "CheckpointError",
     "CheckpointSaver",
     "Destination",
+    "DeviceCopies",
     "Engine",
     "EngineClosedError",
     "Event",
@@ -57,8 +60,10 @@ __all__ = [
     "Timestamp",
     "Trainer",
     "UnknownEventError",
+    "WriteRate",
     "format_name",
     "format_run_name",
+    "is_due",
     "plain_config",
     "read_checkpoint",
     "redact",
