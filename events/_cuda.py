@@ -9,17 +9,12 @@ slot: making and destroying events can block.
 A tensor that another stream makes must have been waited for by the current one, as for any operation.
 """
 
-import functools
-import sys
 from collections.abc import Callable, Sequence
-from typing import Any, ParamSpec, Protocol, TypeVar
+from typing import Any, Protocol
 
 import torch
 
 __all__ = ["CudaDevice", "ScalarSlot"]
-
-P = ParamSpec("P")
-R = TypeVar("R")
 
 _UNSIGNED_64 = 1 << 64
 
@@ -28,24 +23,6 @@ class _Event(Protocol):
     def record(self, stream: Any) -> None: ...
 
     def query(self) -> bool: ...
-
-
-def _eager(function: Callable[P, R]) -> Callable[P, R]:
-    """Keeps `torch.compile` from compiling a function that a compiled region comes to call.
-
-    `torch.compiler.disable` would do so at once, and import the compiler, which takes seconds, for programs without one.
-    """
-    disabled: list[Callable[P, R]] = []
-
-    @functools.wraps(function)
-    def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        if "torch._dynamo" not in sys.modules:
-            return function(*args, **kwargs)
-        if not disabled:
-            disabled.append(torch.compiler.disable(function))  # type: ignore[no-untyped-call]
-        return disabled[0](*args, **kwargs)
-
-    return call
 
 
 class CudaDevice:
@@ -63,7 +40,6 @@ class CudaDevice:
         """Says whether the current stream is being captured."""
         return torch.cuda.is_current_stream_capturing()
 
-    @_eager
     def make_slots(self, count: int, capacity: int) -> "list[ScalarSlot]":
         """Allocates all memory at once: pinning is slow, and may wait for the device."""
         with torch.inference_mode(mode=False):
@@ -74,7 +50,6 @@ class CudaDevice:
             for staging, landed in zip(on_device.unbind(), on_host.unbind(), strict=True)
         ]
 
-    @_eager
     def copy_array(self, tensor: torch.Tensor) -> "_ArrayFlight":
         """Snapshots a tensor on the current stream, and copies it on another."""
         if self._side is None:
@@ -109,7 +84,6 @@ class ScalarSlot:
         self._floats: Sequence[torch.Tensor] = ()
         self._dtypes: list[torch.dtype] = []
 
-    @_eager
     def start(self, tensors: Sequence[torch.Tensor]) -> None:
         """Snapshots scalars and starts their copy; queues work and returns."""
         if not self._integers:
@@ -132,7 +106,6 @@ class ScalarSlot:
         """Says whether the copy has landed."""
         return self._event.query()
 
-    @_eager
     def read(self) -> list[Any]:
         """Returns Python numbers; a boolean is one again."""
         landed = self._landed[: len(self._dtypes)]

@@ -13,6 +13,7 @@ from typing import Any
 import attrs
 
 from ._device import DeviceCopies, HostCopies, Landing
+from ._eager import eager
 from ._faults import Faults
 from ._waiting import (
     Accumulation,
@@ -135,6 +136,7 @@ class Delivery:
         waiting = [sink.waiting_in(state.phase) for sink in sinks]
         self._quiet = _Quiet(state.phase, clock_of(sinks[0].destination), min(known), waiting)
 
+    @eager
     def log_metrics(self, metrics: Any, prefix: str, step: int) -> list[str]:
         """Takes metrics; returns a sentence for each one that cannot be taken."""
         due = [sink for sink in self._metric_sinks if self._is_due(sink, step, metrics.keys())]
@@ -147,8 +149,13 @@ class Delivery:
             flat.errors.append(str(error))
         if not flat.values and flat.errors:
             return flat.errors
-        call = MetricsCall(flat.values, set(flat.functions), step, moment_of(self._state), next(self._orders))
-        refusal = self._distribute(call, due)
+        if flat.on_device or flat.functions or self.is_paced or self.is_busy:
+            call = MetricsCall(
+                flat.values, set(flat.functions), step, moment_of(self._state), next(self._orders)
+            )
+            refusal = self._distribute(call, due)
+        else:
+            refusal = self._call(due, "log_metrics", (flat.values, step))
         return flat.errors if refusal is None else [*flat.errors, str(refusal)]
 
     def _distribute(self, call: MetricsCall, due: list[Sink]) -> RecordError | None:
@@ -165,6 +172,7 @@ class Delivery:
                 refusal = self._write_waiting(sink, phase_of(call.moment)) or refusal
         return refusal
 
+    @eager
     def log_record(
         self,
         action: str,
@@ -215,6 +223,7 @@ class Delivery:
         """Returns tensors in host memory, those on a device as a `Landing`."""
         return to_host(value, self._copies.start_array)
 
+    @eager
     def poll(self) -> None:
         """Delivers what has landed, without waiting."""
         self._copies.collect()
@@ -225,6 +234,7 @@ class Delivery:
                 # Whoever logged it is long gone.
                 self._faults().note_value(entry.action, refusal)
 
+    @eager
     def land(self, *, is_last: bool = False) -> None:
         """Waits until everything has come from its device, and delivers it; until the deadline.
 
@@ -344,19 +354,20 @@ class Delivery:
             return None
         now = moment_of(self._state)
         if entry.moment == now:
-            return self._call(entry, arguments)
+            return self._call(entry.sinks, entry.action, arguments)
         put_moment(entry.moment, self._state)
         try:
-            return self._call(entry, arguments)
+            return self._call(entry.sinks, entry.action, arguments)
         finally:
             put_moment(now, self._state)
 
-    def _call(self, entry: _Entry, arguments: tuple[Any, ...]) -> RecordError | None:
+    def _call(self, sinks: Sequence[Sink], action: str, arguments: tuple[Any, ...]) -> RecordError | None:
         def call(destination: Destination) -> None:
             # By position, as Composer calls it: a subclass may have named its arguments as it liked.
-            getattr(destination, entry.action)(*arguments)
+            getattr(destination, action)(*arguments)
 
-        refusals = [self._faults().attempt(sink.destination, entry.action, call) for sink in entry.sinks]
+        faults = self._faults()
+        refusals = [faults.attempt(sink.destination, action, call) for sink in sinks]
         return next((refusal for refusal in refusals if refusal is not None), None)
 
 

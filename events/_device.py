@@ -118,6 +118,7 @@ class _Ring:
         self._free: deque[Slot] | None = None
         self._flights: deque[tuple[Flight, list[Landing], Slot | None]] = deque()
         self._failure: Exception | None = None
+        self._reported: set[str] = set()
         self.lost_values = 0
 
     @property
@@ -140,27 +141,42 @@ class _Ring:
 
     def _copy_slot(self, tensors: Sequence[Any]) -> list[Landing]:
         landings = [Landing() for _ in tensors]
-        if not self._has_room():
-            self._lose(landings)
-            return landings
-        if self._free is None:
-            self._free = deque(self._device.make_slots(self._policy.slots, self._policy.scalars_per_slot))
-        slot = self._free.popleft()
+        slot = None
         try:
-            slot.start(tensors)
-        except BaseException:
-            self._free.append(slot)
-            raise
-        self._flights.append((slot, landings, slot))
+            if self._has_room():
+                slot = self._slots().popleft()
+                slot.start(tensors)
+                self._flights.append((slot, landings, slot))
+                return landings
+        except Exception as error:  # noqa: BLE001  # no memory, no kernel for a dtype: it must not stop training
+            self._report(error)
+            if slot is not None:
+                # Behind the others: what of its copy was queued has landed before its turn comes again.
+                self._slots().append(slot)
+        self._lose(landings)
         return landings
 
     def copy_array(self, tensor: Any) -> Landing:
         landing = Landing()
-        if self._has_room():
-            self._flights.append((self._device.copy_array(tensor), [landing], None))
-        else:
-            self._lose([landing])
+        try:
+            if self._has_room():
+                self._flights.append((self._device.copy_array(tensor), [landing], None))
+                return landing
+        except Exception as error:  # noqa: BLE001  # as above
+            self._report(error)
+        self._lose([landing])
         return landing
+
+    def _slots(self) -> deque[Slot]:
+        if self._free is None:
+            self._free = deque(self._device.make_slots(self._policy.slots, self._policy.scalars_per_slot))
+        return self._free
+
+    def _report(self, error: Exception) -> None:
+        kind = type(error).__name__
+        if kind not in self._reported:
+            self._reported.add(kind)
+            _log.error("a value could not be copied from its device; training goes on.", exc_info=error)
 
     def _has_room(self) -> bool:
         """Waits for room, where the policy says so."""
@@ -174,7 +190,7 @@ class _Ring:
         return self._failure is None and not self._is_full()
 
     def _is_full(self) -> bool:
-        return len(self._flights) >= self._policy.slots
+        return len(self._flights) >= self._policy.slots or (self._free is not None and not self._free)
 
     def collect(self) -> None:
         """Takes what has landed; a slot is used again only after that, so that no copy runs into another."""
@@ -182,9 +198,10 @@ class _Ring:
             return
         try:
             while self._flights and self._flights[0][0].is_done():
-                flight, landings, slot = self._flights.popleft()
+                flight, landings, slot = self._flights[0]
                 for landing, value in zip(landings, flight.read(), strict=True):
                     landing.land(value)
+                self._flights.popleft()
                 if slot is not None and self._free is not None:
                     self._free.append(slot)
         except Exception as error:  # noqa: BLE001  # whatever a driver raises

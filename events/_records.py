@@ -262,7 +262,7 @@ class RecordLogger:
 
     def _refresh(self) -> None:
         self.is_busy = self._delivery.is_busy
-        self._has_detour = self._is_stopped or self._delivery.is_paced or self.is_busy
+        self._has_detour = bool(self._prefix or self._is_stopped or self._delivery.is_paced or self.is_busy)
 
     def _step(self, step: int | None) -> int:
         return int(self._state.timestamp.batch) if step is None else whole_step(step)

@@ -47,14 +47,12 @@ class _Torch:
     """What of torch is needed on the short way, once somebody has imported it; never imported from here."""
 
     tensor_types: frozenset[type] = frozenset()
-    item: Callable[[Any], Any] = staticmethod(lambda _: None)
     has_cuda: Callable[[], bool] = staticmethod(lambda: True)
 
 
 def _tensor_types() -> frozenset[type]:
     torch = sys.modules.get("torch")
     if torch is not None and not _Torch.tensor_types and hasattr(torch, "nn"):
-        _Torch.item = torch.Tensor.item
         _Torch.has_cuda = torch.cuda.is_initialized
         _Torch.tensor_types = frozenset({torch.Tensor, torch.nn.Parameter})
     return _Torch.tensor_types
@@ -88,7 +86,11 @@ def _numbers_of(metrics: dict[str, Any]) -> dict[str, float] | None:
     if tensor_types.issuperset(map(type, values)):
         if look and not all(map(_is_cpu, values)):
             return None
-        return {name: number for name, number in zip(metrics, map(_Torch.item, values))}  # noqa: B905, C416  # faster so
+        # A copy has its size at once; what grows is built anew on the way.
+        numbers = metrics.copy()
+        for name, value in numbers.items():
+            numbers[name] = value.item()
+        return numbers
     numbers = {}
     for name, value in metrics.items():
         kind = type(value)
@@ -181,15 +183,16 @@ def _collect(items: Iterable[tuple[Any, Any]], prefix: str, flat: FlatMetrics) -
             flat.errors.append(f"metric must have a string as its name, got {key!r} ({type(key).__name__}).")
             continue
         name = prefix + key
-        if isinstance(value, Mapping):
+        kind = type(value)
+        if kind not in _PLAIN_TYPES and kind not in tensor_types and isinstance(value, Mapping):
             _collect(value.items(), f"{name}/", flat)
         elif name in flat.values:
             flat.errors.append(
                 f"metric {name!r} must be given once, got it again from a nested dict. Rename one of them."
             )
-        elif type(value) in _PLAIN_TYPES:
+        elif kind in _PLAIN_TYPES:
             flat.values[name] = value
-        elif type(value) not in tensor_types or not _collect_tensor(name, value, flat):
+        elif kind not in tensor_types or not _collect_tensor(name, value, flat):
             _collect_one(name, value, flat)
 
 

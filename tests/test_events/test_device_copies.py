@@ -373,19 +373,35 @@ def test_a_device_that_fails_is_asked_no_more(caplog):
     assert caplog.text.count("the device failed") == 1
 
 
-def test_a_snapshot_that_fails_leaves_the_slot_and_the_others():
-    """The next call has the slot again."""
+def test_a_snapshot_that_fails_costs_its_value_and_not_the_slot(caplog):
+    """It is counted and told once, its siblings arrive, and the next call has the slot again."""
     run = Setup(slots=1)
     run.device.refuses = RuntimeError("no kernel for this dtype")
 
-    with pytest.raises(RuntimeError, match="no kernel"):
-        run.logger.log_metrics({"loss": OnDevice(1.0)})
+    for _ in range(2):
+        run.logger.log_metrics({"loss": OnDevice(1.0), "lr": 0.1})
     run.device.refuses = None
     run.logger.log_metrics({"loss": OnDevice(2.0)})
     run.device.land()
     run.logger.poll()
 
-    assert [call[1] for call in run.received.calls] == [{"loss": 2.0}]
+    assert [call[1] for call in run.received.calls] == [{"lr": 0.1}, {"lr": 0.1}, {"loss": 2.0}]
+    assert run.logger.lost_values == 2
+    assert caplog.text.count("could not be copied from its device") == 1
+
+
+def test_a_copy_that_cannot_be_read_is_a_failure_of_the_device():
+    """What came after it is not held up for ever."""
+    run = Setup()
+    run.logger.log_metrics({"loss": OnDevice(1.0)})
+    run.logger.log_metrics({"lr": 0.1})
+    run.device.flights[0].read = lambda: 1 / 0
+    run.device.land()
+
+    run.logger.poll()
+
+    assert [call[1] for call in run.received.calls] == [{"lr": 0.1}]
+    assert run.logger.lost_values == 1
 
 
 def test_while_a_graph_is_captured_values_on_a_device_are_refused():
