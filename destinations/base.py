@@ -1,14 +1,23 @@
 """The contract of a destination."""
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from events import Callback, Destination, State
+from events import Callback, Destination, State, WriteRate, is_due
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 __all__ = ["LoggerDestination"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _default(method: F) -> F:
+    """Marks what a subclass may leave as it is, so that a logger can tell who takes what."""
+    method.__dict__["is_default"] = True
+    return method
 
 
 class LoggerDestination(Callback):
@@ -35,8 +44,33 @@ class LoggerDestination(Callback):
 
     **Ranks.** There is one object on each rank, and each hears its own rank only. `state.rank` says which it is. Never
     wait for another rank: that rank may be gone.
+
+    **Rates.** `write_rate` says how often metrics are written; the logger holds back what comes in between. It is an
+    attribute, so that a subclass need not know of it: set it before a logger gets the destination, on the object or on the
+    class. `should_write` decides, and may be overridden.
+
+    Args:
+        write_rate: how often it is written to; None for every time.
     """
 
+    write_rate: WriteRate | None = None
+    default_write_seconds: float = 0.0
+    """The seconds between two writes where no rate says otherwise."""
+
+    def __init__(self, *, write_rate: WriteRate | None = None) -> None:
+        if write_rate is not None:
+            self.write_rate = write_rate
+
+    @_default
+    def should_write(self, state: State) -> bool:
+        """Says whether metrics are to be written now, or wait; asked with the first record of a step, changes nothing.
+
+        Args:
+            state: the run; its phase and timestamp are those of the record.
+        """
+        return is_due(self, state)
+
+    @_default
     def log_hyperparameters(self, hyperparameters: "dict[str, Any]") -> None:
         """Takes hyperparameters; called several times, each call adds to the ones before.
 
@@ -44,6 +78,7 @@ class LoggerDestination(Callback):
             hyperparameters: nested dictionaries of plain values.
         """
 
+    @_default
     def log_metrics(self, metrics: "Mapping[str, float]", step: int | None = None) -> None:
         """Takes the scalars of one call.
 
@@ -52,6 +87,7 @@ class LoggerDestination(Callback):
             step: the step that they belong to; the same may come again, and a smaller one after a larger.
         """
 
+    @_default
     def log_table(
         self, columns: "list[str]", rows: "list[list[Any]]", name: str = "Table", step: int | None = None
     ) -> None:
@@ -64,6 +100,7 @@ class LoggerDestination(Callback):
             step: the step that it belongs to.
         """
 
+    @_default
     def log_images(
         self,
         images: Any,
@@ -87,6 +124,7 @@ class LoggerDestination(Callback):
             use_table: show the images in a table, where the destination can do either.
         """
 
+    @_default
     def log_text(self, text: str, name: str = "Text", step: int | None = None) -> None:
         """Takes a text.
 
@@ -96,6 +134,7 @@ class LoggerDestination(Callback):
             step: the step that it belongs to.
         """
 
+    @_default
     def log_audio(self, audio: Any, sample_rate: int, name: str = "Audio", step: int | None = None) -> None:
         """Takes a sound.
 
@@ -106,6 +145,7 @@ class LoggerDestination(Callback):
             step: the step that it belongs to.
         """
 
+    @_default
     def log_video(
         self, video: Any, fps: float | None = None, name: str = "Video", step: int | None = None
     ) -> None:
@@ -118,6 +158,7 @@ class LoggerDestination(Callback):
             step: the step that it belongs to.
         """
 
+    @_default
     def log_histogram(
         self,
         values: Any,
@@ -134,6 +175,7 @@ class LoggerDestination(Callback):
             bins: a number of bins of equal width, or rising edges.
         """
 
+    @_default
     def log_point_cloud(
         self, points: Any, name: str = "Points", step: int | None = None, colors: Any = None
     ) -> None:
@@ -146,6 +188,7 @@ class LoggerDestination(Callback):
             colors: `(N, 3)` or `(N, 4)`, with B where the points have it; uint8 or float in [0, 1].
         """
 
+    @_default
     def log_traces(self, traces: "dict[str, Any]") -> None:
         """Takes debugging traces.
 
@@ -187,6 +230,7 @@ class LoggerDestination(Callback):
         """Says whether `upload_file` does anything; asked already before `init`, and the answer must not change."""
         return False
 
+    @_default
     def flush(self) -> None:
         """Hands on what is held back, without waiting for anything remote."""
 

@@ -8,7 +8,7 @@ import itertools
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TextIO
 
-from events import Interval, Logger, State, Time, TimeUnit
+from events import Interval, Logger, State, Time, TimeUnit, WriteRate
 
 from ._formatting import describe, header, one_line, short, table_text, yaml_text
 from ._streams import write_text
@@ -46,6 +46,7 @@ class Console(LoggerDestination):
         stream: where to print; what `sys.stderr` is at the time of printing where none is given.
         log_traces: whether traces are printed.
         table_rows: how many rows of a table are printed.
+        write_rate: how often metrics are taken; None for every time.
     """
 
     def __init__(
@@ -55,7 +56,9 @@ class Console(LoggerDestination):
         log_traces: bool = False,
         *,
         table_rows: int = 20,
+        write_rate: WriteRate | None = None,
     ) -> None:
+        super().__init__(write_rate=write_rate)
         if table_rows < 0:
             raise ValueError(f"table_rows must be at least 0, got {table_rows}.")
         self._interval = Interval(log_interval)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import attrs
 
-from events import Logger, State, Time, Timestamp
+from events import Logger, State, Time, Timestamp, WriteRate
 
 from ._copies import own_copy
 from .base import LoggerDestination
@@ -65,9 +65,11 @@ class InMemory(LoggerDestination):
     Args:
         max_records: how many records are kept; the oldest go first, and `dropped_records` counts them. The latest value
             of each metric, and hyperparameters, stay in any case.
+        write_rate: how often metrics are taken; None for every time.
     """
 
-    def __init__(self, max_records: int | None = None) -> None:
+    def __init__(self, max_records: int | None = None, *, write_rate: WriteRate | None = None) -> None:
+        super().__init__(write_rate=write_rate)
         if max_records is not None and max_records < 1:
             raise ValueError(f"max_records must be at least 1, or None for no bound, got {max_records!r}.")
         self._max_records = max_records

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
-from events import Logger, State, Timestamp, TimeUnit
+from events import Logger, State, Timestamp, TimeUnit, WriteRate
 
 from . import _bars
 from ._formatting import one_line, short
@@ -53,6 +53,7 @@ class ProgressBar(LoggerDestination):
         whole_run: one bar over the whole run, though `max_duration` is in epochs.
         refresh_seconds: how long a bar stands before it is drawn again.
         line_seconds: the same for lines.
+        write_rate: how often metrics are taken; None for every time.
         clock: a clock in seconds that never goes back.
     """
 
@@ -64,8 +65,10 @@ class ProgressBar(LoggerDestination):
         whole_run: bool = False,
         refresh_seconds: float = 0.1,
         line_seconds: float = 10.0,
+        write_rate: WriteRate | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        super().__init__(write_rate=write_rate)
         if isinstance(metrics, str):
             raise TypeError(f"metrics must be a list of patterns, got {metrics!r}. Write [{metrics!r}].")
         if refresh_seconds < 0 or line_seconds < 0:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from events import Logger, State, format_name, redact_text
+from events import Logger, State, WriteRate, format_name, redact_text
 
 from ._formatting import plain
 from ._line_writer import LineWriter, json_or_note, open_appending, open_new
@@ -67,6 +67,7 @@ class TextFile(LoggerDestination):
         overwrite: whether an existing file is replaced by a run that starts anew.
         append: whether an existing file is continued by a run that starts anew.
         max_pending_records: how many records may wait in memory.
+        write_rate: how often metrics are taken; None for every time.
         clock: returns the time of a record, in seconds since the epoch.
     """
 
@@ -83,8 +84,10 @@ class TextFile(LoggerDestination):
         overwrite: bool = False,
         append: bool = False,
         max_pending_records: int = 100_000,
+        write_rate: WriteRate | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
+        super().__init__(write_rate=write_rate)
         if format not in {"text", "jsonl"}:
             raise ValueError(f'format must be "text" or "jsonl", got {format!r}.')
         if not flush_interval > 0:

@@ -7,6 +7,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from . import monitor
+from ._device import DeviceCopies
 from ._monitor_event import Event as MonitorEvent
 from ._stat import Stat
 from ._summary import Aggregation
@@ -35,6 +36,7 @@ from .system_monitor import SystemMonitor
 from .throughput import Throughput
 from .timer import Timer
 from .timestamp import Time, Timestamp, TimeUnit
+from .write_rate import WriteRate, is_due
 
 if TYPE_CHECKING:
     from .checkpoint import CheckpointSaver, read_checkpoint
@@ -47,6 +49,7 @@ __all__ = [
     "CheckpointError",
     "CheckpointSaver",
     "Destination",
+    "DeviceCopies",
     "Engine",
     "EngineClosedError",
     "Event",
@@ -70,8 +73,10 @@ __all__ = [
     "Timestamp",
     "Trainer",
     "UnknownEventError",
+    "WriteRate",
     "format_name",
     "format_run_name",
+    "is_due",
     "monitor",
     "plain_config",
     "read_checkpoint",

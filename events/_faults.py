@@ -51,6 +51,7 @@ class Faults:
         self._clock = clock
         self._counts: Counter[tuple[str, str, str]] = Counter()
         self._missed: Counter[str] = Counter()
+        self._values: Counter[tuple[str, str]] = Counter()
         self._parked: dict[int, _Parking] = {}
         # Failures in a row, by the identity of the destination. Public because the hot path looks whether it is empty.
         self.streaks: Counter[int] = Counter()
@@ -59,6 +60,11 @@ class Faults:
     def counts(self) -> dict[tuple[str, str, str], int]:
         """How often what went wrong: by destination, method and exception."""
         return dict(self._counts)
+
+    @property
+    def value_counts(self) -> dict[tuple[str, str], int]:
+        """How often what was logged could not be had after all: by its name and exception."""
+        return dict(self._values)
 
     @property
     def raise_errors(self) -> bool:
@@ -136,6 +142,19 @@ class Faults:
         parking.missed += 1
         return False
 
+    def is_parked(self, destination: Destination) -> bool:
+        """Says whether a destination is left alone now; counts nothing."""
+        parking = self._parked.get(id(destination))
+        return parking is not None and self._clock() < parking.until
+
+    def note_value(self, name: str, error: Exception) -> None:
+        """Counts a value that could not be had: a function raised, or returned what cannot be logged."""
+        kind = (name, type(error).__name__)
+        self._values[kind] += 1
+        if self._values[kind] == 1:
+            story = "".join(traceback.format_exception(error)).rstrip()
+            _log.error("value of %r could not be had; the others are logged.\n%s", name, redact_text(story))
+
     def summary(self, destinations: Iterable[Destination]) -> list[str]:
         """Returns a line per kind of failure, and per destination that missed something."""
         for destination in destinations:
@@ -144,6 +163,10 @@ class Faults:
         lines = [
             f"{name}.{action} raised {error} {count:,} time{'s' if count > 1 else ''}."
             for (name, action, error), count in sorted(self._counts.items())
+        ]
+        lines += [
+            f"value of {name!r} could not be had {count:,} time{'s' if count > 1 else ''}: {error}."
+            for (name, error), count in sorted(self._values.items())
         ]
         missed = [
             f"{name} missed {count:,} calls while it was parked."

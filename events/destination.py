@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from .event import Event
+from .write_rate import WriteRate
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -18,7 +19,18 @@ __all__ = ["Destination"]
 
 
 class Destination(Protocol):
-    """A callback that also takes records and files."""
+    """A callback that also takes records and files.
+
+    Attributes:
+        write_rate: how often it is written to; None for every time.
+        default_write_seconds: what a rate without seconds and steps means.
+    """
+
+    write_rate: WriteRate | None
+    default_write_seconds: float
+
+    def should_write(self, state: "State") -> bool:
+        """Says whether metrics are to be written now; what is not written waits."""
 
     def log_hyperparameters(self, hyperparameters: "dict[str, Any]") -> None:
         """Takes hyperparameters; a later call adds to an earlier one."""

@@ -74,7 +74,16 @@ class Engine:
         self._state = state
         self._logger = logger
         self._hooks: dict[str, tuple[Hook, ...]] = {
-            event: _hooks_of(event, logger, at_init if event is Event.INIT else ordered) for event in Event
+            event: (
+                _hooks_of(event, logger, at_init)
+                if event is Event.INIT
+                else (
+                    *_hooks_of(event, logger, callbacks),
+                    *_SETTLE.get(event, ()),
+                    *_hooks_of(event, logger, (*others, *uploaders)),
+                )
+            )
+            for event in Event
         }
         # Last of what may fail: who could not make an engine has claimed nothing.
         _claim(ordered)
@@ -104,6 +113,8 @@ class Engine:
         hooks = self._hooks.get(event)
         if hooks is None:
             hooks = self._hooks_of_name(event)
+        if self._logger.is_busy:
+            self._logger.poll()
         for hook in hooks:
             hook(self._state, self._logger)
 
@@ -140,6 +151,23 @@ class Engine:
         raised = _close_all(state, logger, callbacks)
         if raised is not None and (exception is None or not isinstance(raised, Exception)):
             raise raised
+
+
+def _land(_: State, logger: "Logger") -> None:
+    logger.land()
+
+
+def _settle(_: State, logger: "Logger") -> None:
+    logger.settle()
+
+
+# What destinations show at these events has to be there: it comes between the callbacks, who log it, and them.
+_SETTLE: dict[Event, tuple[Hook, ...]] = {
+    Event.EVAL_END: (_land,),
+    Event.EVAL_STANDALONE_END: (_land,),
+    Event.PREDICT_END: (_land,),
+    Event.FIT_END: (_settle,),
+}
 
 
 def _require_callback(callback: Any) -> None:
@@ -232,11 +260,19 @@ def _close_all(state: State, logger: "Logger", callbacks: tuple[Any, ...]) -> Ba
             return False
         return True
 
-    closed = [
-        callback
-        for callback in callbacks
-        if attempt(callback, "close", functools.partial(callback.close, state, logger))
-    ]
+    def close(some: Iterable[Any]) -> list[Any]:
+        return [
+            callback
+            for callback in some
+            if attempt(callback, "close", functools.partial(callback.close, state, logger))
+        ]
+
+    destinations = [callback for callback in callbacks if _holds(logger.destinations, callback)]
+    closed = close(callback for callback in callbacks if not _holds(logger.destinations, callback))
+    # What callbacks logged at last is on its way, and what waited for a destination to be due waits no longer.
+    _settle_last(logger, raised)
+    closed += close(destinations)
+    _settle_last(logger, raised)
     logger.stop()
     for callback in closed:
         attempt(callback, "post_close", callback.post_close)
@@ -245,6 +281,13 @@ def _close_all(state: State, logger: "Logger", callbacks: tuple[Any, ...]) -> Ba
     logger.report_faults()
     interrupts = [error for error in raised if not isinstance(error, Exception)]
     return next(iter(interrupts or raised), None)
+
+
+def _settle_last(logger: "Logger", raised: list[BaseException]) -> None:
+    try:
+        logger.settle(is_last=True)
+    except BaseException as error:  # noqa: BLE001  # Ctrl-C ends the wait for a device, not the close of the rest
+        raised.append(error)
 
 
 def _uncaught_exception() -> BaseException | None:

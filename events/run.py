@@ -6,6 +6,7 @@ from datetime import timedelta
 from types import TracebackType
 from typing import Any, Self
 
+from ._device import DeviceCopies
 from ._run_name import new_run_name
 from .callback import Callback
 from .destination import Destination
@@ -34,7 +35,7 @@ class Run:
     `INIT` and `FIT_START` come where the block is entered, `FIT_END` where it is left without an exception, close in any
     case; then `run.state.status` says how the run ended: completed, failed, interrupted by Ctrl-C, or preempted.
 
-    All `log_*` methods, `upload_file`, `download_file` and `flush` are those of `Logger`. The methods below move the
+    All `log_*` methods, `upload_file`, `download_file`, `flush` and `namespace` are those of `Logger`. The methods below move the
     timestamp and run the events that belong to it; whatever other event your loop has, run it with `run_event`.
 
     **Threading.** Use it from one thread.
@@ -49,6 +50,8 @@ class Run:
         model: the model, for callbacks that look at it.
         optimizers: the optimizers, likewise.
         raise_errors: lets what a destination raises come out, for tests.
+        name: stands before the name of each metric and record; see `Logger`.
+        device_copies: how values come from a device.
 
     Raises:
         ValueError: there are several ranks and no name.
@@ -65,6 +68,8 @@ class Run:
         model: Any = None,
         optimizers: Any = (),
         raise_errors: bool = False,
+        name: str = "",
+        device_copies: DeviceCopies = DeviceCopies(),  # noqa: B008  # frozen
     ) -> None:
         self.state = State(
             run_name or new_run_name(),
@@ -78,7 +83,9 @@ class Run:
                 f"run_name must be given where there are several ranks, got none for {self.state.world_size} ranks. "
                 'Pass run_name="...", the same on each.'
             )
-        self.logger = Logger(self.state, loggers, raise_errors=raise_errors)
+        self.logger = Logger(
+            self.state, loggers, raise_errors=raise_errors, name=name, device_copies=device_copies
+        )
         several = (callbacks,) if isinstance(callbacks, Callback) else tuple(callbacks)
         self.engine = Engine(self.state, self.logger, several)
         self._mark = time.perf_counter()
@@ -97,6 +104,7 @@ class Run:
         self.upload_file = self.logger.upload_file
         self.download_file = self.logger.download_file
         self.flush = self.logger.flush
+        self.namespace = self.logger.namespace
 
     def run_event(self, event: Event | str) -> None:
         """Runs any event; see `Engine.run_event`."""

@@ -97,6 +97,8 @@ class State:
             that a run can go on in the middle of an epoch with the batches that were still to come.
         last_checkpoint: the path of the newest checkpoint that is complete, or None.
         callbacks: every callback of the run, destinations included.
+        last_writes: when each destination was last written to in each phase, in the seconds of its clock, and at which batch;
+            by the identity of the destination. What a `WriteRate` goes by.
         status: how the run stands.
         exception: what ended the run, where something did.
     """
@@ -135,6 +137,7 @@ class State:
     random_at_epoch_start: dict[str, Any] | None = attrs.field(default=None, kw_only=True)
     last_checkpoint: str | None = attrs.field(default=None, kw_only=True)
     callbacks: tuple[Any, ...] = attrs.field(default=(), kw_only=True)
+    last_writes: dict[tuple[int, Phase], tuple[float, int]] = attrs.field(factory=dict, kw_only=True)
     status: RunStatus = attrs.field(default=RunStatus.RUNNING, kw_only=True)
     exception: BaseException | None = attrs.field(default=None, kw_only=True)
     _stop_requested: bool = attrs.field(default=False, init=False)

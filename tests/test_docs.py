@@ -65,7 +65,9 @@ def test_every_make_command_shown_is_there(path):
     assert shown <= targets
 
 
-@pytest.mark.parametrize("name", ["README.md", "docs/events.md", "docs/getting-started.md"])
+@pytest.mark.parametrize(
+    "name", ["README.md", "docs/events.md", "docs/getting-started.md", "docs/logging.md"]
+)
 def test_python_that_is_shown_runs(name, tmp_path):
     """Each block without an ellipsis runs by itself, with warnings as errors."""
     for code in blocks(ROOT / name, "python"):

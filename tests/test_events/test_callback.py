@@ -20,7 +20,7 @@ def test_the_public_methods_are_the_events_and_the_lifecycle():
 
 
 def test_a_destination_adds_records_and_files():
-    """A destination has Composer's methods, and ours in the same manner."""
+    """A destination has Composer's methods, and ours in the same manner; and how often it is written to."""
     added = _public(LoggerDestination) - _public(Callback)
 
     assert added == {
@@ -38,6 +38,9 @@ def test_a_destination_adds_records_and_files():
         "download_file",
         "can_upload_files",
         "flush",
+        "should_write",
+        "write_rate",
+        "default_write_seconds",
     }
 
 

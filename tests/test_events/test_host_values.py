@@ -1,14 +1,18 @@
 """Whatever is logged as a metric arrives as a Python number, or is refused by name."""
 
 import fractions
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 import torch
+import torchmetrics
+from tensordict import TensorDict
 
 from destinations import LoggerDestination
 from events import Logger, RecordError, State
-from events.host_values import host_metrics, is_plain, to_host
+from events.host_values import host_metrics, is_plain, quick_host_metrics, to_host
 
 
 class Received(LoggerDestination):
@@ -220,3 +224,128 @@ def test_to_host_detaches_tensors_in_lists_too():
     assert several[0][1] == 1
     assert other is array
     assert text == "x"
+
+
+# Nested, and of other libraries ----------------------------------------------------------------------------------
+
+
+def test_a_tensordict_is_flattened_at_any_depth():
+    """As the whole, and inside of a dict; what it wraps comes out as its value."""
+    nested = TensorDict({"a": torch.tensor(1.5), "n": TensorDict({"b": torch.tensor(2)}, []), "c": 3.0}, [])
+
+    assert _logged(nested) == {"a": 1.5, "n/b": 2, "c": 3.0}
+    assert _logged({"x": nested, "y": 1}) == {"x/a": 1.5, "x/n/b": 2, "x/c": 3.0, "y": 1}
+    assert _logged(TensorDict({"a": torch.tensor([True]), "b": torch.tensor(2**63 - 1)}, [])) == {
+        "a": True,
+        "b": 2**63 - 1,
+    }
+
+
+def test_a_tensordict_with_a_batch_has_no_scalars():
+    """Each of its entries is named."""
+    with pytest.raises(RecordError, match=r"metric 'a' must be a scalar, got shape \(4,\)\."):
+        Logger(State("r")).log_metrics(TensorDict({"a": torch.zeros(4)}, [4]))
+
+
+@pytest.mark.parametrize(
+    "metrics",
+    [
+        {"a": {"b": 1}, "a/b": 2},
+        {"a/b": 1, "a": {"b": 2}},
+        TensorDict({"a": TensorDict({"b": torch.tensor(1)}, []), "a/b": torch.tensor(2)}, []),
+    ],
+    ids=["dict", "nested last", "TensorDict"],
+)
+def test_two_values_of_one_name_are_an_error(metrics):
+    """The first stays; nothing is overwritten in silence."""
+    received = Received()
+
+    with pytest.raises(RecordError, match="metric 'a/b' must be given once, got it again"):
+        Logger(State("r"), received).log_metrics(metrics)
+
+    assert received.metrics == [{"a/b": 1}]
+
+
+def test_results_of_torchmetrics_are_logged():
+    """One value, or a collection's dict; a metric object itself is told to be computed."""
+    accuracy = torchmetrics.classification.BinaryAccuracy()
+    accuracy.update(torch.tensor([1, 0, 1, 1]), torch.tensor([1, 0, 0, 1]))
+    both = torchmetrics.MetricCollection({"accuracy": accuracy, "mean": torchmetrics.MeanMetric()})
+    both["mean"].update(2.0)
+
+    assert _logged({"accuracy": accuracy.compute(), "all": both.compute()}) == {
+        "accuracy": 0.75,
+        "all/accuracy": 0.75,
+        "all/mean": 2.0,
+    }
+    with pytest.raises(RecordError, match=r"got a BinaryAccuracy\. Log what its compute\(\) returns\."):
+        Logger(State("r")).log_metrics({"accuracy": accuracy})
+
+
+def test_of_a_dtensor_the_local_part_is_logged():
+    """Without a collective: the other ranks may be elsewhere."""
+
+    class Distributed:
+        placements = ("a placement",)
+        shape = (8,)
+
+        def to_local(self):
+            return torch.tensor(0.5)
+
+        def full_tensor(self):
+            raise AssertionError("all ranks were asked")
+
+        item = tolist = redistribute = full_tensor
+
+    assert _logged({"a": Distributed()}) == {"a": 0.5}
+
+
+def test_a_tensor_without_data_is_named():
+    """Its siblings are logged."""
+    received = Received()
+
+    with pytest.raises(RecordError, match="metric 'a' must be a scalar, got a tensor on the meta device"):
+        Logger(State("r"), received).log_metrics({"a": torch.zeros((), device="meta"), "b": 1})
+
+    assert received.metrics == [{"b": 1}]
+
+
+@pytest.mark.parametrize(
+    "metrics",
+    [
+        {"a": torch.tensor(0.5), "b": torch.tensor([True]), "c": torch.tensor([[3]])},
+        {"a": torch.tensor(0.5), "b": 1, "c": torch.nn.Parameter(torch.tensor(2.0))},
+        TensorDict({"a": torch.tensor(0.5)}, []),
+    ],
+    ids=["tensors", "mixed", "TensorDict"],
+)
+def test_the_short_way_and_the_long_way_agree(metrics):
+    """What is fast is not different."""
+    assert quick_host_metrics(metrics) == host_metrics(metrics)[0]
+
+
+@pytest.mark.parametrize(
+    "metrics",
+    [
+        {"a": torch.tensor(1j)},
+        {"a": torch.zeros(3)},
+        {"a": 1.0, "b": torch.zeros(0)},
+        {"a": torch.tensor(1j), "b": 1.0},
+        {3: torch.tensor(1.0)},
+        {"a": {"b": 1}},
+        {"a": "x"},
+        7,
+        None,
+    ],
+    ids=str,
+)
+def test_what_the_short_way_cannot_take_is_left_to_the_long_one(metrics):
+    """It says so, and raises nothing."""
+    assert quick_host_metrics(metrics) is None
+
+
+def test_tensordict_is_imported_by_nobody_but_the_user():
+    """It is optional, and slow to import."""
+    program = "import sys, torch, events; events.Logger(events.State('r')).log_metrics({'a': torch.tensor(1)}); sys.exit('tensordict' in sys.modules)"
+
+    assert subprocess.run([sys.executable, "-c", program], timeout=60, check=False).returncode == 0

@@ -1,0 +1,155 @@
+"""Copies from a CUDA device that do not wait for it.
+
+**Snapshot.** A scalar is first copied on the current stream into memory of ours on the device: whatever is queued after
+the call, an optimizer step or the replay of a graph, cannot change it any more, and the caller's tensor may be freed.
+**Copy.** From there it goes to pinned memory, on the same stream for scalars, on one of its own for arrays, so that a large
+copy and the kernels overlap. **Event.** One is recorded behind it, on the stream of that very device, and made once per
+slot: making and destroying events can block.
+
+A tensor that another stream makes must have been waited for by the current one, as for any operation.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+
+__all__ = ["CudaDevice", "ScalarSlot"]
+
+_UNSIGNED_64 = 1 << 64
+
+
+class _Event(Protocol):
+    def record(self, stream: Any) -> None: ...
+
+    def query(self) -> bool: ...
+
+
+class CudaDevice:
+    """One CUDA device.
+
+    Args:
+        device: which.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._side: torch.cuda.Stream | None = None
+
+    def is_capturing(self) -> bool:
+        """Says whether the current stream is being captured."""
+        return torch.cuda.is_current_stream_capturing()
+
+    def make_slots(self, count: int, capacity: int) -> "list[ScalarSlot]":
+        """Allocates all memory at once: pinning is slow, and may wait for the device."""
+        with torch.inference_mode(mode=False):
+            on_device = torch.zeros((count, capacity), dtype=torch.int64, device=self._device)
+            on_host = torch.zeros((count, capacity), dtype=torch.int64, pin_memory=True)
+        return [
+            ScalarSlot(staging, landed, _new_event(), self._stream)
+            for staging, landed in zip(on_device.unbind(), on_host.unbind(), strict=True)
+        ]
+
+    def copy_array(self, tensor: torch.Tensor) -> "_ArrayFlight":
+        """Snapshots a tensor on the current stream, and copies it on another."""
+        if self._side is None:
+            self._side = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        return _ArrayFlight(tensor, self._side, self._stream())
+
+    def _stream(self) -> torch.cuda.Stream:
+        return torch.cuda.current_stream(self._device)
+
+
+class ScalarSlot:
+    """The scalars of one call.
+
+    A scalar takes 8 bytes, whatever its dtype: floats are widened to float64, integers and booleans to int64, so that
+    none loses a bit. Both kinds lie in one buffer, which is one copy.
+
+    Args:
+        staging: `(capacity,)` int64, on the device.
+        landed: `(capacity,)` int64, on the host.
+        event: tells when the copy has landed.
+        current_stream: returns what the event is recorded on.
+    """
+
+    def __init__(
+        self, staging: torch.Tensor, landed: torch.Tensor, event: _Event, current_stream: Callable[[], Any]
+    ) -> None:
+        self._staging = staging
+        self._landed = landed
+        self._event = event
+        self._current_stream = current_stream
+        self._integers: Sequence[torch.Tensor] = ()
+        self._floats: Sequence[torch.Tensor] = ()
+        self._dtypes: list[torch.dtype] = []
+
+    def start(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Snapshots scalars and starts their copy; queues work and returns."""
+        if not self._integers:
+            # Views, made where a slot is used for the first time.
+            with torch.inference_mode(mode=False):
+                self._integers = self._staging.unbind()
+                self._floats = self._staging.view(torch.float64).unbind()
+        with torch.no_grad():
+            self._dtypes = [tensor.dtype for tensor in tensors]
+            targets = [
+                (self._floats if dtype.is_floating_point else self._integers)[index]
+                for index, dtype in enumerate(self._dtypes)
+            ]
+            _copy_each(targets, [tensor.detach().reshape(()) for tensor in tensors])
+            count = len(tensors)
+            self._landed[:count].copy_(self._staging[:count], non_blocking=True)
+            self._event.record(self._current_stream())
+
+    def is_done(self) -> bool:
+        """Says whether the copy has landed."""
+        return self._event.query()
+
+    def read(self) -> list[Any]:
+        """Returns Python numbers; a boolean is one again."""
+        landed = self._landed[: len(self._dtypes)]
+        pairs = zip(landed.view(torch.float64).tolist(), landed.tolist(), self._dtypes, strict=True)
+        return [_number(as_float, as_integer, dtype) for as_float, as_integer, dtype in pairs]
+
+
+def _new_event() -> _Event:
+    event: _Event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    return event
+
+
+def _number(as_float: float, as_integer: int, dtype: torch.dtype) -> float:
+    if dtype.is_floating_point:
+        return as_float
+    if dtype is torch.bool:
+        return bool(as_integer)
+    return as_integer % _UNSIGNED_64 if dtype is torch.uint64 else as_integer
+
+
+def _copy_each(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
+    copy = getattr(torch, "_foreach_copy_", None)
+    if copy is not None:
+        copy(targets, sources)
+        return
+    for target, source in zip(targets, sources, strict=True):
+        target.copy_(source, non_blocking=True)
+
+
+class _ArrayFlight:
+    """One tensor on its way. Holds the snapshot until it has landed: its memory must not be given to others before."""
+
+    def __init__(self, tensor: torch.Tensor, side: torch.cuda.Stream, current: torch.cuda.Stream) -> None:
+        with torch.inference_mode(mode=False), torch.no_grad():
+            self._snapshot = tensor.detach().clone(memory_format=torch.contiguous_format)
+            self._host = torch.empty(self._snapshot.shape, dtype=self._snapshot.dtype, pin_memory=True)
+            side.wait_stream(current)
+            with torch.cuda.stream(side):
+                self._host.copy_(self._snapshot, non_blocking=True)
+            self._event = _new_event()
+            self._event.record(side)
+
+    def is_done(self) -> bool:
+        return self._event.query()
+
+    def read(self) -> list[Any]:
+        return [self._host]

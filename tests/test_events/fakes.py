@@ -1,0 +1,105 @@
+"""A device whose copies land when told, and tensors on it that no test may read in any other way."""
+
+import torch
+
+
+class OnDevice:
+    """A scalar or an array on the fake device; a look at its value that does not go through a copy is an error."""
+
+    is_cpu = False
+
+    def __init__(self, value, dtype=torch.float32, device="fake:0"):
+        self.value = value
+        self.dtype = dtype
+        self.device = device
+        self.shape = tuple(getattr(value, "shape", ()))
+
+    def detach(self):
+        return self
+
+    def cpu(self):
+        raise AssertionError("the device was waited for")
+
+    item = tolist = cpu
+
+
+class _Flight:
+    def __init__(self, device):
+        self._device = device
+        self._landed = None
+        self._staged = []
+
+    def begin(self, values):
+        self._staged = values
+        self._landed = None
+        self._device.flights.append(self)
+
+    def land(self):
+        self._landed = list(self._staged)
+
+    def is_done(self):
+        self._device.queries += 1
+        if self._device.failure is not None:
+            raise self._device.failure
+        return self._landed is not None
+
+    def read(self):
+        # Nothing that has not landed may be read, and nothing twice.
+        landed, self._landed = self._landed, None
+        return landed
+
+
+class _Slot(_Flight):
+    def start(self, tensors):
+        if self._device.refuses is not None:
+            raise self._device.refuses
+        assert self not in self._device.flights, "a slot must not be used before its copy was read"
+        self.begin([tensor.value for tensor in tensors])
+
+
+class FakeDevice:
+    """Copies land one by one, in order, as `land` is called."""
+
+    def __init__(self):
+        self.flights = []
+        self.slots_made = 0
+        self.queries = 0
+        self.failure = None
+        self.refuses = None
+        self.captures = False
+
+    def is_capturing(self):
+        return self.captures
+
+    def make_slots(self, count, capacity):
+        self.slots_made += count
+        return [_Slot(self) for _ in range(count)]
+
+    def copy_array(self, tensor):
+        flight = _Flight(self)
+        flight.begin([tensor.value.clone()])
+        return flight
+
+    def land(self, count=None):
+        count = len(self.flights) if count is None else count
+        for flight in self.flights[:count]:
+            flight.land()
+        del self.flights[:count]
+
+
+class Clock:
+    """Moves when told, and by what somebody sleeps."""
+
+    def __init__(self, on_sleep=None):
+        self.now = 1000.0
+        self.slept = 0
+        self._on_sleep = on_sleep
+
+    def __call__(self):
+        return self.now
+
+    def sleep(self, seconds):
+        self.slept += 1
+        self.now += seconds
+        if self._on_sleep is not None:
+            self._on_sleep()

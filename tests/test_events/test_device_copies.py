@@ -1,0 +1,567 @@
+"""Values on a device arrive without waiting for it: in order, as they were at the call, or counted as lost."""
+
+import importlib.util
+import pathlib
+import sys
+
+import pytest
+import torch
+
+from destinations import InMemory, LoggerDestination
+from events import DeviceCopies, Engine, Event, Logger, Phase, RecordError, State
+
+_spec = importlib.util.spec_from_file_location("event_fakes", pathlib.Path(__file__).with_name("fakes.py"))
+fakes = sys.modules.setdefault(_spec.name, importlib.util.module_from_spec(_spec))
+_spec.loader.exec_module(fakes)
+Clock, FakeDevice, OnDevice = fakes.Clock, fakes.FakeDevice, fakes.OnDevice
+
+
+class Received(LoggerDestination):
+    """Notes what arrives, with where the run stood."""
+
+    def __init__(self, state):
+        self.state = state
+        self.calls = []
+
+    def _note(self, *what):
+        self.calls.append((*what, int(self.state.timestamp.batch)))
+
+    def log_metrics(self, metrics, step=None):
+        self._note("metrics", metrics, step)
+
+    def log_text(self, text, name="Text", step=None):
+        self._note("text", text, step)
+
+    def log_hyperparameters(self, hyperparameters):
+        self._note("hyperparameters", hyperparameters)
+
+    def log_images(self, images, name="Images", channels_last=False, step=None, *rest):
+        self._note("images", images, step)
+
+    def log_histogram(self, values, name="Histogram", step=None, bins=64):
+        self._note("histogram", values, step)
+
+    def upload_file(self, state, remote_file_name, file_path, *, overwrite):
+        self._note("file", remote_file_name)
+
+    def can_upload_files(self):
+        return True
+
+    def fit_end(self, state, logger):
+        self._note("fit_end")
+
+    def eval_end(self, state, logger):
+        self._note("eval_end")
+
+
+class Setup:
+    """A run on a fake device."""
+
+    def __init__(self, device=None, **policy):
+        self.device = device or FakeDevice()
+        self.clock = policy.pop("clock", Clock())
+        self.state = State("r")
+        self.received = Received(self.state)
+        policy.setdefault("open_device", lambda _: self.device)
+        self.logger = Logger(
+            self.state,
+            self.received,
+            raise_errors=True,
+            device_copies=DeviceCopies(clock=self.clock, sleep=self.clock.sleep, **policy),
+        )
+
+    def next_batch(self):
+        self.state.timestamp = self.state.timestamp.to_next_batch()
+
+
+def test_a_value_on_a_device_arrives_when_it_has_landed():
+    """The call returns before; nothing waits, and nothing sleeps."""
+    run = Setup()
+
+    run.logger.log_metrics({"loss": OnDevice(0.5)})
+    before = list(run.received.calls)
+    run.device.land()
+    run.logger.poll()
+
+    assert before == []
+    assert run.received.calls == [("metrics", {"loss": 0.5}, 0, 0)]
+    assert run.clock.slept == 0
+
+
+def test_values_keep_their_place_among_the_others():
+    """The dict arrives in the caller's order, in one piece."""
+    run = Setup()
+
+    run.logger.log_metrics(
+        {"a": OnDevice(1.0), "b": 2, "c": {"d": OnDevice(value=True)}, "e": torch.tensor(3)}
+    )
+    run.device.land()
+    run.logger.poll()
+
+    ((_, metrics, *_),) = run.received.calls
+    assert list(metrics.items()) == [("a", 1.0), ("b", 2), ("c/d", True), ("e", 3)]
+
+
+def test_a_value_changed_right_after_the_call_arrives_as_it_was():
+    """An optimizer step in place does not reach what was logged."""
+    run = Setup()
+    loss = OnDevice(0.5)
+
+    run.logger.log_metrics({"loss": loss})
+    loss.value = 99.0
+    run.device.land()
+    run.logger.poll()
+
+    assert run.received.calls[0][1] == {"loss": 0.5}
+
+
+def test_records_logged_meanwhile_keep_their_order_step_and_timestamp(tmp_path):
+    """Numbers, texts and hyperparameters wait behind it; destinations read from the state where the run stood."""
+    run = Setup()
+
+    run.logger.log_metrics({"loss": OnDevice(0.5)})
+    run.next_batch()
+    run.logger.log_metrics({"lr": 0.1})
+    run.logger.log_text("hello")
+    run.next_batch()
+    run.logger.log_hyperparameters({"a": 1})
+    run.logger.log_metrics({"loss": OnDevice(0.25)}, 77)
+    run.next_batch()
+    run.device.land()
+    run.logger.poll()
+
+    assert run.received.calls == [
+        ("metrics", {"loss": 0.5}, 0, 0),
+        ("metrics", {"lr": 0.1}, 1, 1),
+        ("text", "hello", 1, 1),
+        ("hyperparameters", {"a": 1}, 2),
+        ("metrics", {"loss": 0.25}, 77, 2),
+    ]
+    assert int(run.state.timestamp.batch) == 3
+
+
+def test_a_file_is_staged_at_once(tmp_path):
+    """It may be gone when the call returns, so that it cannot wait."""
+    run = Setup()
+    file = tmp_path / "a"
+    file.write_text("x")
+
+    run.logger.log_metrics({"loss": OnDevice(0.5)})
+    run.logger.upload_file("a", file)
+
+    assert run.received.calls == [("file", "a", 0)]
+
+
+def test_the_phase_is_that_of_the_call():
+    """A metric of an evaluation that lands afterwards is one of the evaluation."""
+    phases = []
+
+    class SeesPhase(LoggerDestination):
+        def log_metrics(self, metrics, step=None):
+            phases.append(state.phase)
+
+    device, state = FakeDevice(), State("r", phase=Phase.EVAL)
+    logger = Logger(state, SeesPhase(), device_copies=DeviceCopies(open_device=lambda _: device))
+
+    logger.log_metrics({"a": OnDevice(1.0)})
+    state.phase = Phase.TRAIN
+    device.land()
+    logger.poll()
+
+    assert phases == [Phase.EVAL]
+    assert state.phase is Phase.TRAIN
+
+
+def test_what_the_caller_changes_while_it_waits_arrives_as_it_was():
+    """Dicts, lists and arrays in host memory are the caller's again when the call returns."""
+    run = Setup()
+    metrics, image = {"a": 1.0}, torch.zeros(3, 2, 2)
+
+    run.logger.log_metrics({"loss": OnDevice(0.5)})
+    run.logger.log_metrics(metrics)
+    run.logger.log_images([image])
+    metrics["a"] = 2.0
+    image.fill_(7)
+    run.device.land()
+    run.logger.poll()
+
+    assert run.received.calls[1][1] == {"a": 1.0}
+    assert run.received.calls[2][1][0].sum() == 0
+
+
+def test_copies_land_one_after_another():
+    """What has landed arrives, what has not holds up only what came after it."""
+    run = Setup()
+    for step in range(3):
+        run.logger.log_metrics({"loss": OnDevice(float(step))}, step)
+
+    run.device.land(2)
+    run.logger.poll()
+
+    assert [call[2] for call in run.received.calls] == [0, 1]
+
+
+def test_an_event_delivers_what_has_landed():
+    """A loop that logs seldom need not wait for its next record."""
+    run = Setup()
+    engine = Engine(run.state, run.logger)
+
+    run.logger.log_metrics({"loss": OnDevice(0.5)})
+    run.device.land()
+    engine.run_event(Event.BATCH_START)
+
+    assert run.received.calls == [("metrics", {"loss": 0.5}, 0, 0)]
+
+
+def test_nothing_is_asked_of_a_device_that_has_nothing_on_its_way():
+    """A loop of plain numbers costs no query."""
+    run = Setup()
+    engine = Engine(run.state, run.logger)
+    run.logger.log_metrics({"loss": OnDevice(0.5)})
+    run.device.land()
+    run.logger.poll()
+    asked = run.device.queries
+
+    for _ in range(5):
+        run.logger.log_metrics({"a": 1.0})
+        engine.run_event(Event.BATCH_END)
+
+    assert run.device.queries == asked
+
+
+@pytest.mark.parametrize(
+    "event", [Event.FIT_END, Event.EVAL_END, Event.EVAL_STANDALONE_END, Event.PREDICT_END]
+)
+def test_the_end_of_something_waits_for_what_is_on_its_way(event):
+    """It is there before the destination hears of the event, also what a callback logged at it."""
+    device = FakeDevice()
+    run = Setup(device, clock=Clock(on_sleep=device.land))
+    heard = []
+    run.received.run_event = lambda event, state, logger: heard.append((event, len(run.received.calls)))
+    engine = Engine(run.state, run.logger)
+
+    run.logger.log_metrics({"loss": OnDevice(0.5)})
+    engine.run_event(event)
+
+    assert heard == [(event, 1)]
+
+
+@pytest.mark.parametrize("end", ["flush", "close"])
+def test_flush_and_close_wait_for_what_is_on_its_way(end):
+    """Nothing accepted is lost where the device goes on."""
+    device = FakeDevice()
+    run = Setup(device, clock=Clock(on_sleep=device.land))
+    engine = Engine(run.state, run.logger)
+    run.logger.log_metrics({"loss": OnDevice(0.5)})
+
+    (run.logger.flush if end == "flush" else engine.close)()
+
+    assert run.received.calls == [("metrics", {"loss": 0.5}, 0, 0)]
+    assert run.logger.lost_values == 0
+
+
+def test_flush_gives_up_at_its_deadline_and_the_values_come_later(caplog):
+    """A device that stands still holds nobody up for ever."""
+    run = Setup(wait_seconds=2.0)
+    run.logger.log_metrics({"loss": OnDevice(0.5)})
+
+    run.logger.flush()
+    waited = run.clock.now - 1000
+    run.device.land()
+    run.logger.poll()
+
+    assert 2.0 <= waited < 2.1
+    assert (
+        "still on their way from a device at the deadline; they are delivered when they come" in caplog.text
+    )
+    assert run.received.calls == [("metrics", {"loss": 0.5}, 0, 0)]
+
+
+def test_close_gives_up_at_its_deadline_and_counts(caplog):
+    """The numbers beside it, and what came after it, still arrive."""
+    run = Setup(wait_seconds=2.0)
+    engine = Engine(run.state, run.logger)
+    run.logger.log_metrics({"loss": OnDevice(0.5), "lr": 0.1})
+    run.logger.log_metrics({"gone": OnDevice(0.5)})
+    run.logger.log_text("after")
+
+    engine.close()
+
+    assert [call[:2] for call in run.received.calls] == [("metrics", {"lr": 0.1}), ("text", "after")]
+    assert run.logger.lost_values == 2
+    assert "2 values were lost on their way from a device." in caplog.text
+
+
+def test_slots_are_made_once_and_used_again():
+    """However long the run."""
+    run = Setup(slots=2)
+
+    for step in range(10):
+        run.logger.log_metrics({"loss": OnDevice(float(step))}, step)
+        run.device.land()
+    run.logger.poll()
+
+    assert run.device.slots_made == 2
+    assert [call[1]["loss"] for call in run.received.calls] == [float(step) for step in range(10)]
+
+
+def test_more_values_than_a_slot_holds_take_several():
+    """They arrive as one record."""
+    run = Setup(scalars_per_slot=3)
+
+    run.logger.log_metrics({str(index): OnDevice(index) for index in range(7)})
+    run.device.land()
+    run.logger.poll()
+
+    assert run.received.calls == [("metrics", {str(index): index for index in range(7)}, 0, 0)]
+
+
+def test_a_full_ring_waits_for_a_slot():
+    """And for no more than one: the call goes on as soon as there is room."""
+    device = FakeDevice()
+    run = Setup(device, slots=2, clock=Clock(on_sleep=lambda: device.land(1)))
+
+    for step in range(3):
+        run.logger.log_metrics({"loss": OnDevice(float(step))}, step)
+
+    assert run.clock.slept == 1
+    assert len(device.flights) == 2
+    assert run.logger.lost_values == 0
+
+
+def test_a_full_ring_that_stays_full_loses_the_value_at_the_deadline():
+    """It is counted, and its siblings arrive."""
+    run = Setup(slots=1, wait_seconds=1.0)
+    run.logger.log_metrics({"loss": OnDevice(1.0)}, 0)
+
+    run.logger.log_metrics({"loss": OnDevice(2.0), "lr": 0.1}, 1)
+    run.device.land()
+    run.logger.poll()
+
+    assert [call[1:3] for call in run.received.calls] == [({"loss": 1.0}, 0), ({"lr": 0.1}, 1)]
+    assert run.logger.lost_values == 1
+
+
+def test_a_full_ring_drops_where_the_policy_says_so():
+    """Nothing waits."""
+    run = Setup(slots=1, when_full="drop")
+    run.logger.log_metrics({"loss": OnDevice(1.0)}, 0)
+
+    run.logger.log_metrics({"loss": OnDevice(2.0), "lr": 0.1}, 1)
+    run.logger.log_images(OnDevice(torch.zeros(3, 2, 2)))
+    run.device.land()
+    run.logger.poll()
+
+    assert [call[1:3] for call in run.received.calls] == [({"loss": 1.0}, 0), ({"lr": 0.1}, 1)]
+    assert (run.clock.slept, run.logger.lost_values) == (0, 2)
+
+
+def test_a_device_that_fails_is_asked_no_more(caplog):
+    """An error of CUDA stays: it is told once, what was on its way is counted, everything else arrives."""
+    run = Setup()
+    run.logger.log_metrics({"loss": OnDevice(1.0), "lr": 0.1})
+    run.device.failure = RuntimeError("an illegal memory access was encountered")
+
+    run.logger.poll()
+    asked = run.device.queries
+    run.logger.log_metrics({"loss": OnDevice(2.0), "lr": 0.2})
+    run.logger.flush()
+
+    assert [call[1] for call in run.received.calls] == [{"lr": 0.1}, {"lr": 0.2}]
+    assert run.device.queries == asked
+    assert run.logger.lost_values == 2
+    assert caplog.text.count("the device failed") == 1
+
+
+def test_a_snapshot_that_fails_costs_its_value_and_not_the_slot(caplog):
+    """Where it cannot be read in the ordinary way either: counted, each reason told once; siblings arrive, the slot is free."""
+    run = Setup(slots=1)
+    run.device.refuses = RuntimeError("no kernel for this dtype")
+
+    for _ in range(2):
+        run.logger.log_metrics({"loss": OnDevice(1.0), "lr": 0.1})
+    run.device.refuses = None
+    run.logger.log_metrics({"loss": OnDevice(2.0)})
+    run.device.land()
+    run.logger.poll()
+
+    assert [call[1] for call in run.received.calls] == [{"lr": 0.1}, {"lr": 0.1}, {"loss": 2.0}]
+    assert run.logger.lost_values == 2
+    assert caplog.text.count("could not be copied from its device") == 2
+    assert caplog.text.count("no kernel for this dtype") >= 1
+
+
+def test_a_snapshot_that_fails_is_read_by_waiting(caplog):
+    """A device that cannot copy in the background costs time, and not the value."""
+
+    class Readable(OnDevice):
+        def item(self):
+            return self.value
+
+    run = Setup(slots=1)
+    run.device.refuses = RuntimeError("no kernel for this dtype")
+
+    run.logger.log_metrics({"loss": Readable(1.0), "lr": 0.1})
+    run.logger.poll()
+
+    assert [call[1] for call in run.received.calls] == [{"loss": 1.0, "lr": 0.1}]
+    assert run.logger.lost_values == 0
+    assert caplog.text.count("could not be copied from its device") == 1
+
+
+def test_a_copy_that_cannot_be_read_is_a_failure_of_the_device():
+    """What came after it is not held up for ever."""
+    run = Setup()
+    run.logger.log_metrics({"loss": OnDevice(1.0)})
+    run.logger.log_metrics({"lr": 0.1})
+    run.device.flights[0].read = lambda: 1 / 0
+    run.device.land()
+
+    run.logger.poll()
+
+    assert [call[1] for call in run.received.calls] == [{"lr": 0.1}]
+    assert run.logger.lost_values == 1
+
+
+def test_while_a_graph_is_captured_values_on_a_device_are_refused():
+    """With the reason; the numbers beside them arrive, and the device is asked nothing, which would break the capture."""
+    run = Setup()
+    run.logger.log_metrics({"loss": OnDevice(1.0)})
+    run.device.captures = True
+    asked = run.device.queries
+
+    with pytest.raises(
+        RecordError, match=r"outside of a graph capture.*Log the graph's output tensors after replay"
+    ):
+        run.logger.log_metrics({"loss": OnDevice(2.0), "lr": 0.1}, 5)
+    with pytest.raises(RecordError, match="outside of a graph capture"):
+        run.logger.log_images(OnDevice(torch.zeros(3, 2, 2)))
+    during = run.device.queries
+    run.device.captures = False
+    run.device.land()
+    run.logger.poll()
+
+    assert during == asked
+    assert [call[1:3] for call in run.received.calls] == [({"loss": 1.0}, 0), ({"lr": 0.1}, 5)]
+
+
+def test_two_devices_have_a_ring_each():
+    """A record of both arrives when both have landed."""
+    devices = {"fake:0": FakeDevice(), "fake:1": FakeDevice()}
+    run = Setup(open_device=lambda tensor: devices[tensor.device])
+
+    run.logger.log_metrics({"a": OnDevice(1.0), "b": OnDevice(2.0, device="fake:1")})
+    devices["fake:1"].land()
+    run.logger.poll()
+    early = list(run.received.calls)
+    devices["fake:0"].land()
+    run.logger.poll()
+
+    assert early == []
+    assert run.received.calls[0][1] == {"a": 1.0, "b": 2.0}
+
+
+def test_a_device_without_asynchronous_copies_is_waited_for():
+    """The value is there at once."""
+
+    class Waits(OnDevice):
+        def item(self):
+            return self.value
+
+    run = Setup(open_device=lambda _: None)
+
+    run.logger.log_metrics({"a": Waits(1.0)})
+
+    assert run.received.calls == [("metrics", {"a": 1.0}, 0, 0)]
+
+
+@pytest.mark.parametrize(
+    ("value", "complaint"),
+    [
+        (OnDevice(torch.zeros(8)), r"metric 'bad' must be a scalar, got shape \(8,\)\. Log a mean"),
+        (
+            OnDevice(1j, torch.complex64),
+            r"metric 'bad' must be a scalar, got a value of dtype torch\.complex64",
+        ),
+    ],
+)
+def test_what_is_no_scalar_is_known_without_a_look_at_it(value, complaint):
+    """It is that key's error at the call."""
+    run = Setup()
+
+    with pytest.raises(RecordError, match=complaint):
+        run.logger.log_metrics({"bad": value, "good": OnDevice(1.0)})
+    run.device.land()
+    run.logger.poll()
+
+    assert run.received.calls[0][1] == {"good": 1.0}
+
+
+def test_media_on_a_device_are_snapshotted_too():
+    """Images, masks and histograms arrive as host tensors, as they were at the call."""
+    memory, device = InMemory(), FakeDevice()
+    logger = Logger(
+        State("r"), memory, raise_errors=True, device_copies=DeviceCopies(open_device=lambda _: device)
+    )
+    array = torch.zeros(3, 2, 2)
+
+    logger.log_images([OnDevice(array), torch.ones(3, 2, 2)], masks={"m": OnDevice(torch.zeros(2, 2, 2))})
+    logger.log_audio(OnDevice(torch.zeros(10)), 8000)
+    logger.log_video(OnDevice(torch.zeros(2, 3, 4, 5)), 30)
+    logger.log_histogram(OnDevice(array))
+    logger.log_point_cloud(OnDevice(torch.zeros(5, 3)), colors=OnDevice(torch.zeros(5, 3)))
+    array.fill_(9)
+    before = len(memory.records)
+    device.land()
+    logger.poll()
+
+    assert before == 0
+    assert [record.kind for record in memory.records] == [
+        "images",
+        "audio",
+        "video",
+        "histogram",
+        "point_cloud",
+    ]
+    assert memory.records[0].value["images"][0].sum() == 0
+    assert memory.records[3].value["values"].sum() == 0
+    assert memory.records[4].value["colors"].shape == (5, 3)
+
+
+def test_a_refusal_that_comes_late_is_reported():
+    """Its caller is long gone."""
+
+    class RefusesLate(LoggerDestination):
+        def log_metrics(self, metrics, step=None):
+            raise RecordError("metric must be positive, got -1.")
+
+    device = FakeDevice()
+    logger = Logger(State("r"), RefusesLate(), device_copies=DeviceCopies(open_device=lambda _: device))
+
+    logger.log_metrics({"a": OnDevice(-1.0)})
+    device.land()
+    logger.poll()
+
+    assert logger.faults.value_counts == {("log_metrics", "RecordError"): 1}
+
+
+def test_a_forked_child_touches_no_device(monkeypatch):
+    """What was on its way is its parent's."""
+    run = Setup()
+    run.logger.log_metrics({"loss": OnDevice(1.0)})
+    asked = run.device.queries
+    monkeypatch.setattr("os.getpid", lambda: -1)
+
+    run.logger.poll()
+
+    assert run.device.queries == asked
+    assert run.received.calls == []
+
+
+@pytest.mark.parametrize(
+    "bad", [{"slots": 0}, {"scalars_per_slot": 0}, {"when_full": "merge"}, {"wait_seconds": -1}]
+)
+def test_a_policy_that_makes_no_sense_is_refused(bad):
+    """When it is made."""
+    with pytest.raises(ValueError):  # noqa: PT011  # attrs' own texts
+        DeviceCopies(**bad)

@@ -1,0 +1,94 @@
+"""Names before names."""
+
+import contextlib
+
+import pytest
+import torch
+
+from destinations import InMemory
+from events import Logger, RecordError, Run, State, WriteRate
+
+
+def _names(memory):
+    return [record.name or list(record.value) for record in memory.records]
+
+
+def test_namespaces_are_nested_and_end():
+    """They are joined with a slash, and what comes after has none; also where the block raised."""
+    memory = InMemory()
+    logger = Logger(State("r"), memory, raise_errors=True)
+
+    with logger.namespace("eval"):
+        logger.log_metrics({"loss": 1})
+        with contextlib.suppress(KeyError), logger.namespace("clean"):
+            logger.log_scalar("loss", torch.tensor(1))
+            raise KeyError
+        logger.log_metrics({"a": {"b": 1}})
+    logger.log_metrics({"loss": 1})
+
+    assert _names(memory) == [["eval/loss"], ["eval/clean/loss"], ["eval/a/b"], ["loss"]]
+
+
+def test_a_logger_has_a_name_of_its_own():
+    """It stands before the namespaces."""
+    memory = InMemory()
+    logger = Logger(State("r"), memory, raise_errors=True, name="agent0")
+
+    logger.log_metrics({"loss": lambda: 1.0})
+    with logger.namespace("train"):
+        logger.log_metrics({"loss": 1})
+
+    assert _names(memory) == [["agent0/loss"], ["agent0/train/loss"]]
+
+
+def test_every_record_with_a_name_is_in_the_namespace():
+    """Hyperparameters keep theirs."""
+    memory = InMemory()
+    logger = Logger(State("r"), memory, raise_errors=True)
+
+    with logger.namespace("x"):
+        logger.log_table(["a"], [[1]])
+        logger.log_images(torch.zeros(3, 2, 2))
+        logger.log_text("t")
+        logger.log_audio(torch.zeros(5), 8000)
+        logger.log_video(torch.zeros(2, 3, 4, 5), 30)
+        logger.log_histogram(torch.zeros(5))
+        logger.log_point_cloud(torch.zeros(5, 3))
+        logger.log_traces({"t": 1})
+        logger.log_hyperparameters({"lr": 1})
+
+    names = ["Table", "Images", "Text", "Audio", "Video", "Histogram", "Points"]
+    assert _names(memory) == [*(f"x/{name}" for name in names), ["x/t"], ["lr"]]
+
+
+def test_a_rate_sees_full_names():
+    """The same name in two namespaces is two metrics."""
+    memory = InMemory(write_rate=WriteRate(every_steps=100))
+    logger = Logger(State("r"), memory, raise_errors=True)
+    logger.log_metrics({"first": 1}, -1)
+
+    for name in ("a", "b"):
+        with logger.namespace(name):
+            logger.log_metrics({"loss": 1})
+    logger.flush()
+
+    assert _names(memory)[1:] == [["a/loss"], ["b/loss"]]
+
+
+@pytest.mark.parametrize("name", ["", None, 3])
+def test_a_namespace_without_a_name_is_refused(name):
+    """Nothing is renamed."""
+    logger = Logger(State("r"))
+
+    with pytest.raises(RecordError, match="namespace must be a name, got"), logger.namespace(name):
+        pass
+
+
+def test_a_run_has_namespaces():
+    """And a name."""
+    memory = InMemory()
+
+    with Run(loggers=memory, run_name="r", name="mine") as run, run.namespace("train"):
+        run.log_metrics({"loss": 1})
+
+    assert _names(memory) == [["mine/train/loss"]]
