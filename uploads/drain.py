@@ -122,7 +122,7 @@ class Drain:
                 if past.superseded_by
             ),
         )
-        self.rescan()
+        self._schedule.add(self._spool.list_pending())  # All of them are there: nobody else takes entries out.
 
     def add(self, folders: Iterable[str]) -> None:
         """Takes newly pending entries in."""
