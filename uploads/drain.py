@@ -122,7 +122,9 @@ class Drain:
                 if past.superseded_by
             ),
         )
-        self._schedule.add(self._spool.list_pending())  # All of them are there: nobody else takes entries out.
+        self._schedule.add(
+            self._spool.list_pending()
+        )  # All of them are there: nobody else takes entries out.
 
     def add(self, folders: Iterable[str]) -> None:
         """Takes newly pending entries in."""
