@@ -7,14 +7,16 @@ import itertools
 import os
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from .ownership import owner_of
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
-__all__ = ["default_spool"]
+__all__ = ["default_spools"]
 
 
-def default_spool(store_uri: str) -> Path:
-    """The first spool for this store that no live queue uses: what an earlier process left there is uploaded along.
+def default_spools(store_uri: str) -> Iterator[Path]:
+    """Spools for this store, numbered from 0, without end. A queue takes the first that no live queue has: what an earlier process left there is uploaded along.
 
     Under `$UPLOADS_HOME`, else `$XDG_STATE_HOME/uploads`, else `~/.local/state/uploads`.
     """
@@ -23,5 +25,5 @@ def default_spool(store_uri: str) -> Path:
     root = Path(home or f"{state}/uploads").expanduser()
     readable = re.sub(r"[^A-Za-z0-9]+", "-", store_uri.partition("?")[0]).strip("-")[:60]
     digest = hashlib.sha256(store_uri.encode()).hexdigest()[:8]
-    candidates = (root / f"{readable}-{digest}" / str(number) for number in itertools.count())
-    return next(path for path in candidates if owner_of(path / "queue.lock") is None)
+    for number in itertools.count():
+        yield root / f"{readable}-{digest}" / str(number)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from .entry import DATA_FILE, Entry
+from .entry import CHECKSUM_FILE, DATA_FILE, Entry
 from .errors import RemoteExists, StoreParked
 from .outcome import Outcome, UploadState
 from .spool import replace_json
@@ -50,7 +50,7 @@ def deliver(folder: Path, entry: Entry, store: Store, *, retried: bool) -> Outco
             reason="staged bytes must be in the entry's folder, got no file. Submit the file again.",
         )
     with opened as body:
-        damage = _damage(entry, body.digest)
+        damage = _damage(entry, body.digest, _noted_crc32(folder) if entry.crc32 is None else entry.crc32)
         if damage:
             return _outcome(entry, store, body, UploadState.CORRUPT, damage)
         _remember_digest(folder, body.digest)
@@ -69,13 +69,21 @@ def deliver(folder: Path, entry: Entry, store: Store, *, retried: bool) -> Outco
         return _outcome(entry, store, body, UploadState.DONE)
 
 
-def _damage(entry: Entry, digest: Digest) -> str:
+def _damage(entry: Entry, digest: Digest, crc32: int | None) -> str:
     """What is wrong with the staged bytes; empty where nothing is."""
     if digest.size != entry.size:
         return f"staged bytes must be {entry.size}, got {digest.size}. The spool's copy was changed; submit the file again."
-    if entry.crc32 is not None and digest.crc32 != entry.crc32:
-        return f"staged bytes must have CRC-32 {entry.crc32:08x}, got {digest.crc32:08x}. The spool's copy was changed; submit the file again."
+    if crc32 is not None and digest.crc32 != crc32:
+        return f"staged bytes must have CRC-32 {crc32:08x}, got {digest.crc32:08x}. The spool's copy was changed; submit the file again."
     return ""
+
+
+def _noted_crc32(folder: Path) -> int | None:
+    """Of a large file, computed behind the training loop's back; None where that did not come to pass."""
+    try:
+        return int(json.loads((folder / CHECKSUM_FILE).read_bytes())["crc32"])
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
 
 
 def _look(store: Store, name: str) -> RemoteObject | None:

@@ -50,15 +50,15 @@ class Flusher:
         self._fsync = fsync
         self._sync_disk = sync_disk
         self._lock = threading.Lock()
-        self._folders: list[str] = []
+        self._folders: list[tuple[str, bool]] = []
         self._wanted = threading.Event()
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def add(self, folder: str) -> None:
-        """Has the entry written out within the delay; returns at once."""
+    def add(self, folder: str, *, checksum: bool = False) -> None:
+        """Has the entry written out within the delay, and before that checksummed where that was not done; returns at once."""
         with self._lock:
-            self._folders.append(folder)
+            self._folders.append((folder, checksum))
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="uploads-flusher", daemon=True)
                 self._thread.start()
@@ -77,7 +77,11 @@ class Flusher:
             self._stopping.wait(self._delay_seconds / 2)  # Gathers a burst, whose folder is then synced once.
             self._wanted.clear()
             with self._lock:
-                folders, self._folders = self._folders, []
+                added, self._folders = self._folders, []
+            for folder, checksum in added:
+                if checksum:  # Not while it is being uploaded: then it is being read already.
+                    self._spool.note_crc32(self._spool.pending / folder)
+            folders = [folder for folder, _ in added]
             if len(folders) > _BURST:
                 self._flush_disk(folders)
             else:

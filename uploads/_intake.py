@@ -108,7 +108,7 @@ class Intake:
         register: Callable[[Entry], None],
     ) -> Entry:
         rename = how == "move" and is_on_same_disk(source, folder)
-        staged = _take(source, folder / DATA_FILE, how, rename=rename)
+        staged = _take(source, folder / DATA_FILE, how, rename=rename, checksum=to_disk)
         with self._lock:
             self._sequence += 1
             entry = Entry(
@@ -134,12 +134,12 @@ class Intake:
         return entry
 
 
-def _take(source: Path, target: Path, how: How, *, rename: bool) -> Staged:
+def _take(source: Path, target: Path, how: How, *, rename: bool, checksum: bool) -> Staged:
     if rename:
         return measure_to_move(source)
     if how == "link":
         return stage_link(source, target)
-    return stage_copy(source, target)
+    return stage_copy(source, target, checksum=checksum)
 
 
 @contextlib.contextmanager

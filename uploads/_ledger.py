@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import weakref
 from collections import Counter
 from typing import TYPE_CHECKING
 
@@ -28,8 +29,13 @@ class _Line:
     """An entry that has not ended; what an earlier process left has no handle and was never booked."""
 
     folder: str
-    handle: UploadHandle | None = None
     size: int = 0
+    reference: weakref.ref[UploadHandle] | None = None
+
+    @property
+    def handle(self) -> UploadHandle | None:
+        """None where nobody kept it."""
+        return None if self.reference is None else self.reference()
 
 
 class Ledger:
@@ -52,7 +58,8 @@ class Ledger:
     def open(self, folder: str, handle: UploadHandle | None = None, size: int = 0) -> None:
         """Takes an entry in, before anybody can tell us that it has ended."""
         with self._changed:
-            self._lines[identifier_of(folder)] = _Line(folder, handle, size)
+            reference = None if handle is None else weakref.ref(handle)
+            self._lines[identifier_of(folder)] = _Line(folder, size, reference)
             self._keys[key_of(folder)] += 1
 
     def strike(self, identifier: str) -> None:
@@ -71,16 +78,18 @@ class Ledger:
             line = self._remove(outcome.identifier)
             if line is None:
                 return
-            if outcome.state is UploadState.LOST and line.handle is not None:
+            handle = line.handle
+            if outcome.state is UploadState.LOST and handle is not None:
                 # Its manifest, and so its name, is lost as well.
-                outcome = attrs.evolve(outcome, remote_name=line.handle.remote_name)
+                outcome = attrs.evolve(outcome, remote_name=handle.remote_name)
             if outcome.state.is_failure:
                 self._failures.append(outcome)
             else:
                 self._free(line.size)
-            self._changed.notify_all()
-        if line.handle is not None:
-            line.handle._settle(outcome)  # noqa: SLF001  # the queue is the other half of a handle
+            if not self._lines:
+                self._changed.notify_all()
+        if handle is not None:
+            handle._settle(outcome)  # noqa: SLF001  # the queue is the other half of a handle
 
     def add_failure(self, outcome: Outcome) -> None:
         """A file that never became an entry."""
@@ -150,8 +159,9 @@ class Ledger:
         return line
 
     def _name_of(self, line: _Line) -> str:
-        if line.handle is not None:
-            return line.handle.remote_name
+        handle = line.handle
+        if handle is not None:
+            return handle.remote_name
         place = self._spool.place_of(line.folder)
         with contextlib.suppress(ManifestUnreadable, OSError):
             if place is not None:

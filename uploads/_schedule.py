@@ -54,7 +54,9 @@ class Schedule:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._changed = threading.Condition()
+        lock = threading.RLock()
+        self._changed = threading.Condition(lock)  # Something may be due.
+        self._emptied = threading.Condition(lock)  # Nothing is left.
         self._lines: dict[str, list[str]] = defaultdict(list)
         self._ready: list[tuple[int, str]] = []
         self._queued: set[str] = set()  # Keys that have a place in _ready.
@@ -78,6 +80,7 @@ class Schedule:
             folders: From an announcement or a listing.
             is_there: Asked of those it does not know: an entry of a listing may have been delivered and forgotten since.
         """
+        added = 0
         with self._changed:
             for folder in folders:
                 if identifier_of(folder) in self._known or not is_there(folder):
@@ -87,7 +90,10 @@ class Schedule:
                 self._waiting += 1
                 if key_of(folder) not in self._resting:
                     self._queue(key_of(folder))
-            self._changed.notify_all()
+                added += 1
+            self._changed.notify(
+                added
+            )  # Not all: waking eight threads for one entry costs as much as sending a small file.
 
     def remember(self, failed: Iterable[str] = (), replaced: Iterable[tuple[str, str]] = ()) -> None:
         """Takes in what earlier processes left: identifiers that failed, and pairs (older, newer)."""
@@ -139,9 +145,12 @@ class Schedule:
                 self._failed.add(identifier)
             if replaced_by is not None:
                 self._replaced_by[identifier] = replaced_by
-            for key in self._holding.pop(identifier, ()):
+            held = self._holding.pop(identifier, ())
+            for key in held:
                 self._queue(key)
-            self._changed.notify_all()
+            self._changed.notify(len(held) + 1)  # The next of its own line may be due too.
+            if not self._known:
+                self._emptied.notify_all()
 
     def retry(self, folder: str, delay_seconds: float) -> None:
         """The entry, where it is in flight, waits again for a while."""
@@ -165,6 +174,8 @@ class Schedule:
     def wake(self) -> None:
         """The store works: everything that is ready is given out."""
         with self._changed:
+            if self._closed_until == float("-inf") and not self._probing_only:
+                return
             self._closed_until = float("-inf")
             self._probing_only = False
             self._probe_out = False
@@ -187,8 +198,8 @@ class Schedule:
 
     def wait_idle(self, timeout_seconds: float) -> bool:
         """Whether nothing is left within this time."""
-        with self._changed:
-            return self._changed.wait_for(lambda: not self._known, timeout_seconds)
+        with self._emptied:
+            return self._emptied.wait_for(lambda: not self._known, timeout_seconds)
 
     def stop(self) -> None:
         """Nothing more is given out."""

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from ._worker_link import WorkerOrder
 from .drain import Drain
 from .errors import SpoolOwned
+from .retry import RetryPolicy
 from .spool import Spool
 from .stores import open_store
 
@@ -61,7 +62,14 @@ def main() -> None:
     voice = _Voice()
     logging.getLogger("uploads").addHandler(voice)
     store = open_store(order.store_uri, **order.store_options)
-    drain = Drain(Spool(order.spool), store, workers=order.workers, on_settled=voice.settled, role="worker")
+    drain = Drain(
+        Spool(order.spool),
+        store,
+        workers=order.workers,
+        policy=RetryPolicy(**order.policy),  # type: ignore[arg-type]  # counts are whole numbers in JSON too
+        on_settled=voice.settled,
+        role="worker",
+    )
     threading.Thread(target=_listen, args=(lines, commands), name="uploads-commands", daemon=True).start()
     if _take_over(drain, commands):
         voice.say({"owner": os.getpid()})

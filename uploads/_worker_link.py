@@ -41,6 +41,7 @@ class WorkerOrder:
         store_options: For `open_store`.
         workers: Uploads at the same time.
         grace_seconds: How long to go on after the training process died.
+        policy: What `RetryPolicy` takes; its defaults where it is empty.
     """
 
     spool: str
@@ -48,6 +49,7 @@ class WorkerOrder:
     store_options: dict[str, Any]
     workers: int
     grace_seconds: float
+    policy: dict[str, float] = attrs.field(factory=dict)
 
 
 class WorkerLink:

@@ -85,6 +85,8 @@ class Drain:
         self._health = Health(self._policy, clock)
         self._stopping = threading.Event()
         self._threads: list[threading.Thread] = []
+        self._leaving = threading.Lock()  # Guards the count below.
+        self._running = 0
         self._delivered = 0
         self._delivered_bytes = 0
         self._counting = threading.Lock()  # Guards the two counts, _attempts and _unfiled.
@@ -99,6 +101,16 @@ class Drain:
             SpoolOwned: A live process drains it.
         """
         self._lock.acquire()
+        try:
+            self._take_over()
+        except BaseException:
+            self._lock.release()
+            raise
+        self._running = self._workers + 1
+        self._threads = [self._thread(self._serve, f"uploads-{number}") for number in range(self._workers)]
+        self._threads.append(self._thread(self._keep_house, "uploads-housekeeping"))
+
+    def _take_over(self) -> None:
         self._spool.recover()
         self._schedule.remember(
             failed=(
@@ -110,9 +122,9 @@ class Drain:
                 if past.superseded_by
             ),
         )
-        self.rescan()
-        self._threads = [self._thread(self._serve, f"uploads-{number}") for number in range(self._workers)]
-        self._threads.append(self._thread(self._keep_house, "uploads-housekeeping"))
+        self._schedule.add(
+            self._spool.list_pending()
+        )  # All of them are there: nobody else takes entries out.
 
     def add(self, folders: Iterable[str]) -> None:
         """Takes newly pending entries in."""
@@ -135,18 +147,14 @@ class Drain:
         return self._schedule.wait_idle(timeout_seconds)
 
     def stop(self, timeout_seconds: float = 5.0) -> None:
-        """Gives nothing more out, lets what is in flight end within this time, and gives the spool back."""
+        """Gives nothing more out and lets what is in flight end within this time. The last thread to end gives the spool back."""
         self._schedule.stop()
         self._stopping.set()
         deadline = self._clock() + timeout_seconds
         for thread in self._threads:
             thread.join(max(0.0, deadline - self._clock()))
-        if not any(thread.is_alive() for thread in self._threads):
-            self._threads = []
-            self._file_late()
-            self._spool.write_status(self.status())
-            self._lock.release()
-        # Else a thread still has an entry in flight: the lock goes with the process, and recover() returns the entry.
+        # Where a thread still has an entry in flight it gives the spool back when that has ended, or with the process;
+        # then recover() returns the entry.
 
     def forget_after_fork(self) -> None:
         """In a forked child: the threads are the parent's, and so is the lock."""
@@ -171,9 +179,24 @@ class Drain:
     # Uploading threads.
 
     def _thread(self, target: Callable[[], None], name: str) -> threading.Thread:
-        thread = threading.Thread(target=target, name=name, daemon=True)
+        thread = threading.Thread(target=self._run, args=(target,), name=name, daemon=True)
         thread.start()
         return thread
+
+    def _run(self, target: Callable[[], None]) -> None:
+        try:
+            target()
+        finally:
+            with self._leaving:
+                self._running -= 1
+                last = self._running == 0
+            if last:
+                self._give_back()
+
+    def _give_back(self) -> None:
+        self._file_late()
+        self._spool.write_status(self.status())
+        self._lock.release()
 
     def _serve(self) -> None:
         while not self._stopping.is_set():

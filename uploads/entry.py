@@ -18,10 +18,20 @@ from .names import name_key
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["DATA_FILE", "MANIFEST_FILE", "Entry", "identifier_of", "is_entry_folder", "key_of", "sequence_of"]
+__all__ = [
+    "CHECKSUM_FILE",
+    "DATA_FILE",
+    "MANIFEST_FILE",
+    "Entry",
+    "identifier_of",
+    "is_entry_folder",
+    "key_of",
+    "sequence_of",
+]
 
 MANIFEST_FILE = "entry.json"
 DATA_FILE = "data"
+CHECKSUM_FILE = "crc32.json"
 _VERSION = 1
 _FOLDER = re.compile(r"(\d{12})-([0-9a-f]{16})-([0-9a-f]{16})")
 
@@ -56,7 +66,7 @@ class Entry:
         remote_name: Under which the bytes are wanted.
         overwrite: Whether an object that is already there may be replaced.
         size: Bytes.
-        crc32: Of the bytes as they were copied; None where nothing was read (a reflink, a rename).
+        crc32: Of the bytes as they were copied; None where they were not read (a large copy, a reflink, a rename).
         staging: "copied", "reflinked", "moved" or "linked".
         source: Where the bytes came from, for people.
         after: Identifiers of entries that must be in the store before this one is.
@@ -81,7 +91,7 @@ class Entry:
 
     def to_text(self) -> str:
         """The manifest."""
-        return json.dumps({"version": _VERSION, **attrs.asdict(self)}, ensure_ascii=False)
+        return json.dumps({"version": _VERSION, **attrs.asdict(self, recurse=False)}, ensure_ascii=False)
 
     @classmethod
     def read(cls, folder: Path) -> Entry:

@@ -36,33 +36,45 @@ class UploadHandle:
     Attributes:
         identifier: The entry's identity; also in the remote object's metadata.
         remote_name: The name that was asked for.
-        uri: Where the bytes are, or will be; `download_file` takes it.
+
+    The queue knows a handle by a weak reference: who does not ask need not keep it, and a hundred thousand of them are small.
     """
 
+    _settled: threading.Event | None = None  # Made by the first who waits.
+
     def __init__(
-        self, identifier: str, remote_name: str, uri: str, look: Callable[[], UploadState | None]
+        self,
+        identifier: str,
+        remote_name: str,
+        uri_of: Callable[[str], str],
+        look: Callable[[str], UploadState | None],
     ) -> None:
         self.identifier = identifier
         self.remote_name = remote_name
-        self.uri = uri
+        self._uri_of = uri_of
         self._look = look
         self._outcome: Outcome | None = None
-        self._settled = threading.Event()
 
     def __repr__(self) -> str:
         return f"UploadHandle({self.remote_name!r}, {self.state})"
 
     @property
+    def uri(self) -> str:
+        """Where the bytes are, or will be; `download_file` takes it."""
+        return self._uri_of(self.remote_name)
+
+    @property
     def state(self) -> UploadState:
         """How the upload stands now; looked up in the spool until it has ended."""
-        if self._outcome is not None:
-            return self._outcome.state
-        seen = self._look()
+        seen = None if self.done() else self._look(self.identifier)
+        outcome = self._outcome  # Maybe it ended while we looked.
+        if outcome is not None:
+            return outcome.state
         return UploadState.INFLIGHT if seen is None else seen
 
     def done(self) -> bool:
         """Whether the upload has ended, well or not."""
-        return self._settled.is_set()
+        return self._outcome is not None
 
     def result(self, timeout_seconds: float | None = None) -> Outcome:
         """Waits for the end and returns it. An entry that a newer version of its name replaced has ended well, as `superseded`.
@@ -87,7 +99,7 @@ class UploadHandle:
         Raises:
             UploadTimeout: It took longer; the upload goes on.
         """
-        if not self._settled.wait(timeout_seconds):
+        if self._outcome is None and not self._event().wait(timeout_seconds):
             raise UploadTimeout(
                 f"{self.remote_name!r} must end within {timeout_seconds} s, got state {self.state}. It goes on; ask again later."
             )
@@ -97,7 +109,15 @@ class UploadHandle:
 
     def _settle(self, outcome: Outcome) -> None:
         self._outcome = outcome
-        self._settled.set()
+        if self._settled is not None:
+            self._settled.set()
+
+    def _event(self) -> threading.Event:
+        """What `_settle` sets. One step for all threads that wait, so that no lock is needed that a fork could leave locked."""
+        event: threading.Event = vars(self).setdefault("_settled", threading.Event())
+        if self._outcome is not None:
+            event.set()
+        return event
 
 
 class FolderHandle:

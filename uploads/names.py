@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import re
 
@@ -50,6 +51,7 @@ def _objection(name: str) -> str | None:
     return None
 
 
+@functools.lru_cache(maxsize=1024)
 def name_key(name: str) -> str:
     """Sixteen hexadecimal digits that stand for the name in an entry's folder name."""
     return hashlib.sha256(name.encode()).hexdigest()[:16]

@@ -41,6 +41,10 @@ class RetryPolicy:
     denied_tries: int = 3
     uniform: Callable[[float, float], float] = random.uniform
 
+    def to_json(self) -> dict[str, float]:
+        """Everything but `uniform`, for another process."""
+        return attrs.asdict(self, filter=attrs.filters.exclude("uniform"))
+
     def delay_seconds(self, failures: int, retry_after_seconds: float | None = None) -> float:
         """How long to wait after this many failures in a row (1 is the first)."""
         if retry_after_seconds is not None:

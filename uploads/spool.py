@@ -10,6 +10,7 @@
       pending/SEQUENCE-NAMEKEY-IDENTIFIER/
         entry.json       what was asked for
         data             the bytes
+        crc32.json       CRC-32 of a large file, once computed: about a second after it was submitted
         digest.json      SHA-256 of large files, once computed
         attempts.json    how often it failed, and the last reason
         multipart.json   what a store needs to continue a half-sent file
@@ -33,7 +34,8 @@ import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .entry import DATA_FILE, MANIFEST_FILE, Entry, identifier_of, is_entry_folder, sequence_of
+from ._copying import crc32_of
+from .entry import CHECKSUM_FILE, DATA_FILE, MANIFEST_FILE, Entry, identifier_of, is_entry_folder, sequence_of
 from .errors import ManifestUnreadable, SpoolUnusable
 from .outcome import Outcome, UploadState
 
@@ -227,6 +229,19 @@ class Spool:
         with contextlib.suppress(OSError):
             replace_json(folder / "attempts.json", {"count": count, "reason": reason, "at": utc_now()})
 
+    def note_crc32(self, folder: Path) -> None:
+        """Reads the bytes and keeps their CRC-32, to be compared before they are uploaded; not essential, so a full disk is no reason to stop.
+
+        Blocks for as long as reading takes.
+        """
+        with contextlib.suppress(OSError):
+            descriptor = os.open(folder / DATA_FILE, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                crc32 = crc32_of(descriptor)
+            finally:
+                os.close(descriptor)
+            replace_json(folder / CHECKSUM_FILE, {"crc32": crc32})
+
     def attempts_of(self, folder: Path) -> dict[str, Any]:
         """What `note_attempt` kept: count, reason, at."""
         return _read_json(folder / "attempts.json")
@@ -267,8 +282,12 @@ class Spool:
 def write_text(path: Path, text: str) -> None:
     """Writes a new file for this user alone."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
-        stream.write(text)
+    try:
+        data = memoryview(text.encode())
+        while data:
+            data = data[os.write(descriptor, data) :]
+    finally:
+        os.close(descriptor)
 
 
 def replace_json(path: Path, value: dict[str, Any]) -> None:

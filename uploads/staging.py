@@ -1,6 +1,7 @@
 """Takes a file's bytes into the spool, so that the caller may rewrite, rename or delete it from then on.
 
 Runs in the caller's thread. What it costs: a reflink or a rename is instant whatever the size; a copy takes about as long as `cp`.
+A copy of 1 MiB or more is checksummed later, by the flusher, unless the caller waits for the disk anyway.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from ._copying import copy_with_crc32, crc32_of, reflink
+from ._copying import copy_all, crc32_of, reflink
 from .errors import InvalidSource, UnstableSource
 
 if TYPE_CHECKING:
@@ -32,8 +33,13 @@ class Staged:
     staging: str
 
 
-def stage_copy(source: Path, target: Path) -> Staged:
+def stage_copy(source: Path, target: Path, *, checksum: bool = False) -> Staged:
     """Reflinks, or else copies; the file must not change meanwhile.
+
+    Args:
+        source: The caller's file.
+        target: In the spool.
+        checksum: Whether to read a large copy once more for its checksum.
 
     Raises:
         InvalidSource: Not a readable regular file.
@@ -43,7 +49,7 @@ def stage_copy(source: Path, target: Path) -> Staged:
     with _opened(source) as descriptor:
         for _ in range(2):
             before = os.fstat(descriptor)
-            staged = _copy_once(descriptor, target)
+            staged = _copy_once(descriptor, target, checksum=checksum)
             if staged.size == before.st_size and _unchanged(before, os.fstat(descriptor)):
                 return staged
     raise UnstableSource(
@@ -146,13 +152,13 @@ def _kind(mode: int) -> str:
     return next((kind for test, kind in kinds.items() if test(mode)), "the special file")
 
 
-def _copy_once(descriptor: int, target: Path) -> Staged:
+def _copy_once(descriptor: int, target: Path, *, checksum: bool) -> Staged:
     written = os.open(target, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
         if reflink(descriptor, written):
             return Staged(os.fstat(written).st_size, None, "reflinked")
-        size, crc32 = copy_with_crc32(descriptor, written)
-        return Staged(size, crc32, "copied")
+        size, crc32 = copy_all(descriptor, written)
+        return Staged(size, crc32_of(written) if checksum and crc32 is None else crc32, "copied")
     finally:
         os.close(written)
 

@@ -13,7 +13,7 @@ import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 
-from ._default_spool import default_spool
+from ._default_spool import default_spools
 from ._flusher import Flusher
 from ._forking import forget_in_child
 from ._intake import How, Intake
@@ -36,6 +36,7 @@ from .handle import FolderHandle, UploadHandle
 from .names import check_remote_name
 from .outcome import Outcome, UploadState
 from .ownership import OwnerLock
+from .retry import RetryPolicy
 from .spool import Spool
 from .staging import files_of, size_of
 from .stores import open_store
@@ -46,7 +47,6 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from .entry import Entry
-    from .retry import RetryPolicy
     from .stores import Store
 
 __all__ = ["UploadQueue"]
@@ -101,7 +101,7 @@ class UploadQueue:
         close_at_exit: Whether to do so at all; without, whoever made the queue closes it.
         grace_seconds: How long a worker process goes on alone.
         raise_errors: Whether `submit` raises when it refuses, and `close` when something was not delivered.
-        policy: How long to wait between attempts (threads only; a worker has the default).
+        policy: How long to wait between attempts. A worker process has it too, but for `uniform`, which it draws by itself.
         store_options: For `open_store`, where `store` is a URI.
 
     Raises:
@@ -142,10 +142,9 @@ class UploadQueue:
         self._closing = threading.Lock()  # Guards _closed.
         self._closed: Backlog | None = None
         self._is_child = False
-        self.spool = Spool(spool if spool is not None else default_spool(self._store.uri()))
-        self.spool.create(_description(store, self._store, store_options or {}))
-        self._owner = OwnerLock(self.spool.queue_lock, "queue")
-        self._owner.acquire()
+        self.spool, self._owner = self._take_spool(
+            spool, _description(store, self._store, store_options or {})
+        )
         self.spool.sweep_tmp()
         self._room = Room(
             self.spool.path,
@@ -157,6 +156,7 @@ class UploadQueue:
         self._intake = Intake(self.spool, self._room)
         self._flusher = Flusher(self.spool)
         self._ledger = Ledger(self.spool, self._room.give)
+        self._uri_of, self._state_of = self._store.uri, self._ledger.state_of  # Shared by all handles.
         for folder in (*self.spool.list_pending(), *self.spool.list_inflight()):
             self._ledger.open(folder)
         self._drainer = self._make_drainer(store, workers, policy, grace_seconds, store_options or {})
@@ -318,9 +318,7 @@ class UploadQueue:
             _log.error("the spool %s was deleted and is made anew", self.spool.path)
             self.spool.create()
         identifier = uuid.uuid4().hex[:16]
-        handle = UploadHandle(
-            identifier, name, self._store.uri(name), lambda: self._ledger.state_of(identifier)
-        )
+        handle = UploadHandle(identifier, name, self._uri_of, self._state_of)
         try:
             entry = self._intake.accept(
                 identifier,
@@ -343,7 +341,7 @@ class UploadQueue:
         if not self._is_child:
             self._drainer.add([entry.folder])
             if not to_disk:
-                self._flusher.add(entry.folder)
+                self._flusher.add(entry.folder, checksum=entry.crc32 is None and entry.staging == "copied")
         return handle
 
     def _refuse_if_useless(self, name: str, *, overwrite: bool) -> None:
@@ -373,10 +371,25 @@ class UploadQueue:
             size,
             reason=redact(str(error)),
         )
-        handle = UploadHandle(outcome.identifier, name, outcome.uri, lambda: None)
+        handle = UploadHandle(outcome.identifier, name, self._uri_of, self._state_of)
         handle._settle(outcome)  # noqa: SLF001  # the queue is the other half of a handle
         self._ledger.add_failure(outcome)
         return handle
+
+    def _take_spool(self, path: str | Path | None, description: dict[str, Any]) -> tuple[Spool, OwnerLock]:
+        """The spool that was asked for, or the first of the default ones that nobody has: the lock decides, not a look before it."""
+        for candidate in default_spools(self._store.uri()) if path is None else (path,):
+            spool = Spool(candidate)
+            spool.create(description)
+            owner = OwnerLock(spool.queue_lock, "queue")
+            try:
+                owner.acquire()
+            except SpoolOwned:
+                if path is not None:
+                    raise
+            else:
+                return spool, owner
+        raise AssertionError("the default spools have no end")
 
     def _make_drainer(
         self,
@@ -390,7 +403,14 @@ class UploadQueue:
             return Drain(
                 self.spool, self._store, workers=workers, policy=policy, on_settled=self._ledger.close
             )
-        order = WorkerOrder(str(self.spool.path), str(store), options, workers, grace_seconds)
+        order = WorkerOrder(
+            str(self.spool.path),
+            str(store),
+            options,
+            workers,
+            grace_seconds,
+            (policy or RetryPolicy()).to_json(),
+        )
         return WorkerLink(order, on_settled=self._ledger.close, on_takeover=self._ledger.look_up)
 
     # The end of the process.

@@ -34,10 +34,17 @@ def _content(number):
     return b"%d " % number * 2000
 
 
+def _assert_put_once(proxy, prefix, objects):
+    """One put for each object; one more, for each of the four uploads that may have been in flight at the one kill."""
+    puts = {name: proxy.count("PUT", f"/{prefix}/{name}") for name in objects}
+    assert set(puts.values()) <= {1, 2}
+    assert sum(puts.values()) <= len(objects) + 4
+
+
 @pytest.mark.parametrize("turn", range(10))
-def test_a_killed_trainer_loses_nothing(start, resume, moto, prefix, tmp_path, turn):
-    """Scenario 55, faults 2, 6: SIGKILL at a random moment among 100 files, then resume: all that were accepted are there, equal."""
-    trainer = start(TRAINER, moto.uri(prefix), tmp_path, 100, "threads", 0)
+def test_a_killed_trainer_loses_nothing(start, resume, moto, proxy, prefix, tmp_path, turn):
+    """Scenario 55, faults 2, 6: SIGKILL at a random moment among 100 files, then resume: all that were accepted are there, equal, put once."""
+    trainer = start(TRAINER, moto.at(proxy.url).uri(prefix), tmp_path, 100, "threads", 0)
     read = random.Random(turn).randrange(1, 100)
     for _ in range(read):
         trainer.stdout.readline()
@@ -57,13 +64,14 @@ def test_a_killed_trainer_loses_nothing(start, resume, moto, prefix, tmp_path, t
         name: content for name, content in accepted.items() if name != f"n{last + 1:03d}" or name in objects
     } == objects
     assert len(objects) >= last + 1
+    _assert_put_once(proxy, prefix, objects)
     assert Spool(tmp_path / "spool").list_pending() == []
 
 
 @pytest.mark.parametrize("turn", range(10))
-def test_a_killed_worker_loses_nothing(start, moto, prefix, tmp_path, turn):
-    """Fault 5: SIGKILL of the worker at a random moment among 100 files; its successor brings them all, each put at most twice."""
-    trainer = start(TRAINER, moto.uri(prefix), tmp_path, 100, "process", 0)
+def test_a_killed_worker_loses_nothing(start, moto, proxy, prefix, tmp_path, turn):
+    """Fault 5: SIGKILL of the worker at a random moment among 100 files; its successor brings them all, each put once but for those in flight."""
+    trainer = start(TRAINER, moto.at(proxy.url).uri(prefix), tmp_path, 100, "process", 0)
     lock = tmp_path / "spool/drain.lock"
     deadline = time.monotonic() + 30
     while (owner := owner_of(lock)) is None:
@@ -77,6 +85,7 @@ def test_a_killed_worker_loses_nothing(start, moto, prefix, tmp_path, turn):
     assert "drained" in output, errors
     assert moto.objects(prefix) == {f"n{number:03d}": _content(number) for number in range(100)}
     assert errors.count("upload worker ended") <= 1
+    _assert_put_once(proxy, prefix, moto.objects(prefix))
 
 
 def test_a_worker_finishes_alone_when_the_trainer_is_killed(start, moto, prefix, tmp_path):
@@ -228,3 +237,44 @@ def test_a_kill_at_any_system_call_of_staging_leaves_all_or_nothing(start, tmp_p
         seen.add(program.returncode)
 
     assert seen & {-signal.SIGKILL, 128 + signal.SIGKILL, "there"}
+
+
+FAULTY_DISK = """
+import sys, threading
+from tests.servers.stores import StoreThatWaits
+from uploads import UploadQueue
+gate = threading.Event()
+store = StoreThatWaits(gate)
+queue = UploadQueue(store, spool=sys.argv[1], free_bytes=0, close_at_exit=False)
+handle = queue.submit(sys.argv[2], "name", durability=sys.argv[3])
+queue._flusher.stop(30)
+gate.set()
+handle.exception(30)
+print(handle.state, queue._flusher.suspect, sorted(store.objects), flush=True)
+queue.close(5)
+"""
+
+
+@pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
+@pytest.mark.parametrize(
+    ("durability", "injected", "said"),
+    [
+        ("process", "fsync:error=EIO:when=1", "done 1 ['name']"),
+        ("power", "fsync:error=EIO:when=1", "refused 0 []"),
+        ("process", "rename:error=EROFS:when=2+", "refused 0 []"),
+        ("process", "rename:error=EACCES:when=2+", "refused 0 []"),
+    ],
+)
+def test_a_disk_that_fails_while_training_never_raises(start, tmp_path, durability, injected, said):
+    """Faults 8, 13: an fsync that fails once is not believed the second time; a spool that cannot be written any more refuses. Both say so."""
+    source = tmp_path / "source"
+    source.write_bytes(b"content")
+    syscall = injected.partition(":")[0]
+    strace = ["strace", "-f", "-qq", "-o", "/dev/null", "-e", f"trace={syscall}", "-e", f"inject={injected}"]
+
+    program = start(FAULTY_DISK, tmp_path / "spool", source, durability, before=strace, cwd=Path.cwd())
+    output, errors = program.communicate(timeout=60)
+
+    assert output.strip() == said, errors
+    assert ("must keep" if said.startswith("done") else "was not taken") in errors
+    assert source.read_bytes() == b"content"

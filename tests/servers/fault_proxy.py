@@ -1,12 +1,15 @@
 """A proxy in front of an S3 server that misbehaves by a script: refuses, hangs, resets, answers for the server, corrupts bodies."""
 
+import base64
 import contextlib
+import hashlib
 import http.client
 import http.server
 import socket
 import struct
 import threading
 import urllib.parse
+import zlib
 
 import attrs
 
@@ -55,6 +58,36 @@ class Truncate:
     """Forwards the request and closes the connection after this many bytes of the answer's body."""
 
     count: int
+
+
+class Verifier:
+    """A plan for a server that compares every body with its checksum headers, and wants one; the first `flips` bodies arrive damaged."""
+
+    def __init__(self, flips: int = 0) -> None:
+        self.flips = flips
+        self.refused = 0
+        self.compared = 0
+
+    def __call__(self, request: Request) -> Answer | None:
+        if request.method != "PUT":
+            return None
+        body = request.body
+        if self.flips:
+            self.flips -= 1
+            body = bytes([body[0] ^ 1]) + body[1:]
+        headers = {key.lower(): value for key, value in request.headers.items()}
+        checks = {
+            "x-amz-checksum-sha256": hashlib.sha256(body).digest(),
+            "x-amz-checksum-crc32": zlib.crc32(body).to_bytes(4, "big"),
+        }
+        found = [
+            base64.b64decode(headers[name]) == value for name, value in checks.items() if name in headers
+        ]
+        self.compared += bool(found)
+        if found and all(found):
+            return None
+        self.refused += 1
+        return Answer(400, "BadDigest")
 
 
 class FaultProxy:

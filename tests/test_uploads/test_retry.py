@@ -1,6 +1,7 @@
 """How long to wait, and what a failure means."""
 
 import errno
+import json
 
 import pytest
 
@@ -81,3 +82,10 @@ def test_a_denial_is_about_the_name_only_while_others_get_through():
         Action.PARK,
         Action.FAIL,
     ]
+
+
+def test_a_policy_reaches_another_process_whole():
+    """Every number travels; only how to draw does not."""
+    policy = RetryPolicy(first_seconds=0.5, unknown_tries=3, denied_tries=7)
+
+    assert RetryPolicy(**json.loads(json.dumps(policy.to_json()))) == policy

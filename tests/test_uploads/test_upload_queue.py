@@ -2,7 +2,10 @@
 
 import os
 import pathlib
+import subprocess
+import sys
 import threading
+import weakref
 import zlib
 
 import pytest
@@ -15,6 +18,7 @@ from tests.servers.stores import (
     StoreThatWaits,
 )
 from uploads import UploadQueue, UploadState
+from uploads.entry import Entry
 from uploads.errors import (
     BytesCorrupt,
     InvalidRemoteName,
@@ -30,6 +34,7 @@ from uploads.errors import (
     UploadsIncomplete,
     UploadTimeout,
 )
+from uploads.ownership import owner_of
 
 LIMIT_SECONDS = 30
 
@@ -651,8 +656,6 @@ def test_importing_loads_no_client_and_starts_nothing():
 
 def test_the_checksum_in_the_manifest_is_of_the_bytes_that_were_taken(make_queue, make_file, gate):
     """Whoever reads the spool can tell damage."""
-    from uploads.entry import Entry
-
     queue = make_queue(StoreThatWaits(gate), workers=1)
     queue.submit(make_file("blocker"), "blocker")
     queue._store.started.acquire()
@@ -662,3 +665,85 @@ def test_the_checksum_in_the_manifest_is_of_the_bytes_that_were_taken(make_queue
     entry = Entry.read(queue.spool.pending / folder)
 
     assert (entry.size, entry.crc32 in {zlib.crc32(b"bytes"), None}, entry.remote_name) == (5, True, "a")
+
+
+def test_a_thread_that_outlives_stop_gives_the_spool_back(make_queue, make_file, gate):
+    """While an upload is in flight the spool stays taken; its end, not the process's, frees it."""
+    store = StoreThatWaits(gate)
+    queue = make_queue(store, workers=1)
+    queue.submit(make_file(), "a")
+    store.started.acquire()
+    queue._drainer.stop(0)
+    taken = owner_of(queue.spool.drain_lock)
+
+    gate.set()
+    for thread in queue._drainer._threads:
+        thread.join(LIMIT_SECONDS)
+
+    assert taken is not None
+    assert owner_of(queue.spool.drain_lock) is None
+
+
+def test_two_processes_that_start_together_get_a_default_spool_each(tmp_path):
+    """Fault 27: nobody looks before taking, so that nobody can be overtaken; the second takes the next."""
+    program = (
+        "import sys; from uploads import UploadQueue\n"
+        "print('ready', flush=True); sys.stdin.readline()\n"
+        "queue = UploadQueue(sys.argv[1], close_at_exit=False)\n"
+        "print(queue.spool.path.name, flush=True); sys.stdin.readline(); queue.close(0)\n"
+    )
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", program, str(tmp_path / "store")],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "UPLOADS_HOME": str(tmp_path / "home")},
+        )
+        for _ in range(4)
+    ]
+    for process in processes:
+        process.stdout.readline()
+
+    for process in processes:
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    numbers = sorted(process.stdout.readline().strip() for process in processes)
+
+    for process in processes:
+        process.communicate("end\n", timeout=LIMIT_SECONDS)
+    assert numbers == ["0", "1", "2", "3"]
+
+
+def test_a_large_copy_is_checksummed_behind_the_training_loop(make_queue, make_file, gate):
+    """Fault 19: submit does not read a large file twice; the flusher notes its checksum, and rot is noticed all the same."""
+    store = StoreThatWaits(gate)
+    queue = make_queue(store, workers=1)
+    queue.submit(make_file("blocker"), "blocker")
+    store.started.acquire()
+    handle = queue.submit(make_file(content=bytes(3 << 20)), "a")
+    [folder] = queue.spool.list_pending()
+    if Entry.read(queue.spool.pending / folder).staging == "reflinked":
+        pytest.skip("this file system shares the blocks and copies nothing")
+    queue._flusher.stop(LIMIT_SECONDS)
+
+    with (queue.spool.pending / folder / "data").open("r+b") as stream:
+        stream.write(b"rot")
+    gate.set()
+
+    assert isinstance(handle.exception(LIMIT_SECONDS), BytesCorrupt)
+    assert "a" not in store.objects
+
+
+def test_the_queue_does_not_keep_handles(make_queue, make_file, gate):
+    """Who does not ask pays nothing: a handle that nobody holds is gone, and its upload goes on."""
+    store = StoreThatWaits(gate)
+    queue = make_queue(store, workers=1)
+
+    reference = weakref.ref(queue.submit(make_file(), "a"))
+
+    assert reference() is None
+    assert queue.backlog().remaining == ("a",)
+    gate.set()
+    assert queue.drain(LIMIT_SECONDS).is_empty
+    assert store.objects == {"a": b"content"}

@@ -8,7 +8,8 @@ import time
 
 import pytest
 
-from uploads import UploadQueue, UploadState
+from tests.servers.s3_servers import free_port
+from uploads import RetryPolicy, UploadQueue, UploadState
 from uploads.ownership import owner_of
 
 LIMIT_SECONDS = 60
@@ -160,3 +161,22 @@ def test_a_folder_called_uploads_in_the_working_directory_is_not_run(make_file, 
     )
 
     assert done.stdout.strip() == "done", done.stderr
+
+
+def test_the_worker_waits_as_the_policy_says(make_worker_queue, make_file):
+    """Twenty attempts at a server that is not there take the default policy minutes, this one a moment."""
+    uri = f"s3://bucket?endpoint_url=http://127.0.0.1:{free_port()}"
+    policy = RetryPolicy(first_seconds=0.001, cap_seconds=0.001)
+
+    queue = make_worker_queue(uri, policy=policy)
+    queue.submit(make_file(), "a")
+
+    deadline = time.monotonic() + LIMIT_SECONDS
+    while _attempts(queue.spool) < 20:
+        assert time.monotonic() < deadline
+
+
+def _attempts(spool):
+    places = [spool.pending / folder for folder in spool.list_pending()]
+    places += [spool.inflight / folder for folder in spool.list_inflight()]
+    return max((spool.attempts_of(place).get("count", 0) for place in places), default=0)

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Self
 
 import attrs
 
+from uploads.errors import BytesCorrupt
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["Body", "Digest"]
 
 _READ_BYTES = 1 << 20
+_HELD_BYTES = 8 << 20
 
 
 @attrs.frozen
@@ -31,6 +34,8 @@ class Digest:
 class Body:
     """An open file to send. Reading from many threads at once is fine; nobody seeks.
 
+    A file of up to 8 MiB is read once, when it is measured, and sent from memory: what was checked is what is sent.
+
     Attributes:
         identifier: The entry's.
         digest: Of all the bytes; from `measure`, or known from an earlier attempt.
@@ -38,8 +43,13 @@ class Body:
 
     def __init__(self, path: Path, identifier: str, digest: Digest | None = None) -> None:
         self.identifier = identifier
+        self._held: bytes | None = None
         self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        self.digest = self.measure() if digest is None else digest
+        try:
+            self.digest = self.measure() if digest is None else digest
+        except BaseException:
+            os.close(self._descriptor)
+            raise
 
     def __enter__(self) -> Self:
         return self
@@ -51,6 +61,12 @@ class Body:
 
     def read(self, offset: int, count: int) -> bytes:
         """Up to `count` bytes from `offset`; fewer only at the end."""
+        if self._held is not None:
+            return (
+                self._held
+                if offset == 0 and count >= len(self._held)
+                else self._held[offset : offset + count]
+            )
         chunk = os.pread(self._descriptor, count, offset)
         if len(chunk) == count or not chunk:
             return chunk
@@ -61,6 +77,17 @@ class Body:
             done += len(chunk)
         return b"".join(pieces)
 
+    def read_whole(self) -> bytes:
+        """All the bytes, as they were measured.
+
+        Raises:
+            BytesCorrupt: They are others now.
+        """
+        data = self.read(0, self.digest.size)
+        if self._held is None and zlib.crc32(data) != self.digest.crc32:
+            raise BytesCorrupt(f"entry {self.identifier} must be sent as it was checked, got other bytes")
+        return data
+
     def chunks(self, chunk_bytes: int = _READ_BYTES) -> Iterator[bytes]:
         """All the bytes, in order."""
         offset = 0
@@ -70,9 +97,18 @@ class Body:
 
     def measure(self) -> Digest:
         """Reads everything once."""
-        sha256, crc32, size = hashlib.sha256(), 0, 0
-        for chunk in self.chunks():
-            sha256.update(chunk)
-            crc32 = zlib.crc32(chunk, crc32)
-            size += len(chunk)
-        return Digest(size, sha256.hexdigest(), crc32)
+        size = os.fstat(self._descriptor).st_size
+        if size <= _HELD_BYTES:
+            data = self.read(0, size + 1)  # One more, to notice a file that grew.
+            if len(data) == size:
+                self._held = data
+                return Digest(size, hashlib.sha256(data).hexdigest(), zlib.crc32(data))
+        sha256, crc32, total = hashlib.sha256(), 0, 0
+        buffer = memoryview(
+            bytearray(_READ_BYTES)
+        )  # One for all: new memory for each piece costs as much as its CRC.
+        while count := os.preadv(self._descriptor, [buffer], total):
+            sha256.update(buffer[:count])
+            crc32 = zlib.crc32(buffer[:count], crc32)
+            total += count
+        return Digest(total, sha256.hexdigest(), crc32)
