@@ -1,4 +1,4 @@
-"""What uploads cost, as ratios measured in one run: `python -m tests.benchmarks.uploads [submit] [throughput] [stolen] [scale]`.
+"""What uploads cost, as ratios measured in one run: `python -m tests.benchmarks.transfers [submit] [throughput] [stolen] [scale]`.
 
 The server is `rclone serve s3` on loopback, so that the client is what is measured. Ratios move with the machine's noise; each is the
 median of several turns where a turn is short.
@@ -391,9 +391,7 @@ def _sparse(folder: Path) -> None:
         stream.truncate(20 * GIBIBYTE)
     _sparse_to(str(folder / "sparse-store"), folder, source, "20 GiB sparse file to a folder")
     shutil.rmtree(folder / "sparse-store")
-    with source.open(
-        "wb"
-    ) as stream:  # Smaller: rclone keeps the parts of an upload in its memory until the end.
+    with source.open("wb") as stream:  # Smaller, for the server's sake.
         stream.truncate(4 * GIBIBYTE)
     with s3_servers.rclone(folder / "served") as server:
         _sparse_to(server.uri("sparse"), folder, source, "4 GiB sparse file to S3")
