@@ -26,6 +26,10 @@ class SegmentReader:
         if journal is not None:
             self._segment = next((item for item in list(journal.segments) if item.number == number), None)
         self._fd = -1 if self._segment is None else self._segment.fileno()
+        if self._fd >= 0:
+            # The journal may close its own descriptor meanwhile. Where there is no other, that one must do.
+            with contextlib.suppress(OSError):
+                self._fd = self._owned = os.dup(self._fd)
         if self._fd < 0:
             with contextlib.suppress(FileNotFoundError):
                 self._fd = self._owned = os.open(path, os.O_RDONLY)
