@@ -1,14 +1,27 @@
 r"""The text of `metrics.csv`: header and numbers, both ways.
 
-RFC 4180 with "\n" at the end of lines, UTF-8. Numbers are written as Python writes them, so that they come back exactly;
+RFC 4180 with "\n" at the end of lines, UTF-8. Floats are written in the shortest form that comes back exactly, integers whole;
 booleans as 1 and 0; NaN and infinities as nan, inf and -inf; what a row does not have is empty.
 """
 
+import contextlib
 import csv
 import io
 from collections.abc import Iterable, Sequence
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["header_end", "header_line", "number", "parse_header", "texts"]
+if TYPE_CHECKING:
+    import numpy as np
+
+# An extra, `fast`: it writes floats as text some twenty times faster than Python does, in their shortest form too.
+orjson: ModuleType | None
+try:
+    import orjson
+except ImportError:
+    orjson = None
+
+__all__ = ["block_texts", "header_end", "header_line", "number", "parse_header", "texts"]
 
 
 def header_line(columns: Iterable[str]) -> bytes:
@@ -36,12 +49,31 @@ def parse_header(line: bytes) -> list[str]:
     return next(csv.reader(io.StringIO(line.decode("utf-8", "replace"), newline="")), [])
 
 
-def texts(values: Sequence[float]) -> str:
-    """Returns the cells of values, joined by commas."""
+def texts(values: Sequence[float], encoder: ModuleType | None = orjson) -> str:
+    """Returns the cells of values, joined by commas; without an encoder, by Python's own means."""
+    if encoder is not None:
+        with contextlib.suppress(TypeError):  # An integer of more than 64 bits.
+            data: bytes = encoder.dumps(values)
+            if b"l" not in data and b"t" not in data:  # No null, false or true.
+                return data[1:-1].decode()
     text = ",".join(map(repr, values))
     if "T" in text or "F" in text:
         text = text.replace("True", "1").replace("False", "0")
     return text
+
+
+def block_texts(values: "np.ndarray[Any, np.dtype[np.float64]]") -> list[bytes] | None:
+    """Returns the cells of each row of floats, joined by commas; None where that takes Python's own way, row by row.
+
+    Args:
+        values: `(rows, metrics)`, both at least 1; in rows and columns one after the other.
+    """
+    if orjson is None:
+        return None
+    text: bytes = orjson.dumps(values, option=orjson.OPT_SERIALIZE_NUMPY)
+    if b"n" in text:  # null: a NaN or an infinity, which JSON does not have.
+        return None
+    return text[2:-2].split(b"],[")
 
 
 def number(cell: str) -> float | None:

@@ -96,6 +96,10 @@ class Documents:
         if path is not None:
             self._checkpoint_path = str(path)
 
+    def forget_files(self) -> None:
+        """Has everything written again: the files are gone."""
+        self._hparams_written = None
+
     def write_hparams(self) -> None:
         """Writes `hparams.yaml` where something changed."""
         current = self.hyperparameters

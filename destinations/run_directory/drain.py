@@ -8,13 +8,12 @@ Belongs to the writer thread.
 """
 
 import contextlib
-import os
 import time
-import zlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
+from .abandoned import AbandonedRows
 from .files import replace_file
 from .frames import MAGIC, Keys, Record, Resume, Row, frames
 from .layout import (
@@ -27,6 +26,9 @@ from .layout import (
     segment_paths,
 )
 from .metrics_csv import MetricsCsv, Replacement
+from .row_blocks import RowBlock, row_block
+from .row_buffer import RowBuffer
+from .segment_reader import SegmentReader
 from .statistics import Statistics
 
 if TYPE_CHECKING:
@@ -35,7 +37,7 @@ if TYPE_CHECKING:
 __all__ = ["Drain"]
 
 CHUNK_ROWS = 64
-_READ_BYTES = 64 << 10
+_READ_BYTES = 256 << 10
 _POSITION_BYTES = 1 << 20
 _REWRITE_BYTES_PER_SECOND = 4 << 20
 _REWRITE_SHARE_OF_NEW = 4
@@ -91,10 +93,7 @@ class Drain:
         """Bytes of segments that could not be read."""
         self.durable_step: int | None = None
         """The step of the last row that the disk has."""
-        self._lines: list[str] = []
-        self._blocks: dict[tuple[str, ...], tuple[list[int | None], list[tuple[float, ...]]]] = {}
-        self._pending: tuple[int | None, int | None, float, tuple[str, ...], tuple[float, ...]] | None = None
-        self._last_epoch: int | None = None
+        self._buffer = RowBuffer(csv)
         # The names of the last row: the file has their columns.
         self._fitting: tuple[str, ...] | None = None
 
@@ -126,7 +125,7 @@ class Drain:
         if len(paths) > 1:
             return False
         start = self._offset if segment_number(paths[0]) == self._segment else len(MAGIC)
-        with _Reader(paths[0], None, segment_number(paths[0])) as reader:
+        with SegmentReader(paths[0], None, segment_number(paths[0])) as reader:
             data = reader.read(0, paths[0].stat().st_size)
         return not any(isinstance(record, tuple) for _, record in frames(data, start))
 
@@ -177,7 +176,7 @@ class Drain:
                 since_position = 0
             if not is_done or not has_successor:
                 break
-        if since_position or self._lines or self._pending:
+        if since_position or not self._buffer.is_empty:
             self._commit()
 
     def _segments(self) -> list[tuple[int, Path, bool]]:
@@ -193,38 +192,50 @@ class Drain:
 
     def _drain_segment(self, path: Path, live: bool, *, final: bool) -> bool:
         """Drains one segment; False where it stopped before the end, for the sake of new columns."""
-        with _Reader(path, self._journal if live else None, self._segment) as reader:
+        with SegmentReader(path, self._journal if live else None, self._segment) as reader:
             self._read_names(reader)
             length = _READ_BYTES
             while True:
                 data = reader.read(self._offset, length)
                 base = self._offset
-                for end, record in frames(data):
-                    if not self._apply(record, base + end, final=final):
-                        return False
-                    self._offset = base + end
+                if not self._take_frames(data, final=final):
+                    return False
                 if self._offset == base:
                     if len(data) < length or not any(data[:8]):
                         self._note_damage(data)
                         return True
                     length *= 2  # One frame is larger than that.
 
+    def _take_frames(self, data: bytes, *, final: bool) -> bool:
+        """Does what the frames say that lie at the offset; False where one must wait."""
+        base, at = self._offset, 0
+        while True:
+            block = row_block(data, at, CHUNK_ROWS)
+            if block is not None and self._take_block(block):
+                at += block.size
+            else:
+                at, record = next(frames(data, at), (0, None))
+                if record is None:
+                    return True
+                if not self._apply(record, base + at, final=final):
+                    return False
+            self._offset = base + at
+            if self._buffer.line_count >= CHUNK_ROWS - 1:
+                self._write_lines()
+
     def _apply(self, record: Record, end: int, *, final: bool) -> bool:
         """Does what a record says; False where it must wait."""
         if isinstance(record, tuple):
-            if not self._take(record, final=final):
-                return False
-            if len(self._lines) >= CHUNK_ROWS:
-                self._write_lines()
-        elif isinstance(record, Keys):
+            return self._take(record, final=final)
+        if isinstance(record, Keys):
             self._names[record.schema] = record.names
         elif isinstance(record, Resume):
             self._cut(record, end)
         else:
-            self._settle()
+            self._buffer.settle()
         return True
 
-    def _read_names(self, reader: "_Reader") -> None:
+    def _read_names(self, reader: SegmentReader) -> None:
         """Makes the names known that this segment gave before the offset."""
         if self._names_of_segment == self._segment:
             return
@@ -248,46 +259,34 @@ class Drain:
 
     def _take(self, row: Row, *, final: bool) -> bool:
         """Takes a row; False where it must wait until its columns are worth a new file."""
-        schema, step, epoch, at, values = row
-        names = self._names.get(schema)
-        if names is None or len(names) != len(values):
+        names = self._names.get(row[0])
+        if names is None or len(names) != len(row[4]):
             return True
         if names is not self._fitting:
             if self._csv.plan(names).missing and not self._add_columns(names, final=final):
                 return False
             self._fitting = names
-        pending = self._pending
-        if pending is None:
-            self._pending = (step, epoch, at, names, values)
-        elif pending[0] == step and pending[1] == epoch and set(pending[3]).isdisjoint(names):
-            self._pending = (step, epoch, at, pending[3] + names, pending[4] + values)
-        else:
-            self._settle()
-            self._pending = (step, epoch, at, names, values)
-        steps, block = self._blocks.setdefault(names, ([], []))
-        steps.append(step)
-        block.append(values)
-        self._last_epoch = epoch
+        self._buffer.take(names, row)
         return True
 
-    def _settle(self) -> None:
-        """Makes a line of the row that others of its step might have joined."""
-        if self._pending is not None:
-            step, epoch, at, names, values = self._pending
-            self._lines.append(self._csv.plan(names).line(step, epoch, at, values))
-            self._pending = None
+    def _take_block(self, block: RowBlock) -> bool:
+        """Takes many rows; False where the first one must be looked at by itself."""
+        names = self._names.get(block.schema)
+        if names is None or names is not self._fitting or len(names) != block.values.shape[1]:
+            return False
+        return self._buffer.take_block(names, block)
 
     def _write_lines(self) -> None:
-        if self._lines:
+        lines = self._buffer.pop_lines()
+        if lines:
             before = self._csv.size
-            self._csv.append(self._lines)
+            self._csv.append(lines)
             self._drained_bytes += self._csv.size - before
-            self._lines = []
         self._between()
 
     def _forget_unwritten(self) -> None:
         """Goes back to the last position after an error: everything since is read again."""
-        self._lines, self._pending, self._blocks = [], None, {}
+        self._buffer.clear()
         self._is_open = False
         self._fitting = None
         self._csv.close()
@@ -296,7 +295,7 @@ class Drain:
 
     def _commit(self) -> None:
         """Has everything read so far counted, on disk, then lets go of the segments that are not needed any more."""
-        self._settle()
+        self._buffer.settle()
         self._write_lines()
         if not self._csv.exists:
             return
@@ -309,11 +308,9 @@ class Drain:
         text = Position(self._generation, states).to_json()
         replace_file(self._folder / POSITION, text.encode(), durable=True)
         # All lines of these rows are in the file by now, and count.
-        blocks, self._blocks = self._blocks, {}
-        for names, (steps, block) in blocks.items():
-            self.rows += len(block)
-            self.statistics.add(names, steps, block, self._last_epoch)
-            self.durable_step = steps[-1] if steps[-1] is not None else self.durable_step
+        rows, step = self._buffer.count_into(self.statistics)
+        self.rows += rows
+        self.durable_step = step if step is not None else self.durable_step
 
     def _remove_drained(self) -> None:
         if self._journal is not None:
@@ -346,7 +343,7 @@ class Drain:
         earned += self._drained_bytes * _REWRITE_SHARE_OF_NEW
         if not final and self._rewritten_bytes + self._csv.size > earned + (1 << 16):
             return False
-        self._settle()
+        self._buffer.settle()
         self._write_lines()
         self._rewritten_bytes += self._csv.size
         self._replace(self._csv.prepare_columns([*wanted]), self._offset)
@@ -354,13 +351,13 @@ class Drain:
 
     def _cut(self, resume: Resume, end: int) -> None:
         """Takes the rows that no longer count out of the file, and keeps them beside it."""
-        self._settle()
+        self._buffer.settle()
         self._write_lines()
         if not self._csv.exists:
             return
         folder = self._run_dir / ABANDONED_FOLDER
         folder.mkdir(exist_ok=True)
-        with _Aside(folder, self._csv.path.stem, resume.step, self._csv.header) as aside:
+        with AbandonedRows(folder, self._csv.path.stem, resume.step, self._csv.header) as aside:
             replacement = self._csv.prepare_without(resume.drops, aside.write)
             if aside.is_empty:
                 replacement.discard()
@@ -389,62 +386,3 @@ class Drain:
             self._write_position()
         if self._journal is not None:
             self._journal.leave_segment()
-
-
-class _Reader:
-    """Reads a segment: from the descriptor that the journal has open, else from its path."""
-
-    def __init__(self, path: Path, journal: "Journal | None", number: int) -> None:
-        self._owned = -1
-        self._segment = None
-        if journal is not None:
-            self._segment = next((item for item in list(journal.segments) if item.number == number), None)
-        self._fd = -1 if self._segment is None else self._segment.fileno()
-        if self._fd < 0:
-            with contextlib.suppress(FileNotFoundError):
-                self._fd = self._owned = os.open(path, os.O_RDONLY)
-
-    def read(self, offset: int, length: int) -> bytes:
-        if self._fd < 0:
-            return b""
-        if self._segment is not None and self._segment.size:
-            length = min(length, self._segment.end() - offset)
-        return os.pread(self._fd, max(0, length), offset)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._owned >= 0:
-            os.close(self._owned)
-
-
-class _Aside:
-    """The file of an abandoned branch, named by what it holds, so that doing it again after a crash changes nothing."""
-
-    def __init__(self, folder: Path, stem: str, step: int, header: bytes) -> None:
-        self._folder = folder
-        self._name = f"{stem}.step{step}"
-        self._temporary = folder / f".{self._name}.tmp"
-        self._file = self._temporary.open("wb")
-        self._file.write(header)
-        self._crc32 = zlib.crc32(header)
-        self.is_empty = True
-
-    def write(self, line: bytes) -> None:
-        self._file.write(line)
-        self._crc32 = zlib.crc32(line, self._crc32)
-        self.is_empty = False
-
-    def keep(self) -> None:
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        self._temporary.replace(self._folder / f"{self._name}.{self._crc32:08x}.csv")
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._file.close()
-        with contextlib.suppress(OSError):
-            self._temporary.unlink()

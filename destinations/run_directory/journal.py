@@ -65,6 +65,7 @@ class Journal:
         on_full: called in the training thread with what kept a segment from being made.
         on_append: called with `append`, which is another for each segment, whenever it changes.
         clock: the time in seconds since 1970.
+        make_segment: makes a segment from path, number and size, in the place of what `mapped` says.
     """
 
     def __init__(
@@ -77,10 +78,11 @@ class Journal:
         on_full: Callable[[OSError], None] = lambda _: None,
         on_append: Callable[[Append], None] = lambda _: None,
         clock: Callable[[], float] = time.time,
+        make_segment: "Callable[[Path, int, int], Segment] | None" = None,
     ) -> None:
         self._folder = folder
         self._state = state
-        self._make = MappedSegment if mapped else AppendedSegment
+        self._make = make_segment or (MappedSegment if mapped else AppendedSegment)
         self._segment_bytes = segment_bytes
         self._on_full = on_full
         self._on_append = on_append
@@ -281,8 +283,7 @@ class Journal:
 
     def _new_segment(self, size: int) -> "Segment":
         number = self._last_number + 1
-        segment: Segment = self._make(segment_path(self._folder, number), number, size)
-        return segment
+        return self._make(segment_path(self._folder, number), number, size)
 
     def _use(self, segment: "Segment") -> None:
         if self._segment is not None:

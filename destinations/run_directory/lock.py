@@ -63,6 +63,24 @@ class WriterLock:
                 self._path.unlink()
             os.close(fd)
 
+    def is_in_place(self) -> bool:
+        """Says whether the path still names the file that is held."""
+        try:
+            return self._fd >= 0 and os.path.samestat(self._path.stat(), os.fstat(self._fd))
+        except OSError:
+            return False
+
+    def renew(self) -> None:
+        """Takes the lock at the path, and lets go of the file that it named before, wherever that is now.
+
+        Raises:
+            RunInUseError: another process has taken it meanwhile.
+        """
+        before = self._fd
+        self.acquire()
+        if before >= 0:
+            os.close(before)
+
     def forget_in_child(self) -> None:
         """Lets go of the descriptor in a forked child, which would hold the lock for as long as it lives."""
         fd, self._fd = self._fd, -1

@@ -8,10 +8,16 @@ import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from .csv_text import header_end, header_line, number, parse_header, texts
+import numpy as np
+
+from .csv_text import block_texts, header_end, header_line, number, parse_header, texts
 from .files import open_temporary
 from .layout import OWN_COLUMNS, CsvState, Position, column_of
+
+if TYPE_CHECKING:
+    from .row_blocks import RowBlock
 
 __all__ = ["MetricsCsv", "Plan"]
 
@@ -33,23 +39,40 @@ class Plan:
         self._own = [columns[name] for name in OWN_COLUMNS if name in columns]
         first = targets[0] if targets else None
         self.line: Line = self._general
-        if (
+        self._is_contiguous = (
             not self.missing
             and first is not None
             and self._own == [0, 1, 2]
             and targets == list(range(first, first + len(names)))
             and first > 2  # noqa: PLR2004  # after the own columns
-        ):
+        )
+        if self._is_contiguous and first is not None:
             self._before = "," * (first - 2)
             self._after = "," * (len(columns) - first - len(names)) + "\n"
             self.line = self._contiguous
 
+    def lines(self, block: "RowBlock", count: int) -> bytes:
+        """Returns the lines of the first rows of a block, at least one."""
+        steps, epochs, times, values = block.steps, block.epochs, block.times[:count], block.values[:count]
+        cells = block_texts(values) if self._is_contiguous else None
+        if cells is None or not np.isfinite(times).all():
+            rows = zip(steps, epochs, times.tolist(), map(tuple, values.tolist()), strict=False)
+            return "".join([self.line(*row) for row in rows]).encode()
+        before, after = self._before.encode(), self._after.encode()
+        stamps = block_texts(times.round(6)[:, None]) or []
+        return b"".join(
+            [
+                b"%d,%d,%b%b%b%b" % (step, epoch, stamp, before, text, after)
+                for step, epoch, stamp, text in zip(steps, epochs, stamps, cells, strict=False)
+            ]
+        )
+
     def _contiguous(self, step: int | None, epoch: int | None, time: float, values: tuple[float, ...]) -> str:
-        return f"{_cell(step)},{_cell(epoch)},{time:.6f}{self._before}{texts(values)}{self._after}"
+        return f"{_cell(step)},{_cell(epoch)},{round(time, 6)!r}{self._before}{texts(values)}{self._after}"
 
     def _general(self, step: int | None, epoch: int | None, time: float, values: tuple[float, ...]) -> str:
         cells = [""] * len(self._columns)
-        for column, text in zip(self._own, (_cell(step), _cell(epoch), f"{time:.6f}"), strict=True):
+        for column, text in zip(self._own, (_cell(step), _cell(epoch), repr(round(time, 6))), strict=True):
             cells[column] = text
         for target, value in zip(self._targets, values, strict=True):
             if target is not None:
@@ -129,13 +152,13 @@ class MetricsCsv:
             return False
         return os.path.samestat(named, os.fstat(self._fd))
 
-    def append(self, lines: list[str]) -> None:
+    def append(self, lines: list[bytes]) -> None:
         """Adds lines.
 
         Raises:
             OSError: the disk is full; nothing was added.
         """
-        data = "".join(lines).encode()
+        data = b"".join(lines)
         written = 0
         while written < len(data):
             written += os.pwrite(self._fd, data[written:], self.size + written)

@@ -5,6 +5,7 @@
 
 import contextlib
 import logging
+import math
 import os
 import socket
 import time
@@ -100,6 +101,8 @@ class RankWriter:
         self._errors: Counter[str] = Counter()
         self._last_error = ""
         self._is_failing = False
+        # The kinds of errors that were reported since all was well; a dict, for its `setdefault` is one step.
+        self._reported: dict[tuple[str, int | None], object] = {}
         self._had_rows = (run_dir / metrics_name(self._rank)).exists() or bool(segment_paths(self._folder))
         mapped = self._is_mapped(journal_kind)
         self.journal = self._open_journal(mapped, state)
@@ -243,24 +246,48 @@ class RankWriter:
 
     def _tick(self, is_last: bool) -> None:  # called by the timer
         self._touch()
+        is_well = True
+        try:
+            self._drain_journal(is_last)
+        except OSError as error:
+            # The documents are tried all the same: they say what is the matter.
+            is_well = False
+            self._failed(error)
+        if self._environment_due:
+            self._write_environment()
+        now = time.monotonic()
+        is_time = now - self._documents_at >= _DOCUMENT_SECONDS or (is_well and self._is_failing)
+        if is_last or (self._are_documents_due and is_time):
+            self._documents_at = now
+            self._write_summary()
+            self._write_documents()
+            self._are_documents_due = False
+        if is_well:
+            self._recovered()
+
+    def _drain_journal(self, is_last: bool) -> None:
         if not self._is_open:
             self._open()
+        self._restore_if_gone()
         drained = self._drain.run(final=is_last)
         self.journal.retire()
         if not is_last:
             self.journal.prepare()
-        self._recovered()
         if drained:
             self._are_documents_due = True
             self.journal.sample()
-        if self._environment_due:
-            self._write_environment()
-        now = time.monotonic()
-        if is_last or (self._are_documents_due and now - self._documents_at >= _DOCUMENT_SECONDS):
-            self._documents_at = now
-            self._are_documents_due = False
-            self._write_summary()
-            self._write_documents()
+
+    def _restore_if_gone(self) -> None:
+        """Takes the lock again, and has the documents written, where the folder was deleted or moved away."""
+        if self._lock.is_in_place():
+            return
+        self._run_dir.mkdir(parents=True, exist_ok=True)
+        self._lock.renew()
+        self._environment_due = self._documents is not None
+        self._are_documents_due = True
+        self._documents_at = -math.inf
+        if self._documents is not None:
+            self._documents.forget_files()
 
     def _between_chunks(self) -> None:
         self.journal.sample()
@@ -334,11 +361,16 @@ class RankWriter:
     # --- what goes wrong -------------------------------------------------------------------------------------------
 
     def _failed(self, error: Exception) -> None:
-        """Counts an error of the writer thread; the first in a row is reported."""
+        """Counts an error; the first of its kind is reported, until all is well again.
+
+        Called in both threads.
+        """
         self._errors[type(error).__name__] += 1
         self._last_error = f"{type(error).__name__}: {redact_text(str(error))}"
-        if not self._is_failing:
-            self._is_failing = True
+        self._is_failing = True
+        kind = (type(error).__name__, getattr(error, "errno", None))
+        own = object()
+        if self._reported.setdefault(kind, own) is own:
             _log.error(
                 "run folder %s cannot be written to (%s). Training goes on; rows are kept and written when it can be again.",
                 self._run_dir,
@@ -353,8 +385,10 @@ class RankWriter:
         self.timer.wake()
 
     def _recovered(self) -> None:
+        """Says so, once everything was written that there was to write."""
         if self._is_failing and not self.journal.counts.waiting:
             self._is_failing = False
+            self._reported.clear()
             _log.warning("run folder %s is written to again.", self._run_dir)
 
 

@@ -39,6 +39,9 @@ class Segment(Protocol):
             OSError: the disk is.
         """
 
+    def populate(self) -> None:
+        """Prepares for being written to."""
+
     def end(self) -> int:
         """Returns up to where there may be frames."""
 

@@ -84,37 +84,52 @@ class Statistics:
         self,
         names: tuple[str, ...],
         steps: list[int | None],
-        rows: list[tuple[float, ...]],
+        rows: "list[tuple[float, ...]] | np.ndarray[Any, np.dtype[np.float64]]",
         epoch: float | None = None,
     ) -> None:
-        """Takes rows of the same names, oldest first."""
+        """Takes rows of the same names, oldest first; as tuples, or all floats as one array `(rows, metrics)`."""
         self.last_step = steps[-1] if steps[-1] is not None else self.last_step
         self.last_epoch = epoch if epoch is not None else self.last_epoch
         found = [self.metrics.get(name) or self._new(name) for name in names]
-        block = _block(rows) if len(rows) > 3 else None  # noqa: PLR2004  # an array is dearer than three rows
-        if block is None:
-            for step, row in zip(steps, rows, strict=True):
-                for metric, value in zip(found, row, strict=True):
-                    metric.add(value, step)
+        if isinstance(rows, np.ndarray):
+            self._add_array(found, steps, rows, None)
             return
+        block = _block(rows) if len(rows) > 3 else None  # noqa: PLR2004  # an array is dearer than three rows
+        if block is not None:
+            self._add_array(found, steps, block, rows)
+            return
+        for step, row in zip(steps, rows, strict=True):
+            for metric, value in zip(found, row, strict=True):
+                metric.add(value, step)
+
+    def _add_array(
+        self,
+        found: list[MetricStatistics],
+        steps: list[int | None],
+        block: "np.ndarray[Any, np.dtype[np.float64]]",
+        rows: list[tuple[float, ...]] | None,
+    ) -> None:
+        """Takes rows as an array, and as they were logged, where they were not all floats."""
         finite = np.isfinite(block)
         all_finite = bool(finite.all())
         lows = (block if all_finite else np.where(finite, block, np.inf)).argmin(axis=0).tolist()
         highs = (block if all_finite else np.where(finite, block, -np.inf)).argmax(axis=0).tolist()
         with np.errstate(over="ignore"):
             totals = (block if all_finite else np.where(finite, block, 0.0)).sum(axis=0).tolist()
-        counts = [len(rows)] * len(names) if all_finite else finite.sum(axis=0).tolist()
-        last = rows[-1]
+        count = len(block)
+        counts = [count] * len(found) if all_finite else finite.sum(axis=0).tolist()
+
+        def at(row: int, column: int) -> float:
+            return float(block[row, column]) if rows is None else rows[row][column]
+
         for index, metric in enumerate(found):
-            metric.last = last[index]
-            metric.count += len(rows)
-            if counts[index] == 0:
-                metric.non_finite += len(rows)
-                continue
-            metric.non_finite += len(rows) - counts[index]
-            metric.total += totals[index]
-            low, high = lows[index], highs[index]
-            metric.add_extremes(rows[low][index], steps[low], rows[high][index], steps[high])
+            metric.last = at(-1, index)
+            metric.count += count
+            metric.non_finite += count - counts[index]
+            if counts[index]:
+                metric.total += totals[index]
+                low, high = lows[index], highs[index]
+                metric.add_extremes(at(low, index), steps[low], at(high, index), steps[high])
 
     def add_mixed(self, rows: Iterable[tuple[int | None, float | None, dict[str, float]]]) -> None:
         """Takes rows of any names: step, epoch, values by name."""

@@ -12,7 +12,10 @@ import pytest
 
 from destinations import RunDirectory
 from destinations.run_directory import RunNotOpenError, read_rows, read_series
+from destinations.run_directory.frames import MAGIC
+from destinations.run_directory.journal import Journal
 from destinations.run_directory.layout import journal_path, segment_paths
+from destinations.run_directory.segment_reader import SegmentReader
 from events import Engine, Logger, RecordError, State
 
 
@@ -351,3 +354,17 @@ def test_a_mapped_page_costs_no_row_to_a_concurrent_reader(drive, tmp_path):
 
     for count, rows in seen:
         assert rows == [(step, float(step)) for step in range(count)]
+
+
+def test_a_segment_is_read_on_when_the_journal_closes_it(tmp_path):
+    """The journal closes the oldest of many segments, also while one is being drained."""
+    journal = Journal(tmp_path, State("x"))
+    journal.append({"a": 1.0}, 0)
+    segment = journal.segments[0]
+
+    with SegmentReader(segment.path, journal, segment.number) as reader:
+        segment.close()
+        data = reader.read(0, 32)
+
+    assert data == MAGIC
+    journal.close()

@@ -1,0 +1,120 @@
+"""Reading many frames at once gives what reading them one by one gives, or nothing."""
+
+import math
+import random
+import struct
+
+import orjson
+import pytest
+
+from destinations.run_directory.csv_text import texts
+from destinations.run_directory.frames import boundary_frame, encode, frames, keys_frame
+from destinations.run_directory.row_blocks import row_block
+
+
+def row(step, values, schema=0, epoch=1, time=1.5):
+    """Returns the frame of a row."""
+    return encode((schema, step, epoch, time, tuple(values)))
+
+
+def rows_of(data, offset=0, most=64):
+    """Returns a block as `frames` would give its rows, and where it ends."""
+    block = row_block(data, offset, most)
+    if block is None:
+        return [], offset
+    columns = zip(block.steps, block.epochs, block.times.tolist(), block.values.tolist(), strict=True)
+    return [(block.schema, *rest, tuple(values)) for *rest, values in columns], offset + block.size
+
+
+def test_a_block_has_the_rows_that_frames_have():
+    """Rows of floats with one schema come out as `frames` reads them, from any offset, up to a limit."""
+    source = random.Random(3)
+    written = [row(step, [source.random() for _ in range(7)], time=source.random()) for step in range(-5, 50)]
+    data = keys_frame(0, tuple("abcdefg")) + b"".join(written)
+    begin = len(keys_frame(0, tuple("abcdefg")))
+
+    found, end = rows_of(data, begin, most=40)
+
+    expected = [(offset, record) for offset, record in frames(data, begin)][:40]
+    assert found == [record for _, record in expected]
+    assert end == expected[-1][0]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        row(9, [1.0, 2], 0),
+        row(9, [1.0, True], 0),
+        row(9, [1.0, 2.0], 1),
+        row(9, [1.0, 2.0], 0, epoch=None),
+        row(1 << 40, [1.0, 2.0]),
+        row(9, [1.0, 2.0, 3.0]),
+        keys_frame(1, ("a",)),
+        boundary_frame(),
+        bytes(64),
+    ],
+    ids=["integer", "bool", "schema", "no epoch", "large step", "wider", "keys", "boundary", "end"],
+)
+def test_a_block_ends_before_what_is_another_kind(other):
+    """Whatever is no row of floats of the same schema ends the block, and is left to be read by itself."""
+    alike = b"".join(row(step, [1.0, 2.0]) for step in range(6))
+
+    found, end = rows_of(alike + other + alike)
+
+    assert [step for _, step, *_ in found] == [0, 1, 2, 3, 4, 5]
+    assert end == len(alike)
+
+
+def test_a_damaged_frame_ends_the_block():
+    """A byte that is wrong anywhere in a frame leaves the rows before it, and none after."""
+    data = b"".join(row(step, [1.0, 2.0]) for step in range(8))
+    stride = len(data) // 8
+
+    for place in range(5 * stride, 6 * stride):
+        damaged = bytearray(data)
+        damaged[place] ^= 0x11
+        found, end = rows_of(bytes(damaged))
+        assert [step for _, step, *_ in found] == [0, 1, 2, 3, 4]
+        assert end == 5 * stride
+
+
+def test_too_few_rows_are_no_block():
+    """Three rows, half a row, nothing and zeros are left to the reader of single frames."""
+    one = row(0, [1.0])
+
+    assert row_block(one * 3, 0, 64) is None
+    assert row_block(one * 3 + one[:-1], 0, 64) is None
+    assert row_block(b"", 0, 64) is None
+    assert row_block(bytes(1000), 0, 64) is None
+
+
+def test_wide_rows_come_in_small_blocks():
+    """The interpreter is held for some thousands of values at a time, however many rows are asked for."""
+    data = row(0, [0.5] * 3000) * 20
+
+    block = row_block(data, 0, 64)
+
+    assert block is not None
+    assert block.values.shape == (4, 3000)
+
+
+@pytest.mark.parametrize("encoder", [orjson, None])
+def test_floats_of_any_bits_come_back(encoder):
+    """With and without orjson, the text of a float is read as the very same float, the sign of zero included."""
+    source = random.Random(1)
+    values = [struct.unpack("<d", source.randbytes(8))[0] for _ in range(20_000)]
+    values += [0.0, -0.0, 5e-324, 1e16, 1e22, 1e-5, math.inf, -math.inf]
+
+    for value in values:
+        found = float(texts((value,), encoder))
+        assert struct.pack("<d", found) == struct.pack("<d", value) or (
+            math.isnan(found) and math.isnan(value)
+        )
+
+
+@pytest.mark.parametrize("encoder", [orjson, None])
+def test_integers_and_booleans_are_whole_numbers(encoder):
+    """With and without orjson, integers of any size are written in full, booleans as 1 and 0."""
+    values = (True, False, 7, 2**70, -(2**63), math.nan)
+
+    assert texts(values, encoder) == ("1,0,7,1180591620717411303424,-9223372036854775808,nan")
