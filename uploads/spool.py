@@ -42,7 +42,7 @@ from .outcome import Outcome, UploadState
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["FAILED_STATES", "Spool"]
+__all__ = ["FAILED_STATES", "Spool", "is_alive"]
 
 _VERSION = 1
 FAILED_STATES = (UploadState.CONFLICT, UploadState.CORRUPT, UploadState.REJECTED)
@@ -137,7 +137,7 @@ class Spool:
         swept = 0
         for folder in _children(self.tmp):
             host, _, pid = folder.name.rpartition("-")[0].rpartition("-")
-            if host != socket.gethostname() or (pid.isdigit() and _alive(int(pid))):
+            if host != socket.gethostname() or (pid.isdigit() and is_alive(int(pid))):
                 continue
             entry = _moved_entry(folder)
             if entry is not None:
@@ -373,7 +373,8 @@ def _moved_entry(staged: Path) -> Entry | None:
     return entry if entry.staging == "moved" else None
 
 
-def _alive(pid: int) -> bool:
+def is_alive(pid: int) -> bool:
+    """Whether a process of this host has this number."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

@@ -74,7 +74,7 @@ def test_a_killed_worker_loses_nothing(start, moto, proxy, prefix, tmp_path, tur
     trainer = start(TRAINER, moto.at(proxy.url).uri(prefix), tmp_path, 100, "process", 0)
     lock = tmp_path / "spool/drain.lock"
     deadline = time.monotonic() + 30
-    while (owner := owner_of(lock)) is None:
+    while not (owner := owner_of(lock)):  # Held before it says by whom.
         assert time.monotonic() < deadline
         time.sleep(0.005)
     time.sleep(random.Random(turn).random() * 0.3)

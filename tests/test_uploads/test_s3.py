@@ -6,6 +6,9 @@ import io
 import json
 import os
 import pathlib
+import socket
+import subprocess
+import sys
 
 import pytest
 
@@ -488,3 +491,18 @@ def test_a_file_of_any_size_fits_into_the_parts_that_s3_takes(size):
 
     assert -(-size // part_bytes) <= 10_000
     assert 16 << 20 <= part_bytes <= 5 << 30
+
+
+def test_what_a_killed_trial_left_is_removed(moto, prefix):
+    """The small object of a process that is gone goes with the next trial; that of a living one stays."""
+    host = socket.gethostname()
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    client = moto.client()
+    for pid in (gone.pid, os.getppid()):
+        client.put_object(Bucket="bucket", Key=f"{prefix}/.uploads-probe-{host}-{pid}-x", Body=b"probe")
+    store = open_store(moto.uri(prefix))
+
+    assert store._create_only.may_be_asked(store.uri(), store)
+
+    assert list(moto.objects(prefix)) == [f".uploads-probe-{host}-{os.getppid()}-x"]

@@ -99,9 +99,7 @@ class CloudStore:
     def put(self, name: str, body: Body, *, overwrite: bool, notes: Path | None = None) -> RemoteObject:
         key = self._key(name)
         attributes = {"entry-id": body.identifier, "sha256": body.digest.sha256}
-        create_only = not overwrite and self._create_only.may_be_asked(
-            self.uri(), self._put_probe, self.delete
-        )
+        create_only = not overwrite and self._create_only.may_be_asked(self.uri(), self)
         with self._translated(f"put {key}"):
             if body.digest.size <= self._part_bytes:
                 data = body.read(0, body.digest.size)
@@ -184,7 +182,8 @@ class CloudStore:
             **self._arguments,
         )
 
-    def _put_probe(self, name: str) -> None:
+    def put_probe(self, name: str) -> None:
+        """Puts a small object create-only, to see what the server makes of it."""
         with self._translated(f"probe {self.uri()}"):
             self._obstore.put(self._backend, self._key(name), b"probe", mode="create")
 

@@ -120,9 +120,7 @@ class S3Store:
     def put(self, name: str, body: Body, *, overwrite: bool, notes: Path | None = None) -> RemoteObject:
         key = self._key(name)
         requests = self._requests()
-        create_only = not overwrite and self._create_only.may_be_asked(
-            self.uri(), self._put_probe, self.delete
-        )
+        create_only = not overwrite and self._create_only.may_be_asked(self.uri(), self)
         if body.digest.size <= self._part_bytes:
             with translated(f"put {key}"):
                 requests.put(key, body, create_only=create_only)
@@ -236,7 +234,8 @@ class S3Store:
         )
         return session.client("s3", endpoint_url=self._endpoint_url, config=config)
 
-    def _put_probe(self, name: str) -> None:
+    def put_probe(self, name: str) -> None:
+        """Puts a small object create-only, to see what the server makes of it."""
         try:
             with translated(f"probe {self.uri()}"):
                 self._connected().put_object(
