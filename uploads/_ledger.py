@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from .entry import Entry, identifier_of, key_of
+from .entry import identifier_of, key_of
 from .errors import ManifestUnreadable
 from .names import name_key
 from .outcome import Outcome, UploadState
@@ -162,8 +162,8 @@ class Ledger:
         handle = line.handle
         if handle is not None:
             return handle.remote_name
-        place = self._spool.place_of(line.folder)
         with contextlib.suppress(ManifestUnreadable, OSError):
-            if place is not None:
-                return Entry.read(place).remote_name
+            entry = self._spool.entry_of(line.folder)
+            if entry is not None:
+                return entry.remote_name
         return line.folder

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 __all__ = ["FAILED_STATES", "Spool", "is_alive"]
 
 _VERSION = 1
+_LOOKS = 10  # An entry changes its place a few times in its life; one without a manifest is not looked for for ever.
 FAILED_STATES = (UploadState.CONFLICT, UploadState.CORRUPT, UploadState.REJECTED)
 
 
@@ -176,6 +177,20 @@ class Spool:
             for place in self._entry_places():
                 if (place / folder).is_dir():
                     return place / folder
+        return None
+
+    def entry_of(self, folder: str) -> Entry | None:
+        """What was asked for, also while the entry changes its place; None once it has left the spool.
+
+        Raises:
+            ManifestUnreadable: Torn, foreign, from a newer version, or another entry's.
+        """
+        for _ in range(_LOOKS):
+            place = self.place_of(folder)
+            if place is None:
+                return None
+            with contextlib.suppress(FileNotFoundError):  # It was renamed after the look; the next finds it.
+                return Entry.read(place)
         return None
 
     def state_of(self, folder: str) -> UploadState | None:

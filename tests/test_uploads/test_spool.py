@@ -58,6 +58,36 @@ def test_an_entry_survives_the_way_through_every_state(spool):
     assert [outcome.sha256 for outcome in spool.delivered()] == ["ff"]
 
 
+class SpoolThatMoves(Spool):
+    """One whose entry is taken for uploading between the look for it and the reading."""
+
+    def place_of(self, folder):
+        place = super().place_of(folder)
+        if place is not None and place.parent == self.pending:
+            self.claim(folder)
+        return place
+
+
+def test_an_entry_is_found_while_it_changes_its_place(spool):
+    """Whoever reads an entry at the moment of a rename gets the entry, not nothing."""
+    folder = _publish(spool, _entry(name="a"))
+
+    entry = SpoolThatMoves(spool.path).entry_of(folder)
+
+    assert entry is not None
+    assert entry.remote_name == "a"
+    assert spool.list_inflight() == [folder]
+
+
+def test_an_entry_that_lost_its_manifest_is_not_looked_for_for_ever(spool):
+    """What cannot be found ends the search."""
+    folder = _publish(spool, _entry(name="a"))
+    (spool.pending / folder / "entry.json").unlink()
+
+    assert spool.entry_of(folder) is None
+    assert spool.entry_of("000000000009-0000000000000000-0000000000000000") is None
+
+
 def test_a_failed_entry_keeps_its_bytes_and_its_reason(spool):
     """failed/ is a quarantine, not a bin."""
     folder = _publish(spool, _entry())
