@@ -1,0 +1,64 @@
+"""How a command runs: it gets its options, the runs it asks for and a screen; its errors become a message and an exit code."""
+
+import argparse
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from destinations.runs import FilterError, RootError, Run, Runs, RunsError, open_runs
+
+from .screen import Session
+
+__all__ = ["EXIT_FAILED", "EXIT_OK", "EXIT_TIMEOUT", "EXIT_USAGE", "Command", "UsageError", "open_run", "open_selected", "roots_of", "run_command"]
+
+EXIT_OK = 0
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+EXIT_TIMEOUT = 124
+
+Command = Callable[[argparse.Namespace, Session], int]
+
+
+class UsageError(RunsError):
+    """A command cannot be meant as it was written."""
+
+
+def run_command(command: Command, options: argparse.Namespace, session: Session | None) -> int:
+    """Runs a command; returns its exit code."""
+    session = Session() if session is None else session
+    try:
+        return command(options, session)
+    except (UsageError, FilterError, RootError) as error:
+        session.note(str(error))
+        return EXIT_USAGE
+    except RunsError as error:
+        session.note(str(error))
+    except BrokenPipeError:
+        raise
+    except (ImportError, OSError) as error:
+        session.note(str(error))
+    return EXIT_FAILED
+
+
+def roots_of(options: argparse.Namespace, session: Session) -> list[Path]:
+    """Returns the roots that were asked for, else those of `DESTINATIONS_ROOT`, else `runs`."""
+    if options.root:
+        return [Path(root) for root in options.root]
+    named = [part for part in session.environment.get("DESTINATIONS_ROOT", "").split(os.pathsep) if part]
+    if named:
+        return [Path(root) for root in named]
+    if not Path("runs").is_dir():
+        raise UsageError("root must be a folder of runs, got no folder 'runs' here. Give --root FOLDER, or set DESTINATIONS_ROOT.")
+    return [Path("runs")]
+
+
+def open_selected(options: argparse.Namespace, session: Session) -> Runs:
+    """Opens the runs below the roots; says beside the results what the scan could not read."""
+    runs = open_runs(*roots_of(options, session), clock=session.clock)
+    return runs
+
+
+def open_run(wanted: str, options: argparse.Namespace, session: Session) -> tuple[Runs, Run]:
+    """Opens one run, by what a user calls it."""
+    runs = open_selected(options, session)
+    return runs, runs[wanted]
