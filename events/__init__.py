@@ -11,6 +11,7 @@ from ._device import DeviceCopies
 from ._monitor_event import Event as MonitorEvent
 from ._stat import Stat
 from ._summary import Aggregation
+from .binned_values import BinnedValues
 from .callback import Callback
 from .config import plain_config
 from .destination import Destination
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Aggregation",
+    "BinnedValues",
     "Callback",
     "CallbackInUseError",
     "CheckpointError",
