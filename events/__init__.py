@@ -33,6 +33,7 @@ from .names import format_name, format_run_name
 from .redaction import redact, redact_arguments, redact_text
 from .run import Run
 from .state import Phase, RunStatus, State
+from .stats_monitor import StatsMonitor
 from .system_monitor import SystemMonitor
 from .throughput import Throughput
 from .timer import Timer
@@ -65,6 +66,7 @@ __all__ = [
     "RunStatus",
     "Stat",
     "State",
+    "StatsMonitor",
     "SystemMonitor",
     "Throughput",
     "Time",
