@@ -169,7 +169,8 @@ class LoggerDestination(Callback):
         """Takes values of which the distribution is wanted.
 
         Args:
-            values: numbers in any shape.
+            values: numbers in any shape; or `BinnedValues`, whose counts and edges are the histogram, and which may be
+                treated as an array.
             name: the name of the histogram.
             step: the step that it belongs to.
             bins: a number of bins of equal width, or rising edges.

@@ -26,7 +26,7 @@ import attrs
 import numpy as np
 from PIL import Image
 
-from events import RecordError
+from events import BinnedValues, RecordError
 
 __all__ = [
     "Pixels",
@@ -331,10 +331,12 @@ def histogram_record(values: Any, bins: "int | Sequence[float]" = 64) -> dict[st
     """Returns counts, edges and moments of values; those that are not finite are counted and left out.
 
     Args:
-        values: numbers in any shape.
+        values: numbers in any shape, or `BinnedValues`, which are returned as they are.
         bins: a number of bins of equal width between the least and the greatest value, or rising edges; the last bin
             holds its right edge too.
     """
+    if isinstance(values, BinnedValues):
+        return values.record()
     flat = to_numpy(values).reshape(-1)
     flat = flat.astype(np.float64) if flat.dtype.kind != "f" or flat.dtype.itemsize < 4 else flat  # noqa: PLR2004
     finite = flat[np.isfinite(flat)]

@@ -11,6 +11,7 @@ from ._device import DeviceCopies
 from ._monitor_event import Event as MonitorEvent
 from ._stat import Stat
 from ._summary import Aggregation
+from .binned_values import BinnedValues
 from .callback import Callback
 from .config import plain_config
 from .destination import Destination
@@ -32,6 +33,7 @@ from .names import format_name, format_run_name
 from .redaction import redact, redact_arguments, redact_text
 from .run import Run
 from .state import Phase, RunStatus, State
+from .stats_monitor import StatsMonitor
 from .system_monitor import SystemMonitor
 from .throughput import Throughput
 from .timer import Timer
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Aggregation",
+    "BinnedValues",
     "Callback",
     "CallbackInUseError",
     "CheckpointError",
@@ -63,6 +66,7 @@ __all__ = [
     "RunStatus",
     "Stat",
     "State",
+    "StatsMonitor",
     "SystemMonitor",
     "Throughput",
     "Time",

@@ -52,6 +52,7 @@ class ForwardMonitor(Handover):
 
     def stop(self) -> None:
         """Logs what is there, and hears of no more; a second time does nothing."""
+        super().stop()
         handle, self._handle = self._handle, None
         if handle is None:
             return
@@ -62,26 +63,29 @@ class ForwardMonitor(Handover):
 
 
 def forward_to(logger: Logger) -> ForwardMonitor:
-    """Hands monitor events to a logger from now on, in a loop of your own.
+    """Hands monitor events to a logger from now on, in a run that is under way.
 
     ```python
-    with Run(loggers=[...]) as run, monitor.forward_to(run.logger) as forwarding:
+    with Run(loggers=[...]) as run:
+        monitor.forward_to(run.logger)
         for batch in loader:
             ...
-            forwarding.drain()
+            run.batch_end()
     ```
 
     What the calling thread logs is handed on at once; what other threads log, the windows that end on time among it, waits
-    for the next `drain`, or for the end of the block. `ForwardMonitor` as a callback does the draining by itself.
+    for the end of a batch, epoch, evaluation or `fit`, as with `ForwardMonitor` among the callbacks.
 
     Args:
         logger: of a run; its steps are taken.
 
     Returns:
-        A `ForwardMonitor` at work: `drain` it in this thread, and `stop` it, or leave its block, before the run is closed.
+        A `ForwardMonitor` at work. It stops when the run is closed; `stop` it, or leave its block, to end it before.
+        Where no events are run, `drain` it now and then, in this thread.
     """
     forwarding = ForwardMonitor()
-    forwarding.begin(logger._state, logger)  # noqa: SLF001  # the same package; the step of another thread's event
+    forwarding.begin(logger.state, logger)
+    logger.attach(forwarding)
     return forwarding
 
 

@@ -84,7 +84,8 @@ class Handover(Callback):
 
     def stop(self) -> None:
         """Delivers what is there, and takes no more; a second time does nothing."""
-        raise NotImplementedError
+        if self._logger is not None:
+            self._logger.detach(self)
 
     def deliver(self, item: Any) -> None:
         """Does with an item what it came for."""

@@ -178,10 +178,10 @@ class RecordLogger:
         """Logs how values are distributed.
 
         Args:
-            values: numbers in any shape.
+            values: numbers in any shape; or `BinnedValues`, where only counts and edges are known.
             name: the name of the histogram.
             step: as for `log_metrics`.
-            bins: how many bins of equal width, or their rising edges.
+            bins: how many bins of equal width, or their rising edges; nothing to `BinnedValues`, which have theirs.
 
         Raises:
             RecordError: there are no values, or the bins are none.

@@ -128,6 +128,7 @@ class FromTorchMonitor(Handover):
     def stop(self) -> None:
         """Unregisters, and logs what is there; a second time does nothing."""
         # torch crashes when a handler is unregistered twice.
+        super().stop()
         handles, self._handles = self._handles, []
         if not handles:
             return
@@ -192,6 +193,7 @@ class ToTorchMonitor(Handover):
 
     def stop(self) -> None:
         """Hands on what is there, open windows included, and hears of no more; a second time does nothing."""
+        super().stop()
         handle, self._handle = self._handle, None
         if handle is None:
             return
@@ -218,27 +220,33 @@ def _torch_value(value: str | float) -> str | float:
 
 
 def from_torch(logger: Logger) -> FromTorchMonitor:
-    """Hands the events of `torch.monitor` to a logger from now on, in a loop of your own.
+    """Hands the events of `torch.monitor` to a logger from now on, in a run that is under way.
 
     Args:
-        logger: of a run; its steps are taken.
+        logger: of a run; its steps are taken, and at its events what waits is logged.
 
     Returns:
-        A `FromTorchMonitor` at work: `drain` it in this thread, and `stop` it, or leave its block, before the run is
-        closed. As a callback it does both by itself.
+        A `FromTorchMonitor` at work. It stops when the run is closed; `stop` it, or leave its block, to end it before.
+        Where no events are run, `drain` it now and then, in this thread.
     """
     bridge = FromTorchMonitor()
-    bridge.begin(logger._state, logger)  # noqa: SLF001  # the same package
+    bridge.begin(logger.state, logger)
+    logger.attach(bridge)
     return bridge
 
 
-def to_torch() -> ToTorchMonitor:
-    """Hands our monitor events to `torch.monitor` from now on, in a loop of your own.
+def to_torch(logger: Logger | None = None) -> ToTorchMonitor:
+    """Hands our monitor events to `torch.monitor` from now on.
+
+    Args:
+        logger: of a run, at whose events this happens, and with which it ends.
 
     Returns:
-        A `ToTorchMonitor` at work: `drain` it in this thread, and `stop` it, or leave its block, at the end. As a callback
-        it does both by itself.
+        A `ToTorchMonitor` at work. Without a logger, `drain` it in this thread now and then, and `stop` it, or leave its
+        block, at the end.
     """
     bridge = ToTorchMonitor()
-    bridge.begin(None, None)
+    bridge.begin(None if logger is None else logger.state, logger)
+    if logger is not None:
+        logger.attach(bridge)
     return bridge

@@ -10,6 +10,7 @@ from numbers import Integral, Real
 from pathlib import PurePath
 from typing import Any
 
+from .binned_values import BinnedValues
 from .errors import RecordError
 
 __all__ = [
@@ -160,6 +161,8 @@ def check_video(video: Any, fps: Any, name: str) -> None:
 
 def check_histogram(values: Any, bins: Any, name: str) -> None:
     """Refuses values that are no numbers, no values at all, and bins that are neither a number nor edges."""
+    if isinstance(values, BinnedValues):
+        return
     shape = _shape(values)
     if shape is None and not isinstance(values, list | tuple):
         raise RecordError(

@@ -115,6 +115,8 @@ class Engine:
             hooks = self._hooks_of_name(event)
         if self._logger.is_busy:
             self._logger.poll()
+        for callback in self._logger.attached:
+            callback.run_event(event if isinstance(event, Event) else Event(event), self._state, self._logger)
         for hook in hooks:
             hook(self._state, self._logger)
 
@@ -268,7 +270,9 @@ def _close_all(state: State, logger: "Logger", callbacks: tuple[Any, ...]) -> Ba
         ]
 
     destinations = [callback for callback in callbacks if _holds(logger.destinations, callback)]
-    closed = close(callback for callback in callbacks if not _holds(logger.destinations, callback))
+    attached, logger.attached = logger.attached, ()
+    closed = close(attached)
+    closed += close(callback for callback in callbacks if not _holds(logger.destinations, callback))
     # What callbacks logged at last is on its way, and what waited for a destination to be due waits no longer.
     _settle_last(logger, raised)
     closed += close(destinations)

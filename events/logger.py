@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ._delivery import Delivery
 from ._device import DeviceCopies
@@ -19,6 +19,9 @@ from .errors import RecordError
 from .host_values import ARE_PLAIN, is_plain, quick_host_metrics
 from .names import format_name
 from .state import State
+
+if TYPE_CHECKING:
+    from .callback import Callback
 
 __all__ = ["Logger"]
 
@@ -74,6 +77,8 @@ class Logger(RecordLogger):
         self._delivery = Delivery(state, self._destinations, lambda: self.faults, device_copies)
         # Whether anything is on its way from a device; an attribute, because the engine looks at each event.
         self.is_busy = False
+        # Callbacks that joined a run under way; an attribute, because the engine looks at each event.
+        self.attached: tuple[Callback, ...] = ()
         # Whether `log_metrics` has more to do than to hand on numbers.
         self._has_detour = False
         self._refresh()
@@ -82,6 +87,28 @@ class Logger(RecordLogger):
     def destinations(self) -> tuple[Destination, ...]:
         """Who is logged to."""
         return self._destinations
+
+    @property
+    def state(self) -> State:
+        """The run that is logged."""
+        return self._state
+
+    def attach(self, callback: "Callback") -> None:
+        """Lets a callback join a run under way: from the next event on it hears of all, before the others do.
+
+        It is closed with the run, before the others, where nobody has detached it. What it raises goes to the caller of
+        the event. A second time does nothing.
+
+        Raises:
+            EngineClosedError: the run is closed.
+        """
+        self._require_open("attach")
+        self.detach(callback)
+        self.attached = (*self.attached, callback)
+
+    def detach(self, callback: "Callback") -> None:
+        """Lets a callback leave that joined by `attach`; one that did not does nothing."""
+        self.attached = tuple(one for one in self.attached if one is not callback)
 
     def log_metrics(  # noqa: C901  # the hot path: a function more would cost a tenth of it
         self, metrics: Mapping[str, Any], step: int | None = None

@@ -1,28 +1,15 @@
 """`SystemMonitor`: what the machine does while a model trains: processors, memory, GPUs."""
 
-import logging
-import os
-import threading
 import time
-from collections.abc import Callable
 from typing import Any
 
-from ._handover import Handover
 from ._nvml import Gpus
-from .logger import Logger
-from .redaction import redact_text
-from .state import State
+from ._sampler import Sample, Sampler
 
 __all__ = ["SystemMonitor"]
 
-_log = logging.getLogger("events")
 
-_STOP_SECONDS = 5.0
-
-Sample = Callable[[], dict[str, float]]
-
-
-class SystemMonitor(Handover):
+class SystemMonitor(Sampler):
     """Logs how busy the machine is.
 
     | metric | what |
@@ -56,69 +43,9 @@ class SystemMonitor(Handover):
     """
 
     def __init__(self, every_seconds: float = 10.0, *, sample: Sample | None = None) -> None:
-        super().__init__(max_waiting=1000)
-        if not every_seconds > 0:
-            raise ValueError(f"every_seconds must be more than nothing, got {every_seconds!r}.")
-        self.failures = 0
-        self._every_seconds = every_seconds
-        self._sample = sample or _Machine().sample
-        self._thread: threading.Thread | None = None
-        self._is_stopping = threading.Event()
-
-    def init(self, state: State, logger: Logger) -> None:
-        """Starts the thread that samples."""
-        super().init(state, logger)
-        if state.local_rank == 0 and self._thread is None:
-            self._is_stopping = threading.Event()
-            self._thread = threading.Thread(
-                target=self._run, args=(self._is_stopping,), name="events-system-monitor", daemon=True
-            )
-            self._thread.start()
-
-    def deliver(self, item: tuple[int | None, dict[str, float]]) -> None:
-        """Logs a sample."""
-        step, sample = item
-        if self._logger is not None:
-            self._logger.log_metrics({f"system/{name}": value for name, value in sample.items()}, step)
-
-    def stop(self) -> None:
-        """Ends the thread, and logs what is there; a second time does nothing. Waits five seconds at most."""
-        if os.getpid() != self._pid:
-            # A forked child has neither the thread nor, maybe, the event's lock.
-            return
-        thread, self._thread = self._thread, None
-        if thread is not None:
-            self._is_stopping.set()
-            thread.join(_STOP_SECONDS)
-            if thread.is_alive():
-                _log.warning(
-                    "SystemMonitor: a sample takes longer than %.0f s; its thread is left behind.",
-                    _STOP_SECONDS,
-                )
-        self.drain()
-
-    def _run(self, is_stopping: threading.Event) -> None:
-        next_at = time.monotonic()
-        while True:
-            self._take_sample()
-            # Late samples are not made up for.
-            next_at = max(next_at + self._every_seconds, time.monotonic())
-            if is_stopping.wait(max(next_at - time.monotonic(), 0.0)):
-                return
-
-    def _take_sample(self) -> None:
-        step = self.step()
-        try:
-            sample = self._sample()
-        except Exception as error:  # noqa: BLE001  # a sensor must not end the thread
-            self.failures += 1
-            if self.failures == 1:
-                _log.warning(
-                    "SystemMonitor could not sample; further failures are not reported: %s",
-                    redact_text(f"{type(error).__name__}: {error}"),
-                )
-            return
-        self.put((step, sample))
+        super().__init__(
+            sample or _Machine().sample, every_seconds, "system/", thread_name="events-system-monitor"
+        )
 
 
 class _Machine:

@@ -30,7 +30,7 @@ from destinations.media import (
     to_numpy,
     wav_bytes,
 )
-from events import RecordError
+from events import BinnedValues, RecordError
 
 from .files import append_line, open_temporary, replace_file
 from .layout import (
@@ -178,15 +178,16 @@ class MediaWriter:
 
     def log_histogram(self, values: Any, name: str, step: int, bins: "int | Sequence[float]") -> None:
         """Writes counts, edges and moments as a line."""
-        values = to_numpy(values).copy()
-        if values.dtype.kind not in "biuf":
-            raise RecordError(f"histogram {name!r} must have numbers, got dtype {values.dtype}.")
+        if not isinstance(values, BinnedValues):
+            values = to_numpy(values).copy()
+            if values.dtype.kind not in "biuf":
+                raise RecordError(f"histogram {name!r} must have numbers, got dtype {values.dtype}.")
 
         def work(at: float = self._clock()) -> None:
             record = {"step": step, "name": name, "time": at, **histogram_record(values, bins)}
             append_line(self._run_dir / HISTOGRAMS_INDEX, record)
 
-        self._put(work, values.nbytes, f"histogram {name!r}")
+        self._put(work, getattr(values, "nbytes", 0), f"histogram {name!r}")
 
     def log_table(self, columns: list[str], rows: list[list[Any]], name: str, step: int) -> None:
         """Writes a table as CSV, and the types of its columns as a line; its name may be any string."""

@@ -841,3 +841,54 @@ def test_a_run_without_faults_logs_nothing(caplog):
     engine.close()
 
     assert caplog.records == []
+
+
+def test_a_callback_joins_a_run_under_way():
+    """It hears of every event from the next on, before the others, and is closed with them."""
+    calls = []
+    state = State("mine")
+    logger = Logger(state)
+    engine = Engine(state, logger, [Listener("old", calls)])
+    engine.run_event(Event.FIT_START)
+
+    logger.attach(Listener("new", calls))
+    engine.run_event("batch_end")
+    engine.close()
+
+    assert calls == [
+        ("old", "fit_start"),
+        ("new", "batch_end"),
+        ("old", "batch_end"),
+        ("new", "close"),
+        ("old", "close"),
+        ("new", "post_close"),
+        ("old", "post_close"),
+    ]
+
+
+def test_a_callback_leaves_a_run_under_way():
+    """It hears of nothing more, and its close is its own affair; one that never joined may leave too."""
+    state = State("mine")
+    logger = Logger(state)
+    engine = Engine(state, logger)
+    joined, stranger = Listener(), Listener()
+    logger.attach(joined)
+    logger.attach(joined)
+
+    engine.run_event(Event.BATCH_START)
+    logger.detach(joined)
+    logger.detach(stranger)
+    engine.run_event(Event.BATCH_END)
+    engine.close()
+
+    assert joined.calls == [("callback", "batch_start")]
+
+
+def test_nobody_joins_a_run_that_is_closed():
+    """It would never hear of anything."""
+    state = State("mine")
+    logger = Logger(state)
+    Engine(state, logger).close()
+
+    with pytest.raises(EngineClosedError):
+        logger.attach(Listener())

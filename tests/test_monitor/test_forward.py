@@ -91,17 +91,31 @@ def test_what_the_training_thread_logs_comes_at_once(metric_list):
     assert seen == [(1, {"a/x": 1})]
 
 
-def test_what_other_threads_log_waits_for_drain(metric_list):
-    """And keeps its order and its step."""
-    with Run(metric_list, run_name="mine") as run, monitor.forward_to(run.logger) as forwarding:
+def test_what_other_threads_log_comes_at_the_next_event(metric_list):
+    """And keeps its order and its step; who runs no events says when."""
+    with Run(metric_list, run_name="mine") as run:
+        forwarding = monitor.forward_to(run.logger)
         in_another_thread(log, "a", x=1)
         run.batch_end()
+        after_the_event = list(metric_list.metrics)
         in_another_thread(log, "b", x=2)
-        before = list(metric_list.metrics)
+        before_draining = list(metric_list.metrics)
 
         forwarding.drain()
 
-        assert (before, metric_list.metrics) == ([], [(0, {"a/x": 1}), (1, {"b/x": 2})])
+        assert after_the_event == before_draining == [(0, {"a/x": 1})]
+        assert metric_list.metrics == [(0, {"a/x": 1}), (1, {"b/x": 2})]
+
+
+def test_forwarding_ends_with_the_run(metric_list):
+    """What waits when a run is closed is there, and nobody listens afterwards."""
+    with Run(metric_list, run_name="mine") as run:
+        forwarding = monitor.forward_to(run.logger)
+        run.batch_end()
+        in_another_thread(log, "a", x=1)
+
+    assert metric_list.metrics == [(1, {"a/x": 1})]
+    assert forwarding._handle is None
 
 
 def test_after_the_block_nothing_is_forwarded(metric_list):
@@ -156,7 +170,8 @@ def test_a_full_queue_drops_the_oldest_and_counts(metric_list, caplog):
 def test_stopping_after_the_run_was_closed_says_what_was_lost(metric_list, caplog):
     """Instead of an error."""
     with Run(metric_list, run_name="mine") as run:
-        forwarding = monitor.forward_to(run.logger)
+        forwarding = monitor.ForwardMonitor()
+        forwarding.begin(run.logger.state, run.logger)
         for number in range(2):
             in_another_thread(log, "a", x=number)
 

@@ -1,7 +1,7 @@
 """`torch.monitor`, both ways: in processes of their own, for torch may freeze or crash the one it is in."""
 
 PRELUDE = """
-import atexit, sys, threading, time
+import atexit, queue, sys, threading, time
 from datetime import UTC, datetime, timedelta
 import torch.monitor
 from destinations import LoggerDestination
@@ -53,6 +53,29 @@ def test_stats_and_events_of_torch_become_metrics(in_child):
             assert rows.metrics[2:] == [(2, {"late/x": 1})], rows.metrics
             torch_event("after", x=1)
             assert len(rows.metrics) == 3
+            """
+        )
+    )
+
+
+def test_the_events_of_a_run_do_the_draining(in_child):
+    """A run under way hears of torch, and torch of it, until the run is closed; nobody says when."""
+    in_child(
+        with_prelude(
+            """
+            heard = queue.SimpleQueue()
+            handle = torch.monitor.register_event_handler(heard.put)
+            with Run(rows, run_name="mine") as run:
+                coming, going = monitor.from_torch(run.logger), monitor.to_torch(run.logger)
+                torch_event("from_torch", x=1)
+                monitor.log_event(MonitorEvent("to_torch", datetime.now(UTC), {"x": 2}))
+                run.batch_end()
+                assert rows.metrics == [(0, {"from_torch/x": 1.0})], rows.metrics
+                assert [heard.get_nowait().name for _ in range(2)] == ["from_torch", "to_torch"]
+            torch_event("from_torch", x=3)
+            torch.monitor.unregister_event_handler(handle)
+            assert (coming._handles, going._handle) == ([], None)
+            assert len(rows.metrics) == 1
             """
         )
     )

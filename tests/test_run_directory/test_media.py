@@ -15,7 +15,7 @@ from PIL import Image
 
 from destinations import media
 from destinations._lane import Lane
-from events import RecordError
+from events import BinnedValues, RecordError
 
 
 def index_of(tmp_path, name="media.jsonl"):
@@ -232,6 +232,17 @@ def test_point_clouds_become_ply(drive, tmp_path):
     assert np.array_equal(vertices["xyz"], points[1].numpy())
     assert vertices["rgb"].tolist() == [[0, 128, 255]] * 4
     assert [record["has_colors"] for record in records] == [True, True, False]
+
+
+def test_a_histogram_of_counts_and_edges_is_written_as_it_is(drive, tmp_path):
+    """Nothing is counted again."""
+    run = drive().fit()
+
+    run.logger.log_histogram(BinnedValues([2, 1], [0.0, 1.0, 4.0], max=3.5), "weights", step=4)
+    run.close()
+
+    [record] = index_of(tmp_path, "histograms.jsonl")
+    assert (record["counts"], record["edges"], record["max"]) == ([2, 1], [0.0, 1.0, 4.0], 3.5)
 
 
 def test_histograms_have_counts_edges_and_moments(drive, tmp_path):

@@ -1,0 +1,99 @@
+"""A histogram of which only counts and edges are known."""
+
+import math
+
+import numpy as np
+import pytest
+
+from destinations import InMemory
+from destinations.media import histogram_record
+from events import BinnedValues, RecordError, Run
+
+
+def test_counts_and_edges_are_the_histogram():
+    """They are handed on as they are, whatever number of bins the call would have had."""
+    memory = InMemory()
+
+    with Run(memory, run_name="mine") as run:
+        run.log_histogram(BinnedValues([3, 0, 5], [0.0, 0.5, 1.0, 2.0]), "scores")
+
+    [logged] = memory.records
+    record = histogram_record(logged.value["values"], logged.value["bins"])
+    assert record == {
+        "count": 8,
+        "non_finite": 0,
+        "counts": [3, 0, 5],
+        "edges": [0.0, 0.5, 1.0, 2.0],
+        "min": 0.0,
+        "max": 2.0,
+        "mean": pytest.approx((3 * 0.25 + 5 * 1.5) / 8),
+        "std": pytest.approx(math.sqrt((3 * (0.25 - 1.03125) ** 2 + 5 * (1.5 - 1.03125) ** 2) / 8)),
+        "sum": pytest.approx(8.25),
+    }
+
+
+def test_a_record_of_values_makes_the_same_record_again():
+    """What was read back from a run can be logged again, moments and all."""
+    values = np.array([0.1, 0.2, 0.9, np.nan])
+    record = histogram_record(values, bins=4)
+
+    again = BinnedValues(
+        **{
+            key: record[key]
+            for key in ("counts", "edges", "count", "non_finite", "min", "max", "mean", "std")
+        }
+    ).record()
+
+    assert again == {**record, "sum": pytest.approx(record["sum"])}
+
+
+def test_to_who_does_not_know_it_it_is_an_array():
+    """In the middle of the bins, in their proportion, and never more than ten thousand."""
+    few = np.asarray(BinnedValues([1, 2], [0.0, 1.0, 3.0]))
+    many = np.asarray(BinnedValues([1e9, 3e9], [0.0, 1.0, 3.0]))
+
+    assert few.tolist() == [0.5, 2.0, 2.0]
+    assert (many.size, float(many.mean())) == (10_000, 0.25 * 0.5 + 0.75 * 2.0)
+
+
+@pytest.mark.parametrize("std", [2.0, 0.0])
+def test_a_normal_distribution_has_its_moments(std):
+    """Mean and standard deviation are those given; the bins are symmetric around the mean."""
+    record = BinnedValues.normal(1.0, std).record()
+
+    assert (record["mean"], record["std"]) == (1.0, std)
+    assert record["counts"] == pytest.approx(record["counts"][::-1])
+    assert record["edges"][32] == 1.0
+    assert sum(record["counts"]) == pytest.approx(1000, rel=1e-3)
+
+
+def test_no_values_at_all_make_an_empty_record():
+    """As with values of which none is finite."""
+    record = BinnedValues([0, 0], [0.0, 1.0, 2.0], non_finite=3).record()
+
+    assert record == histogram_record(np.full(3, np.nan))
+
+
+@pytest.mark.parametrize(
+    ("counts", "edges", "complaint"),
+    [
+        ([1], [0.0], "1 counts and 1 edges"),
+        ([], [0.0], "0 counts and 1 edges"),
+        ([1, 1], [0.0, 1.0, 1.0], "rising edges"),
+        ([1], [0.0, math.inf], "rising edges"),
+        ([1], [math.nan, 1.0], "rising edges"),
+        ([-1], [0.0, 1.0], "counts of 0 or more"),
+        ([math.nan], [0.0, 1.0], "counts of 0 or more"),
+    ],
+)
+def test_what_is_no_histogram_is_refused(counts, edges, complaint):
+    """At the call, and by what is wrong."""
+    with pytest.raises(RecordError, match=complaint):
+        BinnedValues(counts, edges)
+
+
+@pytest.mark.parametrize(("mean", "std"), [(math.nan, 1.0), (0.0, -1.0), (0.0, math.inf)])
+def test_what_is_no_distribution_is_refused(mean, std):
+    """A standard deviation is 0 or more."""
+    with pytest.raises(RecordError, match="finite mean and std"):
+        BinnedValues.normal(mean, std)

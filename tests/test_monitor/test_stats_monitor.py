@@ -1,0 +1,127 @@
+"""What counts by itself, asked from time to time."""
+
+import itertools
+import threading
+
+import numpy as np
+import pytest
+import torch
+
+from events import Run, StatsMonitor
+
+
+class Buffer:
+    """Says how much was written, in the order of a list, the last again and again; and when it was asked how often."""
+
+    def __init__(self, *written):
+        self._written = [*written]
+        self._asked = 0
+        self._has_come = threading.Condition()
+
+    def stats(self):
+        with self._has_come:
+            self._asked += 1
+            self._has_come.notify_all()
+            return {"written": self._written.pop(0) if len(self._written) > 1 else self._written[0]}
+
+    def wait_for(self, count):
+        with self._has_come:
+            assert self._has_come.wait_for(lambda: self._asked >= count, 60)
+
+
+def every_two_seconds():
+    """A clock that goes on by two seconds at each look."""
+    return itertools.count(100.0, 2.0).__next__
+
+
+def test_it_is_asked_in_a_thread_and_logged_by_the_training_thread(metric_list):
+    """At the end of a batch, and once more at close; its names have its name before them."""
+    buffer = Buffer(10, 20, 30)
+    with Run(metric_list, StatsMonitor(buffer, name="buffer", every_seconds=0.001), "mine") as run:
+        buffer.wait_for(3)
+        run.batch_end()
+
+    logged = [metrics["buffer/written"] for _, metrics in metric_list.metrics]
+    assert logged[:3] == [10, 20, 30]
+    assert len(logged) > 3
+    assert metric_list.threads == {threading.get_ident()}
+    assert not [thread for thread in threading.enumerate() if thread.name == "events-stats-monitor"]
+
+
+def test_what_is_logged_at_close_is_the_last_there_is(metric_list):
+    """A run that is shorter than the interval has its first and its last."""
+    with Run(metric_list, StatsMonitor(Buffer(1, 2), every_seconds=3600), "mine"):
+        pass
+
+    assert [metrics for _, metrics in metric_list.metrics][-1] == {"written": 2}
+
+
+def test_a_rate_is_what_a_counter_grew_by_in_a_second():
+    """The first time there is none, and none where the counter was reset."""
+    monitor = StatsMonitor(Buffer(10, 30, 4, 8), rates=["written"], clock=every_two_seconds())
+
+    samples = [monitor._next() for _ in range(4)]
+
+    assert samples == [
+        {"written": 10},
+        {"written": 30, "written_per_sec": 10.0},
+        {"written": 4},
+        {"written": 8, "written_per_sec": 2.0},
+    ]
+
+
+def test_a_counter_decides_when():
+    """Where it crosses a multiple; several at once are one, and a reset counts from there."""
+    buffer = Buffer(5, 9, 11, 12, 47, 49, 3, 9, 10)
+    monitor = StatsMonitor(buffer, every_count=("written", 10), rates=["written"], clock=every_two_seconds())
+
+    samples = [monitor._next() for _ in range(9)]
+
+    assert [sample.get("written") for sample in samples] == [None, None, 11, None, 47, None, None, None, 10]
+    assert samples[4]["written_per_sec"] == 18.0
+
+
+def test_what_is_no_number_is_left_out_and_names_are_joined():
+    """Numbers of numpy and torch are numbers; integers stay integers."""
+    stats = {
+        "size": 3,
+        "full": True,
+        "note": "x",
+        "shape": [1, 2],
+        "none": None,
+        "time": {"mean": np.float32(0.5), "last": torch.tensor(2)},
+    }
+
+    sample = StatsMonitor(lambda: stats)._next()
+
+    assert sample == {"size": 3, "full": True, "time/mean": 0.5, "time/last": 2}
+    assert type(sample["time/last"]) is int
+
+
+def test_one_that_fails_is_counted_and_training_goes_on(metric_list, caplog):
+    """The first failure is reported, and only that."""
+
+    def broken():
+        raise OSError("buffer is gone")
+
+    monitor = StatsMonitor(broken, every_seconds=3600)
+    with Run(metric_list, monitor, "mine") as run:
+        run.batch_end()
+
+    assert monitor.failures == 2
+    assert caplog.text.count("buffer is gone") == 1
+    assert metric_list.metrics == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "complaint"),
+    [
+        ({"source": 3}, TypeError, "must have stats"),
+        ({"source": dict, "every_seconds": 0}, ValueError, "every_seconds must be more than nothing"),
+        ({"source": dict, "every_count": ("x", 0)}, ValueError, "positive multiple"),
+    ],
+)
+def test_bad_arguments_are_refused(arguments, error, complaint):
+    """At once."""
+    with pytest.raises(error, match=complaint):
+        StatsMonitor(**arguments)
