@@ -21,19 +21,34 @@ from .text_file import TextFile  # noqa: E402
 if TYPE_CHECKING:
     from .artifacts import Artifacts
     from .run_directory import RunDirectory
+    from .trackers.mlflow import MLflow
+    from .trackers.slack import Slack
+    from .trackers.wandb import WandB
+    from .trackers.webhook import Webhook
 
 __all__ = [
     "Artifacts",
     "Console",
     "InMemory",
     "LoggerDestination",
+    "MLflow",
     "ProgressBar",
     "RunDirectory",
+    "Slack",
     "TextFile",
+    "WandB",
+    "Webhook",
 ]
 
 # Imported when asked for: whoever wants one destination, or reads a run, does not pay for all.
-_MODULES = {"Artifacts": ".artifacts", "RunDirectory": ".run_directory"}
+_MODULES = {
+    "Artifacts": ".artifacts",
+    "MLflow": ".trackers.mlflow",
+    "RunDirectory": ".run_directory",
+    "Slack": ".trackers.slack",
+    "WandB": ".trackers.wandb",
+    "Webhook": ".trackers.webhook",
+}
 
 
 def __getattr__(name: str) -> Any:
