@@ -20,15 +20,23 @@ if TYPE_CHECKING:
     from .progress_bar import ProgressBar
     from .run_directory import RunDirectory
     from .text_file import TextFile
+    from .trackers.mlflow import MLflow
+    from .trackers.slack import Slack
+    from .trackers.wandb import WandB
+    from .trackers.webhook import Webhook
 
 __all__ = [
     "Artifacts",
     "Console",
     "InMemory",
     "LoggerDestination",
+    "MLflow",
     "ProgressBar",
     "RunDirectory",
+    "Slack",
     "TextFile",
+    "WandB",
+    "Webhook",
 ]
 
 # Imported when asked for: whoever wants one destination, or reads a run, does not pay for all.
@@ -37,9 +45,13 @@ _MODULES = {
     "Console": ".console",
     "InMemory": ".in_memory",
     "LoggerDestination": ".base",
+    "MLflow": ".trackers.mlflow",
     "ProgressBar": ".progress_bar",
     "RunDirectory": ".run_directory",
+    "Slack": ".trackers.slack",
     "TextFile": ".text_file",
+    "WandB": ".trackers.wandb",
+    "Webhook": ".trackers.webhook",
 }
 
 

@@ -69,6 +69,7 @@ class RankWriter:
         journal_kind: whether the journal is mapped.
         receipt_of_media: what the media lane has to say for the receipt.
         on_append: called with the call that logs a row, whenever it is another.
+        clock: the time of rows, in seconds since 1970.
     """
 
     def __init__(
@@ -83,7 +84,9 @@ class RankWriter:
         journal_kind: JournalKind,
         receipt_of_media: Callable[[], dict[str, Any]],
         on_append: Callable[[Append], None],
+        clock: Callable[[], float] = time.time,
     ) -> None:
+        self._clock = clock
         self._run_dir = run_dir
         self._rank = state.rank
         self._lock = lock
@@ -193,7 +196,12 @@ class RankWriter:
     def _open_journal(self, mapped: bool, state: "State") -> Journal:  # internal
         try:
             return Journal(
-                self._folder, state, mapped=mapped, on_full=self._no_segment, on_append=self._on_append
+                self._folder,
+                state,
+                mapped=mapped,
+                on_full=self._no_segment,
+                on_append=self._on_append,
+                clock=self._clock,
             )
         except OSError as error:
             if not mapped:
@@ -205,7 +213,12 @@ class RankWriter:
                 error,
             )
             return Journal(
-                self._folder, state, mapped=False, on_full=self._no_segment, on_append=self._on_append
+                self._folder,
+                state,
+                mapped=False,
+                on_full=self._no_segment,
+                on_append=self._on_append,
+                clock=self._clock,
             )
 
     def _open(self) -> None:

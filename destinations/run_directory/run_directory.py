@@ -70,6 +70,7 @@ class RunDirectory(LoggerDestination):
             in place), "off", or "auto": "copy", but "off" where another destination takes files.
         journal: "mapped", "appended" (a system call per row), or "auto": mapped, but on network file systems.
         close_seconds: how long `close` may take to write what is left.
+        clock: the time of what is logged, in seconds since 1970; called in the thread that logs. For a run that is told again.
 
     Raises:
         RunPathError: the path is a file, or cannot be written to; as far as can be told, at once, else at `init`.
@@ -92,6 +93,7 @@ class RunDirectory(LoggerDestination):
         keep_files: FileKeeping = "auto",
         journal: JournalKind = "auto",
         close_seconds: float = 60.0,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         _check_choice("resume", resume, ("allow", "never"))
         _check_choice("keep_files", keep_files, ("auto", "copy", "link", "off"))
@@ -110,6 +112,7 @@ class RunDirectory(LoggerDestination):
         self._keep_files = keep_files
         self._journal_kind = journal
         self._close_seconds = close_seconds
+        self._clock = clock
         self._close_state()
         self._was_closed = False
         if "{" not in self._template:
@@ -189,14 +192,14 @@ class RunDirectory(LoggerDestination):
         self._run_dir = run_dir
         if state.rank == 0:
             self._documents = Documents(
-                run_dir, self._run_id or uuid.uuid4().hex[:12], self._tags, self._notes
+                run_dir, self._run_id or uuid.uuid4().hex[:12], self._tags, self._notes, self._clock()
             )
             array_job = os.environ.get("SLURM_ARRAY_JOB_ID")
             if array_job:
                 self._documents.add_tag(f"sweep:{array_job}")
-            self._sessions = SessionLog(run_dir)
+            self._sessions = SessionLog(run_dir, self._clock())
             self._lane = Lane(f"run-directory-{run_dir.name}-media")
-            self._media = MediaWriter(run_dir, self._lane)
+            self._media = MediaWriter(run_dir, self._lane, self._clock)
         self._writer = RankWriter(
             run_dir,
             state,
@@ -207,6 +210,7 @@ class RunDirectory(LoggerDestination):
             journal_kind=self._journal_kind,
             receipt_of_media=self._media_receipt,
             on_append=self._take_append,
+            clock=self._clock,
         )
         self._is_resume_due = self._writer.had_rows
         _guard_forks()
@@ -260,7 +264,7 @@ class RunDirectory(LoggerDestination):
         """Returns when the checkpoint is made: rows of its step that were logged before belong to it."""
         if self._writer is not None:
             self._writer.journal.mark_boundary()
-        return {"time": time.time()}
+        return {"time": self._clock()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Takes up when the checkpoint was made."""
@@ -274,7 +278,7 @@ class RunDirectory(LoggerDestination):
         text = None
         if state.exception is not None and status == "failed":
             text = f"{type(state.exception).__name__}: {redact_text(str(state.exception))}"
-        ended_at = time.time()
+        ended_at = self._clock()
         if self._documents is not None:
             self._documents.status, self._documents.exception = status, text
             self._documents.ended_at = ended_at
