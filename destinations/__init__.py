@@ -20,11 +20,13 @@ from .text_file import TextFile  # noqa: E402
 
 if TYPE_CHECKING:
     from .artifacts import Artifacts
+    from .functions import Functions
     from .run_directory import RunDirectory
 
 __all__ = [
     "Artifacts",
     "Console",
+    "Functions",
     "InMemory",
     "LoggerDestination",
     "ProgressBar",
@@ -33,7 +35,7 @@ __all__ = [
 ]
 
 # Imported when asked for: whoever wants one destination, or reads a run, does not pay for all.
-_MODULES = {"Artifacts": ".artifacts", "RunDirectory": ".run_directory"}
+_MODULES = {"Artifacts": ".artifacts", "Functions": ".functions", "RunDirectory": ".run_directory"}
 
 
 def __getattr__(name: str) -> Any:

@@ -13,6 +13,7 @@ from ._stat import Stat
 from ._summary import Aggregation
 from .binned_values import BinnedValues
 from .callback import Callback
+from .code_snapshot import CodeSnapshot
 from .config import plain_config
 from .destination import Destination
 from .engine import Engine
@@ -51,6 +52,7 @@ __all__ = [
     "CallbackInUseError",
     "CheckpointError",
     "CheckpointSaver",
+    "CodeSnapshot",
     "Destination",
     "DeviceCopies",
     "Engine",
