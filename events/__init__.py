@@ -28,6 +28,7 @@ from .errors import (
     UnknownEventError,
 )
 from .event import Event
+from .host_values import host_metrics
 from .interval import Interval
 from .logger import Logger
 from .names import format_name, format_run_name
@@ -82,6 +83,7 @@ __all__ = [
     "WriteRate",
     "format_name",
     "format_run_name",
+    "host_metrics",
     "is_due",
     "monitor",
     "plain_config",
