@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from .artifacts import Artifacts
     from .base import LoggerDestination
     from .console import Console
+    from .functions import Functions
     from .in_memory import InMemory
     from .progress_bar import ProgressBar
     from .run_directory import RunDirectory
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Artifacts",
     "Console",
+    "Functions",
     "InMemory",
     "LoggerDestination",
     "MLflow",
@@ -43,6 +45,7 @@ __all__ = [
 _MODULES = {
     "Artifacts": ".artifacts",
     "Console": ".console",
+    "Functions": ".functions",
     "InMemory": ".in_memory",
     "LoggerDestination": ".base",
     "MLflow": ".trackers.mlflow",

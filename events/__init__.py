@@ -13,6 +13,7 @@ from ._stat import Stat
 from ._summary import Aggregation
 from .binned_values import BinnedValues
 from .callback import Callback
+from .code_snapshot import CodeSnapshot
 from .config import plain_config
 from .destination import Destination
 from .engine import Engine
@@ -27,6 +28,7 @@ from .errors import (
     UnknownEventError,
 )
 from .event import Event
+from .host_values import host_metrics
 from .interval import Interval
 from .logger import Logger
 from .names import format_name, format_run_name
@@ -51,6 +53,7 @@ __all__ = [
     "CallbackInUseError",
     "CheckpointError",
     "CheckpointSaver",
+    "CodeSnapshot",
     "Destination",
     "DeviceCopies",
     "Engine",
@@ -80,6 +83,7 @@ __all__ = [
     "WriteRate",
     "format_name",
     "format_run_name",
+    "host_metrics",
     "is_due",
     "monitor",
     "plain_config",

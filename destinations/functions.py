@@ -1,0 +1,53 @@
+"""`Functions`: functions of yours as a destination, without a class."""
+
+import difflib
+from collections.abc import Callable
+from typing import Any
+
+from events import WriteRate
+
+from .base import LoggerDestination
+
+__all__ = ["Functions"]
+
+_TAKEN = tuple(
+    name for name in vars(LoggerDestination) if name.startswith("log_") or name in {"flush", "upload_file"}
+)
+
+
+class Functions(LoggerDestination):
+    """Hands each kind of record to a function.
+
+    ```python
+    losses = []
+    Trainer(..., loggers=[Functions(log_metrics=lambda metrics, step: losses.append(metrics["loss"]))])
+    ```
+
+    A function has the name and the arguments of a method of `LoggerDestination`, whose rules hold: it is called in the
+    training thread, must not take long, and must not change what it gets. What it raises does not stop training. Kinds for
+    which there is no function are ignored.
+
+    Args:
+        write_rate: how often metrics are handed on; None for every time.
+        functions: by the name of the method that they stand for, such as `log_metrics`, `log_text` or `flush`.
+
+    Raises:
+        TypeError: there is no such method, or something is no function.
+    """
+
+    def __init__(self, *, write_rate: WriteRate | None = None, **functions: Callable[..., Any]) -> None:
+        super().__init__(write_rate=write_rate)
+        for name, function in functions.items():
+            if name not in _TAKEN:
+                near = difflib.get_close_matches(name, _TAKEN, n=1)
+                raise TypeError(
+                    f"function must stand for a method of LoggerDestination, got {name!r}. "
+                    f"Write {near[0] if near else 'log_metrics'}=…; there are {', '.join(_TAKEN)}."
+                )
+            if not callable(function):
+                raise TypeError(f"{name} must be a function, got {function!r:.80}.")
+            setattr(self, name, function)
+        self._takes_files = "upload_file" in functions
+
+    def can_upload_files(self) -> bool:
+        return self._takes_files

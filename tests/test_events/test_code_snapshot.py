@@ -1,0 +1,106 @@
+"""The code of a run, kept with it."""
+
+import subprocess
+import zipfile
+
+import pytest
+
+from destinations import Functions
+from events import CodeSnapshot, Run
+
+
+@pytest.fixture
+def keep(tmp_path):
+    """Returns a function that takes a snapshot, and returns name and content of each file in it."""
+    kept = {}
+
+    def upload(state, name, path, *, overwrite):
+        with zipfile.ZipFile(path) as archive:
+            kept[name] = {one: archive.read(one) for one in archive.namelist()}
+
+    def take(snapshot):
+        with Run(Functions(upload_file=upload), snapshot, "mine"):
+            pass
+        return kept.get("mine/code.zip")
+
+    return take
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A folder with code, data, and something hidden."""
+    root = tmp_path / "project"
+    for name, content in {
+        "train.py": b"print(1)",
+        "models/net.py": b"x = 2",
+        "data.bin": b"0" * 100,
+        ".env.py": b"KEY = 1",
+        "__pycache__/net.py": b"",
+        "config.yaml": b"lr: 1",
+    }.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(content)
+    return root
+
+
+def git(folder, *arguments):
+    """Runs git there, as nobody in particular."""
+    identity = ["-c", "user.name=a", "-c", "user.email=a@example.com"]
+    subprocess.run(["git", *identity, *arguments], cwd=folder, check=True, capture_output=True)
+
+
+def test_code_is_kept_and_nothing_else(keep, folder):
+    """By patterns; hidden files and caches are no code."""
+    assert keep(CodeSnapshot(folder)) == {
+        "config.yaml": b"lr: 1",
+        "models/net.py": b"x = 2",
+        "train.py": b"print(1)",
+    }
+
+
+def test_in_a_repository_git_says_what_belongs_to_it(keep, folder):
+    """As the files are now, new ones among them; ignored and deleted ones are left out."""
+    (folder / ".gitignore").write_text("*.yaml\n__pycache__\n.env.py\n")
+    (folder / "old.py").write_bytes(b"")
+    git(folder, "init")
+    git(folder, "add", "train.py", "old.py")
+    git(folder, "commit", "-m", "x")
+    (folder / "train.py").write_bytes(b"print(2)")
+    (folder / "old.py").unlink()
+
+    assert keep(CodeSnapshot(folder)) == {"models/net.py": b"x = 2", "train.py": b"print(2)"}
+
+
+def test_what_is_too_large_is_left_out_and_named(keep, folder, caplog):
+    """One file by itself, or all together."""
+    (folder / "zeros.py").write_bytes(b"0" * 1000)
+
+    kept = keep(CodeSnapshot(folder, max_file_bytes=500, max_bytes=10))
+
+    assert kept == {"config.yaml": b"lr: 1", "models/net.py": b"x = 2"}
+    assert "left out 2 files, too large or not readable: train.py, zeros.py" in caplog.text
+
+
+def test_the_same_code_is_the_same_archive(folder):
+    """Whatever the time."""
+    archives = []
+    for _ in range(2):
+        with Run(
+            Functions(upload_file=lambda state, name, path, *, overwrite: archives.append(path.read_bytes())),
+            CodeSnapshot(folder),
+            "mine",
+        ):
+            (folder / "train.py").touch()
+
+    assert archives[0] == archives[1]
+
+
+def test_where_nobody_takes_files_nothing_is_read(folder):
+    """It costs nothing then."""
+    with Run(Functions(log_metrics=print), CodeSnapshot(folder / "missing"), "mine") as run:
+        run.batch_end()
+
+
+def test_a_folder_that_is_not_there_does_not_stop_training(keep, tmp_path):
+    """The archive is empty then."""
+    assert keep(CodeSnapshot(tmp_path / "missing")) == {}
