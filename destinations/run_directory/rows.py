@@ -6,7 +6,6 @@ whatever the writer does meanwhile, and however it ended.
 
 import csv
 import io
-import math
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -87,7 +86,10 @@ def rows_of(columns: list[str], body: bytes) -> Iterator[MetricRow]:
 
 
 def _whole(step: float | None) -> int | None:
-    return None if step is None or (isinstance(step, float) and not math.isfinite(step)) else int(step)
+    try:
+        return None if step is None else int(step)
+    except (ValueError, OverflowError):  # NaN and infinities.
+        return None
 
 
 def with_journal(rows: list[MetricRow], records: tuple[object, ...]) -> list[MetricRow]:
