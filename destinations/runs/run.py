@@ -6,9 +6,9 @@ is read when it is asked for. Importing this module does not import numpy; readi
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 import attrs
 
@@ -23,6 +23,7 @@ from destinations.run_directory.layout import (
 )
 
 from ._lines import number_of, read_object
+from .errors import RunNotFoundError
 from .liveness import is_alive
 from .record import RunKind, RunRecord, Scalar
 from .records import (
@@ -40,6 +41,11 @@ from .records import (
 )
 
 if TYPE_CHECKING:
+    import threading
+
+    from destinations.run_directory.rows import MetricRow
+
+    from .follow import Point
     from .series import Series
 
 __all__ = ["MetricSummary", "Run"]
@@ -110,7 +116,7 @@ class Run:
         Raises:
             RunNotFoundError: the folder is gone.
         """
-        return Run.open(self.path)
+        return Run(Run.open(self.path).record, clock=self._clock)
 
     def __repr__(self) -> str:
         return f"Run({self.run_id!r}, {self.status}, {str(self.path)!r})"
@@ -279,6 +285,59 @@ class Run:
 
         return read_series(self.path, name, rank)
 
+    @overload
+    def follow(
+        self,
+        name: str,
+        *,
+        rank: int = 0,
+        poll_seconds: float = 1.0,
+        stop: "threading.Event | None" = None,
+        until_end: bool = False,
+    ) -> "Iterator[Point]": ...
+
+    @overload
+    def follow(
+        self,
+        name: None = None,
+        *,
+        rank: int = 0,
+        poll_seconds: float = 1.0,
+        stop: "threading.Event | None" = None,
+        until_end: bool = False,
+    ) -> "Iterator[MetricRow]": ...
+
+    def follow(
+        self,
+        name: str | None = None,
+        *,
+        rank: int = 0,
+        poll_seconds: float = 1.0,
+        stop: "threading.Event | None" = None,
+        until_end: bool = False,
+    ) -> "Iterator[Point] | Iterator[MetricRow]":
+        """Returns rows as they come: first those that there are, then each new one once, in the order of logging.
+
+        Where training goes back to an earlier step, the rows of the new branch follow, with steps that were seen before; the
+        rows of the branch that was left are not taken back. Calls of one step come as one row, or as several.
+
+        **Blocking.** The iterator waits in its consumer's thread.
+
+        Args:
+            name: of a metric, also of one that does not exist yet: `Point`s of its values. All metrics where None: `MetricRow`s.
+            rank: whose.
+            poll_seconds: how long to wait after each look at the files.
+            stop: ends the iterator when it is set, at once.
+            until_end: ends the iterator when the run has ended or is not alive any more, and all its rows were handed out.
+        """
+        from .follow import follow_metric, follow_rows
+
+        def is_over() -> bool:
+            return until_end and not self._is_alive_now()
+
+        rows = follow_rows(self.path, rank, is_over=is_over, poll_seconds=poll_seconds, stop=stop)
+        return rows if name is None else follow_metric(rows, name)
+
     # --- records ---------------------------------------------------------------------------------------------------
 
     def images(self, name: str | None = None, step: int | None = None) -> list[Image]:
@@ -334,6 +393,12 @@ class Run:
         return self._records.damaged_lines()
 
     # --- inside ----------------------------------------------------------------------------------------------------
+
+    def _is_alive_now(self) -> bool:
+        try:
+            return self.reload().alive
+        except RunNotFoundError:
+            return False
 
     def _heartbeat_at(self) -> float | None:
         try:
