@@ -21,6 +21,7 @@ from .text_file import TextFile  # noqa: E402
 if TYPE_CHECKING:
     from .artifacts import Artifacts
     from .run_directory import RunDirectory
+    from .trackers.tensorboard import TensorBoard
 
 __all__ = [
     "Artifacts",
@@ -29,11 +30,16 @@ __all__ = [
     "LoggerDestination",
     "ProgressBar",
     "RunDirectory",
+    "TensorBoard",
     "TextFile",
 ]
 
 # Imported when asked for: whoever wants one destination, or reads a run, does not pay for all.
-_MODULES = {"Artifacts": ".artifacts", "RunDirectory": ".run_directory"}
+_MODULES = {
+    "Artifacts": ".artifacts",
+    "RunDirectory": ".run_directory",
+    "TensorBoard": ".trackers.tensorboard",
+}
 
 
 def __getattr__(name: str) -> Any:
