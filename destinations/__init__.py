@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from .text_file import TextFile
     from .trackers.mlflow import MLflow
     from .trackers.slack import Slack
+    from .trackers.tensorboard import TensorBoard
     from .trackers.wandb import WandB
     from .trackers.webhook import Webhook
 
@@ -36,6 +37,7 @@ __all__ = [
     "ProgressBar",
     "RunDirectory",
     "Slack",
+    "TensorBoard",
     "TextFile",
     "WandB",
     "Webhook",
@@ -52,6 +54,7 @@ _MODULES = {
     "ProgressBar": ".progress_bar",
     "RunDirectory": ".run_directory",
     "Slack": ".trackers.slack",
+    "TensorBoard": ".trackers.tensorboard",
     "TextFile": ".text_file",
     "WandB": ".trackers.wandb",
     "Webhook": ".trackers.webhook",
