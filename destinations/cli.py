@@ -5,6 +5,7 @@ is imported when it runs.
 """
 
 import argparse
+import contextlib
 import os
 import sys
 from collections.abc import Sequence
@@ -128,10 +129,8 @@ def _print_completion(options: argparse.Namespace) -> int:
 
 def _forget_output() -> None:
     """Keeps the interpreter from complaining, when it ends, of what it cannot write either."""
-    try:
+    with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except (OSError, ValueError):
-        pass
 
 
 if __name__ == "__main__":

@@ -78,7 +78,11 @@ def histogram_of(line: dict[str, Any]) -> Any:
         return np.full(min(int(line.get("non_finite") or line.get("count") or 0), _MOST_SHOWN_AS_NAN), np.nan)
     moments = {name: line.get(name) for name in ("min", "max", "mean", "std")}
     return BinnedValues(
-        line["counts"], line["edges"], count=line.get("count"), non_finite=int(line.get("non_finite") or 0), **moments
+        line["counts"],
+        line["edges"],
+        count=line.get("count"),
+        non_finite=int(line.get("non_finite") or 0),
+        **moments,
     )
 
 

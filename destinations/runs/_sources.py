@@ -134,39 +134,41 @@ def _rows(run_dir: Path) -> Iterator[MetricRow]:
 
 def _new_rows(rows: Iterable[MetricRow], position: Position) -> Iterator[Item]:
     before = attrs.evolve(position)
-    skipped = Counter(position.names)
     values = crc32 = 0
     is_found = not before.values and not before.names
     for key, group in itertools.groupby(rows, key=_group_of):
+        held = list(group)
+        size = sum(len(row.metrics) for row in held)
+        if not size:
+            continue
+        already: Counter[str] = Counter()
         if not is_found and values == before.values:
             if crc32 != before.crc32 or key != (before.step, before.epoch):
                 raise RewoundError
-            is_found = True
-            already = skipped
-        else:
-            already = Counter()
-        size = 0
+            is_found, already = True, Counter(before.names)
         if is_found:
             position.values, position.crc32, (position.step, position.epoch) = values, crc32, key
-            names = Counter(already)
-        for row in group:
-            size += len(row.metrics)
-            if not is_found:
-                continue
-            new = {}
-            for name, value in row.metrics.items():
-                if already[name] > 0:
-                    already[name] -= 1
-                else:
-                    new[name] = value
-                    names[name] += 1
-            position.names = dict(names)
-            if new:
-                yield Item("metrics", row.time, row.step, row.epoch, metrics=new)
+            position.names = dict(already)
+            yield from _new_in_group(held, already, position)
         values += size
         crc32 = zlib.crc32(repr((key, size)).encode(), crc32)
     if not is_found:
         raise RewoundError
+
+
+def _new_in_group(rows: list[MetricRow], already: Counter[str], position: Position) -> Iterator[Item]:
+    """Yields rows without what was handed on of their group before."""
+    skip = Counter(already)
+    for row in rows:
+        new = {}
+        for name, value in row.metrics.items():
+            if skip[name] > 0:
+                skip[name] -= 1
+            else:
+                new[name] = value
+                position.names[name] = position.names.get(name, 0) + 1
+        if new:
+            yield Item("metrics", row.time, row.step, row.epoch, metrics=new)
 
 
 def _group_of(row: MetricRow) -> tuple[int | None, float | None]:
@@ -234,7 +236,9 @@ def _json_lines(path: Path) -> Iterator[dict[str, Any] | None]:
 
 def _last_of_each(path: Path) -> dict[str, int]:
     """Returns the number of the last line of each name."""
-    return {str(line.get("name")): number for number, line in enumerate(_json_lines(path)) if line is not None}
+    return {
+        str(line.get("name")): number for number, line in enumerate(_json_lines(path)) if line is not None
+    }
 
 
 def _is_of_same_call(one: dict[str, Any], other: dict[str, Any] | None) -> bool:

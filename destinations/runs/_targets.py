@@ -14,13 +14,15 @@ from ._ledger import SendingError, read_ledger
 from .record import RunRecord
 from .run import Run
 
-__all__ = ["KINDS", "Target", "target_of"]
-
-KINDS = ("tensorboard", "run", "wandb", "mlflow")
+__all__ = ["Target", "TargetError", "target_of"]
 
 LEDGER = ".sent.json"
 # As long as it takes: nobody trains meanwhile.
 _PATIENT: dict[str, Any] = {"when_full": "wait", "wait_seconds": 600.0, "close_seconds": 3600.0}
+
+
+class TargetError(SendingError):
+    """A text names no target."""
 
 
 class Target:
@@ -30,6 +32,9 @@ class Target:
         place: what stands behind the kind, as it was given.
         record: the run.
         cache: where ledgers are of targets that have no folder of their own.
+
+    Attributes:
+        is_anew: whether everything is sent, in the place of what may be there, or what is new.
     """
 
     kind: str
@@ -38,6 +43,7 @@ class Target:
         self.place = place
         self.record = record
         self._cache = cache
+        self.is_anew = True
 
     @property
     def name(self) -> str:
@@ -47,7 +53,9 @@ class Target:
     @property
     def ledger_path(self) -> Path:
         """Where the ledger is."""
-        key = hashlib.sha256(f"{self.name}\n{self.record.run_id}".encode("utf-8", "surrogatepass")).hexdigest()[:24]
+        key = hashlib.sha256(
+            f"{self.name}\n{self.record.run_id}".encode("utf-8", "surrogatepass")
+        ).hexdigest()[:24]
         return self._cache / "sent" / f"{key}.json"
 
     def make(self, clock: Callable[[], float]) -> Any:
@@ -86,8 +94,13 @@ class FolderTarget(Target):
                 return path.parent
         # Braces would be placeholders.
         name = re.sub(r"[{}]", "_", self.record.path.name)
+        run_id = re.sub(r"[^\w.-]", "_", self.record.run_id)
         plain = parent / name
-        return plain if not _has_content(plain) else parent / f"{name}-{re.sub(r'[^\w.-]', '_', self.record.run_id)}"
+        return (
+            plain
+            if not _has_content(plain)
+            else parent / f"{name}-{run_id}"
+        )
 
     @property
     def ledger_path(self) -> Path:
@@ -97,7 +110,9 @@ class FolderTarget(Target):
     def check(self) -> None:
         """Refuses the run's own folder, and one with files that no ledger knows."""
         if self.folder.resolve() == self.record.path.resolve():
-            raise SendingError(f"target must be another folder than that of the run, got {str(self.folder)!r}.")
+            raise SendingError(
+                f"target must be another folder than that of the run, got {str(self.folder)!r}."
+            )
         if _has_content(self.folder) and not self.ledger_path.exists():
             raise SendingError(
                 f"target must be a new folder, or one that was sent to before, got {str(self.folder)!r} with other files in it."
@@ -185,8 +200,6 @@ class WandBTarget(Target):
             **_PATIENT,
         )
 
-    is_anew = True
-
     @property
     def remote_id(self) -> str:
         """The id of the run in the project: letters, digits and "-" alone."""
@@ -215,11 +228,11 @@ def target_of(text: str, record: RunRecord, cache: Path) -> Target:
     """Returns the target of a text.
 
     Raises:
-        SendingError: it names none.
+        TargetError: it names none.
     """
     kind, separator, place = text.partition(":")
     if not separator or kind not in _TARGETS or not place:
-        raise SendingError(
+        raise TargetError(
             f"target must be tensorboard:FOLDER, run:FOLDER, wandb:PROJECT or mlflow:URI, got {text!r}."
         )
     return _TARGETS[kind](place, record, cache)

@@ -17,7 +17,11 @@ from typing import Any
 
 import attrs
 
+from destinations.run_directory.layout import SIDECAR
+
+from ._lines import read_object
 from ._sources import Item, Position, RewoundError, items_of, path_inside
+from .errors import RunNotFoundError
 from .liveness import is_alive
 from .run import Run
 
@@ -37,6 +41,9 @@ _METHODS = {
 _MOST_PROBLEMS = 100
 # A pass over the files may take this share of the time.
 _SHARE_OF_READING = 0.1
+# A destination that drops media when it is far behind gets time to catch up.
+_RECORDS_BETWEEN_FLUSHES = 100
+_BYTES_BETWEEN_FLUSHES = 32 << 20
 
 
 class RecordClock:
@@ -72,6 +79,7 @@ class ReplayReport:
         failures: how many there were.
         position: up to where the run was handed on.
         is_over: whether the run has ended, and everything of it was handed on.
+        was_interrupted: whether Ctrl-C ended the following; everything until then was handed on.
     """
 
     rows: int = 0
@@ -83,6 +91,7 @@ class ReplayReport:
     failures: int = 0
     position: Position = attrs.field(factory=Position)
     is_over: bool = False
+    was_interrupted: bool = False
 
 
 def replay(
@@ -149,6 +158,7 @@ class _Replay:
         self._engine = Engine(self._state, self._logger)
         self._place: tuple[int, int] | None = None
         self._last: Item | None = None
+        self._waiting_records = self._waiting_bytes = 0
         self._hyperparameters: dict[str, Any] = {}
         self._takes = {kind: _takes(destination, method) for kind, method in _METHODS.items()}
         self._takes["artifact"] = bool(destination.can_upload_files())
@@ -156,7 +166,7 @@ class _Replay:
     def run_all(
         self, *, follow: bool, interval_seconds: float, wait: Callable[[float], None]
     ) -> ReplayReport:
-        self._clock.now = self._about.created_at
+        self._clock.now = self._about.began_at
         try:
             self._engine.run_event("init")
             self._pass_on(follow=follow, interval_seconds=interval_seconds, wait=wait)
@@ -174,7 +184,7 @@ class _Replay:
         while True:
             started_at = self._now()
             # Asked before reading: what is written until a run has ended is read then.
-            alive = self._about.is_alive(started_at)
+            alive = is_alive(self._about.run.status, self._about.run.record.heartbeat_at, started_at)
             self._send_hyperparameters()
             for item in items_of(self._path, self._report.position, started_at if alive and follow else None):
                 self._send(item)
@@ -182,11 +192,15 @@ class _Replay:
                 self._report.is_over = not alive
                 return
             self._destination.flush()
-            wait(max(interval_seconds, (self._now() - started_at) / _SHARE_OF_READING))
-            self._about = self._about.again()
+            try:
+                wait(max(interval_seconds, (self._now() - started_at) / _SHARE_OF_READING))
+            except KeyboardInterrupt:
+                self._report.was_interrupted = True
+                return
+            self._about = _Facts.read(self._about.run)
 
     def _send_hyperparameters(self) -> None:
-        found = self._about.hyperparameters
+        found = self._about.run.hyperparameters
         if found and found != self._hyperparameters:
             self._hyperparameters = found
             self._attempt("hyperparameters", lambda: self._destination.log_hyperparameters(found))
@@ -212,6 +226,11 @@ class _Replay:
         for call in calls:
             if self._attempt(item.kind, call):
                 self._report.records[item.kind] += 1
+        self._waiting_records += 1
+        self._waiting_bytes += sum(int(line.get("size") or 0) for line in item.lines)
+        if self._waiting_records >= _RECORDS_BETWEEN_FLUSHES or self._waiting_bytes >= _BYTES_BETWEEN_FLUSHES:
+            self._waiting_records = self._waiting_bytes = 0
+            self._destination.flush()
 
     def _send_metrics(self, item: Item, step: int) -> None:
         metrics = item.metrics
@@ -228,7 +247,7 @@ class _Replay:
 
     def _move_to(self, item: Item) -> int:
         """Moves clock and timestamp to where the run was."""
-        from events import Timestamp
+        from events import Time, Timestamp
 
         if item.time is not None and math.isfinite(item.time):
             self._clock.now = item.time
@@ -237,7 +256,7 @@ class _Replay:
         epoch = at[1] if item.epoch is None or not math.isfinite(item.epoch) else int(item.epoch)
         if (step, epoch) != self._place:
             self._place = step, epoch
-            self._state.timestamp = Timestamp(epoch=max(epoch, 0), batch=max(step, 0))
+            self._state.timestamp = Timestamp(epoch=Time(max(epoch, 0), "ep"), batch=Time(max(step, 0), "ba"))
         return step
 
     def _attempt(self, kind: str, call: Callable[[], object]) -> bool:
@@ -258,19 +277,24 @@ class _Replay:
     def _set_status(self, *, is_over: bool) -> None:
         from events import RunStatus
 
-        about = self._about.again()
+        about = _Facts.read(self._about.run)
         if not is_over:
             self._state.status = RunStatus.PREEMPTED
             return
         if about.ended_at is not None:
             self._clock.now = about.ended_at
-        if about.status in {"completed", "finished"}:
-            self._state.status = RunStatus.COMPLETED
-        elif about.status in {"interrupted", "preempted"}:
-            self._state.status = RunStatus(about.status)
-        else:
+        status = about.run.status
+        if status in {"interrupted", "preempted"}:
+            self._state.status = RunStatus(status)
+        elif status in {"failed", "killed", "orphaned"} or (
+            status == "running" and about.run.record.heartbeat_at
+        ):
             self._state.status = RunStatus.FAILED
-            self._state.exception = _exception_of(about.exception or "Killed: the run gives no sign of life")
+            self._state.exception = _exception_of(
+                about.exception or "Killed: the run gave no more sign of life"
+            )
+        else:
+            self._state.status = RunStatus.COMPLETED
 
 
 def _takes(destination: Any, method: str) -> bool:
@@ -283,13 +307,16 @@ def _exception_of(text: str) -> BaseException:
     name, separator, rest = text.partition(": ")
     if not separator or not name.isidentifier():
         name, rest = "Exception", text
-    return type(name, (Exception,), {})(rest)
+    kind: type[Exception] = type(name, (Exception,), {})
+    return kind(rest)
 
 
 # --- records as calls ----------------------------------------------------------------------------------------------
 
 
-def _calls(run_dir: Path, item: Item, step: int, destination: Any, state: Any) -> Iterator[Callable[[], object]]:
+def _calls(
+    run_dir: Path, item: Item, step: int, destination: Any, state: Any
+) -> Iterator[Callable[[], object]]:
     """Yields the calls that log a record again."""
     line = item.lines[0]
     name = str(line.get("name") or line.get("tag") or "")
@@ -328,16 +355,16 @@ def _images_call(run_dir: Path, item: Item, name: str, step: int, destination: A
     from ._decode import image_of, mask_of
 
     images: Any = [image_of(run_dir, line) for line in item.lines]
-    shapes = [tuple(line.get("shape") or ()) for line in item.lines]
-    # Channels go back to where they were, if that is one place for all.
-    channels_last = all(
-        len(shape) == 3 and image.ndim == 3 and shape == (*image.shape[1:], image.shape[0])  # noqa: PLR2004
-        for shape, image in zip(shapes, images, strict=True)
-    )
-    if channels_last:
-        import numpy as np
-
-        images = [np.moveaxis(image, 0, -1) for image in images]
+    # Channels go back to where they were.
+    is_last = [
+        list(line.get("shape") or ()) == [*image.shape[1:], image.shape[0]]
+        for line, image in zip(item.lines, images, strict=True)
+    ]
+    channels_last = all(is_last)
+    images = [
+        _channels_last(image, as_array=channels_last) if last else image
+        for last, image in zip(is_last, images, strict=True)
+    ]
     mask_names = list(item.lines[0].get("masks") or {})
     masks = {
         mask: [mask_of(run_dir, line["masks"][mask]) for line in item.lines] for mask in mask_names
@@ -347,6 +374,18 @@ def _images_call(run_dir: Path, item: Item, name: str, step: int, destination: A
     return lambda: destination.log_images(
         images, name, channels_last, step, masks=masks, mask_class_labels=labels
     )
+
+
+def _channels_last(image: Any, *, as_array: bool) -> Any:
+    """Returns `(C, H, W)` as `(H, W, C)`; beside images that have their channels first, as one that says so itself."""
+    import numpy as np
+
+    moved = np.ascontiguousarray(np.moveaxis(image, 0, -1))
+    if as_array or moved.dtype != np.uint8:
+        return moved
+    import PIL.Image
+
+    return PIL.Image.fromarray(moved)
 
 
 def _points_call(run_dir: Path, item: Item, name: str, step: int, destination: Any) -> Callable[[], object]:
@@ -372,52 +411,23 @@ class _Facts:
     """How a run stands, read anew from its folder."""
 
     run: Run
-    status: str
-    created_at: float
-    ended_at: float | None
-    heartbeat_at: float | None
     exception: str | None
-    hyperparameters: dict[str, Any]
 
     @classmethod
     def read(cls, run: Run) -> "_Facts":
-        from destinations.run_directory.documents import read_json
-        from destinations.run_directory.layout import HEARTBEAT, SIDECAR
-
-        record = run.record
-        sidecar = read_json(record.path / SIDECAR)
         try:
-            heartbeat_at: float | None = (record.path / HEARTBEAT).stat().st_mtime
-        except OSError:
-            heartbeat_at = None
-        ended_at = sidecar.get("ended_at") or heartbeat_at or record.ended_at or sidecar.get("updated_at")
-        return cls(
-            run,
-            str(sidecar.get("status") or record.status),
-            float(sidecar.get("created_at") or record.created_at or 0.0),
-            ended_at,
-            heartbeat_at,
-            sidecar.get("exception"),
-            _hyperparameters_of(record.path, sidecar.get("hparams") or dict(record.hparams)),
-        )
+            run = run.reload()
+        except RunNotFoundError:
+            # Deleted or moved meanwhile: what was known of it stays.
+            return cls(run, None)
+        exception = read_object(run.path / SIDECAR).get("exception")
+        return cls(run, None if exception is None else str(exception))
 
-    def again(self) -> "_Facts":
-        """Reads once more."""
-        return _Facts.read(self.run)
+    @property
+    def began_at(self) -> float:
+        return self.run.created_at or 0.0
 
-    def is_alive(self, now: float) -> bool:
-        """Says whether the run is being written."""
-        return is_alive(self.status, self.heartbeat_at, now)
-
-
-def _hyperparameters_of(run_dir: Path, flat: dict[str, Any]) -> dict[str, Any]:
-    """Returns hyperparameters as they were given, or, where only that is known, by dotted name."""
-    import yaml
-
-    from destinations.run_directory.layout import HPARAMS
-
-    try:
-        found = yaml.safe_load((run_dir / HPARAMS).read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError):
-        found = None
-    return found if isinstance(found, dict) and found else flat
+    @property
+    def ended_at(self) -> float | None:
+        record = self.run.record
+        return record.ended_at or record.heartbeat_at or record.updated_at

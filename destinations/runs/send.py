@@ -16,11 +16,11 @@ from typing import Any
 
 from ._ledger import Ledger, SendingError
 from ._sources import Position
-from ._targets import Target, target_of
+from ._targets import Target, TargetError, target_of
 from .replay import RecordClock, ReplayReport, RewoundError, replay
 from .run import Run
 
-__all__ = ["SendingError", "send"]
+__all__ = ["SendingError", "TargetError", "send"]
 
 
 def send(
@@ -49,7 +49,8 @@ def send(
         What was sent this time.
 
     Raises:
-        SendingError: the target is none, holds something else, or another process sends this run to it.
+        TargetError: the target is none.
+        SendingError: the target holds something else, or another process sends this run to it.
         ImportError: the package of the tracker is missing.
     """
     place = target_of(target, run.record, Path(cache) if cache is not None else _cache_folder())
@@ -67,7 +68,14 @@ def send(
 
 
 def _send_once(
-    run: Run, place: Target, ledger: Ledger, *, is_anew: bool, follow: bool, wait: Callable[[float], None], now: Callable[[], float]
+    run: Run,
+    place: Target,
+    ledger: Ledger,
+    *,
+    is_anew: bool,
+    follow: bool,
+    wait: Callable[[float], None],
+    now: Callable[[], float],
 ) -> ReplayReport:
     position = Position() if is_anew else ledger.position
     clock = RecordClock()
@@ -76,9 +84,7 @@ def _send_once(
     ledger.begin()
     if is_anew:
         place.restart()
-    report = replay(
-        run, destination, clock=clock, position=position, follow=follow, wait=wait, now=now
-    )
+    report = replay(run, destination, clock=clock, position=position, follow=follow, wait=wait, now=now)
     _count_undelivered(destination, report)
     if not report.failures:
         place.finish(run)

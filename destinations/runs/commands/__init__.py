@@ -72,7 +72,10 @@ class _Runner:
 
 def _add_run(parser: argparse.ArgumentParser, **options: Any) -> None:
     parser.add_argument(
-        "run_name", metavar="RUN", help="an id, the beginning of one, a display name, or the path of a folder", **options
+        "run_name",
+        metavar="RUN",
+        help="an id, the beginning of one, a display name, or the path of a folder",
+        **options,
     )
 
 
@@ -125,18 +128,27 @@ def _add_reading(commands: _Commands) -> None:
     parser.add_argument("--log", action="store_true", help="a logarithmic vertical axis")
     parser = commands.add("tail", "following.tail", "print the rows of a run as they come, until it ends")
     _add_run(parser)
-    parser.add_argument("--lines", "-n", type=_count, default=10, metavar="N", help="of those there are, the last N (10)")
-    parser.add_argument("--metric", "-m", action="append", metavar="NAME", help="only this metric; may be repeated")
+    parser.add_argument(
+        "--lines", "-n", type=_count, default=10, metavar="N", help="of those there are, the last N (10)"
+    )
+    parser.add_argument(
+        "--metric", "-m", action="append", metavar="NAME", help="only this metric; may be repeated"
+    )
     parser.add_argument("--no-follow", action="store_true", help="only what is there now")
+    parser.add_argument("--interval", type=_seconds, default=1.0, metavar="TIME", help="look so often (1s)")
     parser = commands.add("wait", "following.wait", "wait until a condition holds for a run")
     parser.add_argument("condition", metavar="FILTER", help="such as 'summary.loss < 0.1 or not alive'")
     _add_run(parser)
-    parser.add_argument("--timeout", type=_seconds, metavar="TIME", help=f"give up after {_SECONDS}; exit code 124")
+    parser.add_argument(
+        "--timeout", type=_seconds, metavar="TIME", help=f"give up after {_SECONDS}; exit code 124"
+    )
     parser.add_argument("--interval", type=_seconds, default=1.0, metavar="TIME", help="look so often (1s)")
     parser = commands.add("export", "export.export", "write the table of runs, or all metrics in long form")
     _add_selection(parser)
     _add_run(parser, nargs="*")
-    parser.add_argument("--metrics", action="store_true", help="every metric: run_id, metric, step, time, value")
+    parser.add_argument(
+        "--metrics", action="store_true", help="every metric: run_id, metric, step, time, value"
+    )
     parser.add_argument(
         "--output", "-o", metavar="FILE", help="a .csv, .parquet or .jsonl file; CSV on the screen without it"
     )
@@ -144,7 +156,11 @@ def _add_reading(commands: _Commands) -> None:
 
 def _add_editing(commands: _Commands) -> None:
     parser = commands.add(
-        "tag", "editing.tag", "add tags to a run, and take tags away", add_help=False, usage="%(prog)s RUN [+TAG | -TAG ...]"
+        "tag",
+        "editing.tag",
+        "add tags to a run, and take tags away",
+        add_help=False,
+        usage="%(prog)s RUN [+TAG | -TAG ...]",
     )
     # No short options: "-b" takes the tag b away.
     parser.add_argument("--help", action="help", help="show this help message and exit")
@@ -157,7 +173,10 @@ def _add_editing(commands: _Commands) -> None:
     parser = commands.add("rename", "editing.rename", "give a run a name to display")
     _add_run(parser)
     parser.add_argument("text", metavar="NAME", help="the name; '' for that of its folder")
-    for name, text in (("archive", "put runs away: they are listed no more"), ("unarchive", "list runs again")):
+    for name, text in (
+        ("archive", "put runs away: they are listed no more"),
+        ("unarchive", "list runs again"),
+    ):
         parser = commands.add(name, f"editing.{name}", text)
         _add_run(parser, nargs="+")
 
@@ -169,7 +188,11 @@ def _add_upkeep(commands: _Commands) -> None:
         "say which folders could go: archived runs, and runs that ended without success and hold nothing",
     )
     parser.add_argument(
-        "--older-than", type=_seconds, default=_seconds("30d"), metavar="TIME", help="untouched for so long (30d)"
+        "--older-than",
+        type=_seconds,
+        default=_seconds("30d"),
+        metavar="TIME",
+        help="untouched for so long (30d)",
     )
     parser.add_argument("--delete", action="store_true", help="delete them, for good")
     parser = commands.add("scan", "upkeep.scan", "look at what changed below the roots")
@@ -179,10 +202,16 @@ def _add_upkeep(commands: _Commands) -> None:
     )
     parser.add_argument("source", metavar="ROOT", help="a folder of runs")
     parser.add_argument("target", metavar="DEST", help="a folder, or s3://bucket/prefix")
-    parser = commands.add("sql", "upkeep.sql", "query a dataset that `compact` wrote; needs the extra `query`")
-    parser.add_argument("query", metavar="SQL", help="such as 'select run_id, min(value) from metrics group by run_id'")
+    parser = commands.add(
+        "sql", "upkeep.sql", "query a dataset that `compact` wrote; needs the extra `query`"
+    )
+    parser.add_argument(
+        "query", metavar="SQL", help="such as 'select run_id, min(value) from metrics group by run_id'"
+    )
     parser.add_argument("--dataset", metavar="DEST", help="the dataset (the root)")
-    parser = commands.add("send", "send.send", "send a run to a tracker, or into a folder; again, and only what is new goes")
+    parser = commands.add(
+        "send", "send.send", "send a run to a tracker, or into a folder; again, and only what is new goes"
+    )
     _add_run(parser)
     parser.add_argument(
         "--to",
@@ -191,7 +220,9 @@ def _add_upkeep(commands: _Commands) -> None:
         help="tensorboard:FOLDER, wandb:PROJECT, mlflow:URI or run:FOLDER",
     )
     parser.add_argument("--follow", action="store_true", help="go on sending until the run ends")
-    parser.add_argument("--again", action="store_true", help="send everything anew, in the place of what was sent")
+    parser.add_argument(
+        "--again", action="store_true", help="send everything anew, in the place of what was sent"
+    )
 
 
 def _seconds(text: str) -> float:
@@ -207,5 +238,3 @@ def _count(text: str) -> int:
     if not text.isdigit():
         raise argparse.ArgumentTypeError(f"must be a whole number, got {text!r}")
     return int(text)
-
-

@@ -29,7 +29,8 @@ def diff(options: argparse.Namespace, session: Session) -> int:
             {
                 "runs": ids,
                 "differences": {
-                    name: [None if value is _ABSENT else value for value in values] for name, values in rows.items()
+                    name: [None if value is _ABSENT else value for value in values]
+                    for name, values in rows.items()
                 },
             }
         )
@@ -52,7 +53,9 @@ def differences(runs: list[Run]) -> dict[str, list[Any]]:
     names = dict.fromkeys(name for flat in flats for name in flat)
     table = {name: [flat.get(name, _ABSENT) for flat in flats] for name in names}
     return {
-        name: values for name, values in table.items() if any(not _is_same(value, values[0]) for value in values[1:])
+        name: values
+        for name, values in table.items()
+        if any(not _is_same(value, values[0]) for value in values[1:])
     }
 
 

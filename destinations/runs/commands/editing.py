@@ -31,7 +31,9 @@ def _changes(changes: list[str]) -> tuple[list[str], set[str]]:
     for change in changes:
         name = change[1:].strip()
         if change[:1] not in {"+", "-"} or not name or change.startswith("--"):
-            raise UsageError(f"change of tags must be +TAG or -TAG, got {change!r}. Write +{change.lstrip('-')}.")
+            raise UsageError(
+                f"change of tags must be +TAG or -TAG, got {change!r}. Write +{change.lstrip('-')}."
+            )
         if change[0] == "+":
             added.append(name)
             removed.discard(name)
@@ -78,7 +80,9 @@ def _set_archived(options: argparse.Namespace, session: Session, *, archived: bo
     with open_selected(options, session) as runs:
         # All are looked up before one is changed: a name that is wrong changes nothing.
         found = [runs[name] for name in options.run_name]
-        edited = [run if run.record.archived == archived else runs.edit(run, archived=archived) for run in found]
+        edited = [
+            run if run.record.archived == archived else runs.edit(run, archived=archived) for run in found
+        ]
         if options.json:
             session.screen.json([as_json(run.record, session.clock()) for run in edited])
     return EXIT_OK

@@ -12,7 +12,16 @@ from .running import UsageError
 from .table import Cell, Column
 from .text import NOTHING, age_text, duration_text, value_text
 
-__all__ = ["OWN_FIELDS", "as_json", "cell_of", "check_fields", "column_of", "field_of", "status_of", "status_style"]
+__all__ = [
+    "OWN_FIELDS",
+    "as_json",
+    "cell_of",
+    "check_fields",
+    "column_of",
+    "field_of",
+    "status_of",
+    "status_style",
+]
 
 OWN_FIELDS = (
     "run",
@@ -101,7 +110,9 @@ def column_of(name: str, values: Iterable[Any]) -> Column:
         name.startswith(("hparams.", "summary."))
         and all(isinstance(value, int | float) or value is None for value in values)
     )
-    return Column(name.removeprefix("hparams.").removeprefix("summary."), is_right, is_whole=name in {"run", "name"})
+    return Column(
+        name.removeprefix("hparams.").removeprefix("summary."), is_right, is_whole=name in {"run", "name"}
+    )
 
 
 def check_fields(names: Iterable[str], hparams: Iterable[str], metrics: Iterable[str]) -> None:
@@ -110,13 +121,20 @@ def check_fields(names: Iterable[str], hparams: Iterable[str], metrics: Iterable
     Raises:
         UsageError: with the names that are nearest.
     """
-    known = {*OWN_FIELDS, "run_id", *(f"hparams.{name}" for name in hparams), *(f"summary.{name}" for name in metrics)}
+    known = {
+        *OWN_FIELDS,
+        "run_id",
+        *(f"hparams.{name}" for name in hparams),
+        *(f"summary.{name}" for name in metrics),
+    }
     for name in names:
         if name not in known:
             bare = [one for one in known if one.partition(".")[2] == name]
             near = bare or near_names(name, known)
             offer = f" Did you mean {' or '.join(map(repr, near[:3]))}?" if near else ""
-            raise UsageError(f"column must be a field, hparams.NAME or summary.NAME of a run, got {name!r}.{offer}")
+            raise UsageError(
+                f"column must be a field, hparams.NAME or summary.NAME of a run, got {name!r}.{offer}"
+            )
 
 
 def as_json(record: RunRecord, now: float) -> dict[str, Any]:

@@ -81,7 +81,12 @@ def _show(found: list[Candidate], options: argparse.Namespace, session: Session)
     if not found:
         session.note("nothing to delete")
         return
-    columns = [Column("run", is_whole=True), Column("status"), Column("why"), Column("untouched", is_right=True)]
+    columns = [
+        Column("run", is_whole=True),
+        Column("status"),
+        Column("why"),
+        Column("untouched", is_right=True),
+    ]
     columns += [Column("size", is_right=True), Column("path")]
     rows = [
         [
@@ -104,7 +109,11 @@ def _show(found: list[Candidate], options: argparse.Namespace, session: Session)
 def _candidates(records: list[RunRecord], older_than: float, now: float) -> Iterator[Candidate]:
     for record in records:
         # A folder that is not there any more, or a link to one elsewhere, is not ours to delete.
-        if is_alive(record.status, record.heartbeat_at, now) or record.path.is_symlink() or not record.path.is_dir():
+        if (
+            is_alive(record.status, record.heartbeat_at, now)
+            or record.path.is_symlink()
+            or not record.path.is_dir()
+        ):
             continue
         reason = "archived" if record.archived else _why_empty(record)
         if reason is None:
@@ -121,10 +130,16 @@ def _why_empty(record: RunRecord) -> str | None:
     # A folder that cannot be read well is for people to look at.
     if record.problem or not (record.path / SIDECAR).is_file():
         return None
-    has_rows = any(_has_content(path) for path in (record.path / metrics_name(0), *record.path.glob("metrics*.csv")))
+    has_rows = any(
+        _has_content(path) for path in (record.path / metrics_name(0), *record.path.glob("metrics*.csv"))
+    )
     has_rows = has_rows or any((record.path / "journal").rglob("*.journal"))
     has_records = any(_has_content(record.path / name) for name in _INDEXES)
-    return None if has_rows or has_records or any(record.path.rglob("*.ckpt")) else "ended without success, empty"
+    return (
+        None
+        if has_rows or has_records or any(record.path.rglob("*.ckpt"))
+        else "ended without success, empty"
+    )
 
 
 def _has_content(path: Path) -> bool:

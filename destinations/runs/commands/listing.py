@@ -10,7 +10,6 @@ from destinations.runs import MetricNotFoundError, Run, RunRecord, Runs
 from .fields import as_json, cell_of, check_fields, column_of, field_of
 from .running import EXIT_OK, open_selected
 from .screen import Session
-from .statistics import best_of
 from .table import Cell, Column, table_lines
 from .text import value_text
 
@@ -64,7 +63,11 @@ def _list_once(runs: Runs, options: argparse.Namespace, session: Session) -> Non
     if not records:
         session.note("no runs" if len(runs) == 0 else f"none of {len(runs)} runs")
         return
-    names = ["run", *(name for name in names if name != "run")] if names else [*_COLUMNS, *_common_metrics(records)]
+    names = (
+        ["run", *(name for name in names if name != "run")]
+        if names
+        else [*_COLUMNS, *_common_metrics(records)]
+    )
     columns = [column_of(name, [field_of(record, name, now) for record in records]) for name in names]
     rows = [[cell_of(record, name, now) for name in names] for record in records]
     session.screen.lines(table_lines(columns, rows, session.screen))
@@ -82,9 +85,10 @@ def best(options: argparse.Namespace, session: Session) -> int:
         selection = {**selection_of(options), "limit": None}
         ranked: list[tuple[float, int | None, Run]] = []
         for run in runs.query(**selection):
-            found = best_of(run, options.metric, is_max=options.is_max)
-            if found is not None:
-                ranked.append((*found, run))
+            found = run.summary.get(options.metric)
+            value = None if found is None else found.max if options.is_max else found.min
+            if found is not None and value is not None:
+                ranked.append((value, found.max_step if options.is_max else found.min_step, run))
         if not ranked and options.metric not in runs.metric_names():
             raise MetricNotFoundError(options.metric, runs.metric_names())
     ranked.sort(key=lambda item: -item[0] if options.is_max else item[0])

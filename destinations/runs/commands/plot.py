@@ -52,7 +52,9 @@ def _series_of(runs: list[Run], options: argparse.Namespace, session: Session) -
     return series
 
 
-def draw(series: list[tuple[Run, Any, Any]], metric: str, *, x: str = "step", is_logarithmic: bool = False) -> Any:
+def draw(
+    series: list[tuple[Run, Any, Any]], metric: str, *, x: str = "step", is_logarithmic: bool = False
+) -> Any:
     """Returns a matplotlib figure.
 
     Args:

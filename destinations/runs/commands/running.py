@@ -9,7 +9,18 @@ from destinations.runs import FilterError, RootError, Run, Runs, RunsError, open
 
 from .screen import Session
 
-__all__ = ["EXIT_FAILED", "EXIT_OK", "EXIT_TIMEOUT", "EXIT_USAGE", "Command", "UsageError", "open_run", "open_selected", "roots_of", "run_command"]
+__all__ = [
+    "EXIT_FAILED",
+    "EXIT_OK",
+    "EXIT_TIMEOUT",
+    "EXIT_USAGE",
+    "Command",
+    "UsageError",
+    "open_run",
+    "open_selected",
+    "roots_of",
+    "run_command",
+]
 
 EXIT_OK = 0
 EXIT_FAILED = 1
@@ -48,14 +59,15 @@ def roots_of(options: argparse.Namespace, session: Session) -> list[Path]:
     if named:
         return [Path(root) for root in named]
     if not Path("runs").is_dir():
-        raise UsageError("root must be a folder of runs, got no folder 'runs' here. Give --root FOLDER, or set DESTINATIONS_ROOT.")
+        raise UsageError(
+            "root must be a folder of runs, got no folder 'runs' here. Give --root FOLDER, or set DESTINATIONS_ROOT."
+        )
     return [Path("runs")]
 
 
 def open_selected(options: argparse.Namespace, session: Session) -> Runs:
     """Opens the runs below the roots; says beside the results what the scan could not read."""
-    runs = open_runs(*roots_of(options, session), clock=session.clock)
-    return runs
+    return open_runs(*roots_of(options, session), clock=session.clock)
 
 
 def open_run(wanted: str, options: argparse.Namespace, session: Session) -> tuple[Runs, Run]:

@@ -85,6 +85,10 @@ def _line(row: Sequence[Cell], columns: Sequence[Column], widths: Sequence[int],
     for index, cell in enumerate(row):
         text = cut(cell.text, widths[index])
         is_last = index == len(row) - 1
-        padded = text if is_last and not columns[index].is_right else pad(text, widths[index], right=columns[index].is_right)
+        padded = (
+            text
+            if is_last and not columns[index].is_right
+            else pad(text, widths[index], right=columns[index].is_right)
+        )
         cells.append(screen.styled(padded, cell.style))
     return _GAP.join(cells).rstrip() if not screen.has_colors else _GAP.join(cells)

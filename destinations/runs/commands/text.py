@@ -150,5 +150,6 @@ def sparkline(values: Sequence[float], width: int = 24) -> str:
     low, high = min(known), max(known)
     step = (high - low) / (len(_BARS) - 1)
     return "".join(
-        " " if not math.isfinite(mean) else _BARS[round((mean - low) / step) if step > 0 else 0] for mean in means
+        " " if not math.isfinite(mean) else _BARS[round((mean - low) / step) if step > 0 else 0]
+        for mean in means
     )
