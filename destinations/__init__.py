@@ -33,7 +33,6 @@ __all__ = [
     "Functions",
     "InMemory",
     "LoggerDestination",
-    "MLflow",
     "ProgressBar",
     "RunDirectory",
     "Slack",

@@ -58,7 +58,7 @@ class HttpRetry:
         """Returns how long to wait after a try, the first being 0."""
         if retry_after is not None:
             return min(max(retry_after, 0.0), self.most_seconds)
-        longest = min(self.first_seconds * 2**attempt, self.most_seconds)
+        longest = min(self.first_seconds * 2.0**attempt, self.most_seconds)
         return longest * random.uniform(0.5, 1.0)  # noqa: S311  # spreads load, hides nothing
 
 

@@ -5,13 +5,11 @@ that can block, blocks only that.
 """
 
 import functools
-import shutil
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from events import Logger, State
+from events import State
 
 from ._sink import Sink
 from ._tracker import Tracker, require_package
@@ -106,7 +104,6 @@ class WandB(Tracker):
     def _forget(self) -> None:
         super()._forget()
         self._sink: WandBSink | None = None
-        self._last_run_id: str | None = None
 
     @property
     def run(self) -> Any:
@@ -122,7 +119,9 @@ class WandB(Tracker):
             name = name if self._name and "{rank}" in self._name else f"{name}-rank{state.rank}"
             run_id = None if run_id is None else f"{run_id}-rank{state.rank}"
         arguments["name"] = name
-        plan = WandBPlan(arguments, self._init_kwargs, self._resume_mode, self._step_metric, self._close_seconds)
+        plan = WandBPlan(
+            arguments, self._init_kwargs, self._resume_mode, self._step_metric, self._close_seconds
+        )
         self._sink = WandBSink(plan, run_id)
         return self._sink
 
@@ -141,25 +140,20 @@ class WandB(Tracker):
 
     def state_dict(self) -> dict[str, Any]:
         saved = super().state_dict()
-        if self._sink is not None and self._sink.run_id is not None:
-            saved["run_id"] = self._sink.run_id
+        sink, run = self._sink, self._state
+        if sink is not None and sink.run_id is not None and run is not None:
+            # With its rank: a checkpoint that rank 0 wrote may be loaded by all.
+            saved |= {"run_id": sink.run_id, "rank": run.rank}
         return saved
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
-        run_id = state.get("run_id")
-        if self._sink is not None and isinstance(run_id, str):
-            self._sink.go_on_with(run_id)
+        run_id, sink, run = state.get("run_id"), self._sink, self._state
+        if sink is not None and run is not None and isinstance(run_id, str) and state.get("rank") == run.rank:
+            sink.go_on_with(run_id)
 
     def post_close(self) -> None:
         sink = self._sink
         super().post_close()
         if sink is not None:
             sink.abandon()
-
-
-def stage_in(folder: Path, source: Path) -> Path:
-    """Copies a file into a folder under a name of its own."""
-    with tempfile.NamedTemporaryFile(dir=folder, delete=False) as target, source.open("rb") as file:
-        shutil.copyfileobj(file, target, 1 << 20)
-    return Path(target.name)
