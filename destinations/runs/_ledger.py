@@ -47,6 +47,8 @@ class Ledger:
         """"none" where nothing was sent, "open" where a sending was not finished, "done"."""
         self.position = Position()
         """Up to where the run was sent, when that was done."""
+        self.facts: dict[str, Any] = {}
+        """What else was sent, as the sender wrote it down."""
 
     def __enter__(self) -> Self:
         self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -74,10 +76,10 @@ class Ledger:
         """Says that something is being sent."""
         self._write("open")
 
-    def finish(self, position: Position) -> None:
+    def finish(self, position: Position, facts: dict[str, Any]) -> None:
         """Says up to where everything was sent."""
-        self.position = position
-        self._write("done", position=attrs.asdict(position))
+        self.position, self.facts = position, facts
+        self._write("done", position=attrs.asdict(position), facts=facts)
 
     def _write(self, state: str, **more: Any) -> None:
         self.state = state
@@ -94,6 +96,7 @@ class Ledger:
             )
         try:
             self.position = Position(**found["position"]) if found["state"] == "done" else Position()
+            self.facts = dict(found.get("facts") or {})
             self.state = "done" if found["state"] == "done" else "open"
         except (KeyError, TypeError):
             self.state = "open"

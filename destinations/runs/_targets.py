@@ -96,11 +96,7 @@ class FolderTarget(Target):
         name = re.sub(r"[{}]", "_", self.record.path.name)
         run_id = re.sub(r"[^\w.-]", "_", self.record.run_id)
         plain = parent / name
-        return (
-            plain
-            if not _has_content(plain)
-            else parent / f"{name}-{run_id}"
-        )
+        return plain if not _has_content(plain) else parent / f"{name}-{run_id}"
 
     @property
     def ledger_path(self) -> Path:

@@ -8,15 +8,22 @@ What was sent is remembered, so that a second sending hands on what is new alone
 beginning: first what it left is taken back. Runs in the calling thread, and blocks.
 """
 
+import json
 import os
 import time
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import attrs
+
+from destinations._formatting import plain
+
 from ._ledger import Ledger, SendingError
-from ._sources import Position
+from ._sources import Position, items_of
 from ._targets import Target, TargetError, target_of
+from .errors import RunNotFoundError
 from .replay import RecordClock, ReplayReport, RewoundError, replay
 from .run import Run
 
@@ -78,6 +85,9 @@ def _send_once(
     now: Callable[[], float],
 ) -> ReplayReport:
     position = Position() if is_anew else ledger.position
+    facts = _facts_of(run)
+    if not is_anew and not follow and facts == ledger.facts and not _has_news(run, position):
+        return ReplayReport(position=position, is_over=not facts["is_alive"])
     clock = RecordClock()
     place.is_anew = is_anew
     destination: Any = place.make(clock)
@@ -88,8 +98,25 @@ def _send_once(
     _count_undelivered(destination, report)
     if not report.failures:
         place.finish(run)
-        ledger.finish(report.position)
+        # Of a run that was alive, what it said before; what it says since is for the next time.
+        ledger.finish(report.position, _facts_of(run) if follow and report.is_over else facts)
     return report
+
+
+def _facts_of(run: Run) -> dict[str, Any]:
+    """Returns what is sent beside rows and records, in short."""
+    try:
+        now = run.reload()
+    except RunNotFoundError:
+        now = run
+    given = json.dumps(plain(now.hyperparameters), sort_keys=True)
+    return {"status": now.status, "is_alive": now.alive, "hyperparameters": zlib.crc32(given.encode())}
+
+
+def _has_news(run: Run, position: Position) -> bool:
+    """Says whether there is anything beyond a position, which stays as it is."""
+    looked_at = Position(**attrs.asdict(position))
+    return next(items_of(run.path, looked_at), None) is not None
 
 
 def _count_undelivered(destination: Any, report: ReplayReport) -> None:

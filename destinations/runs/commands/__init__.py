@@ -94,7 +94,17 @@ def _add_finding(commands: _Commands) -> None:
         "--columns", "-c", metavar="NAMES", help="columns, with commas: hparams.lr,summary.loss,status,age"
     )
     parser.add_argument("--sort", metavar="COLUMN", help="such as summary.loss or created_at")
-    parser.add_argument("--descending", action="store_true", help="the greatest first")
+    direction = parser.add_mutually_exclusive_group()
+    direction.add_argument(
+        "--descending",
+        dest="descending",
+        action="store_true",
+        default=None,
+        help="the greatest first (times and metrics)",
+    )
+    direction.add_argument(
+        "--ascending", dest="descending", action="store_false", help="the least first (all else)"
+    )
     parser.add_argument(
         "--watch",
         nargs="?",

@@ -6,7 +6,7 @@ from typing import Any
 
 from destinations.runs import Run
 
-from .running import EXIT_OK, open_selected
+from .running import EXIT_OK, find_runs
 from .screen import Session
 from .table import Cell, Column, table_lines
 from .text import value_text
@@ -20,9 +20,8 @@ _ABSENT = object()
 
 def diff(options: argparse.Namespace, session: Session) -> int:
     """Shows hyperparameters, environment, git and metrics that are not the same in all runs."""
-    with open_selected(options, session) as runs:
-        found = [runs[name] for name in options.run_name]
-        rows = differences(found)
+    found = find_runs(options.run_name, options, session)
+    rows = differences(found)
     ids = [run.record.run_id for run in found]
     if options.json:
         session.screen.json(

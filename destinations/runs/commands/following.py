@@ -9,7 +9,7 @@ from destinations.run_directory.layout import column_of
 from destinations.run_directory.rows import MetricRow, read_rows
 from destinations.runs import MetricNotFoundError, Run
 
-from .running import EXIT_FAILED, EXIT_OK, EXIT_TIMEOUT, open_selected
+from .running import EXIT_FAILED, EXIT_OK, EXIT_TIMEOUT, find_runs
 from .screen import Session
 from .text import value_text
 
@@ -18,8 +18,7 @@ __all__ = ["tail", "wait"]
 
 def tail(options: argparse.Namespace, session: Session) -> int:
     """Prints the last rows of a run, and then each as it comes, until the run ends."""
-    with open_selected(options, session) as runs:
-        run = runs[options.run_name]
+    (run,) = find_runs([options.run_name], options, session)
     wanted = {column_of(name) for name in options.metric or ()}
     if options.no_follow or not run.alive:
         rows = list(read_rows(run.path))
@@ -59,17 +58,18 @@ def _print(rows: Iterable[MetricRow], options: argparse.Namespace, session: Sess
 
 def wait(options: argparse.Namespace, session: Session) -> int:
     """Waits until a condition holds; until the run ends, or the time is over."""
-    from destinations.runs.filters import parse
+    from destinations.runs.filters import matches, parse_filter
 
-    condition = parse(options.condition)
-    with open_selected(options, session) as runs:
-        run = runs[options.run_name]
+    parse_filter(options.condition, session.clock())
+    (run,) = find_runs([options.run_name], options, session)
     deadline = None if options.timeout is None else session.clock() + options.timeout
     while True:
         # Asked before the run is read again: what it wrote until its end is looked at.
         was_alive = run.alive
         run = run.reload()
-        if condition.matches(run.record, now=session.clock()):
+        now = session.clock()
+        # Parsed again, for `now` may be in it.
+        if matches(parse_filter(options.condition, now), run.record, now):
             return _ended(run, EXIT_OK, "holds", options, session)
         if not was_alive:
             return _ended(run, EXIT_FAILED, "does not hold, and the run is not alive", options, session)

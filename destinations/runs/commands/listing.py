@@ -47,8 +47,7 @@ def ls(options: argparse.Namespace, session: Session) -> int:
 def _list_once(runs: Runs, options: argparse.Namespace, session: Session) -> None:
     names = [name.strip() for name in (options.columns or "").split(",") if name.strip()]
     check_fields(names, runs.hparam_names() if names else (), runs.metric_names() if names else ())
-    order = {"sort_by": options.sort or "created_at", "descending": options.descending or not options.sort}
-    records = runs.records(**selection_of(options), **order)
+    records = runs.records(**selection_of(options), sort_by=options.sort, descending=options.descending)
     now = session.clock()
     if options.json:
         found = [

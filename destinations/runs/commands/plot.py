@@ -6,7 +6,7 @@ from typing import Any
 
 from destinations.runs import MetricNotFoundError, Run
 
-from .running import EXIT_OK, UsageError, open_selected
+from .running import EXIT_OK, UsageError, find_runs
 from .screen import Session
 
 __all__ = ["draw", "plot"]
@@ -22,9 +22,7 @@ def plot(options: argparse.Namespace, session: Session) -> int:
     if output.suffix.lower() not in _SUFFIXES:
         raise UsageError(f"output must end with {', '.join(_SUFFIXES)}, got {str(output)!r}.")
     _require_matplotlib()
-    with open_selected(options, session) as runs:
-        found = [runs[name] for name in options.run_name]
-        series = _series_of(found, options, session)
+    series = _series_of(find_runs(options.run_name, options, session), options, session)
     figure = draw(series, options.metric, x=options.x, is_logarithmic=options.log)
     figure.savefig(output, dpi=_DOTS_PER_INCH, bbox_inches="tight")
     if options.json:

@@ -2,10 +2,10 @@
 
 import argparse
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from destinations.runs import FilterError, RootError, Run, Runs, RunsError, open_runs
+from destinations.runs import FilterError, RootError, Run, RunNotFoundError, Runs, RunsError, open_runs
 
 from .screen import Session
 
@@ -16,7 +16,7 @@ __all__ = [
     "EXIT_USAGE",
     "Command",
     "UsageError",
-    "open_run",
+    "find_runs",
     "open_selected",
     "roots_of",
     "run_command",
@@ -70,7 +70,24 @@ def open_selected(options: argparse.Namespace, session: Session) -> Runs:
     return open_runs(*roots_of(options, session), clock=session.clock)
 
 
-def open_run(wanted: str, options: argparse.Namespace, session: Session) -> tuple[Runs, Run]:
-    """Opens one run, by what a user calls it."""
-    runs = open_selected(options, session)
-    return runs, runs[wanted]
+def find_runs(names: Sequence[str], options: argparse.Namespace, session: Session) -> list[Run]:
+    """Returns runs by what a user calls them; where all are paths of run folders, nothing else is looked at.
+
+    Raises:
+        RunNotFoundError: there is none of that name.
+        AmbiguousRunError: there are several.
+    """
+    opened = [_at_path(name) for name in names]
+    if all(run is not None for run in opened):
+        return [run for run in opened if run is not None]
+    with open_selected(options, session) as runs:
+        return [runs[name] if run is None else run for name, run in zip(names, opened, strict=True)]
+
+
+def _at_path(name: str) -> Run | None:
+    if os.sep not in name:
+        return None
+    try:
+        return Run.open(name)
+    except RunNotFoundError:
+        return None

@@ -5,7 +5,7 @@ import argparse
 from destinations.runs.send import TargetError
 from destinations.runs.send import send as send_run
 
-from .running import EXIT_FAILED, EXIT_OK, UsageError, open_selected
+from .running import EXIT_FAILED, EXIT_OK, UsageError, find_runs
 from .screen import Session
 
 __all__ = ["send"]
@@ -15,8 +15,7 @@ EXIT_INTERRUPTED = 130
 
 def send(options: argparse.Namespace, session: Session) -> int:
     """Sends what is new of a run."""
-    with open_selected(options, session) as runs:
-        run = runs[options.run_name]
+    (run,) = find_runs([options.run_name], options, session)
     try:
         report = send_run(
             run, options.to, follow=options.follow, again=options.again, wait=session.wait, now=session.clock

@@ -9,7 +9,7 @@ import attrs
 from destinations.runs import MetricNotFoundError, Run
 
 from .fields import as_json, cell_of, status_of, status_style
-from .running import EXIT_OK, open_selected
+from .running import EXIT_OK, find_runs
 from .screen import Screen, Session
 from .table import Cell, Column, table_lines
 from .text import NOTHING, age_text, bytes_text, cut, pad, sparkline, value_text
@@ -22,8 +22,7 @@ _KINDS = ("images", "audio", "videos", "point_clouds", "tables", "histograms", "
 
 def show(options: argparse.Namespace, session: Session) -> int:
     """Shows a run."""
-    with open_selected(options, session) as runs:
-        run = runs[options.run_name]
+    (run,) = find_runs([options.run_name], options, session)
     if options.json:
         session.screen.json(_as_json(run, session.clock()))
         return EXIT_OK
