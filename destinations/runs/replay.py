@@ -357,7 +357,7 @@ def _images_call(run_dir: Path, item: Item, name: str, step: int, destination: A
     images: Any = [image_of(run_dir, line) for line in item.lines]
     # Channels go back to where they were.
     is_last = [
-        list(line.get("shape") or ()) == [*image.shape[1:], image.shape[0]]
+        image.ndim == 3 and list(line.get("shape") or ()) == [*image.shape[1:], image.shape[0]]  # noqa: PLR2004
         for line, image in zip(item.lines, images, strict=True)
     ]
     channels_last = all(is_last)

@@ -24,6 +24,7 @@ from ._ledger import Ledger, SendingError
 from ._sources import Position, items_of
 from ._targets import Target, TargetError, target_of
 from .errors import RunNotFoundError
+from .index import cache_folder
 from .replay import RecordClock, ReplayReport, RewoundError, replay
 from .run import Run
 
@@ -60,7 +61,7 @@ def send(
         SendingError: the target holds something else, or another process sends this run to it.
         ImportError: the package of the tracker is missing.
     """
-    place = target_of(target, run.record, Path(cache) if cache is not None else _cache_folder())
+    place = target_of(target, run.record, Path(cache) if cache is not None else cache_folder().parent)
     place.check()
     with Ledger(place.ledger_path, run.record.run_id, place.name) as ledger:
         is_anew = again or ledger.state != "done" or place.is_gone()
@@ -128,8 +129,3 @@ def _count_undelivered(destination: Any, report: ReplayReport) -> None:
             report.failures += count
             errors = ", ".join(getattr(counts, "errors", {}))
             report.failed.append(f"{count} {what.replace('_', ' ')}{f': {errors}' if errors else ''}")
-
-
-def _cache_folder() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()
-    return Path(base) / "training-destinations"

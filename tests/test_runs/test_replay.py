@@ -143,9 +143,10 @@ def test_a_destination_gets_each_record_as_it_was_logged(everything):
     """Steps, timestamp and time are those of then; masks, labels, colours and rates are there; files are readable."""
 
     class Watching(RecordingDestination):
-        def init(self, state, logger):
+        seen = []
+
+        def run_event(self, event, state, logger):
             self.state = state
-            self.seen = []
 
         def log_metrics(self, metrics, step=None):
             self.seen.append(

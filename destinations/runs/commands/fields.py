@@ -129,7 +129,7 @@ def check_fields(names: Iterable[str], hparams: Iterable[str], metrics: Iterable
     }
     for name in names:
         if name not in known:
-            bare = [one for one in known if one.partition(".")[2] == name]
+            bare = sorted(one for one in known if one.endswith((f".{name}", f"/{name}")))
             near = bare or near_names(name, known)
             offer = f" Did you mean {' or '.join(map(repr, near[:3]))}?" if near else ""
             raise UsageError(
