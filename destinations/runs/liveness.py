@@ -25,4 +25,4 @@ def is_alive(status: str, heartbeat_at: float | None, now: float) -> bool:
         heartbeat_at: when the heartbeat was last touched; a clock that goes ahead of ours counts as fresh.
         now: seconds since 1970.
     """
-    return not is_terminal(status) and heartbeat_at is not None and now - heartbeat_at <= HEARTBEAT_SECONDS
+    return not is_terminal(status) and heartbeat_at is not None and heartbeat_at >= now - HEARTBEAT_SECONDS
