@@ -21,6 +21,7 @@ from .text_file import TextFile  # noqa: E402
 if TYPE_CHECKING:
     from .artifacts import Artifacts
     from .run_directory import RunDirectory
+    from .trackers.mlflow import MLflow
     from .trackers.slack import Slack
     from .trackers.wandb import WandB
     from .trackers.webhook import Webhook
@@ -30,6 +31,7 @@ __all__ = [
     "Console",
     "InMemory",
     "LoggerDestination",
+    "MLflow",
     "ProgressBar",
     "RunDirectory",
     "Slack",
@@ -41,6 +43,7 @@ __all__ = [
 # Imported when asked for: whoever wants one destination, or reads a run, does not pay for all.
 _MODULES = {
     "Artifacts": ".artifacts",
+    "MLflow": ".trackers.mlflow",
     "RunDirectory": ".run_directory",
     "Slack": ".trackers.slack",
     "WandB": ".trackers.wandb",
