@@ -33,6 +33,7 @@ __all__ = [
     "Functions",
     "InMemory",
     "LoggerDestination",
+    "MLflow",
     "ProgressBar",
     "RunDirectory",
     "Slack",

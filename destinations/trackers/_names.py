@@ -28,6 +28,10 @@ class Names:
         self._keys[name] = key
         self._names[key] = name
 
+    def has(self, name: str) -> bool:
+        """Says whether a name has a key already."""
+        return name in self._keys
+
     def key(self, name: str) -> str:
         """Returns the key of a name."""
         found = self._keys.get(name)
