@@ -17,6 +17,7 @@ from .run import Run
 __all__ = ["Target", "TargetError", "target_of"]
 
 LEDGER = ".sent.json"
+_MLFLOW_TAG = "training_destinations.run"
 # As long as it takes: nobody trains meanwhile.
 _PATIENT: dict[str, Any] = {"when_full": "wait", "wait_seconds": 600.0, "close_seconds": 3600.0}
 
@@ -204,15 +205,68 @@ class WandBTarget(Target):
 
 
 class MLflowTarget(Target):
-    """A tracking server or store of MLflow: `mlflow:URI` or `mlflow:URI#EXPERIMENT`."""
+    """A tracking server or store of MLflow: `mlflow:URI` or `mlflow:URI#EXPERIMENT`; the experiment is else that of the run's root.
+
+    MLflow chooses ids itself: the run is known there by a tag. One that is sent anew takes the place of the one before, which is
+    deleted as MLflow deletes runs: it can be restored.
+    """
 
     kind = "mlflow"
 
     def make(self, clock: Callable[[], float]) -> Any:
         from destinations.trackers.mlflow import MLflow
 
-        uri, _, experiment = self.place.partition("#")
-        raise NotImplementedError(uri, experiment, MLflow, clock)
+        # The package is asked for before it is used below.
+        arguments: dict[str, Any] = {
+            "run_name": self.record.name,
+            "log_artifacts": True,
+            "clock": clock,
+            **_PATIENT,
+        }
+        tags = {_MLFLOW_TAG: self._tag, "mlflow.note.content": self.record.notes}
+        tags |= {f"tag.{name}"[:250]: name for name in self.record.tags}
+        tracker = MLflow(self._uri, self._experiment, tags={k: v for k, v in tags.items() if v}, **arguments)
+        found = [] if self.is_anew else self._found()
+        if not found:
+            return tracker
+        return MLflow(self._uri, self._experiment, run_id=found[0], **arguments)
+
+    @property
+    def _uri(self) -> str:
+        return self.place.partition("#")[0]
+
+    @property
+    def _experiment(self) -> str:
+        return self.place.partition("#")[2] or self.record.path.parent.name or "runs"
+
+    @property
+    def _tag(self) -> str:
+        return hashlib.sha256(self.record.run_id.encode("utf-8", "surrogatepass")).hexdigest()[:24]
+
+    def _found(self) -> list[str]:
+        """Returns the ids of the runs at MLflow that this run was sent to."""
+        experiment = self._client.get_experiment_by_name(self._experiment)
+        if experiment is None:
+            return []
+        runs = self._client.search_runs([experiment.experiment_id], f"tags.`{_MLFLOW_TAG}` = '{self._tag}'")
+        return [run.info.run_id for run in runs]
+
+    @property
+    def _client(self) -> Any:
+        import mlflow
+
+        return mlflow.MlflowClient(self._uri)
+
+    def is_gone(self) -> bool:
+        try:
+            return not self._found()
+        except ImportError:
+            # `make` says so better.
+            return False
+
+    def restart(self) -> None:
+        for run_id in self._found():
+            self._client.delete_run(run_id)
 
 
 _TARGETS: dict[str, type[Target]] = {

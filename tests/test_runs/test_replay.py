@@ -141,17 +141,14 @@ def test_sent_twice_it_is_there_once(everything, tmp_path):
 
 def test_a_destination_gets_each_record_as_it_was_logged(everything):
     """Steps, timestamp and time are those of then; masks, labels, colours and rates are there; files are readable."""
+    seen = []
 
     class Watching(RecordingDestination):
-        seen = []
-
         def run_event(self, event, state, logger):
             self.state = state
 
         def log_metrics(self, metrics, step=None):
-            self.seen.append(
-                (step, int(self.state.timestamp.batch), int(self.state.timestamp.epoch), clock())
-            )
+            seen.append((step, int(self.state.timestamp.batch), int(self.state.timestamp.epoch), clock()))
             super().log_metrics(metrics, step)
 
     clock = RecordClock()
@@ -160,7 +157,7 @@ def test_a_destination_gets_each_record_as_it_was_logged(everything):
     replay(everything, destination, clock=clock)
 
     rows = read_rows(everything.path)
-    assert destination.seen == [(row.step, row.step, int(row.epoch), row.time) for row in rows]
+    assert seen == [(row.step, row.step, int(row.epoch), row.time) for row in rows]
     assert [step for step, _ in destination.metrics] == [row.step for row in rows]
     assert destination.hyperparameters == {"optim": {"lr": 0.1}, "layers": [1, 2], "name": "größe"}
     assert destination.files == {"nested/weights.bin": b"second"}

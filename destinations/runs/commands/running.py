@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -51,18 +52,20 @@ def run_command(command: Command, options: argparse.Namespace, session: Session 
     return EXIT_FAILED
 
 
-def roots_of(options: argparse.Namespace, session: Session) -> list[Path]:
+def roots_of(options: argparse.Namespace, session: Session) -> list[str]:
     """Returns the roots that were asked for, else those of `DESTINATIONS_ROOT`, else `runs`."""
     if options.root:
-        return [Path(root) for root in options.root]
-    named = [part for part in session.environment.get("DESTINATIONS_ROOT", "").split(os.pathsep) if part]
+        return list(options.root)
+    # A colon before two slashes is part of a URI.
+    given = session.environment.get("DESTINATIONS_ROOT", "")
+    named = [part for part in re.split(rf"{os.pathsep}(?!//)", given) if part]
     if named:
-        return [Path(root) for root in named]
+        return named
     if not Path("runs").is_dir():
         raise UsageError(
             "root must be a folder of runs, got no folder 'runs' here. Give --root FOLDER, or set DESTINATIONS_ROOT."
         )
-    return [Path("runs")]
+    return ["runs"]
 
 
 def open_selected(options: argparse.Namespace, session: Session) -> Runs:
