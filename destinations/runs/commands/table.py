@@ -59,11 +59,15 @@ def table_lines(columns: Sequence[Column], rows: Sequence[Sequence[Cell | str]],
 
 def _fitting(widths: list[int], columns: Sequence[Column], room: int) -> int:
     """Makes columns narrower until they fit; returns how many of them are shown."""
+
+    # The "…" that stands for columns left out takes room too.
+    def room_between(shown: int) -> int:
+        return len(_GAP) * (shown - 1) + (0 if shown == len(columns) else len(_GAP) + len(ELLIPSIS))
+
     shown = len(columns)
-    while shown > 1 and sum(min(width, _NARROWEST) + len(_GAP) for width in widths[:shown]) > room:
+    while shown > 1 and sum(min(width, _NARROWEST) for width in widths[:shown]) + room_between(shown) > room:
         shown -= 1
-    # The "…" that stands for the columns left out takes room too.
-    free = room - len(_GAP) * (shown - 1) - (0 if shown == len(columns) else len(_GAP) + 1)
+    free = room - room_between(shown)
     for may_cut_whole in (False, True):
         while (excess := sum(widths[:shown]) - free) > 0:
             candidates = [

@@ -28,6 +28,7 @@ ELLIPSIS = "…"
 NOTHING = "–"  # noqa: RUF001  # a dash that no number begins with
 
 _BARS = "▁▂▃▄▅▆▇█"
+_GAP = " "
 _WIDE = frozenset("WF")
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
@@ -143,13 +144,17 @@ def sparkline(values: Sequence[float], width: int = 24) -> str:
     for index in range(width):
         part = values[index * count // width : (index + 1) * count // width]
         finite = [float(value) for value in part if math.isfinite(value)]
-        means.append(math.fsum(finite) / len(finite) if finite else math.nan)
+        # Divided first: a sum may be too large for a float.
+        means.append(math.fsum(value / len(finite) for value in finite) if finite else math.nan)
     known = [mean for mean in means if math.isfinite(mean)]
     if not known:
         return ""
     low, high = min(known), max(known)
-    step = (high - low) / (len(_BARS) - 1)
+    # Halves, for the same reason.
+    span = high / 2 - low / 2
     return "".join(
-        " " if not math.isfinite(mean) else _BARS[round((mean - low) / step) if step > 0 else 0]
+        _GAP
+        if not math.isfinite(mean)
+        else _BARS[round((mean / 2 - low / 2) / (span or 1) * (len(_BARS) - 1))]
         for mean in means
     )
