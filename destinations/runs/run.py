@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from destinations.run_directory.rows import MetricRow
 
     from .follow import Point
-    from .series import Series
+    from .series import Block, Series
 
 __all__ = ["MetricSummary", "Run"]
 
@@ -106,9 +106,14 @@ class Run:
         Raises:
             RunNotFoundError: there is no run in the folder.
         """
-        from ._folder import read_folder
+        from .scan import Known, Scanner
 
-        return cls(read_folder(Path(path)))
+        folder = Path(path).absolute()
+        found = Scanner(str(folder.parent), Known()).read_run(folder.name)
+        if found is None or found.reading is None:
+            raise RunNotFoundError(str(path))
+        fields = attrs.asdict(found.reading, recurse=False) | {"problem": found.problem}
+        return cls(RunRecord(path=folder, heartbeat_at=found.heartbeat_at, **fields))
 
     def reload(self) -> "Run":
         """Returns the run as its folder says now.
@@ -285,6 +290,12 @@ class Run:
 
         return read_series(self.path, name, rank)
 
+    def blocks(self, rank: int = 0) -> "Iterator[Block]":
+        """Returns all rows of a rank in blocks of arrays, for whoever wants all metrics of a large run in little memory."""
+        from .series import run_blocks
+
+        return run_blocks(self.path, rank)
+
     @overload
     def follow(
         self,
@@ -401,10 +412,13 @@ class Run:
             return False
 
     def _heartbeat_at(self) -> float | None:
-        try:
-            return (self.path / HEARTBEAT).stat().st_mtime
-        except OSError:
-            return self.record.heartbeat_at
+        # Lightning's CSVLogger has no heartbeat but its rows.
+        for name in (HEARTBEAT, metrics_name(0)):
+            try:
+                return (self.path / name).stat().st_mtime
+            except OSError:
+                continue
+        return None
 
 
 def _metric_summary(record: Mapping[str, Any]) -> MetricSummary:

@@ -16,6 +16,7 @@ from typing import Any
 
 import attrs
 
+from destinations.runs._sql import PARQUET, quoted
 from destinations.runs.record import RunRecord, Scalar
 from destinations.runs.run import MetricSummary, Run
 
@@ -82,8 +83,6 @@ METRIC_COLUMNS: Mapping[str, str] = {
     "value": "DOUBLE",
 }
 
-# Delta encoding and byte stream split, which halve steps, times and values, come with the second version of Parquet's pages.
-_PARQUET = "(FORMAT parquet, COMPRESSION zstd, PARQUET_VERSION v2)"
 _MISSING = "nullif({}, -9223372036854775808)"
 
 
@@ -123,7 +122,7 @@ def write_batch(connection: Any, batch: Batch, path: Path) -> None:
     connection.execute(
         f"""COPY (SELECT metrics[metric + 1] AS metric, runs[run + 1] AS run_id, rank, {_MISSING.format("step")} AS step,
             row, make_timestamp({_MISSING.format("time")}) AS time, value
-            FROM points, (SELECT $metrics::VARCHAR[] AS metrics, $runs::VARCHAR[] AS runs)) TO {quoted(path)} {_PARQUET}""",
+            FROM points, (SELECT $metrics::VARCHAR[] AS metrics, $runs::VARCHAR[] AS runs)) TO {quoted(path)} {PARQUET}""",
         {"metrics": list(batch.metrics), "runs": list(batch.runs)},
     )
     connection.unregister("points")
@@ -177,13 +176,8 @@ def write_table(
         source = f"SELECT {kept} FROM read_parquet({quoted(old)}) WHERE run_id NOT IN (FROM replaced) UNION ALL {new}"
     order = "run_id" if table == "runs" else ", ".join(list(columns)[:2])
     connection.execute(
-        f"COPY (SELECT * FROM ({source}) ORDER BY {order}) TO {quoted(path)} {_PARQUET}", parameters or None
+        f"COPY (SELECT * FROM ({source}) ORDER BY {order}) TO {quoted(path)} {PARQUET}", parameters or None
     )
-
-
-def quoted(text: str | Path) -> str:
-    """Returns a text as SQL has it."""
-    return "'" + str(text).replace("'", "''") + "'"
 
 
 def json_of(value: Scalar) -> tuple[str, str, float | None]:

@@ -18,6 +18,7 @@ from typing import Any
 import attrs
 
 from destinations.run_directory.layout import JOURNAL_FOLDER
+from destinations.runs._sql import PARQUET, quoted
 from destinations.runs.errors import DatasetError
 from destinations.runs.record import RunRecord
 from destinations.runs.run import Run
@@ -27,7 +28,7 @@ from uploads.errors import RemoteConflict
 
 from ._staging import Staging
 from ._store_files import connect, path_of
-from ._tables import RunRow, quoted, write_batch, write_rows, write_table
+from ._tables import RunRow, write_batch, write_rows, write_table
 from .manifest import (
     TABLES,
     DataFile,
@@ -282,9 +283,8 @@ class _Compaction:
         return [part for part in parts if part not in small] + [Part(identifier, tuple(files))]
 
     def _copied(self, query: str, name: str, path: Path, run_ids: Sequence[str] | None) -> list[DataFile]:
-        options = "(FORMAT parquet, COMPRESSION zstd, PARQUET_VERSION v2)"
         parameters = None if run_ids is None else {"runs": list(run_ids)}
-        self._connection.execute(f"COPY ({query}) TO {quoted(path)} {options}", parameters)
+        self._connection.execute(f"COPY ({query}) TO {quoted(path)} {PARQUET}", parameters)
         (points,) = self._connection.execute(f"SELECT count(*) FROM read_parquet({quoted(path)})").fetchone()
         if not points:
             del self._new_files[name]

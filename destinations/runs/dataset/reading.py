@@ -14,28 +14,35 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import attrs
 
 from destinations.run_directory.layout import column_of
-from destinations.runs.errors import (
-    AmbiguousRunError,
-    DatasetError,
-    MetricNotFoundError,
-    RunNotFoundError,
-)
+from destinations.runs._sql import quoted
+from destinations.runs.errors import DatasetError, EditError, MetricNotFoundError
+from destinations.runs.index import Index
+from destinations.runs.reading import Reading
 from destinations.runs.record import RunRecord, Scalar
-from destinations.runs.run import MetricSummary
+from destinations.runs.root import Root
+from destinations.runs.run import MetricSummary, Run
+from destinations.runs.runs import Runs
+from destinations.runs.scan import Found, ScanReport
 from uploads import Store, open_store
 
 from ._store_files import connect, path_of
-from ._tables import COLUMNS, METRIC_COLUMNS, quoted, scalar_of
+from ._tables import COLUMNS, METRIC_COLUMNS, scalar_of
 from .manifest import Manifest, latest_manifest, manifests
 
-__all__ = ["Dataset", "DatasetRun", "SqlResult", "is_dataset", "open_dataset", "sql"]
+if TYPE_CHECKING:
+    from destinations.runs.series import Block, Series
+
+__all__ = ["Dataset", "DatasetRun", "SqlResult", "Tables", "is_dataset", "open_dataset", "sql"]
 
 _MEMORY = "1GB"
+_INDEX_ROOT = "/dataset"
+_BATCH = 1000
+_RECORD_FIELDS = frozenset(field.name for field in attrs.fields(RunRecord)) - {"run_id", "path"}
 
 
 @attrs.frozen
@@ -65,29 +72,22 @@ class SqlResult:
         return pd.DataFrame(list(self.rows), columns=list(self.columns))
 
 
-class DatasetRun:
-    """A run of a dataset: what `Run` has of records and metrics; there are no media.
+class DatasetRun(Run):
+    """A run of a dataset: what is known of it, and its metrics.
 
-    Attributes:
-        record: what is known of it; its path is the one that it was read from.
+    Its path is the folder that it was read from. Media and all other records are still there, or nowhere.
     """
 
-    def __init__(self, dataset: "Dataset", record: RunRecord) -> None:
-        self._dataset = dataset
-        self.record = record
+    def __init__(self, tables: "Tables", record: RunRecord) -> None:
+        super().__init__(record)
+        self._tables = tables
 
     def __repr__(self) -> str:
         return f"DatasetRun({self.run_id!r}, {self.status})"
 
-    @property
-    def run_id(self) -> str:
-        """The id of the run."""
-        return self.record.run_id
-
-    @property
-    def status(self) -> str:
-        """As it was when the run was compacted."""
-        return self.record.status
+    def reload(self) -> "DatasetRun":
+        """Returns the run itself: an open dataset does not change."""
+        return self
 
     @property
     def alive(self) -> bool:
@@ -95,33 +95,38 @@ class DatasetRun:
         return False
 
     @property
-    def hparams(self) -> Mapping[str, Scalar]:
-        """Hyperparameters by dotted name."""
-        return self.record.hparams
+    def hyperparameters(self) -> dict[str, Any]:
+        """Hyperparameters by dotted name: a dataset does not have them nested."""
+        return dict(self.hparams)
 
-    @property
-    def summary(self) -> dict[str, MetricSummary]:
-        """What is known of each metric, rank 0."""
-        return self._dataset.summary(self.run_id)
+    def summary_of(self, rank: int) -> dict[str, MetricSummary]:
+        """Returns what is known of each metric of rank 0; nothing of other ranks."""
+        return self._tables.summary(self.run_id) if rank == 0 else {}
 
     def ranks(self) -> list[int]:
         """Returns the ranks that have metrics."""
-        found = self._dataset.sql(
+        found = self._tables.sql(
             "SELECT DISTINCT rank FROM metrics WHERE run_id = ? ORDER BY rank", [self.run_id]
         )
         return [rank for (rank,) in found.rows]
 
     def metric_names(self, rank: int = 0) -> list[str]:
         """Returns the columns of all metrics of a rank, by name."""
-        return self._dataset.metric_names(self.run_id, rank)
+        return self._tables.metric_names(self.run_id, rank)
 
-    def series(self, name: str, rank: int = 0) -> Any:
-        """Returns all values of a metric, as `Run.series` does.
+    def series(self, name: str, rank: int = 0) -> "Series":
+        """Returns all values of a metric; as `Run.series`, but for the epoch."""
+        return self._tables.series(self.run_id, name, rank)
 
-        Raises:
-            MetricNotFoundError: the run has no such metric.
-        """
-        return self._dataset.series(self.run_id, name, rank)
+    def blocks(self, rank: int = 0) -> "Iterator[Block]":
+        """Returns the rows of each metric, one metric after the other."""
+        import numpy as np
+
+        from destinations.runs.series import Block
+
+        for name in self.metric_names(rank):
+            series = self.series(name, rank)
+            yield Block(series.step, series.time, {name: (series.value, np.ones(len(series), np.bool_))})
 
 
 def open_dataset(uri: str | PathLike[str], **options: Any) -> "Dataset":
@@ -135,13 +140,17 @@ def open_dataset(uri: str | PathLike[str], **options: Any) -> "Dataset":
         DatasetError: there is no dataset.
         ImportError: DuckDB is not installed.
     """
+    return Dataset(_open_tables(uri, options))
+
+
+def _open_tables(uri: str | PathLike[str], options: Mapping[str, Any]) -> "Tables":
     store = open_store(str(uri), **options)
     manifest = latest_manifest(store)
     if manifest.generation == 0:
         raise DatasetError(
             f"{store.uri()} must hold a dataset, got none. Make one: destinations runs compact ROOT DEST"
         )
-    return Dataset(store, manifest)
+    return Tables(store, manifest)
 
 
 def is_dataset(uri: str | PathLike[str], **options: Any) -> bool:
@@ -150,13 +159,13 @@ def is_dataset(uri: str | PathLike[str], **options: Any) -> bool:
 
 
 def sql(uri: str | PathLike[str], query: str, parameters: Sequence[Any] = (), **options: Any) -> SqlResult:
-    """Opens a dataset for one query; see `Dataset.sql`."""
-    with open_dataset(uri, **options) as dataset:
-        return dataset.sql(query, parameters)
+    """Opens a dataset for one query; see `Tables.sql`."""
+    with _open_tables(uri, options) as tables:
+        return tables.sql(query, parameters)
 
 
-class Dataset:
-    """A dataset that is open.
+class Tables:
+    """The tables of a dataset: SQL over them, and series.
 
     **Threading.** One thread at a time.
 
@@ -164,21 +173,11 @@ class Dataset:
         store: which has the files.
         manifest: the state to show.
         memory_limit: of DuckDB.
-        clock: the time in seconds since 1970, for filters.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        manifest: Manifest,
-        *,
-        memory_limit: str = _MEMORY,
-        clock: Callable[[], float] = time.time,
-    ) -> None:
+    def __init__(self, store: Store, manifest: Manifest, *, memory_limit: str = _MEMORY) -> None:
         self._store = store
         self.manifest = manifest
-        self._clock = clock
-        self._records: list[RunRecord] | None = None
         self._connection = connect(store, memory_limit=memory_limit)
         self._connection.execute("SET TimeZone = 'UTC'")
         for table in COLUMNS:
@@ -220,7 +219,7 @@ class Dataset:
         except duckdb.Error as error:
             raise DatasetError(f"query must be one that DuckDB understands, got: {error}") from error
 
-    def series(self, run_id: str, name: str, rank: int = 0) -> Any:
+    def series(self, run_id: str, name: str, rank: int = 0) -> "Series":
         """Returns all values of a metric of a run in the order of logging; a `Series`.
 
         Raises:
@@ -252,89 +251,11 @@ class Dataset:
         )
         return [name for (name,) in found.rows]
 
-    def hparam_names(self) -> list[str]:
-        """Returns the dotted names of all hyperparameters, sorted."""
-        return [name for (name,) in self.sql("SELECT DISTINCT name FROM hparams ORDER BY name").rows]
-
     def summary(self, run_id: str) -> dict[str, MetricSummary]:
         """Returns what is known of each metric of a run, rank 0."""
         names = [field.name for field in attrs.fields(MetricSummary)]
         found = self.sql(f"SELECT metric, {', '.join(names)} FROM summary WHERE run_id = ?", [run_id])
         return {name: MetricSummary(*rest) for name, *rest in found.rows}
-
-    def records(self, **query: Any) -> list[RunRecord]:
-        """Returns what is known of the runs that fit; takes what `query` takes."""
-        return [run.record for run in self.query(**query)]
-
-    def query(
-        self,
-        *,
-        where: str | None = None,
-        tag: str | None = None,
-        status: str | None = None,
-        sort_by: str | None = None,
-        descending: bool | None = None,
-        archived: bool | None = False,
-        limit: int | None = None,
-    ) -> list[DatasetRun]:
-        """Returns the runs that fit; as `Runs.query`, but that every run is looked at, which takes some µs each.
-
-        Args:
-            where: a filter, such as `hparams.optim.lr >= 1e-3 and summary.val/acc > 0.9`.
-            tag: which a run must have.
-            status: which a run must have.
-            sort_by: a field; runs without it come last. Newest first where None.
-            descending: largest first. Default: for numbers of a summary and times.
-            archived: False leaves out those that were put away, True the others; None takes all.
-            limit: how many at most.
-
-        Raises:
-            FilterError: the filter does not parse.
-        """
-        from destinations.runs.filters import matches, parse_filter
-
-        now = self._clock()
-        wanted = None if where is None else parse_filter(where, now)
-        found = [
-            record
-            for record in self._all()
-            if (archived is None or record.archived == archived)
-            and (tag is None or tag in record.tags)
-            and (status is None or record.status == status)
-            and (wanted is None or matches(wanted, record, now))
-        ]
-        if sort_by is not None:
-            is_descending = sort_by.startswith("summary.") if descending is None else descending
-            found = _sorted(found, sort_by, descending=is_descending)
-        elif descending is False:
-            found.reverse()
-        return [DatasetRun(self, record) for record in found[:limit]]
-
-    def __getitem__(self, wanted: str) -> DatasetRun:
-        """Returns the run of an id, the beginning of one, a display name, or the name of its folder.
-
-        Raises:
-            RunNotFoundError: there is none.
-            AmbiguousRunError: there are several.
-        """
-        records = self._all()
-        for test in (
-            lambda one: one.run_id == wanted,
-            lambda one: wanted in {one.display_name, one.path.name, str(one.path)},
-            lambda one: one.run_id.startswith(wanted),
-        ):
-            found = [record for record in records if test(record)]
-            if len(found) > 1:
-                raise AmbiguousRunError(wanted, [record.run_id for record in found])
-            if found:
-                return DatasetRun(self, found[0])
-        raise RunNotFoundError(wanted, [name for one in records for name in (one.run_id, one.name)])
-
-    def __len__(self) -> int:
-        return self.manifest.runs
-
-    def __iter__(self) -> Iterator[DatasetRun]:
-        return (DatasetRun(self, record) for record in self._all())
 
     def close(self) -> None:
         """Lets go of everything."""
@@ -355,63 +276,111 @@ class Dataset:
         columns = ", ".join(f"NULL::{kind} AS {name}" for name, kind in METRIC_COLUMNS.items())
         return f"SELECT {columns} WHERE false"
 
-    def _all(self) -> list[RunRecord]:
-        """Returns all records, newest first; read once."""
-        if self._records is None:
-            hparams: dict[str, dict[str, Scalar]] = {}
-            for run_id, name, kind, value in self.sql("SELECT run_id, name, type, value FROM hparams").rows:
-                hparams.setdefault(run_id, {})[name] = scalar_of(kind, value)
-            summary: dict[str, dict[str, float]] = {}
-            for run_id, name, last in self.sql(
-                "SELECT run_id, metric, last FROM summary WHERE last IS NOT NULL"
-            ).rows:
-                summary.setdefault(run_id, {})[name] = last
-            fields = (
-                "kind",
-                "status",
-                "created_at",
-                "ended_at",
-                "updated_at",
-                "tags",
-                "notes",
-                "display_name",
+    def found(self) -> Iterator[tuple[str, Reading]]:
+        """Returns what is known of each run, with its path."""
+        hparams: dict[str, dict[str, Scalar]] = {}
+        for run_id, name, kind, value in self.sql("SELECT run_id, name, type, value FROM hparams").rows:
+            hparams.setdefault(run_id, {})[name] = scalar_of(kind, value)
+        summary: dict[str, dict[str, float]] = {}
+        for run_id, name, last in self.sql(
+            "SELECT run_id, metric, last FROM summary WHERE last IS NOT NULL"
+        ).rows:
+            summary.setdefault(run_id, {})[name] = last
+        names = [field for field in COLUMNS["runs"] if field in _RECORD_FIELDS]
+        for run_id, path, *rest in self.sql(f"SELECT run_id, path, {', '.join(names)} FROM runs").rows:
+            values = dict(zip(names, rest, strict=True))
+            values |= {"tags": tuple(values["tags"] or ()), "notes": values["notes"] or ""}
+            yield (
+                path,
+                Reading(run_id, hparams=hparams.get(run_id, {}), summary=summary.get(run_id, {}), **values),
             )
-            names = (*fields, "archived", "checkpoint_path")
-            found = self.sql(
-                f"SELECT run_id, path, {', '.join(names)} FROM runs ORDER BY created_at DESC NULLS LAST, run_id"
-            )
-            self._records = []
-            for run_id, path, *rest in found.rows:
-                values = dict(zip(names, rest, strict=True))
-                values["tags"] = tuple(values["tags"] or ())
-                record = RunRecord(
-                    Path(path),
-                    run_id,
-                    hparams=hparams.get(run_id, {}),
-                    summary=summary.get(run_id, {}),
-                    **values,
-                )
-                self._records.append(record)
-        return self._records
 
 
-def _sorted(records: list[RunRecord], field: str, *, descending: bool) -> list[RunRecord]:
-    """Returns records by a field: numbers, then texts, then those that have none, or NaN."""
-    group, _, name = field.partition(".")
+class Dataset(Runs):
+    """A dataset that is open: its runs are queried as those of folders are, and have their series; `sql` reads everything.
 
-    def value_of(record: RunRecord) -> Any:
-        if group in {"hparams", "summary"}:
-            return getattr(record, group).get(name)
-        return getattr(record, field, None)
+    Opening it reads what is known of all runs into an index in memory, some 100 µs for each. It shows the state that it was opened in.
 
-    numbers, texts, others = [], [], []
-    for record in records:
-        value = value_of(record)
-        if isinstance(value, int | float) and value == value:  # noqa: PLR0124  # not NaN
-            numbers.append((value, record))
-        elif isinstance(value, str):
-            texts.append((value, record))
-        else:
-            others.append(record)
-    ordered = [sorted(pairs, key=lambda pair: pair[0], reverse=descending) for pairs in (numbers, texts)]
-    return [record for pairs in ordered for _, record in pairs] + others
+    **Threading.** One thread at a time.
+
+    Args:
+        tables: of the dataset.
+        clock: the time in seconds since 1970, for filters.
+    """
+
+    def __init__(self, tables: Tables, *, clock: Callable[[], float] = time.time) -> None:
+        self.tables = tables
+        self._paths: dict[str, Path] = {}
+        # A run has a number for its folder: two runs may have been in the same folder, one after the other.
+        index = Index(_INDEX_ROOT, None)
+        super().__init__([Root(_INDEX_ROOT, index)], clock=clock)
+        batch: list[Found] = []
+        for number, (path, reading) in enumerate(tables.found()):
+            place = f"{number}/{Path(path).name}"
+            self._paths[f"{_INDEX_ROOT}/{place}"] = Path(path)
+            batch.append(Found(place, reading, None, None, 0, 0, "", 0))
+            if len(batch) >= _BATCH:
+                index.write(batch)
+                batch = []
+        index.write(batch)
+        self.report = ScanReport(runs=len(self._paths))
+
+    @property
+    def uri(self) -> str:
+        """Where it is."""
+        return self.tables.uri
+
+    @property
+    def manifest(self) -> Manifest:
+        """What it consists of."""
+        return self.tables.manifest
+
+    @property
+    def roots(self) -> tuple[Path, ...]:
+        """No folders."""
+        return ()
+
+    def scan(self, *, full: bool = False) -> ScanReport:
+        """Does nothing: an open dataset does not change; open it again to see what was compacted since."""
+        return self.report
+
+    def query(self, **query: Any) -> list[Run]:
+        """Returns the runs that fit; takes what `Runs.query` takes."""
+        return [DatasetRun(self.tables, record) for record in self.records(**query)]
+
+    def __getitem__(self, wanted: str | PathLike[str]) -> DatasetRun:
+        return DatasetRun(self.tables, self._find(wanted))
+
+    def sql(self, query: str, parameters: Sequence[Any] = ()) -> SqlResult:
+        """Runs a query; see `Tables.sql`."""
+        return self.tables.sql(query, parameters)
+
+    def series(self, run_id: str, name: str, rank: int = 0) -> "Series":
+        """Returns all values of a metric of a run; see `Tables.series`."""
+        return self.tables.series(run_id, name, rank)
+
+    def files(self, table: str = "metrics") -> list[str]:
+        """Returns the files of a table, for another engine; see `Tables.files`."""
+        return self.tables.files(table)
+
+    def edit(self, run: Any, **changes: Any) -> Run:
+        """Refuses: what a user says of a run is written into its folder, and compacted with it."""
+        raise EditError(
+            f"run must be one in a folder, got one of the dataset {self.uri}. Edit it there, and compact again."
+        )
+
+    def close(self) -> None:
+        """Lets go of everything."""
+        super().close()
+        self.tables.close()
+
+    # --- inside ----------------------------------------------------------------------------------------------------
+
+    def _find(self, wanted: Any) -> RunRecord:
+        if isinstance(wanted, Run) or isinstance(wanted, RunRecord):
+            wanted = wanted.run_id
+        return super()._find(str(wanted))
+
+    def _fetch(self, found: Any) -> list[RunRecord]:
+        records = super()._fetch(found)
+        return [attrs.evolve(record, path=self._paths[str(record.path)]) for record in records]
