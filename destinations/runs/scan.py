@@ -155,6 +155,10 @@ class Disk:
 
     stat = staticmethod(os.stat)
 
+    def exists(self, path: str) -> bool:
+        """Says whether there is a file."""
+        return os.access(path, os.F_OK)
+
     def list(self, path: str) -> list[tuple[str, bool]]:
         """Returns the names in a folder, and whether each is a folder itself, and no link to one."""
         with os.scandir(path) as entries:
@@ -392,18 +396,7 @@ class Scanner:
             return self._damaged(
                 path, state, f"{files} {self._edits(base)}", f"{SIDECAR} is damaged: {error}"
             )
-        try:
-            raw, edits_state = self._disk.read(base + EDITS)
-        except (FileNotFoundError, NotADirectoryError):
-            files += " -"
-        except OSError as error:
-            reading.problem = f"{EDITS} cannot be read: {error.strerror}"
-        else:
-            files = f"{files} {self._state_of(edits_state)}"
-            try:
-                apply_edits(reading, read_edits(raw))
-            except ValueError as error:
-                reading.problem = f"{EDITS} is damaged: {error}"
+        files = f"{files} {self._add_edits(base, reading)}"
         has_ended = is_terminal(reading.status)
         heartbeat_at = (reading.ended_at or reading.updated_at) if has_ended else self._heartbeat(path)
         return Found(
@@ -416,6 +409,24 @@ class Scanner:
             files,
             (0 if has_ended else RUNNING) | (DAMAGED if reading.problem is not None else 0),
         )
+
+    def _add_edits(self, base: str, reading: Reading) -> str:
+        """Has what the user says stand in the reading; returns the state of the file."""
+        # Most runs have none, and an exception costs as much as all the rest of asking.
+        if not self._disk.exists(base + EDITS):
+            return "-"
+        try:
+            raw, state = self._disk.read(base + EDITS)
+        except FileNotFoundError:
+            return "-"
+        except OSError as error:
+            reading.problem = f"{EDITS} cannot be read: {error.strerror}"
+            return "?"
+        try:
+            apply_edits(reading, read_edits(raw))
+        except ValueError as error:
+            reading.problem = f"{EDITS} is damaged: {error}"
+        return self._state_of(state)
 
     def _damaged(self, path: str, state: os.stat_result, files: str, problem: str, **more: bool) -> Found:
         """What is known of a run stays, where its sidecar is damaged now; of a new one there is nothing to know."""
