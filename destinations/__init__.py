@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from .run_directory import RunDirectory
     from .trackers.mlflow import MLflow
     from .trackers.slack import Slack
+    from .trackers.tensorboard import TensorBoard
     from .trackers.wandb import WandB
     from .trackers.webhook import Webhook
 
@@ -35,6 +36,7 @@ __all__ = [
     "ProgressBar",
     "RunDirectory",
     "Slack",
+    "TensorBoard",
     "TextFile",
     "WandB",
     "Webhook",
@@ -46,6 +48,7 @@ _MODULES = {
     "MLflow": ".trackers.mlflow",
     "RunDirectory": ".run_directory",
     "Slack": ".trackers.slack",
+    "TensorBoard": ".trackers.tensorboard",
     "WandB": ".trackers.wandb",
     "Webhook": ".trackers.webhook",
 }

@@ -13,7 +13,7 @@ import attrs
 
 from destinations._lane import Lane, TryLater, WhenFull
 
-from ._sink import Row, Sink
+from ._sink import Row, RowsRefused, Sink
 
 __all__ = ["Feed", "FeedCounts"]
 
@@ -152,6 +152,28 @@ class Feed:
         self.put("flush", 0, self.sink.flush, is_kept=True)
         return self._lane.flush(timeout_seconds)
 
+    def while_paused(self, call: Callable[[], object], timeout_seconds: float) -> bool:
+        """Calls something in this thread while the sink rests, with all that was logged before written and flushed.
+
+        Returns:
+            Whether it was called: the sink did not come to rest in time otherwise.
+        """
+        rests, goes_on = threading.Event(), threading.Event()
+
+        def rest() -> None:
+            self.sink.flush()
+            rests.set()
+            goes_on.wait(timeout_seconds)
+
+        self.put("pause", 0, rest, is_kept=True)
+        try:
+            if not rests.wait(timeout_seconds):
+                return False
+            call()
+        finally:
+            goes_on.set()
+        return True
+
     def stop(self, timeout_seconds: float) -> bool:
         """Writes what is there, and ends the thread; False where that takes longer: what is left then is dropped."""
         self.put("flush", 0, self.sink.flush, is_kept=True)
@@ -201,6 +223,10 @@ class Feed:
             except TryLater:
                 self._put_back(rows)
                 raise
+            except RowsRefused as error:
+                self._lane.note("metrics", error.__cause__ or error)
+                self._failed_rows += error.count
+                self._written_rows += len(rows) - error.count
             except Exception as error:  # noqa: BLE001  # counted and reported
                 self._lane.note("metrics", error)
                 self._failed_rows += len(rows)

@@ -5,7 +5,7 @@ from typing import Any
 
 import attrs
 
-__all__ = ["Row", "Sink", "Stamp"]
+__all__ = ["Row", "RowsRefused", "Sink", "Stamp"]
 
 Row = tuple[dict[str, float], int, float]
 """The metrics of one call, their step, and when that was, in seconds since the epoch."""
@@ -18,6 +18,18 @@ class Stamp:
     name: str
     step: int
     time: float
+
+
+class RowsRefused(Exception):
+    """Raised by `Sink.log_metrics` from the cause, where it took all rows but some.
+
+    Args:
+        count: how many it did not take.
+    """
+
+    def __init__(self, count: int) -> None:
+        super().__init__(count)
+        self.count = count
 
 
 class Sink:
@@ -48,7 +60,7 @@ class Sink:
         """
 
     def log_metrics(self, rows: Sequence[Row]) -> None:
-        """Takes metrics, of up to 64 calls; where it raises, none of them counts as written."""
+        """Takes metrics, of up to 64 calls; where it raises anything but `RowsRefused`, none of them counts as written."""
 
     def log_hyperparameters(self, hyperparameters: dict[str, Any], time: float) -> None:
         """Takes hyperparameters; each call adds to the ones before."""

@@ -151,7 +151,12 @@ class Tracker(LoggerDestination):
         if state.rank != 0 and not self._all_ranks:
             self._is_silent = True
             return
-        sink = self.make_sink(state)
+        try:
+            sink = self.make_sink(state)
+        except BaseException:
+            # Nothing will take what comes.
+            self._is_silent = True
+            raise
         self._feed = Feed(
             f"{type(self).__name__}-{state.run_name}",
             sink,

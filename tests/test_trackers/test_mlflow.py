@@ -365,6 +365,21 @@ def test_a_server_that_does_not_answer_is_asked_again(tmp_path, monkeypatch, cap
     assert "rows of metrics" in caplog.text
 
 
+def test_a_row_that_is_refused_does_not_keep_others_out(sqlite_uri, tmp_path, caplog):
+    """Of rows that are sent together, the good ones are there; the others are counted, and reported once."""
+    destination = make(sqlite_uri, tmp_path)
+    run = DryRun(destination)
+    run.init()
+
+    for step in (0, 2**70, 1, 2**71):
+        run.logger.log_metrics({"loss": 1.0}, step=step)
+    run.close()
+
+    (found,) = runs_of(sqlite_uri, tmp_path.name)
+    assert [step for step, _ in rows_of(sqlite_uri, found)] == [0, 1]
+    assert (destination.counts.written_rows, destination.counts.failed_rows) == (2, 2)
+
+
 # --- how it ends, and goes on ----------------------------------------------------------------------------------------
 
 
