@@ -17,7 +17,7 @@ from destinations._formatting import plain, yaml_text
 from destinations._lane import TryLater
 
 from ._names import Names, short_hash, without_surrogates
-from ._sink import Row, Sink, Stamp
+from ._sink import Row, RowsRefused, Sink, Stamp
 
 __all__ = ["MLflowPlan", "MLflowSink", "artifact_key", "entity_key"]
 
@@ -229,13 +229,22 @@ class MLflowSink(Sink):
         self._run()
         self._note_names(name for row in rows for name in row[0])
         key = self._metric_names.key
-        metrics = [
-            Metric(key(name), float(value), _milliseconds(at), step)
-            for values, step, at in rows
-            for name, value in values.items()
-        ]
-        for batch in _batches(metrics):
-            self._log_batch(metrics=batch)
+
+        def log(some: Sequence[Row]) -> None:
+            metrics = [
+                Metric(key(name), float(value), _milliseconds(at), step)
+                for values, step, at in some
+                for name, value in values.items()
+            ]
+            for batch in _batches(metrics):
+                self._log_batch(metrics=batch)
+
+        try:
+            log(rows)
+        except TryLater:
+            raise
+        except Exception:  # noqa: BLE001  # one row that is not taken must not keep the others out
+            _each(log, rows)
 
     def _note_names(self, names: Iterable[str]) -> None:
         """Writes down, as a tag, what a metric was called whose name MLflow does not take."""
@@ -512,6 +521,24 @@ def _clean(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_clean(item) for item in value]
     return value
+
+
+def _each(log: Callable[[Sequence[Row]], None], rows: Sequence[Row]) -> None:
+    """Logs row by row; what MLflow has already, it does not take twice.
+
+    Raises:
+        RowsRefused: some were not taken.
+    """
+    failed: list[Exception] = []
+    for row in rows:
+        try:
+            log([row])
+        except TryLater:
+            raise
+        except Exception as error:  # noqa: BLE001  # counted below
+            failed.append(error)
+    if failed:
+        raise RowsRefused(len(failed)) from failed[-1]
 
 
 def _json(value: Any) -> bytes:

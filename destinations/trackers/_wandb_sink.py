@@ -23,7 +23,7 @@ from destinations._formatting import describe, plain
 from events import RecordError, redact_arguments
 
 from ._names import Names, short_hash, without_surrogates
-from ._sink import Row, Sink, Stamp
+from ._sink import Row, RowsRefused, Sink, Stamp
 
 __all__ = ["WandBPlan", "WandBSink", "artifact_name", "media_key", "metric_key"]
 
@@ -196,10 +196,16 @@ class WandBSink(Sink):
 
     def log_metrics(self, rows: Sequence[Row]) -> None:
         run, key, step_metric = self._run(), self._metric_names.key, self._plan.step_metric
+        failed: list[Exception] = []
         for metrics, step, at in rows:
             row: dict[str, Any] = {key(name): value for name, value in metrics.items()}
             row[step_metric], row["_timestamp"] = step, at
-            run.log(row)
+            try:
+                run.log(row)
+            except Exception as error:  # noqa: BLE001  # the others are taken all the same
+                failed.append(error)
+        if failed:
+            raise RowsRefused(len(failed)) from failed[-1]
 
     def log_hyperparameters(self, hyperparameters: dict[str, Any], time: float) -> None:
         self._run().config.update(_clean(plain(hyperparameters)), allow_val_change=True)
