@@ -189,7 +189,10 @@ def point_cloud_values(tag: str, points: Any, colors: Any) -> Values:
 def text_value(tag: str, text: str) -> Values:
     """Returns a text, which TensorBoard shows as Markdown."""
     metadata = text_metadata.create_summary_metadata(None, None)
-    tensor = _strings([clean(text).encode()])
+    # Without dimensions: a text in a list of one would be shown in a table of one cell.
+    tensor = tensor_pb2.TensorProto(
+        dtype=types_pb2.DT_STRING, tensor_shape=_shape(()), string_val=[clean(text).encode()]
+    )
     return [summary_pb2.Summary.Value(tag=tag, metadata=metadata, tensor=tensor)]
 
 
