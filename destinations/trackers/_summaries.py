@@ -101,17 +101,14 @@ def _legend(labels: Mapping[int, str] | None) -> str:
 
 
 def _images(tag: str, encoded: Sequence[tuple[tuple[int, ...], bytes]], description: str) -> Values:
-    """Returns one value: the older form for one image, which more readers know, a tensor for several."""
+    """Returns one value: the older form for one image, which more readers know, a tensor for several, or with a description."""
     if not encoded:
         return []
-    metadata = image_metadata.create_summary_metadata(None, clean(description))
     (height, width), first = encoded[0][0][:2], encoded[0][1]
-    if len(encoded) == 1:
+    if len(encoded) == 1 and not description:
         image = summary_pb2.Summary.Image(height=height, width=width, encoded_image_string=first)
-        if not description:
-            return [summary_pb2.Summary.Value(tag=tag, image=image)]
-        kept = summary_pb2.SummaryMetadata(summary_description=clean(description))
-        return [summary_pb2.Summary.Value(tag=tag, image=image, metadata=kept)]
+        return [summary_pb2.Summary.Value(tag=tag, image=image)]
+    metadata = image_metadata.create_summary_metadata(None, clean(description))
     strings = [str(width).encode(), str(height).encode(), *(data for _, data in encoded)]
     return [summary_pb2.Summary.Value(tag=tag, metadata=metadata, tensor=_strings(strings))]
 

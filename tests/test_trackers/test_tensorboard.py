@@ -227,9 +227,9 @@ def test_media_are_what_was_logged(tmp_path):
     (plain,) = found.Images("image")
     assert (plain.step, plain.width, plain.height) == (5, 4, 4)
     assert np.array_equal(_pixels(plain.encoded_image_string), np.moveaxis(image, 0, -1))
-    (original,), (overlay,) = found.Images("masked"), found.Images("masked/truth")
+    (original,), (overlay,) = found.Images("masked"), found.Tensors("masked/truth")
     assert np.array_equal(_pixels(original.encoded_image_string), np.moveaxis(image, 0, -1))
-    laid_over = _pixels(overlay.encoded_image_string)
+    laid_over = _pixels(overlay.tensor_proto.string_val[2])
     assert np.array_equal(laid_over[1:], np.moveaxis(image, 0, -1)[1:])
     assert not np.array_equal(laid_over[0], np.moveaxis(image, 0, -1)[0])
     assert "| 1 | c\\|at | `#" in found.summary_metadata["masked/truth"].summary_description
