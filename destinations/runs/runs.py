@@ -23,7 +23,7 @@ from .root import Root
 from .run import Run
 from .scan import ScanReport
 
-__all__ = ["Runs", "open_runs"]
+__all__ = ["FLAT_FIELDS", "Runs", "flat_record", "open_runs"]
 
 _LAST_CHARACTER = "\U0010ffff"
 # Newest and greatest first, unless asked otherwise.
@@ -47,7 +47,8 @@ def open_runs(
     ```
 
     Args:
-        roots: folders that hold runs, at any depth; or are runs.
+        roots: folders that hold runs, at any depth; or are runs. Or one dataset that `compact` has written, by its path
+            or URI (`s3://bucket/dataset`), which opens as `Dataset`.
         cache: the folder for the index. Default: `training-destinations/runs` in `$XDG_CACHE_HOME` or `~/.cache`. It may be
             deleted at any time. Where it cannot be written to, the index is in memory, and `report.warnings` says so.
         scan: whether to scan; without, the answers are those of the last scan.
@@ -56,6 +57,10 @@ def open_runs(
     Raises:
         RootError: a root is missing, is no folder, or none is given.
     """
+    if len(roots) == 1 and _is_dataset(roots[0]):
+        from .dataset import open_dataset
+
+        return open_dataset(roots[0])
     folders, warnings = _folders(roots)
     try:
         place: Path | None = cache_folder() if cache is None else Path(cache).absolute()
@@ -244,7 +249,7 @@ class Runs:
 
     def to_dicts(self, **query: Any) -> list[dict[str, Any]]:
         """Returns a flat dict for each run: its fields, then `hparams.…`, then `summary.…`; takes what `query` takes."""
-        return [_flat(record) for record in self.records(**query)]
+        return [flat_record(record) for record in self.records(**query)]
 
     def to_dataframe(self, **query: Any) -> Any:
         """Returns a `pandas.DataFrame` with a row for each run, and columns as `to_dicts` has keys; takes what `query` takes.
@@ -259,7 +264,7 @@ class Runs:
                 f"to_dataframe must have pandas, got: {error}. Install pandas, or use to_dicts()."
             ) from error
         rows = self.to_dicts(**query)
-        columns = {name: index for index, name in enumerate(_FLAT_FIELDS)}
+        columns = {name: index for index, name in enumerate(FLAT_FIELDS)}
         for group in ("hparams.", "summary."):
             for row in rows:
                 for name in row:
@@ -410,6 +415,12 @@ class Runs:
         return {run_id: tuple(found) for run_id, found in paths.items() if len(found) > 1}
 
 
+def _is_dataset(root: str | os.PathLike[str]) -> bool:
+    """Says whether this is a dataset: whatever is not local, and folders with manifests."""
+    text = os.fspath(root)
+    return "://" in text or any(Path(text, "manifests").glob("[0-9]*.json"))
+
+
 def _folders(roots: Sequence[str | os.PathLike[str]]) -> tuple[list[str], list[str]]:
     """Returns each root once, as an absolute path without links, and what to say about the others."""
     if not roots:
@@ -464,7 +475,7 @@ def _merged(
     return ordered
 
 
-_FLAT_FIELDS = (
+FLAT_FIELDS = (
     "run_id",
     "name",
     "status",
@@ -483,8 +494,9 @@ _FLAT_FIELDS = (
 )
 
 
-def _flat(record: RunRecord) -> dict[str, Any]:
-    flat: dict[str, Any] = {name: getattr(record, name) for name in _FLAT_FIELDS}
+def flat_record(record: RunRecord) -> dict[str, Any]:
+    """Returns what is known of a run by `FLAT_FIELDS`, then `hparams.…`, then `summary.…`."""
+    flat: dict[str, Any] = {name: getattr(record, name) for name in FLAT_FIELDS}
     flat["tags"], flat["path"] = list(record.tags), str(record.path)
     flat |= {f"hparams.{name}": value for name, value in record.hparams.items()}
     flat |= {f"summary.{name}": value for name, value in record.summary.items()}
@@ -503,7 +515,7 @@ def _compared(record: RunRecord) -> dict[str, Any]:
         "heartbeat_at",
         "checkpoint_path",
     }
-    return {name: value for name, value in _flat(record).items() if name not in always}
+    return {name: value for name, value in flat_record(record).items() if name not in always}
 
 
 def _identity(value: Any) -> tuple[str, Any]:
