@@ -643,7 +643,7 @@ class _Shape:
 
     def __init__(
         self,
-        statements: list[tuple[str, Callable[[Any], Any]]],
+        statements: Sequence[tuple[str, Callable[[Any], Any]]],
         others: list[tuple[int, int]],
         odd: list[int],
     ) -> None:

@@ -42,8 +42,8 @@ __all__ = ["DAMAGED", "RUNNING", "Disk", "Found", "Known", "KnownRun", "ScanRepo
 # Nothing in these is a run, and they may hold very many files.
 _NEVER = frozenset({MEDIA_FOLDER, "checkpoints", ARTIFACTS_FOLDER, JOURNAL_FOLDER})
 _NEVER_IN_RUN = _NEVER | {TABLES_FOLDER, ABANDONED_FOLDER}
-# Each of them is there from the first second of a run directory.
-_MARKS = frozenset({JOURNAL_FOLDER, SESSIONS, ENVIRONMENT, HEARTBEAT})
+# Each of them is there from the first second of a run directory, and in nothing else.
+_MARKS = frozenset({SESSIONS, ENVIRONMENT, HEARTBEAT})
 # FAT counts in two seconds, and nothing else more coarsely.
 _COARSE_NS = 2_000_000_000
 _NO_SUBFOLDERS = 2
@@ -298,7 +298,7 @@ class Scanner:
         found = None
         if SIDECAR in names:
             found = self._read(path, state)
-        elif not names.isdisjoint(_MARKS):
+        elif not names.isdisjoint(_MARKS) or {METRICS, JOURNAL_FOLDER} <= names:
             found = self._orphan(path, state)
         elif METRICS in names:
             found = self._lightning(path, state)
