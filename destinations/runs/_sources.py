@@ -13,7 +13,7 @@ import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import attrs
 
@@ -23,6 +23,7 @@ from destinations.run_directory.layout import (
     ARTIFACTS_INDEX,
     HISTOGRAMS_INDEX,
     MEDIA_INDEX,
+    OWN_COLUMNS,
     TABLES_INDEX,
     TEXTS_INDEX,
     TRACES_INDEX,
@@ -68,9 +69,8 @@ class Position:
     lines: dict[str, int] = attrs.field(factory=dict)
 
 
-@attrs.frozen
-class Item:
-    """One call to be made again.
+class Item(NamedTuple):
+    """One call to be made again. A named tuple, because one is made for each row.
 
     Attributes:
         kind: "metrics", "image", "audio", "video", "point_cloud", "table", "histogram", "text", "traces" or "artifact".
@@ -84,17 +84,17 @@ class Item:
     kind: str
     time: float | None
     step: int | None
-    epoch: float | None = None
-    metrics: dict[str, float] = attrs.field(factory=dict)
-    lines: tuple[dict[str, Any], ...] = ()
+    epoch: float | None
+    metrics: dict[str, float]
+    lines: tuple[dict[str, Any], ...]
 
 
 def items_of(run_dir: Path, position: Position, settled_at: float | None = None) -> Iterator[Item]:
-    """Yields what is new since a position, oldest first, and moves the position on.
+    """Yields what is new since a position, oldest first; once all of it was taken, the position is the new one.
 
     Args:
         run_dir: the folder of the run.
-        position: what was handed on before; changed as items are taken.
+        position: what was handed on before.
         settled_at: for a run that is being written, the time now: calls of a few seconds ago wait for their last lines.
 
     Raises:
@@ -123,7 +123,7 @@ def _rows(run_dir: Path) -> Iterator[MetricRow]:
     """Yields the rows of rank 0, one chunk of the file at a time."""
     with take_snapshot(run_dir, 0) as snapshot:
         columns = parse_header(snapshot.csv.header)
-        in_csv = itertools.chain.from_iterable(rows_of(columns, chunk) for chunk in snapshot.csv.chunks())
+        in_csv = itertools.chain.from_iterable(_rows_of(columns, chunk) for chunk in snapshot.csv.chunks())
         if any(isinstance(record, Resume) for record in snapshot.records):
             # It may take rows of the CSV back.
             yield from with_journal(list(in_csv), snapshot.records)
@@ -132,43 +132,91 @@ def _rows(run_dir: Path) -> Iterator[MetricRow]:
             yield from with_journal([], snapshot.records)
 
 
+def _rows_of(columns: list[str], chunk: bytes) -> Iterator[MetricRow]:
+    """Yields the rows of whole lines, as `rows_of` does, ten times faster where they hold plain numbers.
+
+    They are read as JSON, which gives back integers of any size and floats exactly. What is no JSON, such as quotes, a second
+    header or an unusual number, takes the way of `rows_of`.
+    """
+    text = chunk.decode("utf-8", "replace").rstrip("\n")
+    for found, replacement in (
+        ("\n", "],["),
+        (",,", ",null,"),
+        (",,", ",null,"),
+        ("[,", "[null,"),
+        (",]", ",null]"),
+    ):
+        text = text.replace(found, replacement)
+    text = f"[[{'null' if text.startswith(',') else ''}{text}{'null' if text.endswith(',') else ''}]]"
+    try:
+        lines = json.loads(text.replace("nan", "NaN").replace("inf", "Infinity"))
+    except ValueError:
+        return rows_of(columns, chunk)
+    places = [columns.index(name) if columns.count(name) == 1 else None for name in OWN_COLUMNS]
+    if (
+        any(len(line) != len(columns) for line in lines)
+        or places[0] is None
+        or len({*columns}) < len(columns)
+    ):
+        return rows_of(columns, chunk)
+    return _plain_rows(columns, lines, places)
+
+
+def _plain_rows(columns: list[str], lines: list[list[Any]], places: list[int | None]) -> Iterator[MetricRow]:
+    at_step, at_epoch, at_time = places
+    own = {place for place in places if place is not None}
+    names = [(place, name) for place, name in enumerate(columns) if place not in own]
+    for line in lines:
+        step = None if at_step is None else line[at_step]
+        if isinstance(step, float):
+            step = int(step) if math.isfinite(step) else None
+        yield MetricRow(
+            step,
+            None if at_epoch is None else line[at_epoch],
+            None if at_time is None else line[at_time],
+            {name: value for place, name in names if (value := line[place]) is not None},
+        )
+
+
 def _new_rows(rows: Iterable[MetricRow], position: Position) -> Iterator[Item]:
-    before = attrs.evolve(position)
     values = crc32 = 0
-    is_found = not before.values and not before.names
+    is_found = not position.values and not position.names
+    last: tuple[tuple[int | None, float | None], list[MetricRow], int, int] | None = None
     for key, group in itertools.groupby(rows, key=_group_of):
         held = list(group)
         size = sum(len(row.metrics) for row in held)
         if not size:
             continue
-        already: Counter[str] = Counter()
-        if not is_found and values == before.values:
-            if crc32 != before.crc32 or key != (before.step, before.epoch):
-                raise RewoundError
-            is_found, already = True, Counter(before.names)
+        last = key, held, values, crc32
         if is_found:
-            position.values, position.crc32, (position.step, position.epoch) = values, crc32, key
-            position.names = dict(already)
-            yield from _new_in_group(held, already, position)
+            for row in held:
+                if row.metrics:
+                    yield Item("metrics", row.time, row.step, row.epoch, row.metrics, ())
+        elif values == position.values:
+            if crc32 != position.crc32 or key != (position.step, position.epoch):
+                raise RewoundError
+            is_found = True
+            yield from _new_in_group(held, Counter(position.names))
         values += size
         crc32 = zlib.crc32(repr((key, size)).encode(), crc32)
     if not is_found:
         raise RewoundError
+    if last is not None:
+        (position.step, position.epoch), held, position.values, position.crc32 = last
+        position.names = dict(Counter(name for row in held for name in row.metrics))
 
 
-def _new_in_group(rows: list[MetricRow], already: Counter[str], position: Position) -> Iterator[Item]:
+def _new_in_group(rows: list[MetricRow], already: Counter[str]) -> Iterator[Item]:
     """Yields rows without what was handed on of their group before."""
-    skip = Counter(already)
     for row in rows:
         new = {}
         for name, value in row.metrics.items():
-            if skip[name] > 0:
-                skip[name] -= 1
+            if already[name] > 0:
+                already[name] -= 1
             else:
                 new[name] = value
-                position.names[name] = position.names.get(name, 0) + 1
         if new:
-            yield Item("metrics", row.time, row.step, row.epoch, metrics=new)
+            yield Item("metrics", row.time, row.step, row.epoch, new, ())
 
 
 def _group_of(row: MetricRow) -> tuple[int | None, float | None]:
@@ -189,7 +237,7 @@ def _new_lines(path: Path, name: str, position: Position, settled_at: float | No
         position.lines[name] = position.lines.get(name, 0) + count
         first = waiting[0]
         kind = str(first.get("type")) if name == MEDIA_INDEX else _KINDS[name]
-        return Item(kind, _time_of(first), _step_of(first), lines=tuple(waiting))
+        return Item(kind, _time_of(first), _step_of(first), None, {}, tuple(waiting))
 
     for number, line in enumerate(lines, position.lines.get(name, 0)):
         if waiting and not _is_of_same_call(waiting[-1], line):

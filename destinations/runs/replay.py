@@ -17,7 +17,7 @@ from typing import Any
 
 import attrs
 
-from destinations.run_directory.layout import SIDECAR
+from destinations.run_directory.layout import SIDECAR, column_of
 
 from ._lines import read_object
 from ._sources import Item, Position, RewoundError, items_of, path_inside
@@ -39,6 +39,8 @@ _METHODS = {
     "traces": "log_traces",
 }
 _MOST_PROBLEMS = 100
+# What a metric was called that has another name as a column.
+_NAMES = {column_of(name): name for name in ("step", "time")}
 # A pass over the files may take this share of the time.
 _SHARE_OF_READING = 0.1
 # A destination that drops media when it is far behind gets time to catch up.
@@ -234,6 +236,8 @@ class _Replay:
 
     def _send_metrics(self, item: Item, step: int) -> None:
         metrics = item.metrics
+        if not _NAMES.keys().isdisjoint(metrics):
+            metrics = {_NAMES.get(name, name): value for name, value in metrics.items()}
         if item.epoch is not None and not float(item.epoch).is_integer():
             metrics = {**metrics, "epoch": item.epoch}
         last = self._last

@@ -8,6 +8,7 @@ What was sent is remembered, so that a second sending hands on what is new alone
 beginning: first what it left is taken back. Runs in the calling thread, and blocks.
 """
 
+import contextlib
 import json
 import os
 import time
@@ -19,9 +20,10 @@ from typing import Any
 import attrs
 
 from destinations._formatting import plain
+from destinations.run_directory.layout import JOURNAL_FOLDER, metrics_name
 
 from ._ledger import Ledger, SendingError
-from ._sources import Position, items_of
+from ._sources import INDEXES, Position, items_of
 from ._targets import Target, TargetError, target_of
 from .errors import RunNotFoundError
 from .index import cache_folder
@@ -87,7 +89,7 @@ def _send_once(
 ) -> ReplayReport:
     position = Position() if is_anew else ledger.position
     facts = _facts_of(run)
-    if not is_anew and not follow and facts == ledger.facts and not _has_news(run, position):
+    if not is_anew and not follow and _is_known(run, position, facts, ledger.facts):
         return ReplayReport(position=position, is_over=not facts["is_alive"])
     clock = RecordClock()
     place.is_anew = is_anew
@@ -111,13 +113,34 @@ def _facts_of(run: Run) -> dict[str, Any]:
     except RunNotFoundError:
         now = run
     given = json.dumps(plain(now.hyperparameters), sort_keys=True)
-    return {"status": now.status, "is_alive": now.alive, "hyperparameters": zlib.crc32(given.encode())}
+    return {
+        "status": now.status,
+        "is_alive": now.alive,
+        "hyperparameters": zlib.crc32(given.encode()),
+        "files": _stamps_of(run.path),
+    }
 
 
-def _has_news(run: Run, position: Position) -> bool:
-    """Says whether there is anything beyond a position, which stays as it is."""
+def _stamps_of(run_dir: Path) -> dict[str, list[int]] | None:
+    """Returns size and time of what holds rows and records; None where rows may come without a file showing it."""
+    if (run_dir / JOURNAL_FOLDER).exists():
+        return None
+    stamps = {}
+    for name in (metrics_name(0), *INDEXES):
+        with contextlib.suppress(OSError):
+            about = (run_dir / name).stat()
+            stamps[name] = [about.st_size, about.st_mtime_ns]
+    return stamps
+
+
+def _is_known(run: Run, position: Position, facts: dict[str, Any], known: dict[str, Any]) -> bool:
+    """Says whether nothing was logged since, and how the run stands was sent too."""
+    if facts == known and facts["files"] is not None:
+        return True
+    if {**facts, "files": None} != {**known, "files": None}:
+        return False
     looked_at = Position(**attrs.asdict(position))
-    return next(items_of(run.path, looked_at), None) is not None
+    return next(items_of(run.path, looked_at), None) is None
 
 
 def _count_undelivered(destination: Any, report: ReplayReport) -> None:

@@ -457,7 +457,7 @@ def test_one_process_at_a_time_sends_a_run_to_a_target(tmp_path):
 
 def test_killed_half_way_and_repeated_it_is_there_once(tmp_path):
     """Whatever the process had done when it was killed."""
-    run = write_run(tmp_path / "a", range(20_000))
+    run = write_run(tmp_path / "a", range(5_000))
     ledger = tmp_path / "to/a/.sent.json"
     code = (
         "import sys; from destinations.runs import Run; from destinations.runs.send import send\n"
@@ -479,7 +479,7 @@ def test_killed_half_way_and_repeated_it_is_there_once(tmp_path):
     report = send(run, f"run:{tmp_path / 'to'}", cache=tmp_path)
 
     assert state in {"open", "done"}
-    assert report.values == (40_000 if state == "open" else 0)
+    assert report.values == (10_000 if state == "open" else 0)
     assert repr(read_rows(tmp_path / "to/a")) == repr(read_rows(tmp_path / "a"))
 
 
@@ -503,7 +503,7 @@ def _as_rows(calls, joins):
     return rows
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     calls=_calls, cuts=st.lists(st.integers(0, 12), max_size=3), joins=st.lists(st.booleans(), min_size=48)
 )
