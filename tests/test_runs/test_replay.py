@@ -519,27 +519,3 @@ def test_each_value_is_handed_on_once_however_rows_are_joined(calls, cuts, joins
 
     logged = [(step, name, value) for step, metrics in calls for name, value in metrics.items()]
     assert sorted(given_on) == sorted(logged)
-
-
-# --- TensorBoard ---------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.xdist_group("tensorboard")
-@pytest.mark.filterwarnings("ignore:.*:DeprecationWarning:tensorboard")
-def test_tensorboard_has_steps_times_and_values_of_the_run(everything, tmp_path):
-    """As its own reader sees them, once, however often the run is sent."""
-    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-
-    first = send(everything, f"tensorboard:{tmp_path}", cache=tmp_path / "cache")
-    second = send(everything, f"tensorboard:{tmp_path}", cache=tmp_path / "cache")
-    third = send(everything, f"tensorboard:{tmp_path}", cache=tmp_path / "cache", again=True)
-
-    assert (first.failed, first.rows, second.rows, third.rows) == ([], 22, 0, 22)
-    assert dict(first.not_taken) == {"artifact": 1}
-    found = accumulator.EventAccumulator(str(tmp_path / "run"), size_guidance={"scalars": 0, "images": 0})
-    found.Reload()
-    for name in ("loss", "acc"):
-        times = {row.step: row.time for row in read_rows(everything.path) if name in row.metrics}
-        assert [(event.step, event.wall_time) for event in found.Scalars(name)] == list(times.items())
-        assert [event.value for event in found.Scalars(name)] == pytest.approx(everything.series(name).value)
-    assert "masked/truth" in found.Tags()["tensors"]
