@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from .artifacts import Artifacts
     from .functions import Functions
     from .run_directory import RunDirectory
+    from .trackers.tensorboard import TensorBoard
+    from .trackers.trackio import Trackio
 
 __all__ = [
     "Artifacts",
@@ -31,11 +33,19 @@ __all__ = [
     "LoggerDestination",
     "ProgressBar",
     "RunDirectory",
+    "TensorBoard",
     "TextFile",
+    "Trackio",
 ]
 
 # Imported when asked for: whoever wants one destination, or reads a run, does not pay for all.
-_MODULES = {"Artifacts": ".artifacts", "Functions": ".functions", "RunDirectory": ".run_directory"}
+_MODULES = {
+    "Artifacts": ".artifacts",
+    "Functions": ".functions",
+    "RunDirectory": ".run_directory",
+    "TensorBoard": ".trackers.tensorboard",
+    "Trackio": ".trackers.trackio",
+}
 
 
 def __getattr__(name: str) -> Any:

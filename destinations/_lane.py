@@ -1,9 +1,11 @@
 """One bounded queue and one thread, for what is too slow for the training thread.
 
 `put` belongs to the training thread, the work to the lane's own. What the work raises is counted and reported once per
-kind; it neither ends the lane nor reaches the training thread.
+kind; it neither ends the lane nor reaches the training thread. Work that raises `TryLater` stays where it is, and is done
+again after a while.
 """
 
+import contextlib
 import logging
 import os
 import threading
@@ -16,11 +18,15 @@ import attrs
 
 from events import redact_text
 
-__all__ = ["Lane", "LaneCounts", "WhenFull"]
+__all__ = ["Lane", "LaneCounts", "TryLater", "WhenFull"]
 
 _log = logging.getLogger("destinations")
 
 WhenFull = Literal["wait", "drop_newest", "drop_oldest"]
+
+
+class TryLater(Exception):
+    """Raised by work that could not be done now, and is to be done again: the disk is full, nobody answers."""
 
 
 @attrs.define
@@ -47,7 +53,11 @@ class Lane:
 
     When the queue is full, by number or by bytes, `put` does what `when_full` says: "wait" waits up to `wait_seconds` and then
     drops the item, "drop_newest" drops it at once, "drop_oldest" makes room. Whatever is dropped is counted and reported.
-    A single item that is larger than `limit_bytes` is taken when the queue is empty.
+    A single item that is larger than `limit_bytes` is taken when the queue is empty. Where "wait" has waited in vain, later
+    calls do not wait until something has been done again: a lane that hangs costs its wait once.
+
+    **Timer.** With `tick`, the thread also calls that every `tick_seconds`, between two items, and soon after `wake`; the
+    first call is due that long after the first item. At the end of the thread, whatever ended it, comes `on_exit`.
 
     After a fork the child has no thread: its `put` does nothing and returns False.
 
@@ -57,6 +67,9 @@ class Lane:
         limit_bytes: how large they may be together.
         when_full: what to do with an item for which there is no room.
         wait_seconds: how long "wait" waits.
+        tick: what to do at intervals, in the lane's thread; what it raises is counted and reported as that of an item.
+        tick_seconds: the interval; also how long after `TryLater` an item is tried again.
+        on_exit: what to do at the end of the thread, in it.
     """
 
     def __init__(
@@ -67,6 +80,9 @@ class Lane:
         limit_bytes: int = 256 << 20,
         when_full: WhenFull = "wait",
         wait_seconds: float = 1.0,
+        tick: Callable[[], object] | None = None,
+        tick_seconds: float = 1.0,
+        on_exit: Callable[[], object] | None = None,
     ) -> None:
         if limit < 1:
             raise ValueError(f"limit must be at least 1, got {limit}.")
@@ -75,23 +91,35 @@ class Lane:
         self._limit_bytes = limit_bytes
         self._when_full = when_full
         self._wait_seconds = wait_seconds
+        self._tick = tick
+        self._tick_seconds = tick_seconds
+        self._on_exit = on_exit
         # Guards everything below; held for moments only, never while work is done.
         self._changed = threading.Condition()
         self._items: deque[_Item] = deque()
         self._bytes = 0
         self._is_busy = False
         self._is_stopping = False
+        self._is_awake = False
+        # By the monotonic clock: when the timer is due, and until when the first item waits after it raised TryLater.
+        self._due_at = time.monotonic() + tick_seconds
+        self._paused_until = 0.0
+        # How many items had been settled when a call last waited in vain; None where the last wait was not.
+        self._stuck_at: int | None = None
         self._thread: threading.Thread | None = None
         self._pid = os.getpid()
         self.counts = LaneCounts()
 
-    def put(self, work: Callable[[], object], *, size: int = 0, kind: str = "work") -> bool:
+    def put(
+        self, work: Callable[[], object], *, size: int = 0, kind: str = "work", is_kept: bool = False
+    ) -> bool:
         """Queues work.
 
         Args:
             work: what the thread is to do.
             size: how many bytes it holds on to.
             kind: what to call it in messages.
+            is_kept: takes it also when the queue is full: for what is small and comes seldom.
 
         Returns:
             Whether it will be done.
@@ -100,7 +128,7 @@ class Lane:
             return False
         with self._changed:
             dropped_before = self.counts.dropped
-            is_taken = not self._is_stopping and self._make_room(size)
+            is_taken = not self._is_stopping and (is_kept or self._make_room(size))
             if is_taken:
                 self._items.append(_Item(work, size, kind))
                 self._bytes += size
@@ -121,6 +149,17 @@ class Lane:
             )
         return is_taken
 
+    def wake(self) -> None:
+        """Has the timer's work done soon."""
+        with self._changed:
+            self._is_awake = True
+            self._changed.notify_all()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is queued; what is being done now does not count."""
+        return not self._items
+
     def flush(self, timeout_seconds: float) -> bool:
         """Waits until all that was queued is done; False where that takes longer than the timeout."""
         if os.getpid() != self._pid:
@@ -132,6 +171,7 @@ class Lane:
 
     def stop(self, timeout_seconds: float) -> bool:
         """Does what is queued, then ends the thread; False where that takes longer than the timeout."""
+        deadline = time.monotonic() + timeout_seconds
         is_done = self.flush(timeout_seconds)
         if os.getpid() != self._pid:
             return True
@@ -144,15 +184,21 @@ class Lane:
             self._changed.notify_all()
             thread = self._thread
         if thread is not None and is_done:
-            thread.join(timeout_seconds)
+            thread.join(max(0.0, deadline - time.monotonic()))
+            is_done = not thread.is_alive()
         return is_done
 
     def _make_room(self, size: int) -> bool:
         if self._has_room(size):
             return True
         if self._when_full == "wait":
+            settled = self.counts.done + self.counts.failed
+            if settled == self._stuck_at:
+                return False
             self._ensure_thread()
-            return self._changed.wait_for(lambda: self._has_room(size), self._wait_seconds)
+            has_room = self._changed.wait_for(lambda: self._has_room(size), self._wait_seconds)
+            self._stuck_at = None if has_room else self.counts.done + self.counts.failed
+            return has_room
         while self._when_full == "drop_oldest" and self._items and not self._has_room(size):
             self._bytes -= self._items.popleft().size
             self.counts.dropped += 1
@@ -168,35 +214,94 @@ class Lane:
             self._thread.start()
 
     def _run(self) -> None:
-        while True:
-            with self._changed:
-                self._is_busy = False
-                self._changed.notify_all()
-                self._changed.wait_for(lambda: self._items or self._is_stopping)
-                if not self._items:
-                    return
-                item = self._items.popleft()
+        try:
+            while self._turn():
+                time.sleep(0)
+        finally:
+            if self._on_exit is not None:
+                self._attempt(self._on_exit, "close")
+
+    def _turn(self) -> bool:
+        """Does one item, or the timer's work; False where the thread is to end."""
+        with self._changed:
+            self._is_busy = False
+            self._changed.notify_all()
+            while not (self._has_item() or self._is_stopping or self._is_due()):
+                self._changed.wait(self._seconds_to_wait())
+            is_due = self._is_due()
+            if is_due:
+                self._is_awake = False
+                self._due_at = time.monotonic() + self._tick_seconds
+            item = self._items.popleft() if self._has_item() else None
+            if item is not None:
                 self._bytes -= item.size
                 self._is_busy = True
+            elif self._is_stopping:
+                return False
+        if is_due and self._tick is not None:
+            with contextlib.suppress(TryLater):
+                self._attempt(self._tick, "timer")
+        if item is not None:
             self._do(item)
-            # Nothing of the item outlives its turn: the next wait may be long.
-            del item
-            time.sleep(0)
+        return True
+
+    def _has_item(self) -> bool:
+        return bool(self._items) and (time.monotonic() >= self._paused_until)
+
+    def _is_due(self) -> bool:
+        return self._tick is not None and (self._is_awake or time.monotonic() >= self._due_at)
+
+    def _seconds_to_wait(self) -> float | None:
+        """Returns how long until there is something to do that nobody will say."""
+        moments = [self._due_at] if self._tick is not None else []
+        if self._items:
+            moments.append(self._paused_until)
+        return max(0.0, min(moments) - time.monotonic()) if moments else None
 
     def _do(self, item: _Item) -> None:
         try:
-            item.work()
-        except Exception as error:  # noqa: BLE001  # counted and reported
-            self.counts.failed += 1
-            kind = f"{item.kind}: {type(error).__name__}"
-            self.counts.errors[kind] += 1
-            if self.counts.errors[kind] == 1:
-                _log.error(
-                    "%s: a %s failed with %s: %s. Training goes on; more of the kind are counted only.",
-                    self._name,
-                    item.kind,
-                    type(error).__name__,
-                    redact_text(str(error)),
-                )
-        else:
+            is_done = self._attempt(item.work, item.kind)
+        except TryLater:
+            # Put back, in front of what came after it.
+            with self._changed:
+                if self._is_stopping:
+                    self.counts.dropped += 1
+                    return
+                self._items.appendleft(item)
+                self._bytes += item.size
+                self._paused_until = time.monotonic() + self._tick_seconds
+            return
+        if is_done:
             self.counts.done += 1
+        else:
+            self.counts.failed += 1
+
+    def _attempt(self, work: Callable[[], object], kind: str) -> bool:
+        """Does work; says whether it was done.
+
+        Raises:
+            TryLater: it is to be done again.
+        """
+        try:
+            work()
+        except TryLater as error:
+            self.note(kind, error.__cause__ or error, "is to be done again, for it raised")
+            raise
+        except Exception as error:  # noqa: BLE001  # counted and reported
+            self.note(kind, error)
+            return False
+        return True
+
+    def note(self, kind: str, error: BaseException, became: str = "failed with") -> None:
+        """Counts what was raised, and reports the first of its kind; for the lane's own thread."""
+        name = f"{kind}: {type(error).__name__}"
+        self.counts.errors[name] += 1
+        if self.counts.errors[name] == 1:
+            _log.error(
+                "%s: a %s %s %s: %s. Training goes on; more of the kind are counted only.",
+                self._name,
+                kind,
+                became,
+                type(error).__name__,
+                redact_text(str(error)),
+            )

@@ -30,6 +30,7 @@ from events import BinnedValues, RecordError
 
 __all__ = [
     "Pixels",
+    "class_color",
     "clouds_of",
     "copy_of",
     "histogram_record",
@@ -218,6 +219,12 @@ def _palette() -> Array:
     palette = np.round(colors * 255).astype(np.uint8)
     palette[0] = 0
     return palette
+
+
+def class_color(index: int) -> str:
+    """Returns the colour that a class has in masks and overlays, such as "#00ff9f"."""
+    red, green, blue = _palette()[index % 256]
+    return f"#{red:02x}{green:02x}{blue:02x}"
 
 
 def mask_png(mask: Array) -> bytes:

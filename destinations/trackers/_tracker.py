@@ -1,0 +1,420 @@
+"""The shared base of trackers: a destination that hands everything to a thread of its own.
+
+A tracker is two classes: a `Tracker`, which lives in the training thread and only copies and queues, and a `Sink`, which
+lives in the thread of a lane and does the work.
+"""
+
+import logging
+import os
+import time
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
+
+from destinations._copies import own_copy
+from destinations._lane import WhenFull
+from destinations.base import LoggerDestination
+from events import RecordError, RunStatus, State, WriteRate, redact_text
+
+from ._feed import Feed, FeedCounts
+from ._sink import Sink, Stamp
+
+__all__ = ["Tracker", "require_package"]
+
+_log = logging.getLogger("destinations")
+
+FLUSH_SECONDS = 10.0
+_MOST_EARLY_RECORDS = 1000
+_METHODS = tuple(name for name in vars(Sink) if name.startswith("log_"))
+
+# What is open in this process, so that a forked child does not write for its parent.
+_open: "weakref.WeakSet[Tracker]" = weakref.WeakSet()
+_is_fork_guarded: list[bool] = []
+
+
+class Tracker(LoggerDestination):
+    """A destination that takes records in about a microsecond, and has a `Sink` do the work in a thread.
+
+    Subclass it, set `sink_class`, and override `make_sink`:
+
+    ```python
+    class Mine(Tracker):
+        sink_class = MySink
+
+        def make_sink(self, state):
+            return MySink(state.run_name)
+    ```
+
+    **Threading.** The calling thread copies what may change, takes the step and the time, and queues. Methods that the sink
+    class does not override are those of `LoggerDestination`: what nobody takes is not copied.
+
+    **Bounds.** Rows wait up to `max_waiting_values` values (100 bytes each, or so); what then happens to a row is `when_full`.
+    Everything else waits up to `max_waiting_bytes`; for what does not fit, a call waits up to `wait_seconds`, and where
+    nothing moves in that time, it and what follows is lost, counted and reported, until something moves. Hyperparameters are
+    always taken.
+
+    **Failures** of the sink are counted and reported once per kind; training does not hear of them.
+
+    **Close** takes `close_seconds` at most; what is left then is dropped, counted and reported. The thread ends, unless it
+    hangs.
+
+    **Fork.** A forked child logs nothing.
+
+    **Ranks.** Rank 0 alone, or with `all_ranks` each rank, with a sink of its own.
+
+    Args:
+        flush_seconds: how often rows are written, and the sink flushed.
+        all_ranks: whether ranks other than 0 have a sink too.
+        close_seconds: how long `close` and `post_close` may take for what is left.
+        max_waiting_values: how many values of metrics may wait.
+        max_waiting_bytes: how large media and all else may be that waits.
+        when_full: what to do with a row for which there is no room: "drop_oldest" or "drop_newest" row, or "wait" as for
+            media, then drop it.
+        wait_seconds: how long a call may wait for room.
+        clock: the time in seconds since the epoch; called in the thread that logs.
+        write_rate: how often metrics are taken; None for every time.
+
+    Raises:
+        ValueError: an argument is out of its range.
+    """
+
+    sink_class: ClassVar[type[Sink]] = Sink
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        for name in _METHODS:
+            if getattr(cls.sink_class, name) is getattr(Sink, name) and name not in vars(cls):
+                setattr(cls, name, getattr(LoggerDestination, name))
+
+    def __init__(
+        self,
+        *,
+        flush_seconds: float = 2.0,
+        all_ranks: bool = False,
+        close_seconds: float = 30.0,
+        max_waiting_values: int = 1_000_000,
+        max_waiting_bytes: int = 256 << 20,
+        when_full: WhenFull = "drop_oldest",
+        wait_seconds: float = 5.0,
+        clock: Callable[[], float] = time.time,
+        write_rate: WriteRate | None = None,
+    ) -> None:
+        super().__init__(write_rate=write_rate)
+        if not flush_seconds > 0:
+            raise ValueError(f"flush_seconds must be more than 0, got {flush_seconds!r}.")
+        if max_waiting_values < 1 or max_waiting_bytes < 1:
+            raise ValueError(
+                f"bounds must be at least 1, got max_waiting_values={max_waiting_values!r}, "
+                f"max_waiting_bytes={max_waiting_bytes!r}."
+            )
+        if when_full not in {"wait", "drop_newest", "drop_oldest"}:
+            raise ValueError(f'when_full must be "wait", "drop_newest" or "drop_oldest", got {when_full!r}.')
+        self._flush_seconds = flush_seconds
+        self._all_ranks = all_ranks
+        self._close_seconds = close_seconds
+        self._max_waiting_values = max_waiting_values
+        self._max_waiting_bytes = max_waiting_bytes
+        self._when_full = when_full
+        self._wait_seconds = wait_seconds
+        self._clock = clock
+        self._forget()
+
+    def _forget(self) -> None:
+        """Sets what an open tracker has, to what a closed one has; a subclass adds its own, and calls this."""
+        self._state: State | None = None
+        self._feed: Feed | None = None
+        self._is_silent = False
+        self._is_resume_due = False
+        self._checkpoint_time: float | None = None
+        self._early: list[Callable[[], object]] = []
+        self._last_counts = FeedCounts()
+
+    def make_sink(self, state: State) -> Sink:
+        """Returns the sink of a run; called at `init`, in the training thread: must not block.
+
+        Args:
+            state: the run. Take what is needed of it: it changes while the sink works.
+        """
+        return self.sink_class()
+
+    @property
+    def counts(self) -> FeedCounts:
+        """What became of what was logged to the run that is open, or was last."""
+        return self._last_counts if self._feed is None else self._feed.counts
+
+    # --- events ----------------------------------------------------------------------------------------------------
+
+    def init(self, state: State, logger: Any) -> None:
+        """Makes the sink, and starts its thread."""
+        self._state = state
+        early, self._early = self._early, []
+        if state.rank != 0 and not self._all_ranks:
+            self._is_silent = True
+            return
+        try:
+            sink = self.make_sink(state)
+        except BaseException:
+            # Nothing will take what comes.
+            self._is_silent = True
+            raise
+        self._feed = Feed(
+            f"{type(self).__name__}-{state.run_name}",
+            sink,
+            flush_seconds=self._flush_seconds,
+            most_values=self._max_waiting_values,
+            most_bytes=self._max_waiting_bytes,
+            when_full=self._when_full,
+            wait_seconds=self._wait_seconds,
+        )
+        self._is_resume_due = True
+        _guard_forks()
+        _open.add(self)
+        self._feed.put("open", 0, sink.open, is_kept=True)
+        for call in early:
+            call()
+
+    def before_load(self, state: State, logger: Any) -> None:
+        """Expects the time of the checkpoint."""
+        self._checkpoint_time = None
+
+    def after_load(self, state: State, logger: Any) -> None:
+        """A loaded checkpoint may lie before what was logged already."""
+        self._is_resume_due = True
+
+    def fit_start(self, state: State, logger: Any) -> None:
+        """Tells the sink where training goes on, once for each load."""
+        feed = self._feed
+        if feed is not None and self._is_resume_due:
+            self._is_resume_due = False
+            self._resume(feed, int(state.timestamp.batch), self._checkpoint_time)
+
+    def _resume(self, feed: Feed, step: int, at: float | None) -> None:
+        """Queues `Sink.resume`; the step is 0 where nothing was loaded."""
+        feed.put("resume", 0, feed.sink.resume, step, at, is_kept=True)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns when the checkpoint is made: what was logged before belongs to it."""
+        return {"time": self._clock()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes up when the checkpoint was made."""
+        at = state.get("time")
+        self._checkpoint_time = float(at) if isinstance(at, int | float) else None
+
+    def close(self, state: State, logger: Any) -> None:
+        """Tells the sink how the run ended; what is logged until `post_close` is still written."""
+        feed = self._feed
+        if feed is None:
+            return
+        status = "completed" if state.status is RunStatus.RUNNING else state.status.value
+        text = None
+        if state.exception is not None:
+            text = redact_text(f"{type(state.exception).__name__}: {state.exception}")
+        feed.put("end", 0, feed.sink.finish, status, text, self._clock(), is_kept=True)
+
+    def post_close(self) -> None:
+        """Writes what is left, and ends the thread, in `close_seconds` at most."""
+        feed = self._feed
+        _open.discard(self)
+        if feed is not None:
+            feed.stop(self._close_seconds)
+            self._report(feed.counts)
+        counts = self.counts
+        self._forget()
+        self._last_counts = counts
+
+    def _report(self, counts: FeedCounts) -> None:
+        if counts.dropped_rows or counts.failed_rows or counts.dropped_records or counts.failed_records:
+            _log.warning(
+                "%s: of %d rows of metrics %d were dropped and %d failed; of %d other records %d were dropped and %d failed.",
+                type(self).__name__,
+                counts.rows,
+                counts.dropped_rows,
+                counts.failed_rows,
+                counts.records,
+                counts.dropped_records,
+                counts.failed_records,
+            )
+
+    def flush(self) -> None:
+        """Waits until what was logged has gone through the sink, ten seconds at most."""
+        if self._feed is not None:
+            self._feed.flush(FLUSH_SECONDS)
+
+    # --- records ---------------------------------------------------------------------------------------------------
+
+    def log_metrics(self, metrics: "Mapping[str, float]", step: int | None = None) -> None:
+        """Queues one row, in about a microsecond."""
+        if step is None:
+            step = self._step()
+        feed = self._feed
+        if feed is not None:
+            feed.add((dict(metrics), step, self._clock()))
+        else:
+            kept, at = dict(metrics), self._clock()
+            self._later(lambda: self._add_row(kept, step, at))
+
+    def _add_row(self, metrics: dict[str, float], step: int, at: float) -> None:
+        if self._feed is not None:
+            self._feed.add((metrics, step, at))
+
+    def log_hyperparameters(self, hyperparameters: "dict[str, Any]") -> None:
+        self._put("hyperparameters", "log_hyperparameters", own_copy(hyperparameters), self._clock())
+
+    def log_table(
+        self, columns: "list[str]", rows: "list[list[Any]]", name: str = "Table", step: int | None = None
+    ) -> None:
+        self._put(f"table {name!r}", "log_table", self._stamp(name, step), list(columns), own_copy(rows))
+
+    def log_images(
+        self,
+        images: Any,
+        name: str = "Images",
+        channels_last: bool = False,
+        step: int | None = None,
+        masks: "dict[str, Any] | None" = None,
+        mask_class_labels: "dict[int, str] | None" = None,
+        use_table: bool = True,
+    ) -> None:
+        self._put(
+            f"image {name!r}",
+            "log_images",
+            self._stamp(name, step),
+            _copied(images),
+            channels_last=channels_last,
+            masks=None if masks is None else {key: _copied(mask) for key, mask in masks.items()},
+            mask_class_labels=None if mask_class_labels is None else dict(mask_class_labels),
+            use_table=use_table,
+        )
+
+    def log_text(self, text: str, name: str = "Text", step: int | None = None) -> None:
+        self._put(f"text {name!r}", "log_text", self._stamp(name, step), text)
+
+    def log_audio(self, audio: Any, sample_rate: int, name: str = "Audio", step: int | None = None) -> None:
+        self._put(f"sound {name!r}", "log_audio", self._stamp(name, step), _copied(audio), sample_rate)
+
+    def log_video(
+        self, video: Any, fps: float | None = None, name: str = "Video", step: int | None = None
+    ) -> None:
+        self._put(f"video {name!r}", "log_video", self._stamp(name, step), _copied(video), fps)
+
+    def log_histogram(
+        self,
+        values: Any,
+        name: str = "Histogram",
+        step: int | None = None,
+        bins: "int | Sequence[float]" = 64,
+    ) -> None:
+        self._put(
+            f"histogram {name!r}", "log_histogram", self._stamp(name, step), _array(values), own_copy(bins)
+        )
+
+    def log_point_cloud(
+        self, points: Any, name: str = "Points", step: int | None = None, colors: Any = None
+    ) -> None:
+        colors = None if colors is None else _array(colors)
+        self._put(f"point cloud {name!r}", "log_point_cloud", self._stamp(name, step), _array(points), colors)
+
+    def log_traces(self, traces: "dict[str, Any]") -> None:
+        self._put("trace", "log_traces", self._stamp("", None), own_copy(traces))
+
+    # --- inside ----------------------------------------------------------------------------------------------------
+
+    def _stamp(self, name: str, step: int | None) -> Stamp:
+        return Stamp(name, self._step() if step is None else step, self._clock())
+
+    def _step(self) -> int:
+        return 0 if self._state is None else int(self._state.timestamp.batch)
+
+    def _put(self, kind: str, method: str, *args: Any, **options: Any) -> None:
+        """Queues a call of a method of the sink; before `init`, keeps it for then."""
+        if self._is_silent:
+            return
+        feed = self._feed
+        if feed is None:
+            self._later(lambda: self._put(kind, method, *args, **options))
+            return
+        call = getattr(feed.sink, method)
+        size = _size_of([args, options])
+        feed.put(kind, size, lambda: call(*args, **options), is_kept=method == "log_hyperparameters")
+
+    def _later(self, call: Callable[[], object]) -> None:
+        if not self._is_silent and len(self._early) < _MOST_EARLY_RECORDS:
+            self._early.append(call)
+
+    def _forget_in_child(self) -> None:
+        """Makes a forked child silent: the thread, and what it writes to, are its parent's."""
+        self._feed = None
+        self._is_silent = True
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Takes what the constructor was given: a copy is closed, and may be opened by another process."""
+        closed = object.__new__(type(self))
+        closed.__dict__.update(self.__dict__)
+        closed._forget()
+        return closed.__dict__
+
+
+def require_package(package: str, extra: str, what: str) -> None:
+    """Refuses to go on where an optional package is missing; looks for it without importing it.
+
+    Raises:
+        ImportError: it is not installed; the text names the extra.
+    """
+    import importlib.util
+
+    if importlib.util.find_spec(package) is None:
+        raise ImportError(
+            f"{what} must have the package {package!r}, got none. "
+            f'Install it: pip install "training-destinations[{extra}]".',
+            name=package,
+        )
+
+
+def _copied(value: Any) -> Any:
+    """Returns a copy for the lane: numpy for arrays and tensors, bytes for files.
+
+    Raises:
+        RecordError: it is none of these, or there is no such file.
+    """
+    from destinations.media import copy_of
+
+    try:
+        return copy_of(value)
+    except FileNotFoundError as error:
+        raise RecordError(f"media file must exist, got {error.filename!r}.") from error
+    except (TypeError, ValueError) as error:
+        raise RecordError(f"media must be an array, got something else: {error}.") from error
+
+
+def _array(value: Any) -> Any:
+    from destinations.media import to_numpy
+
+    return to_numpy(value).copy()
+
+
+def _size_of(value: Any) -> int:
+    """Returns how many bytes the arrays, images, texts and bytes in a value hold."""
+    if isinstance(value, Mapping):
+        return sum(_size_of(item) for item in value.values())
+    if isinstance(value, list | tuple):
+        return sum(_size_of(item) for item in value) + 8 * len(value)
+    if isinstance(value, bytes | str):
+        return len(value)
+    if hasattr(value, "nbytes"):
+        return int(value.nbytes)
+    if hasattr(value, "getbands"):
+        return int(value.width * value.height * len(value.getbands()))
+    return 0
+
+
+def _guard_forks() -> None:
+    if not _is_fork_guarded:
+        os.register_at_fork(after_in_child=_forget_all_in_child)
+        _is_fork_guarded.append(True)
+
+
+def _forget_all_in_child() -> None:
+    for tracker in list(_open):
+        tracker._forget_in_child()  # noqa: SLF001  # of this module
+    _open.clear()
