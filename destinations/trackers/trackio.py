@@ -46,11 +46,24 @@ class _TrackioSink(Sink):
             import trackio
 
             self._trackio = trackio
+            config = self._earlier_config() | self._config
             self._run = trackio.init(
-                **self._options, config=self._config, embed=False, auto_log_gpu=False, auto_log_cpu=False
+                **self._options, config=config, embed=False, auto_log_gpu=False, auto_log_cpu=False
             )
         self._last_step = step
         self._run.log(values, step)
+
+    def _earlier_config(self) -> dict[str, Any]:
+        """Returns the configuration of the run that is continued: Trackio would replace it by the new one."""
+        options = self._options
+        if options["resume"] == "never" or options["space_id"] or options["server_url"]:
+            return {}
+        try:
+            runs = self._trackio.Api().runs(options["project"])
+        except ValueError:  # There is no such project yet.
+            return {}
+        config = next((run.config for run in runs if run.name == options["name"]), None) or {}
+        return {name: value for name, value in config.items() if not name.startswith("_")}
 
     def log_metrics(self, rows: Sequence[Row]) -> None:
         for metrics, step, _ in rows:
