@@ -21,7 +21,7 @@ from .documents import Documents, read_json, restore_statistics, write_summary
 from .drain import Drain
 from .environment import describe_environment, rank_layout
 from .files import remove_temporaries, replace_file, strict_json
-from .journal import Append, Journal
+from .journal import Journal, TryAppend
 from .layout import (
     ENVIRONMENT,
     HEARTBEAT,
@@ -82,7 +82,7 @@ class RankWriter:
         flush_seconds: float,
         journal_kind: JournalKind,
         receipt_of_media: Callable[[], dict[str, Any]],
-        on_append: Callable[[Append], None],
+        on_append: Callable[[TryAppend], None],
     ) -> None:
         self._run_dir = run_dir
         self._rank = state.rank
@@ -129,11 +129,6 @@ class RankWriter:
     def had_rows(self) -> bool:
         """Whether there were rows before this session."""
         return self._had_rows
-
-    @property
-    def append(self) -> Append:
-        """The call that logs a row."""
-        return self.journal.append
 
     def start(self) -> None:
         """Writes what says that the run runs, and starts the writer thread."""
