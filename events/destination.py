@@ -113,9 +113,7 @@ class MetricsTaker(Destination, Protocol):
     A `Logger` asks the first of its destinations that is one before all others, and looks at the values no more.
     """
 
-    def try_log_metrics(
-        self, metrics: Any, step: int, read: "Callable[[Any], Any] | None" = None
-    ) -> bool:
+    def try_log_metrics(self, metrics: Any, step: int, read: "Callable[[Any], Any] | None" = None) -> bool:
         """Takes metrics that are a dict of `float`, `int` and `bool` under names that are strings, and says whether it did.
 
         Where it returns False, or raises, nothing was taken, and `log_metrics` is called with what the logger made of them.

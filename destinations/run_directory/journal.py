@@ -8,7 +8,9 @@ meet in deques and single attributes, whose operations are atomic; no lock is ta
 """
 
 import contextlib
+import functools
 import marshal
+import mmap
 import operator
 import time
 import zlib
@@ -32,7 +34,7 @@ from .frames import (
     resume_frame,
 )
 from .layout import segment_number, segment_path, segment_paths
-from .segments import AppendedSegment, MappedSegment
+from .segments import AppendedSegment, MapFile, MappedSegment
 
 if TYPE_CHECKING:
     from events import State
@@ -45,7 +47,9 @@ __all__ = ["Journal", "TryAppend"]
 class TryAppend(Protocol):
     """The call that logs a row."""
 
-    def __call__(self, metrics: Any, step: int | None = None, read: Callable[[Any], Any] | None = None) -> bool:
+    def __call__(
+        self, metrics: Any, step: int | None = None, read: Callable[[Any], Any] | None = None
+    ) -> bool:
         """Takes a row, or says that it is not one of plain numbers; see `LoggerDestination.try_log_metrics`."""
 
 
@@ -85,11 +89,11 @@ class Journal:
     Args:
         folder: where the segments are; it is there already.
         state: the run, for the epoch.
-        mapped: whether segments are mapped, or written by system calls.
+        map_file: maps segments; None where they are written by system calls.
         on_full: called in the training thread with what kept a segment from being made.
         on_append: called with `try_append`, which is another for each segment, whenever it changes.
         clock: the time in seconds since 1970.
-        make_segment: makes a segment from path, number and size, in the place of what `mapped` says.
+        make_segment: makes a segment from path, number and size, in the place of those two ways.
     """
 
     def __init__(
@@ -97,7 +101,7 @@ class Journal:
         folder: Path,
         state: "State",
         *,
-        mapped: bool = True,
+        map_file: MapFile | None = mmap.mmap,
         segment_bytes: int = SEGMENT_BYTES,
         on_full: Callable[[OSError], None] = lambda _: None,
         on_append: Callable[[TryAppend], None] = lambda _: None,
@@ -106,7 +110,9 @@ class Journal:
     ) -> None:
         self._folder = folder
         self._state = state
-        self._make = make_segment or (MappedSegment if mapped else AppendedSegment)
+        self._make: Callable[[Path, int, int], Segment] = make_segment or (
+            AppendedSegment if map_file is None else functools.partial(MappedSegment, map_file=map_file)
+        )
         self._segment_bytes = segment_bytes
         self._on_full = on_full
         self._on_append = on_append
@@ -340,7 +346,9 @@ class Journal:
         self.try_append = self._fast_append(segment.write)
         self._on_append(self.try_append)
 
-    def _refuse(self, metrics: Any, step: int | None = None, read: Callable[[Any], Any] | None = None) -> bool:
+    def _refuse(
+        self, metrics: Any, step: int | None = None, read: Callable[[Any], Any] | None = None
+    ) -> bool:
         raise RecordError("metrics must be logged between init and post_close, got some before or after.")
 
     # --- the writer thread -----------------------------------------------------------------------------------------

@@ -54,18 +54,13 @@ class Plan:
     def lines(self, block: "RowBlock", count: int) -> bytes:
         """Returns the lines of the first rows of a block, at least one."""
         steps, epochs, times, values = block.steps, block.epochs, block.times[:count], block.values[:count]
-        cells = block_texts(values) if self._is_contiguous else None
-        if cells is None or not np.isfinite(times).all():
+        if not (self._is_contiguous and np.isfinite(times).all()):
             rows = zip(steps, epochs, times.tolist(), map(tuple, values.tolist()), strict=False)
             return "".join([self.line(*row) for row in rows]).encode()
-        before, after = self._before.encode(), self._after.encode()
-        stamps = block_texts(times.round(6)[:, None]) or []
-        return b"".join(
-            [
-                b"%d,%d,%b%b%b%b" % (step, epoch, stamp, before, text, after)
-                for step, epoch, stamp, text in zip(steps, epochs, stamps, cells, strict=False)
-            ]
-        )
+        # All of this is a handful of calls for all rows together: between them, training may go on.
+        line = b"%d,%d,%b" + self._before.encode() + b"%b" + self._after.encode()
+        stamps = block_texts(times.round(6)[:, None])
+        return b"".join(map(line.__mod__, zip(steps, epochs, stamps, block_texts(values), strict=False)))
 
     def _contiguous(self, step: int | None, epoch: int | None, time: float, values: tuple[float, ...]) -> str:
         return f"{_cell(step)},{_cell(epoch)},{round(time, 6)!r}{self._before}{texts(values)}{self._after}"

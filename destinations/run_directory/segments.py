@@ -7,12 +7,20 @@ import contextlib
 import errno
 import mmap
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
 from .frames import MAGIC
 
-__all__ = ["AppendedSegment", "MappedSegment", "Segment", "file_system_of", "is_network_file_system"]
+__all__ = [
+    "AppendedSegment",
+    "MapFile",
+    "MappedSegment",
+    "Segment",
+    "file_system_of",
+    "is_network_file_system",
+]
 
 _POPULATE_STEP_BYTES = 64 << 10
 _MADV_POPULATE_WRITE = 23  # Linux 5.14; the mmap module has no name for it.
@@ -22,6 +30,10 @@ _NETWORK_FILE_SYSTEMS = frozenset(
         *("wekafs", "glusterfs", "pvfs2", "orangefs", "virtiofs"),
     }
 )
+
+
+MapFile = Callable[[int, int], mmap.mmap]
+"""Maps a file, from its descriptor and size; raises OSError where its file system does not let it."""
 
 
 class Segment(Protocol):
@@ -98,11 +110,11 @@ class MappedSegment(_File):
     Its blocks are allocated beforehand, for a mapped write to a full disk would be a signal (SIGBUS) and not an error.
     """
 
-    def __init__(self, path: Path, number: int, size: int) -> None:
+    def __init__(self, path: Path, number: int, size: int, map_file: MapFile = mmap.mmap) -> None:
         super().__init__(path, number, size)
         try:
             _allocate(self._fd, size)
-            self._map = mmap.mmap(self._fd, size)
+            self._map = map_file(self._fd, size)
         except BaseException:
             self._discard()
             raise
