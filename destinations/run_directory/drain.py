@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from .abandoned import AbandonedRows
 from .csv_text import orjson
+from .disk import DISK, Disk
 from .files import replace_file
 from .frames import MAGIC, Keys, Record, Resume, Row, frames
 from .layout import (
@@ -57,6 +58,7 @@ class Drain:
         on_rewound: called when rows have left the CSV, to compute statistics again.
         between: called after each chunk of rows.
         clock: monotonic seconds.
+        disk: what is written by.
     """
 
     def __init__(
@@ -70,8 +72,10 @@ class Drain:
         on_rewound: Callable[[], None] = lambda: None,
         between: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
+        disk: Disk = DISK,
     ) -> None:
         self._run_dir = run_dir
+        self._disk = disk
         self._folder = folder
         self._csv = csv
         self._journal = journal
@@ -154,6 +158,8 @@ class Drain:
             self._run(final=final)
         except BaseException:
             self._forget_unwritten()
+            with contextlib.suppress(OSError):
+                self._sync_waiting()
             raise
         return self.rows - before
 
@@ -177,10 +183,20 @@ class Drain:
             if since_position >= _POSITION_BYTES:
                 self._commit()
                 since_position = 0
+            if not is_done:
+                self._sync_waiting()
             if not is_done or not has_successor:
                 break
         if since_position or not self._buffer.is_empty:
             self._commit()
+
+    def _sync_waiting(self) -> None:
+        """Waits until the disk has the rows that stay in the journal, as it has those that are in the CSV."""
+        for number, path, live in self._segments():
+            if number >= self._segment:
+                with SegmentReader(path, self._journal if live else None, number) as reader:
+                    reader.sync(self._disk)
+        self._disk.sync_folder(self._folder)
 
     def _segments(self) -> list[tuple[int, Path, bool]]:
         """Returns number and path of each segment, and whether this process has it open."""
@@ -309,7 +325,7 @@ class Drain:
     def _write_position(self, *following: CsvState) -> None:
         states = (self._csv.state(self._segment, self._offset), *following)
         text = Position(self._generation, states).to_json()
-        replace_file(self._folder / POSITION, text.encode(), durable=True)
+        replace_file(self._folder / POSITION, text.encode(), durable=True, disk=self._disk)
         # All lines of these rows are in the file by now, and count.
         rows, step = self._buffer.count_into(self.statistics)
         self.rows += rows
@@ -321,11 +337,11 @@ class Drain:
                 segment = self._journal.segments.popleft()
                 segment.close()
                 with contextlib.suppress(OSError):
-                    segment.path.unlink()
+                    self._disk.unlink(segment.path)
         for path in segment_paths(self._folder):
             if segment_number(path) < self._segment:
                 with contextlib.suppress(OSError):
-                    path.unlink()
+                    self._disk.unlink(path)
 
     # --- replacing the file ----------------------------------------------------------------------------------------
 
@@ -359,8 +375,8 @@ class Drain:
         if not self._csv.exists:
             return
         folder = self._run_dir / ABANDONED_FOLDER
-        folder.mkdir(exist_ok=True)
-        with AbandonedRows(folder, self._csv.path.stem, resume.step, self._csv.header) as aside:
+        self._disk.make_folder(folder)
+        with AbandonedRows(folder, self._csv.path.stem, resume.step, self._csv.header, self._disk) as aside:
             replacement = self._csv.prepare_without(resume.drops, aside.write)
             if aside.is_empty:
                 replacement.discard()

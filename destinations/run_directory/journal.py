@@ -33,7 +33,8 @@ from .frames import (
     keys_frame,
     resume_frame,
 )
-from .layout import segment_number, segment_path, segment_paths
+from .journal_folder import SPARE
+from .layout import POSITION, Position, segment_number, segment_path, segment_paths
 from .segments import AppendedSegment, MapFile, MappedSegment
 
 if TYPE_CHECKING:
@@ -134,8 +135,7 @@ class Journal:
         """The segments of this session that are not drained yet; the last one is being written."""
         self.try_append: TryAppend = self._refuse
         """Takes a row; it is another for each segment."""
-        numbers = [segment_number(path) for path in segment_paths(folder)]
-        self._last_number = max(numbers, default=0)
+        self._last_number = _last_number(folder)
         self._segment: Segment | None = None
         self._use(self._new_segment(SEGMENT_BYTES))
 
@@ -361,7 +361,7 @@ class Journal:
         """
         if self._spares or self._segment is None:
             return
-        path = self._folder / "spare.tmp"
+        path = self._folder / SPARE
         with contextlib.suppress(FileNotFoundError):
             path.unlink()
         spare = self._make(path, 0, self._segment_bytes)
@@ -402,6 +402,13 @@ class Journal:
             spare.close()
             with contextlib.suppress(OSError):
                 spare.path.unlink()
+
+
+def _last_number(folder: Path) -> int:
+    """Returns the number of the last segment there was: one that is gone may still be in the position, as drained."""
+    position = Position.read(folder / POSITION)
+    states = () if position is None else position.states
+    return max((*map(segment_number, segment_paths(folder)), *(state.segment for state in states)), default=0)
 
 
 def _plain(metrics: Mapping[str, float]) -> dict[str, float]:

@@ -23,10 +23,9 @@ from .drain import Drain
 from .environment import EnvironmentFile, rank_layout
 from .files import remove_temporaries
 from .journal import Journal, TryAppend
+from .journal_folder import make_journal, remove_journal, sync_journal
 from .layout import (
     HEARTBEAT,
-    JOURNAL_FOLDER,
-    POSITION,
     SIDECAR,
     journal_path,
     metrics_name,
@@ -95,11 +94,8 @@ class RankWriter:
         self._on_append = on_append
         self._environment = EnvironmentFile(run_dir, rank_layout(state), self._failed)
         self._folder = journal_path(run_dir, self._rank)
-        self._folder.mkdir(parents=True, exist_ok=True)
+        make_journal(self._folder)
         remove_temporaries(run_dir)
-        remove_temporaries(self._folder)
-        with contextlib.suppress(FileNotFoundError):
-            (self._folder / "spare.tmp").unlink()
         self._errors: Counter[str] = Counter()
         self._last_error = ""
         self._is_failing = False
@@ -204,6 +200,7 @@ class RankWriter:
 
     def _open(self) -> None:
         """Takes up what earlier sessions left; in the writer thread, for it may have much to read."""
+        sync_journal(self._folder, self._run_dir)
         self._drain.open()
         if self._csv.exists:
             self._restore_statistics()
@@ -339,12 +336,7 @@ class RankWriter:
             segment.close()
         is_clean = self._is_open and not self._is_failing and not self.journal.counts.waiting
         if is_clean and self._drain.is_through():
-            for path in segment_paths(self._folder):
-                path.unlink()
-            with contextlib.suppress(OSError):
-                (self._folder / POSITION).unlink(missing_ok=True)
-                self._folder.rmdir()
-                (self._run_dir / JOURNAL_FOLDER).rmdir()
+            remove_journal(self._folder)
         self._csv.close()
         self._lock.release()
         self._ended = True
