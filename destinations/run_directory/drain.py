@@ -133,6 +133,8 @@ class Drain:
             return False
         start = self._offset if segment_number(paths[0]) == self._segment else len(MAGIC)
         with SegmentReader(paths[0], None, segment_number(paths[0])) as reader:
+            if not _is_segment(reader):
+                return True
             data = reader.read(0, paths[0].stat().st_size)
         return not any(isinstance(record, tuple) for _, record in frames(data, start))
 
@@ -212,6 +214,8 @@ class Drain:
     def _drain_segment(self, path: Path, live: bool, *, final: bool) -> bool:
         """Drains one segment; False where it stopped before the end, for the sake of new columns."""
         with SegmentReader(path, self._journal if live else None, self._segment) as reader:
+            if not _is_segment(reader):
+                return True
             self._read_names(reader)
             length = _READ_BYTES
             while True:
@@ -405,3 +409,8 @@ class Drain:
             self._write_position()
         if self._journal is not None:
             self._journal.leave_segment()
+
+
+def _is_segment(reader: SegmentReader) -> bool:
+    """Says whether a file begins as a segment does; after a power loss, one may not, and readers show nothing of it."""
+    return reader.read(0, len(MAGIC)) == MAGIC

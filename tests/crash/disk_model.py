@@ -23,6 +23,16 @@ FILE_FATES = ("lost", "kept", "torn", "first zeroed", "all zeroed", "only last")
 FOLDER_FATES = ("lost", "kept", "only last", "all but last")
 
 
+class HastyDisk(Disk):
+    """Never waits for the disk: for what happens after the crash."""
+
+    def sync(self, fd: int) -> None:
+        """Does nothing."""
+
+    def sync_folder(self, path: Path) -> None:
+        """Does nothing."""
+
+
 class RecordingDisk(Disk):
     """Does what it is told, below a folder, and writes down every change."""
 
@@ -230,11 +240,13 @@ def fates_to_try(source: random.Random) -> Iterator[tuple[dict[str, str], dict[s
         for fate in FILE_FATES:
             yield {"": rest, ".csv": fate}, {"": folder_rest}
             yield {"": rest, ".journal": fate}, {"": folder_rest}
-            yield {"": rest, ".tmp": fate, ".json": fate}, {"": folder_rest}
-        for folder_fate in FOLDER_FATES:
-            yield {"": rest}, {"": folder_rest, "rank0": folder_fate}
-            yield {"": rest}, {"": folder_rest, "run": folder_fate}
-    for _ in range(8):
+        if rest == folder_rest:
+            for fate in FILE_FATES:
+                yield {"": rest, ".tmp": fate, ".json": fate}, {"": folder_rest}
+            for folder_fate in FOLDER_FATES:
+                yield {"": rest}, {"": folder_rest, "rank0": folder_fate}
+                yield {"": rest}, {"": folder_rest, "run": folder_fate}
+    for _ in range(5):
         files = {suffix: source.choice(FILE_FATES) for suffix in ("", ".csv", ".journal", ".json", ".tmp")}
         yield files, {name: source.choice(FOLDER_FATES) for name in ("", "rank0", "run", "abandoned")}
 
