@@ -12,7 +12,6 @@ import threading
 from typing import TYPE_CHECKING
 
 from ._disk import sync_disk_of
-from .entry import MANIFEST_FILE
 from .spool import fsync_entry, fsync_path
 
 if TYPE_CHECKING:
@@ -93,15 +92,15 @@ class Flusher:
                 return
 
     def _flush(self, folder: str) -> None:
-        place = self._spool.pending / folder
-        if not (place / MANIFEST_FILE).exists():
-            place = self._spool.inflight / folder
-        try:
-            self._fsync(place)
-        except FileNotFoundError:
-            return  # It was uploaded meanwhile.
-        except OSError as error:
-            self._doubt(place, 1, error)
+        # In both places, and in the first again: between two looks it may have been taken for uploading, or returned.
+        for place in (self._spool.pending, self._spool.inflight, self._spool.pending):
+            try:
+                self._fsync(place / folder)
+            except FileNotFoundError:
+                continue  # In the end it was uploaded meanwhile.
+            except OSError as error:
+                self._doubt(place / folder, 1, error)
+            return
 
     def _flush_disk(self, folders: list[str]) -> None:
         """Many entries at once: one pass over the disk instead of three waits for its journal per entry."""

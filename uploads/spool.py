@@ -336,9 +336,22 @@ def fsync_path(path: Path) -> None:
 
 
 def fsync_entry(folder: Path) -> None:
-    """Has data, manifest and names of an entry's folder written to the disk."""
-    for path in (folder / DATA_FILE, folder / MANIFEST_FILE, folder):
-        fsync_path(path)
+    """Has data, manifest and names of an entry's folder written to the disk; where it is renamed meanwhile, of the same folder.
+
+    Raises:
+        FileNotFoundError: There is no such folder, or it has left the spool half-way.
+    """
+    place = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        for name in (DATA_FILE, MANIFEST_FILE):
+            descriptor = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=place)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+        os.fsync(place)
+    finally:
+        os.close(place)
 
 
 def remove_entry(folder: Path) -> None:
