@@ -37,7 +37,8 @@ def deliver(folder: Path, entry: Entry, store: Store, *, retried: bool) -> Outco
         OSError: The spool could not be read.
     """
     try:
-        opened = Body(folder / DATA_FILE, entry.identifier, _remembered_digest(folder))
+        known = _remembered_digest(folder) if entry.size >= _REMEMBER_DIGEST_BYTES else None
+        opened = Body(folder / DATA_FILE, entry.identifier, known)
     except FileNotFoundError:
         if not folder.is_dir():
             raise

@@ -148,7 +148,9 @@ class Schedule:
             held = self._holding.pop(identifier, ())
             for key in held:
                 self._queue(key)
-            self._changed.notify(len(held) + 1)  # The next of its own line may be due too.
+            due = len(held) + (key_of(folder) in self._queued) + self._probing_only
+            if due:  # A thread that is woken for nothing takes the interpreter from those that send.
+                self._changed.notify(due)
             if not self._known:
                 self._emptied.notify_all()
 

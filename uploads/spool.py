@@ -25,6 +25,7 @@ since neither write-ahead logs nor memory maps can be trusted on the network fil
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import shutil
@@ -64,6 +65,8 @@ class Spool:
         self._delivered = self.path / "delivered.jsonl"
         self._status = self.path / "status.json"
         self._description = self.path / "spool.json"
+        self._token = uuid.uuid4().hex
+        self._numbers = itertools.count()
 
     def create(self, store: dict[str, Any] | None = None) -> None:
         """Makes the folders that are missing, for this user alone, and notes which store the spool is for.
@@ -108,7 +111,7 @@ class Spool:
 
     def new_folder(self) -> Path:
         """A folder under `tmp/` to stage an entry in; its name says whose it is, so that it can be swept when they are gone."""
-        folder = self.tmp / f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex}"
+        folder = self.tmp / f"{socket.gethostname()}-{os.getpid()}-{self._token}{next(self._numbers)}"
         folder.mkdir(mode=0o700)
         return folder
 

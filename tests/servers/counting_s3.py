@@ -22,7 +22,7 @@ class CountingS3:
         refused: How often each key was refused because it existed.
     """
 
-    def __init__(self) -> None:
+    def __init__(self) -> None:  # noqa: C901  # the handler's few methods count as branches
         self.objects: dict[str, bytes] = {}
         self.puts: Counter[str] = Counter()
         self.refused: Counter[str] = Counter()
@@ -148,4 +148,4 @@ class CountingS3:
 
 
 def _etag(body: bytes) -> str:
-    return f'"{hashlib.md5(body).hexdigest()}"'
+    return f'"{hashlib.md5(body, usedforsecurity=False).hexdigest()}"'
