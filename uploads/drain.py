@@ -250,6 +250,7 @@ class Drain:
             entry,
             self._store,
             retried=self._attempts_of(folder).count > 0 or (place / "attempts.json").exists(),
+            suspect=self._spool.may_have_lost_bytes(place, entry),
         )
         if outcome.state is UploadState.DONE:
             self._health.worked()

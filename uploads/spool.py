@@ -11,6 +11,7 @@
         entry.json       what was asked for
         data             the bytes
         crc32.json       CRC-32 of a large file, once computed: about a second after it was submitted
+        flushed          the disk has the bytes of an entry without a checksum
         digest.json      SHA-256 of large files, once computed
         attempts.json    how often it failed, and the last reason
         multipart.json   what a store needs to continue a half-sent file
@@ -27,6 +28,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import logging
 import os
 import shutil
 import socket
@@ -36,7 +38,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ._copying import crc32_of
-from .entry import CHECKSUM_FILE, DATA_FILE, MANIFEST_FILE, Entry, identifier_of, is_entry_folder, sequence_of
+from ._disk import MOUNTS, boot_id, network_file_system_of
+from .entry import (
+    CHECKSUM_FILE,
+    DATA_FILE,
+    FLUSHED_FILE,
+    MANIFEST_FILE,
+    Entry,
+    identifier_of,
+    is_entry_folder,
+    sequence_of,
+)
 from .errors import ManifestUnreadable, SpoolUnusable
 from .outcome import Outcome, UploadState
 
@@ -45,15 +57,25 @@ if TYPE_CHECKING:
 
 __all__ = ["FAILED_STATES", "Spool", "is_alive"]
 
+_log = logging.getLogger("uploads")
+
 _VERSION = 1
 _LOOKS = 10  # An entry changes its place a few times in its life; one without a manifest is not looked for for ever.
 FAILED_STATES = (UploadState.CONFLICT, UploadState.CORRUPT, UploadState.REJECTED)
 
 
 class Spool:
-    """The folder of entries. Every method may be called from any thread; what guards against races is that rename is atomic."""
+    """The folder of entries. Every method may be called from any thread; what guards against races is that rename is atomic.
 
-    def __init__(self, path: str | Path) -> None:
+    Args:
+        path: Where.
+        boot: Which boot of the machine this is; asked of the system by default.
+        mounts: Where the system says what is mounted.
+    """
+
+    def __init__(self, path: str | Path, *, boot: str | None = None, mounts: Path = MOUNTS) -> None:
+        self._mounts = mounts
+        self.boot = boot_id() if boot is None else boot
         self.path = Path(path).absolute()
         self.tmp = self.path / "tmp"
         self.pending = self.path / "pending"
@@ -93,6 +115,14 @@ class Spool:
             raise SpoolUnusable(
                 f"a spool must be a writable folder, got {self.path}: {error.strerror}. Choose another with spool=…"
             ) from error
+        kind = network_file_system_of(self.path, self._mounts)
+        if kind is not None:
+            _log.warning(
+                "the spool %s is on a network file system (%s): every file crosses the network twice, and whether two machines can lock "
+                "each other out is up to its server. A local disk is safer: choose it with spool=…",
+                self.path,
+                kind,
+            )
 
     def describe(self) -> dict[str, Any]:
         """What `spool.json` says; empty where there is none.
@@ -259,6 +289,24 @@ class Spool:
             finally:
                 os.close(descriptor)
             replace_json(folder / CHECKSUM_FILE, {"crc32": crc32})
+
+    def note_flushed(self, folder: Path) -> None:
+        """Keeps that the disk has the bytes of an entry that has no checksum; not essential, so a full disk is no reason to stop.
+
+        Raises:
+            FileNotFoundError: The entry has changed its place.
+        """
+        try:
+            write_text(folder / FLUSHED_FILE, "")
+            fsync_path(folder)
+        except FileNotFoundError:
+            raise
+        except OSError:
+            pass
+
+    def may_have_lost_bytes(self, folder: Path, entry: Entry) -> bool:
+        """Whether the machine started anew before the disk was known to have the bytes, and no checksum can tell whether it had."""
+        return bool(entry.boot) and entry.boot != self.boot and not (folder / FLUSHED_FILE).exists()
 
     def attempts_of(self, folder: Path) -> dict[str, Any]:
         """What `note_attempt` kept: count, reason, at."""

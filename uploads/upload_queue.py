@@ -343,7 +343,11 @@ class UploadQueue:
         if not self._is_child:
             self._drainer.add([entry.folder])
             if not to_disk:
-                self._flusher.add(entry.folder, checksum=entry.crc32 is None and entry.staging == "copied")
+                self._flusher.add(
+                    entry.folder,
+                    checksum=entry.crc32 is None and entry.staging == "copied",
+                    unchecked=entry.crc32 is None,
+                )
         return handle
 
     def _refuse_if_useless(self, name: str, *, overwrite: bool) -> None:
