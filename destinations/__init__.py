@@ -22,8 +22,12 @@ if TYPE_CHECKING:
     from .artifacts import Artifacts
     from .functions import Functions
     from .run_directory import RunDirectory
+    from .trackers.mlflow import MLflow
+    from .trackers.slack import Slack
     from .trackers.tensorboard import TensorBoard
     from .trackers.trackio import Trackio
+    from .trackers.wandb import WandB
+    from .trackers.webhook import Webhook
 
 __all__ = [
     "Artifacts",
@@ -31,20 +35,28 @@ __all__ = [
     "Functions",
     "InMemory",
     "LoggerDestination",
+    "MLflow",
     "ProgressBar",
     "RunDirectory",
+    "Slack",
     "TensorBoard",
     "TextFile",
     "Trackio",
+    "WandB",
+    "Webhook",
 ]
 
 # Imported when asked for: whoever wants one destination, or reads a run, does not pay for all.
 _MODULES = {
     "Artifacts": ".artifacts",
     "Functions": ".functions",
+    "MLflow": ".trackers.mlflow",
     "RunDirectory": ".run_directory",
+    "Slack": ".trackers.slack",
     "TensorBoard": ".trackers.tensorboard",
     "Trackio": ".trackers.trackio",
+    "WandB": ".trackers.wandb",
+    "Webhook": ".trackers.webhook",
 }
 
 

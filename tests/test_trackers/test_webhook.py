@@ -1,0 +1,508 @@
+"""Messages over HTTP: what is sent, to whom, how often, and what is never said."""
+
+import functools
+import json
+import logging
+import math
+import pickle
+import socket
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from destinations import Slack, Webhook
+from destinations.testing import DestinationContract, DryRun
+from destinations.trackers._http import DeliveryError, HttpRetry, JsonPost
+from destinations.trackers.webhook import Notice
+
+PATIENCE_SECONDS = 60
+AT_ONCE = HttpRetry(attempts=4, first_seconds=0.0, timeout_seconds=PATIENCE_SECONDS)
+SECRET = "s3cr3t-path-of-the-hook"
+
+
+class Server:
+    """Keeps what is posted to it, and answers what it was told to: a status and headers each; 200 in the end."""
+
+    def __init__(self):
+        self.answers = []
+        self.requests = []
+        self.may_answer = threading.Event()
+        self.may_answer.set()
+        self.has_request = threading.Event()
+        self._http = ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(_Handler, self))
+        self._http.daemon_threads = True
+        self._thread = threading.Thread(target=self._http.serve_forever, kwargs={"poll_interval": 0.01})
+        self._thread.start()
+
+    @property
+    def url(self):
+        return f"http://127.0.0.1:{self._http.server_port}/{SECRET}"
+
+    @property
+    def documents(self):
+        return [json.loads(body) for _, _, body in self.requests]
+
+    def close(self):
+        self.may_answer.set()
+        self._http.shutdown()
+        self._thread.join(PATIENCE_SECONDS)
+        self._http.server_close()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    def __init__(self, server, *args):
+        self._mine = server
+        super().__init__(*args)
+
+    def do_POST(self):
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        self._mine.requests.append((self.path, dict(self.headers), body))
+        self._mine.has_request.set()
+        self._mine.may_answer.wait(PATIENCE_SECONDS)
+        status, headers = self._mine.answers.pop(0) if self._mine.answers else (200, {})
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", "5")
+        self.end_headers()
+        self.wfile.write(b"words")
+
+    do_GET = do_POST  # noqa: N815  # the library's name
+
+    def log_message(self, *args):
+        """Says nothing."""
+
+
+@pytest.fixture
+def server():
+    """Returns a server that runs for one test."""
+    server = Server()
+    yield server
+    server.close()
+
+
+class Clock:
+    """Stands still until it is moved."""
+
+    def __init__(self, now=1000.0):
+        self.now = now
+
+    def __call__(self):
+        return self.now
+
+
+def play(webhook, exception=None):
+    """Plays a run of two batches, which takes 65 seconds by the webhook's clock."""
+    run = DryRun(webhook, max_duration="2ba")
+    run.init()
+    run.fit()
+    webhook._clock.now += 65
+    run.close(exception)
+    return run
+
+
+class TestWebhookContract(DestinationContract):
+    @pytest.fixture
+    def destination(self, server):
+        """Returns one that tells of every event that a run has."""
+        self.server = server
+        return Webhook(server.url, events=["init", "fit_start", "epoch_end", "eval_end", "fit_end"])
+
+    def read_output(self, destination):
+        return list(self.server.documents)
+
+
+class TestSlackContract(DestinationContract):
+    @pytest.fixture
+    def destination(self, server):
+        """Returns one with its defaults."""
+        self.server = server
+        return Slack(server.url)
+
+    def read_output(self, destination):
+        return list(self.server.documents)
+
+
+# --- what is sent ----------------------------------------------------------------------------------------------------
+
+
+def test_a_completed_run_is_told_once(server):
+    """With its defaults, one document comes at the end of fit: names, durations, counts, last metrics."""
+    webhook = Webhook(server.url, clock=Clock())
+
+    play(webhook)
+
+    assert server.documents == [
+        {
+            "event": "fit_end",
+            "run_name": "dry-run",
+            "rank": 0,
+            "world_size": 1,
+            "status": "running",
+            "time": 1000.0,
+            "duration_seconds": 0.0,
+            "epoch": 0,
+            "batch": 2,
+            "metrics": {"loss/train": 0.5},
+            "exception": None,
+            "traceback": None,
+        }
+    ]
+    assert (webhook.counts.accepted, webhook.counts.done) == (1, 1)
+
+
+def test_a_failure_is_told_at_close(server):
+    """What ended the run is there, with its traceback and without the secrets in it."""
+    webhook = Webhook(server.url, events=[], clock=Clock())
+
+    play(webhook, ValueError(f"no password=hunter2 for {server.url}"))
+
+    (document,) = server.documents
+    assert (document["event"], document["status"], document["duration_seconds"]) == ("failure", "failed", 65)
+    assert document["exception"] == "ValueError: no password=[redacted] for [redacted]"
+    assert "hunter2" not in str(document)
+    assert SECRET not in str(document)
+
+
+@pytest.mark.parametrize(
+    ("exception", "status"), [(KeyboardInterrupt(), "interrupted"), (SystemExit(143), "preempted")]
+)
+def test_a_run_that_was_stopped_is_told(server, exception, status):
+    """Ctrl-C and SIGTERM are no completion."""
+    webhook = Webhook(server.url, events=[], clock=Clock())
+
+    play(webhook, exception)
+
+    assert [document["status"] for document in server.documents] == [status]
+
+
+def test_failures_need_not_be_told(server):
+    """`on_failure=False` leaves them to the events."""
+    play(Webhook(server.url, events=[], on_failure=False, clock=Clock()), ValueError())
+
+    assert server.documents == []
+
+
+def test_only_chosen_events_are_heard(server):
+    """An engine finds hooks for these alone; names may be in any case."""
+    webhook = Webhook(server.url, events="EPOCH_END", clock=Clock())
+    run = DryRun(webhook, max_duration="2ep", batches_per_epoch=2)
+
+    run.init()
+    run.fit()
+    run.close()
+
+    assert [(document["event"], document["epoch"]) for document in server.documents] == [
+        ("epoch_end", 1),
+        ("epoch_end", 2),
+    ]
+    assert set(vars(webhook)) & {"batch_end", "fit_end", "epoch_end"} == {"epoch_end"}
+
+
+def test_a_format_of_ones_own(server):
+    """What it returns is sent as JSON, with the headers; None is not sent."""
+    webhook = Webhook(
+        server.url,
+        events=["fit_start", "fit_end"],
+        format=lambda notice: {"is": notice.event} if notice.event == "fit_end" else None,
+        headers={"Authorization": "Bearer x"},
+        clock=Clock(),
+    )
+
+    play(webhook)
+
+    ((path, headers, body),) = server.requests
+    assert (path, json.loads(body)) == (f"/{SECRET}", {"is": "fit_end"})
+    assert headers["Authorization"] == "Bearer x"
+    assert headers["Content-Type"] == "application/json; charset=utf-8"
+
+
+def test_what_json_cannot_hold_is_text(server):
+    """NaN, infinities and lone surrogates reach the other side."""
+    webhook = Webhook(server.url, clock=Clock())
+    run = DryRun(webhook, max_duration=None, run_name="a\udc80b")
+    run.init()
+
+    run.logger.log_metrics({"a": math.nan, "b": -math.inf, "c": True})
+    run.fire("fit_start", "fit_end")
+    run.close()
+
+    (document,) = server.documents
+    assert document["metrics"] == {"a": "NaN", "b": "-Infinity", "c": True}
+    assert document["run_name"] == "a\udc80b"
+
+
+def test_memory_for_metrics_is_bounded(server):
+    """Of more than a thousand names, the first are kept up to date."""
+    webhook = Webhook(server.url, clock=Clock())
+
+    for index in range(3000):
+        webhook.log_metrics({"first": index, f"name {index}": 1.0})
+
+    assert len(webhook._metrics) <= 1001
+    assert webhook._metrics["first"] == 2999
+
+
+def test_each_rank_speaks_where_asked(server):
+    """With `all_ranks`, rank 1 tells too, and says who it is."""
+    webhook = Webhook(server.url, all_ranks=True)
+    run = DryRun(webhook, rank=1)
+
+    run.init()
+    run.close(ValueError())
+
+    assert [(document["rank"], document["world_size"]) for document in server.documents] == [(1, 2)]
+
+
+# --- Slack -----------------------------------------------------------------------------------------------------------
+
+
+def test_slack_is_told_what_people_want_to_know(server):
+    """Name, duration, metrics, and the exception; nothing in it is markup that calls people."""
+    slack = Slack(server.url, events=[], clock=Clock())
+    run = DryRun(slack, run_name="<!channel> & co", max_duration=None)
+    run.init()
+    run.logger.log_metrics({f"m{index}": index / 3 for index in range(22)})
+    slack._clock.now += 7265
+
+    run.close(ValueError("a <b>"))
+
+    (document,) = server.documents
+    lines = document["text"].splitlines()
+    assert lines[:4] == [
+        "*&lt;!channel&gt; &amp; co*: failed",
+        "2 h 1 min, epoch 0, batch 0",
+        "• m0: 0.0",
+        "• m1: 0.3333",
+    ]
+    assert lines[-2:] == ["(2 more metrics)", "```ValueError: a &lt;b&gt;```"]
+
+
+def test_slack_takes_formats_for_events(server):
+    """A text, or a dict of Slack's own, for one event or for all."""
+    slack = Slack(
+        server.url,
+        events=["fit_start", "fit_end"],
+        format=lambda notice: {"text": notice.event, "blocks": []},
+        formats={"fit_end": lambda notice: "the end"},
+        clock=Clock(),
+    )
+
+    play(slack)
+
+    assert server.documents == [{"text": "fit_start", "blocks": []}, {"text": "the end"}]
+
+
+def test_slack_refuses_formats_for_what_is_not_told(server):
+    """A format for an event that is not among the events is a mistake."""
+    with pytest.raises(
+        ValueError, match=r"formats must be for \['failure', 'fit_end'\], got \['epoch_end'\]"
+    ):
+        Slack(server.url, formats={"epoch_end": str})
+
+
+# --- delivery --------------------------------------------------------------------------------------------------------
+
+
+def test_what_may_pass_is_tried_again(server):
+    """429 and 5xx are; the document arrives once it is taken."""
+    server.answers += [(500, {}), (429, {"Retry-After": "0"}), (503, {})]
+    webhook = Webhook(server.url, retry=AT_ONCE, clock=Clock())
+
+    play(webhook)
+
+    assert len(server.requests) == 4
+    assert len({body for _, _, body in server.requests}) == 1
+    assert (webhook.counts.done, webhook.counts.failed) == (1, 0)
+
+
+@pytest.mark.parametrize("status", [400, 403, 404, 410])
+def test_what_is_final_is_not_tried_again(server, status, caplog):
+    """A refusal is reported once, by its status, without the URL."""
+    server.answers += [(status, {})]
+    webhook = Webhook(server.url, retry=AT_ONCE, clock=Clock())
+
+    play(webhook)
+
+    assert len(server.requests) == 1
+    assert webhook.counts.errors == {"message about fit_end: DeliveryError": 1}
+    assert f"HTTP {status}: words" in caplog.text
+    assert SECRET not in caplog.text
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+def test_redirects_are_not_followed(server, status):
+    """They would take the message to somebody else."""
+    server.answers += [(status, {"Location": "/elsewhere"})]
+    webhook = Webhook(server.url, retry=AT_ONCE, clock=Clock())
+
+    play(webhook)
+
+    assert [path for path, _, _ in server.requests] == [f"/{SECRET}"]
+    assert webhook.counts.failed == 1
+
+
+def test_tries_are_bounded(server):
+    """A server that is out of order for good costs as many requests as were allowed."""
+    server.answers += [(500, {})] * 100
+    webhook = Webhook(server.url, retry=AT_ONCE, clock=Clock())
+
+    play(webhook)
+
+    assert (len(server.requests), webhook.counts.failed) == (4, 1)
+
+
+def test_nobody_there(caplog):
+    """A refused connection is tried again, then reported without the URL; training has not noticed."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    webhook = Webhook(f"http://127.0.0.1:{port}/{SECRET}", retry=AT_ONCE, clock=Clock())
+
+    with caplog.at_level(logging.DEBUG):
+        play(webhook)
+
+    assert webhook.counts.failed == 1
+    assert "ConnectionRefusedError" in caplog.text
+    assert "try 4 of 4" in caplog.text
+    assert SECRET not in caplog.text
+
+
+def test_a_server_that_hangs_costs_close_its_deadline(server, caplog):
+    """Training goes on, close returns, and says what was not sent."""
+    server.may_answer.clear()
+    webhook = Webhook(
+        server.url, events=["fit_start", "fit_end"], retry=AT_ONCE, close_seconds=0.05, clock=Clock()
+    )
+
+    play(webhook)
+
+    assert webhook.counts.done == 0
+    assert "not every message was taken by http://127.0.0.1/…" in caplog.text
+    server.may_answer.set()
+
+
+def test_a_connection_that_is_silent_is_given_up(server):
+    """The time limit of a request ends it, and it is tried again."""
+    server.may_answer.clear()
+    post = JsonPost(server.url, {}, HttpRetry(attempts=2, timeout_seconds=0.05), wait=lambda _: False)
+
+    with pytest.raises(DeliveryError, match=r"got TimeoutError at try 2 of 2"):
+        post.send({})
+
+
+def test_waits_grow_and_are_bounded(server):
+    """They double, are at least half of that, and end at the longest; what the server says counts, up to the longest."""
+    dates = {"Retry-After": "Thu, 01 Jan 1970 00:16:47 GMT"}
+    server.answers += [(500, {})] * 4 + [
+        (429, {"Retry-After": "3"}),
+        (503, {"Retry-After": "99"}),
+        (503, dates),
+        (503, {"Retry-After": "x"}),
+    ]
+    waits = []
+    retry = HttpRetry(attempts=9, first_seconds=2.0, most_seconds=10.0)
+    post = JsonPost(server.url, {}, retry, wait=lambda seconds: waits.append(seconds) or False, clock=Clock())
+
+    post.send({})
+
+    for wait, longest in zip(waits, (2, 4, 8, 10), strict=False):
+        assert longest / 2 <= wait <= longest
+    assert waits[4:7] == [3.0, 10.0, 7.0]
+    assert 5 <= waits[7] <= 10
+
+
+def test_waiting_ends_when_it_is_over(server):
+    """Where the wait says that there is no more time, no other try is made."""
+    server.answers += [(500, {})] * 4
+
+    with pytest.raises(DeliveryError, match="try 1 of 6"):
+        JsonPost(server.url, {}, HttpRetry(), wait=lambda _: True).send({})
+
+    assert len(server.requests) == 1
+
+
+def test_the_queue_is_bounded(server):
+    """While the server hangs, a hundred wait; the oldest go, and are counted."""
+    server.may_answer.clear()
+    webhook = Webhook(server.url, events=["batch_end"], clock=Clock(), close_seconds=PATIENCE_SECONDS)
+    run = DryRun(webhook, max_duration="201ba", batches_per_epoch=201)
+    run.init()
+    run.train_batch()
+    assert server.has_request.wait(PATIENCE_SECONDS)
+
+    run.fit()
+    server.may_answer.set()
+    run.close()
+
+    assert webhook.counts.dropped == 100
+    assert [document["batch"] for document in server.documents] == [1, *range(102, 202)]
+
+
+# --- secrets and mistakes --------------------------------------------------------------------------------------------
+
+
+def test_the_url_is_not_shown():
+    """Neither `repr` nor `str` has more of it than the host."""
+    webhook = Webhook(f"https://user:{SECRET}@example.org/{SECRET}?token={SECRET}")
+
+    assert repr(webhook) == str(webhook) == "Webhook('https://example.org/…')"
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        f"http://example.org/{SECRET}",
+        f"ftp://example.org/{SECRET}",
+        f"file:///{SECRET}",
+        f"example.org/{SECRET}",
+        f"https://example.org/{SECRET} b",
+        f"https://example.org/{SECRET}\n",
+        f"https://[{SECRET}/",
+        "https://",
+        "",
+        None,
+    ],
+)
+def test_where_a_message_must_not_go(url):
+    """Anything but https, or http on this machine, is refused at once, and the text does not hold the URL."""
+    with pytest.raises(ValueError, match=r"^url must ") as caught:
+        Webhook(url)
+
+    assert SECRET not in str(caught.value)
+
+
+@pytest.mark.parametrize("url", ["http://localhost:1/a", "http://127.0.0.9:1/a", "http://[::1]:1/a"])
+def test_http_is_good_enough_on_this_machine(url):
+    """Nobody can read along."""
+    assert Webhook(url)
+
+
+def test_http_elsewhere_can_be_asked_for():
+    """With allow_http."""
+    assert Webhook("http://example.org/a", allow_http=True)
+
+
+def test_an_event_that_does_not_exist_is_refused():
+    """The error names the nearest."""
+    with pytest.raises(ValueError, match="got 'fit_stop'"):
+        Webhook("https://example.org/a", events=["fit_stop"])
+
+
+def test_a_copy_knows_what_the_original_knew(server):
+    """It can be sent to another process, with its events and formats."""
+    slack = pickle.loads(  # noqa: S301  # our own bytes
+        pickle.dumps(Slack(server.url, events=["epoch_end"], formats={"epoch_end": text_of}))
+    )
+    run = DryRun(slack, max_duration="1ep")
+
+    run.init()
+    run.fit()
+    run.close()
+
+    assert server.documents == [{"text": "epoch_end of dry-run"}]
+
+
+def text_of(notice: Notice) -> str:
+    """Returns a text; at the top of the module, so that it can be pickled."""
+    return f"{notice.event} of {notice.run_name}"
