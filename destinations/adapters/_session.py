@@ -28,7 +28,7 @@ from events import (
     new_run_name,
 )
 
-__all__ = ["Session", "SessionOwner", "length_of", "plain_values", "samples_in", "several"]
+__all__ = ["Session", "SessionOwner"]
 
 
 class _Verdict(Callback):
@@ -111,10 +111,13 @@ class Session:
     def logger(self) -> Logger:
         """Where to log; opens the run."""
         if self._logger is None or not self.is_open:
-            return self._open()
+            return self.open()
         return self._logger
 
-    def _open(self) -> Logger:
+    def open(self) -> Logger:
+        """Opens the destinations, where they are not open, and runs `INIT`."""
+        if self._logger is not None and self.is_open:
+            return self._logger
         state = self.state
         _find_ranks(state)
         if state.world_size > 1 and not self._is_name_agreed:
@@ -141,7 +144,7 @@ class Session:
     def run_event(self, event: Event) -> None:
         """Runs an event, in a run that is opened for it if need be."""
         if self._engine is None or self._engine.is_closed:
-            self._open()
+            self.open()
         self._engine.run_event(event)  # type: ignore[union-attr]  # opened above
 
     def succeed(self) -> None:
@@ -386,45 +389,3 @@ def _find_ranks(state: State) -> None:
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         state.rank, state.world_size = distributed.get_rank(), distributed.get_world_size()
-
-
-def several(one_or_more: Any) -> tuple[Any, ...]:
-    """Returns callbacks as a tuple, one or several as they were given."""
-    return tuple(one_or_more) if isinstance(one_or_more, list | tuple | set) else (one_or_more,)
-
-
-def length_of(dataloader: Any) -> int | None:
-    """Returns the number of batches of a dataloader, or None where it has none, or none that is known."""
-    try:
-        return len(dataloader)
-    except TypeError:
-        return None
-
-
-def samples_in(batch: Any) -> int:
-    """Returns how many samples a batch has: the length of the first array in it, or 0 where there is none."""
-    shape = getattr(batch, "shape", None)
-    if shape is not None and not callable(shape):
-        return int(shape[0]) if len(shape) else 0
-    parts: Iterable[Any] = ()
-    if isinstance(batch, Mapping):
-        parts = batch.values()
-    elif isinstance(batch, list | tuple):
-        parts = batch
-    return next((count for count in map(samples_in, parts) if count), 0)
-
-
-def plain_values(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Returns the scalars of what a trainer logs, and everything else, which is no metric: strings, lists, None."""
-    metrics: dict[str, Any] = {}
-    others: dict[str, Any] = {}
-    for name, value in values.items():
-        (metrics if _is_scalar(value) else others)[name] = value
-    return metrics, others
-
-
-def _is_scalar(value: Any) -> bool:
-    if isinstance(value, bool | int | float):
-        return True
-    shape = getattr(value, "shape", None)
-    return shape is not None and not isinstance(value, str) and all(size == 1 for size in shape)

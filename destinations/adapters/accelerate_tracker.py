@@ -10,7 +10,8 @@ from events import Callback, Destination, Logger
 
 from ._media import log_images
 from ._optional import missing
-from ._session import Session, plain_values, several
+from ._session import Session
+from ._values import plain_values, several
 
 try:
     from accelerate.tracking import GeneralTracker, on_main_process

@@ -13,7 +13,8 @@ from destinations.base import LoggerDestination
 from events import Callback, Destination, Event, Phase, RunStatus, State, Time, Timestamp
 
 from ._optional import missing
-from ._session import Session, plain_values, several
+from ._session import Session
+from ._values import plain_values, several
 
 try:
     from composer.core import Time as TheirTime

@@ -12,7 +12,8 @@ from events import Callback, Destination, Logger
 
 from ._media import log_images, log_videos
 from ._optional import missing
-from ._session import Session, plain_values, several
+from ._session import Session
+from ._values import plain_values, several
 
 try:
     from tensordict import TensorDictBase
