@@ -15,6 +15,9 @@ from ._values import samples_in
 
 __all__ = ["LightningEvents"]
 
+# Where checkpoints of Lightning have what is ours.
+_KEY = "training_destinations"
+
 
 class LightningEvents(CallbackBase):
     """Fires our events in a Lightning `Trainer`, moves the timestamp, and notes what ended the run.
@@ -32,6 +35,7 @@ class LightningEvents(CallbackBase):
         super().__init__()
         self._session = session
         self._find_rank = find_rank
+        self.is_attached = False
         self._saved: dict[str, Any] | None = None
         self._is_inside_batch = False
         self._has_stepped = False
@@ -42,6 +46,8 @@ class LightningEvents(CallbackBase):
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Opens the run."""
+        self.is_attached = True
+        self._saved = None
         self._find_rank()
         session = self._session
         session.open()
@@ -67,13 +73,19 @@ class LightningEvents(CallbackBase):
         """`FIT_END`."""
         self._session.fit_end()
 
-    def state_dict(self) -> dict[str, Any]:
-        """Returns where the run stands, and what its callbacks and destinations keep in checkpoints."""
-        return self._session.state_dict()
+    # By these hooks, and not as a callback's own state, of which Lightning allows one for each class: there may be two loggers.
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        """Adds where the run stands, and what its callbacks and destinations keep in checkpoints."""
+        checkpoint.setdefault(_KEY, {})[self._place(trainer)] = self._session.state_dict()
+
+    def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         """Takes up where the run stood, once training begins."""
-        self._saved = state_dict
+        self._saved = checkpoint.get(_KEY, {}).get(self._place(trainer))
+
+    def _place(self, trainer: Any) -> int:
+        """Returns how many of this class the trainer has before this one."""
+        return [one for one in trainer.callbacks if isinstance(one, LightningEvents)].index(self)
 
     # --- training ----------------------------------------------------------------------------------------------------
 

@@ -129,7 +129,7 @@ class LightningLogger(LoggerBase):
         try:
             session.logger.log_metrics(metrics, step)
         finally:
-            if self._events is None:
+            if self._events is None or not self._events.is_attached:
                 epoch = metrics.get("epoch")
                 session.follow(step, epoch if isinstance(epoch, int | float) else None)
 
