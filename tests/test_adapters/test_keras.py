@@ -69,7 +69,7 @@ def test_fit_evaluate_predict_and_an_exception(tmp_path, environment, sidecar, d
         [4, ["eval/loss"]],
     ]
     assert seen["hyperparameters"]["fit"] == {"epochs": 2, "steps": 2}
-    assert seen["hyperparameters"]["optimizer"]["name"] == "SGD"
+    assert seen["hyperparameters"]["optimizer"]["name"].lower() == "sgd"
     assert seen["error"] == "diverged"
     assert sidecar(tmp_path / "run")["status"] == "completed"
     assert sidecar(tmp_path / "failed")["exception"] == "ValueError: diverged"

@@ -72,26 +72,29 @@ def test_a_logger_that_goes_on_from_its_state(listener):
 
 
 def test_an_exception_in_the_block_is_a_failed_run(tmp_path, sidecar):
-    """And a block that ends well is a completed one."""
-    with (
-        pytest.raises(ValueError, match="no"),
-        TorchRLLogger(RunDirectory(tmp_path / "run"), raise_errors=True) as logger,
-    ):
-        logger.log_scalar("reward", 1.0)
-        raise ValueError("no")
+    """The exception goes on, and the folder says so."""
+
+    def fail(logger):
+        raise ValueError(f"no: {logger.exp_name}")
+
+    logger = TorchRLLogger(RunDirectory(tmp_path / "run"), raise_errors=True)
+    logger.log_scalar("reward", 1.0)
+
+    with pytest.raises(ValueError, match="no: run"), logger:
+        fail(logger)
 
     assert sidecar(tmp_path / "run")["status"] == "failed"
 
 
 def test_a_collector_and_a_recorder_log_through_it():
     """What a collector of torchrl's yields is logged as it is, and its recorder hands over its frames."""
-    from torchrl.collectors import SyncDataCollector
+    from torchrl.collectors import Collector
     from torchrl.envs import PendulumEnv, TransformedEnv
     from torchrl.record import VideoRecorder
 
     memory = InMemory()
     logger = TorchRLLogger(memory, exp_name="pendulum", raise_errors=True)
-    collector = SyncDataCollector(PendulumEnv(), None, frames_per_batch=4, total_frames=8)
+    collector = Collector(PendulumEnv(), None, frames_per_batch=4, total_frames=8)
 
     frames = 0
     for batch in collector:
