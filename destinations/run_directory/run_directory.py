@@ -136,6 +136,11 @@ class RunDirectory(MediaRecords):
     # --- what users ask --------------------------------------------------------------------------------------------
 
     @property
+    def template(self) -> str:
+        """The folder as it was given, with its placeholders."""
+        return self._template
+
+    @property
     def run_dir(self) -> Path | None:
         """The folder of the run that is open, or None."""
         return self._run_dir
