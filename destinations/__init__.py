@@ -1,6 +1,7 @@
 """Where what a training run says and makes goes.
 
-`import destinations` defines names and does nothing else: torch, numpy, tqdm and boto3 are imported where they are used.
+`import destinations` defines names and does nothing else: a destination is imported when it is asked for, and torch, numpy, tqdm
+and boto3 where they are used.
 """
 
 import importlib
@@ -11,17 +12,15 @@ from ._guard import require_own
 require_own("events")
 require_own("uploads")
 
-# The guard above explains what these imports would not.
-from .base import LoggerDestination  # noqa: E402
-from .console import Console  # noqa: E402
-from .in_memory import InMemory  # noqa: E402
-from .progress_bar import ProgressBar  # noqa: E402
-from .text_file import TextFile  # noqa: E402
-
 if TYPE_CHECKING:
     from .artifacts import Artifacts
+    from .base import LoggerDestination
+    from .console import Console
     from .functions import Functions
+    from .in_memory import InMemory
+    from .progress_bar import ProgressBar
     from .run_directory import RunDirectory
+    from .text_file import TextFile
     from .trackers.mlflow import MLflow
     from .trackers.slack import Slack
     from .trackers.tensorboard import TensorBoard
@@ -49,11 +48,16 @@ __all__ = [
 # Imported when asked for: whoever wants one destination, or reads a run, does not pay for all.
 _MODULES = {
     "Artifacts": ".artifacts",
+    "Console": ".console",
     "Functions": ".functions",
+    "InMemory": ".in_memory",
+    "LoggerDestination": ".base",
     "MLflow": ".trackers.mlflow",
+    "ProgressBar": ".progress_bar",
     "RunDirectory": ".run_directory",
     "Slack": ".trackers.slack",
     "TensorBoard": ".trackers.tensorboard",
+    "TextFile": ".text_file",
     "Trackio": ".trackers.trackio",
     "WandB": ".trackers.wandb",
     "Webhook": ".trackers.webhook",

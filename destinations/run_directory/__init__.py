@@ -1,8 +1,15 @@
-"""A run as a folder of plain files: `RunDirectory` writes it, `read_rows` and `read_series` read its metrics."""
+"""A run as a folder of plain files: `RunDirectory` writes it, `read_rows` and `read_series` read its metrics.
 
-from .errors import RunDirectoryError, RunExistsError, RunInUseError, RunNotOpenError, RunPathError
-from .rows import MetricRow, read_rows, read_series
-from .run_directory import RunDirectory
+Names are imported when they are asked for: readers share `layout` with the writer, and need not load the writer for it.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .errors import RunDirectoryError, RunExistsError, RunInUseError, RunNotOpenError, RunPathError
+    from .rows import MetricRow, read_rows, read_series
+    from .run_directory import RunDirectory
 
 __all__ = [
     "MetricRow",
@@ -15,3 +22,16 @@ __all__ = [
     "read_rows",
     "read_series",
 ]
+
+_MODULES = {
+    "MetricRow": ".rows",
+    "RunDirectory": ".run_directory",
+    "read_rows": ".rows",
+    "read_series": ".rows",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__:
+        return getattr(importlib.import_module(_MODULES.get(name, ".errors"), __name__), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -13,13 +13,13 @@ from typing import Any
 import yaml
 
 from .files import replace_file, strict_json
+from .hyperparameters import flat_hyperparameters
 from .layout import FORMAT_VERSION, HPARAMS, SIDECAR, summary_name
 from .statistics import MetricStatistics, Statistics, is_finite
 
-__all__ = ["Documents", "flat_hyperparameters", "read_json", "restore_statistics", "write_summary"]
+__all__ = ["Documents", "read_json", "restore_statistics", "write_summary"]
 
 _SCHEMA_VERSION = 1
-_LONGEST_LIST = 100
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -29,26 +29,6 @@ def read_json(path: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return data if isinstance(data, dict) else {}
-
-
-def flat_hyperparameters(hyperparameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns hyperparameters with dotted names, indices of lists among them; long lists stay one text."""
-    flat: dict[str, Any] = {}
-
-    def add(prefix: str, value: Any) -> None:
-        if isinstance(value, Mapping) and value:
-            for key, item in value.items():
-                add(f"{prefix}.{key}" if prefix else str(key), item)
-        elif isinstance(value, list | tuple) and 0 < len(value) <= _LONGEST_LIST:
-            for index, item in enumerate(value):
-                add(f"{prefix}.{index}", item)
-        elif isinstance(value, Mapping | list | tuple):
-            flat[prefix] = strict_json(value)
-        else:
-            flat[prefix] = value
-
-    add("", dict(hyperparameters))
-    return flat if hyperparameters else {}
 
 
 class Documents:

@@ -17,6 +17,7 @@ __all__ = [
     "ABANDONED_FOLDER",
     "ARTIFACTS_FOLDER",
     "ARTIFACTS_INDEX",
+    "EDITS",
     "ENVIRONMENT",
     "FORMAT_VERSION",
     "HEARTBEAT",
@@ -58,6 +59,8 @@ HEARTBEAT = "heartbeat"
 HPARAMS = "hparams.yaml"
 ENVIRONMENT = "environment.json"
 SESSIONS = "sessions.jsonl"
+# What the user says of the run; the writer of the run never touches it.
+EDITS = "edits.json"
 MEDIA_FOLDER = "media"
 MEDIA_INDEX = "media.jsonl"
 TABLES_FOLDER = "tables"

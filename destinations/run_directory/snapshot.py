@@ -1,0 +1,255 @@
+"""What the files of a run's metrics hold at one moment, also while they are being written: which rows the CSV has, and the journal's.
+
+Reads and never writes. A snapshot has each row once, and all of those whose call had returned before it was taken, whatever
+the writer does meanwhile, and however it ended. The rows of the CSV are read from the open file later, in pieces: what counts of
+a file never changes, for a writer replaces a file and does not rewrite it. A CSV that no position knows, such as another
+program's, may be rewritten in place; it is read at once.
+"""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Self
+
+from .csv_text import header_end
+from .frames import MAGIC, Keys, frames
+from .layout import POSITION, Position, journal_path, metrics_name, segment_number, segment_paths
+
+__all__ = ["CsvPart", "Snapshot", "journal_records", "take_snapshot"]
+
+_TRIES = 100
+_CHUNK_BYTES = 1 << 20
+_HEADER_BYTES = 64 << 10
+
+
+class CsvPart:
+    """The rows of a CSV that count, up to a whole line.
+
+    Args:
+        fd: the open file, which belongs to this object; -1 where there is none.
+        header: the first line, with its end.
+        end: up to where the file counts.
+        held: the file up to there, where it was read already.
+    """
+
+    def __init__(self, fd: int, header: bytes, end: int, held: bytes | None = None) -> None:
+        self._fd = fd
+        self.header = header
+        self.end = end
+        self._held = held
+
+    @property
+    def size(self) -> int:
+        """How many bytes the rows have."""
+        return max(0, self.end - len(self.header))
+
+    def fileno(self) -> int:
+        """The descriptor; -1 where there is no file."""
+        return self._fd
+
+    def read(self) -> bytes:
+        """Returns the rows."""
+        return b"".join(self.chunks())
+
+    def chunks(self, start: int | None = None, chunk_bytes: int = _CHUNK_BYTES) -> Iterator[bytes]:
+        """Returns the rows in pieces of whole lines.
+
+        Args:
+            start: an offset in the file at which a line begins. Default: the first row.
+            chunk_bytes: how much to read at a time; a longer line is one piece.
+        """
+        at = len(self.header) if start is None else start
+        length = chunk_bytes
+        while at < self.end:
+            piece = self._piece(at, min(length, self.end - at))
+            if not piece:
+                return
+            whole = len(piece) if at + len(piece) >= self.end else piece.rfind(b"\n") + 1
+            if whole == 0:
+                length *= 2
+                continue
+            yield piece[:whole]
+            at += whole
+            length = chunk_bytes
+
+    def _piece(self, at: int, length: int) -> bytes:
+        if self._held is not None:
+            return self._held[at : at + length]
+        pieces = []
+        while length > 0 and (piece := os.pread(self._fd, length, at)):
+            pieces.append(piece)
+            at, length = at + len(piece), length - len(piece)
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def take(self) -> int:
+        """Returns the descriptor, which belongs to the caller from now on; nothing can be read here any more."""
+        fd, self._fd = self._fd, -1
+        return fd
+
+    def close(self) -> None:
+        """Lets go of the file."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+
+class Snapshot:
+    """What the files held at one moment.
+
+    Attributes:
+        csv: the rows that the CSV has.
+        records: what the journal has beyond it, see `journal_records`.
+        place: segment and offset that the journal goes on from; None where no position says so.
+    """
+
+    def __init__(self, csv: CsvPart, records: tuple[object, ...], place: tuple[int, int] | None) -> None:
+        self.csv = csv
+        self.records = records
+        self.place = place
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.csv.close()
+
+
+def take_snapshot(run_dir: Path, rank: int) -> Snapshot:
+    """Returns what the files of a rank hold now; to be closed, as a context manager.
+
+    Raises:
+        RuntimeError: the writer replaced a file each of a hundred times.
+    """
+    for _ in range(_TRIES):
+        snapshot = _try(run_dir, rank)
+        if snapshot is not None:
+            return snapshot
+    raise RuntimeError(
+        f"metrics in {run_dir} must stand still for a moment, got a new file each of {_TRIES} times. Try again."
+    )
+
+
+def _try(run_dir: Path, rank: int) -> Snapshot | None:
+    """Reads everything once; None where the writer replaced or took away a file meanwhile."""
+    folder = journal_path(run_dir, rank)
+    path = run_dir / metrics_name(rank)
+    position = Position.read(folder / POSITION)
+    fd = _open(path)
+    try:
+        snapshot = _read(folder, path, fd, position)
+    except BaseException:
+        if fd >= 0:
+            os.close(fd)
+        raise
+    if snapshot is None and fd >= 0:
+        os.close(fd)
+    return snapshot
+
+
+def _read(folder: Path, path: Path, fd: int, position: Position | None) -> Snapshot | None:
+    header, size = _header(fd)
+    held: bytes | None = None
+    end = size
+    segment, offset = 0, len(MAGIC)
+    state = None
+    if position is not None:
+        state = position.state_of(header, size)
+        if state is None and size and Position.read(folder / POSITION) != position:
+            return None
+        known = state or position.states[-1]
+        segment, offset = known.segment, known.offset
+        if state is not None:
+            end = state.csv_bytes
+    if state is None:
+        held = b"" if fd < 0 else _whole(fd)
+        size, header = len(held), held[: header_end(held)]
+        end = held.rfind(b"\n") + 1
+    records, last = journal_records(folder, segment, offset)
+    after = Position.read(folder / POSITION)
+    csv = CsvPart(fd, header, end, held)
+    if after is None and position is None:
+        # A CSV that was only just begun, or that somebody else wrote; unless a whole session took place meanwhile.
+        return Snapshot(csv, tuple(records), None) if _size(path) == size else None
+    if after is None or position is None or after.generation != position.generation:
+        return None
+    drained_beyond = any(state.segment > last for state in after.states)
+    return None if drained_beyond else Snapshot(csv, tuple(records), (segment, offset))
+
+
+def journal_records(folder: Path, segment: int, offset: int) -> tuple[list[object], int]:
+    """Returns what the segments hold from a place on, and the number of the last one that was read.
+
+    Rows come as a tuple of names, step, epoch, time and values; the other records as they are.
+    """
+    records: list[object] = []
+    last = segment
+    while True:
+        paths = [path for path in segment_paths(folder) if segment_number(path) >= segment]
+        if not paths:
+            return records, last
+        # Listed before it is read: what is complete now cannot grow while it is read.
+        has_successor = len(paths) > 1
+        path = paths[0]
+        start = offset if segment_number(path) == segment else len(MAGIC)
+        records += _segment_records(path, start)
+        last = segment_number(path)
+        if not has_successor:
+            return records, last
+        segment, offset = last + 1, len(MAGIC)
+
+
+def _segment_records(path: Path, start: int) -> Iterator[object]:
+    """Returns the records of a segment from an offset on; rows as names, step, epoch, time and values."""
+    fd = _open(path)
+    if fd < 0:
+        return
+    with os.fdopen(fd, "rb") as file:
+        data = file.read()
+    names: dict[int, tuple[str, ...]] = {}
+    if not data.startswith(MAGIC):
+        return
+    for end, record in frames(data, len(MAGIC)):
+        if isinstance(record, Keys):
+            names[record.schema] = record.names
+        elif end <= start:
+            continue
+        elif isinstance(record, tuple):
+            schema, *rest, values = record
+            if len(names.get(schema, ())) == len(values):
+                yield (names[schema], *rest, values)
+        else:
+            yield record
+
+
+def _open(path: Path) -> int:
+    try:
+        return os.open(path, os.O_RDONLY)
+    except (FileNotFoundError, NotADirectoryError):
+        return -1
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except (FileNotFoundError, NotADirectoryError):
+        return 0
+
+
+def _header(fd: int) -> tuple[bytes, int]:
+    """Returns the first line and the size of a file."""
+    if fd < 0:
+        return b"", 0
+    size = os.fstat(fd).st_size
+    length = _HEADER_BYTES
+    while True:
+        data = os.pread(fd, length, 0)
+        end = header_end(data)
+        if end or length >= size:
+            return data[:end], size
+        length *= 4
+
+
+def _whole(fd: int) -> bytes:
+    with os.fdopen(os.dup(fd), "rb") as file:
+        file.seek(0)
+        return file.read()

@@ -1,0 +1,21 @@
+"""Runs as a Parquet dataset, local or in a bucket: `compact` writes it, `open_dataset` and `sql` read it.
+
+Needs DuckDB: `pip install "training-destinations[query]"`. docs/scale.md says how other engines take the dataset over.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .compaction import CompactReport, compact
+    from .reading import Dataset, SqlResult, is_dataset, open_dataset, sql
+
+__all__ = ["CompactReport", "Dataset", "SqlResult", "compact", "is_dataset", "open_dataset", "sql"]
+
+_MODULES = {"CompactReport": ".compaction", "compact": ".compaction"}
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__:
+        return getattr(importlib.import_module(_MODULES.get(name, ".reading"), __name__), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

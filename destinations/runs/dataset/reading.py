@@ -1,0 +1,386 @@
+"""Reading a dataset: its runs, their series, and SQL over all of it.
+
+```python
+with open_dataset("s3://bucket/dataset") as dataset:
+    best = dataset.query(where="hparams.optim.lr >= 1e-3", sort_by="summary.val/acc", limit=3)
+    best[0].series("loss").value
+    dataset.sql("SELECT run_id, min(value) FROM metrics WHERE metric = 'loss' GROUP BY run_id").to_dicts()
+```
+
+A dataset that is open shows the state that it was opened in, and can be read until the second compaction after that.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import attrs
+
+from destinations.run_directory.layout import column_of
+from destinations.runs._sql import quoted
+from destinations.runs.errors import DatasetError, EditError, MetricNotFoundError
+from destinations.runs.index import Index
+from destinations.runs.reading import Reading
+from destinations.runs.record import RunRecord, Scalar
+from destinations.runs.root import Root
+from destinations.runs.run import MetricSummary, Run
+from destinations.runs.runs import Runs
+from destinations.runs.scan import Found, ScanReport
+from uploads import Store, open_store
+
+from ._store_files import connect, path_of
+from ._tables import COLUMNS, METRIC_COLUMNS, scalar_of
+from .manifest import Manifest, latest_manifest, manifests
+
+if TYPE_CHECKING:
+    from destinations.runs.series import Block, Series
+
+__all__ = ["Dataset", "DatasetRun", "SqlResult", "Tables", "is_dataset", "open_dataset", "sql"]
+
+_MEMORY = "1GB"
+_INDEX_ROOT = "/dataset"
+_BATCH = 1000
+_RECORD_FIELDS = frozenset(field.name for field in attrs.fields(RunRecord)) - {"run_id", "path"}
+
+
+@attrs.frozen
+class SqlResult:
+    """What a query returned.
+
+    Attributes:
+        columns: their names.
+        rows: their cells, as DuckDB makes Python values of them.
+    """
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Any, ...], ...]
+
+    def to_dicts(self) -> list[dict[str, Any]]:
+        """Returns each row by column."""
+        return [dict(zip(self.columns, row, strict=True)) for row in self.rows]
+
+    def to_dataframe(self) -> Any:
+        """Returns a pandas DataFrame.
+
+        Raises:
+            ImportError: pandas is not installed.
+        """
+        import pandas as pd
+
+        return pd.DataFrame(list(self.rows), columns=list(self.columns))
+
+
+class DatasetRun(Run):
+    """A run of a dataset: what is known of it, and its metrics.
+
+    Its path is the folder that it was read from. Media and all other records are still there, or nowhere.
+    """
+
+    def __init__(self, tables: "Tables", record: RunRecord) -> None:
+        super().__init__(record)
+        self._tables = tables
+
+    def __repr__(self) -> str:
+        return f"DatasetRun({self.run_id!r}, {self.status})"
+
+    def reload(self) -> "DatasetRun":
+        """Returns the run itself: an open dataset does not change."""
+        return self
+
+    @property
+    def alive(self) -> bool:
+        """False: only runs that have ended are compacted."""
+        return False
+
+    @property
+    def hyperparameters(self) -> dict[str, Any]:
+        """Hyperparameters by dotted name: a dataset does not have them nested."""
+        return dict(self.hparams)
+
+    def summary_of(self, rank: int) -> dict[str, MetricSummary]:
+        """Returns what is known of each metric of rank 0; nothing of other ranks."""
+        return self._tables.summary(self.run_id) if rank == 0 else {}
+
+    def ranks(self) -> list[int]:
+        """Returns the ranks that have metrics."""
+        found = self._tables.sql(
+            "SELECT DISTINCT rank FROM metrics WHERE run_id = ? ORDER BY rank", [self.run_id]
+        )
+        return [rank for (rank,) in found.rows]
+
+    def metric_names(self, rank: int = 0) -> list[str]:
+        """Returns the columns of all metrics of a rank, by name."""
+        return self._tables.metric_names(self.run_id, rank)
+
+    def series(self, name: str, rank: int = 0) -> "Series":
+        """Returns all values of a metric; as `Run.series`, but for the epoch."""
+        return self._tables.series(self.run_id, name, rank)
+
+    def blocks(self, rank: int = 0) -> "Iterator[Block]":
+        """Returns the rows of each metric, one metric after the other."""
+        import numpy as np
+
+        from destinations.runs.series import Block
+
+        for name in self.metric_names(rank):
+            series = self.series(name, rank)
+            yield Block(series.step, series.time, {name: (series.value, np.ones(len(series), np.bool_))})
+
+
+def open_dataset(uri: str | PathLike[str], **options: Any) -> "Dataset":
+    """Opens a dataset that `compact` has written.
+
+    Args:
+        uri: a path, or what `uploads.open_store` takes.
+        options: for `uploads.open_store`.
+
+    Raises:
+        DatasetError: there is no dataset.
+        ImportError: DuckDB is not installed.
+    """
+    return Dataset(_open_tables(uri, options))
+
+
+def _open_tables(uri: str | PathLike[str], options: Mapping[str, Any]) -> "Tables":
+    store = open_store(str(uri), **options)
+    manifest = latest_manifest(store)
+    if manifest.generation == 0:
+        raise DatasetError(
+            f"{store.uri()} must hold a dataset, got none. Make one: destinations runs compact ROOT DEST"
+        )
+    return Tables(store, manifest)
+
+
+def is_dataset(uri: str | PathLike[str], **options: Any) -> bool:
+    """Says whether there is a dataset; asks the store."""
+    return bool(manifests(open_store(str(uri), **options)))
+
+
+def sql(uri: str | PathLike[str], query: str, parameters: Sequence[Any] = (), **options: Any) -> SqlResult:
+    """Opens a dataset for one query; see `Tables.sql`."""
+    with _open_tables(uri, options) as tables:
+        return tables.sql(query, parameters)
+
+
+class Tables:
+    """The tables of a dataset: SQL over them, and series.
+
+    **Threading.** One thread at a time.
+
+    Args:
+        store: which has the files.
+        manifest: the state to show.
+        memory_limit: of DuckDB.
+    """
+
+    def __init__(self, store: Store, manifest: Manifest, *, memory_limit: str = _MEMORY) -> None:
+        self._store = store
+        self.manifest = manifest
+        self._connection = connect(store, memory_limit=memory_limit)
+        self._connection.execute("SET TimeZone = 'UTC'")
+        for table in COLUMNS:
+            path = quoted(path_of(store, manifest.tables[table]))
+            self._connection.execute(f"CREATE VIEW {table} AS FROM read_parquet({path})")
+        self._connection.execute(f"CREATE VIEW metrics AS {self._metrics()}")
+
+    @property
+    def uri(self) -> str:
+        """Where it is."""
+        return self._store.uri()
+
+    def files(self, table: str = "metrics") -> list[str]:
+        """Returns the files of a table, for another engine: paths of a local dataset, else URIs.
+
+        Args:
+            table: "metrics", "runs", "hparams" or "summary".
+        """
+        names = self.manifest.metric_files if table == "metrics" else (self.manifest.tables[table],)
+        root = getattr(self._store, "root", None)
+        return [str(root / name) if isinstance(root, Path) else self._store.uri(name) for name in names]
+
+    def sql(self, query: str, parameters: Sequence[Any] = ()) -> SqlResult:
+        """Runs a query over the tables `metrics`, `runs`, `hparams` and `summary`; whatever DuckDB can.
+
+        Args:
+            query: SQL; `?` stands for a parameter.
+            parameters: its values.
+
+        Raises:
+            DatasetError: the query is wrong, or a file cannot be read.
+        """
+        import duckdb
+
+        try:
+            found = self._connection.execute(query, list(parameters) or None)
+            columns = tuple(one[0] for one in found.description or ())
+            return SqlResult(columns, tuple(found.fetchall()))
+        except duckdb.Error as error:
+            raise DatasetError(f"query must be one that DuckDB understands, got: {error}") from error
+
+    def series(self, run_id: str, name: str, rank: int = 0) -> "Series":
+        """Returns all values of a metric of a run in the order of logging; a `Series`.
+
+        Raises:
+            MetricNotFoundError: the run has no such metric; the text names near ones.
+        """
+        import numpy as np
+
+        from destinations.runs.series import MISSING_STEP, Series
+
+        arrays = self._connection.execute(
+            """SELECT coalesce(step, ?) AS step, coalesce(epoch_us(time), ?) AS time, value FROM metrics
+               WHERE metric IN (?, ?) AND run_id = ? AND rank = ? ORDER BY row""",
+            [MISSING_STEP, MISSING_STEP, column_of(name), name, run_id, rank],
+        ).fetchnumpy()
+        if not len(arrays["value"]):
+            raise MetricNotFoundError(name, self.metric_names(run_id, rank))
+        micros = np.asarray(arrays["time"], np.int64)
+        times = np.where(micros == MISSING_STEP, np.nan, micros / 1e6)
+        return Series(
+            name, np.asarray(arrays["step"], np.int64), times, np.asarray(arrays["value"], np.float64)
+        )
+
+    def metric_names(self, run_id: str | None = None, rank: int | None = None) -> list[str]:
+        """Returns the names of all metrics, or of those of a run or a rank, sorted."""
+        found = self.sql(
+            """SELECT DISTINCT metric FROM metrics
+               WHERE (?::VARCHAR IS NULL OR run_id = ?) AND (?::INTEGER IS NULL OR rank = ?) ORDER BY metric""",
+            [run_id, run_id, rank, rank],
+        )
+        return [name for (name,) in found.rows]
+
+    def summary(self, run_id: str) -> dict[str, MetricSummary]:
+        """Returns what is known of each metric of a run, rank 0."""
+        names = [field.name for field in attrs.fields(MetricSummary)]
+        found = self.sql(f"SELECT metric, {', '.join(names)} FROM summary WHERE run_id = ?", [run_id])
+        return {name: MetricSummary(*rest) for name, *rest in found.rows}
+
+    def close(self) -> None:
+        """Lets go of everything."""
+        self._connection.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # --- inside ----------------------------------------------------------------------------------------------------
+
+    def _metrics(self) -> str:
+        files = [quoted(path_of(self._store, name)) for name in self.manifest.metric_files]
+        if files:
+            return f"FROM read_parquet([{', '.join(files)}])"
+        columns = ", ".join(f"NULL::{kind} AS {name}" for name, kind in METRIC_COLUMNS.items())
+        return f"SELECT {columns} WHERE false"
+
+    def found(self) -> Iterator[tuple[str, Reading]]:
+        """Returns what is known of each run, with its path."""
+        hparams: dict[str, dict[str, Scalar]] = {}
+        for run_id, name, kind, value in self.sql("SELECT run_id, name, type, value FROM hparams").rows:
+            hparams.setdefault(run_id, {})[name] = scalar_of(kind, value)
+        summary: dict[str, dict[str, float]] = {}
+        for run_id, name, last in self.sql(
+            "SELECT run_id, metric, last FROM summary WHERE last IS NOT NULL"
+        ).rows:
+            summary.setdefault(run_id, {})[name] = last
+        names = [field for field in COLUMNS["runs"] if field in _RECORD_FIELDS]
+        for run_id, path, *rest in self.sql(f"SELECT run_id, path, {', '.join(names)} FROM runs").rows:
+            values = dict(zip(names, rest, strict=True))
+            values |= {"tags": tuple(values["tags"] or ()), "notes": values["notes"] or ""}
+            yield (
+                path,
+                Reading(run_id, hparams=hparams.get(run_id, {}), summary=summary.get(run_id, {}), **values),
+            )
+
+
+class Dataset(Runs):
+    """A dataset that is open: its runs are queried as those of folders are, and have their series; `sql` reads everything.
+
+    Opening it reads what is known of all runs into an index in memory, some 100 µs for each. It shows the state that it was opened in.
+
+    **Threading.** One thread at a time.
+
+    Args:
+        tables: of the dataset.
+        clock: the time in seconds since 1970, for filters.
+    """
+
+    def __init__(self, tables: Tables, *, clock: Callable[[], float] = time.time) -> None:
+        self.tables = tables
+        self._paths: dict[str, Path] = {}
+        # A run has a number for its folder: two runs may have been in the same folder, one after the other.
+        index = Index(_INDEX_ROOT, None)
+        super().__init__([Root(_INDEX_ROOT, index)], clock=clock)
+        batch: list[Found] = []
+        for number, (path, reading) in enumerate(tables.found()):
+            place = f"{number}/{Path(path).name}"
+            self._paths[f"{_INDEX_ROOT}/{place}"] = Path(path)
+            batch.append(Found(place, reading, None, None, 0, 0, "", 0))
+            if len(batch) >= _BATCH:
+                index.write(batch)
+                batch = []
+        index.write(batch)
+        self.report = ScanReport(runs=len(self._paths))
+
+    @property
+    def uri(self) -> str:
+        """Where it is."""
+        return self.tables.uri
+
+    @property
+    def manifest(self) -> Manifest:
+        """What it consists of."""
+        return self.tables.manifest
+
+    @property
+    def roots(self) -> tuple[Path, ...]:
+        """No folders."""
+        return ()
+
+    def scan(self, *, full: bool = False) -> ScanReport:
+        """Does nothing: an open dataset does not change; open it again to see what was compacted since."""
+        return self.report
+
+    def query(self, **query: Any) -> list[Run]:
+        """Returns the runs that fit; takes what `Runs.query` takes."""
+        return [DatasetRun(self.tables, record) for record in self.records(**query)]
+
+    def __getitem__(self, wanted: str | PathLike[str]) -> DatasetRun:
+        return DatasetRun(self.tables, self._find(wanted))
+
+    def sql(self, query: str, parameters: Sequence[Any] = ()) -> SqlResult:
+        """Runs a query; see `Tables.sql`."""
+        return self.tables.sql(query, parameters)
+
+    def series(self, run_id: str, name: str, rank: int = 0) -> "Series":
+        """Returns all values of a metric of a run; see `Tables.series`."""
+        return self.tables.series(run_id, name, rank)
+
+    def files(self, table: str = "metrics") -> list[str]:
+        """Returns the files of a table, for another engine; see `Tables.files`."""
+        return self.tables.files(table)
+
+    def edit(self, run: Any, **changes: Any) -> Run:
+        """Refuses: what a user says of a run is written into its folder, and compacted with it."""
+        raise EditError(
+            f"run must be one in a folder, got one of the dataset {self.uri}. Edit it there, and compact again."
+        )
+
+    def close(self) -> None:
+        """Lets go of everything."""
+        super().close()
+        self.tables.close()
+
+    # --- inside ----------------------------------------------------------------------------------------------------
+
+    def _find(self, wanted: Any) -> RunRecord:
+        if isinstance(wanted, Run) or isinstance(wanted, RunRecord):
+            wanted = wanted.run_id
+        return super()._find(str(wanted))
+
+    def _fetch(self, found: Any) -> list[RunRecord]:
+        records = super()._fetch(found)
+        return [attrs.evolve(record, path=self._paths[str(record.path)]) for record in records]

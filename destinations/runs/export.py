@@ -1,0 +1,390 @@
+"""Runs, or all their metrics, as one file: CSV, JSON lines, or Parquet.
+
+Runs are read one after the other, in blocks, so memory does not grow with what is exported. A file is written beside its place and
+renamed when it is complete. Parquet needs DuckDB: `pip install "training-destinations[query]"`.
+"""
+
+import contextlib
+import csv
+import io
+import json
+import math
+import shutil
+import tempfile
+from collections.abc import Callable, Collection, Iterable, Iterator
+from os import PathLike
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, Literal, cast
+
+from destinations.run_directory.csv_text import texts
+from destinations.run_directory.files import strict_json
+
+from ._sql import PARQUET, identifier, quoted
+from .run import Run
+from .runs import FLAT_FIELDS, flat_record
+
+if TYPE_CHECKING:
+    from .record import RunRecord
+    from .series import Block
+
+__all__ = ["ExportFormat", "export_metrics", "export_runs"]
+
+ExportFormat = Literal["csv", "jsonl", "parquet"]
+
+_SUFFIXES: dict[str, ExportFormat] = {
+    ".csv": "csv",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".parquet": "parquet",
+}
+_METRIC_COLUMNS = ("run_id", "metric", "step", "time", "value")
+_PIECE_POINTS = 1_000_000
+_LARGEST_INT = (1 << 63) - 1
+
+Destination = str | PathLike[str] | IO[str] | IO[bytes]
+
+
+def export_runs(
+    runs: "Iterable[Run | RunRecord]",
+    destination: Destination,
+    *,
+    format: ExportFormat | None = None,  # noqa: A002  # the word
+) -> int:
+    """Writes a row for each run: its fields, then `hparams.…`, then `summary.…`; returns how many.
+
+    Columns are those of all runs. In CSV, what a run does not have is empty and tags are a JSON list; in JSON lines, NaN and
+    infinities are texts; in Parquet a column has the narrowest type that holds all its values, and is JSON text where that is none.
+
+    Args:
+        runs: what to export; what is known of them is held in memory.
+        destination: a path, or a stream that is open for writing and stays open.
+        format: "csv", "jsonl" or "parquet". Default: what the suffix of the path says.
+
+    Raises:
+        ValueError: the suffix says nothing.
+        ImportError: Parquet without DuckDB.
+    """
+    chosen = _format(destination, format)
+    rows = [flat_record(run.record if isinstance(run, Run) else run) for run in runs]
+    names = dict.fromkeys(FLAT_FIELDS)
+    for group in ("hparams.", "summary."):
+        names.update(dict.fromkeys(name for row in rows for name in row if name.startswith(group)))
+    if chosen == "parquet":
+        with _parquet_path(destination) as (path, folder):
+            _write_parquet_rows(rows, list(names), path, folder)
+    else:
+        with _text_stream(destination) as stream:
+            if chosen == "jsonl":
+                stream.writelines(f"{strict_json(row)}\n" for row in rows)
+            else:
+                writer = csv.writer(stream, lineterminator="\n")
+                writer.writerow(names)
+                writer.writerows([_csv_cell(row.get(name)) for name in names] for row in rows)
+    return len(rows)
+
+
+def export_metrics(
+    runs: Iterable[Run],
+    destination: Destination,
+    *,
+    format: ExportFormat | None = None,  # noqa: A002  # the word
+    metrics: Collection[str] | None = None,
+    rank: int = 0,
+) -> int:
+    """Writes a row for each value of each metric: `run_id`, `metric`, `step`, `time`, `value`; returns how many.
+
+    Rows come run by run, in the order of logging; those of one step by column. A missing step or time is empty, or null. Values come
+    back exactly; integers are floats.
+
+    Args:
+        runs: what to export, one after the other.
+        destination: a path, or a stream that is open for writing and stays open.
+        format: "csv", "jsonl" or "parquet". Default: what the suffix of the path says.
+        metrics: columns to export; all where None.
+        rank: whose.
+
+    Raises:
+        ValueError: the suffix says nothing.
+        ImportError: Parquet without DuckDB.
+    """
+    chosen = _format(destination, format)
+    blocks = ((run.run_id, _picked(block, metrics)) for run in runs for block in run.blocks(rank))
+    if chosen == "parquet":
+        with _parquet_path(destination) as (path, folder):
+            return _write_parquet_points(blocks, path, folder)
+    lines_of = _csv_lines if chosen == "csv" else _json_lines
+    count = 0
+    with _text_stream(destination) as stream:
+        if chosen == "csv":
+            stream.write(",".join(_METRIC_COLUMNS) + "\n")
+        for run_id, block in blocks:
+            lines = lines_of(run_id, block)
+            stream.writelines(lines)
+            count += len(lines)
+    return count
+
+
+# --- where to ----------------------------------------------------------------------------------------------------------
+
+
+def _format(destination: Destination, wanted: ExportFormat | None) -> ExportFormat:
+    if wanted is not None:
+        if wanted not in {"csv", "jsonl", "parquet"}:
+            raise ValueError(f"format must be csv, jsonl or parquet, got {wanted!r}.")
+        return wanted
+    suffix = Path(destination).suffix.lower() if isinstance(destination, str | PathLike) else ""
+    found = _SUFFIXES.get(suffix)
+    if found is None:
+        raise ValueError(
+            f'format must be known by the suffix .csv, .jsonl or .parquet, got {suffix!r}. Or give it: format="csv".'
+        )
+    return found
+
+
+@contextlib.contextmanager
+def _text_stream(destination: Destination) -> Iterator[IO[str]]:
+    if isinstance(destination, str | PathLike):
+        with (
+            _beside(Path(destination)) as path,
+            path.open("w", encoding="utf-8", newline="", errors="backslashreplace") as file,
+        ):
+            yield file
+    elif isinstance(destination, io.TextIOBase) or not hasattr(destination, "readinto"):
+        yield destination  # type: ignore[misc]  # a stream of texts
+    else:
+        wrapper = io.TextIOWrapper(
+            cast("IO[bytes]", destination), encoding="utf-8", newline="", errors="backslashreplace"
+        )
+        try:
+            yield wrapper
+            wrapper.flush()
+        finally:
+            with contextlib.suppress(ValueError):
+                wrapper.detach()
+
+
+@contextlib.contextmanager
+def _parquet_path(destination: Destination) -> Iterator[tuple[Path, Path]]:
+    """Returns where to write the file, and a folder for what it takes; then brings the file to its place."""
+    with tempfile.TemporaryDirectory(prefix="export-") as name:
+        folder = Path(name)
+        if isinstance(destination, str | PathLike):
+            with _beside(Path(destination)) as path:
+                yield path, folder
+            return
+        path = folder / "export.parquet"
+        yield path, folder
+        stream = getattr(destination, "buffer", destination)  # As of sys.stdout.
+        with path.open("rb") as file:
+            shutil.copyfileobj(file, stream)
+
+
+@contextlib.contextmanager
+def _beside(path: Path) -> Iterator[Path]:
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        yield temporary
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+# --- points ------------------------------------------------------------------------------------------------------------
+
+
+def _picked(block: "Block", metrics: Collection[str] | None) -> "Block":
+    if metrics is None:
+        return block
+    import attrs
+
+    return attrs.evolve(
+        block, columns={name: column for name, column in block.columns.items() if name in metrics}
+    )
+
+
+def _points(block: "Block") -> tuple[list[str], Any, Any, Any]:
+    """Returns the metrics of a block, and for each point its row, the index of its metric, and its value; row by row."""
+    import numpy as np
+
+    names = list(block.columns)
+    if not names:
+        return [], np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0)
+    present = np.stack([there for _, there in block.columns.values()], axis=1)
+    values = np.stack([values for values, _ in block.columns.values()], axis=1)
+    rows, columns = np.nonzero(present)
+    return names, rows, columns, values[rows, columns]
+
+
+def _lines(
+    block: "Block", heads: Callable[[list[str]], list[str]], middles: list[str], end: str
+) -> list[str]:
+    names, rows, columns, values = _points(block)
+    if not len(values):
+        return []
+    cells = texts(values.tolist()).split(",")
+    starts = heads(names)
+    return [
+        f"{starts[column]}{middles[row]}{cell}{end}"
+        for column, row, cell in zip(columns.tolist(), rows.tolist(), cells, strict=True)
+    ]
+
+
+def _csv_lines(run_id: str, block: "Block") -> list[str]:
+    from .series import MISSING_STEP
+
+    def heads(names: list[str]) -> list[str]:
+        run = _csv_text(run_id)
+        return [f"{run},{_csv_text(name)}," for name in names]
+
+    middles = [
+        f"{'' if step == MISSING_STEP else step},{'' if time != time else repr(time)},"  # noqa: PLR0124  # NaN
+        for step, time in zip(block.step.tolist(), block.time.tolist(), strict=True)
+    ]
+    return _lines(block, heads, middles, "\n")
+
+
+def _json_lines(run_id: str, block: "Block") -> list[str]:
+    from .series import MISSING_STEP
+
+    def heads(names: list[str]) -> list[str]:
+        return [f'{{"run_id": {json.dumps(run_id)}, "metric": {json.dumps(name)}, ' for name in names]
+
+    middles = [
+        f'"step": {"null" if step == MISSING_STEP else step}, "time": {repr(time) if math.isfinite(time) else "null"}, "value": '
+        for step, time in zip(block.step.tolist(), block.time.tolist(), strict=True)
+    ]
+    lines = _lines(block, heads, middles, "}\n")
+    for mark, text in ((": nan}\n", "NaN"), (": inf}\n", "Infinity"), (": -inf}\n", "-Infinity")):
+        if any(line.endswith(mark) for line in lines):
+            lines = [f'{line[: -len(mark)]}: "{text}"}}\n' if line.endswith(mark) else line for line in lines]
+    return lines
+
+
+def _csv_text(text: str) -> str:
+    return '"' + text.replace('"', '""') + '"' if any(mark in text for mark in ',"\n\r') else text
+
+
+def _csv_cell(value: Any) -> Any:
+    return json.dumps(value) if isinstance(value, list | dict) else value
+
+
+# --- Parquet -----------------------------------------------------------------------------------------------------------
+
+
+def _connection() -> Any:
+    try:
+        import duckdb
+    except ImportError as error:
+        raise ImportError(
+            'Parquet must have DuckDB, got none. Run: pip install "training-destinations[query]", or export CSV.'
+        ) from error
+    return duckdb.connect(config={"memory_limit": "1GB"})
+
+
+def _write_parquet_points(blocks: "Iterable[tuple[str, Block]]", path: Path, folder: Path) -> int:
+    """Writes pieces of a million points, then one file of all of them, in which their order stays."""
+    count = 0
+    pieces: list[Path] = []
+    waiting: list[tuple[str, Block]] = []
+    points = 0
+    connection = _connection()
+    try:
+        for run_id, block in blocks:
+            waiting.append((run_id, block))
+            points += sum(int(there.sum()) for _, there in block.columns.values())
+            if points >= _PIECE_POINTS:
+                pieces.append(folder / f"{len(pieces):08d}.parquet")
+                count += _write_piece(connection, waiting, pieces[-1])
+                waiting, points = [], 0
+        pieces.append(folder / f"{len(pieces):08d}.parquet")
+        count += _write_piece(connection, waiting, pieces[-1])
+        sources = ", ".join(quoted(piece) for piece in pieces)
+        connection.execute(f"COPY (FROM read_parquet([{sources}])) TO {quoted(path)} {PARQUET}")
+    finally:
+        connection.close()
+    return count
+
+
+def _write_piece(connection: Any, blocks: "list[tuple[str, Block]]", path: Path) -> int:
+    import numpy as np
+
+    from .series import MISSING_STEP
+
+    metrics: dict[str, int] = {}
+    parts: dict[str, list[Any]] = {name: [np.empty(0, np.int64)] for name in ("run", "metric", "step")}
+    parts |= {"time": [np.empty(0)], "value": [np.empty(0)]}
+    runs = list(dict.fromkeys(run_id for run_id, _ in blocks))
+    for run_id, block in blocks:
+        names, rows, columns, values = _points(block)
+        numbers = np.array([metrics.setdefault(name, len(metrics)) for name in names], np.int64)
+        parts["run"].append(np.full(len(rows), runs.index(run_id), np.int64))
+        parts["metric"].append(numbers[columns] if len(names) else columns)
+        parts["step"].append(block.step[rows])
+        parts["time"].append(block.time[rows])
+        parts["value"].append(values)
+    points = {name: np.concatenate(arrays) for name, arrays in parts.items()}
+    connection.register("points", points)
+    connection.execute(
+        f"""COPY (SELECT runs[run + 1] AS run_id, metrics[metric + 1] AS metric, nullif(step, {MISSING_STEP}) AS step,
+            CASE WHEN isnan(time) THEN NULL ELSE time END AS time, value
+            FROM points, (SELECT $runs::VARCHAR[] AS runs, $metrics::VARCHAR[] AS metrics)) TO {quoted(path)} {PARQUET}""",
+        {"runs": runs, "metrics": list(metrics)},
+    )
+    connection.unregister("points")
+    return len(points["value"])
+
+
+def _write_parquet_rows(rows: list[dict[str, Any]], names: list[str], path: Path, folder: Path) -> None:
+    types = {name: _sql_type(name, [row.get(name) for row in rows]) for name in names}
+    lines = folder / "rows.jsonl"
+    with lines.open("w", encoding="utf-8") as file:
+        for row in rows:
+            cells = {
+                str(index): json.dumps(row[name])
+                if types[name] == "VARCHAR" and not _is_text(row[name])
+                else row[name]
+                for index, name in enumerate(names)
+                if row.get(name) is not None
+            }
+            file.write(f"{strict_json(cells)}\n")
+    # Columns by number, for JSON's names are told apart without regard to case.
+    columns = ", ".join(f"'{index}': '{types[name]}'" for index, name in enumerate(names))
+    shown = ", ".join(f'"{index}" AS {identifier(name)}' for index, name in enumerate(_distinct(names)))
+    connection = _connection()
+    try:
+        connection.execute(
+            f"COPY (SELECT {shown} FROM read_json({quoted(lines)}, columns={{{columns}}}, format='newline_delimited')) "
+            f"TO {quoted(path)} {PARQUET}"
+        )
+    finally:
+        connection.close()
+
+
+def _distinct(names: list[str]) -> list[str]:
+    """Returns names that differ in more than case, which DuckDB does not look at."""
+    seen: set[str] = set()
+    distinct = []
+    for name in names:
+        found = name
+        while found.lower() in seen:
+            found += "_"
+        seen.add(found.lower())
+        distinct.append(found)
+    return distinct
+
+
+def _sql_type(name: str, values: list[Any]) -> str:
+    if name == "tags":
+        return "VARCHAR[]"
+    kinds = {type(value) for value in values if value is not None}
+    if kinds == {bool}:
+        return "BOOLEAN"
+    if kinds == {int} and all(
+        -_LARGEST_INT <= value <= _LARGEST_INT for value in values if value is not None
+    ):
+        return "BIGINT"
+    return "DOUBLE" if kinds and kinds <= {int, float} else "VARCHAR"
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)

@@ -1,0 +1,651 @@
+"""The language of filters: text → tree. `matches` evaluates a tree in Python, `filter_sql` compiles it to SQL.
+
+```
+filter     = all { "or" all }                          all  = not { "and" not }
+not        = "not" not | "(" filter ")" | test
+test       = field comparison value                    == != < <= > >=
+           | value comparison field
+           | field ["not"] "in" "(" value { "," value } ")"
+           | text ["not"] "in" "tags"
+           | field "~" text                            a regular expression that matches anywhere
+           | "exists" "(" field ")"
+           | field                                     is it true?
+field      = status | run_id | name | … | "hparams." name | "summary." name
+value      = number | text | true | false | none | nan | inf | date | now | now-2d
+```
+
+Every test is true or false: one of what a run does not have is false, `!=` and `not in` among them, and `not` turns it around.
+docs/runs.md has it for people.
+"""
+
+import datetime as dt
+import math
+import re
+from collections.abc import Callable, Iterator
+from typing import Any, Literal
+
+import attrs
+
+from .errors import FilterError, near_names
+from .liveness import is_alive
+from .record import RunRecord, Scalar
+
+__all__ = [
+    "FIELDS",
+    "All",
+    "Any_",
+    "Compare",
+    "Exists",
+    "Field",
+    "Filter",
+    "In",
+    "IsTrue",
+    "Match",
+    "Node",
+    "Not",
+    "compare_values",
+    "matches",
+    "parse_field",
+    "parse_filter",
+]
+
+FieldType = Literal["text", "texts", "time", "bool", "cell"]
+Operator = Literal["==", "!=", "<", "<=", ">", ">="]
+
+# What a run has beside its hyperparameters and metrics, with the type of each.
+FIELDS: dict[str, FieldType] = {
+    "run_id": "text",
+    "name": "text",
+    "status": "text",
+    "kind": "text",
+    "path": "text",
+    "tags": "texts",
+    "notes": "text",
+    "display_name": "text",
+    "checkpoint_path": "text",
+    "problem": "text",
+    "alive": "bool",
+    "archived": "bool",
+    "created_at": "time",
+    "ended_at": "time",
+    "updated_at": "time",
+    "heartbeat_at": "time",
+}
+_GROUPS = ("hparams", "summary")
+_FLIPPED: dict[str, Operator] = {"==": "==", "!=": "!=", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
+_CONSTANTS: dict[str, Scalar] = {
+    "true": True,
+    "false": False,
+    "none": None,
+    "null": None,
+    "nan": math.nan,
+    "inf": math.inf,
+}
+_KEYWORDS = frozenset({"and", "or", "not", "in", "exists"})
+_UNIT_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
+# Within what Python's stack and SQLite's own limits take.
+_DEEPEST = 100
+_MOST_TESTS = 500
+_MOST_TOKENS = 20_000
+_LARGEST_INT = (1 << 63) - 1
+
+
+@attrs.frozen
+class Field:
+    """What a test looks at: `group` is "run", "hparams" or "summary"."""
+
+    group: str
+    name: str
+
+    @property
+    def type(self) -> FieldType:
+        """The type of its values; "cell" is any scalar."""
+        return FIELDS[self.name] if self.group == "run" else "cell"
+
+    def __str__(self) -> str:
+        return self.name if self.group == "run" else f"{self.group}.{self.name}"
+
+
+@attrs.frozen
+class Compare:
+    """A field beside a value."""
+
+    field: Field
+    operator: Operator
+    value: Scalar
+
+
+@attrs.frozen
+class In:
+    """A field is one of some values; or, of tags, has one of them."""
+
+    field: Field
+    values: tuple[Scalar, ...]
+    negated: bool
+
+
+@attrs.frozen
+class Match:
+    """A text has a place where a regular expression matches."""
+
+    field: Field
+    pattern: str
+
+
+@attrs.frozen
+class Exists:
+    """The run has the field."""
+
+    field: Field
+
+
+@attrs.frozen
+class IsTrue:
+    """The field is `true`."""
+
+    field: Field
+
+
+@attrs.frozen
+class Not:
+    """The opposite."""
+
+    node: "Node"
+
+
+@attrs.frozen
+class All:
+    """All of several."""
+
+    nodes: tuple["Node", ...]
+
+
+@attrs.frozen
+class Any_:  # noqa: N801  # `typing.Any` has the name
+    """At least one of several."""
+
+    nodes: tuple["Node", ...]
+
+
+Node = Compare | In | Match | Exists | IsTrue | Not | All | Any_
+
+
+@attrs.frozen
+class Filter:
+    """A filter that was understood.
+
+    Args:
+        text: as it was written.
+        node: its tree.
+    """
+
+    text: str
+    node: Node
+
+    def fields(self) -> Iterator[Field]:
+        """Yields the fields that it looks at."""
+        waiting: list[Node] = [self.node]
+        while waiting:
+            node = waiting.pop()
+            if isinstance(node, Not):
+                waiting.append(node.node)
+            elif isinstance(node, All | Any_):
+                waiting.extend(node.nodes)
+            else:
+                yield node.field
+
+
+def parse_filter(text: str, now: float) -> Filter:
+    """Reads a filter.
+
+    Args:
+        text: the filter.
+        now: what `now` stands for, in seconds since 1970.
+
+    Raises:
+        FilterError: it cannot be understood; the text shows the place.
+    """
+    return Filter(text, _Parser(text, now).parse())
+
+
+def parse_field(text: str) -> Field:
+    """Reads the name of a field, such as `created_at` or `summary.val/acc`; quotes around the last part may be left out.
+
+    Raises:
+        FilterError: there is no such field.
+    """
+    group, dot, name = text.partition(".")
+    if dot and group in _GROUPS and name and name[0] not in "\"'":
+        return Field(group, name)
+    tokens = list(_tokens(text))
+    if len(tokens) == 1 and tokens[0].kind == "word":
+        return _field(tokens[0], text)
+    raise FilterError("field must be one name", text, 0)
+
+
+# --- evaluation ----------------------------------------------------------------------------------------------------
+
+
+def matches(node: Node | Filter, record: RunRecord, now: float) -> bool:
+    """Says whether a filter is true of a run.
+
+    Args:
+        node: the filter.
+        record: the run.
+        now: by which the heartbeat is judged.
+    """
+    if isinstance(node, Filter):
+        return matches(node.node, record, now)
+    if isinstance(node, All):
+        return all(matches(one, record, now) for one in node.nodes)
+    if isinstance(node, Any_):
+        return any(matches(one, record, now) for one in node.nodes)
+    if isinstance(node, Not):
+        return not matches(node.node, record, now)
+    values = _values(node.field, record, now)
+    if isinstance(node, Exists):
+        return bool(values)
+    if isinstance(node, IsTrue):
+        return any(value is True for value in values)
+    if isinstance(node, Match):
+        return any(isinstance(value, str) and re.search(node.pattern, value) for value in values)
+    if isinstance(node, In):
+        is_in = any(compare_values(value, "==", one) for value in values for one in node.values)
+        return not is_in and (bool(values) or node.field.type == "texts") if node.negated else is_in
+    if node.field.type == "texts" and node.operator == "!=":
+        return not any(compare_values(value, "==", node.value) for value in values)
+    return any(compare_values(value, node.operator, node.value) for value in values)
+
+
+def compare_values(left: Scalar, operator: Operator, right: Scalar) -> bool:
+    """Compares two values: numbers with numbers, texts with texts; what is of another kind is only ever unequal.
+
+    NaN equals NaN, and is neither less nor greater than anything.
+    """
+    kind = _kind(left)
+    if operator == "!=":
+        return not compare_values(left, "==", right)
+    if kind != _kind(right):
+        return False
+    if operator == "==":
+        return kind == "nan" or left == right
+    if kind not in {"number", "text"}:
+        return False
+    one: Any = left
+    if operator in {"<", "<="}:
+        return bool(one < right if operator == "<" else one <= right)
+    return bool(one > right if operator == ">" else one >= right)
+
+
+def _kind(value: Scalar) -> str:
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return "bool"
+    if isinstance(value, str):
+        return "text"
+    return "nan" if value != value else "number"  # noqa: PLR0124  # the test for NaN that takes any integer
+
+
+def _values(field: Field, record: RunRecord, now: float) -> tuple[Scalar, ...]:
+    """Returns what the run has there: one value or none, of tags any number."""
+    if field.group == "hparams":
+        return (record.hparams[field.name],) if field.name in record.hparams else ()
+    if field.group == "summary":
+        return (record.summary[field.name],) if field.name in record.summary else ()
+    if field.name == "tags":
+        return record.tags
+    if field.name == "alive":
+        return (is_alive(record.status, record.heartbeat_at, now),)
+    value = getattr(record, field.name)
+    if field.name == "path":
+        return (str(value),)
+    return () if value is None else (value,)
+
+
+# --- text to tree --------------------------------------------------------------------------------------------------
+
+
+@attrs.frozen
+class _Token:
+    kind: Literal["word", "text", "number", "symbol", "end"]
+    value: Any
+    start: int
+    # Of a word with a quoted part, the name in the quotes, which stands behind the group.
+    quoted: str | None = None
+
+
+_SPACE = re.compile(r"\s+")
+_SYMBOL = re.compile(r"==|!=|<=|>=|[<>~(),\[\]=!&|]")
+_NUMBER = re.compile(r"[-+]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?(?![\w.:/])|[-+]inf\b")
+_DATE = re.compile(r"\d{4}-\d{2}-\d{2}(?:[T ]\d{2}:\d{2}(?::\d{2}(?:\.\d+)?)?(?:Z|[-+]\d{2}:?\d{2})?)?")
+_NOW = re.compile(r"now((?:\s*[-+]\s*\d+(?:\.\d+)?[smhdw])*)(?![\w.])")
+_SHIFT = re.compile(r"([-+])\s*(\d+(?:\.\d+)?)([smhdw])")
+# Names of metrics and hyperparameters are words as they are, with their dots, slashes and dashes.
+_WORD = re.compile(r"[^\W\d][\w./@:%+$#-]*")
+_QUOTES = {'"', "'", "`"}
+
+
+def _tokens(text: str, now: float = 0.0) -> Iterator[_Token]:
+    position = 0
+    while position < len(text):
+        token, end = _token(text, position, now)
+        if token is not None:
+            yield token
+        position = end
+
+
+def _token(text: str, start: int, now: float) -> tuple[_Token | None, int]:
+    if found := _SPACE.match(text, start):
+        return None, found.end()
+    if text[start] in _QUOTES:
+        value, end = _quoted(text, start)
+        return _Token("text", value, start), end
+    if found := _DATE.match(text, start):
+        return _Token("number", _date(found[0], text, start), start), found.end()
+    if found := _NUMBER.match(text, start):
+        return _Token("number", _number(found[0]), start), found.end()
+    if found := _NOW.match(text, start):
+        shifts = _SHIFT.findall(found[1])
+        seconds = sum(float(f"{sign}{count}") * _UNIT_SECONDS[unit] for sign, count, unit in shifts)
+        return _Token("number", now + seconds, start), found.end()
+    if found := _WORD.match(text, start):
+        end = found.end()
+        if found[0].endswith(".") and end < len(text) and text[end] in _QUOTES:
+            name, end = _quoted(text, end)
+            return _Token("word", found[0][:-1], start, name), end
+        return _Token("word", found[0], start), end
+    if found := _SYMBOL.match(text, start):
+        return _Token("symbol", found[0], start), found.end()
+    raise FilterError(
+        f"filter must be made of names, values and comparisons, got {text[start]!r}. Put odd names in quotes: "
+        'summary."a b".',
+        text,
+        start,
+    )
+
+
+def _quoted(text: str, start: int) -> tuple[str, int]:
+    quote, position = text[start], start + 1
+    parts: list[str] = []
+    while position < len(text):
+        char = text[position]
+        if char == quote:
+            return "".join(parts), position + 1
+        # Regular expressions are full of backslashes: only a quote and a backslash need one.
+        if char == "\\" and text[position + 1 : position + 2] in {quote, "\\"}:
+            position += 1
+            char = text[position]
+        parts.append(char)
+        position += 1
+    raise FilterError(f"text must end with {quote}, got no such quote", text, start)
+
+
+def _number(text: str) -> float:
+    if re.fullmatch(r"[-+]?\d[\d_]*", text) and not text.endswith("_"):
+        value = int(text.replace("_", ""))
+        return value if abs(value) <= _LARGEST_INT else float(text)
+    return float(text.replace("_", ""))
+
+
+def _date(found: str, text: str, start: int) -> float:
+    try:
+        # Without a zone, it is the time of this machine.
+        return dt.datetime.fromisoformat(found).timestamp()
+    except (ValueError, OverflowError, OSError) as error:
+        raise FilterError(f"date must be one of the calendar, got {found!r}: {error}", text, start) from None
+
+
+def _field(token: _Token, text: str) -> Field:
+    word: str = token.value
+    if token.quoted is not None:
+        if word in _GROUPS:
+            return Field(word, token.quoted)
+    else:
+        group, dot, name = word.partition(".")
+        if dot and group in _GROUPS and name:
+            return Field(group, name)
+        if word in FIELDS:
+            return Field("run", word)
+    near = near_names(word, [*FIELDS, "hparams.", "summary."]) or (
+        near_names(word.partition(".")[0], _GROUPS) if "." in word else ()
+    )
+    offer = f" Did you mean {' or '.join(near)}?" if near else ""
+    raise FilterError(
+        f"field must be one of {', '.join(FIELDS)}, hparams.NAME and summary.NAME, got {word!r}.{offer}",
+        text,
+        token.start,
+    )
+
+
+class _Parser:
+    """Reads one filter, by recursive descent."""
+
+    def __init__(self, text: str, now: float) -> None:
+        self._text = text
+        self._tokens: list[_Token] = []
+        for token in _tokens(text, now):
+            if len(self._tokens) == _MOST_TOKENS:
+                raise FilterError(
+                    f"filter must have {_MOST_TOKENS} words at most, got more.", text, token.start
+                )
+            self._tokens.append(token)
+        self._tokens.append(_Token("end", "", len(text)))
+        self._index = 0
+        self._depth = 0
+        self._tests = 0
+
+    def parse(self) -> Node:
+        node = self._any()
+        token = self._token
+        if token.kind != "end":
+            hint = {"=": " Write ==.", "&": " Write and.", "|": " Write or.", "!": " Write not."}
+            raise self._error(
+                f"filter must go on with and, or, or end, got {self._shown(token)}.{hint.get(token.value, '')}"
+            )
+        return node
+
+    @property
+    def _token(self) -> _Token:
+        return self._tokens[self._index]
+
+    def _next(self) -> _Token:
+        token = self._token
+        self._index += 1
+        return token
+
+    def _is(self, kind: str, *values: str) -> bool:
+        token = self._token
+        return token.kind == kind and token.value in values and token.quoted is None
+
+    def _any(self) -> Node:
+        return self._chain("or", self._all, Any_)
+
+    def _all(self) -> Node:
+        return self._chain("and", self._not, All)
+
+    def _chain(self, word: str, part: Callable[[], Node], kind: type[All | Any_]) -> Node:
+        nodes = [part()]
+        while self._is("word", word):
+            self._next()
+            nodes.append(part())
+        return nodes[0] if len(nodes) == 1 else kind(tuple(nodes))
+
+    def _not(self) -> Node:
+        self._depth += 1
+        if self._depth > _DEEPEST:
+            raise self._error(f"filter must be nested {_DEEPEST} deep at most, got more.")
+        try:
+            if self._is("word", "not"):
+                self._next()
+                return Not(self._not())
+            if self._is("symbol", "("):
+                self._next()
+                node = self._any()
+                self._expect(")")
+                return node
+            return self._test()
+        finally:
+            self._depth -= 1
+
+    def _test(self) -> Node:
+        self._tests += 1
+        if self._tests > _MOST_TESTS:
+            raise self._error(f"filter must have {_MOST_TESTS} tests at most, got more.")
+        if self._is("word", "exists"):
+            self._next()
+            self._expect("(")
+            field = self._field()
+            self._expect(")")
+            return Exists(field)
+        token = self._token
+        if token.kind in {"text", "number"} or (token.kind == "word" and token.value in _CONSTANTS):
+            return self._value_first()
+        field = self._field()
+        if self._is("symbol", "~"):
+            return self._match(field)
+        if self._is("word", "in", "not"):
+            negated = self._negation()
+            return In(field, self._list(field), negated)
+        if self._token.kind == "symbol" and self._token.value in _FLIPPED:
+            operator: Operator = self._next().value
+            value = self._value(field)
+            return self._compare(field, operator, value)
+        if field.type not in {"bool", "cell"}:
+            hint = " Write ==." if self._is("symbol", "=") else ""
+            raise self._error(
+                f"{field} must be compared with something (== != < <= > >= ~ in), got {self._shown(self._token)}.{hint}"
+            )
+        return IsTrue(field)
+
+    def _value_first(self) -> Node:
+        at = self._index
+        value = self._next()
+        if self._is("word", "in", "not"):
+            negated = self._negation()
+            field = self._field()
+            if field.type != "texts":
+                raise FilterError(
+                    f"what is behind in must be tags or a list of values, got {field}. Write {field} in (…).",
+                    self._text,
+                    self._tokens[self._index - 1].start,
+                )
+            self._index, after = at, self._index
+            checked = self._value(field)
+            self._index = after
+            return In(field, (checked,), negated)
+        if self._token.kind == "symbol" and self._token.value in _FLIPPED:
+            operator = _FLIPPED[self._next().value]
+            field = self._field()
+            self._index, after = at, self._index
+            checked = self._value(field)
+            self._index = after
+            return self._compare(field, operator, checked)
+        raise self._error(
+            f"value {self._shown(value)} must be compared with a field, got {self._shown(self._token)}."
+        )
+
+    def _compare(self, field: Field, operator: Operator, value: Scalar) -> Node:
+        if operator not in {"==", "!="} and (
+            value is None or isinstance(value, bool) or field.type == "texts"
+        ):
+            what = "tags" if field.type == "texts" else "true, false and none"
+            raise FilterError(
+                f"{what} must be compared with == or !=, got {operator}.",
+                self._text,
+                self._tokens[self._index - 1].start,
+            )
+        return Compare(field, operator, value)
+
+    def _match(self, field: Field) -> Node:
+        self._next()
+        token = self._next()
+        if field.type not in {"text", "texts", "cell"}:
+            raise FilterError(
+                f"{field} must be a text for ~, got a field of {field.type}.", self._text, token.start
+            )
+        if token.kind != "text":
+            raise FilterError(
+                f"what is behind ~ must be a regular expression in quotes, got {self._shown(token)}.",
+                self._text,
+                token.start,
+            )
+        try:
+            re.compile(token.value)
+        except (re.error, RecursionError, OverflowError) as error:
+            raise FilterError(
+                f"regular expression must be one of Python's, got {token.value!r}: {error}.",
+                self._text,
+                token.start,
+            ) from None
+        return Match(field, token.value)
+
+    def _negation(self) -> bool:
+        negated = bool(self._next().value == "not")
+        if negated:
+            if not self._is("word", "in"):
+                raise self._error(f"not must stand before in here, got {self._shown(self._token)}.")
+            self._next()
+        return negated
+
+    def _list(self, field: Field) -> tuple[Scalar, ...]:
+        if not self._is("symbol", "(", "["):
+            raise self._error(
+                f"what is behind in must be a list in parentheses, got {self._shown(self._token)}."
+            )
+        closing = ")" if self._next().value == "(" else "]"
+        values = [self._value(field)]
+        while self._is("symbol", ","):
+            self._next()
+            if self._is("symbol", closing):
+                break
+            values.append(self._value(field))
+        self._expect(closing)
+        return tuple(values)
+
+    def _field(self) -> Field:
+        token = self._token
+        if token.kind != "word" or (token.quoted is None and token.value in _KEYWORDS | _CONSTANTS.keys()):
+            raise self._error(f"a field must stand here, got {self._shown(token)}.")
+        self._next()
+        return _field(token, self._text)
+
+    def _value(self, field: Field) -> Scalar:
+        """Reads a value of a type that the field can have."""
+        token = self._token
+        value: Scalar
+        if token.kind in {"text", "number"}:
+            value = token.value
+        elif token.kind == "word" and token.quoted is None and token.value in _CONSTANTS:
+            value = _CONSTANTS[token.value]
+        else:
+            hint = f' Put text in quotes: "{token.value}".' if token.kind == "word" else ""
+            raise self._error(f"a value must stand here, got {self._shown(token)}.{hint}")
+        self._check_type(field, value, token)
+        self._next()
+        return value
+
+    def _check_type(self, field: Field, value: Scalar, token: _Token) -> None:
+        kind = _kind(value)
+        wanted = {"text": "text", "texts": "text", "bool": "bool", "time": "number", "cell": kind}[field.type]
+        if kind != wanted:
+            words = {"text": "a text in quotes", "bool": "true or false", "number": "a time such as now-2d"}
+            raise FilterError(
+                f"{field} must be compared with {words[wanted]}, got {self._shown(token)}.",
+                self._text,
+                token.start,
+            )
+
+    def _expect(self, symbol: str) -> None:
+        if not self._is("symbol", symbol):
+            raise self._error(f"{symbol} must stand here, got {self._shown(self._token)}.")
+        self._next()
+
+    def _shown(self, token: _Token) -> str:
+        if token.kind == "end":
+            return "the end"
+        following = self._tokens[self._tokens.index(token) + 1].start
+        return self._text[token.start : following].strip()
+
+    def _error(self, problem: str) -> FilterError:
+        return FilterError(problem, self._text, self._token.start)

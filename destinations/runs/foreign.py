@@ -1,0 +1,165 @@
+"""Folders of Lightning's `CSVLogger`: `metrics.csv`, and `hparams.yaml` where there were hyperparameters.
+
+They have no id, no status and no heartbeat: the id is the path below the root, the status is "unknown", and `metrics.csv` is the
+heartbeat. The format is that of `lightning.fabric.loggers.csv_logs`: one line per call, columns from all calls, empty where a
+call did not have them.
+"""
+
+import csv
+import io
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from destinations.run_directory.hyperparameters import flat_hyperparameters
+from destinations.run_directory.layout import HPARAMS
+
+from ._json import clean_text
+from .reading import Reading, sound_hparams
+from .record import Scalar
+
+__all__ = ["METRICS", "last_values", "read_lightning"]
+
+METRICS = "metrics.csv"
+
+_BLOCK_BYTES = 1 << 20
+_MOST_YAML_BYTES = 4 << 20
+_MOST_VALUES = 100_000
+# What counts rows rather than being measured.
+_OWN_COLUMNS = frozenset({"step", "epoch", "time", "created_at"})
+
+
+def read_lightning(run_dir: Path, path: str) -> Reading:
+    """Reads the folder.
+
+    Args:
+        run_dir: the folder.
+        path: below the root, which becomes the id.
+
+    Raises:
+        OSError: `metrics.csv` cannot be read.
+    """
+    hparams: Mapping[str, Scalar] = {}
+    problem = None
+    times = [run_dir.stat().st_mtime]
+    metrics = run_dir / METRICS
+    times.append(metrics.stat().st_mtime)
+    try:
+        times.append((run_dir / HPARAMS).stat().st_mtime)
+        hparams = _read_hparams(run_dir / HPARAMS)
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError) as error:
+        problem = f"{HPARAMS} cannot be read: {_first_line(error)}"
+    try:
+        summary = last_values(metrics)
+    except ValueError as error:
+        summary, problem = {}, f"{METRICS} cannot be read: {_first_line(error)}"
+    return Reading(
+        run_id=clean_text(path or run_dir.name),
+        kind="lightning-csv",
+        status="unknown",
+        # Files came into the folder at its beginning, and hardly later.
+        created_at=min(times),
+        updated_at=times[1],
+        hparams=hparams,
+        summary=summary,
+        problem=problem,
+    )
+
+
+def last_values(path: Path) -> dict[str, float]:
+    """Returns the last value of each column; reads from the end, a mebibyte at a time, for as long as a column has none.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: it is no CSV in UTF-8.
+    """
+    with path.open("rb") as file:
+        header = file.readline()
+        names = next(csv.reader([header.decode("utf-8-sig")]), [])
+        if not header.endswith(b"\n"):
+            return {}
+        wanted = {index for index, name in enumerate(names) if name and name not in _OWN_COLUMNS}
+        found: dict[int, float] = {}
+        start = len(header)
+        end = file.seek(0, os.SEEK_END)
+        tail = b""
+        is_last = True
+        while end > start and len(found) < len(wanted):
+            begin = max(start, end - _BLOCK_BYTES)
+            file.seek(begin)
+            block = file.read(end - begin) + tail
+            if is_last:
+                # A line without an end is being written.
+                block = block[: block.rfind(b"\n") + 1]
+                is_last = not block
+            cut = 0 if begin == start else block.find(b"\n") + 1
+            tail, block = block[:cut], block[cut:]
+            _take_last(block, wanted, found)
+            end = begin
+    return {clean_text(names[index]): found[index] for index in sorted(found)}
+
+
+def _take_last(block: bytes, wanted: set[int], found: dict[int, float]) -> None:
+    rows = list(csv.reader(io.StringIO(block.decode("utf-8"), newline="")))
+    for row in reversed(rows):
+        if len(found) == len(wanted):
+            return
+        for index in wanted - found.keys():
+            if index < len(row) and row[index]:
+                try:
+                    found[index] = float(row[index])
+                except ValueError:
+                    continue
+
+
+def _read_hparams(path: Path) -> Mapping[str, Scalar]:
+    import yaml
+
+    raw = path.read_bytes()
+    if len(raw) > _MOST_YAML_BYTES:
+        raise ValueError(f"it has {len(raw)} bytes")
+    try:
+        data = yaml.load(raw, Loader=_loader(yaml))  # noqa: S506  # the loader builds plain values only
+    except (yaml.YAMLError, RecursionError) as error:
+        raise ValueError(str(error) or "it is nested too deeply") from error
+    _check_size(data)
+    return sound_hparams(flat_hyperparameters(data)) if isinstance(data, dict) else {}
+
+
+def _loader(yaml: Any) -> Any:
+    """Returns a safe loader that takes what Lightning dumps of any object for the plain values it is made of."""
+    base = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+    class Loader(base):  # type: ignore[misc, valid-type]  # whichever PyYAML was built with
+        pass
+
+    def plain(loader: Any, _: str, node: Any) -> Any:
+        if isinstance(node, yaml.MappingNode):
+            return loader.construct_mapping(node, deep=True)
+        if isinstance(node, yaml.SequenceNode):
+            return loader.construct_sequence(node, deep=True)
+        return loader.construct_scalar(node)
+
+    Loader.add_multi_constructor("", plain)
+    return Loader
+
+
+def _check_size(data: Any) -> None:
+    """Refuses what is too much; a file of a few lines can hold lists of lists of lists by their aliases, and itself."""
+    waiting, count = [data], 0
+    while waiting:
+        value = waiting.pop()
+        count += 1
+        if count > _MOST_VALUES:
+            raise ValueError(f"it has more than {_MOST_VALUES} values")
+        if isinstance(value, dict):
+            waiting.extend(value.values())
+        elif isinstance(value, list | tuple | set):
+            waiting.extend(value)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,609 @@
+"""What a run has beside metrics: tables, images, sounds, videos, point clouds, histograms, texts, traces, artifacts.
+
+The indexes of a run (`media.jsonl` and its like) are read at each call, so that a run that is being written shows what is new. What
+a record says of a file is there at once; the file is read by `load`. A torn last line is left out, damaged lines are counted by
+`Records.damaged_lines`, and nothing of it raises. Importing this module imports neither numpy nor Pillow.
+"""
+
+import csv
+import io
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+import attrs
+
+from destinations.run_directory.layout import (
+    ARTIFACTS_INDEX,
+    HISTOGRAMS_INDEX,
+    MEDIA_INDEX,
+    TABLES_INDEX,
+    TEXTS_INDEX,
+    TRACES_INDEX,
+)
+
+from ._lines import number_of, read_lines
+from .errors import MetricNotFoundError
+
+if TYPE_CHECKING:
+    import numpy as np
+    import PIL.Image
+
+__all__ = [
+    "Artifact",
+    "Audio",
+    "Histogram",
+    "Image",
+    "Mask",
+    "Medium",
+    "PointCloud",
+    "Records",
+    "Table",
+    "TableEntry",
+    "Text",
+    "Trace",
+    "Video",
+]
+
+_INDEXES = (
+    MEDIA_INDEX,
+    TABLES_INDEX,
+    HISTOGRAMS_INDEX,
+    TEXTS_INDEX,
+    TRACES_INDEX,
+    ARTIFACTS_INDEX,
+)
+
+
+@attrs.frozen
+class Medium:
+    """A file that was logged.
+
+    Attributes:
+        name: as it was logged.
+        step: of the call; None where the run does not say.
+        index: which of those of one call.
+        time: of the call, in seconds since 1970; None where the run does not say.
+        path: the file, absolute.
+        size: bytes; None where the run does not say.
+        shape: of the array that was logged; None where it was a file.
+        caption: where there is one.
+    """
+
+    name: str
+    step: int | None
+    index: int
+    time: float | None
+    path: Path
+    size: int | None
+    shape: tuple[int, ...] | None
+    caption: str | None
+
+    def read_bytes(self) -> bytes:
+        """Returns the content of the file."""
+        return self.path.read_bytes()
+
+
+@attrs.frozen
+class Mask:
+    """A segmentation mask of an image: pixels are the indices of classes.
+
+    Attributes:
+        path: PNG of the indices.
+        overlay: PNG of the image with the mask in colours.
+    """
+
+    path: Path
+    overlay: Path | None
+
+    def load(self) -> "np.ndarray[Any, Any]":
+        """Returns the indices, `(H, W)`."""
+        return _pixels(self.path)
+
+
+@attrs.frozen
+class Image(Medium):
+    """An image.
+
+    Attributes:
+        masks: by name.
+        class_labels: what the indices in masks mean.
+        value_range: the least and greatest value that was logged, where the pixels were stretched.
+    """
+
+    masks: Mapping[str, Mask] = attrs.field(factory=dict)
+    class_labels: Mapping[int, str] = attrs.field(factory=dict)
+    value_range: tuple[float, float] | None = None
+
+    def load(self) -> "PIL.Image.Image":
+        """Returns the image, read whole."""
+        import PIL.Image
+
+        with PIL.Image.open(self.path) as image:
+            image.load()
+            return image
+
+    def array(self) -> "np.ndarray[Any, Any]":
+        """Returns the pixels, uint8 `(H, W)`, `(H, W, 3)` or `(H, W, 4)`."""
+        return _pixels(self.path)
+
+
+@attrs.frozen
+class Audio(Medium):
+    """A sound.
+
+    Attributes:
+        sample_rate: in Hz, where the run says so.
+    """
+
+    sample_rate: int | None = None
+
+    def load(self) -> "tuple[np.ndarray[Any, np.dtype[np.int16]], int]":
+        """Returns the samples of a WAV file, int16 `(frames, channels)`, and its sample rate.
+
+        Raises:
+            ValueError: the file is another format, or has other than 16 bits; `path` names it.
+        """
+        import wave
+
+        import numpy as np
+
+        try:
+            with wave.open(str(self.path), "rb") as file:
+                channels, width, rate = file.getnchannels(), file.getsampwidth(), file.getframerate()
+                data = file.readframes(file.getnframes())
+        except (wave.Error, EOFError) as error:
+            raise ValueError(
+                f"sound must be a WAV file, got {self.path} ({error}). Open its path."
+            ) from error
+        if width != 2:  # noqa: PLR2004  # bytes
+            raise ValueError(f"sound must have 16 bits, got {8 * width} in {self.path}. Open its path.")
+        return np.frombuffer(data, "<i2").reshape(-1, channels), rate
+
+
+@attrs.frozen
+class Video(Medium):
+    """A video; `path` is for a player.
+
+    Attributes:
+        fps: frames per second, where they were given.
+        format: the suffix of the file.
+    """
+
+    fps: float | None = None
+    format: str | None = None
+
+
+@attrs.frozen
+class PointCloud(Medium):
+    """A point cloud."""
+
+    def load(
+        self,
+    ) -> "tuple[np.ndarray[Any, np.dtype[np.float32]], np.ndarray[Any, np.dtype[np.uint8]] | None]":
+        """Returns the points, float32 `(N, 3)`, and their colours, uint8 `(N, 3)` or `(N, 4)`, or None.
+
+        Raises:
+            ValueError: the file is not such a PLY as `RunDirectory` writes.
+        """
+        return _points(self.path)
+
+
+@attrs.frozen
+class TableEntry:
+    """What is known of a table without reading it.
+
+    Attributes:
+        name: as it was logged.
+        step: of the call.
+        time: of the call, in seconds since 1970.
+        path: the CSV, absolute.
+        size: bytes.
+        row_count: without the header.
+        columns: name and type of each: "bool", "int", "float", "str", or "empty".
+    """
+
+    name: str
+    step: int | None
+    time: float | None
+    path: Path
+    size: int | None
+    row_count: int
+    columns: tuple[tuple[str, str], ...]
+
+
+@attrs.frozen
+class Table:
+    """A table.
+
+    Attributes:
+        name: as it was logged.
+        step: of the call.
+        columns: their names.
+        rows: cells with their types back. None was logged where a cell of numbers is None; in a column of texts, None and ""
+            are the same.
+    """
+
+    name: str
+    step: int | None
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Any, ...], ...]
+
+    def to_dicts(self) -> list[dict[str, Any]]:
+        """Returns each row by column; of columns of one name, the last."""
+        return [dict(zip(self.columns, row, strict=True)) for row in self.rows]
+
+
+@attrs.frozen(eq=False)
+class Histogram:
+    """The distribution of some values at a step.
+
+    Attributes:
+        name: as it was logged.
+        step: of the call.
+        time: of the call, in seconds since 1970.
+        counts: int64 `(bins,)`.
+        edges: float64 `(bins + 1,)`.
+        moments: `count`, `non_finite`, `min`, `max`, `mean`, `std`, `sum` as far as the run has them; of the finite values.
+    """
+
+    name: str
+    step: int | None
+    time: float | None
+    counts: "np.ndarray[Any, np.dtype[np.int64]]"
+    edges: "np.ndarray[Any, np.dtype[np.float64]]"
+    moments: Mapping[str, float | None]
+
+
+@attrs.frozen
+class Text:
+    """A text."""
+
+    name: str
+    step: int | None
+    time: float | None
+    text: str
+
+
+@attrs.frozen
+class Trace:
+    """What one call of `log_traces` had."""
+
+    step: int | None
+    time: float | None
+    traces: Mapping[str, Any]
+
+
+@attrs.frozen
+class Artifact:
+    """A file that was given to `upload_file` and kept in the run.
+
+    Attributes:
+        name: the remote name.
+        step: of the call.
+        time: of the call, in seconds since 1970.
+        path: the file, absolute; a later artifact of the same name has replaced it.
+        size: bytes.
+        sha256: hexadecimal.
+    """
+
+    name: str
+    step: int | None
+    time: float | None
+    path: Path
+    size: int | None
+    sha256: str | None
+
+
+class _Named(Protocol):
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def step(self) -> int | None: ...
+
+
+_Record = TypeVar("_Record")
+_NamedRecord = TypeVar("_NamedRecord", bound=_Named)
+
+
+class Records:
+    """The records of one run.
+
+    Args:
+        run_dir: its folder.
+    """
+
+    def __init__(self, run_dir: Path) -> None:
+        self._run_dir = run_dir
+
+    def images(self, name: str | None = None, step: int | None = None) -> list[Image]:
+        """Returns images in the order in which they were logged.
+
+        Args:
+            name: all names where None.
+            step: all steps where None.
+
+        Raises:
+            MetricNotFoundError: nothing has this name.
+        """
+        return _chosen(self._media("image", self._image), name, step)
+
+    def audio(self, name: str | None = None, step: int | None = None) -> list[Audio]:
+        """Returns sounds; as `images`."""
+
+        def made(record: dict[str, Any], fields: dict[str, Any]) -> Audio:
+            return Audio(**fields, sample_rate=_whole(record.get("sample_rate")))
+
+        return _chosen(self._media("audio", made), name, step)
+
+    def videos(self, name: str | None = None, step: int | None = None) -> list[Video]:
+        """Returns videos; as `images`."""
+
+        def made(record: dict[str, Any], fields: dict[str, Any]) -> Video:
+            return Video(**fields, fps=number_of(record.get("fps")), format=_text(record.get("format")))
+
+        return _chosen(self._media("video", made), name, step)
+
+    def point_clouds(self, name: str | None = None, step: int | None = None) -> list[PointCloud]:
+        """Returns point clouds; as `images`."""
+        return _chosen(self._media("point_cloud", lambda _, fields: PointCloud(**fields)), name, step)
+
+    def tables(self, name: str | None = None) -> list[TableEntry]:
+        """Returns what is known of the tables, in the order in which they were logged.
+
+        Raises:
+            MetricNotFoundError: no table has this name.
+        """
+
+        def made(record: dict[str, Any]) -> TableEntry:
+            columns = tuple((str(one["name"]), str(one.get("type", "str"))) for one in record["columns"])
+            return TableEntry(
+                str(record["name"]),
+                _whole(record.get("step")),
+                number_of(record.get("time")),
+                self._inside(record["path"]),
+                _whole(record.get("size")),
+                int(record.get("rows", 0)),
+                columns,
+            )
+
+        return _chosen(self._made(TABLES_INDEX, made), name, None)
+
+    def table(self, name: str, step: int | None = None) -> Table:
+        """Reads a table.
+
+        Args:
+            name: as it was logged.
+            step: which; the last one that was logged where None.
+
+        Raises:
+            MetricNotFoundError: no table has this name, or none has it at this step.
+            FileNotFoundError: its file is gone.
+        """
+        entries = self.tables(name)
+        found = [entry for entry in entries if step is None or entry.step == step]
+        if not found:
+            raise MetricNotFoundError(
+                f"{name} at step {step}", [f"{name} at step {entry.step}" for entry in entries]
+            )
+        entry = found[-1]
+        with entry.path.open(newline="", encoding="utf-8", errors="replace") as file:
+            lines = list(csv.reader(file))
+        columns = tuple(lines[0]) if lines else tuple(column for column, _ in entry.columns)
+        types = [kind for _, kind in entry.columns]
+        types += ["str"] * (len(columns) - len(types))
+        rows = tuple(
+            tuple(_cell(cell, kind) for cell, kind in zip(line, types, strict=False)) for line in lines[1:]
+        )
+        return Table(entry.name, entry.step, columns, rows)
+
+    def histograms(self, name: str | None = None) -> list[Histogram]:
+        """Returns histograms in the order in which they were logged; of all names where None.
+
+        Raises:
+            MetricNotFoundError: nothing has this name.
+        """
+        import numpy as np
+
+        def made(record: dict[str, Any]) -> Histogram:
+            moments = ("count", "non_finite", "min", "max", "mean", "std", "sum")
+            edges = [number_of(edge) for edge in record["edges"]]
+            return Histogram(
+                str(record["name"]),
+                _whole(record.get("step")),
+                number_of(record.get("time")),
+                np.array(record["counts"], np.int64).reshape(-1),
+                np.array(edges, np.float64).reshape(-1),
+                {moment: number_of(record[moment]) for moment in moments if moment in record},
+            )
+
+        return _chosen(self._made(HISTOGRAMS_INDEX, made), name, None)
+
+    def texts(self, name: str | None = None) -> list[Text]:
+        """Returns texts in the order in which they were logged; of all names where None.
+
+        Raises:
+            MetricNotFoundError: nothing has this name.
+        """
+
+        def made(record: dict[str, Any]) -> Text:
+            at = number_of(record.get("time"))
+            return Text(str(record["name"]), _whole(record.get("step")), at, str(record["text"]))
+
+        return _chosen(self._made(TEXTS_INDEX, made), name, None)
+
+    def traces(self) -> list[Trace]:
+        """Returns traces in the order in which they were logged."""
+
+        def made(record: dict[str, Any]) -> Trace:
+            return Trace(_whole(record.get("step")), number_of(record.get("time")), dict(record["traces"]))
+
+        return list(self._made(TRACES_INDEX, made))
+
+    def artifacts(self, name: str | None = None) -> list[Artifact]:
+        """Returns artifacts in the order in which they were kept; of all names where None.
+
+        Raises:
+            MetricNotFoundError: nothing has this name.
+        """
+
+        def made(record: dict[str, Any]) -> Artifact:
+            return Artifact(
+                str(record["name"]),
+                _whole(record.get("step")),
+                number_of(record.get("time")),
+                self._inside(record["path"]),
+                _whole(record.get("size")),
+                _text(record.get("sha256")),
+            )
+
+        return _chosen(self._made(ARTIFACTS_INDEX, made), name, None)
+
+    def damaged_lines(self) -> dict[str, int]:
+        """Returns how many lines of each index cannot be understood; only indexes that have some."""
+        counts = {}
+        for index in _INDEXES:
+            count = read_lines(self._run_dir / index).damaged
+            count += sum(1 for _ in self._unusable(index))
+            if count:
+                counts[index] = count
+        return counts
+
+    # --- inside ----------------------------------------------------------------------------------------------------
+
+    def _unusable(self, index: str) -> Iterator[dict[str, Any]]:
+        """Returns the lines that are JSON, but lack what makes them a record."""
+        wanted = {
+            MEDIA_INDEX: ("path", "type"),
+            TABLES_INDEX: ("name", "path", "columns"),
+            HISTOGRAMS_INDEX: ("name", "counts", "edges"),
+            TEXTS_INDEX: ("name", "text"),
+            TRACES_INDEX: ("traces",),
+            ARTIFACTS_INDEX: ("name", "path"),
+        }[index]
+        for record in read_lines(self._run_dir / index).records:
+            if any(name not in record for name in wanted) or not self._is_inside(record.get("path", "x")):
+                yield record
+
+    def _made(self, index: str, made: Callable[[dict[str, Any]], _Record]) -> Iterator[_Record]:
+        for record in read_lines(self._run_dir / index).records:
+            try:
+                yield made(record)
+            except (KeyError, TypeError, ValueError, AttributeError):
+                continue  # Counted by `damaged_lines`.
+
+    def _media(
+        self, kind: str, made: Callable[[dict[str, Any], dict[str, Any]], _Record]
+    ) -> Iterator[_Record]:
+        def record_of(record: dict[str, Any]) -> _Record:
+            shape = record.get("shape")
+            fields = {
+                "name": str(record.get("name") or record["tag"]),
+                "step": _whole(record.get("step")),
+                "index": _whole(record.get("index")) or 0,
+                "time": number_of(record.get("time")),
+                "path": self._inside(record["path"]),
+                "size": _whole(record.get("size")),
+                "shape": None if shape is None else tuple(int(side) for side in shape),
+                "caption": _text(record.get("caption")),
+            }
+            return made(record, fields)
+
+        for found in read_lines(self._run_dir / MEDIA_INDEX).records:
+            if found.get("type") == kind:
+                try:
+                    yield record_of(found)
+                except (KeyError, TypeError, ValueError, AttributeError):
+                    continue  # Counted by `damaged_lines`.
+
+    def _image(self, record: dict[str, Any], fields: dict[str, Any]) -> Image:
+        masks = {
+            name: Mask(
+                self._inside(mask["path"]),
+                self._inside(mask["overlay"]) if mask.get("overlay") else None,
+            )
+            for name, mask in (record.get("masks") or {}).items()
+        }
+        labels = {int(key): str(label) for key, label in (record.get("mask_class_labels") or {}).items()}
+        bounds = record.get("value_range")
+        numbers = [number_of(bound) for bound in bounds] if bounds else []
+        value_range = (numbers[0], numbers[1]) if len(numbers) == 2 else None  # noqa: PLR2004  # least and greatest
+        return Image(**fields, masks=masks, class_labels=labels, value_range=value_range)  # type: ignore[arg-type]
+
+    def _is_inside(self, path: Any) -> bool:
+        parts = PurePosixPath(str(path))
+        return not parts.is_absolute() and ".." not in parts.parts
+
+    def _inside(self, path: Any) -> Path:
+        """Returns a path of a record, which may not lead out of the run."""
+        if not self._is_inside(path):
+            raise ValueError(f"path must stay in the run, got {path!r}")
+        return self._run_dir / str(path)
+
+
+def _chosen(records: Iterable[_NamedRecord], name: str | None, step: int | None) -> list[_NamedRecord]:
+    found = list(records)
+    if name is not None:
+        named = [record for record in found if record.name == name]
+        if not named:
+            raise MetricNotFoundError(name, dict.fromkeys(record.name for record in found))
+        found = named
+    return found if step is None else [record for record in found if record.step == step]
+
+
+def _whole(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def _cell(cell: str, kind: str) -> Any:
+    """Returns a cell of a table with its type; the text itself where it does not fit."""
+    if kind == "str":
+        return cell
+    if not cell:
+        return None
+    if cell in {"True", "False"}:
+        return cell == "True"
+    try:
+        if kind == "int":
+            return int(cell)
+        return float(cell) if kind == "float" else cell
+    except ValueError:
+        return cell
+
+
+def _pixels(path: Path) -> "np.ndarray[Any, Any]":
+    import numpy as np
+    import PIL.Image
+
+    with PIL.Image.open(path) as image:
+        return np.array(image)
+
+
+_PLY_TYPES = {"float": "<f4", "double": "<f8", "uchar": "u1"}
+
+
+def _points(path: Path) -> "tuple[np.ndarray[Any, Any], np.ndarray[Any, Any] | None]":
+    """Reads binary PLY of vertices alone (G. Turk, The PLY Polygon File Format, 1994)."""
+    import numpy as np
+
+    data = path.read_bytes()
+    head, mark, body = data.partition(b"end_header\n")
+    lines = [line.split() for line in io.StringIO(head.decode("ascii", "replace"))]
+    if not mark or lines[:1] != [["ply"]] or ["format", "binary_little_endian", "1.0"] not in lines:
+        raise ValueError(f"point cloud must be a binary little-endian PLY, got {path}. Open its path.")
+    try:
+        count = next(int(line[2]) for line in lines if line[:2] == ["element", "vertex"])
+        fields = [(line[2], _PLY_TYPES[line[1]]) for line in lines if line[:1] == ["property"]]
+        vertices = np.frombuffer(body, np.dtype(fields), count)
+        points = np.stack([vertices[axis] for axis in "xyz"], axis=1).astype(np.float32)
+    except (StopIteration, KeyError, IndexError, ValueError) as error:
+        raise ValueError(f"point cloud must have x, y and z, got {path} ({error}).") from error
+    shades = [name for name, _ in fields if name in {"red", "green", "blue", "alpha"}]
+    if not shades:
+        return points, None
+    return points, np.stack([vertices[name] for name in shades], axis=1).astype(np.uint8)

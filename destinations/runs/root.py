@@ -1,0 +1,115 @@
+"""One root and its index: what the scan finds goes in, a thousand runs at a time."""
+
+import os
+import sqlite3
+import time
+from collections.abc import Callable
+
+import attrs
+
+from destinations.run_directory.layout import SIDECAR
+
+from .index import Index
+from .liveness import HEARTBEAT_SECONDS
+from .reading import read_sidecar
+from .scan import Disk, Found, Known, Scanner, ScanReport
+
+__all__ = ["Root"]
+
+_BATCH = 1000
+_MOST_PROBLEMS = 100
+_TRIES = 4
+
+
+@attrs.define
+class Root:
+    """A folder with runs.
+
+    Args:
+        folder: absolute, without links.
+        index: what is known of it.
+        disk: the file system.
+        clock_ns: the time of this machine, by which the times of files are judged.
+    """
+
+    folder: str
+    index: Index
+    disk: Disk = attrs.field(factory=Disk)
+    clock_ns: Callable[[], int] = time.time_ns
+
+    def scan(self, now: float, *, full: bool) -> ScanReport:
+        """Scans, and begins again where the index turns out to be unusable."""
+        for attempt in range(_TRIES):
+            try:
+                return self._scan(now, full=full)
+            except sqlite3.Error as error:
+                if attempt == _TRIES - 1:
+                    raise
+                self.index.rescue(error)
+        raise AssertionError
+
+    def _scan(self, now: float, *, full: bool) -> ScanReport:
+        started = time.perf_counter()
+        self.index.reopen_if_deleted()
+        known = self.index.known()
+        scanner = Scanner(self.folder, known, full=full, disk=self.disk, clock_ns=self.clock_ns)
+        added = changed = touched = 0
+        added_ids: list[str] = []
+        batch: list[Found] = []
+        for found in scanner.found():
+            if found.reading is None:
+                touched += 1
+            elif found.path in known.runs:
+                changed += 1
+            else:
+                added += 1
+                added_ids.append(found.reading.run_id)
+            batch.append(found)
+            if len(batch) >= _BATCH:
+                self.index.write(batch)
+                batch = []
+        gone = scanner.gone_runs()
+        gone_ids = set(self.index.run_ids(gone))
+        gone_folders = scanner.gone_folders()
+        if batch or gone or gone_folders or scanner.folders:
+            self.index.write(batch, folders=scanner.folders, gone_runs=gone, gone_folders=gone_folders)
+        runs, alive, damaged, orphans = self.index.counts(now - HEARTBEAT_SECONDS)
+        warnings = tuple(self.index.warnings)
+        self.index.warnings.clear()
+        return ScanReport(
+            runs=runs,
+            added=added,
+            changed=changed,
+            unchanged=scanner.unchanged + touched,
+            moved=sum(run_id in gone_ids for run_id in added_ids) if gone_ids else 0,
+            gone=len(gone),
+            alive=alive,
+            damaged=damaged,
+            orphans=orphans,
+            duplicates=self.index.duplicates(),
+            problems=(*scanner.problems, *self.index.problems(_MOST_PROBLEMS))[:_MOST_PROBLEMS],
+            warnings=warnings,
+            is_full=full,
+            seconds=time.perf_counter() - started,
+        )
+
+    def refresh(self, path: str) -> None:
+        """Reads one run again."""
+        found = Scanner(self.folder, Known(), disk=self.disk, clock_ns=self.clock_ns).read_run(path)
+        if found is not None:
+            self.index.write([found])
+
+    def own_tags(self, path: str) -> tuple[str, ...]:
+        """Returns the tags that a run gave itself."""
+        try:
+            raw, _ = self.disk.read(os.path.join(self.folder, path, SIDECAR))  # noqa: PTH118  # a name may be no UTF-8
+            return read_sidecar(raw, dict).tags
+        except (OSError, ValueError):
+            return ()
+
+    def below(self, folder: str) -> str | None:
+        """Returns the path of a folder below this one; None where it lies elsewhere."""
+        if folder == self.folder:
+            return ""
+        base = self.folder if self.folder == "/" else f"{self.folder}/"
+        return folder.removeprefix(base) if folder.startswith(base) else None

@@ -1,0 +1,533 @@
+"""`open_runs`: many runs, found, queried and compared."""
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+from .edits import edit_run
+from .errors import (
+    AmbiguousRunError,
+    FilterError,
+    MetricNotFoundError,
+    RootError,
+    RunNotFoundError,
+)
+from .filter_sql import Order, compile_query
+from .filters import FIELDS, All, Compare, Field, Filter, In, Node, parse_field, parse_filter
+from .index import Index, cache_folder
+from .record import RunRecord
+from .root import Root
+from .run import Run
+from .scan import ScanReport
+
+__all__ = ["FLAT_FIELDS", "Runs", "flat_record", "open_runs"]
+
+_LAST_CHARACTER = "\U0010ffff"
+# Newest and greatest first, unless asked otherwise.
+_DESCENDING_GROUPS = frozenset({"summary"})
+
+RunLike = str | os.PathLike[str] | Run | RunRecord
+
+
+def open_runs(
+    *roots: str | os.PathLike[str],
+    cache: str | os.PathLike[str] | None = None,
+    scan: bool = True,
+    clock: Callable[[], float] = time.time,
+) -> "Runs":
+    """Opens the runs below some folders, and looks at what changed since the last time.
+
+    ```python
+    with open_runs("runs") as runs:
+        for run in runs.query(where="hparams.optim.lr >= 1e-3", sort_by="summary.val/acc", limit=10):
+            print(run.path)
+    ```
+
+    Args:
+        roots: folders that hold runs, at any depth; or are runs. Or one dataset that `compact` has written, by its path
+            or URI (`s3://bucket/dataset`), which opens as `Dataset`.
+        cache: the folder for the index. Default: `training-destinations/runs` in `$XDG_CACHE_HOME` or `~/.cache`. It may be
+            deleted at any time. Where it cannot be written to, the index is in memory, and `report.warnings` says so.
+        scan: whether to scan; without, the answers are those of the last scan.
+        clock: tells the time by which heartbeats are judged, in seconds since 1970.
+
+    Raises:
+        RootError: a root is missing, is no folder, or none is given.
+    """
+    if len(roots) == 1 and _is_dataset(roots[0]):
+        from .dataset import open_dataset
+
+        return open_dataset(roots[0])
+    folders, warnings = _folders(roots)
+    try:
+        place: Path | None = cache_folder() if cache is None else Path(cache).absolute()
+    except RuntimeError as error:
+        place = None
+        warnings.append(f"index has no place ({error}); it is kept in memory.")
+    opened = Runs([Root(folder, Index(folder, place)) for folder in folders], clock=clock, warnings=warnings)
+    if scan:
+        opened.scan()
+    return opened
+
+
+class Runs:
+    """Runs below some roots; `open_runs` makes one.
+
+    **Threading.** Any thread may call any method; they take turns. A `Run` that was handed out belongs to who got it. In a forked
+    child, open the runs again.
+
+    **Freshness.** Answers are those of the last scan: `scan` again to see what happened since. A query reads the index only.
+
+    Args:
+        roots: with their indexes.
+        clock: tells the time, in seconds since 1970.
+        warnings: what the report of each scan is to say too.
+    """
+
+    def __init__(
+        self, roots: Sequence[Root], *, clock: Callable[[], float] = time.time, warnings: Sequence[str] = ()
+    ) -> None:
+        self._roots = tuple(roots)
+        self._clock = clock
+        self._warnings = tuple(warnings)
+        # Guards the indexes and the report.
+        self._lock = threading.RLock()
+        self.report = ScanReport()
+
+    @property
+    def roots(self) -> tuple[Path, ...]:
+        """The folders, absolute and without links."""
+        return tuple(Path(root.folder) for root in self._roots)
+
+    def scan(self, *, full: bool = False) -> ScanReport:
+        """Looks at what changed, and returns what it found; `report` keeps it.
+
+        Takes some microseconds for each run that did not change, some tens for each that did. Raises nothing for anything that is
+        found: runs may be written, moved and deleted meanwhile.
+
+        Args:
+            full: read everything again, whatever is known.
+        """
+        with self._lock:
+            started = time.perf_counter()
+            reports = [root.scan(self._clock(), full=full) for root in self._roots]
+            total = ScanReport.total(reports)
+            self.report = ScanReport.total(
+                [total],
+                warnings=(*self._warnings, *total.warnings),
+                duplicates=self._duplicates(total),
+                is_full=full,
+                seconds=time.perf_counter() - started,
+            )
+            return self.report
+
+    def query(
+        self,
+        *,
+        where: str | None = None,
+        tag: str | None = None,
+        status: str | None = None,
+        sort_by: str | None = None,
+        descending: bool | None = None,
+        archived: bool | None = False,
+        limit: int | None = None,
+    ) -> list[Run]:
+        """Returns the runs that fit.
+
+        Args:
+            where: a filter, such as `hparams.optim.lr >= 1e-3 and summary.val/acc > 0.9`; docs/runs.md has the language.
+            tag: a tag that they have.
+            status: their status.
+            sort_by: a field (`created_at`), hyperparameter (`hparams.optim.lr`) or metric (`summary.val/acc`). Default: the
+                newest first. Runs without a value come last, whatever the direction, and those with NaN before them.
+            descending: from the greatest to the least. Default: for times and metrics.
+            archived: only those that are archived, or that are not; None for both.
+            limit: how many at most.
+
+        Raises:
+            FilterError: the filter does not parse.
+            MetricNotFoundError: no run has what to sort by.
+        """
+        found = self.records(
+            where=where,
+            tag=tag,
+            status=status,
+            sort_by=sort_by,
+            descending=descending,
+            archived=archived,
+            limit=limit,
+        )
+        return [Run(record) for record in found]
+
+    def records(
+        self,
+        *,
+        where: str | None = None,
+        tag: str | None = None,
+        status: str | None = None,
+        sort_by: str | None = None,
+        descending: bool | None = None,
+        archived: bool | None = False,
+        limit: int | None = None,
+    ) -> list[RunRecord]:
+        """Returns what is known of the runs that fit; arguments and errors are those of `query`."""
+        now = self._clock()
+        node = _node(where, tag, status, now)
+        field = self._order_field(sort_by)
+        if descending is None:
+            descending = field.group in _DESCENDING_GROUPS or field.type == "time"
+        order = Order(field, descending)
+        wanted = {*Filter("", node).fields(), field} if node is not None else {field}
+        cells = [one for one in wanted if one.group != "run"]
+        with self._lock:
+            found: list[tuple[int, Any, float | None, int, Root]] = []
+            is_sortable = field.group == "run"
+            for root in self._roots:
+                sources = root.index.sources(cells)
+                is_sortable = is_sortable or field in sources
+                query = compile_query(node, order, sources, root=root.folder, now=now, archived=archived)
+                found += [(*row, root) for row in root.index.select(query, limit)]
+            if not is_sortable and len(self):
+                raise MetricNotFoundError(
+                    str(field), [f"{field.group}.{name}" for name in self._names(field.group)]
+                )
+            if len(self._roots) > 1:
+                found = _merged(found, descending)[:limit]
+            return self._fetch([(root, number) for *_, number, root in found])
+
+    def __getitem__(self, wanted: str | os.PathLike[str]) -> Run:
+        """Returns one run.
+
+        Args:
+            wanted: its id, its display name or the name of its folder, its path, or the beginning of its id.
+
+        Raises:
+            RunNotFoundError: there is none.
+            AmbiguousRunError: there are several.
+        """
+        return Run(self._find(wanted))
+
+    def __len__(self) -> int:
+        with self._lock:
+            return sum(root.index.count() for root in self._roots)
+
+    def __iter__(self) -> Iterator[Run]:
+        """Yields all runs, archived ones among them, the newest first."""
+        return iter(self.query(archived=None))
+
+    def hparam_names(self) -> list[str]:
+        """Returns the dotted names of all hyperparameters."""
+        return self._names("hparams")
+
+    def metric_names(self) -> list[str]:
+        """Returns the names of all metrics."""
+        return self._names("summary")
+
+    def compare(self, runs: Sequence[RunLike]) -> dict[str, dict[str, Any]]:
+        """Returns what differs between runs: field by field, such as `hparams.optim.lr`, the value of each run.
+
+        The values are by run id, or by path where two of the runs have the same id. A run that does not have the field is not
+        among them.
+
+        Raises:
+            RunNotFoundError: there is no such run.
+            AmbiguousRunError: there are several.
+        """
+        records = [self._find(run) for run in runs]
+        ids = [record.run_id for record in records]
+        labels = ids if len(set(ids)) == len(ids) else [str(record.path) for record in records]
+        flat = [_compared(record) for record in records]
+        names = dict.fromkeys(name for one in flat for name in one)
+        return {
+            name: {label: one[name] for label, one in zip(labels, flat, strict=True) if name in one}
+            for name in names
+            if len({_identity(one[name]) if name in one else None for one in flat}) > 1
+        }
+
+    def to_dicts(self, **query: Any) -> list[dict[str, Any]]:
+        """Returns a flat dict for each run: its fields, then `hparams.…`, then `summary.…`; takes what `query` takes."""
+        return [flat_record(record) for record in self.records(**query)]
+
+    def to_dataframe(self, **query: Any) -> Any:
+        """Returns a `pandas.DataFrame` with a row for each run, and columns as `to_dicts` has keys; takes what `query` takes.
+
+        Raises:
+            ImportError: pandas is not installed.
+        """
+        try:
+            import pandas as pd
+        except ImportError as error:
+            raise ImportError(
+                f"to_dataframe must have pandas, got: {error}. Install pandas, or use to_dicts()."
+            ) from error
+        rows = self.to_dicts(**query)
+        columns = {name: index for index, name in enumerate(FLAT_FIELDS)}
+        for group in ("hparams.", "summary."):
+            for row in rows:
+                for name in row:
+                    if name.startswith(group):
+                        columns.setdefault(name, len(columns))
+        return pd.DataFrame(rows, columns=list(columns))
+
+    def edit(
+        self,
+        run: RunLike,
+        *,
+        tags: Sequence[str] | None = None,
+        notes: str | None = None,
+        display_name: str | None = None,
+        archived: bool | None = None,
+    ) -> Run:
+        """Writes what the user says of a run into `edits.json` in its folder, and returns the run as it is now.
+
+        The files of the run itself stay as they are, also while it is being written. What is None stays as it is.
+
+        Args:
+            run: the run.
+            tags: all tags that it is to have; one that the run gives itself later is added to them.
+            notes: its notes.
+            display_name: what to call it; "" for the name of its folder.
+            archived: whether it is put away.
+
+        Raises:
+            RunNotFoundError: there is no such run.
+            AmbiguousRunError: there are several.
+            EditError: the folder cannot be written to.
+        """
+        if isinstance(tags, str):
+            raise TypeError(f"tags must be a list of strings, got {tags!r}. Write tags=[{tags!r}].")
+        with self._lock:
+            record = self._find(run)
+            root, path = self._place(record.path)
+            edit_run(
+                record.path,
+                root.own_tags(path),
+                tags=tags,
+                notes=notes,
+                display_name=display_name,
+                archived=archived,
+                clock=self._clock,
+            )
+            root.refresh(path)
+            return Run(self._find(record.path))
+
+    def close(self) -> None:
+        """Closes the indexes; once more does nothing."""
+        with self._lock:
+            for root in self._roots:
+                root.index.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    # --- finding one -----------------------------------------------------------------------------------------------
+
+    def _find(self, wanted: RunLike) -> RunRecord:
+        if isinstance(wanted, Run):
+            wanted = wanted.record
+        if isinstance(wanted, RunRecord):
+            wanted = wanted.path
+        text = os.fspath(wanted)
+        with self._lock:
+            if not isinstance(wanted, str):
+                found = self._at(text)
+            else:
+                found = self._with("run_id = ?", text) or self._with("name = ?", text) or self._at(text)
+                if not found and text:
+                    found = self._with("run_id >= ? AND run_id < ?", text, text + _LAST_CHARACTER)
+            if not found:
+                names = (name for root in self._roots for name in root.index.names_like())
+                raise RunNotFoundError(text, dict.fromkeys(names))
+            records = self._fetch(found)
+        if len(records) > 1:
+            raise AmbiguousRunError(text, [f"{record.run_id} ({record.path})" for record in records])
+        if not records:
+            raise RunNotFoundError(text)
+        return records[0]
+
+    def _with(self, condition: str, *values: str) -> list[tuple[Root, int]]:
+        try:
+            for value in values:
+                value.encode()
+        except UnicodeEncodeError:
+            return []
+        return [(root, number) for root in self._roots for number in root.index.ids_where(condition, values)]
+
+    def _at(self, text: str) -> list[tuple[Root, int]]:
+        """Returns the run with this path, which may be absolute, or below the current folder or a root."""
+        for base in ("", *(root.folder for root in self._roots)):
+            try:
+                full = os.path.realpath(os.path.join(base, text))  # noqa: PTH118  # as in `_folders`
+            except ValueError:
+                # NUL, or half a character: no path at all.
+                return []
+            for root in self._roots:
+                path = root.below(full)
+                if path is not None and (found := root.index.ids_at(path)):
+                    return [(root, number) for number in found]
+        return []
+
+    def _place(self, folder: Path) -> tuple[Root, str]:
+        for root in self._roots:
+            path = root.below(str(folder))
+            if path is not None:
+                return root, path
+        raise RunNotFoundError(str(folder))
+
+    # --- the rest --------------------------------------------------------------------------------------------------
+
+    def _fetch(self, found: Sequence[tuple[Root, int]]) -> list[RunRecord]:
+        """Returns runs in this order."""
+        records: dict[tuple[int, int], RunRecord] = {}
+        for place, root in enumerate(self._roots):
+            numbers = [number for one, number in found if one is root]
+            records |= {(place, number): record for number, record in root.index.records(numbers)}
+        places = {id(root): place for place, root in enumerate(self._roots)}
+        keys = [(places[id(root)], number) for root, number in found]
+        return [records[key] for key in keys if key in records]
+
+    def _names(self, group: str) -> list[str]:
+        with self._lock:
+            return list(dict.fromkeys(name for root in self._roots for name in root.index.names(group)))
+
+    def _order_field(self, sort_by: str | None) -> Field:
+        if sort_by is None:
+            return Field("run", "created_at")
+        try:
+            field = parse_field(sort_by)
+        except FilterError:
+            cells = [f"{group}.{name}" for group in ("hparams", "summary") for name in self._names(group)]
+            raise MetricNotFoundError(sort_by, [*FIELDS, *cells]) from None
+        if field.name == "tags" and field.group == "run":
+            raise MetricNotFoundError(sort_by)
+        return field
+
+    def _duplicates(self, total: ScanReport) -> Mapping[str, tuple[Path, ...]]:
+        """Returns the paths of ids that occur twice, in one root or in several."""
+        if len(self._roots) == 1:
+            return total.duplicates
+        paths: dict[str, list[Path]] = {}
+        for root in self._roots:
+            for run_id, path in root.index.all_ids():
+                paths.setdefault(run_id, []).append(path)
+        return {run_id: tuple(found) for run_id, found in paths.items() if len(found) > 1}
+
+
+def _is_dataset(root: str | os.PathLike[str]) -> bool:
+    """Says whether this is a dataset: whatever is not local, and folders with manifests."""
+    text = os.fspath(root)
+    return "://" in text or any(Path(text, "manifests").glob("[0-9]*.json"))
+
+
+def _folders(roots: Sequence[str | os.PathLike[str]]) -> tuple[list[str], list[str]]:
+    """Returns each root once, as an absolute path without links, and what to say about the others."""
+    if not roots:
+        raise RootError("roots must be at least one folder, got none.")
+    folders: list[str] = []
+    warnings: list[str] = []
+    for root in roots:
+        text = os.fspath(root)
+        folder = os.path.realpath(os.path.expanduser(text))  # noqa: PTH111  # Path would lose a trailing "\n"
+        if not os.path.exists(folder):  # noqa: PTH110  # as above
+            raise RootError(f"root must be a folder, got {text!r}, which does not exist.")
+        if not os.path.isdir(folder):  # noqa: PTH112  # as above
+            raise RootError(f"root must be a folder, got {text!r}, which is a file.")
+        if not os.access(folder, os.R_OK | os.X_OK):
+            raise RootError(f"root must be a folder that can be read, got {text!r}.")
+        folders.append(folder)
+    kept = []
+    for folder in dict.fromkeys(folders):
+        around = next(
+            (one for one in folders if one != folder and folder.startswith(one.rstrip("/") + "/")), None
+        )
+        if around is None:
+            kept.append(folder)
+        else:
+            warnings.append(f"root {folder} lies in root {around}, and is scanned with it.")
+    return kept, warnings
+
+
+def _node(where: str | None, tag: str | None, status: str | None, now: float) -> Node | None:
+    nodes: list[Node] = []
+    if where is not None:
+        nodes.append(parse_filter(where, now).node)
+    if tag is not None:
+        nodes.append(In(Field("run", "tags"), (tag,), negated=False))
+    if status is not None:
+        nodes.append(Compare(Field("run", "status"), "==", status))
+    return All(tuple(nodes)) if nodes else None
+
+
+def _merged(
+    found: list[tuple[int, Any, float | None, int, Root]], descending: bool
+) -> list[tuple[int, Any, float | None, int, Root]]:
+    """Puts what several roots have found in one order: part by part, in each by value, without one the newest first."""
+    ordered = []
+    for part in sorted({row[0] for row in found}):
+        rows = [row for row in found if row[0] == part]
+        if rows[0][1] is None:
+            rows.sort(key=lambda row: row[2] or 0.0, reverse=True)
+        else:
+            rows.sort(key=lambda row: row[1], reverse=descending)
+        ordered += rows
+    return ordered
+
+
+FLAT_FIELDS = (
+    "run_id",
+    "name",
+    "status",
+    "kind",
+    "created_at",
+    "ended_at",
+    "updated_at",
+    "heartbeat_at",
+    "tags",
+    "notes",
+    "display_name",
+    "archived",
+    "checkpoint_path",
+    "problem",
+    "path",
+)
+
+
+def flat_record(record: RunRecord) -> dict[str, Any]:
+    """Returns what is known of a run by `FLAT_FIELDS`, then `hparams.…`, then `summary.…`."""
+    flat: dict[str, Any] = {name: getattr(record, name) for name in FLAT_FIELDS}
+    flat["tags"], flat["path"] = list(record.tags), str(record.path)
+    flat |= {f"hparams.{name}": value for name, value in record.hparams.items()}
+    flat |= {f"summary.{name}": value for name, value in record.summary.items()}
+    return flat
+
+
+def _compared(record: RunRecord) -> dict[str, Any]:
+    """Returns what is worth comparing: not what always differs."""
+    always = {
+        "run_id",
+        "name",
+        "path",
+        "created_at",
+        "ended_at",
+        "updated_at",
+        "heartbeat_at",
+        "checkpoint_path",
+    }
+    return {name: value for name, value in flat_record(record).items() if name not in always}
+
+
+def _identity(value: Any) -> tuple[str, Any]:
+    """Returns what is equal for values that are the same: 1 and 1.0 are, 1 and true are not, NaN is NaN."""
+    if isinstance(value, bool):
+        return ("bool", value)
+    if isinstance(value, float) and value != value:  # noqa: PLR0124  # NaN
+        return ("nan", None)
+    if isinstance(value, int | float):
+        return ("number", value)
+    return (type(value).__name__, str(value))

@@ -1,0 +1,515 @@
+"""What changed below a root: folders are looked at, and read where they are not as they were.
+
+A scan is an iteration in the thread of the caller. It reads, and never writes; whatever it meets it tells in what it yields, and
+raises nothing: runs are written, moved and deleted while it goes on.
+
+What a look costs: a folder without runs, or a finished run, that did not change: one `stat`. A run that has not ended: one more,
+for its heartbeat. Files of a folder are replaced by renaming, which changes the folder's own modification time; a file that was
+rewritten in place is found by a full scan only. A time that is not older than the clock of a file system is coarse says nothing
+yet, and is not relied on.
+"""
+
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from destinations.run_directory.layout import (
+    ABANDONED_FOLDER,
+    ARTIFACTS_FOLDER,
+    EDITS,
+    ENVIRONMENT,
+    HEARTBEAT,
+    JOURNAL_FOLDER,
+    MEDIA_FOLDER,
+    SESSIONS,
+    SIDECAR,
+    SUMMARY,
+    TABLES_FOLDER,
+)
+
+from ._json import clean_text, read_object
+from .edits import apply_edits, read_edits
+from .foreign import METRICS, read_lightning
+from .liveness import is_terminal
+from .reading import Reading, read_sidecar
+
+__all__ = ["DAMAGED", "RUNNING", "Disk", "Found", "Known", "KnownRun", "ScanReport", "Scanner"]
+
+# Nothing in these is a run, and they may hold very many files.
+_NEVER = frozenset({MEDIA_FOLDER, "checkpoints", ARTIFACTS_FOLDER, JOURNAL_FOLDER})
+_NEVER_IN_RUN = _NEVER | {TABLES_FOLDER, ABANDONED_FOLDER}
+# Each of them is there from the first second of a run directory, and in nothing else.
+_MARKS = frozenset({SESSIONS, ENVIRONMENT, HEARTBEAT})
+# FAT counts in two seconds, and nothing else more coarsely.
+_COARSE_NS = 2_000_000_000
+_NO_SUBFOLDERS = 2
+_MOST_PROBLEMS = 100
+
+
+@attrs.frozen
+class ScanReport:
+    """What a scan found; nothing of it is raised.
+
+    Args:
+        runs: how many runs there are now.
+        added: runs that were not known before.
+        changed: known runs of which something was read again.
+        unchanged: known runs that cost a look, and no more.
+        moved: runs of `added` whose id had been at another path, which is gone.
+        gone: known runs whose folder is gone, those that moved among them.
+        alive: runs that are being written.
+        damaged: runs of which something could not be read; each has a `problem`.
+        orphans: of these, run folders without a sidecar.
+        duplicates: the paths of each run id that occurs more than once.
+        problems: where something was wrong, and what; the first hundred.
+        warnings: about the index and the roots.
+        is_full: whether everything was read, whatever was known.
+        seconds: how long it took.
+    """
+
+    runs: int = 0
+    added: int = 0
+    changed: int = 0
+    unchanged: int = 0
+    moved: int = 0
+    gone: int = 0
+    alive: int = 0
+    damaged: int = 0
+    orphans: int = 0
+    duplicates: Mapping[str, tuple[Path, ...]] = attrs.field(factory=dict)
+    problems: tuple[tuple[Path, str], ...] = ()
+    warnings: tuple[str, ...] = ()
+    is_full: bool = False
+    seconds: float = 0.0
+
+    @classmethod
+    def total(cls, reports: "Iterable[ScanReport]", **changes: Any) -> "ScanReport":
+        """Returns the sum of the reports of several roots."""
+        total: dict[str, Any] = {"duplicates": {}, "problems": (), "warnings": ()}
+        for report in reports:
+            for name, value in attrs.asdict(report, recurse=False).items():
+                if name == "is_full":
+                    total[name] = value
+                elif name == "duplicates":
+                    total[name] |= value
+                else:
+                    total[name] = total.get(name, 0) + value if name in total else value
+        total["problems"] = total["problems"][:_MOST_PROBLEMS]
+        return cls(**total | changes)
+
+
+# Id, modification time (ns) and inode of the folder, why to look further all the same (`RUNNING`, `DAMAGED`, or 0), the state
+# of the files, the last sign of life. A tuple, for there may be a hundred thousand of them.
+KnownRun = tuple[int, int, int, int, str, float | None]
+RUNNING, DAMAGED = 1, 2
+
+
+@attrs.frozen
+class Known:
+    """What an index knows of a root.
+
+    Args:
+        runs: by path, see `KnownRun`.
+        folders: by path: modification time (ns) and inode of folders that are no runs.
+        children: paths of runs and folders, by the path of the folder around them.
+    """
+
+    runs: dict[str, KnownRun] = attrs.field(factory=dict)
+    folders: dict[str, tuple[int, int]] = attrs.field(factory=dict)
+    children: dict[str, list[str]] = attrs.field(factory=dict)
+
+
+@attrs.define
+class Found:
+    """A run that is not as the index knows it.
+
+    Args:
+        path: below the root; "" is the root itself.
+        reading: what its files say; None where they are as they were, or cannot be read.
+        problem: what is wrong with it.
+        heartbeat_at: the last sign of life.
+        folder_mtime_ns: of the folder; 0 where it is not to be relied on.
+        folder_inode: of the folder.
+        files: the state of its files.
+        open: why the next scan has to look further, even if the folder is as it was: `RUNNING`, `DAMAGED`, both, or 0.
+        is_orphan: whether it is a run folder without a sidecar.
+    """
+
+    path: str
+    reading: Reading | None
+    problem: str | None
+    heartbeat_at: float | None
+    folder_mtime_ns: int
+    folder_inode: int
+    files: str
+    open: int
+    is_orphan: bool = False
+
+
+class Disk:
+    """What a scan asks of the file system; tests put another in its place."""
+
+    stat = staticmethod(os.stat)
+
+    def exists(self, path: str) -> bool:
+        """Says whether there is a file."""
+        return os.access(path, os.F_OK)
+
+    def list(self, path: str) -> list[tuple[str, bool]]:
+        """Returns the names in a folder, and whether each is a folder itself, and no link to one."""
+        with os.scandir(path) as entries:
+            return [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
+
+    def read(self, path: str) -> tuple[bytes, os.stat_result]:
+        """Returns the content of a file, and what is known of the very file that was read."""
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            state = os.fstat(fd)
+            raw = os.read(fd, state.st_size + 1)
+            while len(raw) > state.st_size:
+                # It grew; or it is no regular file.
+                more = os.read(fd, 1 << 16)
+                if not more:
+                    break
+                raw += more
+            return raw, state
+        finally:
+            os.close(fd)
+
+
+class Scanner:
+    """One scan of one root.
+
+    Args:
+        root: the folder, absolute.
+        known: what there was before; the scanner changes nothing in it.
+        full: whether to read everything again.
+        disk: the file system.
+        clock_ns: the time of this machine, in nanoseconds.
+    """
+
+    def __init__(
+        self,
+        root: str,
+        known: Known,
+        *,
+        full: bool = False,
+        disk: Disk | None = None,
+        clock_ns: Callable[[], int] = time.time_ns,
+    ) -> None:
+        self._root = root
+        self._prefix = "/" if root == "/" else f"{root}/"
+        self._known = known
+        self._full = full
+        self._disk = disk or Disk()
+        self._clock_ns = clock_ns
+        self._waiting: list[str] = []
+        self._seen_runs: set[str] = set()
+        self._seen_folders: set[str] = set()
+        # Folders of which the index is to know something else.
+        self.folders: dict[str, tuple[int, int]] = {}
+        self.problems: list[tuple[Path, str]] = []
+        self.unchanged = 0
+
+    def found(self) -> Iterator[Found]:
+        """Yields the runs that are new, or not as they were; to be iterated to its end."""
+        known, stat, waiting = self._known.runs, self._disk.stat, self._waiting
+        children, prefix, seen = self._known.children, self._prefix, self._seen_runs
+        is_full = self._full
+        try:
+            stat(self._root)
+        except OSError as error:
+            # What was there is perhaps there again later: a file system that is not mounted is no reason to forget it.
+            self.problems.append((Path(self._root), f"root cannot be read: {error.strerror}"))
+            self._keep_below("")
+            return
+        waiting.append("")
+        while waiting:
+            path = waiting.pop()
+            run = known.get(path)
+            if run is None:
+                found = self._look_at_unknown(path)
+            else:
+                try:
+                    state = stat(prefix + path)
+                except OSError as error:
+                    self._cannot_look(path, error)
+                    continue
+                if state.st_mtime_ns == run[1] and state.st_ino == run[2] and not run[3] and not is_full:
+                    seen.add(path)
+                    self.unchanged += 1
+                    if path in children:
+                        waiting.extend(children[path])
+                    continue
+                found = self._look_at_run(path, run, state)
+            if found is not None:
+                yield found
+
+    def gone_runs(self) -> list[str]:
+        """Returns the paths of known runs that are no longer there; once all was iterated."""
+        if len(self._seen_runs) == len(self._known.runs):
+            return []
+        return [path for path in self._known.runs if path not in self._seen_runs]
+
+    def gone_folders(self) -> list[str]:
+        """Returns the paths of known folders that are no longer there, or are runs now."""
+        return [path for path in self._known.folders if path not in self._seen_folders]
+
+    def read_run(self, path: str) -> Found | None:
+        """Reads one run, whatever is known of it; None where there is none."""
+        try:
+            state = self._disk.stat(self._prefix + path)
+        except OSError:
+            return None
+        return self._read(path, state) or self._classified(path, state)
+
+    # --- folders ---------------------------------------------------------------------------------------------------
+
+    def _look_at_unknown(self, path: str) -> Found | None:
+        """Finds out whether a folder is a run; where it is none, has what is in it looked at."""
+        try:
+            state = self._disk.stat(self._prefix + path)
+        except OSError as error:
+            self._cannot_look(path, error)
+            return None
+        was = self._known.folders.get(path)
+        if was is not None and was == (state.st_mtime_ns, state.st_ino) and not self._full:
+            self._seen_folders.add(path)
+            self._waiting.extend(self._known.children.get(path, ()))
+            return None
+        # Most folders below the root are runs: asking for the file is cheaper than listing the folder.
+        if was is None and path and (found := self._read(path, state)):
+            self._nested(path, state)
+            return found
+        return self._classified(path, state)
+
+    def _classified(self, path: str, state: os.stat_result) -> Found | None:
+        """Looks into a folder that had no sidecar a moment ago."""
+        try:
+            entries = self._disk.list(self._prefix + path)
+        except OSError as error:
+            self._cannot_look(path, error)
+            return None
+        names = {name for name, _ in entries}
+        found = None
+        if SIDECAR in names:
+            found = self._read(path, state)
+        elif not names.isdisjoint(_MARKS) or {METRICS, JOURNAL_FOLDER} <= names:
+            found = self._orphan(path, state)
+        elif METRICS in names:
+            found = self._lightning(path, state)
+        never = _NEVER if found is None else _NEVER_IN_RUN
+        base = f"{path}/" if path else ""
+        self._waiting.extend(
+            base + name for name, is_folder in entries if is_folder and name not in never and name[0] != "."
+        )
+        if found is None:
+            self._seen_folders.add(path)
+            sure = self._sure_ns(state)
+            if self._known.folders.get(path) != (sure, state.st_ino):
+                self.folders[path] = (sure, state.st_ino)
+        return found
+
+    def _nested(self, path: str, state: os.stat_result) -> None:
+        """Has runs looked at that lie in a run."""
+        # Most file systems count a folder's subfolders in its links; those that do not, say one.
+        if state.st_nlink == _NO_SUBFOLDERS:
+            return
+        try:
+            entries = self._disk.list(self._prefix + path)
+        except OSError as error:
+            self._cannot_look(path, error, is_kept=False)
+            return
+        self._waiting.extend(
+            f"{path}/{name}" if path else name
+            for name, is_folder in entries
+            if is_folder and name not in _NEVER_IN_RUN and name[0] != "."
+        )
+
+    def _cannot_look(self, path: str, error: OSError, *, is_kept: bool = True) -> None:
+        """Takes down that a folder cannot be looked at; what is not there is simply gone."""
+        if isinstance(error, FileNotFoundError | NotADirectoryError):
+            return
+        self.problems.append((Path(self._prefix + path), f"folder cannot be read: {error.strerror}"))
+        if is_kept:
+            self._keep_below(path)
+            if path not in self._known.runs and path not in self._known.folders:
+                # Its name is remembered, for the folder around it may never change again.
+                self.folders[path] = (0, 0)
+
+    def _keep_below(self, path: str) -> None:
+        """Leaves what is known below a folder as it is: it may well be there."""
+        waiting = [path]
+        while waiting:
+            one = waiting.pop()
+            if one in self._known.runs:
+                self._seen_runs.add(one)
+            if one in self._known.folders:
+                self._seen_folders.add(one)
+            waiting.extend(self._known.children.get(one, ()))
+
+    # --- runs ------------------------------------------------------------------------------------------------------
+
+    def _look_at_run(self, path: str, run: KnownRun, state: os.stat_result) -> Found | None:
+        """Looks further at a known run: it has not ended, or something in its folder changed."""
+        is_same_folder = state.st_mtime_ns == run[1] and state.st_ino == run[2]
+        is_csv = run[4].startswith("csv ")
+        if self._full or run[3] & DAMAGED or is_csv or not is_same_folder:
+            files = None if self._full else self._files(path)
+            if files is None or files != run[4]:
+                found = self._read(path, state) or self._classified(path, state)
+                if found is not None:
+                    if not found.is_orphan and found.files[:4] != "csv ":
+                        self._nested(path, state)
+                    self._seen_runs.add(path)
+                return found
+        self._seen_runs.add(path)
+        if not is_same_folder:
+            self._nested(path, state)
+        elif path in self._known.children:
+            self._waiting.extend(self._known.children[path])
+        heartbeat_at = self._heartbeat(path) if run[3] & RUNNING and not is_csv else run[5]
+        sure = self._sure_ns(state)
+        if heartbeat_at == run[5] and (sure, state.st_ino) == (run[1], run[2]):
+            self.unchanged += 1
+            return None
+        return Found(path, None, None, heartbeat_at, sure, state.st_ino, run[4], run[3])
+
+    def _read(self, path: str, state: os.stat_result) -> Found | None:
+        """Reads a folder with a sidecar; None where it has none."""
+        folder = self._prefix + path
+        base = folder if folder.endswith("/") else f"{folder}/"
+        try:
+            raw, file_state = self._disk.read(base + SIDECAR)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            return self._damaged(path, state, "", f"{SIDECAR} cannot be read: {error.strerror}")
+        files = self._state_of(file_state)
+        try:
+            reading = read_sidecar(raw, lambda: self._summary(base))
+        except ValueError as error:
+            return self._damaged(
+                path, state, f"{files} {self._edits(base)}", f"{SIDECAR} is damaged: {error}"
+            )
+        files = f"{files} {self._add_edits(base, reading)}"
+        has_ended = is_terminal(reading.status)
+        heartbeat_at = (reading.ended_at or reading.updated_at) if has_ended else self._heartbeat(path)
+        return Found(
+            path,
+            reading,
+            reading.problem,
+            heartbeat_at,
+            self._sure_ns(state),
+            state.st_ino,
+            files,
+            (0 if has_ended else RUNNING) | (DAMAGED if reading.problem is not None else 0),
+        )
+
+    def _add_edits(self, base: str, reading: Reading) -> str:
+        """Has what the user says stand in the reading; returns the state of the file."""
+        # Most runs have none, and an exception costs as much as all the rest of asking.
+        if not self._disk.exists(base + EDITS):
+            return "-"
+        try:
+            raw, state = self._disk.read(base + EDITS)
+        except FileNotFoundError:
+            return "-"
+        except OSError as error:
+            reading.problem = f"{EDITS} cannot be read: {error.strerror}"
+            return "?"
+        try:
+            apply_edits(reading, read_edits(raw))
+        except ValueError as error:
+            reading.problem = f"{EDITS} is damaged: {error}"
+        return self._state_of(state)
+
+    def _damaged(self, path: str, state: os.stat_result, files: str, problem: str, **more: bool) -> Found:
+        """What is known of a run stays, where its sidecar is damaged now; of a new one there is nothing to know."""
+        known = None if self._full else self._known.runs.get(path)
+        reading, running, heartbeat_at = None, RUNNING, None
+        if known is None:
+            reading = self._empty_reading(path, problem)
+        else:
+            running, heartbeat_at = known[3] & RUNNING, known[5]
+        if running:
+            heartbeat_at = self._heartbeat(path)
+        # The sidecar may be rewritten in place: the next scan looks at the file, whatever the folder says.
+        return Found(path, reading, problem, heartbeat_at, 0, state.st_ino, files, running | DAMAGED, **more)
+
+    def _orphan(self, path: str, state: os.stat_result) -> Found:
+        """A run folder that has no sidecar: it was lost, or is about to be written."""
+        return self._damaged(path, state, "orphan", f"{SIDECAR} is missing", is_orphan=True)
+
+    def _lightning(self, path: str, state: os.stat_result) -> Found | None:
+        folder = Path(self._prefix + path)
+        try:
+            files = f"csv {self._state_of(self._disk.stat(str(folder / METRICS)))}"
+            reading = read_lightning(folder, path)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            problem = f"{METRICS} cannot be read: {error.strerror}"
+            return self._damaged(path, state, "csv ?", problem)
+        return Found(
+            path,
+            reading,
+            reading.problem,
+            reading.updated_at,
+            self._sure_ns(state),
+            state.st_ino,
+            files,
+            RUNNING | (DAMAGED if reading.problem is not None else 0),
+        )
+
+    def _empty_reading(self, path: str, problem: str) -> Reading:
+        name = path.rpartition("/")[2] or Path(self._root).name
+        return Reading(run_id=clean_text(name), kind="run-directory", status="unknown", problem=problem)
+
+    def _files(self, path: str) -> str | None:
+        """Returns the state of the files of a run, as `_read` and `_lightning` take it down; None where it must be read."""
+        folder = self._prefix + path
+        base = folder if folder.endswith("/") else f"{folder}/"
+        stat = self._disk.stat
+        try:
+            files = self._state_of(stat(base + SIDECAR))
+        except OSError:
+            try:
+                return f"csv {self._state_of(stat(base + METRICS))}"
+            except OSError:
+                return None
+        return f"{files} {self._edits(base)}"
+
+    def _edits(self, base: str) -> str:
+        try:
+            return self._state_of(self._disk.stat(base + EDITS))
+        except OSError:
+            return "-"
+
+    def _summary(self, base: str) -> Mapping[str, Any]:
+        """Returns what `summary.json` says of each metric."""
+        try:
+            metrics = read_object(self._disk.read(base + SUMMARY)[0]).get("metrics")
+        except (OSError, ValueError):
+            return {}
+        return metrics if isinstance(metrics, dict) else {}
+
+    def _heartbeat(self, path: str) -> float | None:
+        folder = self._prefix + path
+        base = folder if folder.endswith("/") else f"{folder}/"
+        try:
+            return self._disk.stat(base + HEARTBEAT).st_mtime
+        except OSError:
+            return None
+
+    def _sure_ns(self, state: os.stat_result) -> int:
+        """Returns the modification time of a folder; 0 where something may change without changing it."""
+        is_sure = abs(self._clock_ns() - state.st_mtime_ns) > _COARSE_NS
+        return state.st_mtime_ns if is_sure else 0
+
+    def _state_of(self, state: os.stat_result) -> str:
+        return f"{self._sure_ns(state)}-{state.st_size}-{state.st_ino}"

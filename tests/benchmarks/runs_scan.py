@@ -1,0 +1,206 @@
+"""What it costs to find runs: `python -m tests.benchmarks.runs_scan [RUNS]`, 10,000 of them unless told otherwise.
+
+Each has 40 hyperparameters and 40 metrics; one in a hundred was killed. The scanner of stable-pretraining does the same on the
+same folders, where it is installed. All folders are removed afterwards; `BENCHMARK_FOLDER` says where they are meanwhile.
+"""
+
+import importlib
+import importlib.util
+import json
+import logging
+import os
+import random
+import statistics
+import sys
+import tempfile
+import time
+import types
+from pathlib import Path
+
+from destinations.runs import open_runs
+from tests.benchmarks.timing import Row, print_table
+
+RUNS = 10_000
+NAMES = 40
+MOST_OF_THEIRS = 20_000
+QUERIES = 15
+WHERE = "hparams.optim.group_3.lr >= 1e-3 and summary.val/metric_7 > 0.5"
+
+
+def main(runs=RUNS):
+    """Measures, and prints a table; returns whether the budgets were kept."""
+    with tempfile.TemporaryDirectory(dir=os.environ.get("BENCHMARK_FOLDER")) as folder:
+        cache = Path(folder) / "cache"
+        root = Path(folder) / "cache" / "runs"
+        started = time.perf_counter()
+        paths = make_runs(root, runs)
+        print(f"{runs} runs were made in {time.perf_counter() - started:.0f} s")
+        # A millisecond a run for each of three scans: with a hundred thousand runs, it would be minutes.
+        theirs = _measure_theirs(cache, paths[len(paths) // 2]) if runs <= MOST_OF_THEIRS else {}
+        _age(paths)
+        rows = _measure_ours(root, Path(folder) / "index", paths, theirs)
+        print_table(
+            f"{runs} runs of {NAMES} hyperparameters and {NAMES} metrics", rows, peer="stable-pretraining"
+        )
+        return all(row.is_within_budget for row in rows)
+
+
+def make_runs(root, count):
+    """Makes folders as `RunDirectory` leaves them, a thousand in each folder; returns their paths."""
+    random.seed(0)
+    paths = []
+    for number in range(count):
+        path = root / f"sweep-{number // 1000}" / f"run-{number}"
+        path.mkdir(parents=True)
+        text = json.dumps(_sidecar(path, number), indent=2)
+        (path / "sidecar.json").write_text(text, encoding="utf-8")
+        for name in (
+            "metrics.csv",
+            "summary.json",
+            "hparams.yaml",
+            "environment.json",
+            "sessions.jsonl",
+            "heartbeat",
+        ):
+            (path / name).touch()
+        paths.append(path)
+    _age(paths)
+    return paths
+
+
+def _sidecar(path, number):
+    choices = (
+        lambda: 10 ** random.uniform(-5, 0),
+        lambda: random.randrange(1000),
+        lambda: "adamw",
+        lambda: True,
+    )
+    return {
+        "schema_version": 1,
+        "run_id": f"{number:012x}",
+        "run_dir": str(path),
+        "status": "running" if number % 100 == 99 else "completed",
+        "created_at": 1.7e9 + number,
+        "ended_at": 1.7e9 + number + 3600,
+        "updated_at": 1.7e9 + number + 3600,
+        "tags": [f"sweep:{number // 100}"],
+        "notes": "",
+        "hparams": {
+            f"optim.group_{index}.lr": choices[0 if index < 10 else index % 4]() for index in range(NAMES)
+        },
+        "summary": {f"val/metric_{index}": random.random() for index in range(NAMES)},
+        "checkpoint_path": f"{path}/checkpoints/ep1-ba100.pt",
+        "format_version": 1,
+        "exception": None,
+        "session": "0",
+        "host": "node",
+        "pid": 1,
+        "overhead": {"calls": 1000, "p50_us": 1.0, "p99_us": 4.0, "csv_bytes": 100_000, "errors": {}},
+    }
+
+
+def _age(paths):
+    """Lets the folders be an hour old, as finished runs are; what was written this moment is always read twice."""
+    then = time.time() - 3600
+    for path in paths:
+        os.utime(path / "sidecar.json", (then, then))
+        os.utime(path / "heartbeat", (then, then))
+        os.utime(path, (then, then))
+    for folder in {path.parent for path in paths}:
+        os.utime(folder, (then, then))
+
+
+def _change(path):
+    """Has one run log once more."""
+    text = (path / "sidecar.json").read_text(encoding="utf-8").replace("adamw", "sgd")
+    (path / "new").write_text(text, encoding="utf-8")
+    (path / "new").replace(path / "sidecar.json")
+
+
+def _timed(call):
+    started = time.perf_counter()
+    call()
+    return time.perf_counter() - started
+
+
+def _measure_ours(root, cache, paths, theirs):
+    count = len(paths)
+    with open_runs(root, cache=cache, scan=False) as runs:
+        cold = _timed(runs.scan)
+        assert (runs.report.added, runs.report.damaged) == (count, 0)
+        nothing = min(_timed(runs.scan) for _ in range(3))
+        assert runs.report.unchanged == count
+    with open_runs(root, cache=cache, scan=False) as runs:
+        another = _timed(runs.scan)
+        _change(paths[count // 2])
+        one = _timed(runs.scan)
+        assert runs.report.changed == 1
+        query = {"where": WHERE, "sort_by": "summary.val/metric_3", "limit": 20}
+        first = _timed(lambda: runs.query(sort_by="summary.val/metric_3", limit=20))
+        first_filter = _timed(lambda: runs.query(**query))
+        later = statistics.median(_timed(lambda: runs.query(**query)) for _ in range(QUERIES))
+        sort = statistics.median(
+            _timed(lambda: runs.query(sort_by="summary.val/metric_3", limit=20)) for _ in range(QUERIES)
+        )
+        everything = _timed(runs.records)
+    size = sum(path.stat().st_size for path in cache.iterdir())
+    return [
+        Row("cold scan, a run", cold / count * 1e6, 50.0, theirs.get("cold")),
+        Row("nothing changed, a run", nothing / count * 1e6, 10.0, theirs.get("nothing")),
+        Row("nothing changed, a run, first scan of a process", another / count * 1e6, 10.0),
+        Row("one run changed", one * 1e3, 1000.0, theirs.get("one"), unit="ms"),
+        Row("sort by a metric, best 20", sort * 1e3, 50.0, theirs.get("sort"), unit="ms"),
+        Row("the same for the first time (makes the index)", first * 1e3, unit="ms"),
+        Row("filter by two and sort, best 20", later * 1e3, 50.0, unit="ms"),
+        Row("the same for the first time", first_filter * 1e3, unit="ms"),
+        Row("all runs with all values, a run", everything / count * 1e6),
+        Row("size of the index, a run", size / count, unit="byte"),
+    ]
+
+
+def _measure_theirs(cache, changing):
+    """Returns what the scanner and query of stable-pretraining take, in the units of our rows."""
+    modules = _load_theirs()
+    if modules is None:
+        print("stable-pretraining is not installed: its scanner is not measured.")
+        return {}
+    database, count = cache / "registry.db", sum(1 for _ in (cache / "runs").glob("*/*"))
+
+    def scan():
+        modules.open_registry(database, cache_dir=cache, scan_ttl_s=0.0).close()
+
+    cold, nothing = _timed(scan), _timed(scan)
+    _change(changing)
+    one = _timed(scan)
+    registry = modules.open_registry(database, cache_dir=cache, scan=False)
+    # Its keys are paths in JSON, so that a name with a slash must be quoted.
+    sort = statistics.median(
+        _timed(lambda: registry.query(sort_by='summary."val/metric_3"', limit=20)) for _ in range(3)
+    )
+    registry.close()
+    return {
+        "cold": cold / count * 1e6,
+        "nothing": nothing / count * 1e6,
+        "one": one * 1e3,
+        "sort": sort * 1e3,
+    }
+
+
+def _load_theirs():
+    """Returns its module `registry.query`, without running its package, which wants Lightning, loguru and more."""
+    spec = importlib.util.find_spec("stable_pretraining")
+    if spec is None or not spec.submodule_search_locations:
+        return None
+    root = spec.submodule_search_locations[0]
+    for name, path in (("", root), (".registry", f"{root}/registry")):
+        package = types.ModuleType(f"stable_pretraining{name}")
+        package.__path__ = [path]
+        sys.modules[package.__name__] = package
+    loguru = types.ModuleType("loguru")
+    loguru.logger = logging.getLogger("loguru")
+    sys.modules.setdefault("loguru", loguru)
+    return importlib.import_module("stable_pretraining.registry.query")
+
+
+if __name__ == "__main__":
+    sys.exit(0 if main(*map(int, sys.argv[1:])) else 1)
