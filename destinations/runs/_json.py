@@ -32,7 +32,8 @@ def read_object(raw: bytes) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise ValueError(f"it is no object but {type(data).__name__}")  # noqa: TRY004  # of bad content, not of a bad call
     # Only an escape can be a lone surrogate, which neither SQLite nor a terminal takes.
-    return _cleaned(data) if b"\\ud" in raw or b"\\uD" in raw else data
+    # To look for one byte is ten times faster than for several.
+    return _cleaned(data) if b"\\" in raw and (b"\\ud" in raw or b"\\uD" in raw) else data
 
 
 def clean_text(text: str) -> str:

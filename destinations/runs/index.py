@@ -49,6 +49,7 @@ _PAGE_COLUMNS = 100
 _MOST_PAGES = 20
 _PAGED_NAMES = _PAGE_COLUMNS * _MOST_PAGES
 _CHUNK = 500
+_MOST_SHAPES = 1000
 
 _BLOBS: dict[bytes, Scalar] = {b"nan": math.nan, b"true": True, b"false": False, b"none": None}
 
@@ -75,7 +76,11 @@ _RECORD_COLUMNS = (
     "id, path, run_id, kind, status, created_at, ended_at, updated_at, tags, notes, display_name, archived, "
     "checkpoint_path, heartbeat_at, problem"
 )
-_UPSERT = f"INSERT OR REPLACE INTO runs VALUES ({', '.join('?' * 22)})"
+_UPSERT = (
+    "INSERT OR REPLACE INTO runs VALUES "
+    "(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, nullif(?, ''), ?, nullif(?, ''), nullif(?, ''), ?)"
+)
+_ADD_OTHERS = "INSERT OR REPLACE INTO more_cells VALUES (?, ?, ?)"
 
 Result = TypeVar("Result")
 
@@ -113,7 +118,7 @@ class Index:
         self._names: dict[tuple[str, str], int] = {}
         self._indexed: set[int] = set()
         # The names that a run has, and how to make rows of its values: most runs of a sweep have the same.
-        self._shapes: dict[tuple[tuple[str, ...], tuple[str, ...]], _Shape] = {}
+        self._shapes: dict[tuple[tuple[str, ...], tuple[str, ...], tuple[type, ...]], _Shape] = {}
 
     @property
     def path(self) -> Path | None:
@@ -267,11 +272,11 @@ class Index:
             self._write_runs(found)
 
     def _write_runs(self, found: Sequence[Found]) -> None:
-        ids = self._ids([one.path for one in found])
         (largest,) = self._db.execute("SELECT coalesce(max(id), 0) FROM runs").fetchone()
+        ids = self._ids([one.path for one in found]) if largest else {}
         self._clear([ids[one.path] for one in found if one.reading is not None and one.path in ids])
         touched, rows, tags = [], [], []
-        pages: dict[int, list[tuple[Any, ...]]] = {}
+        cells: dict[str, list[Any]] = {}
         for one in found:
             if one.reading is None:
                 touched.append(one)
@@ -282,10 +287,10 @@ class Index:
                 number = ids[one.path] = largest
             rows.append(self._row(number, one, one.reading))
             tags += [(number, tag) for tag in one.reading.tags]
-            self._add_cells(pages, number, one.reading)
+            self._add_cells(cells, number, one.reading)
         self._db.executemany(_UPSERT, rows)
         self._db.executemany("INSERT OR IGNORE INTO tags VALUES (?, ?)", tags)
-        self._write_cells(pages)
+        self._write_cells(cells)
         self._touch(touched)
 
     def _row(self, number: int, one: Found, reading: Reading) -> tuple[Any, ...]:
@@ -309,11 +314,12 @@ class Index:
             reading.updated_at,
             json.dumps(reading.tags) if reading.tags else "[]",
             reading.notes,
-            reading.display_name,
-            reading.archived,
-            reading.checkpoint_path,
-            one.problem,
-            one.is_orphan,
+            # Python is slow about None and bool: see `_cell`.
+            reading.display_name or "",
+            1 if reading.archived else 0,
+            reading.checkpoint_path or "",
+            one.problem or "",
+            1 if one.is_orphan else 0,
         )
 
     def _touch(self, found: Sequence[Found]) -> None:
@@ -384,42 +390,58 @@ class Index:
                 )
         return number
 
-    def _add_cells(self, pages: dict[int, list[tuple[Any, ...]]], number: int, reading: Reading) -> None:
-        """Adds the values of a run to the rows for each table."""
+    def _add_cells(self, rows: dict[str, list[Any]], number: int, reading: Reading) -> None:
+        """Adds the values of a run to the rows for each statement."""
         hparams, summary = reading.hparams, reading.summary
-        names = (tuple(hparams), tuple(summary))
-        shape = self._shapes.get(names)
-        if shape is None:
-            shape = self._shapes[names] = self._shape(names)
         values = [*hparams.values(), *summary.values()]
-        if not _STORABLE.issuperset(map(type, values)) or any(value != value for value in values):  # noqa: PLR0124  # NaN
+        if reading.may_have_nan:
             values = [_cell(value) for value in values]
-        values.append(None)
-        for page, row in shape.rows:
-            pages.setdefault(page, []).append((number, *row(values)))
+        key = (tuple(hparams), tuple(summary), tuple(map(type, values)))
+        shape = self._shapes.get(key)
+        if shape is None:
+            if len(self._shapes) >= _MOST_SHAPES:
+                self._shapes.clear()
+            shape = self._shapes[key] = self._shape(*key)
+        for place in shape.odd:
+            values[place] = _cell(values[place])
+        values.append(number)
+        for statement, row in shape.statements:
+            rows.setdefault(statement, []).append(row(values))
         if shape.others:
-            pages.setdefault(-1, []).extend((number, name, values[place]) for name, place in shape.others)
+            others = [(number, name, values[place]) for name, place in shape.others]
+            rows.setdefault(_ADD_OTHERS, []).extend(others)
 
-    def _shape(self, names: tuple[tuple[str, ...], tuple[str, ...]]) -> "_Shape":
-        numbers = [self._number("hparams", name) for name in names[0]]
-        numbers += [self._number("summary", name) for name in names[1]]
-        places: dict[int, list[int]] = {}
+    def _shape(self, hparams: Sequence[str], summary: Sequence[str], types: Sequence[type]) -> "_Shape":
+        numbers = [self._number("hparams", name) for name in hparams]
+        numbers += [self._number("summary", name) for name in summary]
+        pages: dict[int, list[tuple[int, int]]] = {}
         others = []
         for place, number in enumerate(numbers):
             if number >= _PAGED_NAMES:
                 others.append((number, place))
-                continue
-            page = places.setdefault(number // _PAGE_COLUMNS, [len(numbers)] * _PAGE_COLUMNS)
-            page[number % _PAGE_COLUMNS] = place
-        return _Shape([(page, itemgetter(*columns)) for page, columns in places.items()], others)
-
-    def _write_cells(self, pages: Mapping[int, Sequence[tuple[Any, ...]]]) -> None:
-        marks = ", ".join("?" * (_PAGE_COLUMNS + 1))
-        for page, rows in pages.items():
-            if page < 0:
-                self._db.executemany("INSERT OR REPLACE INTO more_cells VALUES (?, ?, ?)", rows)
             else:
-                self._db.executemany(f"INSERT OR REPLACE INTO cells_{page} VALUES ({marks})", rows)
+                pages.setdefault(number // _PAGE_COLUMNS, []).append((number % _PAGE_COLUMNS, place))
+        statements = []
+        for page, cells in pages.items():
+            # Only the columns that there are: SQLite is quick about those that are not, and Python slow about each None.
+            columns = ", ".join(f"c{column}" for column, _ in cells)
+            marks = ", ".join("?" * len(cells))
+            statements.append(
+                (
+                    f"INSERT OR REPLACE INTO cells_{page} (run, {columns}) VALUES (?, {marks})",
+                    itemgetter(len(numbers), *(place for _, place in cells)),
+                )
+            )
+        return _Shape(
+            statements, others, [place for place, kind in enumerate(types) if kind in {bool, type(None)}]
+        )
+
+    def _write_cells(self, rows: Mapping[str, Sequence[Any]]) -> None:
+        for statement, values in rows.items():
+            try:
+                self._db.executemany(statement, values)
+            except OverflowError:
+                self._db.executemany(statement, [tuple(map(_small, row)) for row in values])
 
     # --- for the report --------------------------------------------------------------------------------------------
 
@@ -611,28 +633,48 @@ class _Unusable(Exception):
 
 
 class _Shape:
-    """How the values of a run with certain names become rows.
+    """How the values of a run with certain names and types become rows.
 
     Args:
-        rows: by table, what takes a row out of all values and a last one that is None.
+        statements: with what takes the row of each out of all values and the number of the run behind them.
         others: number and place of names that have no column.
+        odd: places of values that SQLite has no type for.
     """
 
-    def __init__(self, rows: list[tuple[int, Callable[[Any], Any]]], others: list[tuple[int, int]]) -> None:
-        self.rows = rows
+    def __init__(
+        self,
+        statements: Sequence[tuple[str, Callable[[Any], Any]]],
+        others: list[tuple[int, int]],
+        odd: list[int],
+    ) -> None:
+        self.statements = statements
         self.others = others
+        self.odd = odd
 
 
-_STORABLE = frozenset({float, int, str})
-_BLOB_OF = {True: b"true", False: b"false"}
+_LARGEST_INT = (1 << 63) - 1
+
+
+# `sqlite3` looks for an adapter of each value whose type is not exactly int, float, str or bytearray; it takes its time.
+_TRUE, _FALSE, _NONE, _NAN = (bytearray(text) for text in (b"true", b"false", b"none", b"nan"))
 
 
 def _cell(value: Scalar) -> Any:
+    if value is True or value is False:
+        return _TRUE if value else _FALSE
     if value is None:
-        return b"none"
-    if isinstance(value, bool):
-        return _BLOB_OF[value]
-    return b"nan" if value != value else value  # noqa: PLR0124  # the test for NaN that takes texts
+        return _NONE
+    return _NAN if value != value else value  # noqa: PLR0124  # NaN
+
+
+def _small(value: Any) -> Any:
+    """Returns a value that fits; an integer beyond 64 bits as the float next to it."""
+    if not isinstance(value, int) or -_LARGEST_INT <= value <= _LARGEST_INT:
+        return value
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
 
 
 def _file_name(root: str) -> str:

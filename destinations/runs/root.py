@@ -3,6 +3,7 @@
 import os
 import sqlite3
 import time
+from collections.abc import Callable
 
 import attrs
 
@@ -28,11 +29,13 @@ class Root:
         folder: absolute, without links.
         index: what is known of it.
         disk: the file system.
+        clock_ns: the time of this machine, by which the times of files are judged.
     """
 
     folder: str
     index: Index
     disk: Disk = attrs.field(factory=Disk)
+    clock_ns: Callable[[], int] = time.time_ns
 
     def scan(self, now: float, *, full: bool) -> ScanReport:
         """Scans, and begins again where the index turns out to be unusable."""
@@ -49,7 +52,7 @@ class Root:
         started = time.perf_counter()
         self.index.reopen_if_deleted()
         known = self.index.known()
-        scanner = Scanner(self.folder, known, full=full, disk=self.disk)
+        scanner = Scanner(self.folder, known, full=full, disk=self.disk, clock_ns=self.clock_ns)
         added = changed = touched = 0
         added_ids: list[str] = []
         batch: list[Found] = []
@@ -92,7 +95,7 @@ class Root:
 
     def refresh(self, path: str) -> None:
         """Reads one run again."""
-        found = Scanner(self.folder, Known(), disk=self.disk).read_run(path)
+        found = Scanner(self.folder, Known(), disk=self.disk, clock_ns=self.clock_ns).read_run(path)
         if found is not None:
             self.index.write([found])
 

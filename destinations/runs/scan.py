@@ -42,8 +42,8 @@ __all__ = ["DAMAGED", "RUNNING", "Disk", "Found", "Known", "KnownRun", "ScanRepo
 # Nothing in these is a run, and they may hold very many files.
 _NEVER = frozenset({MEDIA_FOLDER, "checkpoints", ARTIFACTS_FOLDER, JOURNAL_FOLDER})
 _NEVER_IN_RUN = _NEVER | {TABLES_FOLDER, ABANDONED_FOLDER}
-# Each of them is there from the first second of a run directory.
-_MARKS = frozenset({JOURNAL_FOLDER, SESSIONS, ENVIRONMENT, HEARTBEAT})
+# Each of them is there from the first second of a run directory, and in nothing else.
+_MARKS = frozenset({SESSIONS, ENVIRONMENT, HEARTBEAT})
 # FAT counts in two seconds, and nothing else more coarsely.
 _COARSE_NS = 2_000_000_000
 _NO_SUBFOLDERS = 2
@@ -154,6 +154,10 @@ class Disk:
     """What a scan asks of the file system; tests put another in its place."""
 
     stat = staticmethod(os.stat)
+
+    def exists(self, path: str) -> bool:
+        """Says whether there is a file."""
+        return os.access(path, os.F_OK)
 
     def list(self, path: str) -> list[tuple[str, bool]]:
         """Returns the names in a folder, and whether each is a folder itself, and no link to one."""
@@ -294,7 +298,7 @@ class Scanner:
         found = None
         if SIDECAR in names:
             found = self._read(path, state)
-        elif not names.isdisjoint(_MARKS):
+        elif not names.isdisjoint(_MARKS) or {METRICS, JOURNAL_FOLDER} <= names:
             found = self._orphan(path, state)
         elif METRICS in names:
             found = self._lightning(path, state)
@@ -392,18 +396,7 @@ class Scanner:
             return self._damaged(
                 path, state, f"{files} {self._edits(base)}", f"{SIDECAR} is damaged: {error}"
             )
-        try:
-            raw, edits_state = self._disk.read(base + EDITS)
-        except (FileNotFoundError, NotADirectoryError):
-            files += " -"
-        except OSError as error:
-            reading.problem = f"{EDITS} cannot be read: {error.strerror}"
-        else:
-            files = f"{files} {self._state_of(edits_state)}"
-            try:
-                apply_edits(reading, read_edits(raw))
-            except ValueError as error:
-                reading.problem = f"{EDITS} is damaged: {error}"
+        files = f"{files} {self._add_edits(base, reading)}"
         has_ended = is_terminal(reading.status)
         heartbeat_at = (reading.ended_at or reading.updated_at) if has_ended else self._heartbeat(path)
         return Found(
@@ -416,6 +409,24 @@ class Scanner:
             files,
             (0 if has_ended else RUNNING) | (DAMAGED if reading.problem is not None else 0),
         )
+
+    def _add_edits(self, base: str, reading: Reading) -> str:
+        """Has what the user says stand in the reading; returns the state of the file."""
+        # Most runs have none, and an exception costs as much as all the rest of asking.
+        if not self._disk.exists(base + EDITS):
+            return "-"
+        try:
+            raw, state = self._disk.read(base + EDITS)
+        except FileNotFoundError:
+            return "-"
+        except OSError as error:
+            reading.problem = f"{EDITS} cannot be read: {error.strerror}"
+            return "?"
+        try:
+            apply_edits(reading, read_edits(raw))
+        except ValueError as error:
+            reading.problem = f"{EDITS} is damaged: {error}"
+        return self._state_of(state)
 
     def _damaged(self, path: str, state: os.stat_result, files: str, problem: str, **more: bool) -> Found:
         """What is known of a run stays, where its sidecar is damaged now; of a new one there is nothing to know."""
