@@ -269,12 +269,10 @@ class Run:
 
     def metric_names(self, rank: int = 0) -> list[str]:
         """Returns the columns of all metrics of a rank, in the order of their first appearance."""
-        from destinations.run_directory.snapshot import take_snapshot
-
-        from .series import columns_of
+        from destinations.run_directory.snapshot import metric_columns, take_snapshot
 
         with take_snapshot(self.path, rank) as snapshot:
-            return columns_of(snapshot)
+            return metric_columns(snapshot)
 
     def series(self, name: str, rank: int = 0) -> "Series":
         """Returns all values of a metric as numpy arrays; rows that are still in the journal are among them.
