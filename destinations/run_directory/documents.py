@@ -42,13 +42,14 @@ class Documents:
         run_id: the id of a new run; an existing one keeps its own.
         tags: added to those that there are.
         notes: taken where there are none.
+        now: when a new run begins, in seconds since 1970.
     """
 
-    def __init__(self, run_dir: Path, run_id: str, tags: tuple[str, ...], notes: str) -> None:
+    def __init__(self, run_dir: Path, run_id: str, tags: tuple[str, ...], notes: str, now: float) -> None:
         self._run_dir = run_dir
         existing = read_json(run_dir / SIDECAR)
         self.run_id: str = str(existing.get("run_id") or run_id)
-        self._created_at = existing.get("created_at") or time.time()
+        self._created_at = existing.get("created_at") or now
         self._tags = list(dict.fromkeys([*_texts(existing.get("tags")), *tags]))
         self._notes = str(existing.get("notes") or notes)
         self._written: dict[str, Any] = {

@@ -69,6 +69,7 @@ class RankWriter:
         receipt_of_media: what the media lane has to say for the receipt.
         on_append: called with the call that logs a row, whenever it is another.
         map_file: maps a file, from its descriptor and size.
+        clock: the time of rows, in seconds since 1970.
     """
 
     def __init__(
@@ -84,7 +85,9 @@ class RankWriter:
         receipt_of_media: Callable[[], dict[str, Any]],
         on_append: Callable[[TryAppend], None],
         map_file: MapFile = mmap.mmap,
+        clock: Callable[[], float] = time.time,
     ) -> None:
+        self._clock = clock
         self._run_dir = run_dir
         self._rank = state.rank
         self._lock = lock
@@ -185,7 +188,12 @@ class RankWriter:
     def _open_journal(self, state: "State", map_file: MapFile | None) -> Journal:
         try:
             return Journal(
-                self._folder, state, map_file=map_file, on_full=self._no_segment, on_append=self._on_append
+                self._folder,
+                state,
+                map_file=map_file,
+                on_full=self._no_segment,
+                on_append=self._on_append,
+                clock=self._clock,
             )
         except OSError as error:
             if map_file is None:

@@ -69,6 +69,7 @@ class RunDirectory(MediaRecords):
         journal: "mapped", "appended" (a system call per row), or "auto": mapped, but on network file systems.
         close_seconds: how long `close` may take to write what is left.
         write_rate: how often metrics are taken; None for every time.
+        clock: the time of what is logged, in seconds since 1970; called in the thread that logs. For a run that is told again.
 
     Raises:
         RunPathError: the path is a file, or cannot be written to; as far as can be told, at once, else at `init`.
@@ -92,6 +93,7 @@ class RunDirectory(MediaRecords):
         journal: JournalKind = "auto",
         close_seconds: float = 60.0,
         write_rate: WriteRate | None = None,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         super().__init__(write_rate=write_rate)
         _check_choice("resume", resume, ("allow", "never"))
@@ -111,6 +113,7 @@ class RunDirectory(MediaRecords):
         self._keep_files: FileKeeping = keep_files
         self._journal_kind = journal
         self._close_seconds = close_seconds
+        self._clock = clock
         self._close_state()
         self._was_closed = False
         if "{" not in self._template:
@@ -195,14 +198,14 @@ class RunDirectory(MediaRecords):
         self._run_dir = run_dir
         if state.rank == 0:
             self._documents = Documents(
-                run_dir, self._run_id or uuid.uuid4().hex[:12], self._tags, self._notes
+                run_dir, self._run_id or uuid.uuid4().hex[:12], self._tags, self._notes, self._clock()
             )
             array_job = os.environ.get("SLURM_ARRAY_JOB_ID")
             if array_job:
                 self._documents.add_tag(f"sweep:{array_job}")
-            self._sessions = SessionLog(run_dir)
+            self._sessions = SessionLog(run_dir, self._clock())
             self._lane = Lane(f"run-directory-{run_dir.name}-media")
-            self._media = MediaWriter(run_dir, self._lane)
+            self._media = MediaWriter(run_dir, self._lane, self._clock)
         self._writer = RankWriter(
             run_dir,
             state,
@@ -214,6 +217,7 @@ class RunDirectory(MediaRecords):
             receipt_of_media=self._media_receipt,
             on_append=self._take_append,
             map_file=self._map_file,
+            clock=self._clock,
         )
         self._is_resume_due = self._writer.had_rows
         forks.forget_in_children(self)
@@ -266,7 +270,7 @@ class RunDirectory(MediaRecords):
         """Returns when the checkpoint is made: rows of its step that were logged before belong to it."""
         if self._writer is not None:
             self._writer.journal.mark_boundary()
-        return {"time": time.time()}
+        return {"time": self._clock()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Takes up when the checkpoint was made."""
@@ -280,7 +284,7 @@ class RunDirectory(MediaRecords):
         text = None
         if state.exception is not None and status == "failed":
             text = f"{type(state.exception).__name__}: {redact_text(str(state.exception))}"
-        ended_at = time.time()
+        ended_at = self._clock()
         if self._documents is not None:
             self._documents.status, self._documents.exception = status, text
             self._documents.ended_at = ended_at

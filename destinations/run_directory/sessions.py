@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import socket
-import time
 import uuid
 from pathlib import Path
 from typing import Any
@@ -23,9 +22,10 @@ class SessionLog:
 
     Args:
         run_dir: the folder of the run.
+        now: when this session begins, in seconds since 1970.
     """
 
-    def __init__(self, run_dir: Path) -> None:
+    def __init__(self, run_dir: Path, now: float) -> None:
         self._run_dir = run_dir
         self._lines = self.read(run_dir)
         for line in self._lines:
@@ -34,7 +34,7 @@ class SessionLog:
                 line["end"] = self._last_heartbeat()
         self.own: dict[str, Any] = {
             "session": uuid.uuid4().hex[:12],
-            "start": time.time(),
+            "start": now,
             "end": None,
             "resume_step": None,
             "status": "running",

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from destinations._copies import own_copy
 from destinations._lane import WhenFull
 from destinations.base import LoggerDestination
-from events import RecordError, RunStatus, State, WriteRate, redact_text
+from events import BinnedValues, RecordError, RunStatus, State, WriteRate, redact_text
 
 from ._feed import Feed, FeedCounts
 from ._sink import Sink, Stamp
@@ -306,7 +306,11 @@ class Tracker(LoggerDestination):
         bins: "int | Sequence[float]" = 64,
     ) -> None:
         self._put(
-            f"histogram {name!r}", "log_histogram", self._stamp(name, step), _array(values), own_copy(bins)
+            f"histogram {name!r}",
+            "log_histogram",
+            self._stamp(name, step),
+            values if isinstance(values, BinnedValues) else _array(values),
+            own_copy(bins),
         )
 
     def log_point_cloud(

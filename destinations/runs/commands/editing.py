@@ -1,0 +1,88 @@
+"""`tag`, `note`, `rename`, `archive`, `unarchive`: what a user says of a run; the files of the trainer stay as they are."""
+
+import argparse
+
+from .fields import as_json
+from .running import EXIT_OK, UsageError, open_selected
+from .screen import Session
+
+__all__ = ["archive", "note", "rename", "tag", "unarchive"]
+
+
+def tag(options: argparse.Namespace, session: Session) -> int:
+    """Adds tags and takes tags away; without changes, shows them."""
+    added, removed = _changes([*options.changes, *options.rest])
+    with open_selected(options, session) as runs:
+        run = runs[options.run_name]
+        tags = [one for one in run.record.tags if one not in removed]
+        tags += [one for one in added if one not in tags]
+        if tuple(tags) != run.record.tags:
+            run = runs.edit(run, tags=tags)
+        if options.json:
+            session.screen.json({"run_id": run.record.run_id, "tags": list(run.record.tags)})
+        else:
+            session.screen.lines(run.record.tags)
+    return EXIT_OK
+
+
+def _changes(changes: list[str]) -> tuple[list[str], set[str]]:
+    added: list[str] = []
+    removed: set[str] = set()
+    for change in changes:
+        name = change[1:].strip()
+        if change[:1] not in {"+", "-"} or not name or change.startswith("--"):
+            raise UsageError(
+                f"change of tags must be +TAG or -TAG, got {change!r}. Write +{change.lstrip('-')}."
+            )
+        if change[0] == "+":
+            added.append(name)
+            removed.discard(name)
+        else:
+            removed.add(name)
+    if both := removed & set(added):
+        raise UsageError(f"change of tags must add a tag or take it away, got both for {min(both)!r}.")
+    return added, removed
+
+
+def note(options: argparse.Namespace, session: Session) -> int:
+    """Replaces the notes of a run; without a text, shows them."""
+    with open_selected(options, session) as runs:
+        run = runs[options.run_name]
+        if options.text is not None and options.text != run.record.notes:
+            run = runs.edit(run, notes=options.text)
+        if options.json:
+            session.screen.json({"run_id": run.record.run_id, "notes": run.record.notes})
+        elif options.text is None and run.record.notes:
+            session.screen.line(run.record.notes)
+    return EXIT_OK
+
+
+def rename(options: argparse.Namespace, session: Session) -> int:
+    """Gives a run another name to display."""
+    with open_selected(options, session) as runs:
+        run = runs.edit(options.run_name, display_name=options.text)
+        if options.json:
+            session.screen.json({"run_id": run.record.run_id, "name": run.record.name})
+    return EXIT_OK
+
+
+def archive(options: argparse.Namespace, session: Session) -> int:
+    """Puts runs away."""
+    return _set_archived(options, session, archived=True)
+
+
+def unarchive(options: argparse.Namespace, session: Session) -> int:
+    """Takes runs out again."""
+    return _set_archived(options, session, archived=False)
+
+
+def _set_archived(options: argparse.Namespace, session: Session, *, archived: bool) -> int:
+    with open_selected(options, session) as runs:
+        # All are looked up before one is changed: a name that is wrong changes nothing.
+        found = [runs[name] for name in options.run_name]
+        edited = [
+            run if run.record.archived == archived else runs.edit(run, archived=archived) for run in found
+        ]
+        if options.json:
+            session.screen.json([as_json(run.record, session.clock()) for run in edited])
+    return EXIT_OK

@@ -1,0 +1,46 @@
+"""`export`: the table of runs, or all metrics in long form, as CSV, Parquet or JSON lines."""
+
+import argparse
+from collections.abc import Sequence
+
+from destinations.runs import Run
+from destinations.runs.export import ExportFormat, export_metrics, export_runs
+
+from .listing import selection_of
+from .running import EXIT_OK, UsageError, find_runs, open_selected
+from .screen import Session
+
+__all__ = ["export"]
+
+_SUFFIXES = (".csv", ".parquet", ".jsonl")
+
+
+def export(options: argparse.Namespace, session: Session) -> int:
+    """Writes a table, into a file or onto the screen."""
+    output = None if options.output in {None, "-"} else str(options.output)
+    if output is not None and not output.lower().endswith(_SUFFIXES):
+        raise UsageError(f"output must end with {', '.join(_SUFFIXES)}, got {output!r}.")
+    runs = _selected(options, session)
+    on_screen: ExportFormat = "jsonl" if options.json else "csv"
+    chosen = None if output is not None else on_screen
+    count = (export_metrics if options.metrics else export_runs)(
+        runs, session.screen.stream if output is None else output, format=chosen
+    )
+    if output is None:
+        return EXIT_OK
+    if options.json:
+        session.screen.json({"output": output, "runs": len(runs), "rows": count})
+    else:
+        session.screen.line(f"{count} rows of {len(runs)} runs in {output}")
+    return EXIT_OK
+
+
+def _selected(options: argparse.Namespace, session: Session) -> Sequence[Run]:
+    if options.run_name:
+        if options.where or options.tag or options.status:
+            raise UsageError(
+                "runs must be named or selected, got both. Leave out the names, or --where, --tag and --status."
+            )
+        return find_runs(options.run_name, options, session)
+    with open_selected(options, session) as runs:
+        return runs.query(**selection_of(options))

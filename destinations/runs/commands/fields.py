@@ -1,0 +1,157 @@
+"""What a column of a table of runs shows, and what JSON says of a run."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import attrs
+
+from destinations.runs import RunRecord, is_alive
+from destinations.runs.errors import near_names
+
+from .running import UsageError
+from .table import Cell, Column
+from .text import NOTHING, age_text, duration_text, value_text
+
+__all__ = [
+    "OWN_FIELDS",
+    "as_json",
+    "cell_of",
+    "check_fields",
+    "column_of",
+    "field_of",
+    "status_of",
+    "status_style",
+]
+
+OWN_FIELDS = (
+    "run",
+    "name",
+    "status",
+    "alive",
+    "age",
+    "duration",
+    "tags",
+    "notes",
+    "kind",
+    "path",
+    "archived",
+    "created_at",
+    "ended_at",
+    "updated_at",
+    "checkpoint_path",
+    "problem",
+)
+
+_STYLES = {"running": "green", "completed": None, "finished": None, "failed": "red", "killed": "red"}
+_TIMES = {"age", "duration"}
+
+
+def status_of(record: RunRecord, now: float) -> str:
+    """Returns how a run stands: as it says itself, but "killed" for one that says it runs and gives no sign of life."""
+    if record.status == "running" and not is_alive(record.status, record.heartbeat_at, now):
+        return "killed"
+    return record.status
+
+
+def status_style(status: str) -> str | None:
+    """Returns the colour of a status."""
+    return _STYLES.get(status, "yellow")
+
+
+def field_of(record: RunRecord, name: str, now: float) -> Any:
+    """Returns what a run has under the name of a column, or None."""
+    group, _, rest = name.partition(".")
+    if group == "hparams" and rest:
+        return record.hparams.get(rest)
+    if group == "summary" and rest:
+        return record.summary.get(rest)
+    if name in {"run", "run_id"}:
+        return record.run_id
+    if name == "status":
+        return status_of(record, now)
+    if name == "alive":
+        return is_alive(record.status, record.heartbeat_at, now)
+    if name == "age":
+        return None if record.created_at is None else now - record.created_at
+    if name == "duration":
+        return _duration(record, now)
+    value = getattr(record, name)
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _duration(record: RunRecord, now: float) -> float | None:
+    if record.created_at is None:
+        return None
+    if is_alive(record.status, record.heartbeat_at, now):
+        return now - record.created_at
+    end = record.ended_at or record.heartbeat_at or record.updated_at
+    return None if end is None else end - record.created_at
+
+
+def cell_of(record: RunRecord, name: str, now: float) -> Cell:
+    """Returns how that looks."""
+    value = field_of(record, name, now)
+    if name == "status":
+        return Cell(str(value), status_style(str(value)))
+    if name == "age":
+        return Cell(age_text(value))
+    if name == "duration":
+        return Cell(duration_text(value))
+    if name.endswith("_at") and "." not in name and value is not None:
+        return Cell(_local_time(float(value)))
+    if isinstance(value, list):
+        return Cell(value_text(", ".join(map(str, value))) if value else NOTHING)
+    return Cell(value_text(value) if value != "" else NOTHING)
+
+
+def column_of(name: str, values: Iterable[Any]) -> Column:
+    """Returns the column for a field: numbers at the right, ids cut last."""
+    is_right = name in _TIMES or (
+        name.startswith(("hparams.", "summary."))
+        and all(isinstance(value, int | float) or value is None for value in values)
+    )
+    return Column(
+        name.removeprefix("hparams.").removeprefix("summary."), is_right, is_whole=name in {"run", "name"}
+    )
+
+
+def check_fields(names: Iterable[str], hparams: Iterable[str], metrics: Iterable[str]) -> None:
+    """Refuses a column that no run has.
+
+    Raises:
+        UsageError: with the names that are nearest.
+    """
+    known = {
+        *OWN_FIELDS,
+        "run_id",
+        *(f"hparams.{name}" for name in hparams),
+        *(f"summary.{name}" for name in metrics),
+    }
+    for name in names:
+        if name not in known:
+            bare = sorted(one for one in known if one.endswith((f".{name}", f"/{name}")))
+            near = bare or near_names(name, known)
+            offer = f" Did you mean {' or '.join(map(repr, near[:3]))}?" if near else ""
+            raise UsageError(
+                f"column must be a field, hparams.NAME or summary.NAME of a run, got {name!r}.{offer}"
+            )
+
+
+def as_json(record: RunRecord, now: float) -> dict[str, Any]:
+    """Returns everything that the index knows of a run."""
+    fields: Mapping[str, Any] = attrs.asdict(record, recurse=False)
+    return {
+        **fields,
+        "path": str(record.path),
+        "name": record.name,
+        "tags": list(record.tags),
+        "hparams": dict(record.hparams),
+        "summary": dict(record.summary),
+        "alive": is_alive(record.status, record.heartbeat_at, now),
+    }
+
+
+def _local_time(seconds: float) -> str:
+    from datetime import datetime
+
+    return datetime.fromtimestamp(seconds).astimezone().strftime("%Y-%m-%d %H:%M:%S")

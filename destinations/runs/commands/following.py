@@ -1,0 +1,93 @@
+"""`tail` and `wait`: runs that are being written."""
+
+import argparse
+from collections import deque
+from collections.abc import Iterable
+from typing import Any
+
+from destinations.run_directory.layout import column_of
+from destinations.run_directory.rows import MetricRow, read_rows
+from destinations.runs import MetricNotFoundError, Run
+
+from .running import EXIT_FAILED, EXIT_OK, EXIT_TIMEOUT, find_runs
+from .screen import Session
+from .text import value_text
+
+__all__ = ["tail", "wait"]
+
+
+def tail(options: argparse.Namespace, session: Session) -> int:
+    """Prints the last rows of a run, and then each as it comes, until the run ends."""
+    (run,) = find_runs([options.run_name], options, session)
+    wanted = {column_of(name) for name in options.metric or ()}
+    if options.no_follow or not run.alive:
+        rows = list(read_rows(run.path))
+        if wanted and not any(wanted & row.metrics.keys() for row in rows):
+            raise MetricNotFoundError(options.metric[0], {name for row in rows for name in row.metrics})
+        _print(deque(_chosen(rows, wanted), maxlen=options.lines), options, session)
+        return EXIT_OK
+    # What is there is counted first, and then read again: the iterator goes on from the last rows without a gap.
+    known = sum(1 for _ in _chosen(read_rows(run.path), wanted))
+    rows_to_skip = max(0, known - options.lines)
+    for number, row in enumerate(_chosen(run.follow(until_end=True, poll_seconds=options.interval), wanted)):
+        if number >= rows_to_skip:
+            _print([row], options, session)
+            session.screen.flush()
+    session.note(f"run {run.run_id}: {run.reload().status}")
+    return EXIT_OK
+
+
+def _chosen(rows: Iterable[MetricRow], wanted: set[str]) -> Iterable[MetricRow]:
+    return (row for row in rows if not wanted or wanted & row.metrics.keys())
+
+
+def _print(rows: Iterable[MetricRow], options: argparse.Namespace, session: Session) -> None:
+    wanted = {column_of(name) for name in options.metric or ()}
+    for row in rows:
+        metrics = {name: value for name, value in row.metrics.items() if not wanted or name in wanted}
+        if options.json:
+            session.screen.json_line(
+                {"step": row.step, "epoch": row.epoch, "time": row.time, "metrics": metrics}
+            )
+        else:
+            step = session.screen.styled(f"step {value_text(row.step)}", "dim")
+            session.screen.line(
+                "  ".join([step, *(f"{name} {value_text(value)}" for name, value in metrics.items())])
+            )
+
+
+def wait(options: argparse.Namespace, session: Session) -> int:
+    """Waits until a condition holds; until the run ends, or the time is over."""
+    from destinations.runs.filters import matches, parse_filter
+
+    parse_filter(options.condition, session.clock())
+    (run,) = find_runs([options.run_name], options, session)
+    deadline = None if options.timeout is None else session.clock() + options.timeout
+    while True:
+        # Asked before the run is read again: what it wrote until its end is looked at.
+        was_alive = run.alive
+        run = run.reload()
+        now = session.clock()
+        # Parsed again, for `now` may be in it.
+        if matches(parse_filter(options.condition, now), run.record, now):
+            return _ended(run, EXIT_OK, "holds", options, session)
+        if not was_alive:
+            return _ended(run, EXIT_FAILED, "does not hold, and the run is not alive", options, session)
+        left = None if deadline is None else deadline - session.clock()
+        if left is not None and left <= 0:
+            return _ended(run, EXIT_TIMEOUT, "did not come to hold in time", options, session)
+        session.wait(options.interval if left is None else min(options.interval, left))
+
+
+def _ended(run: Run, code: int, how: str, options: argparse.Namespace, session: Session) -> int:
+    if options.json:
+        found: dict[str, Any] = {
+            "run_id": run.run_id,
+            "status": run.status,
+            "alive": run.alive,
+            "holds": code == EXIT_OK,
+        }
+        session.screen.json(found)
+    else:
+        session.note(f"run {run.run_id} ({run.status}): the condition {how}")
+    return code

@@ -1,0 +1,127 @@
+"""`ls` and `best`: tables of runs."""
+
+import argparse
+import math
+from collections import Counter
+from typing import Any
+
+from destinations.runs import MetricNotFoundError, Run, RunRecord, Runs
+
+from .fields import as_json, cell_of, check_fields, column_of, field_of
+from .running import EXIT_OK, open_selected
+from .screen import Session
+from .table import Cell, Column, table_lines
+from .text import value_text
+
+__all__ = ["best", "ls", "selection_of"]
+
+_COLUMNS = ("run", "status", "age", "duration", "tags")
+_MOST_METRICS = 3
+
+
+def selection_of(options: argparse.Namespace) -> dict[str, Any]:
+    """Returns what was selected, as `Runs.query` takes it."""
+    return {
+        "where": options.where,
+        "tag": options.tag,
+        "status": options.status,
+        "archived": None if options.archived else False,
+        "limit": options.limit,
+    }
+
+
+def ls(options: argparse.Namespace, session: Session) -> int:
+    """Lists runs, once or again and again."""
+    with open_selected(options, session) as runs:
+        while True:
+            _list_once(runs, options, session)
+            if options.watch is None:
+                return EXIT_OK
+            session.screen.flush()
+            session.wait(options.watch)
+            runs.scan()
+            if not options.json:
+                session.screen.clear()
+
+
+def _list_once(runs: Runs, options: argparse.Namespace, session: Session) -> None:
+    names = [name.strip() for name in (options.columns or "").split(",") if name.strip()]
+    check_fields(names, runs.hparam_names() if names else (), runs.metric_names() if names else ())
+    records = runs.records(**selection_of(options), sort_by=options.sort, descending=options.descending)
+    now = session.clock()
+    if options.json:
+        found = [
+            {"run_id": record.run_id, **{name: field_of(record, name, now) for name in names}}
+            if names
+            else as_json(record, now)
+            for record in records
+        ]
+        # Watched, each list is a line, so that a reader knows where one ends.
+        (session.screen.json if options.watch is None else session.screen.json_line)(found)
+        return
+    if not records:
+        session.note("no runs" if len(runs) == 0 else f"none of {len(runs)} runs")
+        return
+    names = (
+        ["run", *(name for name in names if name != "run")]
+        if names
+        else [*_COLUMNS, *_common_metrics(records)]
+    )
+    columns = [column_of(name, [field_of(record, name, now) for record in records]) for name in names]
+    rows = [[cell_of(record, name, now) for name in names] for record in records]
+    session.screen.lines(table_lines(columns, rows, session.screen))
+
+
+def _common_metrics(records: list[RunRecord]) -> list[str]:
+    """Returns the metrics that most of the runs have."""
+    counts = Counter(name for record in records for name in record.summary)
+    return [f"summary.{name}" for name, _ in counts.most_common(_MOST_METRICS)]
+
+
+def best(options: argparse.Namespace, session: Session) -> int:
+    """Ranks runs by a metric."""
+    with open_selected(options, session) as runs:
+        selection = {**selection_of(options), "limit": None}
+        ranked: list[tuple[float, int | None, Run]] = []
+        for run in runs.query(**selection):
+            found = run.summary.get(options.metric)
+            value = None if found is None else found.max if options.is_max else found.min
+            if found is not None and value is not None:
+                ranked.append((value, found.max_step if options.is_max else found.min_step, run))
+        if not ranked and options.metric not in runs.metric_names():
+            raise MetricNotFoundError(options.metric, runs.metric_names())
+    ranked.sort(key=lambda item: -item[0] if options.is_max else item[0])
+    ranked = ranked[: options.limit]
+    now = session.clock()
+    if options.json:
+        session.screen.json(
+            [
+                {"rank": rank, "value": value, "step": step, **as_json(run.record, now)}
+                for rank, (value, step, run) in enumerate(ranked, 1)
+            ]
+        )
+        return EXIT_OK
+    title = f"{'greatest' if options.is_max else 'least'} {options.metric}"
+    columns = [
+        Column("", is_right=True),
+        Column("run", is_whole=True),
+        Column(title, is_right=True),
+        Column("at step", is_right=True),
+        Column("last", is_right=True),
+        Column("status"),
+        Column("tags"),
+    ]
+    rows = [
+        [
+            Cell(str(rank)),
+            Cell(run.record.run_id),
+            Cell(value_text(value), "bold"),
+            Cell(value_text(step)),
+            Cell(value_text(run.record.summary.get(options.metric, math.nan))),
+            cell_of(run.record, "status", now),
+            cell_of(run.record, "tags", now),
+        ]
+        for rank, (value, step, run) in enumerate(ranked, 1)
+    ]
+    session.screen.lines(table_lines(columns, rows, session.screen))
+    return EXIT_OK

@@ -1,0 +1,183 @@
+"""`show`: everything that is known of a run, on one page."""
+
+import argparse
+from collections import Counter
+from typing import Any
+
+import attrs
+
+from destinations.runs import MetricNotFoundError, Run
+
+from .fields import as_json, cell_of, status_of, status_style
+from .running import EXIT_OK, find_runs
+from .screen import Screen, Session
+from .table import Cell, Column, table_lines
+from .text import NOTHING, age_text, bytes_text, cut, pad, sparkline, value_text
+
+__all__ = ["show"]
+
+_SPARKS = 24
+_KINDS = ("images", "audio", "videos", "point_clouds", "tables", "histograms", "texts", "traces", "artifacts")
+
+
+def show(options: argparse.Namespace, session: Session) -> int:
+    """Shows a run."""
+    (run,) = find_runs([options.run_name], options, session)
+    if options.json:
+        session.screen.json(_as_json(run, session.clock()))
+        return EXIT_OK
+    _show_head(run, session)
+    _show_pairs(
+        "hyperparameters", {name: value_text(value) for name, value in run.hparams.items()}, session.screen
+    )
+    _show_metrics(run, session.screen)
+    _show_pairs("records", _record_texts(run), session.screen)
+    _show_pairs("environment", _environment_texts(run.environment), session.screen)
+    _show_pairs("what logging cost", _receipt_texts(run.receipt), session.screen)
+    return EXIT_OK
+
+
+def _as_json(run: Run, now: float) -> dict[str, Any]:
+    return {
+        **as_json(run.record, now),
+        "hyperparameters": run.hyperparameters,
+        "metrics": {name: attrs.asdict(one) for name, one in run.summary.items()},
+        "records": _counts(run),
+        "artifacts": [{"name": one.name, "size": one.size, "path": str(one.path)} for one in run.artifacts()],
+        "environment": run.environment,
+        "sessions": run.sessions,
+        "receipt": run.receipt,
+    }
+
+
+def _show_head(run: Run, session: Session) -> None:
+    record, screen, now = run.record, session.screen, session.clock()
+    status = status_of(record, now)
+    parts = [screen.styled(record.name, "bold")]
+    if record.run_id != record.name:
+        parts.append(record.run_id)
+    screen.line("  ".join([*parts, screen.styled(status, status_style(status))]))
+    screen.line(str(record.path))
+    since = None if record.created_at is None else now - record.created_at
+    times = (
+        f"began {age_text(since)} ago, took {cell_of(record, 'duration', now).text}"
+        if since is not None
+        else ""
+    )
+    if since is not None and run.alive:
+        times = f"began {age_text(since)} ago, goes on; last sign of life {age_text(_since_heartbeat(run, now))} ago"
+    sessions = len(run.sessions)
+    for text in (
+        times + (f", in {sessions} sessions" if sessions > 1 else ""),
+        f"tags: {', '.join(record.tags)}" if record.tags else "",
+        f"notes: {value_text(record.notes)}" if record.notes else "",
+        "archived" if record.archived else "",
+        f"checkpoint: {record.checkpoint_path}" if record.checkpoint_path else "",
+        f"problem: {record.problem}" if record.problem else "",
+        f"ended by {value_text(run.sessions[-1]['exception'])}"
+        if sessions and run.sessions[-1].get("exception")
+        else "",
+    ):
+        if text:
+            screen.line(text if screen.width is None else cut(text, screen.width))
+
+
+def _since_heartbeat(run: Run, now: float) -> float | None:
+    return None if run.record.heartbeat_at is None else now - run.record.heartbeat_at
+
+
+def _show_pairs(title: str, pairs: dict[str, str], screen: Screen) -> None:
+    if not pairs:
+        return
+    screen.line()
+    screen.line(screen.styled(title, "bold"))
+    width = min(max(len(name) for name in pairs), 40)
+    for name, text in pairs.items():
+        line = f"  {pad(name, width)}  {text}"
+        screen.line(line if screen.width is None else cut(line, screen.width))
+
+
+def _show_metrics(run: Run, screen: Screen) -> None:
+    summary = run.summary
+    if not summary:
+        return
+    screen.line()
+    columns = [
+        Column("metric", is_whole=True),
+        *(
+            Column(title, is_right=True)
+            for title in ("last", "least", "at step", "greatest", "at step", "values")
+        ),
+        Column("course"),
+    ]
+    rows = [
+        [
+            Cell(value_text(name)),
+            Cell(value_text(one.last)),
+            Cell(value_text(one.min)),
+            Cell(value_text(one.min_step)),
+            Cell(value_text(one.max)),
+            Cell(value_text(one.max_step)),
+            Cell(str(one.count)),
+            Cell(_course(run, name), "cyan"),
+        ]
+        for name, one in summary.items()
+    ]
+    screen.lines(table_lines(columns, rows, screen))
+
+
+def _course(run: Run, name: str) -> str:
+    try:
+        return sparkline(run.series(name).value.tolist(), _SPARKS)
+    except MetricNotFoundError:
+        # The summary of a damaged run may know what its rows do not have.
+        return NOTHING
+
+
+def _counts(run: Run) -> dict[str, int]:
+    return {kind: count for kind in _KINDS if (count := len(getattr(run, kind)()))}
+
+
+def _record_texts(run: Run) -> dict[str, str]:
+    texts = {}
+    for kind in _KINDS:
+        found = getattr(run, kind)()
+        if found:
+            names = Counter(getattr(one, "name", "") for one in found)
+            size = sum(getattr(one, "size", None) or 0 for one in found)
+            named = ", ".join(
+                f"{name} ({count})" if count > 1 else name for name, count in names.items() if name
+            )
+            about = f", {bytes_text(size)}" if size else ""
+            texts[kind.replace("_", " ")] = f"{len(found)}{about}{f': {value_text(named)}' if named else ''}"
+    return texts
+
+
+def _environment_texts(environment: dict[str, Any]) -> dict[str, str]:
+    """Returns what is short; lists of packages are for `--json` and `diff`."""
+    texts = {}
+    for name, value in environment.items():
+        if isinstance(value, dict):
+            short = {key: item for key, item in value.items() if item not in (None, "", [], {})}
+            if name != "packages" and short:
+                texts[name] = ", ".join(f"{key}={value_text(item)}" for key, item in short.items())
+        elif value not in (None, "", []):
+            texts[name] = " ".join(map(str, value)) if isinstance(value, list) else value_text(value)
+    return texts
+
+
+def _receipt_texts(receipt: dict[str, Any]) -> dict[str, str]:
+    texts = {
+        "a call": f"{receipt['p50_us']} µs, one in a hundred {receipt['p99_us']} µs or more"
+        if receipt.get("p50_us") is not None and receipt.get("p99_us") is not None
+        else "",
+        "rows": value_text(receipt.get("calls")) if receipt.get("calls") is not None else "",
+        "lost": ", ".join(
+            f"{receipt[name]} {name.replace('_', ' ')}"
+            for name in ("dropped", "damaged_bytes", "waiting_rows")
+            if receipt.get(name)
+        ),
+        "errors": value_text(receipt["errors"]) if receipt.get("errors") else "",
+        "last error": value_text(receipt["last_error"]) if receipt.get("last_error") else "",
+    }
+    return {name: text for name, text in texts.items() if text}

@@ -1,0 +1,98 @@
+"""Tables that fit: columns as wide as what is in them, cut where the screen is narrower."""
+
+from collections.abc import Sequence
+
+import attrs
+
+from .screen import Screen
+from .text import ELLIPSIS, cut, pad, width_of
+
+__all__ = ["Cell", "Column", "table_lines"]
+
+_GAP = "  "
+_NARROWEST = 5
+
+
+@attrs.frozen
+class Column:
+    """A column of a table.
+
+    Attributes:
+        title: what stands above it.
+        is_right: numbers stand at the right.
+        is_whole: is the last to be cut.
+    """
+
+    title: str
+    is_right: bool = False
+    is_whole: bool = False
+
+
+@attrs.frozen
+class Cell:
+    """A text with a colour."""
+
+    text: str
+    style: str | None = None
+
+
+def table_lines(columns: Sequence[Column], rows: Sequence[Sequence[Cell | str]], screen: Screen) -> list[str]:
+    """Returns the lines of a table, its titles first.
+
+    Where the screen is too narrow, the widest columns are cut, "…" in the place of what is gone; where there is no room for all
+    of them, the last ones are left out, and a "…" in the line of titles says so.
+    """
+    table = [[cell if isinstance(cell, Cell) else Cell(cell) for cell in row] for row in rows]
+    widths = [
+        max([width_of(column.title), *(width_of(row[index].text) for row in table)])
+        for index, column in enumerate(columns)
+    ]
+    shown = len(columns)
+    if screen.width is not None:
+        shown = _fitting(widths, columns, screen.width)
+    head = [Cell(column.title, "bold") for column in columns]
+    lines = [_line(row[:shown], columns, widths, screen) for row in (head, *table)]
+    if shown < len(columns):
+        lines[0] += f"{_GAP}{ELLIPSIS}"
+    return lines
+
+
+def _fitting(widths: list[int], columns: Sequence[Column], room: int) -> int:
+    """Makes columns narrower until they fit; returns how many of them are shown."""
+
+    # The "…" that stands for columns left out takes room too.
+    def room_between(shown: int) -> int:
+        return len(_GAP) * (shown - 1) + (0 if shown == len(columns) else len(_GAP) + len(ELLIPSIS))
+
+    shown = len(columns)
+    while shown > 1 and sum(min(width, _NARROWEST) for width in widths[:shown]) + room_between(shown) > room:
+        shown -= 1
+    free = room - room_between(shown)
+    for may_cut_whole in (False, True):
+        while (excess := sum(widths[:shown]) - free) > 0:
+            candidates = [
+                index
+                for index in range(shown)
+                if widths[index] > _NARROWEST and (may_cut_whole or not columns[index].is_whole)
+            ]
+            if not candidates:
+                break
+            widest = max(candidates, key=widths.__getitem__)
+            second = max((widths[index] for index in candidates if index != widest), default=_NARROWEST)
+            # At once down to the next widest, but not below what is needed.
+            widths[widest] -= max(1, min(excess, widths[widest] - max(second, _NARROWEST)))
+    return shown
+
+
+def _line(row: Sequence[Cell], columns: Sequence[Column], widths: Sequence[int], screen: Screen) -> str:
+    cells = []
+    for index, cell in enumerate(row):
+        text = cut(cell.text, widths[index])
+        is_last = index == len(row) - 1
+        padded = (
+            text
+            if is_last and not columns[index].is_right
+            else pad(text, widths[index], right=columns[index].is_right)
+        )
+        cells.append(screen.styled(padded, cell.style))
+    return _GAP.join(cells).rstrip() if not screen.has_colors else _GAP.join(cells)

@@ -1,0 +1,160 @@
+"""How values look on a terminal: widths in cells, cut texts, ages, durations, sizes, sparklines.
+
+Pure functions; nothing here knows a run.
+"""
+
+import math
+import unicodedata
+from collections.abc import Sequence
+from typing import Any
+
+from destinations._formatting import one_line, plain, short
+
+__all__ = [
+    "ELLIPSIS",
+    "NOTHING",
+    "age_text",
+    "bytes_text",
+    "cut",
+    "duration_text",
+    "pad",
+    "seconds_of",
+    "sparkline",
+    "value_text",
+    "width_of",
+]
+
+ELLIPSIS = "…"
+NOTHING = "–"  # noqa: RUF001  # a dash that no number begins with
+
+_BARS = "▁▂▃▄▅▆▇█"
+_GAP = " "
+_WIDE = frozenset("WF")
+_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
+_MINUTE, _HOUR, _DAY = 60, 3600, 86400
+_THOUSAND = 1024.0
+_ASCII = 0x7F
+
+
+def width_of(text: str) -> int:
+    """Returns how many cells a text takes: two for wide characters of East Asia, none for combining ones."""
+    if text.isascii():
+        return len(text)
+    return sum(map(_width_of_character, text))
+
+
+def _width_of_character(character: str) -> int:
+    if ord(character) < _ASCII:
+        return 1
+    if unicodedata.combining(character) or unicodedata.category(character) in {"Cf", "Me", "Mn"}:
+        return 0
+    return 2 if unicodedata.east_asian_width(character) in _WIDE else 1
+
+
+def cut(text: str, width: int) -> str:
+    """Returns a text that takes `width` cells at most; "…" stands for what was cut off."""
+    if width_of(text) <= width:
+        return text
+    kept, used = [], 0
+    for character in text:
+        used += _width_of_character(character)
+        if used > width - 1:
+            break
+        kept.append(character)
+    return "".join(kept) + (ELLIPSIS if width > 0 else "")
+
+
+def pad(text: str, width: int, *, right: bool = False) -> str:
+    """Returns a text with spaces behind it, or before it, so that it takes `width` cells."""
+    spaces = " " * max(0, width - width_of(text))
+    return spaces + text if right else text + spaces
+
+
+def age_text(seconds: float | None) -> str:
+    """Returns how long ago something was in one unit: "12s", "5m", "3h", "4d"."""
+    if seconds is None or not math.isfinite(seconds):
+        return NOTHING
+    seconds = max(0.0, seconds)
+    for unit, size in (("d", _DAY), ("h", _HOUR), ("m", _MINUTE)):
+        if seconds >= size:
+            return f"{int(seconds // size)}{unit}"
+    return f"{int(seconds)}s"
+
+
+def duration_text(seconds: float | None) -> str:
+    """Returns how long something took in two units: "12s", "5m03s", "3h20m", "4d01h"."""
+    if seconds is None or not math.isfinite(seconds):
+        return NOTHING
+    whole = int(max(0.0, seconds))
+    if whole >= _DAY:
+        return f"{whole // _DAY}d{whole % _DAY // _HOUR:02d}h"
+    if whole >= _HOUR:
+        return f"{whole // _HOUR}h{whole % _HOUR // _MINUTE:02d}m"
+    if whole >= _MINUTE:
+        return f"{whole // _MINUTE}m{whole % _MINUTE:02d}s"
+    return f"{whole}s"
+
+
+def seconds_of(text: str) -> float:
+    """Returns the seconds that "30", "30s", "5m", "12h", "7d" or "2w" mean.
+
+    Raises:
+        ValueError: it is none of these.
+    """
+    number, unit = (text[:-1], text[-1]) if text and text[-1] in _UNITS else (text, "s")
+    try:
+        seconds = float(number) * _UNITS[unit]
+    except ValueError:
+        seconds = math.nan
+    if not 0 <= seconds < math.inf:
+        raise ValueError(f"duration must be a number with s, m, h, d or w behind it, got {text!r}. Write 7d.")
+    return seconds
+
+
+def bytes_text(size: float) -> str:
+    """Returns a size in the unit that suits it: "812 B", "1.5 MiB"."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(size) < _THOUSAND:
+            return f"{size:.0f} B" if unit == "B" else f"{size:.1f} {unit}"
+        size /= _THOUSAND
+    return f"{size:.1f} TiB"
+
+
+def value_text(value: Any) -> str:
+    """Returns any value in one line: numbers rounded for people, None as a dash."""
+    if value is None:
+        return NOTHING
+    if isinstance(value, float):
+        return short(value)
+    if isinstance(value, dict | list | tuple):
+        import json
+
+        return one_line(json.dumps(plain(value), ensure_ascii=False))
+    return one_line(str(value))
+
+
+def sparkline(values: Sequence[float], width: int = 24) -> str:
+    """Returns a small chart of a series; each character is the mean of its part of the series.
+
+    What is not finite leaves a space where a part has nothing else.
+    """
+    count = len(values)
+    width = min(width, count)
+    means = []
+    for index in range(width):
+        part = values[index * count // width : (index + 1) * count // width]
+        finite = [float(value) for value in part if math.isfinite(value)]
+        # Divided first: a sum may be too large for a float.
+        means.append(math.fsum(value / len(finite) for value in finite) if finite else math.nan)
+    known = [mean for mean in means if math.isfinite(mean)]
+    if not known:
+        return ""
+    low, high = min(known), max(known)
+    # Halves, for the same reason.
+    span = high / 2 - low / 2
+    return "".join(
+        _GAP
+        if not math.isfinite(mean)
+        else _BARS[round((mean / 2 - low / 2) / (span or 1) * (len(_BARS) - 1))]
+        for mean in means
+    )

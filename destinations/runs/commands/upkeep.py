@@ -1,0 +1,89 @@
+"""`scan`, `compact`, `sql`: the index and the dataset."""
+
+import argparse
+
+import attrs
+
+from destinations.runs import DatasetError
+
+from .running import EXIT_OK, open_selected, roots_of
+from .screen import Session
+from .table import Cell, Column, table_lines
+from .text import bytes_text, value_text
+
+__all__ = ["compact", "scan", "sql"]
+
+
+def scan(options: argparse.Namespace, session: Session) -> int:
+    """Looks at what changed, and says what was found."""
+    with open_selected(options, session) as runs:
+        report = runs.scan(full=True) if options.full else runs.report
+    if options.json:
+        session.screen.json(
+            {
+                **attrs.asdict(report, recurse=False),
+                "duplicates": {name: list(map(str, paths)) for name, paths in report.duplicates.items()},
+                "problems": [[str(path), problem] for path, problem in report.problems],
+            }
+        )
+        return EXIT_OK
+    screen = session.screen
+    screen.line(
+        f"{report.runs} runs in {report.seconds:.2f} s: {report.added} new, {report.changed} changed, "
+        f"{report.unchanged} as before, {report.moved} moved, {report.gone} gone; {report.alive} alive"
+    )
+    for name, paths in report.duplicates.items():
+        screen.line(f"run id {name} occurs {len(paths)} times: {', '.join(map(str, paths))}")
+    for path, problem in report.problems:
+        screen.line(f"{path}: {problem}")
+    if report.damaged > len(report.problems):
+        screen.line(f"and {report.damaged - len(report.problems)} more that could not be read well")
+    screen.lines(report.warnings)
+    return EXIT_OK
+
+
+def compact(options: argparse.Namespace, session: Session) -> int:
+    """Brings finished runs into a dataset."""
+    from destinations.runs.dataset import compact as compact_runs
+    from uploads import UploadError
+
+    options.root = [options.source]
+    try:
+        with open_selected(options, session) as runs:
+            report = compact_runs(runs.query(archived=None), options.target, clock=session.clock)
+    except (UploadError, ValueError) as error:
+        raise DatasetError(str(error)) from error
+    if options.json:
+        session.screen.json(
+            {**attrs.asdict(report, recurse=False), "duplicates": list(map(str, report.duplicates))}
+        )
+        return EXIT_OK
+    session.screen.line(
+        f"{report.uri}: {report.runs} runs, {report.points} points, {bytes_text(report.size)}; {report.added} new, "
+        f"{report.changed} changed, {report.updated} described anew, {report.unchanged} as before, {report.alive} still alive"
+    )
+    for path in report.duplicates:
+        session.note(f"left out, for a newer run has its id: {path}")
+    return EXIT_OK
+
+
+def sql(options: argparse.Namespace, session: Session) -> int:
+    """Runs a query over a dataset."""
+    from destinations.runs.dataset import sql as query
+    from uploads import UploadError
+
+    place = options.dataset or next(iter(roots_of(options, session)))
+    try:
+        found = query(place, options.query)
+    except (UploadError, ValueError) as error:
+        raise DatasetError(str(error)) from error
+    if options.json:
+        session.screen.json(found.to_dicts())
+        return EXIT_OK
+    columns = [
+        Column(name, is_right=all(isinstance(row[index], int | float) for row in found.rows))
+        for index, name in enumerate(found.columns)
+    ]
+    rows = [[Cell(value_text(value)) for value in row] for row in found.rows]
+    session.screen.lines(table_lines(columns, rows, session.screen))
+    return EXIT_OK

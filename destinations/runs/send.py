@@ -1,0 +1,131 @@
+"""`send`: a run goes to a tracker or into another folder, completely, and once however often it is sent.
+
+```python
+send(open_runs("runs")["digits"], "tensorboard:tb")
+```
+
+What was sent is remembered, so that a second sending hands on what is new alone. One that was killed half-way is done again from the
+beginning: first what it left is taken back. Runs in the calling thread, and blocks.
+"""
+
+import json
+import os
+import time
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from destinations._formatting import plain
+
+from ._ledger import Ledger, SendingError
+from ._sources import Position, items_of
+from ._targets import Target, TargetError, target_of
+from .errors import RunNotFoundError
+from .index import cache_folder
+from .replay import RecordClock, ReplayReport, RewoundError, replay
+from .run import Run
+
+__all__ = ["SendingError", "TargetError", "send"]
+
+
+def send(
+    run: Run,
+    target: str,
+    *,
+    follow: bool = False,
+    again: bool = False,
+    cache: str | os.PathLike[str] | None = None,
+    wait: Callable[[float], None] = time.sleep,
+    now: Callable[[], float] = time.time,
+) -> ReplayReport:
+    """Sends a run.
+
+    Args:
+        run: what was written.
+        target: "tensorboard:FOLDER", "run:FOLDER", "wandb:PROJECT", "wandb:ENTITY/PROJECT", "mlflow:URI" or
+            "mlflow:URI#EXPERIMENT". In a folder, the run gets a folder of its name.
+        follow: go on until the run ends, or until Ctrl-C.
+        again: everything anew, in the place of what was sent.
+        cache: where to remember what was sent to targets that are no folders; the user's cache folder where None.
+        wait: waits for some seconds.
+        now: the time in seconds since 1970.
+
+    Returns:
+        What was sent this time.
+
+    Raises:
+        TargetError: the target is none.
+        SendingError: the target holds something else, or another process sends this run to it.
+        ImportError: the package of the tracker is missing.
+    """
+    place = target_of(target, run.record, Path(cache) if cache is not None else cache_folder().parent)
+    place.check()
+    with Ledger(place.ledger_path, run.record.run_id, place.name) as ledger:
+        is_anew = again or ledger.state != "done" or place.is_gone()
+        while True:
+            try:
+                return _send_once(run, place, ledger, is_anew=is_anew, follow=follow, wait=wait, now=now)
+            except RewoundError:
+                # Training went back to a checkpoint: what was sent of the branch that it left has to go.
+                if is_anew and not follow:
+                    raise
+                is_anew = True
+
+
+def _send_once(
+    run: Run,
+    place: Target,
+    ledger: Ledger,
+    *,
+    is_anew: bool,
+    follow: bool,
+    wait: Callable[[float], None],
+    now: Callable[[], float],
+) -> ReplayReport:
+    position = Position() if is_anew else ledger.position
+    facts = _facts_of(run)
+    if not is_anew and not follow and facts == ledger.facts and not _has_news(run, position):
+        return ReplayReport(position=position, is_over=not facts["is_alive"])
+    clock = RecordClock()
+    place.is_anew = is_anew
+    destination: Any = place.make(clock)
+    ledger.begin()
+    if is_anew:
+        place.restart()
+    report = replay(run, destination, clock=clock, position=position, follow=follow, wait=wait, now=now)
+    _count_undelivered(destination, report)
+    if not report.failures:
+        place.finish(run)
+        # Of a run that was alive, what it said before; what it says since is for the next time.
+        ledger.finish(report.position, _facts_of(run) if follow and report.is_over else facts)
+    return report
+
+
+def _facts_of(run: Run) -> dict[str, Any]:
+    """Returns what is sent beside rows and records, in short."""
+    try:
+        now = run.reload()
+    except RunNotFoundError:
+        now = run
+    given = json.dumps(plain(now.hyperparameters), sort_keys=True)
+    return {"status": now.status, "is_alive": now.alive, "hyperparameters": zlib.crc32(given.encode())}
+
+
+def _has_news(run: Run, position: Position) -> bool:
+    """Says whether there is anything beyond a position, which stays as it is."""
+    looked_at = Position(**attrs.asdict(position))
+    return next(items_of(run.path, looked_at), None) is not None
+
+
+def _count_undelivered(destination: Any, report: ReplayReport) -> None:
+    """Adds what a destination took, and could not deliver."""
+    counts = getattr(destination, "counts", None)
+    for what in ("dropped_rows", "failed_rows", "dropped_records", "failed_records"):
+        count = int(getattr(counts, what, 0) or 0)
+        if count:
+            report.failures += count
+            errors = ", ".join(getattr(counts, "errors", {}))
+            report.failed.append(f"{count} {what.replace('_', ' ')}{f': {errors}' if errors else ''}")
