@@ -1,19 +1,24 @@
 # make demo   set up, then train a small network on real data with every core destination attached;
 #             STORE=s3://bucket/prefix uploads what it leaves there, and not to runs/store
 # make test   set up, then lint, check types, run the tests
+# make test-composer   what a trainer of Composer's says, in an environment of its own: it needs an older torch
 # make bench  the measured claims of the docs, as ratios against whatever peers are installed
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+COMPOSER := .venv-composer
 
-.PHONY: demo test lint types bench format clean
+.PHONY: demo test test-composer lint types bench format clean
 
 demo: $(READY)
 	$(BIN)/python docs/examples/digits.py $(if $(STORE),--store "$(STORE)")
 
 test: lint types
 	$(BIN)/python -m pytest -n auto --dist loadgroup
+
+test-composer: $(COMPOSER)/.ready
+	$(COMPOSER)/bin/python -m pytest tests/test_composer
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -38,5 +43,12 @@ $(READY): pyproject.toml .ci/constraints.txt .ci/no-deps.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --requirement .ci/no-deps.txt
 	@touch $(READY)
 
+# Where PyTorch's index of CPU builds can be reached, they are taken; else PyPI's, which bring CUDA and need 6 GB.
+$(COMPOSER)/.ready: .ci/composer.txt pyproject.toml
+	$(PYTHON) -m venv $(COMPOSER)
+	$(COMPOSER)/bin/python -m pip install --quiet --disable-pip-version-check --retries 1 --extra-index-url https://download.pytorch.org/whl/cpu --requirement .ci/composer.txt
+	$(COMPOSER)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
+	@touch $(COMPOSER)/.ready
+
 clean:
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(COMPOSER) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from .trackers.mlflow import MLflow
     from .trackers.slack import Slack
     from .trackers.tensorboard import TensorBoard
+    from .trackers.trackio import Trackio
     from .trackers.wandb import WandB
     from .trackers.webhook import Webhook
 
@@ -39,6 +40,7 @@ __all__ = [
     "Slack",
     "TensorBoard",
     "TextFile",
+    "Trackio",
     "WandB",
     "Webhook",
 ]
@@ -56,6 +58,7 @@ _MODULES = {
     "Slack": ".trackers.slack",
     "TensorBoard": ".trackers.tensorboard",
     "TextFile": ".text_file",
+    "Trackio": ".trackers.trackio",
     "WandB": ".trackers.wandb",
     "Webhook": ".trackers.webhook",
 }

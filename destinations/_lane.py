@@ -184,8 +184,7 @@ class Lane:
             self._changed.notify_all()
             thread = self._thread
         if thread is not None and is_done:
-            thread.join(max(0.0, deadline - time.monotonic()))
-            is_done = not thread.is_alive()
+            thread.join(max(0.1, deadline - time.monotonic()))
         return is_done
 
     def _make_room(self, size: int) -> bool:

@@ -8,7 +8,7 @@ from collections import OrderedDict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from events import Interval, Logger, State, format_run_name
+from events import Interval, Logger, State, WriteRate, format_run_name
 from uploads import FolderHandle, Store, UploadError, UploadHandle, UploadQueue, open_store
 
 from .base import LoggerDestination
@@ -53,6 +53,7 @@ class Artifacts(LoggerDestination):
         close_seconds: how long closing the run may take for uploads.
         progress_bar: whether to show what is left while the end waits.
         log_interval: how often to log `uploads/files_waiting` and its kin as metrics, such as "100ba"; None for never.
+        write_rate: how often metrics are taken, as with every destination; files are taken at once, whatever it says.
         queue_options: for `uploads.UploadQueue`: `spool`, `workers`, `isolation`, `durability`, `spool_bytes`, …
 
     Raises:
@@ -69,8 +70,10 @@ class Artifacts(LoggerDestination):
         close_seconds: float = 30.0,
         progress_bar: bool = True,
         log_interval: "str | Time | None" = None,
+        write_rate: WriteRate | None = None,
         **queue_options: Any,
     ) -> None:
+        super().__init__(write_rate=write_rate)
         if wait not in {"spooled", "uploaded"}:
             raise ValueError(f"wait must be 'spooled' or 'uploaded', got {wait!r}.")
         if "{remote_file_name}" not in remote_file_name:

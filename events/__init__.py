@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from . import monitor
 from ._device import DeviceCopies
 from ._monitor_event import Event as MonitorEvent
+from ._run_name import new_run_name
 from ._stat import Stat
 from ._summary import Aggregation
 from .binned_values import BinnedValues
@@ -86,6 +87,7 @@ __all__ = [
     "host_metrics",
     "is_due",
     "monitor",
+    "new_run_name",
     "plain_config",
     "read_checkpoint",
     "redact",

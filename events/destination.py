@@ -10,12 +10,12 @@ from .event import Event
 from .write_rate import WriteRate
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from .logger import Logger
     from .state import State
 
-__all__ = ["Destination"]
+__all__ = ["Destination", "MetricsTaker"]
 
 
 class Destination(Protocol):
@@ -105,3 +105,21 @@ class Destination(Protocol):
 
     def post_close(self) -> None:
         """Lets go of everything."""
+
+
+class MetricsTaker(Destination, Protocol):
+    """A destination that finds out by itself, faster than a look at each value, whether metrics are plain numbers.
+
+    A `Logger` asks the first of its destinations that is one before all others, and looks at the values no more.
+    """
+
+    def try_log_metrics(self, metrics: Any, step: int, read: "Callable[[Any], Any] | None" = None) -> bool:
+        """Takes metrics that are a dict of `float`, `int` and `bool` under names that are strings, and says whether it did.
+
+        Where it returns False, or raises, nothing was taken, and `log_metrics` is called with what the logger made of them.
+
+        Args:
+            metrics: what was given to the logger.
+            step: the step that they belong to.
+            read: makes a number of each value; None where they are numbers, if they are what the metrics before were.
+        """

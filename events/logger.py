@@ -8,15 +8,15 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from ._delivery import Delivery
 from ._device import DeviceCopies
 from ._faults import Faults
 from ._records import RecordLogger, whole_step
-from .destination import Destination
+from .destination import Destination, MetricsTaker
 from .errors import RecordError
-from .host_values import ARE_PLAIN, is_plain, quick_host_metrics
+from .host_values import ARE_PLAIN, is_plain, quick_host_metrics, reader_of
 from .names import format_name
 from .state import State
 
@@ -81,6 +81,12 @@ class Logger(RecordLogger):
         self.attached: tuple[Callback, ...] = ()
         # Whether `log_metrics` has more to do than to hand on numbers.
         self._has_detour = False
+        # A destination that finds out itself whether metrics are plain numbers, which spares a look at each; the others
+        # get them after it. It is asked where the metrics before were such as it takes.
+        self._taker: MetricsTaker | None = next(filter(_is_taker, self._destinations), None)
+        self._others = tuple(one for one in self._destinations if one is not self._taker)
+        self._is_taker_asked = self._taker is not None
+        self._are_tensors_expected = False
         self._refresh()
 
     @property
@@ -131,6 +137,16 @@ class Logger(RecordLogger):
         if self._has_detour or self.faults.streaks:
             self._take_detour(metrics, step)  # type: ignore[arg-type]
             return
+        if self._is_taker_asked:
+            try:
+                read = reader_of(metrics) if self._are_tensors_expected else None
+                is_taken = self._taker.try_log_metrics(metrics, step, read)  # type: ignore[union-attr,arg-type]
+            except Exception:  # noqa: BLE001  # nothing was taken; whatever it is comes again below, and is kept there
+                is_taken = False
+            if is_taken:
+                if self._others:
+                    self._hand_on(self._others, metrics, step)  # type: ignore[arg-type]
+                return
         # All of this runs in C: a third of a microsecond for ten numbers. A function of its own would be half as much again.
         values: Mapping[str, Any] | None = metrics
         try:
@@ -143,8 +159,16 @@ class Logger(RecordLogger):
         if values is None:
             self._log_metrics_carefully(metrics, step)  # type: ignore[arg-type]
             return
+        if self._taker is not None:
+            # Metrics are most often what they were last time.
+            self._are_tensors_expected = not self._others and reader_of(metrics) is not None
+            self._is_taker_asked = values is metrics or self._are_tensors_expected
+        self._hand_on(self._destinations, values, step)  # type: ignore[arg-type]
+
+    def _hand_on(self, destinations: tuple[Destination, ...], values: Mapping[str, Any], step: int) -> None:
+        """Calls destinations with numbers."""
         refusal = None
-        for destination in self._destinations:
+        for destination in destinations:
             try:
                 destination.log_metrics(values, step)
             except RecordError as error:
@@ -331,6 +355,10 @@ def _prefix(before: str, name: Any) -> str:
     if not isinstance(name, str) or not name:
         raise RecordError(f'namespace must be a name, got {name!r}. Write namespace("train").')
     return f"{before}{name}/"
+
+
+def _is_taker(destination: Any) -> TypeGuard[MetricsTaker]:
+    return hasattr(destination, "try_log_metrics")
 
 
 def _several(destinations: Any) -> tuple[Destination, ...]:

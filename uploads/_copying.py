@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import threading
 import zlib
 
 __all__ = ["copy_all", "crc32_of", "reflink"]
@@ -12,6 +13,7 @@ __all__ = ["copy_all", "crc32_of", "reflink"]
 _FICLONE = 0x40049409  # ioctl_ficlone(2)
 _STRIDE_BYTES = 1 << 30
 _READ_BYTES = 1 << 20
+_kept = threading.local()
 _NO_KERNEL_COPY = {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EBADF, errno.EPERM}
 
 
@@ -26,7 +28,7 @@ def reflink(source: int, target: int) -> bool:
 
 def crc32_of(descriptor: int) -> int:
     """The CRC-32 of everything that the descriptor can read. Holds neither the interpreter's lock nor more than 1 MiB."""
-    buffer = memoryview(bytearray(_READ_BYTES))
+    buffer = _buffer()
     crc32 = offset = 0
     while count := os.preadv(descriptor, [buffer], offset):
         crc32 = zlib.crc32(buffer[:count], crc32)
@@ -40,10 +42,11 @@ def copy_all(source: int, target: int) -> tuple[int, int | None]:
     A file below 1 MiB is read once and checksummed from memory. A larger one is copied by the kernel, as `cp` does, and has
     no checksum yet: to read it again would take as long as to copy it.
     """
-    data = os.pread(source, _READ_BYTES, 0)
-    if len(data) < _READ_BYTES:
-        _write(target, data, 0)
-        return len(data), zlib.crc32(data)
+    buffer = _buffer()
+    count = os.preadv(source, [buffer], 0)
+    if count < _READ_BYTES:
+        _write(target, buffer[:count], 0)
+        return count, zlib.crc32(buffer[:count])
     total = 0
     while copied := _copy_stride(source, target, total):
         total += copied
@@ -57,12 +60,21 @@ def _copy_stride(source: int, target: int, offset: int) -> int:
     except OSError as error:
         if error.errno not in _NO_KERNEL_COPY:
             raise
-    chunk = os.pread(source, _READ_BYTES, offset)
-    _write(target, chunk, offset)
-    return len(chunk)
+    buffer = _buffer()
+    count = os.preadv(source, [buffer], offset)
+    _write(target, buffer[:count], offset)
+    return count
 
 
-def _write(target: int, data: bytes, offset: int) -> None:
-    view = memoryview(data)
+def _write(target: int, data: memoryview, offset: int) -> None:
+    view = data
     while view:
         view = view[os.pwrite(target, view, offset + len(data) - len(view)) :]
+
+
+def _buffer() -> memoryview:
+    """1 MiB of this thread's own, kept: new memory for each file takes longer than to read it."""
+    kept: memoryview | None = getattr(_kept, "buffer", None)
+    if kept is None:
+        kept = _kept.buffer = memoryview(bytearray(_READ_BYTES))
+    return kept

@@ -23,7 +23,7 @@ __all__ = ["deliver"]
 _REMEMBER_DIGEST_BYTES = 64 << 20
 
 
-def deliver(folder: Path, entry: Entry, store: Store, *, retried: bool) -> Outcome:
+def deliver(folder: Path, entry: Entry, store: Store, *, retried: bool, suspect: bool = False) -> Outcome:
     """Tries once; returns how it ended, or raises what may pass.
 
     Args:
@@ -31,13 +31,15 @@ def deliver(folder: Path, entry: Entry, store: Store, *, retried: bool) -> Outco
         entry: Its manifest.
         store: Where to.
         retried: Whether an earlier attempt may have succeeded without our knowing.
+        suspect: Whether a loss of power may have taken bytes; then nothing is sent that no checksum vouches for.
 
     Raises:
         StoreError: From the store; the caller decides whether to try again.
         OSError: The spool could not be read.
     """
     try:
-        opened = Body(folder / DATA_FILE, entry.identifier, _remembered_digest(folder))
+        known = _remembered_digest(folder) if entry.size >= _REMEMBER_DIGEST_BYTES else None
+        opened = Body(folder / DATA_FILE, entry.identifier, known)
     except FileNotFoundError:
         if not folder.is_dir():
             raise
@@ -50,7 +52,10 @@ def deliver(folder: Path, entry: Entry, store: Store, *, retried: bool) -> Outco
             reason="staged bytes must be in the entry's folder, got no file. Submit the file again.",
         )
     with opened as body:
-        damage = _damage(entry, body.digest, _noted_crc32(folder) if entry.crc32 is None else entry.crc32)
+        crc32 = _noted_crc32(folder) if entry.crc32 is None else entry.crc32
+        damage = _damage(entry, body.digest, crc32)
+        if not damage and crc32 is None and suspect:
+            damage = "staged bytes must be on the disk, got a loss of power before it was known to have them. Submit the file again."
         if damage:
             return _outcome(entry, store, body, UploadState.CORRUPT, damage)
         _remember_digest(folder, body.digest)

@@ -12,7 +12,6 @@ import threading
 from typing import TYPE_CHECKING
 
 from ._disk import sync_disk_of
-from .entry import MANIFEST_FILE
 from .spool import fsync_entry, fsync_path
 
 if TYPE_CHECKING:
@@ -50,15 +49,21 @@ class Flusher:
         self._fsync = fsync
         self._sync_disk = sync_disk
         self._lock = threading.Lock()
-        self._folders: list[tuple[str, bool]] = []
+        self._folders: list[tuple[str, bool, bool]] = []
         self._wanted = threading.Event()
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def add(self, folder: str, *, checksum: bool = False) -> None:
-        """Has the entry written out within the delay, and before that checksummed where that was not done; returns at once."""
+    def add(self, folder: str, *, checksum: bool = False, unchecked: bool = False) -> None:
+        """Has the entry written out within the delay; returns at once.
+
+        Args:
+            folder: The entry's.
+            checksum: Whether to compute and note its checksum before.
+            unchecked: Whether nothing but a note can tell later that the disk has its bytes.
+        """
         with self._lock:
-            self._folders.append((folder, checksum))
+            self._folders.append((folder, checksum, unchecked))
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="uploads-flusher", daemon=True)
                 self._thread.start()
@@ -78,37 +83,42 @@ class Flusher:
             self._wanted.clear()
             with self._lock:
                 added, self._folders = self._folders, []
-            for folder, checksum in added:
+            for folder, checksum, _ in added:
                 if checksum:  # Not while it is being uploaded: then it is being read already.
                     self._spool.note_crc32(self._spool.pending / folder)
-            folders = [folder for folder, _ in added]
-            if len(folders) > _BURST:
-                self._flush_disk(folders)
+            if len(added) > _BURST:
+                self._flush_disk([(folder, unchecked) for folder, _, unchecked in added])
             else:
-                for folder in folders:
-                    self._flush(folder)
+                for folder, _, unchecked in added:
+                    self._flush(folder, unchecked=unchecked)
                 with contextlib.suppress(OSError):
                     fsync_path(self._spool.pending)
             if self._stopping.is_set() and not self._wanted.is_set():
                 return
 
-    def _flush(self, folder: str) -> None:
-        place = self._spool.pending / folder
-        if not (place / MANIFEST_FILE).exists():
-            place = self._spool.inflight / folder
-        try:
-            self._fsync(place)
-        except FileNotFoundError:
-            return  # It was uploaded meanwhile.
-        except OSError as error:
-            self._doubt(place, 1, error)
+    def _flush(self, folder: str, *, unchecked: bool) -> None:
+        # In both places, and in the first again: between two looks it may have been taken for uploading, or returned.
+        for place in (self._spool.pending, self._spool.inflight, self._spool.pending):
+            try:
+                self._fsync(place / folder)
+                if unchecked:
+                    self._spool.note_flushed(place / folder)
+            except FileNotFoundError:
+                continue  # In the end it was uploaded meanwhile.
+            except OSError as error:
+                self._doubt(place / folder, 1, error)
+            return
 
-    def _flush_disk(self, folders: list[str]) -> None:
+    def _flush_disk(self, folders: list[tuple[str, bool]]) -> None:
         """Many entries at once: one pass over the disk instead of three waits for its journal per entry."""
         try:
             self._sync_disk(self._spool.pending)
         except OSError as error:
             self._doubt(self._spool.path, len(folders), error)
+            return
+        for folder, unchecked in folders:
+            if unchecked:
+                self._flush(folder, unchecked=True)
 
     def _doubt(self, place: Path, count: int, error: OSError) -> None:
         self.suspect += count

@@ -122,6 +122,7 @@ class Intake:
                 str(source.absolute()),
                 after,
                 utc_now(),
+                boot="" if to_disk or staged.crc32 is not None else self._spool.boot,
             )
             # The manifest comes first: should we die right after the rename below, the file is gone from where it was,
             # and the next queue finds an entry that is complete.

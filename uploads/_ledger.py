@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from .entry import identifier_of, key_of
+from .entry import identifier_of, key_of, number_of
 from .errors import ManifestUnreadable
 from .names import name_key
 from .outcome import Outcome, UploadState
@@ -24,22 +24,10 @@ if TYPE_CHECKING:
 __all__ = ["Ledger"]
 
 
-@attrs.frozen
-class _Line:
-    """An entry that has not ended; what an earlier process left has no handle and was never booked."""
-
-    folder: str
-    size: int = 0
-    reference: weakref.ref[UploadHandle] | None = None
-
-    @property
-    def handle(self) -> UploadHandle | None:
-        """None where nobody kept it."""
-        return None if self.reference is None else self.reference()
-
-
 class Ledger:
     """Entries from acceptance to their end. Every method may be called from any thread; the lock guards everything.
+
+    Kept of an entry are the name of its folder and two numbers; its remote name is looked up in the spool when somebody asks.
 
     Args:
         spool: Where what nobody told us is looked up.
@@ -50,43 +38,50 @@ class Ledger:
         self._spool = spool
         self._free = free
         self._changed = threading.Condition()
-        self._lines: dict[str, _Line] = {}
-        self._keys: Counter[str] = Counter()
+        self._folders: dict[int, str] = {}  # By identity.
+        self._sizes: dict[int, int] = {}  # What was booked; what an earlier process left was not.
+        self._handles: weakref.WeakValueDictionary[int, UploadHandle] = weakref.WeakValueDictionary()
+        self._keys: Counter[int] = Counter()
         self._failures: list[Outcome] = []
         self._missing: set[str] = set()
 
     def open(self, folder: str, handle: UploadHandle | None = None, size: int = 0) -> None:
         """Takes an entry in, before anybody can tell us that it has ended."""
         with self._changed:
-            reference = None if handle is None else weakref.ref(handle)
-            self._lines[identifier_of(folder)] = _Line(folder, size, reference)
-            self._keys[key_of(folder)] += 1
+            number = number_of(identifier_of(folder))
+            self._folders[number] = folder
+            self._keys[number_of(key_of(folder))] += 1
+            if size:
+                self._sizes[number] = size
+            if handle is not None:
+                self._handles[number] = handle
 
     def strike(self, identifier: str) -> None:
         """Takes an entry out that never came to be."""
         with self._changed:
-            self._remove(identifier)
+            self._remove(number_of(identifier))
 
     def is_on_its_way(self, name: str) -> bool:
         """Whether an entry of this remote name has not ended."""
         with self._changed:
-            return self._keys[name_key(name)] > 0
+            return self._keys[number_of(name_key(name))] > 0
 
     def close(self, outcome: Outcome) -> None:
         """The end of an entry; the second time it is told nothing happens."""
         with self._changed:
-            line = self._remove(outcome.identifier)
-            if line is None:
+            number = number_of(outcome.identifier)
+            if number not in self._folders:
                 return
-            handle = line.handle
+            handle = self._handles.get(number)
+            size = self._remove(number)
             if outcome.state is UploadState.LOST and handle is not None:
                 # Its manifest, and so its name, is lost as well.
                 outcome = attrs.evolve(outcome, remote_name=handle.remote_name)
             if outcome.state.is_failure:
                 self._failures.append(outcome)
             else:
-                self._free(line.size)
-            if not self._lines:
+                self._free(size)
+            if not self._folders:
                 self._changed.notify_all()
         if handle is not None:
             handle._settle(outcome)  # noqa: SLF001  # the queue is the other half of a handle
@@ -99,24 +94,24 @@ class Ledger:
     def wait_empty(self, timeout_seconds: float) -> bool:
         """Whether everything has ended within this time."""
         with self._changed:
-            return self._changed.wait_for(lambda: not self._lines, timeout_seconds)
+            return self._changed.wait_for(lambda: not self._folders, timeout_seconds)
 
     def count(self) -> int:
         """How many have not ended."""
         with self._changed:
-            return len(self._lines)
+            return len(self._folders)
 
     def state_of(self, identifier: str) -> UploadState | None:
         """How an entry stands in the spool now; None where it has just left it."""
         with self._changed:
-            line = self._lines.get(identifier)
-        return None if line is None else self._spool.state_of(line.folder)
+            folder = self._folders.get(number_of(identifier))
+        return None if folder is None else self._spool.state_of(folder)
 
     def remaining(self) -> tuple[str, ...]:
         """The remote names of what has not ended, in the order of submission."""
         with self._changed:
-            lines = sorted(self._lines.values(), key=lambda line: line.folder)
-        return tuple(self._name_of(line) for line in lines)
+            folders = sorted(self._folders.values())
+        return tuple(self._name_of(folder) for folder in folders)
 
     def failures(self) -> tuple[Outcome, ...]:
         """What ended badly, in the order in which it was heard."""
@@ -126,7 +121,7 @@ class Ledger:
     def look_up(self) -> None:
         """Finds in the spool what a worker did not live to tell: gone twice in a row without a trace means deleted."""
         with self._changed:
-            folders = {identifier: line.folder for identifier, line in self._lines.items()}
+            folders = {identifier_of(folder): folder for folder in self._folders.values()}
         waiting = {*self._spool.list_pending(), *self._spool.list_inflight()}
         gone = {identifier: folder for identifier, folder in folders.items() if folder not in waiting}
         if not gone:
@@ -139,7 +134,7 @@ class Ledger:
             if outcome.identifier in gone:
                 self.close(outcome)
         with self._changed:
-            missing = set(gone) & set(self._lines)
+            missing = {identifier for identifier in gone if number_of(identifier) in self._folders}
             lost, self._missing = missing & self._missing, missing
         reason = f"its folder was deleted from {self._spool.path}"
         for identifier in lost:
@@ -149,21 +144,23 @@ class Ledger:
         """In a forked child: the parent's lock may be held by a thread that does not exist here."""
         self._changed = threading.Condition()
 
-    def _remove(self, identifier: str) -> _Line | None:
-        line = self._lines.pop(identifier, None)
-        if line is not None:
-            key = key_of(line.folder)
+    def _remove(self, number: int) -> int:
+        """Forgets an entry, where it is known; returns how many bytes were booked for it."""
+        folder = self._folders.pop(number, None)
+        if folder is not None:
+            key = number_of(key_of(folder))
             self._keys[key] -= 1
             if not self._keys[key]:
                 del self._keys[key]
-        return line
+        self._handles.pop(number, None)
+        return self._sizes.pop(number, 0)
 
-    def _name_of(self, line: _Line) -> str:
-        handle = line.handle
+    def _name_of(self, folder: str) -> str:
+        handle = self._handles.get(number_of(identifier_of(folder)))
         if handle is not None:
             return handle.remote_name
         with contextlib.suppress(ManifestUnreadable, OSError):
-            entry = self._spool.entry_of(line.folder)
+            entry = self._spool.entry_of(folder)
             if entry is not None:
                 return entry.remote_name
-        return line.folder
+        return folder

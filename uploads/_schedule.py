@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from .entry import identifier_of, key_of, sequence_of
+from .entry import identifier_of, key_of, number_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -57,16 +57,17 @@ class Schedule:
         lock = threading.RLock()
         self._changed = threading.Condition(lock)  # Something may be due.
         self._emptied = threading.Condition(lock)  # Nothing is left.
-        self._lines: dict[str, list[str]] = defaultdict(list)
-        self._ready: list[tuple[int, str]] = []
-        self._queued: set[str] = set()  # Keys that have a place in _ready.
-        self._delayed: list[tuple[float, str]] = []
-        self._resting: set[str] = set()  # Keys in _delayed.
-        self._inflight: dict[str, str] = {}  # Key → folder.
-        self._known: set[str] = set()  # Identifiers that are waiting or in flight.
-        self._failed: set[str] = set()
-        self._replaced_by: dict[str, str] = {}
-        self._holding: dict[str, set[str]] = defaultdict(set)  # Identifier → keys held until it settles.
+        # Keys and identities are numbers here: half the memory, for a hundred thousand entries.
+        self._lines: dict[int, list[str]] = defaultdict(list)
+        self._ready: list[str] = []  # Heads of lines; a folder's name starts with its sequence number.
+        self._queued: set[int] = set()  # Keys that have a place in _ready.
+        self._delayed: list[tuple[float, int]] = []
+        self._resting: set[int] = set()  # Keys in _delayed.
+        self._inflight: dict[int, str] = {}  # Key → folder.
+        self._known: set[int] = set()  # Identities that are waiting or in flight.
+        self._failed: set[int] = set()
+        self._replaced_by: dict[int, int] = {}
+        self._holding: dict[int, set[int]] = defaultdict(set)  # Identity → keys held until it settles.
         self._waiting = 0
         self._closed_until = float("-inf")
         self._probing_only = False
@@ -83,13 +84,14 @@ class Schedule:
         added = 0
         with self._changed:
             for folder in folders:
-                if identifier_of(folder) in self._known or not is_there(folder):
+                identity, key = _identity(folder), _key(folder)
+                if identity in self._known or not is_there(folder):
                     continue
-                self._known.add(identifier_of(folder))
-                heapq.heappush(self._lines[key_of(folder)], folder)
+                self._known.add(identity)
+                heapq.heappush(self._lines[key], folder)
                 self._waiting += 1
-                if key_of(folder) not in self._resting:
-                    self._queue(key_of(folder))
+                if key not in self._resting:
+                    self._queue(key)
                 added += 1
             self._changed.notify(
                 added
@@ -98,8 +100,8 @@ class Schedule:
     def remember(self, failed: Iterable[str] = (), replaced: Iterable[tuple[str, str]] = ()) -> None:
         """Takes in what earlier processes left: identifiers that failed, and pairs (older, newer)."""
         with self._changed:
-            self._failed.update(failed)
-            self._replaced_by.update(replaced)
+            self._failed.update(map(number_of, failed))
+            self._replaced_by.update((number_of(older), number_of(newer)) for older, newer in replaced)
 
     def next(self, timeout_seconds: float) -> str | None:
         """The folder to work on, which counts as in flight from here; None when nothing was due in time, or after `stop`."""
@@ -119,42 +121,44 @@ class Schedule:
     def newer_than(self, folder: str) -> str | None:
         """The newest waiting entry of the same remote name, where there is one."""
         with self._changed:
-            line = self._lines.get(key_of(folder))
+            line = self._lines.get(_key(folder))
             return max(line) if line else None
 
     def hold(self, folder: str, after: Iterable[str]) -> Standing:
         """How the entry stands; where it is HELD it waits again, until one of those it comes after has settled."""
         with self._changed:
             for identifier in after:
-                wanted = self._newest(identifier)
+                wanted = self._newest(number_of(identifier))
                 if wanted in self._failed:
                     return Standing.BROKEN
                 if wanted in self._known:
-                    self._holding[wanted].add(key_of(folder))
+                    self._holding[wanted].add(_key(folder))
                     self._return(folder)
                     return Standing.HELD
             return Standing.FREE
 
     def settle(self, folder: str, *, failed: bool = False, replaced_by: str | None = None) -> None:
         """The entry has left the line for good."""
-        identifier = identifier_of(folder)
+        identity = _identity(folder)
         with self._changed:
             self._leave(folder)
-            self._known.discard(identifier)
+            self._known.discard(identity)
             if failed:
-                self._failed.add(identifier)
+                self._failed.add(identity)
             if replaced_by is not None:
-                self._replaced_by[identifier] = replaced_by
-            held = self._holding.pop(identifier, ())
+                self._replaced_by[identity] = number_of(replaced_by)
+            held = self._holding.pop(identity, ())
             for key in held:
                 self._queue(key)
-            self._changed.notify(len(held) + 1)  # The next of its own line may be due too.
+            due = len(held) + (_key(folder) in self._queued) + self._probing_only
+            if due:  # A thread that is woken for nothing takes the interpreter from those that send.
+                self._changed.notify(due)
             if not self._known:
                 self._emptied.notify_all()
 
     def retry(self, folder: str, delay_seconds: float) -> None:
         """The entry, where it is in flight, waits again for a while."""
-        key = key_of(folder)
+        key = _key(folder)
         with self._changed:
             if self._inflight.get(key) != folder:
                 return
@@ -214,7 +218,7 @@ class Schedule:
             self._queue(key)
         if now < self._closed_until or (self._probing_only and self._probe_out) or not self._ready:
             return None
-        _, key = heapq.heappop(self._ready)
+        key = _key(heapq.heappop(self._ready))
         self._queued.discard(key)
         line = self._lines[key]
         folder = heapq.heappop(line)
@@ -232,27 +236,35 @@ class Schedule:
             times.append(self._closed_until)
         return min(times, default=float("inf"))
 
-    def _queue(self, key: str) -> None:
+    def _queue(self, key: int) -> None:
         if key in self._lines and key not in self._queued and key not in self._inflight:
             self._queued.add(key)
-            heapq.heappush(self._ready, (sequence_of(self._lines[key][0]), key))
+            heapq.heappush(self._ready, self._lines[key][0])
 
     def _return(self, folder: str) -> None:
         """In flight → the head of its line, without being ready."""
-        del self._inflight[key_of(folder)]
-        heapq.heappush(self._lines[key_of(folder)], folder)
+        del self._inflight[_key(folder)]
+        heapq.heappush(self._lines[_key(folder)], folder)
         self._waiting += 1
         self._probe_out = False
         self._changed.notify_all()
 
     def _leave(self, folder: str) -> None:
-        key = key_of(folder)
+        key = _key(folder)
         if self._inflight.get(key) == folder:
             del self._inflight[key]
             self._probe_out = False
             self._queue(key)
 
-    def _newest(self, identifier: str) -> str:
-        while identifier in self._replaced_by:
-            identifier = self._replaced_by[identifier]
-        return identifier
+    def _newest(self, identity: int) -> int:
+        while identity in self._replaced_by:
+            identity = self._replaced_by[identity]
+        return identity
+
+
+def _identity(folder: str) -> int:
+    return number_of(identifier_of(folder))
+
+
+def _key(folder: str) -> int:
+    return number_of(key_of(folder))

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from .drain import Drain
-from .entry import Entry
 from .errors import ManifestUnreadable, SpoolError, SpoolOwned, UploadError
 from .outcome import Outcome, UploadState
 from .ownership import OwnerLock, owner_of
@@ -81,8 +80,11 @@ def status(path: str | Path, *, entries: int = _ENTRIES_SHOWN) -> dict[str, Any]
         "pending": len(waiting),
         "inflight": len(inflight),
         "failed": {str(state): len(folders) for state, folders in failed.items()},
-        "entries": [_describe(spool, spool.inflight / folder) for folder in inflight[:entries]]
-        + [_describe(spool, spool.pending / folder) for folder in waiting[:entries]],
+        "entries": [
+            described
+            for folder in (*inflight[:entries], *waiting[:entries])
+            if (described := _describe(spool, folder)) is not None
+        ],
         "failures": [
             _describe_failure(spool, state, folder)
             for state, folders in failed.items()
@@ -99,6 +101,7 @@ def resume(
     workers: int = 4,
     timeout_seconds: float | None = None,
     follow: bool = False,
+    give_back_seconds: float = 5.0,
 ) -> int:
     """Uploads what is in the spool; returns the exit code. Blocks until everything has ended, the time is over, or Ctrl-C.
 
@@ -108,6 +111,7 @@ def resume(
         workers: Uploads at the same time.
         timeout_seconds: None for no limit.
         follow: Whether to wait for more once everything has ended.
+        give_back_seconds: How much longer to wait for what is then in flight.
 
     Raises:
         SpoolOwned: A live process drains it already.
@@ -124,7 +128,7 @@ def resume(
     except KeyboardInterrupt:
         pass
     finally:
-        drain.stop()
+        drain.stop(give_back_seconds)
     return _exit_code(spool)
 
 
@@ -298,11 +302,17 @@ def _exit_code(spool: Spool) -> int:
     return EXIT_LEFT if spool.list_pending() or spool.list_inflight() else EXIT_OK
 
 
-def _describe(spool: Spool, place: Path) -> dict[str, Any]:
+def _describe(spool: Spool, folder: str) -> dict[str, Any] | None:
+    """What is known of an entry that may change its place while we look; None where it has ended since it was listed."""
     try:
-        entry = Entry.read(place)
+        entry = spool.entry_of(folder)
     except (ManifestUnreadable, OSError) as error:
-        return {"folder": place.name, "problem": str(error)}
+        return {"folder": folder, "problem": str(error)}
+    place = spool.place_of(folder)
+    if place is None or place.parent not in {spool.pending, spool.inflight}:
+        return None
+    if entry is None:
+        return {"folder": folder, "problem": "it has no manifest"}
     about = {
         "remote_name": entry.remote_name,
         "state": place.parent.name,

@@ -127,12 +127,12 @@ class Drain:
         )  # All of them are there: nobody else takes entries out.
 
     def add(self, folders: Iterable[str]) -> None:
-        """Takes newly pending entries in."""
-        self._schedule.add(folders)
+        """Takes newly pending entries in. One that was found in a listing and delivered before it was announced is passed over."""
+        self._schedule.add(folders, self._is_pending)
 
     def rescan(self) -> None:
         """Looks for entries that nobody announced, such as those of a forked child."""
-        self._schedule.add(self._spool.list_pending(), lambda folder: (self._spool.pending / folder).is_dir())
+        self.add(self._spool.list_pending())
 
     def counts(self) -> Counts:
         """How many entries wait, and how many are in flight."""
@@ -175,6 +175,9 @@ class Drain:
                 "parked_because": self._health.parked_because,
                 "last_error": self._health.last_error,
             }
+
+    def _is_pending(self, folder: str) -> bool:
+        return (self._spool.pending / folder).is_dir()
 
     # Uploading threads.
 
@@ -247,6 +250,7 @@ class Drain:
             entry,
             self._store,
             retried=self._attempts_of(folder).count > 0 or (place / "attempts.json").exists(),
+            suspect=self._spool.may_have_lost_bytes(place, entry),
         )
         if outcome.state is UploadState.DONE:
             self._health.worked()

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 __all__ = ["OwnerLock", "owner_of"]
 
+_LOOKERS_SECONDS = 5.0
+_LOOK_AGAIN_SECONDS = 0.002
+
 
 class OwnerLock:
     """One `flock` on one file; the file's text says who holds it.
@@ -40,12 +43,10 @@ class OwnerLock:
         """
         descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
+            self._lock(descriptor)
+        except BaseException:
             os.close(descriptor)
-            raise SpoolOwned(
-                f"{self._path.parent} must have one owner, got a second: {_describe(owner_of(self._path))}. Wait for it or stop it."
-            ) from error
+            raise
         about = {
             "pid": os.getpid(),
             "host": socket.gethostname(),
@@ -55,6 +56,22 @@ class OwnerLock:
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, json.dumps(about).encode(), 0)
         self._descriptor = descriptor
+
+    def _lock(self, descriptor: int) -> None:
+        """Somebody who only looks (`owner_of`) holds the lock for an instant, shared; that is waited for."""
+        deadline = time.monotonic() + _LOOKERS_SECONDS
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                owner = owner_of(self._path)
+                if owner is not None or time.monotonic() > deadline:
+                    raise SpoolOwned(
+                        f"{self._path.parent} must have one owner, got a second: {_describe(owner)}. Wait for it or stop it."
+                    ) from error
+                time.sleep(_LOOK_AGAIN_SECONDS)
+            else:
+                return
 
     def release(self) -> None:
         """Gives the lock back; nothing where it is not held."""

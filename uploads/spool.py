@@ -11,6 +11,7 @@
         entry.json       what was asked for
         data             the bytes
         crc32.json       CRC-32 of a large file, once computed: about a second after it was submitted
+        flushed          the disk has the bytes of an entry without a checksum
         digest.json      SHA-256 of large files, once computed
         attempts.json    how often it failed, and the last reason
         multipart.json   what a store needs to continue a half-sent file
@@ -25,7 +26,9 @@ since neither write-ahead logs nor memory maps can be trusted on the network fil
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
+import logging
 import os
 import shutil
 import socket
@@ -35,7 +38,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ._copying import crc32_of
-from .entry import CHECKSUM_FILE, DATA_FILE, MANIFEST_FILE, Entry, identifier_of, is_entry_folder, sequence_of
+from ._disk import MOUNTS, boot_id, network_file_system_of
+from .entry import (
+    CHECKSUM_FILE,
+    DATA_FILE,
+    FLUSHED_FILE,
+    MANIFEST_FILE,
+    Entry,
+    identifier_of,
+    is_entry_folder,
+    sequence_of,
+)
 from .errors import ManifestUnreadable, SpoolUnusable
 from .outcome import Outcome, UploadState
 
@@ -44,15 +57,25 @@ if TYPE_CHECKING:
 
 __all__ = ["FAILED_STATES", "Spool", "is_alive"]
 
+_log = logging.getLogger("uploads")
+
 _VERSION = 1
 _LOOKS = 10  # An entry changes its place a few times in its life; one without a manifest is not looked for for ever.
 FAILED_STATES = (UploadState.CONFLICT, UploadState.CORRUPT, UploadState.REJECTED)
 
 
 class Spool:
-    """The folder of entries. Every method may be called from any thread; what guards against races is that rename is atomic."""
+    """The folder of entries. Every method may be called from any thread; what guards against races is that rename is atomic.
 
-    def __init__(self, path: str | Path) -> None:
+    Args:
+        path: Where.
+        boot: Which boot of the machine this is; asked of the system by default.
+        mounts: Where the system says what is mounted.
+    """
+
+    def __init__(self, path: str | Path, *, boot: str | None = None, mounts: Path = MOUNTS) -> None:
+        self._mounts = mounts
+        self.boot = boot_id() if boot is None else boot
         self.path = Path(path).absolute()
         self.tmp = self.path / "tmp"
         self.pending = self.path / "pending"
@@ -64,6 +87,8 @@ class Spool:
         self._delivered = self.path / "delivered.jsonl"
         self._status = self.path / "status.json"
         self._description = self.path / "spool.json"
+        self._token = uuid.uuid4().hex
+        self._numbers = itertools.count()
 
     def create(self, store: dict[str, Any] | None = None) -> None:
         """Makes the folders that are missing, for this user alone, and notes which store the spool is for.
@@ -90,6 +115,14 @@ class Spool:
             raise SpoolUnusable(
                 f"a spool must be a writable folder, got {self.path}: {error.strerror}. Choose another with spool=…"
             ) from error
+        kind = network_file_system_of(self.path, self._mounts)
+        if kind is not None:
+            _log.warning(
+                "the spool %s is on a network file system (%s): every file crosses the network twice, and whether two machines can lock "
+                "each other out is up to its server. A local disk is safer: choose it with spool=…",
+                self.path,
+                kind,
+            )
 
     def describe(self) -> dict[str, Any]:
         """What `spool.json` says; empty where there is none.
@@ -108,7 +141,7 @@ class Spool:
 
     def new_folder(self) -> Path:
         """A folder under `tmp/` to stage an entry in; its name says whose it is, so that it can be swept when they are gone."""
-        folder = self.tmp / f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex}"
+        folder = self.tmp / f"{socket.gethostname()}-{os.getpid()}-{self._token}{next(self._numbers)}"
         folder.mkdir(mode=0o700)
         return folder
 
@@ -257,6 +290,24 @@ class Spool:
                 os.close(descriptor)
             replace_json(folder / CHECKSUM_FILE, {"crc32": crc32})
 
+    def note_flushed(self, folder: Path) -> None:
+        """Keeps that the disk has the bytes of an entry that has no checksum; not essential, so a full disk is no reason to stop.
+
+        Raises:
+            FileNotFoundError: The entry has changed its place.
+        """
+        try:
+            write_text(folder / FLUSHED_FILE, "")
+            fsync_path(folder)
+        except FileNotFoundError:
+            raise
+        except OSError:
+            pass
+
+    def may_have_lost_bytes(self, folder: Path, entry: Entry) -> bool:
+        """Whether the machine started anew before the disk was known to have the bytes, and no checksum can tell whether it had."""
+        return bool(entry.boot) and entry.boot != self.boot and not (folder / FLUSHED_FILE).exists()
+
     def attempts_of(self, folder: Path) -> dict[str, Any]:
         """What `note_attempt` kept: count, reason, at."""
         return _read_json(folder / "attempts.json")
@@ -336,9 +387,22 @@ def fsync_path(path: Path) -> None:
 
 
 def fsync_entry(folder: Path) -> None:
-    """Has data, manifest and names of an entry's folder written to the disk."""
-    for path in (folder / DATA_FILE, folder / MANIFEST_FILE, folder):
-        fsync_path(path)
+    """Has data, manifest and names of an entry's folder written to the disk; where it is renamed meanwhile, of the same folder.
+
+    Raises:
+        FileNotFoundError: There is no such folder, or it has left the spool half-way.
+    """
+    place = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        for name in (DATA_FILE, MANIFEST_FILE):
+            descriptor = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=place)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+        os.fsync(place)
+    finally:
+        os.close(place)
 
 
 def remove_entry(folder: Path) -> None:

@@ -57,7 +57,6 @@ Durability = Literal["process", "power"]
 Isolation = Literal["threads", "process"]
 
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
-_GIVE_BACK_SECONDS = 5.0
 
 
 class _Drainer(Protocol):
@@ -99,6 +98,7 @@ class UploadQueue:
         full_wait_seconds: How long `submit` waits for room before it refuses.
         exit_seconds: How long the interpreter's exit may take for uploads.
         close_at_exit: Whether to do so at all; without, whoever made the queue closes it.
+        give_back_seconds: How much longer `close` may take for what is in flight to end, or to be put back.
         grace_seconds: How long a worker process goes on alone.
         raise_errors: Whether `submit` raises when it refuses, and `close` when something was not delivered.
         policy: How long to wait between attempts. A worker process has it too, but for `uniform`, which it draws by itself.
@@ -123,6 +123,7 @@ class UploadQueue:
         full_wait_seconds: float = 0.0,
         exit_seconds: float = 30.0,
         close_at_exit: bool = True,
+        give_back_seconds: float = 5.0,
         grace_seconds: float = 600.0,
         raise_errors: bool = False,
         policy: RetryPolicy | None = None,
@@ -138,6 +139,7 @@ class UploadQueue:
             )
         self._durability = durability
         self._exit_seconds = exit_seconds
+        self._give_back_seconds = give_back_seconds
         self._raise_errors = raise_errors
         self._closing = threading.Lock()  # Guards _closed.
         self._closed: Backlog | None = None
@@ -282,7 +284,7 @@ class UploadQueue:
     def close(self, timeout_seconds: float = 30.0) -> Backlog:
         """Drains up to the limit, stops, and names what was not delivered. A second call returns what the first did.
 
-        Blocks for `timeout_seconds`, and up to five more for what is in flight to be put back.
+        Blocks for `timeout_seconds`, and up to `give_back_seconds` more for what is in flight to be put back.
 
         Raises:
             UploadsIncomplete: Something was not delivered, and the queue has `raise_errors`.
@@ -291,11 +293,11 @@ class UploadQueue:
             if self._closed is not None or self._is_child:
                 return self._closed or self.backlog()
             self._closed = self.backlog()  # From here on submit refuses; replaced below.
-        atexit.unregister(self._close_at_exit)
         give_back_seconds = 0.0
         try:
+            atexit.unregister(self._close_at_exit)
             self.drain(timeout_seconds)
-            give_back_seconds = _GIVE_BACK_SECONDS
+            give_back_seconds = self._give_back_seconds
         finally:  # Also when Ctrl-C ends the wait; then nothing is waited for.
             self._drainer.stop(give_back_seconds)
             self._flusher.stop(give_back_seconds)
@@ -341,7 +343,11 @@ class UploadQueue:
         if not self._is_child:
             self._drainer.add([entry.folder])
             if not to_disk:
-                self._flusher.add(entry.folder, checksum=entry.crc32 is None and entry.staging == "copied")
+                self._flusher.add(
+                    entry.folder,
+                    checksum=entry.crc32 is None and entry.staging == "copied",
+                    unchecked=entry.crc32 is None,
+                )
         return handle
 
     def _refuse_if_useless(self, name: str, *, overwrite: bool) -> None:
@@ -416,15 +422,19 @@ class UploadQueue:
     # The end of the process.
 
     def _close_at_exit(self) -> None:
-        waiting = self.unsettled()
-        if waiting:
-            _log.warning(
-                "finishing %d uploads, for up to %.0f s; Ctrl-C stops at once and loses nothing",
-                waiting,
-                self._exit_seconds,
-            )
+        limit_seconds = self._exit_seconds
+        try:
+            waiting = self.unsettled()
+            if waiting:
+                _log.warning(
+                    "finishing %d uploads, for up to %.0f s; Ctrl-C stops at once and loses nothing",
+                    waiting,
+                    self._exit_seconds,
+                )
+        except KeyboardInterrupt:
+            limit_seconds = 0.0
         with contextlib.suppress(KeyboardInterrupt, UploadsIncomplete):
-            self.close(self._exit_seconds)
+            self.close(limit_seconds)
 
     def _forget_after_fork(self) -> None:
         self._is_child = True

@@ -6,7 +6,11 @@ import zlib
 from pathlib import Path
 from typing import Self
 
+from .disk import DISK, Disk
+
 __all__ = ["AbandonedRows"]
+
+_LINES_AT_ONCE = 1000
 
 
 class AbandonedRows:
@@ -17,33 +21,44 @@ class AbandonedRows:
         stem: how its name begins.
         step: the step that training went back to.
         header: its first line.
+        disk: what it is written by.
     """
 
-    def __init__(self, folder: Path, stem: str, step: int, header: bytes) -> None:
+    def __init__(self, folder: Path, stem: str, step: int, header: bytes, disk: Disk = DISK) -> None:
         self._folder = folder
+        self._disk = disk
         self._name = f"{stem}.step{step}"
         self._temporary = folder / f".{self._name}.tmp"
-        self._file = self._temporary.open("wb")
-        self._file.write(header)
+        self._fd = disk.open(self._temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        self._size = 0
+        self._pending = [header]
         self._crc32 = zlib.crc32(header)
         self.is_empty = True
 
     def write(self, line: bytes) -> None:
         """Adds a line."""
-        self._file.write(line)
+        self._pending.append(line)
+        if len(self._pending) >= _LINES_AT_ONCE:
+            self._write()
         self._crc32 = zlib.crc32(line, self._crc32)
         self.is_empty = False
 
     def keep(self) -> None:
         """Gives the file its name; without it, nothing is left of it."""
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        self._temporary.replace(self._folder / f"{self._name}.{self._crc32:08x}.csv")
+        self._write()
+        self._disk.sync(self._fd)
+        self._disk.replace(self._temporary, self._folder / f"{self._name}.{self._crc32:08x}.csv")
+        self._disk.sync_folder(self._folder)
+
+    def _write(self) -> None:
+        data, self._pending = b"".join(self._pending), []
+        self._disk.write(self._fd, data, self._size)
+        self._size += len(data)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._file.close()
+        os.close(self._fd)
         with contextlib.suppress(OSError):
             self._temporary.unlink()

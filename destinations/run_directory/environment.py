@@ -1,25 +1,30 @@
 """Where a run takes place: host, code, packages, hardware, ranks. Secrets are taken out of the command line.
 
-Runs in the writer thread: it starts programs (git, nvidia-smi) and waits for them, a few seconds at most.
+Has a thread of its own: it starts programs (git, nvidia-smi) and waits for them, seconds maybe, in which rows must be drained.
 """
 
 import getpass
-import importlib.metadata
 import os
 import platform
+import re
 import socket
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from events import redact_arguments, redact_text
 
+from .files import replace_file, strict_json
+from .layout import ENVIRONMENT
+
 if TYPE_CHECKING:
     from events import State
 
-__all__ = ["describe_environment", "rank_layout"]
+__all__ = ["EnvironmentFile", "describe_environment", "rank_layout"]
 
 _PROGRAM_SECONDS = 5.0
 _SLURM = (
@@ -35,6 +40,43 @@ _SLURM = (
     "SLURM_JOB_PARTITION",
     "SLURM_CLUSTER_NAME",
 )
+
+
+_INSTALLED = re.compile(r"(?P<name>[^-]+)-(?P<version>[^-]+)(-py[\d.]+)?\.(dist|egg)-info")
+"""What a package leaves beside itself, https://packaging.python.org/specifications/recording-installed-packages/."""
+
+
+class EnvironmentFile:
+    """Writes `environment.json`, in a thread that ends when it is written.
+
+    Args:
+        run_dir: the folder of the run.
+        ranks: what `rank_layout` returns.
+        on_error: takes what went wrong, in that thread.
+    """
+
+    def __init__(self, run_dir: Path, ranks: dict[str, int], on_error: Callable[[Exception], None]) -> None:
+        self._path = run_dir / ENVIRONMENT
+        self._ranks = ranks
+        self._on_error = on_error
+        self._thread: threading.Thread | None = None
+
+    def write(self) -> None:
+        """Begins to write; returns at once."""
+        self._thread = threading.Thread(target=self._write, name="run-directory-environment", daemon=True)
+        self._thread.start()
+
+    def wait(self, timeout_seconds: float) -> None:
+        """Waits until what was begun is written."""
+        if self._thread is not None:
+            self._thread.join(timeout_seconds)
+
+    def _write(self) -> None:
+        try:
+            content = strict_json(describe_environment(self._ranks), indent=2)
+            replace_file(self._path, content.encode())
+        except Exception as error:  # noqa: BLE001  # handed on
+            self._on_error(error)
 
 
 def rank_layout(state: "State") -> dict[str, int]:
@@ -85,13 +127,21 @@ def _git() -> dict[str, Any] | None:
 
 
 def _packages() -> dict[str, str]:
+    """Returns versions by normalised name, of which the first on the path counts.
+
+    They are read off the names of folders: `importlib.metadata` reads and parses a file for each, which holds the
+    interpreter for half a second where there are hundreds.
+    """
     found: dict[str, str] = {}
-    for distribution in importlib.metadata.distributions():
-        name = distribution.name
-        if name:
-            found.setdefault(name, distribution.version)
-        time.sleep(0)  # There may be hundreds, and the training thread wants the interpreter.
-    return dict(sorted(found.items(), key=lambda item: item[0].lower()))
+    for entry in sys.path:
+        try:
+            names = os.listdir(entry or ".")  # noqa: PTH208  # hundreds of names, of which no path is wanted
+        except OSError:
+            continue
+        for match in filter(None, map(_INSTALLED.fullmatch, names)):
+            name = re.sub(r"[-_.]+", "-", match["name"]).lower()
+            found.setdefault(name, match["version"])
+    return dict(sorted(found.items()))
 
 
 def _cpu() -> dict[str, Any]:

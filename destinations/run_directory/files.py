@@ -8,50 +8,53 @@ import os
 from pathlib import Path
 from typing import Any
 
+from .disk import DISK, Disk
+
 __all__ = [
     "append_line",
     "open_temporary",
     "remove_temporaries",
     "replace_file",
     "strict_json",
-    "sync_folder",
 ]
 
 _counter = itertools.count()
 
 
-def replace_file(path: Path, content: bytes, *, durable: bool = False) -> None:
+def replace_file(path: Path, content: bytes, *, durable: bool = False, disk: Disk = DISK) -> None:
     """Writes a file beside its place, then renames it.
 
     Args:
         path: the file; its folder is made where it is missing.
         content: what it is to hold.
         durable: whether to wait until the disk has it.
+        disk: what it is written by.
     """
     try:
-        fd, name = open_temporary(path)
+        fd, name = open_temporary(path, disk)
     except FileNotFoundError:
         path.parent.mkdir(parents=True, exist_ok=True)
-        fd, name = open_temporary(path)
+        fd, name = open_temporary(path, disk)
     try:
-        with os.fdopen(fd, "wb") as file:
-            file.write(content)
+        try:
+            disk.write(fd, content, 0)
             if durable:
-                file.flush()
-                os.fsync(file.fileno())
-        Path(name).replace(path)
+                disk.sync(fd)
+        finally:
+            os.close(fd)
+        disk.replace(name, path)
     except BaseException:
         with contextlib.suppress(OSError):
             Path(name).unlink()
         raise
     if durable:
-        sync_folder(path.parent)
+        disk.sync_folder(path.parent)
 
 
-def open_temporary(path: Path) -> tuple[int, str]:
+def open_temporary(path: Path, disk: Disk = DISK) -> tuple[int, str]:
     """Opens a new file beside a path; unlike what `mkstemp` makes, it may be read by whom the umask lets."""
     name = f"{path.parent}/.{path.name}.{os.getpid()}-{next(_counter)}.tmp"
-    return os.open(name, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o666), name
+    return disk.open(name, os.O_RDWR | os.O_CREAT | os.O_TRUNC), name
 
 
 def remove_temporaries(folder: Path) -> None:
@@ -59,16 +62,6 @@ def remove_temporaries(folder: Path) -> None:
     for path in folder.glob(".*.tmp"):
         with contextlib.suppress(OSError):
             path.unlink()
-
-
-def sync_folder(path: Path) -> None:
-    """Waits until the disk has the names in a folder, where the file system can do that."""
-    with contextlib.suppress(OSError):
-        fd = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
 
 
 def append_line(path: Path, record: dict[str, Any]) -> None:

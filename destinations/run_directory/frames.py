@@ -26,8 +26,11 @@ from typing import Any
 import attrs
 
 __all__ = [
+    "FLOAT_BYTES",
+    "FLOAT_TAG",
     "HEADER",
     "MAGIC",
+    "VALUES_AT",
     "Boundary",
     "Keys",
     "Record",
@@ -53,6 +56,12 @@ _NUMBERS = frozenset({float, int, bool})
 # A row of floats with a step that fits: the common case is read in one go.
 _ROW_HEAD = struct.Struct("<cicicicicdci")
 _ROW_TAGS = (b"(", b"i", b"i", b"i", b"g", b"(")
+
+VALUES_AT = _ROW_HEAD.size
+"""Where the values begin in the payload of such a row."""
+FLOAT_TAG = b"g"
+FLOAT_BYTES = 1 + _FLOAT64.size
+"""A float with its tag."""
 
 
 @attrs.frozen
@@ -142,7 +151,7 @@ def _record(payload: bytes) -> Record:
             _ROW_HEAD.unpack_from(payload)
         )
         tags = (tag, schema_tag, step_tag, epoch_tag, time_tag, values_tag)
-        if tags == _ROW_TAGS and payload[_ROW_HEAD.size :: 9] == b"g" * count:
+        if tags == _ROW_TAGS and payload[VALUES_AT::FLOAT_BYTES] == FLOAT_TAG * count:
             return schema, step, epoch, time, struct.unpack_from(f"<{'xd' * count}", payload, _ROW_HEAD.size)
     value, end = _value(payload, 0)
     if end != len(payload):

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from .csv_text import block_texts, header_end, header_line, number, parse_header, texts
+from .disk import DISK, Disk
 from .files import open_temporary
 from .layout import OWN_COLUMNS, CsvState, Position, column_of
 
@@ -54,18 +55,13 @@ class Plan:
     def lines(self, block: "RowBlock", count: int) -> bytes:
         """Returns the lines of the first rows of a block, at least one."""
         steps, epochs, times, values = block.steps, block.epochs, block.times[:count], block.values[:count]
-        cells = block_texts(values) if self._is_contiguous else None
-        if cells is None or not np.isfinite(times).all():
+        if not (self._is_contiguous and np.isfinite(times).all()):
             rows = zip(steps, epochs, times.tolist(), map(tuple, values.tolist()), strict=False)
             return "".join([self.line(*row) for row in rows]).encode()
-        before, after = self._before.encode(), self._after.encode()
-        stamps = block_texts(times.round(6)[:, None]) or []
-        return b"".join(
-            [
-                b"%d,%d,%b%b%b%b" % (step, epoch, stamp, before, text, after)
-                for step, epoch, stamp, text in zip(steps, epochs, stamps, cells, strict=False)
-            ]
-        )
+        # All of this is a handful of calls for all rows together: between them, training may go on.
+        line = b"%d,%d,%b" + self._before.encode() + b"%b" + self._after.encode()
+        stamps = block_texts(times.round(6)[:, None])
+        return b"".join(map(line.__mod__, zip(steps, epochs, stamps, block_texts(values), strict=False)))
 
     def _contiguous(self, step: int | None, epoch: int | None, time: float, values: tuple[float, ...]) -> str:
         return f"{_cell(step)},{_cell(epoch)},{round(time, 6)!r}{self._before}{texts(values)}{self._after}"
@@ -89,10 +85,12 @@ class MetricsCsv:
 
     Args:
         path: where it is, or will be when the first rows come.
+        disk: what it is written by.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, disk: Disk = DISK) -> None:
         self.path = path
+        self._disk = disk
         self.size = 0
         self.columns: dict[str, int] = {}
         self._header = b""
@@ -106,7 +104,7 @@ class MetricsCsv:
             The state that the file is in, or None where no position knows the file: then its whole lines count.
         """
         try:
-            self._fd = os.open(self.path, os.O_RDWR)
+            self._fd = self._disk.open(self.path, os.O_RDWR)
         except FileNotFoundError:
             return None
         file_size = os.fstat(self._fd).st_size
@@ -117,7 +115,7 @@ class MetricsCsv:
             self._close_file()
             return None
         if end < file_size:
-            os.ftruncate(self._fd, end)
+            self._disk.truncate(self._fd, end)
         self.size = end
         self._take_header(header)
         if header.endswith(b"\r\n"):
@@ -159,15 +157,13 @@ class MetricsCsv:
             OSError: the disk is full; nothing was added.
         """
         data = b"".join(lines)
-        written = 0
-        while written < len(data):
-            written += os.pwrite(self._fd, data[written:], self.size + written)
+        self._disk.write(self._fd, data, self.size)
         self.size += len(data)
 
     def sync(self) -> None:
         """Waits until the disk has what was added."""
         if self._fd >= 0:
-            os.fdatasync(self._fd)
+            self._disk.sync(self._fd)
 
     def begin(self, columns: Iterable[str]) -> None:
         """Makes the file, with its first columns."""
@@ -285,7 +281,7 @@ class MetricsCsv:
             yield line.replace(b"\r\n", b"\n")
 
     def _prepare(self, header: bytes, body: Iterable[bytes]) -> "Replacement":
-        return Replacement(self.path, header, body)
+        return Replacement(self.path, header, body, self._disk)
 
     def accept(self, replacement: "Replacement") -> None:
         """Puts a replacement into place."""
@@ -296,7 +292,7 @@ class MetricsCsv:
 
     def _replace(self, content: Iterable[bytes]) -> None:
         chunks = iter(content)
-        replacement = Replacement(self.path, next(chunks, b""), chunks)
+        replacement = Replacement(self.path, next(chunks, b""), chunks, self._disk)
         fd = replacement.take()
         self._close_file()
         self._fd, self.size = fd, replacement.size
@@ -306,16 +302,17 @@ class MetricsCsv:
 class Replacement:
     """A new version of a file, complete, beside its place."""
 
-    def __init__(self, path: Path, header: bytes, body: Iterable[bytes]) -> None:
+    def __init__(self, path: Path, header: bytes, body: Iterable[bytes], disk: Disk) -> None:
         self._path = path
+        self._disk = disk
         self.header = header
-        self._fd, self._name = open_temporary(path)
+        self._fd, self._name = open_temporary(path, disk)
         self.size = 0
         try:
             self._write(header)
             for chunk in body:
                 self._write(chunk)
-            os.fdatasync(self._fd)
+            disk.sync(self._fd)
         except BaseException:
             self.discard()
             raise
@@ -325,8 +322,9 @@ class Replacement:
         return CsvState(zlib.crc32(self.header), self.size, segment, offset)
 
     def take(self) -> int:
-        """Renames the file to its place, and returns its descriptor."""
-        Path(self._name).replace(self._path)
+        """Renames the file to its place, for good, and returns its descriptor."""
+        self._disk.replace(self._name, self._path)
+        self._disk.sync_folder(self._path.parent)
         return self._fd
 
     def discard(self) -> None:
@@ -336,9 +334,7 @@ class Replacement:
             Path(self._name).unlink()
 
     def _write(self, chunk: bytes) -> None:
-        written = 0
-        while written < len(chunk):
-            written += os.write(self._fd, chunk[written:])
+        self._disk.write(self._fd, chunk, self.size)
         self.size += len(chunk)
 
 

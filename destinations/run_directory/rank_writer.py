@@ -6,6 +6,7 @@
 import contextlib
 import logging
 import math
+import mmap
 import os
 import socket
 import time
@@ -19,14 +20,12 @@ from events import redact_text
 
 from .documents import Documents, read_json, restore_statistics, write_summary
 from .drain import Drain
-from .environment import describe_environment, rank_layout
-from .files import remove_temporaries, replace_file, strict_json
-from .journal import Append, Journal
+from .environment import EnvironmentFile, rank_layout
+from .files import remove_temporaries
+from .journal import Journal, TryAppend
+from .journal_folder import make_journal, remove_journal, sync_journal
 from .layout import (
-    ENVIRONMENT,
     HEARTBEAT,
-    JOURNAL_FOLDER,
-    POSITION,
     SIDECAR,
     journal_path,
     metrics_name,
@@ -37,7 +36,7 @@ from .lock import WriterLock
 from .metrics_csv import MetricsCsv
 from .receipt import overhead_receipt
 from .rows import csv_rows
-from .segments import file_system_of, is_network_file_system
+from .segments import MapFile, file_system_of, is_network_file_system
 from .sessions import SessionLog
 from .statistics import Statistics
 from .timer import Timer
@@ -69,6 +68,7 @@ class RankWriter:
         journal_kind: whether the journal is mapped.
         receipt_of_media: what the media lane has to say for the receipt.
         on_append: called with the call that logs a row, whenever it is another.
+        map_file: maps a file, from its descriptor and size.
         clock: the time of rows, in seconds since 1970.
     """
 
@@ -83,7 +83,8 @@ class RankWriter:
         flush_seconds: float,
         journal_kind: JournalKind,
         receipt_of_media: Callable[[], dict[str, Any]],
-        on_append: Callable[[Append], None],
+        on_append: Callable[[TryAppend], None],
+        map_file: MapFile = mmap.mmap,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._clock = clock
@@ -94,21 +95,17 @@ class RankWriter:
         self._sessions = sessions
         self._receipt_of_media = receipt_of_media
         self._on_append = on_append
-        self._ranks = rank_layout(state)
+        self._environment = EnvironmentFile(run_dir, rank_layout(state), self._failed)
         self._folder = journal_path(run_dir, self._rank)
-        self._folder.mkdir(parents=True, exist_ok=True)
+        make_journal(self._folder)
         remove_temporaries(run_dir)
-        remove_temporaries(self._folder)
-        with contextlib.suppress(FileNotFoundError):
-            (self._folder / "spare.tmp").unlink()
         self._errors: Counter[str] = Counter()
         self._last_error = ""
         self._is_failing = False
         # The kinds of errors that were reported since all was well; a dict, for its `setdefault` is one step.
         self._reported: dict[tuple[str, int | None], object] = {}
         self._had_rows = (run_dir / metrics_name(self._rank)).exists() or bool(segment_paths(self._folder))
-        mapped = self._is_mapped(journal_kind)
-        self.journal = self._open_journal(mapped, state)
+        self.journal = self._open_journal(state, map_file if self._is_mapped(journal_kind) else None)
         self._csv = MetricsCsv(run_dir / metrics_name(self._rank))
         self._drain = Drain(
             run_dir,
@@ -132,11 +129,6 @@ class RankWriter:
     def had_rows(self) -> bool:
         """Whether there were rows before this session."""
         return self._had_rows
-
-    @property
-    def append(self) -> Append:
-        """The call that logs a row."""
-        return self.journal.append
 
     def start(self) -> None:
         """Writes what says that the run runs, and starts the writer thread."""
@@ -193,18 +185,18 @@ class RankWriter:
             return False
         return True
 
-    def _open_journal(self, mapped: bool, state: "State") -> Journal:  # internal
+    def _open_journal(self, state: "State", map_file: MapFile | None) -> Journal:
         try:
             return Journal(
                 self._folder,
                 state,
-                mapped=mapped,
+                map_file=map_file,
                 on_full=self._no_segment,
                 on_append=self._on_append,
                 clock=self._clock,
             )
         except OSError as error:
-            if not mapped:
+            if map_file is None:
                 raise
             _log.warning(
                 "run folder %s cannot be mapped (%s): rows are written by system calls, which cost some microseconds "
@@ -212,17 +204,11 @@ class RankWriter:
                 self._run_dir,
                 error,
             )
-            return Journal(
-                self._folder,
-                state,
-                mapped=False,
-                on_full=self._no_segment,
-                on_append=self._on_append,
-                clock=self._clock,
-            )
+            return self._open_journal(state, None)
 
     def _open(self) -> None:
         """Takes up what earlier sessions left; in the writer thread, for it may have much to read."""
+        sync_journal(self._folder, self._run_dir)
         self._drain.open()
         if self._csv.exists:
             self._restore_statistics()
@@ -267,7 +253,8 @@ class RankWriter:
             is_well = False
             self._failed(error)
         if self._environment_due:
-            self._write_environment()
+            self._environment_due = False
+            self._environment.write()
         now = time.monotonic()
         is_time = now - self._documents_at >= _DOCUMENT_SECONDS or (is_well and self._is_failing)
         if is_last or (self._are_documents_due and is_time):
@@ -275,6 +262,8 @@ class RankWriter:
             self._write_summary()
             self._write_documents()
             self._are_documents_due = False
+        if is_last:
+            self._environment.wait(_FLUSH_SECONDS)
         if is_well:
             self._recovered()
 
@@ -339,12 +328,6 @@ class RankWriter:
         }
         self._documents.write_sidecar(self._drain.statistics, more)
 
-    def _write_environment(self) -> None:
-        self._environment_due = False
-        replace_file(
-            self._run_dir / ENVIRONMENT, strict_json(describe_environment(self._ranks), indent=2).encode()
-        )
-
     def receipt(self) -> dict[str, Any]:
         """Returns what logging cost."""
         return overhead_receipt(
@@ -361,12 +344,7 @@ class RankWriter:
             segment.close()
         is_clean = self._is_open and not self._is_failing and not self.journal.counts.waiting
         if is_clean and self._drain.is_through():
-            for path in segment_paths(self._folder):
-                path.unlink()
-            with contextlib.suppress(OSError):
-                (self._folder / POSITION).unlink(missing_ok=True)
-                self._folder.rmdir()
-                (self._run_dir / JOURNAL_FOLDER).rmdir()
+            remove_journal(self._folder)
         self._csv.close()
         self._lock.release()
         self._ended = True

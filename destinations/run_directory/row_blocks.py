@@ -117,12 +117,13 @@ def _alike(table: "np.ndarray[Any, Any]", count: int) -> int:
 def _whole(data: bytes, offset: int, stride: int, checksums: "np.ndarray[Any, Any]") -> int:
     """Returns how many frames from the first on have the checksum that they say."""
     view = memoryview(data)
-    expected = np.ascontiguousarray(checksums).view("<u4")[:, 0].tolist()
-    for row, checksum in enumerate(expected):
-        start = offset + row * stride
-        if zlib.adler32(view[start + HEADER.size : start + stride]) != checksum:
-            return row
-    return len(expected)
+    said = np.ascontiguousarray(checksums).view("<u4")[:, 0].tolist()
+    first, length = offset + HEADER.size, stride - HEADER.size
+    starts = range(first, first + len(said) * stride, stride)
+    found = [zlib.adler32(view[start : start + length]) for start in starts]
+    if found == said:
+        return len(said)
+    return next(row for row, (one, other) in enumerate(zip(found, said, strict=True)) if one != other)
 
 
 def _column(table: "np.ndarray[Any, Any]", offset: int, kind: str) -> "np.ndarray[Any, Any]":

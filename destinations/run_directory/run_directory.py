@@ -5,25 +5,27 @@ turns the journal into `metrics.csv` and keeps the files that describe the run u
 """
 
 import logging
+import mmap
 import os
 import time
 import uuid
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from destinations._lane import Lane
-from destinations.base import LoggerDestination
-from events import RecordError, RunStatus, State, format_run_name, redact_text
+from events import RecordError, RunStatus, State, WriteRate, format_run_name, redact_text
 
+from . import forks
 from .documents import Documents
-from .errors import RunExistsError, RunNotOpenError, RunPathError
-from .journal import Append
-from .layout import ARTIFACTS_FOLDER, lock_name
+from .errors import RunNotOpenError, RunPathError
+from .folders import check_new, check_path
+from .journal import TryAppend
+from .layout import lock_name
 from .lock import WriterLock
-from .media_writer import FileKeeping, MediaWriter, artifact_path
-from .rank_writer import JournalKind, RankWriter, existing_run
+from .media_records import MediaRecords
+from .media_writer import FileKeeping, MediaWriter
+from .rank_writer import JournalKind, RankWriter
 from .sessions import SessionLog
 
 __all__ = ["RunDirectory"]
@@ -32,12 +34,8 @@ _log = logging.getLogger("destinations")
 
 _MOST_EARLY_RECORDS = 1000
 
-# What is open in this process, so that a forked child can be kept from writing into its parent's files.
-_open: "weakref.WeakSet[RunDirectory]" = weakref.WeakSet()
-_is_fork_guarded: list[bool] = []
 
-
-class RunDirectory(LoggerDestination):
+class RunDirectory(MediaRecords):
     """Keeps a run as a folder: `metrics.csv`, `sidecar.json`, media, tables and all else, as plain files.
 
     ```python
@@ -70,6 +68,7 @@ class RunDirectory(LoggerDestination):
             in place), "off", or "auto": "copy", but "off" where another destination takes files.
         journal: "mapped", "appended" (a system call per row), or "auto": mapped, but on network file systems.
         close_seconds: how long `close` may take to write what is left.
+        write_rate: how often metrics are taken; None for every time.
         clock: the time of what is logged, in seconds since 1970; called in the thread that logs. For a run that is told again.
 
     Raises:
@@ -93,8 +92,10 @@ class RunDirectory(LoggerDestination):
         keep_files: FileKeeping = "auto",
         journal: JournalKind = "auto",
         close_seconds: float = 60.0,
+        write_rate: WriteRate | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
+        super().__init__(write_rate=write_rate)
         _check_choice("resume", resume, ("allow", "never"))
         _check_choice("keep_files", keep_files, ("auto", "copy", "link", "off"))
         _check_choice("journal", journal, ("auto", "mapped", "appended"))
@@ -109,25 +110,25 @@ class RunDirectory(LoggerDestination):
         self._flush_seconds = flush_seconds
         self._resume = resume
         self._all_ranks = all_ranks
-        self._keep_files = keep_files
+        self._keep_files: FileKeeping = keep_files
         self._journal_kind = journal
         self._close_seconds = close_seconds
         self._clock = clock
         self._close_state()
         self._was_closed = False
         if "{" not in self._template:
-            _check_path(Path(self._template))
+            check_path(Path(self._template))
 
     def _close_state(self) -> None:
         """Sets what an open destination has, to what a closed one has."""
-        self._run_dir: Path | None = None
+        self._run_dir = None
         self._state: State | None = None
         self._writer: RankWriter | None = None
         self._documents: Documents | None = None
         self._sessions: SessionLog | None = None
         self._media: MediaWriter | None = None
         self._lane: Lane | None = None
-        self._keeping: FileKeeping = "copy" if self._keep_files == "auto" else self._keep_files
+        self._keeping = "copy" if self._keep_files == "auto" else self._keep_files
         self._is_silent = False
         self._is_resume_due = False
         self._checkpoint_time: float | None = None
@@ -136,6 +137,11 @@ class RunDirectory(LoggerDestination):
         self._early: list[Callable[[], None]] = []
 
     # --- what users ask --------------------------------------------------------------------------------------------
+
+    @property
+    def template(self) -> str:
+        """The folder as it was given, with its placeholders."""
+        return self._template
 
     @property
     def run_dir(self) -> Path | None:
@@ -167,7 +173,7 @@ class RunDirectory(LoggerDestination):
             call()
 
     def _open(self, run_dir: Path, state: State) -> None:
-        _check_path(run_dir)
+        check_path(run_dir)
         try:
             run_dir.mkdir(parents=True, exist_ok=True)
             lock = WriterLock(run_dir / lock_name(state.rank))
@@ -178,7 +184,7 @@ class RunDirectory(LoggerDestination):
             ) from error
         try:
             if self._resume == "never":
-                _check_new(run_dir, state.rank)
+                check_new(run_dir, state.rank)
             self._start(run_dir, state, lock)
         except BaseException as error:
             lock.release()
@@ -210,11 +216,11 @@ class RunDirectory(LoggerDestination):
             journal_kind=self._journal_kind,
             receipt_of_media=self._media_receipt,
             on_append=self._take_append,
+            map_file=self._map_file,
             clock=self._clock,
         )
         self._is_resume_due = self._writer.had_rows
-        _guard_forks()
-        _open.add(self)
+        forks.forget_in_children(self)
         self._writer.start()
 
     def before_load(self, state: State, logger: Any) -> None:
@@ -294,15 +300,19 @@ class RunDirectory(LoggerDestination):
             )
         if writer is not None:
             writer.close(self._close_seconds)
-        _open.discard(self)
-        self.__dict__.pop("log_metrics", None)
+        forks.discard(self)
+        self.__dict__.pop("try_log_metrics", None)
         self._close_state()
         self._was_closed = True
 
     # --- records ---------------------------------------------------------------------------------------------------
 
+    def try_log_metrics(self, metrics: Any, step: int, read: Callable[[Any], Any] | None = None) -> bool:
+        """Packs one row into the journal, in about a microsecond, where it is one of plain numbers."""
+        return False  # While the run is open, and no subclass has a `log_metrics`, the journal's own call is here.
+
     def log_metrics(self, metrics: "Mapping[str, float]", step: int | None = None) -> None:
-        """Packs one row into the journal, in about a microsecond."""
+        """Packs one row into the journal."""
         writer = self._writer
         if writer is not None:
             writer.journal.append(metrics, step)
@@ -320,103 +330,6 @@ class RunDirectory(LoggerDestination):
             self._writer.timer.wake()
         else:
             self._keep_for_init("hyperparameters", lambda: self.log_hyperparameters(hyperparameters))
-
-    def log_images(
-        self,
-        images: Any,
-        name: str = "Images",
-        channels_last: bool = False,
-        step: int | None = None,
-        masks: dict[str, Any] | None = None,
-        mask_class_labels: dict[int, str] | None = None,
-        use_table: bool = True,
-    ) -> None:
-        """Writes images as PNG, masks as indexed PNG beside overlays."""
-        self._with_media(
-            lambda media, at: media.log_images(images, name, channels_last, at, masks, mask_class_labels),
-            step,
-        )
-
-    def log_audio(self, audio: Any, sample_rate: int, name: str = "Audio", step: int | None = None) -> None:
-        """Writes a sound as WAV."""
-        if not sample_rate > 0:
-            raise RecordError(
-                f"audio {name!r} must have a sample rate of at least 1 Hz, got {sample_rate!r}."
-            )
-        self._with_media(lambda media, at: media.log_audio(audio, sample_rate, name, at), step)
-
-    def log_video(
-        self, video: Any, fps: float | None = None, name: str = "Video", step: int | None = None
-    ) -> None:
-        """Writes frames as MP4, bytes and files as they are."""
-        if not isinstance(video, bytes | str | os.PathLike) and not (fps and fps > 0):
-            raise RecordError(f"video {name!r} must have frames per second, got fps={fps!r}. Write fps=30.")
-        self._with_media(lambda media, at: media.log_video(video, fps, name, at), step)
-
-    def log_point_cloud(
-        self, points: Any, name: str = "Points", step: int | None = None, colors: Any = None
-    ) -> None:
-        """Writes points as PLY."""
-        self._with_media(lambda media, at: media.log_point_cloud(points, name, at, colors), step)
-
-    def log_histogram(
-        self,
-        values: Any,
-        name: str = "Histogram",
-        step: int | None = None,
-        bins: "int | Sequence[float]" = 64,
-    ) -> None:
-        """Writes counts, edges and moments into `histograms.jsonl`."""
-        self._with_media(lambda media, at: media.log_histogram(values, name, at, bins), step)
-
-    def log_table(
-        self, columns: list[str], rows: list[list[Any]], name: str = "Table", step: int | None = None
-    ) -> None:
-        """Writes a table as CSV."""
-        self._with_media(lambda media, at: media.log_table(columns, rows, name, at), step)
-
-    def log_text(self, text: str, name: str = "Text", step: int | None = None) -> None:
-        """Writes a text into `texts.jsonl`."""
-        self._with_media(lambda media, at: media.log_text(text, name, at), step)
-
-    def log_traces(self, traces: dict[str, Any]) -> None:
-        """Writes traces into `traces.jsonl`."""
-        self._with_media(lambda media, at: media.log_traces(traces, at), None)
-
-    def upload_file(self, state: State, remote_file_name: str, file_path: Path, *, overwrite: bool) -> None:
-        """Copies or links a file into `artifacts/`, as `keep_files` says."""
-        keeping = self._keeping
-        if keeping != "off":
-            self._with_media(
-                lambda media, at: media.keep_file(
-                    file_path, remote_file_name, overwrite=overwrite, keeping=keeping, step=at
-                ),
-                None,
-            )
-
-    def download_file(
-        self, remote_file_name: str, destination: str, overwrite: bool = False, progress_bar: bool = True
-    ) -> None:
-        """Copies a file out of `artifacts/`."""
-        import shutil
-
-        if self._run_dir is None:
-            raise FileNotFoundError(f"artifact {remote_file_name!r} must be in an open run, got none.")
-        source = artifact_path(self._run_dir, remote_file_name)
-        if not source.is_file():
-            raise FileNotFoundError(
-                f"artifact {remote_file_name!r} must be in {ARTIFACTS_FOLDER}/, got no such file."
-            )
-        if Path(destination).exists() and not overwrite:
-            raise FileExistsError(
-                f"local file {destination!r} must be new, got one that exists. Pass overwrite=True."
-            )
-        Path(destination).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(source, destination)
-
-    def can_upload_files(self) -> bool:
-        """Says whether files may be kept; where another destination takes files too, `init` decides."""
-        return self._keep_files != "off"
 
     def flush(self) -> None:
         """Waits until what was logged is in its files, ten seconds at most for each of metrics and media."""
@@ -449,10 +362,14 @@ class RunDirectory(LoggerDestination):
                 f"{what} must be logged between init and post_close, got some before or after."
             )
 
-    def _take_append(self, append: Append) -> None:
-        """Makes the journal's own call the method of this object, unless a subclass has one: it saves a tenth of the time."""
+    def _map_file(self, fd: int, size: int) -> mmap.mmap:
+        """Maps a file to be written to; OSError where the file system does not let it."""
+        return mmap.mmap(fd, size)
+
+    def _take_append(self, append: TryAppend) -> None:
+        """Makes the journal's own call the method of this object, unless a subclass wants to see the metrics."""
         if type(self).log_metrics is RunDirectory.log_metrics:
-            self.__dict__["log_metrics"] = append
+            self.__dict__["try_log_metrics"] = append
 
     def _media_receipt(self) -> dict[str, Any]:
         if self._lane is None or self._media is None:
@@ -468,10 +385,10 @@ class RunDirectory(LoggerDestination):
             "bytes": self._media.bytes_written,
         }
 
-    def _forget_in_child(self) -> None:
+    def forget_in_child(self) -> None:
         """Makes a forked child silent: thread, lock and files are its parent's."""
         writer = self._writer
-        self.__dict__.pop("log_metrics", None)
+        self.__dict__.pop("try_log_metrics", None)
         self._writer = self._documents = self._sessions = self._media = self._lane = None
         self._is_silent = True
         if writer is not None:
@@ -481,7 +398,7 @@ class RunDirectory(LoggerDestination):
         """Takes what the constructor was given: a copy is closed, and may be opened by another process."""
         closed = RunDirectory.__new__(RunDirectory)
         closed.__dict__.update(self.__dict__)
-        closed.__dict__.pop("log_metrics", None)
+        closed.__dict__.pop("try_log_metrics", None)
         closed._close_state()  # noqa: SLF001  # of this class
         return closed.__dict__
 
@@ -492,36 +409,3 @@ class RunDirectory(LoggerDestination):
 def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
     if value not in choices:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}.")
-
-
-def _check_new(run_dir: Path, rank: int) -> None:
-    if existing_run(run_dir, rank):
-        raise RunExistsError(
-            f'run folder {str(run_dir)!r} must be new with resume="never", got one that holds a run. '
-            "Choose another folder, or leave resume out to continue the run."
-        )
-
-
-def _check_path(path: Path) -> None:
-    """Refuses a path that no folder can be at, without making one."""
-    for folder in (path, *path.absolute().parents):
-        if folder.is_dir():
-            if not os.access(folder, os.W_OK | os.X_OK):
-                raise RunPathError(
-                    f"run folder must be one that can be written to, got {str(path)!r}: no right to write to {folder}."
-                )
-            return
-        if os.path.lexists(folder):
-            raise RunPathError(f"run folder must be a folder, got {str(path)!r}: {folder} is a file.")
-
-
-def _guard_forks() -> None:
-    if not _is_fork_guarded:
-        os.register_at_fork(after_in_child=_forget_all_in_child)
-        _is_fork_guarded.append(True)
-
-
-def _forget_all_in_child() -> None:
-    for destination in list(_open):
-        destination._forget_in_child()  # noqa: SLF001  # of this module
-    _open.clear()

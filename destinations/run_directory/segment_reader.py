@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 if TYPE_CHECKING:
+    from .disk import Disk
     from .journal import Journal
 
 __all__ = ["SegmentReader"]
@@ -41,6 +42,11 @@ class SegmentReader:
         if self._segment is not None and self._segment.size:
             length = min(length, self._segment.end() - offset)
         return os.pread(self._fd, max(0, length), offset)
+
+    def sync(self, disk: "Disk") -> None:
+        """Waits until the disk has the segment."""
+        if self._fd >= 0:
+            disk.sync(self._fd)
 
     def __enter__(self) -> Self:
         return self

@@ -7,12 +7,21 @@ import contextlib
 import errno
 import mmap
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
+from .disk import DISK, Disk
 from .frames import MAGIC
 
-__all__ = ["AppendedSegment", "MappedSegment", "Segment", "file_system_of", "is_network_file_system"]
+__all__ = [
+    "AppendedSegment",
+    "MapFile",
+    "MappedSegment",
+    "Segment",
+    "file_system_of",
+    "is_network_file_system",
+]
 
 _POPULATE_STEP_BYTES = 64 << 10
 _MADV_POPULATE_WRITE = 23  # Linux 5.14; the mmap module has no name for it.
@@ -22,6 +31,10 @@ _NETWORK_FILE_SYSTEMS = frozenset(
         *("wekafs", "glusterfs", "pvfs2", "orangefs", "virtiofs"),
     }
 )
+
+
+MapFile = Callable[[int, int], mmap.mmap]
+"""Maps a file, from its descriptor and size; raises OSError where its file system does not let it."""
 
 
 class Segment(Protocol):
@@ -64,17 +77,18 @@ class Segment(Protocol):
 class _File:
     """What both kinds of segments share: a file that begins with `MAGIC`, and its name."""
 
-    def __init__(self, path: Path, number: int, size: int) -> None:
+    def __init__(self, path: Path, number: int, size: int, disk: Disk) -> None:
         self.path = path
         self.number = number
         self.size = size
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
+        self._disk = disk
+        self._fd = disk.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
 
     def fileno(self) -> int:
         return self._fd
 
     def move(self, path: Path, number: int) -> None:
-        self.path.rename(path)
+        self._disk.replace(self.path, path)
         self.path, self.number = path, number
 
     def close(self) -> None:
@@ -89,7 +103,7 @@ class _File:
     def _discard(self) -> None:
         self.close()
         with contextlib.suppress(OSError):
-            self.path.unlink()
+            self._disk.unlink(self.path)
 
 
 class MappedSegment(_File):
@@ -98,11 +112,13 @@ class MappedSegment(_File):
     Its blocks are allocated beforehand, for a mapped write to a full disk would be a signal (SIGBUS) and not an error.
     """
 
-    def __init__(self, path: Path, number: int, size: int) -> None:
-        super().__init__(path, number, size)
+    def __init__(
+        self, path: Path, number: int, size: int, map_file: MapFile = mmap.mmap, disk: Disk = DISK
+    ) -> None:
+        super().__init__(path, number, size, disk)
         try:
             _allocate(self._fd, size)
-            self._map = mmap.mmap(self._fd, size)
+            self._map = map_file(self._fd, size)
         except BaseException:
             self._discard()
             raise
@@ -135,8 +151,8 @@ class MappedSegment(_File):
 class AppendedSegment(_File):
     """A segment that is written by system calls, for file systems on which mappings cannot be relied on."""
 
-    def __init__(self, path: Path, number: int, size: int) -> None:
-        super().__init__(path, number, size)
+    def __init__(self, path: Path, number: int, size: int, disk: Disk = DISK) -> None:
+        super().__init__(path, number, size, disk)
         self._end = 0
         try:
             self.write(MAGIC)
@@ -151,9 +167,7 @@ class AppendedSegment(_File):
         """Adds bytes, all or none."""
         if self._fd < 0 or self._end + len(data) > self.size:
             raise ValueError("segment is full")
-        written = 0
-        while written < len(data):
-            written += os.pwrite(self._fd, data[written:], self._end + written)
+        self._disk.write(self._fd, data, self._end)
         self._end += len(data)
 
     def end(self) -> int:

@@ -21,6 +21,7 @@ __all__ = ["Order", "Query", "Source", "compile_query"]
 
 Sql = tuple[str, list[Any]]
 
+_SELECT_NONE = "SELECT NULL, r.created_at, r.id FROM runs r"
 _NUMBERS, _TEXTS, _BLOBS = "{0} < ''", "{0} >= '' AND {0} < x''", "{0} >= x''"
 
 
@@ -91,47 +92,40 @@ class _Compiler:
     def statements(
         self, order: Order, condition: str, values: list[Any]
     ) -> list[tuple[str, tuple[Any, ...]]]:
+        """Returns the statements for each part of the order."""
+        if order.field.group == "run":
+            return self._by_own(order, condition, values)
         direction = "DESC" if order.descending else "ASC"
         newest = "r.created_at DESC, r.id DESC"
-        if order.field.group == "run":
-            column, more = self._column(order.field)
-            return [
-                (
-                    f"SELECT {column}, r.created_at, r.id FROM runs r WHERE {column} IS NOT NULL AND ({condition}) "
-                    f"ORDER BY {column} {direction}, r.id {direction}",
-                    (*more, *more, *values, *more),
-                ),
-                (
-                    f"SELECT NULL, r.created_at, r.id FROM runs r WHERE {column} IS NULL AND ({condition}) ORDER BY r.id {direction}",
-                    (*more, *values),
-                ),
-            ]
         source = self._sources.get(order.field)
         if source is None:
-            return [
-                (
-                    f"SELECT NULL, r.created_at, r.id FROM runs r WHERE {condition} ORDER BY {newest}",
-                    tuple(values),
-                )
-            ]
+            return [(f"{_SELECT_NONE} WHERE {condition} ORDER BY {newest}", tuple(values))]
         column = f"s.{source.column}"
         named, name = ("", []) if source.name is None else ("s.name = ? AND ", [source.name])
+        # The order of the index comes first, so that only as many runs are looked at as are wanted.
+        select = (
+            f"SELECT {column}, r.created_at, r.id FROM {source.table} s CROSS JOIN runs r ON r.id = s.run"
+        )
+        by = f"ORDER BY {column} {direction}, s.run {direction}"
         found = [
             (
-                f"SELECT {column}, r.created_at, r.id FROM {source.table} s CROSS JOIN runs r ON r.id = s.run "
-                f"WHERE {named}{part.format(column)} AND ({condition}) ORDER BY {column} {direction}, s.run {direction}",
+                f"{select} WHERE {named}{part.format(column)} AND ({condition}) {by}",
                 (*name, *values),
             )
             for part in (_NUMBERS, _TEXTS, _BLOBS)
         ]
         has, of = self._has(source)
-        found.append(
-            (
-                f"SELECT NULL, r.created_at, r.id FROM runs r WHERE NOT ({has}) AND ({condition}) ORDER BY {newest}",
-                (*of, *values),
-            )
-        )
-        return found
+        without = f"{_SELECT_NONE} WHERE NOT ({has}) AND ({condition}) ORDER BY {newest}"
+        return [*found, (without, (*of, *values))]
+
+    def _by_own(self, order: Order, condition: str, values: list[Any]) -> list[tuple[str, tuple[Any, ...]]]:
+        column, more = self._column(order.field)
+        direction = "DESC" if order.descending else "ASC"
+        select = f"SELECT {column}, r.created_at, r.id FROM runs r"
+        by = f"ORDER BY {column} {direction}, r.id {direction}"
+        present = f"{select} WHERE {column} IS NOT NULL AND ({condition}) {by}"
+        missing = f"{_SELECT_NONE} WHERE {column} IS NULL AND ({condition}) ORDER BY r.id {direction}"
+        return [(present, (*more, *more, *values, *more)), (missing, (*more, *values))]
 
     # --- filter ----------------------------------------------------------------------------------------------------
 

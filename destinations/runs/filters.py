@@ -83,7 +83,10 @@ _CONSTANTS: dict[str, Scalar] = {
 }
 _KEYWORDS = frozenset({"and", "or", "not", "in", "exists"})
 _UNIT_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
+# Within what Python's stack and SQLite's own limits take.
 _DEEPEST = 100
+_MOST_TESTS = 500
+_MOST_TOKENS = 20_000
 _LARGEST_INT = (1 << 63) - 1
 
 
@@ -420,9 +423,17 @@ class _Parser:
 
     def __init__(self, text: str, now: float) -> None:
         self._text = text
-        self._tokens = [*_tokens(text, now), _Token("end", "", len(text))]
+        self._tokens: list[_Token] = []
+        for token in _tokens(text, now):
+            if len(self._tokens) == _MOST_TOKENS:
+                raise FilterError(
+                    f"filter must have {_MOST_TOKENS} words at most, got more.", text, token.start
+                )
+            self._tokens.append(token)
+        self._tokens.append(_Token("end", "", len(text)))
         self._index = 0
         self._depth = 0
+        self._tests = 0
 
     def parse(self) -> Node:
         node = self._any()
@@ -478,6 +489,9 @@ class _Parser:
             self._depth -= 1
 
     def _test(self) -> Node:
+        self._tests += 1
+        if self._tests > _MOST_TESTS:
+            raise self._error(f"filter must have {_MOST_TESTS} tests at most, got more.")
         if self._is("word", "exists"):
             self._next()
             self._expect("(")

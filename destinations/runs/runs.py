@@ -362,7 +362,11 @@ class Runs:
     def _at(self, text: str) -> list[tuple[Root, int]]:
         """Returns the run with this path, which may be absolute, or below the current folder or a root."""
         for base in ("", *(root.folder for root in self._roots)):
-            full = os.path.realpath(os.path.join(base, text))  # noqa: PTH118  # as in `_folders`
+            try:
+                full = os.path.realpath(os.path.join(base, text))  # noqa: PTH118  # as in `_folders`
+            except ValueError:
+                # NUL, or half a character: no path at all.
+                return []
             for root in self._roots:
                 path = root.below(full)
                 if path is not None and (found := root.index.ids_at(path)):

@@ -253,7 +253,7 @@ class MLflowSink(Sink):
                 self._set_tag(_tag_key(_NAME_TAG, key), name)
 
     def log_hyperparameters(self, hyperparameters: dict[str, Any], time: float) -> None:
-        from destinations.run_directory.documents import flat_hyperparameters
+        from destinations.run_directory.hyperparameters import flat_hyperparameters
 
         self._run()
         self._hyperparameters = _merged(self._hyperparameters, hyperparameters)

@@ -90,7 +90,7 @@ class Sink:
         """Takes a video: a numpy array, or the bytes of a file."""
 
     def log_histogram(self, stamp: Stamp, values: Any, bins: "int | Sequence[float]") -> None:
-        """Takes values of which the distribution is wanted: a numpy array."""
+        """Takes values of which the distribution is wanted: a numpy array, or `BinnedValues`."""
 
     def log_point_cloud(self, stamp: Stamp, points: Any, colors: Any) -> None:
         """Takes points: numpy arrays."""

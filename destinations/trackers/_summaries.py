@@ -30,7 +30,7 @@ from destinations.media import (
     png_bytes,
     wav_bytes,
 )
-from events import RecordError
+from events import BinnedValues, RecordError
 
 from ._gif import gif_bytes
 
@@ -140,7 +140,7 @@ def audio_values(tag: str, audio: Any, sample_rate: int) -> Values:
 
 def histogram_values(tag: str, values: Any, bins: "int | Sequence[float]") -> Values:
     """Returns a histogram; values that are not finite are left out, and a histogram of none is empty."""
-    if values.dtype.kind not in "biuf":
+    if not isinstance(values, BinnedValues) and values.dtype.kind not in "biuf":
         raise RecordError(f"histogram {tag!r} must have numbers, got dtype {values.dtype}.")
     record = histogram_record(values, bins)
     finite = record["count"] - record["non_finite"]

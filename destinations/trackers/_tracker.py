@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from destinations._copies import own_copy
 from destinations._lane import WhenFull
 from destinations.base import LoggerDestination
-from events import RecordError, RunStatus, State, WriteRate, redact_text
+from events import BinnedValues, RecordError, RunStatus, State, WriteRate, redact_text
 
 from ._feed import Feed, FeedCounts
 from ._sink import Sink, Stamp
@@ -250,7 +250,7 @@ class Tracker(LoggerDestination):
         feed = self._feed
         if feed is not None:
             feed.add((dict(metrics), step, self._clock()))
-        else:
+        elif not self._is_silent:
             kept, at = dict(metrics), self._clock()
             self._later(lambda: self._add_row(kept, step, at))
 
@@ -306,7 +306,11 @@ class Tracker(LoggerDestination):
         bins: "int | Sequence[float]" = 64,
     ) -> None:
         self._put(
-            f"histogram {name!r}", "log_histogram", self._stamp(name, step), _array(values), own_copy(bins)
+            f"histogram {name!r}",
+            "log_histogram",
+            self._stamp(name, step),
+            values if isinstance(values, BinnedValues) else _array(values),
+            own_copy(bins),
         )
 
     def log_point_cloud(
@@ -339,8 +343,15 @@ class Tracker(LoggerDestination):
         feed.put(kind, size, lambda: call(*args, **options), is_kept=method == "log_hyperparameters")
 
     def _later(self, call: Callable[[], object]) -> None:
-        if not self._is_silent and len(self._early) < _MOST_EARLY_RECORDS:
+        """Keeps a call for `init`; those of a run that is never opened, or was closed, come to nothing."""
+        if len(self._early) < _MOST_EARLY_RECORDS:
             self._early.append(call)
+            if len(self._early) == _MOST_EARLY_RECORDS:
+                _log.warning(
+                    "%s: %d records came before init; those that come now are lost.",
+                    type(self).__name__,
+                    _MOST_EARLY_RECORDS,
+                )
 
     def _forget_in_child(self) -> None:
         """Makes a forked child silent: the thread, and what it writes to, are its parent's."""

@@ -22,6 +22,7 @@ from tests.benchmarks.timing import Row, print_table
 
 RUNS = 10_000
 NAMES = 40
+MOST_OF_THEIRS = 20_000
 QUERIES = 15
 WHERE = "hparams.optim.group_3.lr >= 1e-3 and summary.val/metric_7 > 0.5"
 
@@ -34,10 +35,14 @@ def main(runs=RUNS):
         started = time.perf_counter()
         paths = make_runs(root, runs)
         print(f"{runs} runs were made in {time.perf_counter() - started:.0f} s")
-        theirs = _measure_theirs(cache, paths[len(paths) // 2])
+        # A millisecond a run for each of three scans: with a hundred thousand runs, it would be minutes.
+        theirs = _measure_theirs(cache, paths[len(paths) // 2]) if runs <= MOST_OF_THEIRS else {}
         _age(paths)
         rows = _measure_ours(root, Path(folder) / "index", paths, theirs)
-        return print_table(f"{runs} runs of {NAMES} hyperparameters and {NAMES} metrics", rows)
+        print_table(
+            f"{runs} runs of {NAMES} hyperparameters and {NAMES} metrics", rows, peer="stable-pretraining"
+        )
+        return all(row.is_within_budget for row in rows)
 
 
 def make_runs(root, count):

@@ -7,7 +7,9 @@ import sys
 import pytest
 
 from tests.servers import s3_servers
+from tests.servers.counting_s3 import CountingS3
 from tests.servers.fault_proxy import FaultProxy
+from uploads import commands
 
 
 @pytest.fixture(scope="session")
@@ -15,6 +17,14 @@ def moto():
     """A server that knows conditional puts."""
     with s3_servers.moto() as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def counting_s3():
+    """A server that is fast and counts."""
+    server = CountingS3()
+    yield server
+    server.close()
 
 
 @pytest.fixture
@@ -85,3 +95,11 @@ def resume(start):
         return process
 
     return resume
+
+
+@pytest.fixture
+def resume_here(environment, monkeypatch):
+    """Does the same in this process, which has imported the clients already; returns the exit code."""
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    return commands.resume

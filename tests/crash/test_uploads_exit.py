@@ -18,7 +18,7 @@ class Slow(MemoryStore):
     def put(self, name, body, *, overwrite, notes=None):
         threading.Event().wait(float(sys.argv[3]))
         return super().put(name, body, overwrite=overwrite, notes=notes)
-queue = UploadQueue(Slow(), spool=sys.argv[1], free_bytes=0, exit_seconds=float(sys.argv[4]), workers=2)
+queue = UploadQueue(Slow(), spool=sys.argv[1], free_bytes=0, exit_seconds=float(sys.argv[4]), workers=2, give_back_seconds=0.1)
 for number in range(4):
     open(sys.argv[2], "w").write(str(number))
     queue.submit(sys.argv[2], f"n{number}")

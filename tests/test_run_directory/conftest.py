@@ -43,10 +43,16 @@ def drive(tmp_path: Path) -> Iterator[Callable[..., Driven]]:
     with contextlib.ExitStack() as stack:
 
         def begin(
-            run_dir: Path | None = None, *, rank: int = 0, batch: int = 0, others: Any = (), **options: Any
+            run_dir: Path | None = None,
+            *,
+            kind: type[RunDirectory] = RunDirectory,
+            rank: int = 0,
+            batch: int = 0,
+            others: Any = (),
+            **options: Any,
         ) -> Driven:
             options = {"flush_seconds": 0.05, **options}
-            destination = RunDirectory(run_dir or tmp_path / "run", **options)
+            destination = kind(run_dir or tmp_path / "run", **options)
             driven = Driven(destination, rank=rank, batch=batch, others=tuple(others))
             stack.callback(driven.engine.close)
             return driven

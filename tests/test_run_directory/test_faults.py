@@ -16,10 +16,11 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
+from destinations import RunDirectory
 from destinations.run_directory import RunInUseError, read_rows, read_series
 from destinations.run_directory.drain import Drain
 from destinations.run_directory.journal import Journal
-from destinations.run_directory.layout import journal_path
+from destinations.run_directory.layout import journal_path, segment_paths
 from destinations.run_directory.lock import WriterLock
 from destinations.run_directory.metrics_csv import MetricsCsv
 from destinations.run_directory.segments import MappedSegment, file_system_of, is_network_file_system
@@ -274,6 +275,7 @@ def test_documents_that_cannot_be_written_are_reported_once(drive, tmp_path, cap
     run = drive(flush_seconds=0.005).fit()
     run.log({"a": 1.0}, 0)
     run.flush()
+    run.destination._writer._environment.wait(60)
     (tmp_path / "run" / "environment.json").unlink()
     for name in ("summary.json", "environment.json", "sessions.jsonl"):
         (tmp_path / "run" / name).unlink(missing_ok=True)
@@ -431,20 +433,26 @@ signal.pause()
     assert read_series(tmp_path / "run", "a") == [(0, 1.0)]
 
 
-def test_a_file_system_without_mappings_says_so(drive, tmp_path, caplog, monkeypatch):
-    """Where mmap fails, rows are appended, and one warning says what that costs."""
-    import mmap
+class WithoutMappings(RunDirectory):
+    """A run on a file system that maps no files."""
 
-    def refuse(*args, **kwargs):
+    def _map_file(self, fd, size):
         raise OSError(errno.ENODEV, "No such device")
 
-    monkeypatch.setattr(mmap, "mmap", refuse)
-    run = drive().fit()
-    run.log({"a": 1.0}, 0)
+
+def test_a_file_system_without_mappings_says_so(drive, tmp_path, caplog):
+    """Where no file can be mapped, rows are appended, also over many segments, and one warning says what that costs."""
+    run = drive(kind=WithoutMappings, flush_seconds=1000).fit()
+    for step in range(20_000):
+        run.log({"a": float(step), "b": step}, step)
+    before = read_series(tmp_path / "run", "a")
+    segments = len(segment_paths(journal_path(tmp_path / "run", 0)))
     run.close()
 
-    assert read_series(tmp_path / "run", "a") == [(0, 1.0)]
-    assert [record.getMessage() for record in caplog.records if "cannot be mapped" in record.getMessage()]
+    assert before == read_series(tmp_path / "run", "a") == [(step, float(step)) for step in range(20_000)]
+    assert segments > 1
+    warnings = [record for record in caplog.records if record.levelno == logging.WARNING]
+    assert ["cannot be mapped ([Errno 19] No such device)" in one.getMessage() for one in warnings] == [True]
 
 
 def test_network_file_systems_are_known():

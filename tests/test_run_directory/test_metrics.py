@@ -9,6 +9,7 @@ from types import MappingProxyType
 
 import pandas as pd
 import pytest
+import torch
 
 from destinations import RunDirectory
 from destinations.run_directory import RunNotOpenError, read_rows, read_series
@@ -16,7 +17,7 @@ from destinations.run_directory.frames import MAGIC
 from destinations.run_directory.journal import Journal
 from destinations.run_directory.layout import journal_path, segment_paths
 from destinations.run_directory.segment_reader import SegmentReader
-from events import Engine, Logger, RecordError, State
+from events import Engine, Logger, RecordError, State, WriteRate
 
 
 def table(path):
@@ -368,3 +369,63 @@ def test_a_segment_is_read_on_when_the_journal_closes_it(tmp_path):
 
     assert data == MAGIC
     journal.close()
+
+
+def test_a_write_rate_thins_the_rows(drive, tmp_path):
+    """With a rate, the row of a step stands for those since the one before; what waits at the end is written too."""
+    run = drive(write_rate=WriteRate(every_steps=4, aggregate="mean")).fit()
+    for step in range(10):
+        run.log({"a": float(step)}, step)
+        run.state.timestamp = run.state.timestamp.to_next_batch()
+    run.close()
+
+    assert read_series(tmp_path / "run", "a") == [(0, 0.0), (4, 2.5), (8, 6.5), (9, 9.0)]
+
+
+class Doubled(RunDirectory):
+    """A run directory that changes what it is given."""
+
+    def log_metrics(self, metrics, step=None):
+        super().log_metrics({name: 2 * value for name, value in metrics.items()}, step)
+
+
+def test_a_subclass_sees_every_call(drive, tmp_path):
+    """Where a subclass has a `log_metrics` of its own, the logger calls that, tensors or not."""
+    run = drive(kind=Doubled).fit()
+    for step in range(3):
+        run.log({"a": 1.5}, step)
+        run.log({"b": torch.tensor(2)}, step)
+    run.close()
+
+    assert [row.metrics for row in read_rows(tmp_path / "run")] == [{"a": 3.0, "b": 4}] * 3
+
+
+def test_whatever_follows_whatever_is_told_apart(drive, tmp_path):
+    """Floats, integers, booleans, tensors of each, text and many elements, in any order, under the same names."""
+    numbers = [1.5, 7, True, 2**70, torch.tensor(2.5), torch.tensor(3), torch.tensor(False), float("inf")]  # noqa: FBT003
+    bad = ["four", torch.tensor([1.0, 2.0]), None, torch.tensor(1j), 1j]
+    source = random.Random(3)
+    expected, refused = [], 0
+    run = drive().fit()
+
+    for step in range(300):
+        values = source.choices(numbers, k=2) if source.random() < 0.5 else [source.choice(numbers)] * 2
+        metrics = {"a": values[0], "b": values[1]}
+        if source.random() < 0.2:
+            metrics["b"] = source.choice(bad)
+        try:
+            run.log(metrics, step)
+        except RecordError:
+            refused += 1
+        good = {name: value for name, value in metrics.items() if not any(value is one for one in bad)}
+        expected.append(
+            {name: getattr(value, "item", lambda value=value: value)() for name, value in good.items()}
+        )
+    run.close()
+
+    found = [row.metrics for row in read_rows(tmp_path / "run")]
+    assert found == expected
+    assert [[type(value) for value in row.values()] for row in found] == [
+        [int if type(value) is bool else type(value) for value in row.values()] for row in expected
+    ]
+    assert refused > 10

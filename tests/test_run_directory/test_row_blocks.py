@@ -4,10 +4,11 @@ import math
 import random
 import struct
 
+import numpy as np
 import orjson
 import pytest
 
-from destinations.run_directory.csv_text import texts
+from destinations.run_directory.csv_text import block_texts, texts
 from destinations.run_directory.frames import boundary_frame, encode, frames, keys_frame
 from destinations.run_directory.row_blocks import row_block
 
@@ -118,3 +119,14 @@ def test_integers_and_booleans_are_whole_numbers(encoder):
     values = (True, False, 7, 2**70, -(2**63), math.nan)
 
     assert texts(values, encoder) == ("1,0,7,1180591620717411303424,-9223372036854775808,nan")
+
+
+@pytest.mark.parametrize("encoder", [orjson, None])
+def test_a_block_of_floats_comes_back(encoder):
+    """With and without orjson, the cells of each row of a block are those that each value has by itself."""
+    values = np.array([[1.5, -0.0, 1e22], [math.nan, math.inf, -math.inf], [5e-324, 0.1, 3.0]])
+
+    rows = block_texts(values[[0, 2]], encoder), block_texts(values, encoder)
+
+    assert [[float(cell) for cell in row.split(b",")] for row in rows[0]] == values[[0, 2]].tolist()
+    assert rows[1] == [repr(row)[1:-1].replace(" ", "").encode() for row in values.tolist()]

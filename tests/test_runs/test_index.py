@@ -28,6 +28,7 @@ def root(tmp_path):
 
 @pytest.fixture
 def cache(tmp_path):
+    """A folder for indexes that is not there yet."""
     return tmp_path / "cache"
 
 
@@ -38,6 +39,7 @@ def scanned(root, cache, **options):
 
 
 def index_file(cache):
+    """Returns the only index."""
     (path,) = cache.glob("*.sqlite")
     return path
 
@@ -97,14 +99,17 @@ def damage_by(statement):
 
 
 def overwrite(path):
+    """Puts a text in the place of the database."""
     path.write_bytes(b"no database at all, but long enough to look like one" * 100)
 
 
 def cut_off(path):
+    """Takes the end of the file away."""
     path.write_bytes(path.read_bytes()[:5000])
 
 
 def scramble(path):
+    """Leaves only the first page as it was."""
     content = bytearray(path.read_bytes())
     content[4096:] = b"\xff" * (len(content) - 4096)
     path.write_bytes(content)
@@ -200,6 +205,7 @@ def test_a_home_that_there_is_not_is_no_error(root, monkeypatch):
 
 
 def no_home():
+    """What `Path.home` does where there is none."""
     raise RuntimeError("Could not determine home directory.")
 
 

@@ -68,7 +68,7 @@ def test_images_are_chosen_by_name_and_step(run):
     assert len(run.images()) == 3
     assert [image.name for image in run.images(step=4)] == ["Stretched"]
     assert run.images("Stretched", step=99) == []
-    with pytest.raises(MetricNotFoundError, match="'val/Input'.*'val/Inputs'"):
+    with pytest.raises(MetricNotFoundError, match=r"'val/Input'.*'val/Inputs'"):
         run.images("val/Input")
 
 

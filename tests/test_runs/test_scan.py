@@ -9,8 +9,8 @@ import shutil
 import pytest
 
 from destinations.runs import RootError, open_runs
-from destinations.runs.root import Root
 from destinations.runs.index import Index
+from destinations.runs.root import Root
 from destinations.runs.runs import Runs
 from destinations.runs.scan import Disk
 from tests.test_runs.folders import HOUR, NOW, age, clock, write_lightning, write_run
@@ -24,7 +24,7 @@ class CountingDisk(Disk):
 
     def stat(self, path):
         self.calls.append(("stat", path))
-        return os.stat(path)
+        return Disk.stat(path)
 
     def exists(self, path):
         self.calls.append(("exists", path))
@@ -41,6 +41,7 @@ class CountingDisk(Disk):
 
 @pytest.fixture
 def root(tmp_path):
+    """A folder for runs."""
     folder = tmp_path / "runs"
     folder.mkdir()
     return folder
@@ -73,6 +74,7 @@ def counts(report):
 
 
 def ids(runs, **query):
+    """Returns the ids of runs that fit."""
     return sorted(run.record.run_id for run in runs.query(**query))
 
 
@@ -545,7 +547,7 @@ class DiskWithoutRights(Disk):
     def stat(self, path):
         if path.startswith(self.folder):
             raise PermissionError(13, "Permission denied")
-        return os.stat(path)
+        return Disk.stat(path)
 
 
 def test_a_folder_that_cannot_be_looked_at_is_looked_at_again(root, with_disk):

@@ -24,40 +24,39 @@ PLAIN = st.one_of(
 )
 ODD = st.sampled_from(
     [
-        "nan",
-        "inf",
-        "-inf",
-        "-0",
-        "-0.0",
-        "+1",
-        "1e+16",
-        "1_0",
-        " 1",
-        "1 ",
-        "null",
-        "true",
-        "false",
-        "[1]",
-        "{}",
-        "0x1",
-        "--",
-        "é",
-    ]
-    + [
-        "1" * 70,
-        "1" * 400,
-        "01",
-        ".5",
-        "5.",
-        "1e400",
-        "Infinity",
-        "١",
-        "a\0",
-        "1\0",
-        "step",
-        '"1,5"',
-        '"1\n5"',
-        "1\r",
+        *(
+            "nan",
+            "inf",
+            "-inf",
+            "-0",
+            "-0.0",
+            "+1",
+            "1e+16",
+            "1_0",
+            " 1",
+            "1 ",
+            "null",
+            "true",
+            "false",
+            "[1]",
+        ),
+        *(
+            "{}",
+            "0x1",
+            "--",
+            "é",
+            "1" * 70,
+            "1" * 400,
+            "01",
+            ".5",
+            "5.",
+            "1e400",
+            "Infinity",
+            "\u0661",
+            "a\0",
+            "1\0",
+        ),
+        *("step", '"1,5"', '"1\n5"', "1\r"),
     ]
 )
 COLUMNS = ["step", "epoch", "time", "loss", "a,b", "acc"]
@@ -196,7 +195,7 @@ def test_an_unknown_metric_is_named_with_near_ones(tmp_path):
     """A name that no row has is an error that offers the nearest names."""
     write_csv(tmp_path / "run", ["step,val/acc,loss", "0,1.0,2.0"])
 
-    with pytest.raises(MetricNotFoundError, match="'los'.*'loss'"):
+    with pytest.raises(MetricNotFoundError, match=r"'los'.*'loss'"):
         Run.open(tmp_path / "run").series("los")
 
 

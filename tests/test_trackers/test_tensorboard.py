@@ -408,11 +408,13 @@ def test_a_torn_file_is_no_obstacle(tmp_path):
 
 
 def test_two_writers_in_one_folder_do_not_meet(tmp_path):
-    """Each has a file of its own, and all that they wrote is there."""
+    """Each has a file of its own, all that they wrote is there, and neither replaces what the other writes."""
     first, second = TensorBoard(tmp_path), TensorBoard(tmp_path)
     runs = [DryRun(first), DryRun(second)]
     for run in runs:
         run.init()
+        run.logger.flush()
+        run.fire("fit_start")
 
     for step in range(100):
         runs[step % 2].logger.log_metrics({f"from/{step % 2}": float(step)}, step)
@@ -421,6 +423,7 @@ def test_two_writers_in_one_folder_do_not_meet(tmp_path):
 
     assert len(list(tmp_path.iterdir())) == 2
     assert sorted(step for step, _ in rows(tmp_path)) == [*range(100)]
+    assert len(scalars(tmp_path, "from/0")) == len(scalars(tmp_path, "from/1")) == 50
 
 
 def test_a_newer_file_is_read_later_also_when_the_clock_was_put_back(tmp_path):

@@ -94,6 +94,7 @@ def make_queue(tmp_path):
             "isolation": "threads",
             "policy": SOON,
             "free_bytes": 0,
+            "give_back_seconds": 0.1,
             **options,
         }
         queues.append(UploadQueue(store, **options))

@@ -25,8 +25,8 @@ def spool(make_queue, make_file, gate, tmp_path):
     second = make_queue(StoreThatWaits(gate), workers=1)
     for name in ("a", "b"):
         second.submit(make_file(content=name.encode()), name)
+    second._store.started.acquire()  # One is in flight, one waits, and nothing moves while it is copied.
     second._drainer.stop(0)
-    second._store.gate = gate
     second._owner.release()
     shutil.copytree(second.spool.path, tmp_path / "left", ignore=shutil.ignore_patterns("*.lock"))
     (tmp_path / "left/spool.json").write_text(
@@ -80,7 +80,9 @@ def test_resume_stops_at_its_time(spool, gate):
     """With a limit it returns, and says that something is left."""
     gc(spool, failed=True)
 
-    assert resume(spool, store=StoreThatWaits(gate), timeout_seconds=0.05) == EXIT_LEFT
+    assert (
+        resume(spool, store=StoreThatWaits(gate), timeout_seconds=0.05, give_back_seconds=0.05) == EXIT_LEFT
+    )
 
 
 def test_the_second_to_resume_hears_who_was_first(make_queue, capsys):

@@ -1,5 +1,6 @@
 """The worker process: started at once, supervised, told of everything, gone when it should be."""
 
+import fcntl
 import os
 import signal
 import subprocess
@@ -100,9 +101,10 @@ def test_a_stopped_worker_never_blocks_the_training(make_worker_queue, make_file
     queue.submit(make_file(), "first").result(LIMIT_SECONDS)
     pid = queue._drainer.pid
     source = make_file("small")
+    fcntl.fcntl(queue._drainer._process.stdin, fcntl.F_SETPIPE_SZ, 4096)  # Full after sixty messages.
     os.kill(pid, signal.SIGSTOP)
     try:
-        for _ in range(1200):
+        for _ in range(200):
             queue.submit(source, "same", overwrite=True)
         queue.submit(source, "last")
         missed = queue._drainer._missed

@@ -202,7 +202,7 @@ class PartsUpload:
     def _length(self, number: int) -> int:
         return min(self._part_bytes, self._body.digest.size - (number - 1) * self._part_bytes)
 
-    def _read_part(self, number: int) -> bytes:
+    def _read_part(self, number: int) -> bytes | bytearray:
         return self._body.read((number - 1) * self._part_bytes, self._length(number))
 
 

@@ -34,7 +34,7 @@ class DeadlineBody(io.BytesIO):
     Gives more than it is asked for: urllib3 asks for 16 KiB at a time, and each piece takes the interpreter's lock.
     """
 
-    def __init__(self, data: bytes, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, data: bytes | bytearray, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(data)
         self._clock = clock
         self._deadline = clock() + _PATIENCE_SECONDS + len(data) / _LEAST_BYTES_PER_SECOND
@@ -89,7 +89,7 @@ class Requests:
             )["UploadId"]
         )
 
-    def put_part(self, key: str, upload_id: str, number: int, data: bytes) -> dict[str, Any]:
+    def put_part(self, key: str, upload_id: str, number: int, data: bytes | bytearray) -> dict[str, Any]:
         """One part; the answer."""
         headers = self._extra("UploadPart")
         if self._checksum == "aws":
@@ -154,7 +154,9 @@ class Requests:
         members = self._client.meta.service_model.operation_model(operation).input_shape.members
         return {key: value for key, value in self._extra_args.items() if key in members}
 
-    def _echoed(self, answer: dict[str, Any], field: str, headers: dict[str, Any], data: bytes) -> bool:
+    def _echoed(
+        self, answer: dict[str, Any], field: str, headers: dict[str, Any], data: bytes | bytearray
+    ) -> bool:
         """Whether the answer proves that the server has these bytes: it repeats the checksum, or its ETag is their MD5."""
         sent, echo = headers.get(field), answer.get(field)
         if sent is not None and echo is not None:
@@ -184,10 +186,16 @@ def _metadata(body: Body) -> dict[str, str]:
     return {"entry-id": body.identifier, "sha256": body.digest.sha256}
 
 
-def _to_send(data: bytes) -> bytes | DeadlineBody:
-    """Few bytes as they are: the connection's own time limit is for all of them, and botocore does not wait for "100 Continue"."""
-    return data if len(data) <= _SEND_BYTES else DeadlineBody(data)
+def _to_send(data: bytes | bytearray) -> bytearray | DeadlineBody:
+    """Few bytes as they are: the connection's own time limit is for all of them.
+
+    As a bytearray, since botocore wraps `bytes` into a stream, and asks the server for "100 Continue" before it sends a stream:
+    a third of the processor time of a small put.
+    """
+    if len(data) > _SEND_BYTES:
+        return DeadlineBody(data)
+    return data if isinstance(data, bytearray) else bytearray(data)
 
 
-def _md5(data: bytes) -> str:
+def _md5(data: bytes | bytearray) -> str:
     return base64.b64encode(hashlib.md5(data, usedforsecurity=False).digest()).decode()

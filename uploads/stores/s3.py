@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["S3Store"]
 
 _CHUNK_BYTES = 1 << 20
+_USER_AGENT = "training-destinations"
 
 
 class S3Store:
@@ -228,6 +229,7 @@ class S3Store:
             },  # The queue has its own, which know about outages and credentials.
             max_pool_connections=64,
             tcp_keepalive=True,
+            user_agent=_USER_AGENT,  # Else botocore composes one, twice for every request.
             request_checksum_calculation="when_required",  # Every request brings its own.
             response_checksum_validation="when_required",
             **{key: value for key, value in self._config.items() if value is not None},

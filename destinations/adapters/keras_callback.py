@@ -1,0 +1,158 @@
+"""Our destinations in Keras 3: a callback for `model.fit(callbacks=[…])`, with any backend.
+
+Everything runs in the training thread.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from events import Callback, Destination, Event, RunStatus, Time, TimeUnit
+
+from ._optional import missing
+from ._session import Session, SessionOwner
+from ._values import plain_values, several
+
+try:
+    import keras
+except ImportError as error:
+    raise missing("keras", "keras", error) from error
+
+__all__ = ["KerasCallback"]
+
+
+class KerasCallback(SessionOwner, keras.callbacks.Callback):
+    """Logs what Keras computes to destinations of ours, and fires our events.
+
+    ```python
+    with KerasCallback(RunDirectory("runs/mnist"), ProgressBar()) as ours:
+        model.fit(x, y, epochs=5, callbacks=[ours])
+        model.evaluate(x, y, callbacks=[ours])
+    ```
+
+    **Names** are `train/loss` after each batch, `train_epoch/loss` after each epoch, `eval/loss` after each evaluation. What
+    Keras gives after a batch is the mean since the epoch began.
+
+    **The end.** `fit` that went well marks the run as completed; it stays open for what may follow. Keras tells nobody of
+    an exception: the `with` block does, or, without it, the end of the program.
+
+    Args:
+        destinations: where records go.
+        callbacks: callbacks of ours that hear the events.
+        run_name: the name of the run. Default: `RUN_NAME` of the environment, else the name of the folder of a
+            `RunDirectory`, else a new one; with several ranks there must be one of the first three.
+        raise_errors: lets what a destination raises come out, for tests.
+    """
+
+    def __init__(
+        self,
+        *destinations: Destination,
+        callbacks: Callback | Iterable[Callback] = (),
+        run_name: str | None = None,
+        raise_errors: bool = False,
+    ) -> None:
+        super().__init__()
+        self._session = Session(destinations, several(callbacks), run_name, raise_errors=raise_errors)
+        self._epoch_began_at = 0
+
+    # --- training ----------------------------------------------------------------------------------------------------
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """`INIT`, unless the run is open, `BEFORE_LOAD`, `AFTER_LOAD`, `FIT_START`; hyperparameters."""
+        state, params = self._session.state, self.params or {}
+        state.model = self.model
+        epochs = params.get("epochs")
+        state.max_duration = Time(int(epochs), TimeUnit.EPOCH) if epochs else None
+        optimizer = getattr(self.model, "optimizer", None)
+        described: dict[str, Any] = {
+            "fit": {key: params[key] for key in ("epochs", "steps") if key in params}
+        }
+        if optimizer is not None:
+            described["optimizer"] = {
+                key: value if isinstance(value, str | int | float | bool | type(None)) else str(value)
+                for key, value in optimizer.get_config().items()
+            }
+        self._session.logger.log_hyperparameters(described)
+        self._session.fit_start(state.timestamp)
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """`EPOCH_START`."""
+        session = self._session
+        timestamp = session.state.timestamp
+        if timestamp.epoch.value != epoch:  # `fit(initial_epoch=…)`
+            session.state.timestamp = timestamp = timestamp.copy(epoch=epoch, batch_in_epoch=0)
+        self._epoch_began_at = int(timestamp.batch)
+        session.epoch_start((self.params or {}).get("steps"))
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """`BATCH_START`, `BEFORE_TRAIN_BATCH`."""
+        self._session.batch_start()
+
+    def on_train_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
+        """Logs; `BATCH_END`. With `steps_per_execution`, once for several batches."""
+        count = self._epoch_began_at + int(batch) + 1
+        self._log("train", logs, count - 1)
+        self._session.batch_end(batch=count)
+
+    def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
+        """Logs; `EPOCH_END`."""
+        own = {name: value for name, value in (logs or {}).items() if not name.startswith("val_")}
+        self._log("train_epoch", own, max(0, int(self._session.state.timestamp.batch) - 1))
+        self._session.epoch_end()
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """`FIT_END`; the run counts as completed, and stays open."""
+        self._session.fit_end()
+        self._session.succeed()
+
+    def _log(self, phase: str, logs: Mapping[str, Any] | None, step: int) -> None:
+        metrics, others = plain_values({f"{phase}/{name}": value for name, value in (logs or {}).items()})
+        if metrics:
+            self._session.logger.log_metrics(metrics, step)
+        if others:
+            self._session.logger.log_traces(others)
+
+    # --- evaluation and prediction -----------------------------------------------------------------------------------
+
+    def on_test_begin(self, logs: Any = None) -> None:
+        """`EVAL_BEFORE_ALL` inside `fit`, else `EVAL_STANDALONE_START`; `EVAL_START`."""
+        session = self._session
+        session.run_event(Event.EVAL_BEFORE_ALL if session.is_fitting else Event.EVAL_STANDALONE_START)
+        session.eval_start()
+
+    def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """`EVAL_BATCH_START`, `EVAL_BEFORE_FORWARD`."""
+        self._session.eval_batch_start()
+
+    def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
+        """`EVAL_AFTER_FORWARD`, `EVAL_BATCH_END`."""
+        self._session.eval_batch_end()
+
+    def on_test_end(self, logs: Mapping[str, Any] | None = None) -> None:
+        """Logs; `EVAL_END`, then `EVAL_AFTER_ALL` inside `fit`, else `EVAL_STANDALONE_END`."""
+        session = self._session
+        count = int(session.state.timestamp.batch)
+        self._log("eval", logs, max(0, count - 1) if session.is_fitting else count)
+        session.eval_end()
+        session.run_event(Event.EVAL_AFTER_ALL if session.is_fitting else Event.EVAL_STANDALONE_END)
+        self._succeed_outside_of_fit()
+
+    def on_predict_begin(self, logs: Any = None) -> None:
+        """`PREDICT_START`."""
+        self._session.predict_start()
+
+    def on_predict_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """`PREDICT_BATCH_START`, `PREDICT_BEFORE_FORWARD`."""
+        self._session.predict_batch_start()
+
+    def on_predict_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
+        """`PREDICT_AFTER_FORWARD`, `PREDICT_BATCH_END`."""
+        self._session.predict_batch_end(outputs=(logs or {}).get("outputs"))
+
+    def on_predict_end(self, logs: Any = None) -> None:
+        """`PREDICT_END`."""
+        self._session.predict_end()
+        self._succeed_outside_of_fit()
+
+    def _succeed_outside_of_fit(self) -> None:
+        if not self._session.is_fitting and self._session.state.status is RunStatus.RUNNING:
+            self._session.succeed()

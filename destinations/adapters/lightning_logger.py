@@ -1,0 +1,309 @@
+"""Our destinations in a Lightning `Trainer`: a logger for `logger=…`, and a callback that fires our events.
+
+For `lightning` and `pytorch_lightning`, which are two packages with the same classes twice: where both are installed, the
+classes here belong to both. Everything runs in the training thread.
+"""
+
+import os
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from destinations.run_directory import RunDirectory
+from events import Callback, Destination, Logger, RunStatus
+
+from ._lightning import LoggerBase
+from ._media import log_images, log_videos
+from ._session import Session
+from ._values import several
+from .lightning_events import LightningEvents
+
+__all__ = ["LightningEvents", "LightningLogger", "RegistryLogger"]
+
+
+class LightningLogger(LoggerBase):
+    """Logs what a Lightning `Trainer` logs to destinations of ours.
+
+    ```python
+    logger = LightningLogger(RunDirectory("runs/digits"), ProgressBar())
+    trainer = Trainer(logger=logger, callbacks=[logger.callback()])
+    trainer.fit(model, data)
+    ```
+
+    **Files.** Where a `RunDirectory` is among the destinations, its folder is `trainer.log_dir`, and checkpoints go to
+    `checkpoints` in it.
+
+    **Life.** The run opens with the first thing that happens. After `fit` or `test` that went well it is marked as
+    completed, everything is written, and it stays open for what may follow, until `close`, or the end of the program. A
+    run that failed, was interrupted or preempted is closed at once; what is logged later opens it again.
+
+    **Ranks.** Each rank has its own; destinations that write what is shared do so on rank 0, which is the one that
+    Lightning's `rank_zero_only` says.
+
+    **Without `callback()`** destinations receive records, but no events of the loop, and the batch count of the run is the
+    largest step logged.
+
+    Args:
+        destinations: where records go.
+        callbacks: callbacks of ours that hear the events.
+        run_name: the name of the run. Default: `RUN_NAME` of the environment, else the name of the folder of a
+            `RunDirectory`, else a new one; with several ranks there must be one of the first three.
+        save_dir: where checkpoints go. Default: the folder of a `RunDirectory`; None where there is none, and Lightning
+            chooses.
+        upload_checkpoints: whether each checkpoint is given to destinations that take files, as `checkpoints/<name>`.
+        raise_errors: lets what a destination raises come out, for tests.
+    """
+
+    def __init__(
+        self,
+        *destinations: Destination,
+        callbacks: Callback | Iterable[Callback] = (),
+        run_name: str | None = None,
+        save_dir: str | os.PathLike[str] | None = None,
+        upload_checkpoints: bool = False,
+        raise_errors: bool = False,
+    ) -> None:
+        super().__init__()
+        self._session = Session(destinations, several(callbacks), run_name, raise_errors=raise_errors)
+        self._save_dir = save_dir
+        self._upload_checkpoints = upload_checkpoints
+        self._events: LightningEvents | None = None
+        self._is_requeued = False
+
+    # --- what Lightning asks -----------------------------------------------------------------------------------------
+
+    @property
+    def name(self) -> str:
+        """Empty: name and version are parts of the path of checkpoints, and the folder of the run is enough."""
+        return ""
+
+    @property
+    def version(self) -> str:
+        """Empty, as the name."""
+        return ""
+
+    @property
+    def save_dir(self) -> str | None:
+        """The folder of the run, which Lightning calls `trainer.log_dir`."""
+        if self._save_dir is not None:
+            return os.fspath(self._save_dir)
+        folder = self._session.folder
+        return None if folder is None else str(folder)
+
+    @property
+    def root_dir(self) -> str | None:
+        """The folder of the run."""
+        return self.save_dir
+
+    @property
+    def log_dir(self) -> str | None:
+        """The folder of the run."""
+        return self.save_dir
+
+    @property
+    def run_name(self) -> str:
+        """The name of the run."""
+        return self._session.state.run_name
+
+    @property
+    def experiment(self) -> Logger:
+        """Our own logger, with all that it can log: `logger.experiment.log_histogram(...)`."""
+        self._find_rank()
+        return self._session.logger
+
+    def callback(self) -> LightningEvents:
+        """Returns the callback that fires our events, each time the same; give it to the same trainer."""
+        if self._events is None:
+            self._events = LightningEvents(self._session, self._find_rank)
+        return self._events
+
+    # --- records -----------------------------------------------------------------------------------------------------
+
+    def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
+        """Logs metrics; Lightning calls it with these names."""
+        session = self._session
+        if not session.is_open:
+            self._find_rank()
+        try:
+            session.logger.log_metrics(metrics, step)
+        finally:
+            if self._events is None or not self._events.is_attached:
+                epoch = metrics.get("epoch")
+                session.follow(step, epoch if isinstance(epoch, int | float) else None)
+
+    def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
+        """Logs hyperparameters; a later call adds to an earlier one."""
+        self.experiment.log_hyperparameters(params)
+
+    def log_graph(self, model: Any, input_array: Any = None) -> None:
+        """Does nothing: no destination of ours takes a graph."""
+
+    def log_image(
+        self,
+        key: str,
+        images: Any,
+        step: int | None = None,
+        caption: Sequence[str] | str | None = None,
+        masks: Sequence[Mapping[str, Any]] | None = None,
+        **_: Any,
+    ) -> None:
+        """Logs images in the shape of Lightning's `WandbLogger`, on which many callbacks rely.
+
+        Args:
+            key: their name.
+            images: a list of arrays `(H, W, C)` or `(C, H, W)`, tensors `(C, H, W)`, PIL images, or paths.
+            step: the step; the number of completed batches where none is given.
+            caption: one for each; kept as the text `<key>/caption`.
+            masks: for each image, by name, `{"mask_data": (H, W), "class_labels": {index: label}}`.
+        """
+        log_images(self.experiment, key, images, step, caption, masks)
+
+    def log_video(
+        self,
+        key: str,
+        videos: Any,
+        step: int | None = None,
+        caption: Sequence[str] | str | None = None,
+        fps: float | Sequence[float] | None = None,
+        format: str | Sequence[str] | None = None,  # noqa: A002  # the word of those that call it
+        **_: Any,
+    ) -> None:
+        """Logs videos in the shape of `WandbLogger`.
+
+        Args:
+            key: their name.
+            videos: a list of frames `(T, C, H, W)`, of paths, or of the bytes of video files.
+            step: the step; the number of completed batches where none is given.
+            caption: one for each; kept as the text `<key>/caption`.
+            fps: frames per second, one for all or one for each; 4 where frames come without, as in W&B.
+            format: not needed: a file says itself what it is.
+        """
+        log_videos(self.experiment, key, videos, step, caption, fps)
+
+    def log_table(
+        self,
+        key: str,
+        columns: Sequence[str] | None = None,
+        data: Sequence[Sequence[Any]] | None = None,
+        dataframe: Any = None,
+        step: int | None = None,
+    ) -> None:
+        """Logs a table in the shape of `WandbLogger`: columns and rows, or a data frame."""
+        if dataframe is not None:
+            columns, data = [str(name) for name in dataframe.columns], dataframe.to_numpy().tolist()
+        self.experiment.log_table(list(columns or ()), list(data or ()), name=key, step=step)
+
+    def save(self) -> None:
+        """Does nothing, because Lightning calls it after each record: records are safe when their call returns."""
+
+    def after_save_checkpoint(self, checkpoint_callback: Any) -> None:
+        """Notes the newest checkpoint, and uploads it where that was asked for."""
+        # Only the private attribute names the checkpoint that was just written, and not the best one.
+        path = getattr(checkpoint_callback, "_last_checkpoint_saved", "") or (
+            checkpoint_callback.last_model_path or checkpoint_callback.best_model_path
+        )
+        if not path:
+            return
+        logger, self._session.state.last_checkpoint = self.experiment, str(path)
+        if self._upload_checkpoints and Path(path).is_file():
+            logger.upload_file(f"checkpoints/{Path(path).name}", path, overwrite=True)
+
+    # --- the end -----------------------------------------------------------------------------------------------------
+
+    def finalize(self, status: str) -> None:
+        """Takes note of how a `fit`, `test` or other call ended; further calls may follow.
+
+        Args:
+            status: "success", "failed", or "finished", which Lightning says from a signal handler when SLURM is about to
+                queue the job again: the checkpoint is saved after it.
+        """
+        if status == "finished":
+            # In a signal handler: whoever was interrupted may hold any lock, so that nothing may be waited for here.
+            self._is_requeued = True
+            self._session.state.status = RunStatus.PREEMPTED
+        elif status == "success":
+            self._is_requeued = False
+            self._session.succeed()
+        else:
+            # Lightning calls this while it handles the exception, but does not pass it on.
+            exception = sys.exc_info()[1]
+            self._session.close(exception, _status_after(exception, is_requeued=self._is_requeued))
+            self._is_requeued = False
+
+    def close(self) -> None:
+        """Ends the run: destinations write everything and close; the end of the program does it too."""
+        self._session.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        exception: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._session.close(exception, None if exception is None else _status_after(exception))
+
+    def _find_rank(self) -> None:
+        """Reads the rank where Lightning keeps it: its own launcher does not tell the environment."""
+        if not self._session.is_open:
+            from lightning_utilities.core.rank_zero import rank_zero_only
+
+            self._session.state.rank = getattr(rank_zero_only, "rank", None) or 0
+
+
+def _status_after(exception: BaseException | None, *, is_requeued: bool = False) -> RunStatus | None:
+    """Returns the status that an exception of Lightning's means; None where it speaks for itself."""
+    # SIGTERMException is a SystemExit without a code, which otherwise means that all is well.
+    names = {kind.__name__ for kind in type(exception).__mro__}
+    if is_requeued or "SIGTERMException" in names:
+        return RunStatus.PREEMPTED
+    # A SystemExit in the middle of a fit is no good end, whatever its code; and no exception is a failure unexplained.
+    if exception is None or (isinstance(exception, SystemExit) and not exception.code):
+        return RunStatus.FAILED
+    return None
+
+
+class RegistryLogger(LightningLogger):
+    """A `LightningLogger` on a `RunDirectory`, with the constructor of stable-pretraining's `RegistryLogger`.
+
+    Whoever used that one changes the import; its reader opens what this one writes.
+
+    Args:
+        run_dir: the folder of the run.
+        run_id: the id of a new run.
+        tags: tags of the run.
+        notes: notes of the run.
+        flush_logs_every_n_steps: not needed: a row is safe when its call returns.
+        destinations: further destinations.
+    """
+
+    def __init__(
+        self,
+        run_dir: str | os.PathLike[str],
+        run_id: str,
+        *,
+        tags: Sequence[str] | None = None,
+        notes: str | None = None,
+        flush_logs_every_n_steps: int = 50,
+        destinations: Iterable[Destination] = (),
+    ) -> None:
+        self._run_dir = Path(run_dir).expanduser().resolve()
+        self._run_id = str(run_id)
+        directory = RunDirectory(
+            self._run_dir, run_id=self._run_id, tags=tuple(tags or ()), notes=notes or ""
+        )
+        super().__init__(directory, *destinations)
+
+    @property
+    def run_id(self) -> str:
+        """The id of the run."""
+        return self._run_id
+
+    @property
+    def run_dir(self) -> Path:
+        """The folder of the run."""
+        return self._run_dir

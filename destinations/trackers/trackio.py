@@ -1,0 +1,258 @@
+"""`Trackio`: a run in a Trackio project, on this machine, a server of one's own, or a Space.
+
+Its methods run in the training thread and hand over; a thread of its own calls Trackio.
+"""
+
+import json
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from destinations._lane import WhenFull
+from destinations.media import (
+    clouds_of,
+    histogram_record,
+    images_of,
+    masks_of,
+    mp4_file,
+    overlay_png,
+    wav_bytes,
+)
+from events import State, WriteRate, format_run_name
+
+from ._sink import Row, Sink, Stamp
+from ._tracker import Tracker, require_package
+
+__all__ = ["Trackio"]
+
+
+class _TrackioSink(Sink):
+    """Calls Trackio's own client; see `Sink` for its rules."""
+
+    def __init__(self, **options: Any) -> None:
+        self._options = options
+        self._config: dict[str, Any] = {}
+        self._run: Any = None
+        self._trackio: Any = None
+        self._last_step = 0
+
+    def _log(self, values: dict[str, Any], step: int) -> None:
+        if self._run is None:
+            # Here, and not in `open`: the configuration is written with the first row, and never again.
+            import trackio
+
+            self._trackio = trackio
+            config = self._earlier_config() | self._config
+            self._run = trackio.init(
+                **self._options, config=config, embed=False, auto_log_gpu=False, auto_log_cpu=False
+            )
+        self._last_step = step
+        self._run.log(values, step)
+
+    def _earlier_config(self) -> dict[str, Any]:
+        """Returns the configuration of the run that is continued: Trackio would replace it by the new one."""
+        options = self._options
+        if options["resume"] == "never" or options["space_id"] or options["server_url"]:
+            return {}
+        try:
+            runs = self._trackio.Api().runs(options["project"])
+        except ValueError:  # There is no such project yet.
+            return {}
+        config = next((run.config for run in runs if run.name == options["name"]), None) or {}
+        return {name: value for name, value in config.items() if not name.startswith("_")}
+
+    def log_metrics(self, rows: Sequence[Row]) -> None:
+        for metrics, step, _ in rows:
+            self._log(metrics, step)
+
+    def log_hyperparameters(self, hyperparameters: dict[str, Any], time: float) -> None:
+        # Trackio keeps names that begin with "_" for itself.
+        named = {
+            f"+{name}" if name.startswith("_") else name: value for name, value in hyperparameters.items()
+        }
+        if self._run is None:
+            self._config |= named
+        else:
+            self._log({"hyperparameters": self._markdown(named)}, self._last_step)
+
+    def log_table(self, stamp: Stamp, columns: list[str], rows: list[list[Any]]) -> None:
+        self._log({stamp.name: self._package().Table(columns=columns, data=rows)}, stamp.step)
+
+    def log_text(self, stamp: Stamp, text: str) -> None:
+        self._log({stamp.name: self._package().Markdown(text)}, stamp.step)
+
+    def log_traces(self, stamp: Stamp, traces: dict[str, Any]) -> None:
+        self._log({"traces": self._markdown(traces)}, stamp.step)
+
+    def log_images(
+        self,
+        stamp: Stamp,
+        images: Any,
+        *,
+        channels_last: bool,
+        masks: Mapping[str, Any] | None,
+        mask_class_labels: Mapping[int, str] | None,
+        use_table: bool,
+    ) -> None:
+        pixels = [one.array for one in images_of(images, channels_last)]
+        package = self._package()
+        values = {name: package.Image(_rgb(one)) for name, one in _numbered(stamp.name, pixels)}
+        with tempfile.TemporaryDirectory(prefix="trackio-") as folder:
+            for mask_name, several in (masks or {}).items():
+                overlays = [
+                    overlay_png(one, mask) for one, mask in zip(pixels, masks_of(several), strict=False)
+                ]
+                for name, overlay in _numbered(f"{stamp.name}/{mask_name}", overlays):
+                    path = Path(folder) / f"{len(values)}.png"
+                    path.write_bytes(overlay)
+                    values[name] = package.Image(str(path))
+            self._log(values, stamp.step)
+
+    def log_audio(self, stamp: Stamp, audio: Any, sample_rate: int) -> None:
+        content = audio if isinstance(audio, bytes) else wav_bytes(audio, sample_rate)
+        self._log_file(stamp, content, ".wav", self._package().Audio)
+
+    def log_video(self, stamp: Stamp, video: Any, fps: float | None) -> None:
+        if not isinstance(video, bytes):
+            with tempfile.TemporaryDirectory(prefix="trackio-") as folder:
+                path = Path(folder) / "video.mp4"
+                mp4_file(video, fps or 1.0, path)
+                video = path.read_bytes()
+        self._log_file(stamp, video, ".gif" if video.startswith(b"GIF8") else ".mp4", self._package().Video)
+
+    def log_histogram(self, stamp: Stamp, values: Any, bins: "int | Sequence[float]") -> None:
+        record = histogram_record(values, bins)
+        if record["counts"]:
+            counted = (np.asarray(record["counts"]), np.asarray(record["edges"]))
+            self._log({stamp.name: self._package().Histogram(np_histogram=counted)}, stamp.step)
+
+    def log_point_cloud(self, stamp: Stamp, points: Any, colors: Any) -> None:
+        clouds = [
+            cloud if shades is None else np.concatenate([cloud, shades[:, :3]], axis=1)
+            for cloud, shades in clouds_of(points, colors)
+        ]
+        package = self._package()
+        named = _numbered(stamp.name, clouds)
+        self._log({name: package.Object3D(np.asarray(one, np.float64)) for name, one in named}, stamp.step)
+
+    def close(self) -> None:
+        if self._run is None and self._config:
+            self._log({}, 0)
+        if self._run is not None:
+            self._run.finish()
+
+    def _log_file(self, stamp: Stamp, content: bytes, suffix: str, kind: Callable[[str], Any]) -> None:
+        with tempfile.TemporaryDirectory(prefix="trackio-") as folder:
+            path = Path(folder) / f"media{suffix}"
+            path.write_bytes(content)
+            self._log({stamp.name: kind(str(path))}, stamp.step)
+
+    def _markdown(self, value: Any) -> Any:
+        text = json.dumps(value, indent=2, default=str, ensure_ascii=False)
+        return self._package().Markdown(f"```json\n{text}\n```")
+
+    def _package(self) -> Any:
+        if self._trackio is None:
+            import trackio
+
+            self._trackio = trackio
+        return self._trackio
+
+
+class Trackio(Tracker):
+    """Logs to Trackio, which has the interface of W&B and keeps runs in a SQLite file on this machine.
+
+    ```python
+    trainer = Trainer(model, train_dataloader, max_duration="5ep", loggers=[Trackio("digits")])
+    ```
+
+    Then `trackio show --project digits`. Metrics have the steps of their calls, and the times of their writing. Texts,
+    traces, and hyperparameters that come after the first record are Markdown; each mask is an image of its own, laid over;
+    several images of one call are numbered. Where runs are kept, `TRACKIO_DIR` says.
+
+    **Threading, bounds, failures, close, fork**: as every tracker; see `docs/trackers.md`.
+
+    Args:
+        project: the project.
+        name: the run; placeholders as in `events.format_run_name`.
+        group: which runs belong together.
+        resume: "never" begins a new run of that name, "allow" continues the one there is, "must" needs one.
+        space_id: a Space of Hugging Face to log to, and not to this machine.
+        server_url: a server of one's own to log to.
+        all_ranks: whether ranks other than 0 have runs too; give `{rank}` a place in the name.
+        flush_seconds: how often what was logged is handed on.
+        close_seconds: how long `close` may take for what is left.
+        max_waiting_values: how many values of metrics may wait.
+        max_waiting_bytes: how large media and all else may be that waits.
+        when_full: what to do with metrics for which there is no room: "drop_oldest", "drop_newest" or "wait".
+        wait_seconds: how long a call may wait for room.
+        clock: the time in seconds since the epoch; called in the thread that logs.
+        write_rate: how often metrics are taken; None for every time.
+
+    Raises:
+        ImportError: the package `trackio` is missing.
+        ValueError: an argument is out of its range.
+    """
+
+    sink_class = _TrackioSink
+
+    def __init__(
+        self,
+        project: str,
+        *,
+        name: str = "{run_name}",
+        group: str | None = None,
+        resume: str = "allow",
+        space_id: str | None = None,
+        server_url: str | None = None,
+        all_ranks: bool = False,
+        flush_seconds: float = 2.0,
+        close_seconds: float = 30.0,
+        max_waiting_values: int = 1_000_000,
+        max_waiting_bytes: int = 256 << 20,
+        when_full: WhenFull = "drop_oldest",
+        wait_seconds: float = 5.0,
+        clock: Callable[[], float] = time.time,
+        write_rate: WriteRate | None = None,
+    ) -> None:
+        super().__init__(
+            flush_seconds=flush_seconds,
+            all_ranks=all_ranks,
+            close_seconds=close_seconds,
+            max_waiting_values=max_waiting_values,
+            max_waiting_bytes=max_waiting_bytes,
+            when_full=when_full,
+            wait_seconds=wait_seconds,
+            clock=clock,
+            write_rate=write_rate,
+        )
+        if resume not in {"never", "allow", "must"}:
+            raise ValueError(f'resume must be "never", "allow" or "must", got {resume!r}.')
+        require_package("trackio", "trackio", "Trackio")
+        self._name = name
+        self._options = {
+            "project": project,
+            "group": group,
+            "resume": resume,
+            "space_id": space_id,
+            "server_url": server_url,
+        }
+
+    def make_sink(self, state: State) -> Sink:
+        """Returns the sink of a run; Trackio is imported in its thread."""
+        return _TrackioSink(name=format_run_name(self._name, state), **self._options)
+
+
+def _numbered(name: str, values: Sequence[Any]) -> list[tuple[str, Any]]:
+    """Returns names for the values of one call: the name itself for a single one."""
+    if len(values) == 1:
+        return [(name, values[0])]
+    return [(f"{name}/{index}", value) for index, value in enumerate(values)]
+
+
+def _rgb(pixels: Any) -> Any:
+    return np.repeat(pixels[..., None], 3, axis=-1) if pixels.ndim == 2 else pixels  # noqa: PLR2004

@@ -1,0 +1,254 @@
+"""Drain, column change, abandoned rows and end are interrupted at every change of the disk, by SIGKILL and by a power loss.
+
+Everything happens in this process, on a disk that writes down what it is told; see `disk_model.py`.
+"""
+
+import functools
+import importlib.util
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+
+from destinations.run_directory import read_rows
+from destinations.run_directory.drain import Drain
+from destinations.run_directory.journal import Journal
+from destinations.run_directory.journal_folder import make_journal, remove_journal, sync_journal
+from destinations.run_directory.layout import journal_path
+from destinations.run_directory.metrics_csv import MetricsCsv
+from destinations.run_directory.segments import AppendedSegment
+from events import State
+
+# This folder is no package: a helper beside the tests is loaded by its path.
+_spec = importlib.util.spec_from_file_location("disk_model", Path(__file__).with_name("disk_model.py"))
+model = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(model)
+
+SEGMENT_BYTES = 2048
+
+
+class Session:
+    """A process that writes to a run: rows, drains, an end."""
+
+    def __init__(self, run_dir, disk=None, clock=lambda: 0.0):
+        options = {"disk": disk or model.HastyDisk()}
+        self.disk = disk
+        self.folder = journal_path(run_dir, 0)
+        make_journal(self.folder, **options)
+        self.journal = Journal(
+            self.folder,
+            State("x"),
+            segment_bytes=SEGMENT_BYTES,
+            make_segment=functools.partial(AppendedSegment, **options),
+            clock=lambda: 1.0,
+        )
+        sync_journal(self.folder, run_dir, **options)
+        csv = MetricsCsv(run_dir / "metrics.csv", **options)
+        self.drain_ = Drain(run_dir, self.folder, csv, self.journal, clock=clock, **options)
+        self._options = options
+
+    def note(self, *what):
+        if self.disk is not None:
+            self.disk.note(*what)
+
+    def log(self, metrics, step):
+        self.note("begun", step, metrics)
+        self.journal.append(metrics, step)
+        self.note("returned")
+
+    def resume(self, step):
+        self.note("begun", step, None)
+        self.journal.mark_resume(step, None)
+        self.note("returned")
+
+    def drain(self, *, final=False):
+        self.drain_.run(final=final)
+        self.journal.retire()
+        self.note("safe")
+
+    def close(self):
+        self.journal.leave_segment()
+        self.drain(final=True)
+        self.journal.close()
+        for segment in list(self.journal.segments):
+            segment.close()
+        if self.drain_.is_through():
+            remove_journal(self.folder, **self._options)
+        self.drain_._csv.close()
+
+
+def row(step, attempt=0):
+    """Returns what is logged at a step: a new metric now and then."""
+    metrics = {"a": step + attempt / 8, "b": float(attempt)}
+    if step % 9 == 8:
+        metrics[f"extra{step // 9}"] = step / 7
+    return metrics
+
+
+def steps_with_columns(disk, run_dir):
+    """Two sessions; columns appear, segments fill up, and the journal is taken away at the end of each."""
+    for first in (0, 20):
+        session = Session(run_dir, disk)
+        for step in range(first, first + 20):
+            session.log(row(step), step)
+            if step % 6 == 5:
+                session.drain()
+                session.journal.prepare()
+        session.close()
+
+
+def steps_that_wait_for_columns(disk, run_dir):
+    """New metrics are so many that their rows wait in the journal, drain after drain."""
+    session = Session(run_dir, disk)
+    # A long header and short rows: to write the file again costs much beside what rows have earned.
+    wide = {f"{index}{'a-long-name' * 8}": 0 for index in range(600)}
+    session.log(wide, 0)
+    session.drain()
+    for step in range(1, 10):
+        session.log({f"new{step}": step / 3, "a": 1.5}, step)
+        if step % 2:
+            session.drain()
+    assert session.drain_.rows < 8
+    session.close()
+
+
+def steps_that_are_abandoned(disk, run_dir):
+    """Training goes back twice, over rows that are in the CSV and rows that are not."""
+    for attempt, (first, last) in enumerate([(0, 16), (9, 20), (4, 12)]):
+        session = Session(run_dir, disk)
+        if attempt:
+            session.resume(first)
+            session.drain()
+        for step in range(first, last):
+            session.log(row(step, attempt), step)
+            if step % 7 == 6:
+                session.drain()
+        if attempt < 2:
+            # It is killed: the next one finds the journal as it is.
+            for segment in list(session.journal.segments):
+                segment.close()
+            session.drain_._csv.close()
+        else:
+            session.close()
+
+
+SCENARIOS = [steps_with_columns, steps_that_wait_for_columns, steps_that_are_abandoned]
+
+
+def rows_after(events):
+    """Returns the rows that count after some events, in order."""
+    rows = []
+    for step, metrics in events:
+        if metrics is None:
+            rows = [one for one in rows if one[0] < step]
+        else:
+            rows.append((step, metrics))
+    return rows
+
+
+def rows_in(run_dir):
+    """Returns step and metrics of each row that a reader sees."""
+    return [(one.step, one.metrics) for one in read_rows(run_dir)]
+
+
+def check_abandoned(run_dir, events):
+    """Checks that what is kept beside the CSV are whole rows of branches that were left."""
+    logged = {(step, metrics["a"]) for step, metrics in events if metrics is not None and "a" in metrics}
+    for path in (run_dir / "abandoned").glob("*.csv"):
+        header, *lines = path.read_text().splitlines()
+        place = header.split(",").index("a")
+        for line in lines:
+            cells = line.split(",")
+            assert (int(cells[0]), float(cells[place])) in logged
+
+
+def go_on(run_dir):
+    """Opens the run again, logs three rows, closes it; returns what a reader sees then."""
+    session = Session(run_dir)
+    for step in (1000, 1001, 1002):
+        session.log({"a": step / 2}, step)
+    session.close()
+    assert not (run_dir / "journal").exists()
+    return rows_in(run_dir)
+
+
+def recorded(scenario, tmp_path):
+    """Runs a scenario to its end; returns the changes."""
+    live = tmp_path / "live"
+    live.mkdir()
+    disk = model.RecordingDisk(live)
+    disk.make_folder(live / "run")
+    disk.sync_folder(live)
+    scenario(disk, live / "run")
+    assert len(disk.changes) > 100
+    return disk.changes
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_a_kill_at_every_change_loses_no_row(tmp_path, scenario):
+    """SIGKILL before each change of the disk, and in the middle of each write: every returned row is there, and a session goes on."""
+    changes = recorded(scenario, tmp_path)
+    disk, begun, returned, seen = model.CrashedDisk(), [], 0, set()
+    checked = 0
+    for change in changes:
+        if change[0] == "note":
+            match change[1:]:
+                case ("begun", step, metrics):
+                    begun.append((step, metrics))
+                case ("returned",):
+                    returned = len(begun)
+            continue
+        for files in (disk.after_kill(), disk.after_kill(during=change)):
+            key = model.digest(files), returned, len(begun)
+            if key in seen:
+                continue
+            seen.add(key)
+            root = tmp_path / "at"
+            model.put(files, root)
+
+            rows = rows_in(root / "run") if (root / "run").exists() else []
+            assert rows in (rows_after(begun[:returned]), rows_after(begun))
+            assert go_on(root / "run") == [*rows, *((step, {"a": step / 2}) for step in (1000, 1001, 1002))]
+            check_abandoned(root / "run", begun)
+            shutil.rmtree(root)
+            checked += 1
+        disk.apply(change)
+    assert checked > 100
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_a_power_loss_at_any_change_costs_the_last_second_at_most(tmp_path, scenario):
+    """Whatever became of what was not synced: the rows of the last drain are there, and nothing that is no row is shown."""
+    changes = recorded(scenario, tmp_path)
+    source = random.Random(scenario.__name__)
+    disk, begun, safe, seen = model.CrashedDisk(), [], 0, set()
+    for change in changes:
+        if change[0] == "note":
+            match change[1:]:
+                case ("begun", step, metrics):
+                    begun.append((step, metrics))
+                case ("safe",):
+                    safe = len(begun)
+            continue
+        disk.apply(change)
+        for fates, folder_fates in model.fates_to_try(source):
+            files = disk.files(fates, folder_fates)
+            key = model.digest(files), safe, len(begun)
+            if key in seen:
+                continue
+            seen.add(key)
+            root = tmp_path / "at"
+            model.put(files, root)
+
+            rows = rows_in(root / "run") if (root / "run").exists() else []
+            told = f"{change[:2]} files {fates} folders {folder_fates}"
+            kept = [one for one in rows_after(begun[:safe]) if one in rows_after(begun)]
+            assert [one for one in rows if one in kept] == kept, told
+            assert all(one in begun for one in rows), told
+            assert [step for step, _ in rows] == sorted({step for step, _ in rows}), told
+            if len(seen) % 5 == 0:
+                assert go_on(root / "run")[: len(rows)] == rows, told
+                check_abandoned(root / "run", begun)
+            shutil.rmtree(root)
+    assert len(seen) > 300

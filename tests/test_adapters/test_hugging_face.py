@@ -1,0 +1,162 @@
+"""Our callback in a real Hugging Face trainer, on a tiny model with random weights."""
+
+import json
+import os
+
+import pytest
+import torch
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
+
+from destinations import InMemory, RunDirectory
+from destinations.adapters.hugging_face import TransformersCallback
+from events import Event
+
+pytestmark = [
+    pytest.mark.xdist_group("transformers"),
+    # torch's own loader, on a machine without an accelerator.
+    pytest.mark.filterwarnings("ignore:.*pin_memory.*"),
+]
+SAMPLES = [{"input_ids": torch.arange(4) + index, "labels": torch.tensor(index % 2)} for index in range(8)]
+
+
+def make_model():
+    """Returns a model of some hundred weights, made from a configuration and not downloaded."""
+    return BertForSequenceClassification(
+        BertConfig(
+            vocab_size=20,
+            hidden_size=4,
+            num_hidden_layers=1,
+            num_attention_heads=1,
+            intermediate_size=4,
+            max_position_embeddings=8,
+        )
+    )
+
+
+def make_trainer(callback, folder, **arguments):
+    """Returns a trainer of two steps an epoch, which logs each."""
+    return Trainer(
+        make_model(),
+        TrainingArguments(
+            output_dir=str(folder / "out"),
+            per_device_train_batch_size=2,
+            report_to="none",
+            use_cpu=True,
+            disable_tqdm=True,
+            logging_steps=1,
+            dataloader_pin_memory=False,
+            **{
+                "num_train_epochs": 1,
+                "gradient_accumulation_steps": 2,
+                "save_strategy": "no",
+                **arguments,
+            },
+        ),
+        train_dataset=SAMPLES,
+        eval_dataset=SAMPLES,
+        callbacks=[callback],
+        compute_metrics=lambda _: {"accuracy": 0.5, "confusion": [[1, 2], [3, 4]]},
+    )
+
+
+STEP = [
+    ("batch_start", 0),
+    ("before_train_batch", 0),
+    ("after_backward", 0),
+    ("after_backward", 0),
+    ("after_train_batch", 0),
+    ("batch_end", 1),
+    ("batch_checkpoint", 1),
+]
+
+
+def test_train_evaluate_and_predict(tmp_path, listener, sidecar, documented):
+    """All events come in order, records have Hugging Face's names and steps, evaluation after train is in the run."""
+    memory = InMemory()
+    with TransformersCallback(
+        RunDirectory(tmp_path / "run"), memory, callbacks=listener, raise_errors=True
+    ) as ours:
+        trainer = make_trainer(ours, tmp_path, eval_strategy="epoch", save_strategy="epoch")
+        trainer.train()
+        after_train, status = list(listener.heard), ours.logger.destinations[0].run_dir
+        listener.heard.clear()
+        trainer.evaluate()
+        trainer.predict(SAMPLES)
+
+    assert status == tmp_path / "run"
+    assert after_train == [
+        *[(name, 0, 0) for name in ("init", "before_load", "after_load", "fit_start", "epoch_start")],
+        *[(name, batch, 0) for name, batch in STEP],
+        *[(name, batch + 1, 0) for name, batch in STEP],
+        ("epoch_end", 2, 1),
+        *[
+            (name, 2, 1)
+            for name in ("eval_before_all", "eval_start", "eval_batch_end", "eval_end", "eval_after_all")
+        ],
+        ("epoch_checkpoint", 2, 1),
+        ("fit_end", 2, 1),
+    ]
+    assert listener.names == [
+        "eval_standalone_start",
+        "eval_start",
+        "eval_end",
+        "eval_standalone_end",
+        "predict_start",
+        "predict_end",
+    ]
+    assert {name for name, *_ in after_train} | set(listener.names) == documented("Hugging Face")
+    metrics = [record for record in memory.records if record.kind == "metrics"]
+    assert [(record.step, max(record.value)) for record in metrics[:2]] == [
+        (1, "train/loss"),
+        (2, "train/loss"),
+    ]
+    assert [record.step for record in metrics if "eval/loss" in record.value] == [2, 2]
+    assert [record.step for record in metrics if "test/loss" in record.value] == [2]
+    assert metrics[0].value["epoch"] == 0.5
+    traces = [record.value for record in memory.records if record.kind == "traces"]
+    assert traces[0] == {"eval/confusion": [[1, 2], [3, 4]]}
+    assert memory.hyperparameters["args"]["gradient_accumulation_steps"] == 2
+    assert memory.hyperparameters["model"]["hidden_size"] == 4
+    assert memory.records[-1].timestamp.sample.value == 8
+    written = sidecar(tmp_path / "run")
+    assert written["status"] == "completed"
+    assert written["checkpoint_path"] == str(tmp_path / "out" / "checkpoint-2")
+
+
+def test_an_exception_in_train_is_a_failed_run(tmp_path, raising, sidecar):
+    """No hook of Hugging Face's says so; the block does."""
+    callbacks = [raising(Event.BATCH_END, ValueError("diverged"))]
+    ours = TransformersCallback(RunDirectory(tmp_path / "run"), callbacks=callbacks)
+    trainer = make_trainer(ours, tmp_path)
+
+    with pytest.raises(ValueError, match="diverged"), ours:
+        trainer.train()
+
+    written = sidecar(tmp_path / "run")
+    assert (written["status"], written["exception"]) == ("failed", "ValueError: diverged")
+
+
+def test_resume_goes_on_where_the_checkpoint_was(tmp_path, listener):
+    """Batch and epoch are those of the checkpoint; rows after it leave the CSV, those of its own step stay."""
+    folder = tmp_path / "run"
+    options = {"num_train_epochs": 2, "save_strategy": "steps", "save_steps": 1}
+    with TransformersCallback(RunDirectory(folder), raise_errors=True) as ours:
+        make_trainer(ours, tmp_path, **options).train()
+
+    with TransformersCallback(RunDirectory(folder), callbacks=listener, raise_errors=True) as ours:
+        make_trainer(ours, tmp_path, **options).train(
+            resume_from_checkpoint=str(tmp_path / "out" / "checkpoint-1")
+        )
+
+    assert ("fit_start", 1, 0) in listener.heard
+    # The run resumes inside the first epoch, which does not begin again.
+    assert [one for one in listener.heard if one[0] == "epoch_start"] == [("epoch_start", 2, 1)]
+    assert listener.heard[-1] == ("fit_end", 4, 2)
+    rows = (folder / "metrics.csv").read_text().splitlines()
+    column = rows[0].split(",").index("train/loss")
+    assert [line.split(",")[0] for line in rows[1:] if line.split(",")[column]] == ["1", "2", "3", "4"]
+    saved = json.loads((tmp_path / "out" / "checkpoint-1" / "trainer_state.json").read_text())
+    assert saved["stateful_callbacks"]["TransformersCallback"]["args"] == {}

@@ -1,0 +1,542 @@
+"""Our logger and callback in real Lightning trainers, of both packages."""
+
+import importlib
+import pickle
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from destinations import InMemory, LoggerDestination, RunDirectory
+from destinations.adapters.lightning_events import LightningEvents
+from destinations.adapters.lightning_logger import LightningLogger, RegistryLogger
+from destinations.testing import RecordingDestination
+from events import Event
+
+pytestmark = [
+    pytest.mark.xdist_group("lightning"),
+    # What Lightning says of tiny runs: few workers, few batches, a folder that exists; and of torch's newer releases.
+    pytest.mark.filterwarnings("ignore:.*does not have many workers.*"),
+    pytest.mark.filterwarnings("ignore:You defined a .validation_step. but have no"),
+    pytest.mark.filterwarnings("ignore:.*smaller than the logging interval.*"),
+    pytest.mark.filterwarnings("ignore:.*exists and is not empty.*"),
+    pytest.mark.filterwarnings("ignore:.*callbacks used to create the checkpoint need to be provided.*"),
+    pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning"),
+    pytest.mark.filterwarnings("ignore:.*isinstance.treespec.*"),
+]
+PACKAGES = ["lightning.pytorch", "pytorch_lightning"]
+DATA = torch.arange(8.0).reshape(4, 2)
+
+
+def make_model(package, **hooks):
+    """Returns a model of a package that logs in each step; further hooks by name."""
+    pl = importlib.import_module(package)
+
+    class Tiny(pl.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(2, 1)
+            self.save_hyperparameters({"lr": 0.1, "optim": {"name": "sgd"}})
+
+        def training_step(self, batch, batch_idx):
+            loss = self.layer(batch).mean()
+            self.log("loss", loss)
+            return loss
+
+        def validation_step(self, batch, batch_idx, dataloader_idx=0):
+            self.log("val", self.layer(batch).mean())
+
+        def test_step(self, batch, batch_idx):
+            self.log("test", self.layer(batch).mean())
+
+        def predict_step(self, batch, batch_idx):
+            return self.layer(batch)
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=0.001)
+
+    for name, hook in hooks.items():
+        setattr(Tiny, name, hook)
+    return Tiny()
+
+
+def loader():
+    """Returns two batches of two."""
+    return torch.utils.data.DataLoader(DATA, batch_size=2)
+
+
+def make_trainer(package, logger, folder, **options):
+    """Returns a small, silent trainer; the logger's callback is among its callbacks, unless that is said."""
+    pl = importlib.import_module(package)
+    if isinstance(logger, LightningLogger):
+        options.setdefault("callbacks", [logger.callback()])
+    return pl.Trainer(
+        logger=logger,
+        default_root_dir=folder,
+        accelerator="cpu",
+        log_every_n_steps=1,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        **{"max_epochs": 1, "num_sanity_val_steps": 0, **options},
+    )
+
+
+@pytest.fixture(params=PACKAGES)
+def package(request):
+    """Gives the name of each package."""
+    return request.param
+
+
+@pytest.fixture
+def interrupts():
+    """Gives Ctrl-C back to the tests: Lightning ignores it after the first."""
+    before = signal.getsignal(signal.SIGINT)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+TRAINING = [
+    ("before_forward", 0),
+    ("after_loss", 0),
+    ("before_backward", 0),
+    ("after_backward", 0),
+    ("after_train_batch", 0),
+    ("batch_end", 1),
+]
+EVALUATION = [
+    "eval_start",
+    *["eval_batch_start", "eval_before_forward", "eval_after_forward", "eval_batch_end"] * 2,
+    "eval_end",
+]
+PREDICTION = [
+    "predict_start",
+    *["predict_batch_start", "predict_before_forward", "predict_after_forward", "predict_batch_end"] * 2,
+    "predict_end",
+]
+
+
+def test_fit_validate_test_and_predict(package, tmp_path, listener, sidecar, documented):
+    """All events come in order with their batches and epochs, all records with Lightning's steps, files are in the run."""
+    memory = InMemory()
+    logger = LightningLogger(RunDirectory(tmp_path / "run"), memory, callbacks=listener, raise_errors=True)
+    trainer = make_trainer(package, logger, tmp_path, num_sanity_val_steps=2)
+    model = make_model(package)
+
+    trainer.fit(model, loader(), loader())
+    after_fit = list(listener.heard)
+    listener.heard.clear()
+    trainer.test(model, loader(), verbose=False)
+    trainer.predict(model, loader())
+    log_dir, checkpoint = trainer.log_dir, Path(trainer.checkpoint_callback.best_model_path)
+    logger.close()
+
+    first = [("batch_start", 0), ("before_train_batch", 0), *TRAINING]
+    assert after_fit == [
+        *[(name, 0, 0) for name in ("init", "before_load", "after_load", "fit_start", "epoch_start")],
+        *[(name, batch, 0) for name, batch in first],
+        ("batch_checkpoint", 1, 0),
+        *[(name, batch + 1, 0) for name, batch in first],
+        *[(name, 2, 0) for name in ("eval_before_all", *EVALUATION, "eval_after_all", "batch_checkpoint")],
+        *[(name, 2, 1) for name in ("epoch_end", "epoch_checkpoint", "fit_end")],
+    ]
+    assert listener.names == ["eval_standalone_start", *EVALUATION, "eval_standalone_end", *PREDICTION]
+    assert {name for name, *_ in after_fit} | set(listener.names) == documented("Lightning")
+    assert listener.labels == [("eval", 2, "eval"), ("test", 2, "eval")]
+    metrics = [record for record in memory.records if record.kind == "metrics"]
+    assert [(record.step, sorted(record.value), record.value["epoch"]) for record in metrics[:3]] == [
+        (0, ["epoch", "loss"], 0),
+        (1, ["epoch", "loss"], 0),
+        (1, ["epoch", "val"], 0),
+    ]
+    assert [(record.step, "test" in record.value) for record in metrics[3:]] == [(2, True)]
+    assert memory.hyperparameters == {"lr": 0.1, "optim": {"name": "sgd"}}
+    assert log_dir == str(tmp_path / "run")
+    assert checkpoint.parent == tmp_path / "run" / "checkpoints"
+    assert checkpoint.is_file()
+    written = sidecar(tmp_path / "run")
+    assert (written["status"], written["checkpoint_path"]) == ("completed", str(checkpoint))
+    assert (tmp_path / "run" / "metrics.csv").read_text().splitlines()[0] == "step,epoch,time,loss,val,test"
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_it_is_a_logger_and_a_callback_of_either_package(package):
+    """Both classes belong to both packages, so that `isinstance` and command lines take them."""
+    logger = LightningLogger()
+
+    assert isinstance(logger, importlib.import_module(f"{package}.loggers").Logger)
+    assert isinstance(logger.callback(), importlib.import_module(f"{package}.callbacks").Callback)
+    assert isinstance(logger.callback(), LightningEvents)
+    assert logger.callback() is logger.callback()
+
+
+ENDINGS = {
+    "exception": (ValueError("diverged"), "failed", "ValueError: diverged"),
+    "ctrl-c": (KeyboardInterrupt(), "interrupted", None),
+    "exit": (SystemExit(0), "failed", "SystemExit: 0"),
+}
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+@pytest.mark.parametrize("has_callback", [True, False])
+@pytest.mark.usefixtures("interrupts")
+def test_what_ends_a_run_is_its_status(tmp_path, sidecar, ending, has_callback):
+    """An exception, Ctrl-C and `sys.exit` in a hook are told apart, with and without our callback, and rows are kept."""
+    error, status, text = ENDINGS[ending]
+
+    def on_train_batch_end(self, outputs, batch, batch_idx):
+        if batch_idx == 1:
+            raise error
+
+    logger = LightningLogger(RunDirectory(tmp_path / "run"), raise_errors=True)
+    options = {} if has_callback else {"callbacks": []}
+    trainer = make_trainer("lightning.pytorch", logger, tmp_path, enable_checkpointing=False, **options)
+
+    with pytest.raises((type(error), SystemExit)):
+        trainer.fit(make_model("lightning.pytorch", on_train_batch_end=on_train_batch_end), loader())
+
+    written = sidecar(tmp_path / "run")
+    assert (written["status"], written["exception"]) == (status, text)
+    assert written["ended_at"] is not None
+    assert len((tmp_path / "run" / "metrics.csv").read_text().splitlines()) == 2
+
+
+def test_sigterm_is_a_preemption(tmp_path, sidecar):
+    """What Lightning makes of SIGTERM, an exit without a code, does not count as completed."""
+
+    def on_train_batch_start(self, batch, batch_idx):
+        signal.raise_signal(signal.SIGTERM)
+
+    logger = LightningLogger(RunDirectory(tmp_path / "run"), raise_errors=True)
+    trainer = make_trainer("lightning.pytorch", logger, tmp_path)
+    model = make_model("lightning.pytorch", on_train_batch_start=on_train_batch_start)
+
+    with pytest.raises(SystemExit):
+        trainer.fit(model, loader())
+
+    assert sidecar(tmp_path / "run")["status"] == "preempted"
+
+
+@pytest.mark.parametrize("ends", ["killed", "completes"])
+def test_a_slurm_requeue_is_a_preemption_unless_the_run_completes(tmp_path, sidecar, ends):
+    """After "finished", which comes before the checkpoint is saved, training goes on until it is killed, or done."""
+
+    def on_train_batch_start(self, batch, batch_idx):
+        if batch_idx == 0:
+            # What Lightning's handler of SLURM's signal does.
+            self.trainer.logger.finalize("finished")
+        elif ends == "killed":
+            raise RuntimeError("DataLoader worker is killed by signal")
+
+    logger = LightningLogger(RunDirectory(tmp_path / "run"), raise_errors=True)
+    trainer = make_trainer("lightning.pytorch", logger, tmp_path)
+    model = make_model("lightning.pytorch", on_train_batch_start=on_train_batch_start)
+
+    if ends == "killed":
+        with pytest.raises(RuntimeError):
+            trainer.fit(model, loader())
+    else:
+        trainer.fit(model, loader())
+    logger.close()
+
+    expected = {"killed": "preempted", "completes": "completed"}[ends]
+    assert sidecar(tmp_path / "run")["status"] == expected
+
+
+def test_a_failed_run_may_go_on(tmp_path, sidecar):
+    """A fit after one that failed opens the folder again, and completes it."""
+    failures = [RuntimeError("once")]
+
+    def on_train_batch_end(self, outputs, batch, batch_idx):
+        if failures:
+            raise failures.pop()
+
+    logger = LightningLogger(RunDirectory(tmp_path / "run"), raise_errors=True)
+    model = make_model("lightning.pytorch", on_train_batch_end=on_train_batch_end)
+    with pytest.raises(RuntimeError):
+        make_trainer("lightning.pytorch", logger, tmp_path).fit(model, loader())
+    assert sidecar(tmp_path / "run")["status"] == "failed"
+
+    make_trainer("lightning.pytorch", logger, tmp_path).fit(model, loader())
+    logger.close()
+
+    assert sidecar(tmp_path / "run")["status"] == "completed"
+    assert len((tmp_path / "run" / "sessions.jsonl").read_text().splitlines()) == 2
+
+
+def test_two_loggers_hear_the_same(tmp_path):
+    """Ours beside another of ours and beside Lightning's own get the same values, and nobody changes the dictionary."""
+    pl = importlib.import_module("lightning.pytorch")
+    seen = []
+
+    class Keeping(pl.loggers.CSVLogger):
+        def log_metrics(self, metrics, step=None):
+            seen.append((dict(metrics), step))
+            super().log_metrics(metrics, step)
+
+    class Greedy(LoggerDestination):
+        def log_metrics(self, metrics, step=None):
+            raise OSError("disk full")
+
+    first, second = InMemory(), InMemory()
+    loggers = [LightningLogger(Greedy(), first), LightningLogger(second), Keeping(tmp_path)]
+    trainer = make_trainer(
+        "lightning.pytorch", loggers, tmp_path, callbacks=[one.callback() for one in loggers[:2]]
+    )
+
+    trainer.fit(make_model("lightning.pytorch"), loader(), loader())
+
+    rows = [
+        [(record.value, record.step) for record in memory.records if record.kind == "metrics"]
+        for memory in (first, second)
+    ]
+    assert rows[0] == rows[1] == seen
+    assert len(seen) == 3
+
+
+def test_gradient_accumulation_makes_one_batch_of_ours(tmp_path, listener):
+    """Two batches of Lightning's are microbatches of one step: one BATCH_END, and the steps are those of the logger."""
+    memory = InMemory()
+    logger = LightningLogger(memory, callbacks=listener, raise_errors=True)
+    trainer = make_trainer(
+        "lightning.pytorch", logger, tmp_path, accumulate_grad_batches=2, max_epochs=2, barebones=False
+    )
+
+    trainer.fit(make_model("lightning.pytorch"), loader())
+
+    in_training = [one for one in listener.heard if "forward" in one[0] or one[0].endswith("_batch")]
+    assert [one for one in listener.heard if one[0] == "batch_end"] == [
+        ("batch_end", 1, 0),
+        ("batch_end", 2, 1),
+    ]
+    assert [name for name, *_ in in_training].count("before_forward") == 4
+    assert [name for name, *_ in in_training].count("after_train_batch") == 2
+    assert memory.records[-1].timestamp.sample.value == 8
+    assert {record.step for record in memory.records if record.kind == "metrics"} == {0, 1}
+
+
+def test_several_validation_dataloaders_have_labels(tmp_path, listener):
+    """Each dataloader has its start and end."""
+    logger = LightningLogger(callbacks=listener, raise_errors=True)
+
+    make_trainer("lightning.pytorch", logger, tmp_path, enable_checkpointing=False).validate(
+        make_model("lightning.pytorch"), [loader(), loader()], verbose=False
+    )
+
+    assert listener.names == [
+        "init",
+        "eval_standalone_start",
+        *EVALUATION,
+        *EVALUATION,
+        "eval_standalone_end",
+    ]
+    assert [label for label, *_ in listener.labels] == ["eval", "eval/dataloader_idx_1"]
+
+
+def test_resume_from_a_checkpoint_goes_on_where_it_was(tmp_path, listener):
+    """Timestamp and epoch are those of the checkpoint; rows after it leave the CSV, rows before it stay."""
+    folder = tmp_path / "run"
+    model = make_model("lightning.pytorch")
+    with LightningLogger(RunDirectory(folder), raise_errors=True) as logger:
+        trainer = make_trainer("lightning.pytorch", logger, tmp_path, max_epochs=1)
+        trainer.fit(model, loader(), loader())
+        checkpoint = trainer.checkpoint_callback.best_model_path
+        # This branch of training is left: its rows are of no run any more.
+        make_trainer("lightning.pytorch", logger, tmp_path, max_epochs=2, enable_checkpointing=False).fit(
+            model, loader(), loader(), ckpt_path=checkpoint
+        )
+
+    with LightningLogger(RunDirectory(folder), callbacks=listener, raise_errors=True) as logger:
+        trainer = make_trainer("lightning.pytorch", logger, tmp_path, max_epochs=2)
+        trainer.fit(model, loader(), loader(), ckpt_path=checkpoint)
+
+    assert ("fit_start", 2, 1) in listener.heard
+    assert ("epoch_start", 2, 1) in listener.heard
+    assert listener.heard[-1] == ("fit_end", 4, 2)
+    rows = [line.split(",")[0] for line in (folder / "metrics.csv").read_text().splitlines()[1:]]
+    assert rows == ["0", "1", "1", "2", "3", "3"]
+    abandoned = [path.read_text().splitlines() for path in sorted((folder / "abandoned").iterdir())]
+    assert [line.split(",")[0] for line in abandoned[0][1:]] == ["2", "3", "3"]
+
+
+def test_resume_from_a_checkpoint_without_our_callback(tmp_path, listener):
+    """A checkpoint of a run that had another logger says where Lightning stands."""
+    model = make_model("lightning.pytorch")
+    trainer = make_trainer("lightning.pytorch", None, tmp_path, max_epochs=1)
+    trainer.fit(model, loader())
+    checkpoint = tmp_path / "other.ckpt"
+    trainer.save_checkpoint(checkpoint)
+    logger = LightningLogger(callbacks=listener, raise_errors=True)
+
+    make_trainer("lightning.pytorch", logger, tmp_path, max_epochs=2).fit(
+        model, loader(), ckpt_path=checkpoint
+    )
+
+    assert ("fit_start", 2, 1) in listener.heard
+    assert listener.heard[-1] == ("fit_end", 4, 2)
+
+
+def test_without_the_callback_records_move_the_run(tmp_path, listener):
+    """INIT comes, batches and epochs follow the largest step logged."""
+    memory = InMemory()
+    logger = LightningLogger(memory, callbacks=listener, raise_errors=True)
+    trainer = make_trainer("lightning.pytorch", logger, tmp_path, callbacks=[], max_epochs=2)
+
+    trainer.fit(make_model("lightning.pytorch"), loader())
+    logger.close()
+
+    assert listener.names == ["init"]
+    assert [record.step for record in memory.records if record.kind == "metrics"] == [0, 1, 2, 3]
+    assert (int(memory.records[-1].timestamp.batch), int(memory.records[-1].timestamp.epoch)) == (2, 1)
+
+
+def test_save_is_free():
+    """Lightning calls it after each record: no destination hears of it."""
+    destination = RecordingDestination()
+    logger = LightningLogger(destination, raise_errors=True)
+    logger.log_metrics(metrics={"loss": 1.0}, step=0)
+    before = list(destination.calls)
+
+    for _ in range(1000):
+        logger.save()
+
+    assert destination.calls == before
+
+
+def test_images_videos_and_tables_in_the_shapes_that_callbacks_use(tmp_path):
+    """Lists with captions, masks and rates, as W&B's logger and stable-pretraining's take them."""
+    memory = InMemory()
+    logger = LightningLogger(memory, raise_errors=True)
+    last, first = np.zeros((4, 6, 3), np.uint8), torch.zeros(3, 4, 6)
+    masks = [{"truth": {"mask_data": np.ones((4, 6), int), "class_labels": {1: "cat"}}}] * 2
+    frames = np.zeros((2, 5, 3, 8, 8), np.uint8)
+
+    logger.log_image("a/b", [last, first], step=3, caption=["one", "two"], masks=masks, boxes=[1, 2])
+    logger.log_image(key="one", images=first)
+    logger.log_video("clip", [frames[0], b"\x00mp4"], step=4, caption=["x"], fps=[8, None], format="mp4")
+    logger.log_video("batch", frames, step=5)
+    logger.log_table("t", columns=["x", "y"], data=[[1, "z"]], step=6)
+    logger.close()
+
+    images, caption, one, clip, clip_bytes, clip_caption, *batch, table = memory.records
+    assert [tuple(image.shape) for image in images.value["images"]] == [(3, 4, 6), (3, 4, 6)]
+    assert (images.name, images.step, images.value["mask_class_labels"]) == ("a/b", 3, {1: "cat"})
+    assert [mask.shape for mask in images.value["masks"]["truth"]] == [(4, 6), (4, 6)]
+    assert (caption.name, caption.value, caption.step) == ("a/b/caption", "one\ntwo", 3)
+    assert (one.name, one.step) == ("one", 0)
+    assert (clip.name, clip.value["video"].shape, clip.value["fps"]) == ("clip", (5, 3, 8, 8), 8)
+    assert (clip_bytes.value["video"], clip_bytes.value["fps"]) == (b"\x00mp4", None)
+    assert clip_caption.value == "x"
+    assert [(video.step, video.value["fps"]) for video in batch] == [(5, 4), (5, 4)]
+    assert (table.name, table.step, table.value.rows) == ("t", 6, [[1, "z"]])
+
+
+def test_a_table_from_a_data_frame():
+    """Columns and rows are those of the frame."""
+    pandas = pytest.importorskip("pandas")
+    destination = RecordingDestination()
+
+    LightningLogger(destination, raise_errors=True).log_table("t", dataframe=pandas.DataFrame({"x": [1, 2]}))
+
+    (call,) = destination.of("log_table")
+    assert (call.arguments["columns"], call.arguments["rows"]) == (["x"], [[1], [2]])
+
+
+def test_checkpoints_are_uploaded_where_that_was_asked_for(tmp_path):
+    """Each one that is saved reaches who stores files, under its name."""
+    store = RecordingDestination(stores_files=True)
+    logger = LightningLogger(store, upload_checkpoints=True, save_dir=tmp_path, raise_errors=True)
+
+    make_trainer("lightning.pytorch", logger, tmp_path, max_epochs=2).fit(
+        make_model("lightning.pytorch"), loader()
+    )
+
+    assert sorted(store.files) == ["checkpoints/epoch=0-step=2.ckpt", "checkpoints/epoch=1-step=4.ckpt"]
+
+
+def test_logger_and_callback_can_be_pickled_while_they_are_open(tmp_path):
+    """As `ddp_spawn` does: the copy is closed, knows where the run stands, and opens by itself."""
+    logger = LightningLogger(RunDirectory(tmp_path / "run"), run_name="mine", raise_errors=True)
+    logger.callback()
+    logger.log_metrics({"a": 1.0}, 7)
+
+    data = pickle.dumps((logger, logger.callback()))
+    logger.close()
+    copy, callback = pickle.loads(data)  # noqa: S301  # made in the line above
+    copy.log_metrics({"a": 2.0}, 8)
+    copy.close()
+
+    assert copy.run_name == "mine"
+    assert copy.callback() is callback
+    lines = (tmp_path / "run" / "metrics.csv").read_text().splitlines()
+    assert [line.split(",")[0] for line in lines[1:]] == ["7", "8"]
+
+
+def test_registry_logger_takes_what_the_one_of_that_name_takes(tmp_path, sidecar):
+    """Whoever used stable-pretraining's changes the import: id, tags and notes are kept, checkpoints are beside them."""
+    logger = RegistryLogger(
+        tmp_path / "run", "abc123", tags=["vit"], notes="first", flush_logs_every_n_steps=10
+    )
+    trainer = make_trainer("lightning.pytorch", logger, tmp_path, callbacks=None)
+
+    trainer.fit(make_model("lightning.pytorch"), loader())
+    logger.log_image("view", [np.zeros((4, 4, 3), np.uint8)], step=1, caption=["c"])
+    logger.close()
+
+    written = sidecar(tmp_path / "run")
+    assert (logger.run_id, logger.run_dir) == ("abc123", tmp_path / "run")
+    assert (written["run_id"], written["tags"], written["notes"]) == ("abc123", ["vit"], "first")
+    assert written["status"] == "completed"
+    assert written["checkpoint_path"].startswith(str(tmp_path / "run" / "checkpoints"))
+    assert (tmp_path / "run" / "media" / "view").is_dir()
+
+
+def test_without_a_folder_lightning_chooses_where_checkpoints_go(tmp_path):
+    """No path of ours is made up."""
+    logger = LightningLogger(InMemory(), raise_errors=True)
+    trainer = make_trainer("lightning.pytorch", logger, tmp_path)
+
+    trainer.fit(make_model("lightning.pytorch"), loader())
+
+    assert (logger.save_dir, trainer.log_dir) == (None, None)
+    assert Path(trainer.checkpoint_callback.best_model_path).parent == tmp_path / "checkpoints"
+
+
+def test_a_callback_of_ours_that_raises_ends_the_run(tmp_path, raising, sidecar):
+    """It is a callback: training stops with its error, and the run has failed."""
+    logger = LightningLogger(
+        RunDirectory(tmp_path / "run"), callbacks=raising(Event.BATCH_END, RuntimeError("no"))
+    )
+    trainer = make_trainer("lightning.pytorch", logger, tmp_path)
+
+    with pytest.raises(RuntimeError, match="no"):
+        trainer.fit(make_model("lightning.pytorch"), loader())
+
+    assert sidecar(tmp_path / "run")["exception"] == "RuntimeError: no"
+
+
+def test_two_ranks_write_once(tmp_path, environment, sidecar):
+    """Under DDP with two gloo processes, rank 0 writes the folder, the events of both are the same, and samples count both."""
+    program = Path(__file__).with_name("lightning_two_ranks.py")
+
+    outcome = subprocess.run(
+        [sys.executable, str(program), str(tmp_path)],
+        env=environment,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+
+    assert outcome.returncode == 0, outcome.stderr
+    heard = [(tmp_path / f"rank{rank}.txt").read_text() for rank in range(2)]
+    assert heard[0] == heard[1]
+    assert "batch_end 2 samples=8" in heard[0]
+    rows = [line.split(",")[0] for line in (tmp_path / "run" / "metrics.csv").read_text().splitlines()[1:]]
+    assert rows == ["0", "1"]
+    assert sidecar(tmp_path / "run")["status"] == "completed"
+    assert (tmp_path / "run" / "checkpoints").is_dir()

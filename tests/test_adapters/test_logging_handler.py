@@ -1,0 +1,150 @@
+"""Warnings and errors of a run land in it."""
+
+import logging
+import threading
+
+import pytest
+
+from destinations import InMemory, LoggerDestination
+from destinations.adapters.logging_handler import LoggingHandler, LogMessages
+from events import Run
+
+
+@pytest.fixture
+def library():
+    """Gives a logger of some library, and leaves it as it was."""
+    logger = logging.getLogger("some.library")
+    yield logger
+    logger.handlers.clear()
+
+
+def texts(memory):
+    """Returns name and text of each text, in order."""
+    return [(record.name, record.value) for record in memory.records if record.kind == "text"]
+
+
+def in_thread(call):
+    """Runs a call in another thread, to its end."""
+    thread = threading.Thread(target=call)
+    thread.start()
+    thread.join(60)
+    assert not thread.is_alive()
+
+
+def test_warnings_and_errors_become_texts_and_nothing_less(library):
+    """With name, traceback and the step of the run, without secrets."""
+    memory = InMemory()
+
+    with Run(loggers=[memory], callbacks=[LogMessages()], run_name="mine", raise_errors=True) as run:
+        run.batch_start()
+        run.batch_end()
+        library.info("too little")
+        library.warning("disk is %d%% full, api_key=%s", 90, "sk-abcdefghijklmnopqrstuvwxyz123456")
+        library.error("failed", exc_info=ValueError("no"))
+    library.warning("after the run")
+
+    (first, warning), (second, error) = texts(memory)
+    assert (first, second) == ("log/warning", "log/error")
+    assert warning.startswith("some.library: disk is 90% full, api_key=")
+    assert "sk-abcdef" not in warning
+    assert error == "some.library: failed\nValueError: no"
+    assert [record.step for record in memory.records if record.kind == "text"] == [1, 1]
+
+
+def test_the_root_logger_is_as_it_was(library):
+    """The handler is gone with the run, also where the run failed."""
+    before = list(logging.getLogger().handlers)
+
+    with (
+        pytest.raises(KeyError),
+        Run(loggers=[InMemory()], callbacks=[LogMessages()], run_name="mine") as run,
+    ):
+        run.run_event({}["no such thing"])
+
+    assert logging.getLogger().handlers == before
+
+
+def test_what_other_threads_log_waits_for_the_training_thread(library):
+    """Destinations are called in the thread that trains, at its next event; order is kept."""
+    callers = []
+
+    class Sink(LoggerDestination):
+        def log_text(self, text, name="Text", step=None):
+            callers.append((threading.current_thread(), text))
+
+    with Run(loggers=[Sink()], callbacks=[LogMessages()], run_name="mine", raise_errors=True) as run:
+        in_thread(lambda: library.warning("one"))
+        in_thread(lambda: library.warning("two"))
+        assert callers == []
+        run.batch_start()
+        library.warning("three")
+
+    here = threading.current_thread()
+    assert callers == [(here, f"some.library: {name}") for name in ("one", "two", "three")]
+
+
+def test_many_threads_at_once_lose_nothing_within_the_bound(library):
+    """And beyond it, what is dropped is counted."""
+    memory = InMemory()
+    with Run(loggers=[memory], run_name="mine", raise_errors=True) as run:
+        handler = LoggingHandler(run.logger)
+        library.addHandler(handler)
+        threads = [
+            threading.Thread(target=lambda: [library.warning("x") for _ in range(100)]) for _ in range(8)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        handler.flush()
+        within = len(texts(memory))
+        in_thread(lambda: [library.warning("y") for _ in range(1200)])
+        handler.flush()
+
+    assert within == 800
+    assert len(texts(memory)) == 1800
+    assert handler.dropped_records == 200
+
+
+def test_a_destination_that_logs_or_fails_does_not_go_round_in_circles(library):
+    """Neither what it says while it takes a record, nor what this project says of it, comes back to it."""
+    taken = []
+
+    class Chatty(LoggerDestination):
+        def log_text(self, text, name="Text", step=None):
+            taken.append(text)
+            library.warning("I got %s", text)
+            raise OSError("disk full")
+
+    with Run(loggers=[Chatty()], callbacks=[LogMessages()], run_name="mine"):
+        library.warning("one")
+        library.warning("two")
+
+    assert taken == ["some.library: one", "some.library: two"]
+
+
+def test_a_handler_that_outlives_its_run_is_silent(library, capsys):
+    """Nobody is left to tell, and nothing is raised or printed."""
+    memory = InMemory()
+    with Run(loggers=[memory], run_name="mine") as run:
+        handler = LoggingHandler(run.logger, logging.INFO)
+        library.addHandler(handler)
+    library.propagate = False
+
+    library.warning("late")
+    library.propagate = True
+
+    assert texts(memory) == []
+    assert capsys.readouterr().err == ""
+
+
+def test_a_record_that_cannot_be_formatted_does_not_stop_training(library, capsys):
+    """It is reported as every handler of the standard library does."""
+    memory = InMemory()
+
+    with Run(loggers=[memory], run_name="mine", raise_errors=True) as run:
+        handler = LoggingHandler(run.logger)
+        handler.handle(logging.LogRecord("x", logging.ERROR, "", 0, "%d", ("no number",), None))
+
+    assert texts(memory) == []
+    assert "--- Logging error ---" in capsys.readouterr().err

@@ -1,0 +1,183 @@
+"""What all adapters stand on: a run that opens when it is needed, and how it ends."""
+
+import pickle
+import subprocess
+import sys
+
+import pytest
+
+from destinations import InMemory, RunDirectory
+from destinations.adapters._session import Session
+from destinations.adapters._values import length_of, plain_values, samples_in
+from destinations.testing import RecordingDestination
+from events import Event, RunStatus, Timestamp
+
+
+def test_nothing_is_opened_or_made_before_it_is_needed(tmp_path):
+    """The folder is known, and not there."""
+    session = Session([RunDirectory(tmp_path / "{run_name}")], run_name="mine")
+
+    assert session.folder == tmp_path / "mine"
+    assert not session.is_open
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("given", "variable", "expected"),
+    [("given", "other", "given"), (None, "other", "other"), (None, None, "folder")],
+)
+def test_the_name_is_given_or_of_the_environment_or_of_the_folder(
+    tmp_path, monkeypatch, given, variable, expected
+):
+    """In this order."""
+    monkeypatch.delenv("RUN_NAME", raising=False)
+    if variable:
+        monkeypatch.setenv("RUN_NAME", variable)
+
+    session = Session([RunDirectory(tmp_path / "folder")], run_name=given)
+
+    assert session.state.run_name == expected
+
+
+def test_several_ranks_must_agree_on_a_name(monkeypatch):
+    """Without one, each rank would make up its own, and none of them can wait for the others."""
+    monkeypatch.delenv("RUN_NAME", raising=False)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+
+    with pytest.raises(ValueError, match="run_name must be given where there are several ranks"):
+        Session([InMemory()]).open()
+
+    Session([InMemory()], run_name="agreed").open()
+
+
+def test_success_leaves_it_open_and_a_failure_after_it_counts():
+    """Fit, then a test that fails."""
+    destination = RecordingDestination()
+    session = Session([destination], run_name="mine", raise_errors=True)
+    session.fit_start(Timestamp())
+    session.fit_end()
+    session.succeed()
+    assert (session.is_open, session.state.status) == (True, RunStatus.COMPLETED)
+
+    session.close(KeyboardInterrupt())
+
+    assert (session.is_open, session.state.status) == (False, RunStatus.INTERRUPTED)
+    assert [call.method for call in destination.calls[-3:]] == ["flush", "close", "post_close"]
+
+
+def test_a_close_inside_fit_without_a_reason_is_a_failure():
+    """Nobody said that training was done."""
+    session = Session([], run_name="mine")
+    session.fit_start(Timestamp())
+
+    session.close()
+    session.close()
+
+    assert session.state.status is RunStatus.FAILED
+
+
+def test_it_opens_again_where_it_stood():
+    """What is logged after close is in the same run, at the same batch."""
+    memory = InMemory()
+    session = Session([memory], run_name="mine", raise_errors=True)
+    session.fit_start(Timestamp())
+    session.batch_end()
+    session.close(ValueError("once"))
+
+    session.logger.log_metrics({"loss": 1.0})
+
+    assert (session.is_open, session.state.status, session.state.exception) == (
+        True,
+        RunStatus.RUNNING,
+        None,
+    )
+    assert memory.records[-1].step == 1
+
+
+def test_an_init_that_raises_leaves_nothing_open(raising):
+    """The destinations may be given to another run at once."""
+    memory = InMemory()
+
+    with pytest.raises(RuntimeError, match="no"):
+        Session([memory], [raising(Event.INIT, RuntimeError("no"))], "mine").open()
+
+    Session([memory], run_name="mine").open()
+
+
+def test_two_destinations_of_a_class_keep_their_own_in_checkpoints():
+    """They are told apart by their order; one that fails to say costs its own part."""
+
+    class Stateful(RecordingDestination):
+        def __init__(self, value):
+            super().__init__()
+            self.value = value
+
+        def state_dict(self):
+            return {"value": 1 / self.value}
+
+        def load_state_dict(self, state):
+            self.value = state["value"]
+
+    session = Session([Stateful(1.0), Stateful(0), Stateful(4.0)], run_name="mine")
+    session.open()
+    saved = pickle.loads(pickle.dumps(session.state_dict()))  # noqa: S301  # made here
+    others = [Stateful(0.0), Stateful(7.0), Stateful(0.0)]
+
+    Session(others, run_name="mine").resume(saved)
+
+    assert [one.value for one in others] == [1.0, 7.0, 0.25]
+
+
+def test_batches_know_their_samples_and_values_are_sorted():
+    """Whatever a dataloader yields, and whatever a trainer logs."""
+    numpy = pytest.importorskip("numpy")
+
+    counts = [samples_in(batch) for batch in (numpy.zeros((4, 2)), {"a": [numpy.zeros(3)]}, (1, 2), "text")]
+    metrics, others = plain_values({"a": 1, "b": numpy.float32(2), "c": "x", "d": numpy.zeros(2), "e": None})
+
+    assert counts == [4, 3, 0, 0]
+    assert (list(metrics), list(others)) == (["a", "b"], ["c", "d", "e"])
+    assert (length_of([1, 2]), length_of(iter([]))) == (2, None)
+
+
+PROGRAM = """
+import sys
+from destinations import RunDirectory
+from destinations.adapters._session import Session
+from events import Timestamp
+session = Session([RunDirectory(sys.argv[1])])
+session.fit_start(Timestamp())
+session.logger.log_metrics({"loss": 1.0})
+if sys.argv[2] == "completes":
+    session.fit_end()
+    session.succeed()
+elif sys.argv[2] == "raises":
+    raise ValueError("diverged")
+else:
+    sys.exit(0)
+"""
+
+
+@pytest.mark.parametrize(
+    ("ending", "status", "exception"),
+    [
+        ("completes", "completed", None),
+        ("raises", "failed", "ValueError: diverged"),
+        ("exits", "failed", None),
+    ],
+)
+def test_the_end_of_the_program_closes_what_nobody_closed(
+    tmp_path, environment, sidecar, ending, status, exception
+):
+    """With the exception that ended it; `sys.exit` inside of fit is no good end, whatever its code."""
+    subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(tmp_path / "run"), ending],
+        env=environment,
+        capture_output=True,
+        timeout=120,
+        check=False,
+    )
+
+    written = sidecar(tmp_path / "run")
+    assert (written["status"], written["exception"]) == (status, exception)
+    assert len((tmp_path / "run" / "metrics.csv").read_text().splitlines()) == 2

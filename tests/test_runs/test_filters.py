@@ -1,0 +1,532 @@
+"""The language of filters: what it means, in Python and in SQL, and how it says what is wrong."""
+
+import math
+import operator
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from destinations.runs import FilterError
+from destinations.runs.filter_sql import Order, compile_query
+from destinations.runs.filters import Field, matches, parse_field, parse_filter
+from destinations.runs.index import Index
+from destinations.runs.reading import Reading
+from destinations.runs.record import RunRecord
+from destinations.runs.scan import RUNNING, Found
+
+NOW = 1_700_000_000.0
+ROOT = "/runs"
+
+
+def record(**fields):
+    """Returns a run."""
+    return RunRecord(
+        **{"path": Path("/runs/a"), "run_id": "a", "kind": "run-directory", "status": "completed"} | fields
+    )
+
+
+def holds(text, run):
+    """Evaluates a filter in Python."""
+    return matches(parse_filter(text, NOW), run, NOW)
+
+
+# --- what it means ---------------------------------------------------------------------------------------------------
+
+RUN = record(
+    run_id="abc",
+    tags=("sweep:7", "baseline"),
+    notes="looks good",
+    created_at=NOW - 3600,
+    status="running",
+    heartbeat_at=NOW - 10,
+    hparams={
+        "optim.lr": 1e-3,
+        "n": 3,
+        "opt": "adam",
+        "flag": True,
+        "off": False,
+        "none": None,
+        "nan": math.nan,
+    },
+    summary={"val/acc": 0.95, "a b": 1.0, "loss": math.nan, "gain": math.inf},
+)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "hparams.optim.lr >= 1e-3 and summary.val/acc > 0.9",
+        "hparams.optim.lr>=1e-3 and summary.val/acc>.9",
+        "0.9 < summary.val/acc",
+        "status == 'running'",
+        'status in ("running", "failed")',
+        "status not in ['failed']",
+        "'sweep:7' in tags",
+        "'sweep' not in tags",
+        "tags == 'baseline'",
+        "tags != 'other'",
+        "tags ~ '^sweep:'",
+        "tags in ('x', 'baseline')",
+        "tags not in ('x', 'y')",
+        "exists(tags)",
+        "alive",
+        "alive == true",
+        "not archived",
+        "alive in (true, false)",
+        "created_at > now-2h",
+        "created_at < now - 30m",
+        "created_at > 2020-01-01",
+        "created_at >= 2020-01-01T10:00:00Z",
+        "2020-01-01 < created_at",
+        "name == 'a'",
+        "run_id ~ '^ab'",
+        "path == '/runs/a'",
+        "kind == 'run-directory'",
+        "notes ~ 'good$'",
+        "hparams.flag",
+        "hparams.flag == true",
+        "hparams.off == false",
+        "not hparams.off",
+        "hparams.none == none",
+        "hparams.none == null",
+        "exists(hparams.none)",
+        "not exists(hparams.missing)",
+        "not exists(ended_at)",
+        "summary.'a b' == 1",
+        'summary."a b" >= 1',
+        "summary.`a b` in (1, 2,)",
+        "summary.loss == nan",
+        "summary.loss != 1",
+        "summary.gain == inf",
+        "summary.gain > 1e308",
+        "not summary.loss > 0",
+        "not summary.loss <= 0",
+        "not hparams.missing > 0",
+        "not hparams.missing != 0",
+        "not hparams.missing not in (0)",
+        "hparams.n == 3.0",
+        "hparams.n != '3'",
+        "not hparams.n == '3'",
+        "not hparams.flag == 1",
+        "hparams.flag != 1",
+        "not hparams.opt < 5",
+        "hparams.opt < 'b'",
+        "hparams.opt ~ 'D|d'",
+        "not hparams.n ~ '3'",
+        "alive or archived and archived",
+        "not (alive and archived)",
+        "not not alive",
+        "hparams.n == 1_000 or hparams.n == +3",
+    ],
+)
+def test_a_filter_that_is_true_of_a_run(text):
+    """Numbers, texts, truth, times and names, as docs/runs.md describes them."""
+    assert holds(text, RUN) is True
+    assert holds(f"not ({text})", RUN) is False
+
+
+def test_a_time_without_a_zone_is_the_time_of_this_machine():
+    """As people mean it."""
+    at = parse_filter("created_at == 2026-01-03T10:00:00", NOW).node.value
+    in_zone = parse_filter("created_at == 2026-01-03T10:00:00+02:00", NOW).node.value
+
+    import datetime as dt
+
+    assert at == dt.datetime(2026, 1, 3, 10).astimezone().timestamp()
+    assert in_zone == dt.datetime(2026, 1, 3, 8, tzinfo=dt.UTC).timestamp()
+
+
+def test_the_fields_of_a_filter_can_be_asked():
+    """For whoever has to say that no run has one of them."""
+    found = parse_filter("not (hparams.x > 1 or alive) and exists(summary.y)", NOW).fields()
+
+    assert set(map(str, found)) == {"hparams.x", "alive", "summary.y"}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("created_at", "created_at"),
+        ("hparams.a.b", "hparams.a.b"),
+        ("summary.a b", "summary.a b"),
+        ('summary."a b"', "summary.a b"),
+    ],
+)
+def test_a_field_alone_can_be_read(text, expected):
+    """As `sort_by` takes it: there, quotes are not needed."""
+    assert str(parse_field(text)) == expected
+
+
+# --- what is wrong ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "position", "expected"),
+    [
+        ("", 0, "a field must stand here, got the end"),
+        ("   ", 3, "a field must stand here, got the end"),
+        ("statu == 'x'", 0, "got 'statu'. Did you mean status?"),
+        ("sumary.loss < 1", 0, "Did you mean summary.?"),
+        ("status", 6, "status must be compared with something"),
+        ("status = 'x'", 7, "got =. Write =="),
+        ("hparams.x = 1", 10, "got =. Write =="),
+        ("alive & archived", 6, "got &. Write and."),
+        ("alive | archived", 6, "got |. Write or."),
+        ("!alive", 0, "a field must stand here, got !"),
+        ("summary.loss <", 14, "a value must stand here, got the end"),
+        ("summary.loss < low", 15, 'Put text in quotes: "low"'),
+        ("summary.loss < hparams.x", 15, "a value must stand here"),
+        ("(alive", 6, ") must stand here, got the end"),
+        ("alive)", 5, "got )"),
+        ("alive archived", 6, "filter must go on with and, or, or end, got archived"),
+        ("status == 3", 10, "status must be compared with a text in quotes, got 3"),
+        ("created_at > 'x'", 13, "created_at must be compared with a time such as now-2d, got 'x'"),
+        ("created_at > nan", 13, "must be compared with a time"),
+        ("alive == 1", 9, "alive must be compared with true or false, got 1"),
+        ("tags < 'x'", 7, "tags must be compared with == or !=, got <"),
+        ("hparams.x > true", 12, "true, false and none must be compared with == or !=, got >"),
+        ("hparams.x ~ '('", 12, "regular expression must be one of Python's"),
+        ("hparams.x ~ 3", 12, "must be a regular expression in quotes, got 3"),
+        ("created_at ~ 'x'", 13, "created_at must be a text for ~"),
+        ("'x", 0, "text must end with '"),
+        ("created_at > 2026-13-01", 13, "date must be one of the calendar, got '2026-13-01'"),
+        ("hparams.x in 3", 13, "must be a list in parentheses, got 3"),
+        ("hparams.x in ()", 14, "a value must stand here, got )"),
+        ("hparams.x not 3", 14, "not must stand before in here, got 3"),
+        ("3 in hparams.x", 5, "what is behind in must be tags or a list of values"),
+        ("3", 1, "value 3 must be compared with a field, got the end"),
+        ("exists hparams.x", 7, "( must stand here, got hparams.x"),
+        ("exists(3)", 7, "a field must stand here, got 3"),
+        ("hparams. > 3", 0, "field must be one of"),
+        ("a; DROP TABLE runs", 1, "filter must be made of names, values and comparisons, got ';'"),
+        ("not", 3, "a field must stand here, got the end"),
+    ],
+)
+def test_a_filter_that_is_wrong_says_what_and_where(text, position, expected):
+    """The text of the error ends with the filter, and a caret below the place."""
+    with pytest.raises(FilterError) as caught:
+        parse_filter(text, NOW)
+
+    assert expected in caught.value.problem
+    assert caught.value.position == position
+    assert str(caught.value).splitlines()[-2:] == [f"  {text}", f"  {' ' * position}^"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "(" * 1000 + "alive" + ")" * 1000,
+        "not " * 1000 + "alive",
+        " or ".join(["alive"] * 2000),
+        f"hparams.x in ({'1, ' * 50_000})",
+    ],
+    ids=["parentheses", "not", "or", "in"],
+)
+def test_a_filter_that_is_too_large_is_refused(text):
+    """Neither Python nor SQLite is brought to its knees."""
+    with pytest.raises(FilterError, match="at most"):
+        parse_filter(text, NOW)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.text(alphabet="ahs.()<>=!~'\"\\ 01-:,andortive\n\x00é", max_size=40))
+def test_any_text_is_a_filter_or_an_error_that_points_into_it(text):
+    """Nothing else is ever raised."""
+    position = 0
+    try:
+        parse_filter(text, NOW)
+    except FilterError as error:
+        position = error.position
+
+    assert 0 <= position <= len(text)
+
+
+# --- Python, SQL, and what the tests think of it ----------------------------------------------------------------------
+
+NAMES = ["x", "optim.lr", "val/acc", "a b", "quote'\"", "c0", "; DROP TABLE runs --", "é"]
+NUMBERS = st.one_of(
+    st.sampled_from(
+        [0, 1, -1, 0.5, 1.0, -0.0, 1e300, 2**53, 2**53 + 1, 2**63 - 1, -(2**63) + 1, math.inf, -math.inf]
+    ),
+    st.integers(-3, 3),
+    st.floats(-2, 2),
+)
+TEXTS = st.sampled_from(
+    ["", "a", "A", "adam", "adamw", "b", "1", "true", "é", "\U0001f600", "a\0b", "%", "_", "nan", "'\"\\"]
+)
+CELLS = st.one_of(NUMBERS, TEXTS, st.booleans(), st.none(), st.just(math.nan))
+STATUSES = ["running", "completed", "failed"]
+TIMES = st.one_of(st.none(), st.floats(NOW - 1000, NOW + 1000))
+
+RECORDS = st.builds(
+    record,
+    status=st.sampled_from(STATUSES),
+    created_at=TIMES,
+    ended_at=TIMES,
+    heartbeat_at=TIMES,
+    tags=st.lists(TEXTS, max_size=3, unique=True).map(tuple),
+    notes=TEXTS,
+    display_name=st.one_of(st.none(), TEXTS.filter(bool)),
+    archived=st.booleans(),
+    hparams=st.dictionaries(st.sampled_from(NAMES), CELLS, max_size=5),
+    summary=st.dictionaries(st.sampled_from(NAMES), st.one_of(NUMBERS, st.just(math.nan)), max_size=5),
+)
+
+
+def quoted(text, quote='"'):
+    """Returns a text as a filter has it."""
+    escaped = text.replace("\\", "\\\\").replace(quote, f"\\{quote}")
+    return f"{quote}{escaped}{quote}"
+
+
+def written(value):
+    """Returns a value as a filter has it."""
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return quoted(value) if isinstance(value, str) else repr(value)
+
+
+def kind_of(value):
+    """Returns what a value may be compared with."""
+    for kind, types in (("none", type(None)), ("bool", bool), ("text", str)):
+        if isinstance(value, types):
+            return kind
+    return "nan" if math.isnan(value) else "number"
+
+
+def equal(one, other):
+    """What == means."""
+    return kind_of(one) == kind_of(other) and (kind_of(one) == "nan" or one == other)
+
+
+def ordered(compare):
+    """What < and the like mean."""
+
+    def test(one, other):
+        return kind_of(one) == kind_of(other) and kind_of(one) in {"number", "text"} and compare(one, other)
+
+    return test
+
+
+OPERATORS = {
+    "==": equal,
+    "!=": lambda one, other: not equal(one, other),
+    "<": ordered(operator.lt),
+    "<=": ordered(operator.le),
+    ">": ordered(operator.gt),
+    ">=": ordered(operator.ge),
+}
+FLIPPED = {"==": "==", "!=": "!=", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
+ABSENT = object()
+
+
+def cell_of(group, name):
+    """Gets a hyperparameter or metric of a run."""
+    return lambda run: getattr(run, group).get(name, ABSENT)
+
+
+def own(name):
+    """Gets a field of a run."""
+
+    def get(run):
+        value = getattr(run, name)
+        return ABSENT if value is None else value
+
+    return get
+
+
+@st.composite
+def fields(draw):
+    """Returns a field as a filter has it, what gets its value, and the values that it may be compared with."""
+    group = draw(
+        st.sampled_from(
+            ["hparams", "summary", "status", "name", "notes", "display_name", "created_at", "ended_at"]
+        )
+    )
+    if group in {"hparams", "summary"}:
+        name = draw(st.sampled_from([*NAMES, "missing"]))
+        return f"{group}.{quoted(name, draw(st.sampled_from(['`', chr(34)])))}", cell_of(group, name), CELLS
+    if group.endswith("_at"):
+        return group, own(group), st.floats(NOW - 1000, NOW + 1000)
+    return group, own(group), st.sampled_from([*STATUSES, "a", "adam", ""])
+
+
+@st.composite
+def single_filters(draw):
+    """Returns one test of a filter, and the same in Python."""
+    kind = draw(st.sampled_from(["compare", "compare", "in", "exists", "match", "tags", "flag"]))
+    if kind == "tags":
+        return draw(tag_filters())
+    if kind == "flag":
+        return draw(
+            st.sampled_from(
+                [
+                    ("alive", is_beating),
+                    ("archived", lambda run: run.archived),
+                    ("not alive", lambda run: not is_beating(run)),
+                ]
+            )
+        )
+    text, get, values = draw(fields())
+    if kind == "exists":
+        return f"exists({text})", lambda run: get(run) is not ABSENT
+    if kind == "match" and not text.endswith("_at"):
+        pattern = draw(st.sampled_from(["^a", "a$", "m", "", "[^a-z]", "é|1"]))
+        return (
+            f"{text} ~ {quoted(pattern)}",
+            lambda run: isinstance(get(run), str) and bool(re.search(pattern, get(run))),
+        )
+    if kind == "in":
+        several = draw(st.lists(values, min_size=1, max_size=3))
+        word = draw(st.sampled_from(["in", "not in"]))
+        listed = f"{text} {word} ({', '.join(map(written, several))})"
+        return (
+            listed,
+            lambda run: (
+                get(run) is not ABSENT and (word == "in") == any(equal(get(run), one) for one in several)
+            ),
+        )
+    value = draw(values)
+    choices = ["==", "!="] if value is None or isinstance(value, bool) else list(OPERATORS)
+    sign = draw(st.sampled_from(choices))
+    if draw(st.booleans()):
+        shown = f"{text} {sign} {written(value)}"
+    else:
+        shown = f"{written(value)} {FLIPPED[sign]} {text}"
+    return shown, lambda run: get(run) is not ABSENT and OPERATORS[sign](get(run), value)
+
+
+@st.composite
+def tag_filters(draw):
+    """Returns one test of tags."""
+    tag = draw(TEXTS)
+    return draw(
+        st.sampled_from(
+            [
+                (f"{quoted(tag)} in tags", lambda run: tag in run.tags),
+                (f"{quoted(tag)} not in tags", lambda run: tag not in run.tags),
+                (f"tags == {quoted(tag)}", lambda run: tag in run.tags),
+                (f"tags != {quoted(tag)}", lambda run: tag not in run.tags),
+                (f"tags in ({quoted(tag)}, 'b')", lambda run: tag in run.tags or "b" in run.tags),
+                ("tags ~ '^a'", lambda run: any(one.startswith("a") for one in run.tags)),
+                ("exists(tags)", lambda run: bool(run.tags)),
+            ]
+        )
+    )
+
+
+def is_beating(run):
+    """What alive means."""
+    return run.status == "running" and run.heartbeat_at is not None and run.heartbeat_at >= NOW - 180
+
+
+def combined(parts):
+    """Returns filters made of two others."""
+    return st.one_of(
+        st.tuples(parts, parts).map(
+            lambda two: (f"({two[0][0]}) and {two[1][0]}", lambda run: two[0][1](run) and two[1][1](run))
+        ),
+        st.tuples(parts, parts).map(
+            lambda two: (f"({two[0][0]}) or ({two[1][0]})", lambda run: two[0][1](run) or two[1][1](run))
+        ),
+        parts.map(lambda one: (f"not ({one[0]})", lambda run: not one[1](run))),
+    )
+
+
+# "(a) and b" takes b whole only where b is no "or".
+FILTERS = st.recursive(
+    single_filters(), lambda parts: combined(parts.map(lambda one: (f"({one[0]})", one[1]))), max_leaves=6
+)
+
+
+def indexed(records):
+    """Returns an index in memory that holds these runs; the first is number 1."""
+    index = Index(ROOT, None)
+    found = []
+    for number, run in enumerate(records):
+        fields = {
+            name: getattr(run, name)
+            for name in ("run_id", "kind", "status", "created_at", "ended_at", "tags")
+        }
+        fields |= {
+            name: getattr(run, name) for name in ("notes", "display_name", "archived", "hparams", "summary")
+        }
+        is_open = RUNNING if run.status == "running" else 0
+        found.append(Found(f"r{number}/a", Reading(**fields), None, run.heartbeat_at, 1, 1, "", is_open))
+    index.write(found)
+    return index
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(RECORDS, min_size=1, max_size=6), st.lists(FILTERS, min_size=1, max_size=4))
+def test_python_and_sql_agree_with_the_plain_meaning(records, filters):
+    """Whatever the runs and the filter, `matches`, the index and a few lines of Python say the same."""
+    index = indexed(records)
+    order = Order(Field("run", "run_id"), descending=False)
+    for text, predicate in filters:
+        expected = [bool(predicate(run)) for run in records]
+        parsed = parse_filter(text, NOW)
+
+        sources = index.sources(field for field in parsed.fields() if field.group != "run")
+        query = compile_query(parsed.node, order, sources, root=ROOT, now=NOW, archived=None)
+        found = {number for *_, number in index.select(query, None)}
+
+        assert [matches(parsed, run, NOW) for run in records] == expected, text
+        assert [number + 1 in found for number in range(len(records))] == expected, text
+    index.close()
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(RECORDS, min_size=1, max_size=8),
+    st.sampled_from(NAMES),
+    st.sampled_from(["hparams", "summary"]),
+    st.booleans(),
+    st.integers(0, 9),
+)
+def test_runs_are_sorted_by_any_cell_with_the_missing_last(records, name, group, descending, limit):
+    """Numbers, then texts, each in the direction asked for; then what cannot be ordered; then runs without the value."""
+    index = indexed(records)
+    field = Field(group, name)
+    query = compile_query(
+        None, Order(field, descending), index.sources([field]), root=ROOT, now=NOW, archived=None
+    )
+
+    found = [number for *_, number in index.select(query, limit)]
+
+    index.close()
+    values = [getattr(records[number - 1], group).get(name, ABSENT) for number in found]
+    ranks = {"number": 0, "text": 1, "nan": 2, "bool": 2, "none": 2}
+    kinds = [3 if value is ABSENT else ranks[kind_of(value)] for value in values]
+    assert kinds == sorted(kinds)
+    for kind in (0, 1):
+        same = [value for value, one in zip(values, kinds, strict=True) if one == kind]
+        assert same == sorted(same, reverse=descending)
+    every = sorted(
+        3 if name not in getattr(run, group) else ranks[kind_of(getattr(run, group)[name])] for run in records
+    )
+    assert kinds == every[:limit]
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(RECORDS, min_size=1, max_size=4))
+def test_what_goes_into_the_index_comes_out(records):
+    """Types and values of hyperparameters and metrics, whatever their names."""
+    index = indexed(records)
+
+    found = dict(index.records(range(1, len(records) + 1)))
+
+    index.close()
+    for number, run in enumerate(records, 1):
+        assert repr(sorted(found[number].hparams.items())) == repr(sorted(run.hparams.items()))
+        assert repr(sorted(found[number].summary.items())) == repr(sorted(run.summary.items()))
+        assert (found[number].tags, found[number].notes, found[number].display_name) == (
+            run.tags,
+            run.notes,
+            run.display_name,
+        )

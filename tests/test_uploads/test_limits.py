@@ -1,0 +1,206 @@
+"""Much, large, and a clock that jumps: what must not grow, and what must not matter."""
+
+import ast
+import gc
+import os
+import pathlib
+import time
+import tracemalloc
+
+import pytest
+
+import uploads
+from tests.servers.stores import MemoryStore, StoreThatFails, StoreThatWaits
+from uploads import RetryPolicy, UploadState
+from uploads.errors import TransientStoreError
+from uploads.spool import Spool
+from uploads.stores import Body
+from uploads.stores._s3_parts import PartsUpload
+
+LIMIT_SECONDS = 60
+MEBIBYTE = 1 << 20
+_BUFFER_BYTES = MEBIBYTE  # Of the thread that copies.
+SUMMARIES = """25 30 0:23 / {path} rw,relatime shared:1 - ext4 /dev/vda rw
+31 30 {device} / {path} rw,relatime shared:2 master:1 - {kind} server:/home rw,vers=4.2
+"""
+
+
+class CountingStore(MemoryStore):
+    """Reads everything and keeps nothing."""
+
+    def put(self, name, body, *, overwrite, notes=None):
+        self.objects[name] = sum(len(chunk) for chunk in body.chunks())
+
+
+def _descriptors():
+    return len(list(pathlib.Path("/proc/self/fd").iterdir()))
+
+
+def test_what_waits_takes_little_memory_and_no_descriptors(make_queue, make_file, gate):
+    """Fault 40: each of a thousand entries that wait takes less than a kilobyte of memory; what was delivered takes none, so that the next thousand need no more.
+
+    The benchmark `scale` does the same with a hundred thousand.
+    """
+    source = make_file(content=b"x" * 1024)
+    queue = make_queue(StoreThatWaits(gate), workers=1)
+    descriptors = _descriptors()
+    tracemalloc.start()
+    try:
+        start = tracemalloc.get_traced_memory()[0]
+        for number in range(1000):
+            queue.submit(source, f"first{number}")
+        waiting = tracemalloc.get_traced_memory()[0]
+        opened = _descriptors()
+        gate.set()
+        first = _memory_when_drained(queue)
+        for number in range(1000):
+            queue.submit(source, f"second{number}")
+        second = _memory_when_drained(queue)
+    finally:
+        tracemalloc.stop()
+
+    assert (waiting - start) / 1000 < 1000 + _BUFFER_BYTES / 1000
+    assert (second - first) / 1000 < 50
+    assert opened < descriptors + 50  # Of the one in flight, of the flusher, of housekeeping.
+
+
+def _memory_when_drained(queue):
+    assert queue.drain(LIMIT_SECONDS).is_empty
+    queue._store.objects.clear()
+    queue._store.order.clear()
+    queue._store.puts.clear()
+    gc.collect()
+    return tracemalloc.get_traced_memory()[0]
+
+
+def test_a_file_larger_than_memory_is_streamed(make_queue, tmp_path):
+    """Fault 41: a sparse file of 512 MiB is read, hashed and sent with a few MiB; the benchmark `scale` does 20 GiB."""
+    source = tmp_path / "sparse"
+    with source.open("wb") as stream:
+        stream.truncate(512 * MEBIBYTE)
+    store = CountingStore()
+    queue = make_queue(store)
+    tracemalloc.start()
+    try:
+        queue.submit(source, "sparse", link=True).result(LIMIT_SECONDS)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+    assert store.objects == {"sparse": 512 * MEBIBYTE}
+    assert peak < 16 * MEBIBYTE
+
+
+class PartsThatAreCounted:
+    """A server that takes every part and keeps its length."""
+
+    def __init__(self):
+        self.lengths = {}
+        self.completed = None
+
+    def create_upload(self, key, body):
+        return "id"
+
+    def put_part(self, key, upload_id, number, data):
+        self.lengths[number] = len(data)
+        return {"ETag": str(number)}
+
+    def complete(self, key, upload_id, parts, body, *, create_only):
+        self.completed = [part["PartNumber"] for part in parts]
+
+
+def test_a_file_in_parts_is_in_memory_a_few_parts_at_a_time(tmp_path):
+    """Fault 41: 256 MiB in parts of 8 MiB, two at a time, take no more than those and the one that is read next."""
+    import threading
+
+    source = tmp_path / "sparse"
+    with source.open("wb") as stream:
+        stream.truncate(256 * MEBIBYTE)
+    requests = PartsThatAreCounted()
+    tracemalloc.start()
+    try:
+        with Body(source, "id") as body:
+            slots = threading.BoundedSemaphore(2)
+            PartsUpload(requests, "key", body, part_bytes=8 * MEBIBYTE, slots=slots, notes=None).run(
+                create_only=False
+            )
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+    assert requests.lengths == dict.fromkeys(range(1, 33), 8 * MEBIBYTE)
+    assert requests.completed == list(range(1, 33))
+    assert peak < 4 * 8 * MEBIBYTE
+
+
+class ClockThatJumps:
+    """A wall clock that is a day late, a day early, and right, in turn."""
+
+    def __init__(self):
+        self.right = time.time
+        self.calls = 0
+
+    def __call__(self):
+        self.calls += 1
+        return self.right() + (-86_400, 86_400, 0)[self.calls % 3]
+
+
+def test_a_clock_that_jumps_orders_and_delays_nothing(make_queue, make_file, gate, monkeypatch):
+    """Fault 32: while the wall clock steps by days, back and forth, versions and pointers keep their order and retries their pace."""
+    clock = ClockThatJumps()
+    real = time.gmtime
+    monkeypatch.setattr(time, "time", clock)
+    monkeypatch.setattr(time, "gmtime", lambda seconds=None: real(clock() if seconds is None else seconds))
+    store = StoreThatFails(*[TransientStoreError("503")] * 6)
+    queue = make_queue(store, policy=RetryPolicy(first_seconds=0.01, cap_seconds=0.02), workers=2)
+
+    handles = [
+        queue.submit(make_file(content=b"%d" % number), "same", overwrite=True) for number in range(30)
+    ]
+    queue.submit_pointer("latest", handles[-1])
+
+    assert queue.drain(LIMIT_SECONDS).is_empty
+    assert store.objects == {"same": b"29", "latest.symlink": b"same"}
+    assert store.order[-1] == "latest.symlink"
+    assert {handle.state for handle in handles} <= {UploadState.DONE, UploadState.SUPERSEDED}
+    assert clock.calls > 30
+
+
+def test_the_wall_clock_is_read_for_people_only():
+    """Fault 32: the one place that computes with the wall clock names the offset of a wrong one."""
+    package = pathlib.Path(uploads.__file__).parent
+    readers = sorted(
+        path.relative_to(package).as_posix()
+        for path in package.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Attribute)
+        and ast.unparse(node) in {"time.time", "time.time_ns", "datetime.now", "dt.datetime.now"}
+    )
+
+    assert readers == ["stores/_s3_errors.py"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "warns"),
+    [("nfs4", True), ("lustre", True), ("fuse.sshfs", True), ("ext4", False), ("tmpfs", False)],
+)
+def test_a_spool_on_a_network_file_system_is_warned_of(tmp_path, caplog, kind, warns):
+    """Fault 48: the kind of file system decides, whatever the path looks like; the spool works all the same."""
+    device = tmp_path.stat().st_dev
+    mounts = tmp_path / "mountinfo"
+    mounts.write_text(
+        SUMMARIES.format(path=tmp_path, device=f"{os.major(device)}:{os.minor(device)}", kind=kind)
+    )
+
+    spool = Spool(tmp_path / "spool", mounts=mounts)
+    spool.create()
+
+    assert (f"network file system ({kind})" in caplog.text) == warns
+    assert spool.pending.is_dir()
+
+
+def test_a_system_that_does_not_say_what_is_mounted_is_believed(tmp_path, caplog):
+    """Fault 48: without a list of mounts nothing is said."""
+    Spool(tmp_path / "spool", mounts=tmp_path / "missing").create()
+
+    assert caplog.text == ""
