@@ -83,7 +83,7 @@ class _Version(argparse.Action):
 
 
 def _add_runs(subparsers: Any, text: str) -> None:
-    from destinations.runs.commands import EXIT_CODES, add_commands
+    from .runs.commands import EXIT_CODES, add_commands
 
     runs = subparsers.add_parser(
         "runs", help=text, description="Find, compare and look after runs.", epilog=EXIT_CODES
