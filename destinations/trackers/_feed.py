@@ -218,7 +218,7 @@ class Feed:
         # What is queued writes the rows before it; those after it must wait.
         if self._lane.is_idle:
             self._write_until(mark)
-            self.sink.flush()
+        self.sink.flush()
 
     def _write_until(self, mark: int) -> None:
         """Writes the rows before a mark, in chunks: between two of them, training has the interpreter."""
