@@ -169,7 +169,7 @@ class Tracker(LoggerDestination):
         self._is_resume_due = True
         _guard_forks()
         _open.add(self)
-        self._feed.put("open", 0, sink.open, is_kept=True)
+        self._feed.open()
         for call in early:
             call()
 
