@@ -383,6 +383,40 @@ def test_a_resumed_run_replaces_what_it_goes_through_again(tmp_path):
     assert len(list(tmp_path.iterdir())) == 3
 
 
+def test_a_trainer_that_resumes_shows_each_batch_once(tmp_path):
+    """From a real checkpoint in the middle, although the first session went on after it."""
+    import torch
+    from torch.utils.data import DataLoader, TensorDataset
+
+    from events import Trainer
+
+    def fit(**options):
+        model = torch.nn.Linear(4, 2)
+        data = DataLoader(TensorDataset(torch.randn(12, 4), torch.randint(0, 2, (12,))), batch_size=4)
+        trainer = Trainer(
+            model,
+            data,
+            max_duration="2ep",
+            loss_fn=torch.nn.functional.cross_entropy,
+            optimizers=torch.optim.SGD(model.parameters(), 0.1),
+            run_name="mine",
+            loggers=[TensorBoard(tmp_path / "logs")],
+            **options,
+        )
+        with trainer:
+            trainer.fit()
+
+    fit(save_folder=tmp_path / "saved", save_interval="1ep")
+    first = next(path for path in sorted(tmp_path.glob("saved/**/*")) if "ep1-" in path.name)
+    before = scalars(tmp_path / "logs", "loss/train/total")
+    fit(load_path=str(first))
+
+    after = scalars(tmp_path / "logs", "loss/train/total")
+    assert [step for step, _ in after] == [step for step, _ in before] == [*range(6)]
+    assert after[:3] == before[:3]
+    assert len(list((tmp_path / "logs").iterdir())) == 2
+
+
 def test_a_run_that_begins_anew_in_a_folder_replaces_the_old_one(tmp_path):
     """From the first step that it logs; hyperparameters, and runs without training, replace nothing."""
     logged(tmp_path, metric(0, loss=1.0), metric(1, loss=2.0), metric(2, loss=3.0))
@@ -535,7 +569,7 @@ def test_a_disk_that_stays_full_does_not_keep_the_run_from_ending(tmp_path, capl
     run.logger.flush()
     disk.is_full = True
     run.logger.log_metrics({"loss": 1.0}, 1)
-    (thread,) = (one for one in threading.enumerate() if one.name == "OnDisk-dry-run")
+    thread = destination._feed._lane._thread
 
     run.close()
     thread.join(SECONDS)
@@ -564,6 +598,23 @@ def test_too_much_for_a_full_disk_waits_in_the_queue(tmp_path):
 
     assert 8 << 20 < waiting < 9 << 20
     assert [step for step, _ in rows(tmp_path / "run")] == [*range(written)]
+
+
+def test_a_file_that_cannot_be_made_yet_is_made_later(tmp_path):
+    """Opening is tried again, and leaves one file."""
+    (tmp_path / "run").write_text("in the way")
+    sink = TensorBoardSink(tmp_path / "run", 1.0)
+
+    with pytest.raises(TryLater):
+        sink.open()
+    (tmp_path / "run").unlink()
+    sink.open()
+    sink.open()
+    sink.log_metrics([({"loss": 1.0}, 1, 2.0)])
+    sink.close()
+
+    assert len(list((tmp_path / "run").iterdir())) == 1
+    assert rows(tmp_path / "run") == [(1, {"loss": 1.0})]
 
 
 def test_monitor_events_arrive_as_scalars(tmp_path):

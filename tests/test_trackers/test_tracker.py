@@ -177,6 +177,35 @@ def test_records_arrive_in_the_order_in_which_they_were_logged():
     ]
 
 
+def test_the_timer_overtakes_nothing():
+    """Also where it is due while a record waits between two rows."""
+    began, may_go_on, ended = threading.Event(), threading.Event(), threading.Event()
+
+    class SlowText(Recording):
+        def log_text(self, stamp, text):
+            began.set()
+            assert may_go_on.wait(SECONDS)
+            super().log_text(stamp, text)
+            if text == "second":
+                ended.set()
+
+    tracker = Recorder(SlowText(), flush_seconds=1e-6)
+    run = DryRun(tracker)
+    run.init()
+    run.logger.log_text("first", step=0)
+    assert began.wait(SECONDS)
+
+    run.logger.log_metrics({"loss": 1.0}, 1)
+    run.logger.log_text("second", step=2)
+    run.logger.log_metrics({"loss": 3.0}, 3)
+    may_go_on.set()
+    assert ended.wait(SECONDS)
+    run.close()
+
+    kinds = [call[0] for call in tracker.made[0].calls]
+    assert kinds == ["open", "text", "metrics", "text", "metrics", "finish", "close"]
+
+
 def test_what_comes_before_init_is_kept_for_it():
     """With the step and the time of the call."""
     tracker = Recorder(clock=Ticking())
@@ -367,12 +396,40 @@ def test_what_cannot_be_taken_now_is_taken_later():
     assert {name.split(": ")[1] for name in tracker.counts.errors} == {"OSError"}
 
 
+def test_a_sink_that_cannot_be_opened_yet_is_left_alone_until_it_is():
+    """It is neither flushed nor given anything before; then everything comes, in order."""
+
+    class OpensLate(Recording):
+        refusals = 3
+
+        def open(self):
+            self.refusals -= 1
+            if self.refusals >= 0:
+                raise TryLater from ConnectionError("nobody there")
+            super().open()
+
+        def flush(self):
+            self.calls.append(("flush",))
+
+    tracker = Recorder(OpensLate(), flush_seconds=0.001)
+    run = DryRun(tracker)
+    run.init()
+    run.logger.log_metrics({"loss": 1.0}, 1)
+    run.logger.log_text("hello", step=1)
+    run.close()
+
+    calls = [call[0] for call in tracker.made[0].calls]
+    assert calls[0] == "open"
+    assert [call for call in calls if call != "flush"] == ["open", "metrics", "text", "finish", "close"]
+    assert tracker.counts.errors == {"open: ConnectionError": 3}
+
+
 def test_close_has_a_deadline(caplog):
     """What a hanging sink did not take by then is dropped and counted; when it goes on, it ends, and is closed."""
     tracker, sink, run = hanging_run(close_seconds=0.05)
     for step in range(1, 10):
         run.logger.log_metrics({"loss": 1.0}, step)
-    (thread,) = (one for one in threading.enumerate() if one.name == "Recorder-dry-run")
+    thread = tracker._feed._lane._thread
 
     run.close()
 
