@@ -126,7 +126,7 @@ def lightning_systems() -> dict[str, System]:
 
     @contextlib.contextmanager
     def without(folder: Path) -> Any:
-        yield trainer(None, [], folder)
+        yield trainer(logger=False, callbacks=[], folder=folder)
 
     @contextlib.contextmanager
     def csv(folder: Path) -> Any:
