@@ -47,7 +47,7 @@ def test_fit_evaluate_predict_and_an_exception(tmp_path, environment, sidecar, d
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=500,
         check=False,
     )
 

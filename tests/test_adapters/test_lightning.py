@@ -365,7 +365,7 @@ def test_resume_from_a_checkpoint_goes_on_where_it_was(tmp_path, listener):
 def test_resume_from_a_checkpoint_without_our_callback(tmp_path, listener):
     """A checkpoint of a run that had another logger says where Lightning stands."""
     model = make_model("lightning.pytorch")
-    trainer = make_trainer("lightning.pytorch", None, tmp_path, max_epochs=1)
+    trainer = make_trainer("lightning.pytorch", logger=False, folder=tmp_path, max_epochs=1)
     trainer.fit(model, loader())
     checkpoint = tmp_path / "other.ckpt"
     trainer.save_checkpoint(checkpoint)
@@ -528,7 +528,7 @@ def test_two_ranks_write_once(tmp_path, environment, sidecar):
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=500,
         check=False,
     )
 
