@@ -20,7 +20,7 @@ from destinations import WandB
 from destinations.testing import DestinationContract, DryRun
 from destinations.testing._samples import WEIRD_NAMES
 from destinations.trackers._names import Names
-from destinations.trackers._wandb_sink import _few_bins, artifact_name, media_key, metric_key
+from destinations.trackers._wandb_values import artifact_name, few_bins, media_key, metric_key
 from events import Run
 
 # The package and its service are shared by the tests of this module.
@@ -677,7 +677,7 @@ def test_no_two_names_become_one():
 @pytest.mark.parametrize("count", [1, 511, 512, 513, 1000, 1024, 1025, 5000])
 def test_joined_bins_hold_all(count):
     """Counts add up, and the outer edges stay."""
-    counts, edges = _few_bins(list(range(count)), [float(edge) for edge in range(count + 1)])
+    counts, edges = few_bins(list(range(count)), [float(edge) for edge in range(count + 1)])
 
     assert len(counts) <= 512
     assert len(edges) == len(counts) + 1
