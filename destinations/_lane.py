@@ -101,6 +101,7 @@ class Lane:
         self._is_busy = False
         self._is_stopping = False
         self._is_awake = False
+        self._was_timer = False
         # By the monotonic clock: when the timer is due, and until when the first item waits after it raised TryLater.
         self._due_at = time.monotonic() + tick_seconds
         self._paused_until = 0.0
@@ -184,8 +185,7 @@ class Lane:
             self._changed.notify_all()
             thread = self._thread
         if thread is not None and is_done:
-            thread.join(max(0.0, deadline - time.monotonic()))
-            is_done = not thread.is_alive()
+            thread.join(max(0.1, deadline - time.monotonic()))
         return is_done
 
     def _make_room(self, size: int) -> bool:
@@ -228,11 +228,14 @@ class Lane:
             self._changed.notify_all()
             while not (self._has_item() or self._is_stopping or self._is_due()):
                 self._changed.wait(self._seconds_to_wait())
-            is_due = self._is_due()
+            # In turns, where both are always there.
+            is_due = self._is_due() and not (self._is_stopping or (self._was_timer and self._has_item()))
+            self._was_timer = is_due
             if is_due:
                 self._is_awake = False
                 self._due_at = time.monotonic() + self._tick_seconds
-            item = self._items.popleft() if self._has_item() else None
+            # The timer's work may look at the queue, where the next item must still be.
+            item = self._items.popleft() if self._has_item() and not is_due else None
             if item is not None:
                 self._bytes -= item.size
                 self._is_busy = True

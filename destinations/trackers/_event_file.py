@@ -5,6 +5,7 @@ bytes of an `Event`.
 """
 
 import contextlib
+import fcntl
 import itertools
 import os
 import re
@@ -14,7 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-__all__ = ["GrowingFile", "event_files", "new_event_file", "record_writer", "records"]
+__all__ = ["GrowingFile", "event_files", "is_being_written", "new_event_file", "record_writer", "records"]
 
 _NAME = re.compile(r"events\.out\.tfevents\.(\d{10})\.")
 _HEADER = struct.Struct("<QI")
@@ -100,9 +101,24 @@ def new_event_file(folder: Path, seconds: float) -> tuple[Path, int]:
     while True:
         path = folder / f"events.out.tfevents.{second:010d}.{host}.{os.getpid()}.{next(_numbers)}"
         with contextlib.suppress(FileExistsError):
-            return path, os.open(
-                path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666
-            )
+            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+            descriptor = os.open(path, flags, 0o666)
+            # Where the file system has no locks, nobody can tell who is at work: see `is_being_written`.
+            with contextlib.suppress(OSError):
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return path, descriptor
+
+
+def is_being_written(path: Path) -> bool:
+    """Says whether another writer of ours has the file open, on this machine or where the file system tells."""
+    try:
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
 
 
 def record_writer(file: GrowingFile) -> Any:

@@ -31,7 +31,7 @@ class FeedCounts:
         written_rows: those that were written.
         dropped_rows: those that were dropped, for the queue was full or the deadline passed.
         failed_rows: those that the tracker refused.
-        records: everything else that was taken.
+        records: everything else that was taken, what the tracker itself needs included: opening, flushing, the end.
         written_records: that was written.
         dropped_records: for which there was no room, or no time at the end.
         failed_records: that the tracker refused.
@@ -95,6 +95,7 @@ class Feed:
         self._added_values = 0
         self._refused_rows = 0
         self._notice_at = ROWS_TO_WAKE
+        self._is_woken = False
         # Guards taking rows away, and the counts of it.
         self._taking = threading.Condition()
         self._taken_rows = 0
@@ -103,6 +104,7 @@ class Feed:
         self._dropped_rows = 0
         self._failed_rows = 0
         self._is_stuck = False
+        self._is_stopped = False
 
     @property
     def counts(self) -> FeedCounts:
@@ -179,12 +181,15 @@ class Feed:
         self.put("flush", 0, self.sink.flush, is_kept=True)
         is_done = self._lane.stop(timeout_seconds)
         with self._taking:
+            self._is_stopped = True
             self._drop(len(self.rows))
         return is_done
 
     def _make_room(self) -> None:
         """Does what the policy says: called with one row too many."""
-        self._lane.wake()
+        if not self._is_woken:
+            self._is_woken = True
+            self._lane.wake()
         with self._taking:
             if self._when_full == "wait" and not self._is_stuck:
                 has_room = self._taking.wait_for(lambda: not self._is_over(), self._wait_seconds)
@@ -213,7 +218,7 @@ class Feed:
         # What is queued writes the rows before it; those after it must wait.
         if self._lane.is_idle:
             self._write_until(mark)
-            self.sink.flush()
+        self.sink.flush()
 
     def _write_until(self, mark: int) -> None:
         """Writes the rows before a mark, in chunks: between two of them, training has the interpreter."""
@@ -241,6 +246,7 @@ class Feed:
             self._taken_rows += len(rows)
             self._taken_values += _weight(rows)
             self._notice_at = ROWS_TO_WAKE
+            self._is_woken = False
             self._is_stuck = False
             self._taking.notify_all()
         return rows
@@ -250,6 +256,8 @@ class Feed:
             self.rows.extendleft(reversed(rows))
             self._taken_rows -= len(rows)
             self._taken_values -= _weight(rows)
+            if self._is_stopped:
+                self._drop(len(self.rows))
 
 
 def _weight(rows: list[Row]) -> int:

@@ -101,17 +101,14 @@ def _legend(labels: Mapping[int, str] | None) -> str:
 
 
 def _images(tag: str, encoded: Sequence[tuple[tuple[int, ...], bytes]], description: str) -> Values:
-    """Returns one value: the older form for one image, which more readers know, a tensor for several."""
+    """Returns one value: the older form for one image, which more readers know, a tensor for several, or with a description."""
     if not encoded:
         return []
-    metadata = image_metadata.create_summary_metadata(None, clean(description))
     (height, width), first = encoded[0][0][:2], encoded[0][1]
-    if len(encoded) == 1:
+    if len(encoded) == 1 and not description:
         image = summary_pb2.Summary.Image(height=height, width=width, encoded_image_string=first)
-        if not description:
-            return [summary_pb2.Summary.Value(tag=tag, image=image)]
-        kept = summary_pb2.SummaryMetadata(summary_description=clean(description))
-        return [summary_pb2.Summary.Value(tag=tag, image=image, metadata=kept)]
+        return [summary_pb2.Summary.Value(tag=tag, image=image)]
+    metadata = image_metadata.create_summary_metadata(None, clean(description))
     strings = [str(width).encode(), str(height).encode(), *(data for _, data in encoded)]
     return [summary_pb2.Summary.Value(tag=tag, metadata=metadata, tensor=_strings(strings))]
 
@@ -189,7 +186,10 @@ def point_cloud_values(tag: str, points: Any, colors: Any) -> Values:
 def text_value(tag: str, text: str) -> Values:
     """Returns a text, which TensorBoard shows as Markdown."""
     metadata = text_metadata.create_summary_metadata(None, None)
-    tensor = _strings([clean(text).encode()])
+    # Without dimensions: a text in a list of one would be shown in a table of one cell.
+    tensor = tensor_pb2.TensorProto(
+        dtype=types_pb2.DT_STRING, tensor_shape=_shape(()), string_val=[clean(text).encode()]
+    )
     return [summary_pb2.Summary.Value(tag=tag, metadata=metadata, tensor=tensor)]
 
 

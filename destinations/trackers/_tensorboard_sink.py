@@ -12,13 +12,14 @@ from typing import Any
 
 from destinations._lane import TryLater
 
-from ._event_file import GrowingFile, event_files, new_event_file, record_writer, records
+from ._event_file import GrowingFile, event_files, is_being_written, new_event_file, record_writer, records
 from ._sink import Row, RowsRefused, Sink, Stamp
 
 __all__ = ["TensorBoardSink"]
 
 _MOST_WAITING_BYTES = 8 << 20
 _MOST_TEMPLATES = 256
+_MOST_TEMPLATE_NAMES = 100_000
 _ADDED_LATER = "hyperparameters"
 
 
@@ -44,6 +45,7 @@ class TensorBoardSink(Sink):
         self._summaries: Any = None
         # An event for each set of names, to be filled in again and again; the oldest goes first.
         self._templates: dict[tuple[str, ...], tuple[Any, list[Any]]] = {}
+        self._template_names = 0
         # TensorBoard takes what a tag is from its first value: another kind of record gets another tag.
         self._kinds: dict[str, str] = {}
         self._hyperparameters: dict[str, Any] = {}
@@ -63,7 +65,7 @@ class TensorBoardSink(Sink):
         self._protos = (event_pb2, summary_pb2)
         if self._file is None:
             try:
-                self._earlier = event_files(self.folder)
+                self._earlier = [path for path in event_files(self.folder) if not is_being_written(path)]
                 self.path, descriptor = new_event_file(self.folder, time.time())
             except OSError as error:
                 raise TryLater from error
@@ -225,8 +227,13 @@ class TensorBoardSink(Sink):
         event = event_pb2.Event()
         for name in names:
             event.summary.value.add(tag=self._tag(name, "metric"))
-        if len(self._templates) >= _MOST_TEMPLATES:
-            del self._templates[next(iter(self._templates))]
+        self._template_names += len(names)
+        while self._templates and (
+            len(self._templates) >= _MOST_TEMPLATES or self._template_names > _MOST_TEMPLATE_NAMES
+        ):
+            oldest = next(iter(self._templates))
+            self._template_names -= len(oldest)
+            del self._templates[oldest]
         template = self._templates[names] = (event, list(event.summary.value))
         return template
 

@@ -250,7 +250,7 @@ class Tracker(LoggerDestination):
         feed = self._feed
         if feed is not None:
             feed.add((dict(metrics), step, self._clock()))
-        else:
+        elif not self._is_silent:
             kept, at = dict(metrics), self._clock()
             self._later(lambda: self._add_row(kept, step, at))
 
@@ -339,8 +339,15 @@ class Tracker(LoggerDestination):
         feed.put(kind, size, lambda: call(*args, **options), is_kept=method == "log_hyperparameters")
 
     def _later(self, call: Callable[[], object]) -> None:
-        if not self._is_silent and len(self._early) < _MOST_EARLY_RECORDS:
+        """Keeps a call for `init`; those of a run that is never opened, or was closed, come to nothing."""
+        if len(self._early) < _MOST_EARLY_RECORDS:
             self._early.append(call)
+            if len(self._early) == _MOST_EARLY_RECORDS:
+                _log.warning(
+                    "%s: %d records came before init; those that come now are lost.",
+                    type(self).__name__,
+                    _MOST_EARLY_RECORDS,
+                )
 
     def _forget_in_child(self) -> None:
         """Makes a forked child silent: the thread, and what it writes to, are its parent's."""

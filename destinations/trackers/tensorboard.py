@@ -42,8 +42,8 @@ class TensorBoard(Tracker):
     replaced, and TensorBoard does not show it; what was logged before the checkpoint stays, also of its step. No file is
     changed.
 
-    **Files** are named so that no two writers meet and the newest is read last. TensorBoard itself expects one writer of a
-    folder at a time: it reads on in the newest file only.
+    **Files** are named so that no two writers meet and the newest is read last; what another writer has open is not taken
+    for an earlier run. TensorBoard itself expects one writer of a folder at a time: it reads on in the newest file only.
 
     **Threading, bounds, failures, close, fork**: as every tracker; see `docs/trackers.md`. While the disk is full, records
     wait.

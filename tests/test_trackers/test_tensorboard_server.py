@@ -1,0 +1,252 @@
+"""What the `tensorboard` program shows of our files, asked over HTTP; one server for all tests of the module."""
+
+import contextlib
+import json
+import re
+import subprocess
+import sys
+import threading
+import time
+import urllib.parse
+import urllib.request
+
+import numpy as np
+import pytest
+
+from destinations import TensorBoard
+from destinations.testing import DryRun
+
+pytestmark = pytest.mark.xdist_group("tensorboard")
+
+START_SECONDS = 120.0
+ANSWER_SECONDS = 60.0
+
+
+class Server:
+    """A `tensorboard` at work."""
+
+    def __init__(self, address):
+        self._address = address
+
+    def get(self, route, **query):
+        """Returns the answer of a route, parsed."""
+        return json.loads(self.bytes(route, **query))
+
+    def bytes(self, route, **query):
+        """Returns the answer of a route."""
+        url = f"{self._address}data/{route}?{urllib.parse.urlencode(query)}"
+        with urllib.request.urlopen(url, timeout=ANSWER_SECONDS) as answer:  # noqa: S310  # ours
+            return answer.read()
+
+    def blob(self, route, entry):
+        """Returns the bytes that an entry of an earlier answer stands for."""
+        return self.bytes(route, **dict(urllib.parse.parse_qsl(entry["query"])))
+
+    def post(self, route, body):
+        """Returns the answer to a question in JSON."""
+        request = urllib.request.Request(  # noqa: S310  # ours
+            f"{self._address}data/{route}",
+            json.dumps(body).encode(),
+            {"Content-Type": "application/json"},
+        )
+        with urllib.request.urlopen(request, timeout=ANSWER_SECONDS) as answer:  # noqa: S310  # ours
+            return json.loads(answer.read())
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    """Starts the program over three runs, and waits until it has read them."""
+    folder = tmp_path_factory.mktemp("logs")
+    _write_runs(folder)
+    command = [sys.executable, "-m", "tensorboard.main", "--logdir", str(folder), "--port", "0"]
+    said = tmp_path_factory.mktemp("server") / "log"
+    with said.open("w") as log:
+        program = subprocess.Popen(
+            [*command, "--host", "127.0.0.1", "--reload_interval", "1"], stdout=log, stderr=log
+        )
+    # Whatever hangs, it does not outlive this.
+    alarm = threading.Timer(2 * START_SECONDS, program.kill)
+    alarm.daemon = True
+    alarm.start()
+    try:
+        server = Server(_wait_until(lambda: _address(said), "say where it is", said))
+        _wait_until(lambda: _has_read(server), "read all runs", said)
+        yield server
+    finally:
+        program.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            program.wait(20)
+        program.kill()
+        program.wait()
+        alarm.cancel()
+
+
+def _wait_until(condition, what, said):
+    """Asks again and again, until the answer is something."""
+    deadline, pause = time.monotonic() + START_SECONDS, threading.Event()
+    while time.monotonic() < deadline:
+        if found := condition():
+            return found
+        pause.wait(0.1)
+    return pytest.fail(f"tensorboard must {what}, got {said.read_text()}")
+
+
+def _address(said):
+    """Returns the address that the program has printed."""
+    found = re.search(r"http://127\.0\.0\.1:\d+/", said.read_text())
+    return found and found[0]
+
+
+def _has_read(server):
+    """Says whether the last scalar of each run is there."""
+    tags = server.get("plugin/scalars/tags")
+    return all("last" in tags.get(run, {}) for run in ("first", "second", "resumed"))
+
+
+def _write_runs(folder):
+    run = DryRun(TensorBoard(folder / "first", clock=iter(range(1000, 2000)).__next__))
+    run.init()
+    log = run.logger
+    log.log_hyperparameters({"lr": 0.1, "model": {"name": "cnn"}})
+    for step in range(4):
+        log.log_metrics({"loss": 1.0 / (step + 1), "accuracy": float(step)}, step)
+    image, mask = np.full((3, 6, 8), 200, np.uint8), np.ones((6, 8), np.uint8)
+    log.log_images([image, image], "pictures", step=2)
+    log.log_images(image, "masked", step=2, masks={"truth": mask}, mask_class_labels={1: "cat"})
+    log.log_video(np.arange(2 * 3 * 4 * 4, dtype=np.uint8).reshape(2, 3, 4, 4), 5, "video", 2)
+    log.log_audio(np.zeros(80, np.float32), 8000, "sound", 2)
+    log.log_histogram([1.0, 2.0, 2.0, 4.0], "weights", 2, bins=3)
+    log.log_histogram([float("nan")], "nothing", 2)
+    log.log_point_cloud(np.ones((5, 3)), "points", 2)
+    log.log_text("some *words*", "words", 2)
+    log.log_table(["a", "b"], [[1, 2]], "table", 2)
+    log.log_metrics({"last": 1.0}, 9)
+    run.close()
+    run = DryRun(TensorBoard(folder / "second"))
+    run.init()
+    run.logger.log_hyperparameters({"lr": 0.2, "dropout": 0.5})
+    run.logger.log_metrics({"loss": 0.5, "last": 1.0}, 0)
+    run.close(ValueError("failed"))
+    _write_resumed(folder / "resumed")
+
+
+def _write_resumed(folder):
+    destination = TensorBoard(folder)
+    run = DryRun(destination)
+    run.init()
+    for step in range(3):
+        run.logger.log_metrics({"loss": float(step)}, step)
+    saved = destination.state_dict()
+    for step in range(2, 6):
+        run.logger.log_metrics({"loss": 90.0 + step}, step)
+    run.close()
+    run = DryRun(destination)
+    run.fire("init", "before_load")
+    run.state.timestamp = run.state.timestamp.copy(batch=2, sample=8)
+    destination.load_state_dict(saved)
+    run.fire("after_load", "fit_start")
+    run.logger.log_metrics({"loss": 33.0}, 3)
+    run.logger.log_metrics({"last": 1.0}, 9)
+    run.close()
+
+
+def test_the_runs_are_the_folders(server):
+    """No further run appears for hyperparameters or anything else."""
+    assert sorted(server.get("runs")) == ["first", "resumed", "second"]
+
+
+def test_scalars_have_their_steps_and_times(server):
+    """Values are float32; times are those of the calls."""
+    tags = server.get("plugin/scalars/tags")
+    loss = server.get("plugin/scalars/scalars", run="first", tag="loss")
+
+    assert sorted(tags["first"]) == ["accuracy", "last", "loss"]
+    assert loss == [[1002.0 + step, step, pytest.approx(1.0 / (step + 1))] for step in range(4)]
+
+
+def test_a_resumed_run_shows_no_step_twice(server):
+    """What was logged after the checkpoint is replaced."""
+    loss = server.get("plugin/scalars/scalars", run="resumed", tag="loss")
+
+    assert [(step, value) for _, step, value in loss] == [(0, 0.0), (1, 1.0), (2, 2.0), (3, 33.0)]
+
+
+def test_images_masks_and_videos_are_images(server):
+    """Each sample is served as what it is."""
+    tags = server.get("plugin/images/tags")["first"]
+    served = {
+        name: server.blob("plugin/images/individualImage", _image(server, name, sample))
+        for name, sample in (("pictures", 1), ("masked", 0), ("masked/truth", 0), ("video", 0))
+    }
+
+    assert {name: tag["samples"] for name, tag in tags.items()} == {
+        "pictures": 2,
+        "masked": 1,
+        "masked/truth": 1,
+        "video": 1,
+    }
+    assert "<td>cat</td>" in tags["masked/truth"]["description"]
+    assert {name: data[:4] for name, data in served.items()} == {
+        "pictures": b"\x89PNG",
+        "masked": b"\x89PNG",
+        "masked/truth": b"\x89PNG",
+        "video": b"GIF8",
+    }
+    assert served["masked"] != served["masked/truth"]
+
+
+def _image(server, tag, sample):
+    (image,) = server.get("plugin/images/images", run="first", tag=tag, sample=sample)
+    assert image["step"] == 2
+    return image
+
+
+def test_histograms_have_their_bins(server):
+    """Left edge, right edge and count; one without finite values is empty."""
+    ((_, step, bins),) = server.get("plugin/histograms/histograms", run="first", tag="weights")
+    ((_, _, nothing),) = server.get("plugin/histograms/histograms", run="first", tag="nothing")
+
+    assert (step, bins) == (2, [[1.0, 2.0, 1.0], [2.0, 3.0, 2.0], [3.0, 4.0, 1.0]])
+    assert nothing == []
+
+
+def test_texts_and_tables_are_rendered(server):
+    """As Markdown."""
+    ((words),) = server.get("plugin/text/text", run="first", tag="words")
+    ((table),) = server.get("plugin/text/text", run="first", tag="table")
+
+    assert (words["step"], words["text"]) == (2, "<p>some <em>words</em></p>")
+    assert table["text"].count("<table>") == 1
+    assert "<td>1</td>\n<td>2</td>" in table["text"]
+
+
+def test_sounds_and_points_are_there(server):
+    """With their numbers of samples."""
+    (sound,) = server.get("plugin/audio/audio", run="first", tag="sound", sample=0)
+
+    assert server.blob("plugin/audio/individualAudio", sound)[:4] == b"RIFF"
+    assert server.get("plugin/mesh/tags")["first"] == {"points": {"samples": 1}}
+
+
+def test_the_hparams_tab_has_all_hyperparameters_and_metrics_of_all_runs(server):
+    """Also those that one run has alone, with how each run ended."""
+    experiment = server.post("plugin/hparams/experiment", {"experimentName": "", "hparamsLimit": 0})
+    names = [info["name"] for info in experiment["hparamInfos"]]
+    metrics = [info["name"] for info in experiment["metricInfos"]]
+    statuses = ["STATUS_UNKNOWN", "STATUS_SUCCESS", "STATUS_FAILURE", "STATUS_RUNNING"]
+    question = {"allowedStatuses": statuses, "startIndex": 0, "sliceSize": 10, "experimentName": ""}
+    columns = [{"hparam": name} for name in names] + [{"metric": metric} for metric in metrics]
+
+    groups = server.post("plugin/hparams/session_groups", {**question, "colParams": columns})["sessionGroups"]
+
+    assert sorted(names) == ["dropout", "lr", "model.name"]
+    assert sorted(metric["tag"] for metric in metrics) == ["accuracy", "last", "loss"]
+    found = {group["name"]: group for group in groups}
+    assert {name: group["hparams"] for name, group in found.items()} == {
+        "first": {"lr": 0.1, "model.name": "cnn"},
+        "second": {"lr": 0.2, "dropout": 0.5},
+    }
+    assert {name: group["sessions"][0]["status"] for name, group in found.items()} == {
+        "first": "STATUS_SUCCESS",
+        "second": "STATUS_FAILURE",
+    }

@@ -1,0 +1,586 @@
+"""The base of trackers: what the training thread is spared, whatever the sink does in its own."""
+
+import errno
+import importlib.util
+import logging
+import os
+import pickle
+import threading
+
+import numpy as np
+import pytest
+
+from destinations import LoggerDestination
+from destinations._lane import Lane, TryLater
+from destinations.testing import DestinationContract, DryRun
+from destinations.trackers._sink import RowsRefused, Sink, Stamp
+from destinations.trackers._tracker import Tracker, require_package
+from events import RecordError
+
+SECONDS = 60.0
+
+
+class Recording(Sink):
+    """Keeps what it is given, in order."""
+
+    def __init__(self):
+        self.calls = []
+
+    def open(self):
+        self.calls.append(("open",))
+
+    def resume(self, step, time):
+        self.calls.append(("resume", step, time))
+
+    def log_metrics(self, rows):
+        self.calls += [("metrics", *row) for row in rows]
+
+    def log_hyperparameters(self, hyperparameters, time):
+        self.calls.append(("hyperparameters", hyperparameters, time))
+
+    def log_images(self, stamp, images, **options):
+        self.calls.append(("images", stamp, images, options["masks"]))
+
+    def log_text(self, stamp, text):
+        self.calls.append(("text", stamp, text))
+
+    def log_table(self, stamp, columns, rows):
+        self.calls.append(("table", stamp, columns, rows))
+
+    def finish(self, status, exception, time):
+        self.calls.append(("finish", status, exception))
+
+    def close(self):
+        self.calls.append(("close",))
+
+    def of(self, kind):
+        return [call[1:] for call in self.calls if call[0] == kind]
+
+
+class Recorder(Tracker):
+    """A tracker whose sinks can be looked at."""
+
+    sink_class = Recording
+
+    def __init__(self, *sinks, **options):
+        super().__init__(**options)
+        self.sinks = list(sinks)
+        self.made = []
+
+    def make_sink(self, state):
+        self.made.append(self.sinks.pop(0) if self.sinks else Recording())
+        return self.made[-1]
+
+
+class Hanging(Recording):
+    """Comes to no end with its first row, until somebody lets it."""
+
+    def __init__(self):
+        super().__init__()
+        self.hangs, self.may_go_on = threading.Event(), threading.Event()
+
+    def log_metrics(self, rows):
+        self.hangs.set()
+        assert self.may_go_on.wait(SECONDS)
+        super().log_metrics(rows)
+
+
+class Refusing(Recording):
+    """Raises at whatever it is given."""
+
+    def log_metrics(self, rows):
+        raise ConnectionError("nobody there, token=hf_abcdefghijklmnopqrstuvwxyz0123456789")
+
+    def log_text(self, stamp, text):
+        raise ConnectionError("nobody there either")
+
+
+class OutOfOrder(Recording):
+    """Takes nothing for its first calls, as a disk that is full, then everything."""
+
+    def __init__(self, failures):
+        super().__init__()
+        self.failures = failures
+
+    def log_metrics(self, rows):
+        self._fail()
+        super().log_metrics(rows)
+
+    def log_text(self, stamp, text):
+        self._fail()
+        super().log_text(stamp, text)
+
+    def _fail(self):
+        if self.failures:
+            self.failures -= 1
+            raise TryLater from OSError(errno.ENOSPC, "No space left on device")
+
+
+class Ticking:
+    """A clock that counts its calls."""
+
+    def __init__(self):
+        self.now = 100.0
+
+    def __call__(self):
+        self.now += 1
+        return self.now
+
+
+def hanging_run(**options):
+    """Returns a tracker in a run, its sink, which hangs, and the run; one row is in its hands."""
+    sink = Hanging()
+    tracker = Recorder(sink, flush_seconds=0.01, **options)
+    run = DryRun(tracker)
+    run.init()
+    run.logger.log_metrics({"first": 0.0}, 0)
+    assert sink.hangs.wait(SECONDS)
+    return tracker, sink, run
+
+
+class TestRecorder(DestinationContract):
+    @pytest.fixture
+    def destination(self):
+        """Returns a tracker with a sink that keeps everything."""
+        return Recorder()
+
+    def read_metrics(self, destination):
+        sinks = getattr(destination, "made", [])
+        return [(step, values) for sink in sinks for values, step, _ in sink.of("metrics")]
+
+    def read_output(self, destination):
+        return [repr(sink.calls) for sink in destination.made]
+
+
+def test_records_arrive_in_the_order_in_which_they_were_logged():
+    """Metrics and all else, between `open` and `close`, with the end of the run."""
+    tracker = Recorder(clock=Ticking())
+    run = DryRun(tracker)
+    run.init()
+
+    run.logger.log_metrics({"loss": 1.0}, 1)
+    run.logger.log_text("hello", "words", 2)
+    run.logger.log_metrics({"loss": 3.0}, 3)
+    run.logger.log_hyperparameters({"lr": 0.1})
+    run.logger.log_metrics({"loss": 4.0}, 4)
+    run.close()
+
+    assert tracker.made[0].calls == [
+        ("open",),
+        ("metrics", {"loss": 1.0}, 1, 101.0),
+        ("text", Stamp("words", 2, 102.0), "hello"),
+        ("metrics", {"loss": 3.0}, 3, 103.0),
+        ("hyperparameters", {"lr": 0.1}, 104.0),
+        ("metrics", {"loss": 4.0}, 4, 105.0),
+        ("finish", "completed", None),
+        ("close",),
+    ]
+
+
+def test_the_timer_overtakes_nothing():
+    """Also where it is due while a record waits between two rows."""
+    began, may_go_on, ended = threading.Event(), threading.Event(), threading.Event()
+
+    class SlowText(Recording):
+        def log_text(self, stamp, text):
+            began.set()
+            assert may_go_on.wait(SECONDS)
+            super().log_text(stamp, text)
+            if text == "second":
+                ended.set()
+
+    tracker = Recorder(SlowText(), flush_seconds=1e-6)
+    run = DryRun(tracker)
+    run.init()
+    run.logger.log_text("first", step=0)
+    assert began.wait(SECONDS)
+
+    run.logger.log_metrics({"loss": 1.0}, 1)
+    run.logger.log_text("second", step=2)
+    run.logger.log_metrics({"loss": 3.0}, 3)
+    may_go_on.set()
+    assert ended.wait(SECONDS)
+    run.close()
+
+    kinds = [call[0] for call in tracker.made[0].calls]
+    assert kinds == ["open", "text", "metrics", "text", "metrics", "finish", "close"]
+
+
+def test_what_comes_before_init_is_kept_for_it():
+    """With the step and the time of the call."""
+    tracker = Recorder(clock=Ticking())
+    run = DryRun(tracker)
+
+    run.logger.log_metrics({"loss": 1.0}, 7)
+    run.logger.log_text("hello", "words", 8)
+    run.init()
+    run.close()
+
+    assert tracker.made[0].of("metrics") == [({"loss": 1.0}, 7, 101.0)]
+    assert tracker.made[0].of("text") == [(Stamp("words", 8, 102.0), "hello")]
+
+
+def test_the_sink_owns_what_it_gets():
+    """Arrays, masks and rows of tables may change when the call has returned."""
+    tracker, sink, run = hanging_run()
+    image, mask, row = np.zeros((4, 4), np.uint8), np.zeros((4, 4), np.uint8), [1, [2]]
+
+    run.logger.log_images(image, "image", masks={"mask": mask})
+    run.logger.log_table(["a", "b"], [row], "table")
+    image[:], mask[:] = 9, 9
+    row[1][0] = 9
+    sink.may_go_on.set()
+    run.close()
+
+    ((_, images, masks),) = sink.of("images")
+    assert not images.any()
+    assert not masks["mask"].any()
+    assert sink.of("table")[0][2] == [[1, [2]]]
+    assert tracker.counts.written_records == tracker.counts.records
+
+
+def test_what_the_sink_does_not_take_is_not_even_copied():
+    """The tracker's method is the base class's, which a logger knows to leave out."""
+    assert Recorder.log_video is LoggerDestination.log_video
+    assert Recorder.log_images is Tracker.log_images
+
+
+def test_a_path_that_is_not_there_is_the_callers_error():
+    """Before anything is queued."""
+    tracker = Recorder()
+    run = DryRun(tracker)
+    run.init()
+
+    with pytest.raises(RecordError, match="must exist"):
+        tracker.log_images("nowhere.png", "image", step=1)
+
+    run.close()
+    assert tracker.made[0].of("images") == []
+
+
+def test_a_hanging_sink_costs_old_metrics_only():
+    """Beyond the bound the oldest rows go, one for one; they are counted, and so are those that arrive."""
+    tracker, sink, run = hanging_run(max_waiting_values=20)
+
+    for step in range(1, 101):
+        run.logger.log_metrics({"loss": float(step)}, step)
+    waiting = len(tracker._feed.rows)
+    sink.may_go_on.set()
+    run.close()
+
+    # A row counts for one more than its values.
+    assert waiting == 10
+    assert [step for _, step, _ in sink.of("metrics")] == [0, *range(91, 101)]
+    assert (tracker.counts.rows, tracker.counts.written_rows, tracker.counts.dropped_rows) == (101, 11, 90)
+
+
+def test_by_policy_the_newest_metrics_go():
+    """What waits is kept, what comes is not taken."""
+    tracker, sink, run = hanging_run(max_waiting_values=20, when_full="drop_newest")
+
+    for step in range(1, 101):
+        run.logger.log_metrics({"loss": float(step)}, step)
+    sink.may_go_on.set()
+    run.close()
+
+    assert [step for _, step, _ in sink.of("metrics")] == [*range(11)]
+    assert (tracker.counts.rows, tracker.counts.written_rows, tracker.counts.dropped_rows) == (101, 11, 90)
+
+
+def test_by_policy_metrics_wait_for_room():
+    """Where room comes in time, nothing is dropped."""
+    tracker, sink, run = hanging_run(max_waiting_values=20, when_full="wait", wait_seconds=SECONDS)
+    opener = threading.Timer(0.05, sink.may_go_on.set)
+    opener.start()
+
+    for step in range(1, 101):
+        run.logger.log_metrics({"loss": float(step)}, step)
+    run.close()
+    opener.join(SECONDS)
+
+    assert [step for _, step, _ in sink.of("metrics")] == [*range(101)]
+    assert tracker.counts.dropped_rows == 0
+
+
+def test_waiting_in_vain_happens_once():
+    """A sink that hangs for good costs one wait; the rows after it are dropped at once."""
+    tracker, sink, run = hanging_run(max_waiting_values=2, when_full="wait", wait_seconds=0.01)
+    run.logger.log_metrics({"loss": 1.0}, 1)
+    run.logger.log_metrics({"loss": 2.0}, 2)
+    tracker._feed._wait_seconds = 3600.0
+
+    for step in range(3, 10):
+        run.logger.log_metrics({"loss": float(step)}, step)
+    sink.may_go_on.set()
+    run.close()
+
+    assert [step for _, step, _ in sink.of("metrics")] == [0, 1]
+    assert tracker.counts.dropped_rows == 8
+
+
+def test_media_and_hyperparameters_outlive_a_hang():
+    """Within the bound of bytes nothing of them is dropped; hyperparameters are taken beyond it too."""
+    tracker, sink, run = hanging_run(max_waiting_bytes=100, wait_seconds=0.01, max_waiting_values=2)
+    pixels = np.zeros((8, 8), np.uint8)
+
+    run.logger.log_images(pixels, "fits")
+    run.logger.log_images(pixels, "does not fit")
+    run.logger.log_hyperparameters({"lr": 0.1})
+    for step in range(9):
+        run.logger.log_metrics({"loss": 1.0}, step)
+    sink.may_go_on.set()
+    run.close()
+
+    assert [stamp.name for stamp, *_ in sink.of("images")] == ["fits"]
+    assert [values for values, _ in sink.of("hyperparameters")] == [{"lr": 0.1}]
+    assert tracker.counts.dropped_records == 1
+
+
+def test_a_raising_sink_is_counted_and_reported_once(caplog):
+    """Training hears nothing of it; secrets in the message are not shown."""
+    tracker = Recorder(Refusing(), flush_seconds=0.01)
+    run = DryRun(tracker)
+    run.init()
+
+    for step in range(10):
+        run.logger.log_metrics({"loss": 1.0}, step)
+        run.logger.log_text("hello", "words", step)
+    run.logger.flush()
+    with caplog.at_level(logging.WARNING, "destinations"):
+        run.close()
+
+    reports = [record.getMessage() for record in caplog.records if "ConnectionError" in record.getMessage()]
+    assert [report.split(" failed with")[0] for report in reports] == [
+        "Recorder-dry-run: a metrics",
+        "Recorder-dry-run: a text 'words'",
+    ]
+    assert "abcdefghij" not in "".join(reports)
+    assert tracker.counts.failed_rows == tracker.counts.rows == 10
+    assert tracker.counts.failed_records == 10
+    assert "of 10 rows of metrics 0 were dropped and 10 failed" in caplog.records[-1].getMessage()
+
+
+def test_rows_that_are_refused_do_not_take_others_with_them():
+    """A sink can say how many of a chunk it did not take."""
+
+    class RefusesOne(Recording):
+        def log_metrics(self, rows):
+            raise RowsRefused(1) from ValueError("step must be small")
+
+    tracker = Recorder(RefusesOne(), flush_seconds=SECONDS)
+    run = DryRun(tracker)
+    run.init()
+
+    for step in range(5):
+        run.logger.log_metrics({"loss": 1.0}, step)
+    run.close()
+
+    assert (tracker.counts.written_rows, tracker.counts.failed_rows) == (4, 1)
+    assert tracker.counts.errors == {"metrics: ValueError": 1}
+
+
+def test_what_cannot_be_taken_now_is_taken_later():
+    """Nothing is lost and nothing overtakes, and the cause is reported once."""
+    sink = OutOfOrder(failures=5)
+    tracker = Recorder(sink, flush_seconds=0.01)
+    run = DryRun(tracker)
+    run.init()
+
+    for step in range(3):
+        run.logger.log_metrics({"loss": 1.0}, step)
+        run.logger.log_text("hello", "words", step)
+    run.close()
+
+    assert [call[0] for call in sink.calls] == ["open", *["metrics", "text"] * 3, "finish", "close"]
+    assert tracker.counts.failed_rows == tracker.counts.failed_records == tracker.counts.dropped_rows == 0
+    assert {name.split(": ")[1] for name in tracker.counts.errors} == {"OSError"}
+
+
+def test_close_has_a_deadline(caplog):
+    """What a hanging sink did not take by then is dropped and counted; when it goes on, it ends, and is closed."""
+    tracker, sink, run = hanging_run(close_seconds=0.05)
+    for step in range(1, 10):
+        run.logger.log_metrics({"loss": 1.0}, step)
+    thread = tracker._feed._lane._thread
+
+    run.close()
+
+    counts = tracker.counts
+    assert thread.is_alive()
+    assert (counts.rows, counts.dropped_rows) == (10, 9)
+    assert "9 were dropped" in caplog.text
+    sink.may_go_on.set()
+    thread.join(SECONDS)
+    assert not thread.is_alive()
+    assert [call[0] for call in sink.calls] == ["open", "metrics", "close"]
+
+
+def test_a_second_run_has_nothing_to_do_with_a_sink_that_hangs():
+    """The run after it gets what is its own."""
+    tracker, sink, run = hanging_run(close_seconds=0.05)
+    run.close()
+
+    second = DryRun(tracker)
+    second.init()
+    second.logger.log_metrics({"loss": 1.0}, 5)
+    second.close()
+
+    sink.may_go_on.set()
+    assert [step for _, step, _ in tracker.made[1].of("metrics")] == [5]
+    assert tracker.counts.dropped_rows == 0
+
+
+def test_close_without_a_tracker_that_could_be_made():
+    """Where the sink cannot be made, the run goes on, and nothing is kept for ever."""
+
+    class Unmade(Tracker):
+        def make_sink(self, state):
+            raise PermissionError("not here")
+
+    tracker = Unmade()
+    run = DryRun(tracker, raise_errors=False)
+    run.init()
+
+    run.logger.log_metrics({"loss": 1.0}, 1)
+    assert tracker._early == []
+    run.close()
+
+    assert run.logger.faults.counts == {("Unmade", "init", "PermissionError"): 1}
+
+
+@pytest.mark.parametrize(("all_ranks", "sinks"), [(False, 0), (True, 1)])
+def test_other_ranks_have_a_sink_where_asked(all_ranks, sinks):
+    """By default rank 0 alone."""
+    tracker = Recorder(all_ranks=all_ranks)
+    run = DryRun(tracker, rank=1)
+
+    run.logger.log_metrics({"loss": 1.0}, 0)
+    run.init()
+    run.logger.log_metrics({"loss": 1.0}, 1)
+    run.close()
+
+    assert len(tracker.made) == sinks
+    assert [step for sink in tracker.made for _, step, _ in sink.of("metrics")] == [0, 1] * sinks
+
+
+def test_the_sink_hears_where_training_goes_on():
+    """Once for a load, with the time of the checkpoint by the tracker's own clock."""
+    tracker = Recorder(clock=lambda: 1234.5)
+    saved = pickle.loads(pickle.dumps(tracker.state_dict()))  # noqa: S301  # our own bytes
+    run = DryRun(tracker)
+
+    run.fire("init", "before_load")
+    run.state.timestamp = run.state.timestamp.copy(epoch=1, batch=3, sample=12)
+    tracker.load_state_dict(saved)
+    run.fire("after_load", "fit_start", "fit_end", "fit_start", "fit_end")
+    run.close()
+
+    assert tracker.made[0].of("resume") == [(3, 1234.5)]
+
+
+def test_how_a_run_failed_is_told():
+    """With the exception, without secrets."""
+    tracker = Recorder()
+    run = DryRun(tracker)
+    run.init()
+
+    run.close(ValueError("bad, token=hf_abcdefghijklmnopqrstuvwxyz0123456789"))
+
+    ((status, text),) = tracker.made[0].of("finish")
+    assert status == "failed"
+    assert text.startswith("ValueError: bad")
+    assert "abcdefghij" not in text
+
+
+def test_a_forked_child_logs_nothing():
+    """It neither writes for its parent nor keeps what is logged, and the parent goes on."""
+    tracker = Recorder()
+    run = DryRun(tracker)
+    run.init()
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            tracker.log_metrics({"loss": 1.0}, 1)
+            tracker.log_text("hello", "words", 1)
+            tracker.flush()
+            tracker.post_close()
+            status = 0 if tracker._early == [] and tracker._feed is None else 2
+        finally:
+            os._exit(status)
+
+    _, ended = os.waitpid(child, 0)
+    run.logger.log_metrics({"loss": 2.0}, 2)
+    run.close()
+
+    assert os.waitstatus_to_exitcode(ended) == 0
+    assert [step for _, step, _ in tracker.made[0].of("metrics")] == [2]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"flush_seconds": 0}, {"max_waiting_values": 0}, {"max_waiting_bytes": 0}, {"when_full": "panic"}],
+)
+def test_arguments_out_of_range_are_refused(options):
+    """Where the tracker is made."""
+    with pytest.raises(ValueError, match="must be"):
+        Recorder(**options)
+
+
+def test_a_missing_package_is_named_with_its_extra():
+    """Found out without importing it."""
+    assert importlib.util.find_spec("surely_not_installed") is None
+
+    with pytest.raises(ImportError, match=r'training-destinations\[wandb\]"') as caught:
+        require_package("surely_not_installed", "wandb", "WandB")
+
+    assert caught.value.name == "surely_not_installed"
+
+
+def test_a_lane_waits_in_vain_once():
+    """Until something has been done again, later items are dropped without a wait; those to be kept are taken."""
+    hangs, may_go_on = threading.Event(), threading.Event()
+
+    def hang():
+        hangs.set()
+        assert may_go_on.wait(SECONDS)
+
+    lane = Lane("test", limit=1, wait_seconds=0.01)
+    lane.put(hang)
+    assert hangs.wait(SECONDS)
+    taken = [lane.put(lambda: None), lane.put(lambda: None)]
+    lane._wait_seconds = 3600.0
+
+    taken += [lane.put(lambda: None), lane.put(lambda: None, is_kept=True)]
+    may_go_on.set()
+
+    assert lane.flush(SECONDS)
+    assert taken == [True, False, False, True]
+    assert lane.put(lambda: None)
+    assert lane.stop(SECONDS)
+    assert (lane.counts.done, lane.counts.dropped) == (4, 2)
+
+
+def test_a_lane_does_its_timers_work():
+    """Again and again, also where it raises, and soon after `wake`; at the end comes `on_exit`."""
+    done = threading.Semaphore(0)
+    ended = []
+
+    def tick():
+        done.release()
+        raise ZeroDivisionError
+
+    lane = Lane(
+        "test", tick=tick, tick_seconds=0.01, on_exit=lambda: ended.append(threading.current_thread().name)
+    )
+    lane.put(lambda: None)
+
+    times = [done.acquire(timeout=SECONDS) for _ in range(3)]
+    lane._tick_seconds = lane._due_at = 1e9
+    lane.wake()
+    times.append(done.acquire(timeout=SECONDS))
+
+    assert lane.stop(SECONDS)
+    assert all(times)
+    assert ended == ["test"]
+    assert lane.counts.errors["timer: ZeroDivisionError"] >= 3
