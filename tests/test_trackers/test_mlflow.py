@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 import wave
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -649,6 +650,21 @@ def test_what_may_pass_is_told_from_what_will_not():
 
     assert [may_pass(error) for error in passing] == [True] * 5
     assert [may_pass(error) for error in final] == [False] * 3
+
+
+def test_the_example_of_the_docs_runs(sqlite_uri, tmp_path, monkeypatch):
+    """As it stands, and leaves a run with its rows."""
+    monkeypatch.chdir(tmp_path)
+    # With its tables, which take seconds to make.
+    shutil.copy(sqlite_uri.removeprefix("sqlite:///"), tmp_path / "mlflow.db")
+    page = (Path(__file__).parents[2] / "docs/trackers.md").read_text()
+    (code,) = [one for one in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "MLflow(" in one]
+
+    exec(code, {})  # noqa: S102  # ours
+
+    (run,) = runs_of("sqlite:///mlflow.db", "digits")
+    history = client_of("sqlite:///mlflow.db").get_metric_history(run.info.run_id, "loss")
+    assert sorted(metric.step for metric in history) == list(range(100))
 
 
 def test_a_copy_is_closed(sqlite_uri, tmp_path):

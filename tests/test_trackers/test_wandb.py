@@ -4,6 +4,7 @@ import json
 import math
 import os
 import pickle
+import re
 import socket
 import subprocess
 import sys
@@ -682,6 +683,18 @@ def test_joined_bins_hold_all(count):
     assert len(counts) <= 512
     assert len(edges) == len(counts) + 1
     assert (sum(counts), edges[0], edges[-1]) == (sum(range(count)), 0.0, count)
+
+
+def test_the_example_of_the_docs_runs(tmp_path, monkeypatch):
+    """As it stands, and leaves a run with its rows."""
+    monkeypatch.chdir(tmp_path)
+    page = (Path(__file__).parents[2] / "docs/trackers.md").read_text()
+    (code,) = [one for one in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "WandB(" in one]
+
+    exec(code, {})  # noqa: S102  # ours
+
+    (path,) = files_of(tmp_path)
+    assert [row["global_step"] for row in rows_of(path)] == list(range(100))
 
 
 def test_a_copy_is_closed(tmp_path):
