@@ -105,6 +105,7 @@ class Feed:
         self._failed_rows = 0
         self._is_stuck = False
         self._is_stopped = False
+        self._is_opened = False
 
     @property
     def counts(self) -> FeedCounts:
@@ -123,6 +124,10 @@ class Feed:
         )
 
     # --- in the training thread ------------------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """Starts the thread, which opens the sink before all else."""
+        self._lane.put(self._open, kind="open", is_kept=True)
 
     def add(self, row: Row) -> None:
         """Queues the metrics of one call."""
@@ -213,7 +218,20 @@ class Feed:
 
     # --- in the thread of the lane ---------------------------------------------------------------------------------
 
+    def _open(self) -> None:
+        try:
+            self.sink.open()
+        except TryLater:
+            raise
+        except BaseException:
+            # What comes is for the sink to refuse.
+            self._is_opened = True
+            raise
+        self._is_opened = True
+
     def _on_tick(self) -> None:
+        if not self._is_opened:
+            return
         mark = self._added_rows
         # What is queued writes the rows before it; those after it must wait.
         if self._lane.is_idle:

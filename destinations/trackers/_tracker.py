@@ -48,7 +48,7 @@ class Tracker(LoggerDestination):
     **Threading.** The calling thread copies what may change, takes the step and the time, and queues. Methods that the sink
     class does not override are those of `LoggerDestination`: what nobody takes is not copied.
 
-    **Bounds.** Rows wait up to `max_waiting_values` values (100 bytes each, or so); what then happens to a row is `when_full`.
+    **Bounds.** Rows wait up to `max_waiting_values` values (60 bytes each, or so); what then happens to a row is `when_full`.
     Everything else waits up to `max_waiting_bytes`; for what does not fit, a call waits up to `wait_seconds`, and where
     nothing moves in that time, it and what follows is lost, counted and reported, until something moves. Hyperparameters are
     always taken.
@@ -169,7 +169,7 @@ class Tracker(LoggerDestination):
         self._is_resume_due = True
         _guard_forks()
         _open.add(self)
-        self._feed.put("open", 0, sink.open, is_kept=True)
+        self._feed.open()
         for call in early:
             call()
 

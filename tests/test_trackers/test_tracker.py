@@ -396,6 +396,34 @@ def test_what_cannot_be_taken_now_is_taken_later():
     assert {name.split(": ")[1] for name in tracker.counts.errors} == {"OSError"}
 
 
+def test_a_sink_that_cannot_be_opened_yet_is_left_alone_until_it_is():
+    """It is neither flushed nor given anything before; then everything comes, in order."""
+
+    class OpensLate(Recording):
+        refusals = 3
+
+        def open(self):
+            self.refusals -= 1
+            if self.refusals >= 0:
+                raise TryLater from ConnectionError("nobody there")
+            super().open()
+
+        def flush(self):
+            self.calls.append(("flush",))
+
+    tracker = Recorder(OpensLate(), flush_seconds=0.001)
+    run = DryRun(tracker)
+    run.init()
+    run.logger.log_metrics({"loss": 1.0}, 1)
+    run.logger.log_text("hello", step=1)
+    run.close()
+
+    calls = [call[0] for call in tracker.made[0].calls]
+    assert calls[0] == "open"
+    assert [call for call in calls if call != "flush"] == ["open", "metrics", "text", "finish", "close"]
+    assert tracker.counts.errors == {"open: ConnectionError": 3}
+
+
 def test_close_has_a_deadline(caplog):
     """What a hanging sink did not take by then is dropped and counted; when it goes on, it ends, and is closed."""
     tracker, sink, run = hanging_run(close_seconds=0.05)
