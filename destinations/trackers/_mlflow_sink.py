@@ -1,53 +1,54 @@
-"""What is done with MLflow's client, in the thread of a lane."""
+"""What is done with MLflow's client, in the thread of a lane.
+
+What MLflow does not take as it is, names among it, is made so in `_mlflow_values.py`.
+"""
 
 import functools
 import itertools
 import json
-import re
 import shutil
 import tempfile
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import attrs
 
 from destinations._formatting import plain, yaml_text
 from destinations._lane import TryLater
 
-from ._names import Names, short_hash, without_surrogates
-from ._sink import Row, RowsRefused, Sink, Stamp
+from ._mlflow_values import (
+    artifact_key,
+    artifact_path,
+    asked,
+    batches,
+    cell_of,
+    cut,
+    entity_key,
+    json_bytes,
+    json_list,
+    log_each,
+    may_pass,
+    merged,
+    milliseconds,
+    tag_key,
+)
+from ._names import Names, clean_texts, without_surrogates
+from ._sink import Row, Sink, Stamp
 
-__all__ = ["MLflowPlan", "MLflowSink", "artifact_key", "entity_key"]
+__all__ = ["MLflowPlan", "MLflowSink"]
 
-T = TypeVar("T")
-
-# The limits of one request: docs of MLflow's REST API, "Log Batch".
-_METRICS_AT_ONCE = 1000
 _OTHERS_AT_ONCE = 100
-_REQUEST_BYTES = 900_000
-_BYTES_OF_A_METRIC = 120
-_LONGEST_KEY = 250
 _LONGEST_TAG = 5000
 _LONGEST_PARAM = 6000
 # What servers took before 2.x; a client does not know how old its server is.
 _LONGEST_OLD_PARAM = 500
-_LONGEST_ARTIFACT_KEY = 80
 _LONGEST_LIST_OF_TABLES = 4500
 _NAME_TAG = "metric_name."
 _CHANGED_TAG = "changed_param."
 _STATUSES = {"completed": "FINISHED", "failed": "FAILED", "interrupted": "KILLED", "preempted": "KILLED"}
 _VIDEO_SUFFIXES = {b"\x1aE\xdf\xa3": ".webm", b"GIF8": ".gif", b"RIFF": ".avi"}
-_STATUSES_THAT_PASS = frozenset({429, 502, 503, 504})
-_WORDS_THAT_PASS = (
-    "failed with exception",
-    "database is locked",
-    "too many 429",
-    "too many 502",
-    "too many 503",
-    "too many 504",
-)
 
 
 @attrs.frozen
@@ -113,9 +114,28 @@ class MLflowSink(Sink):
         """Returns a copy of a file, which lives until the sink is closed; its last part is that of the name."""
         with self._beginning:
             folder = Path(tempfile.mkdtemp(dir=self._temporary_folder()))
-        target = folder / (_artifact_path(name).rpartition("/")[2])
+        target = folder / (artifact_path(name).rpartition("/")[2])
         shutil.copyfile(source, target)
         return target
+
+    def download(self, name: str, target: Path) -> None:
+        """Brings an artifact back.
+
+        Raises:
+            FileNotFoundError: the run has none of that name.
+            OSError: nobody answers.
+        """
+        from mlflow.tracking import MlflowClient
+
+        client = MlflowClient(self._plan.tracking_uri)
+        with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+            try:
+                found = client.download_artifacts(self.run_id, artifact_path(name), folder)
+            except Exception as error:
+                if may_pass(error):
+                    raise OSError(f"file {name!r} could not be downloaded: {error}") from error
+                raise FileNotFoundError(f"file {name!r} must be an artifact of the run, got none.") from error
+            Path(found).replace(target)
 
     # --- the run ---------------------------------------------------------------------------------------------------
 
@@ -135,7 +155,7 @@ class MLflowSink(Sink):
         if self.run_id is None:
             with self._beginning:
                 self._is_begun = True
-            self.run_id = _asked(self._begin)
+            self.run_id = asked(self._begin)
         return self.run_id
 
     def _begin(self) -> str:
@@ -155,10 +175,10 @@ class MLflowSink(Sink):
 
     def _new_run(self) -> str:
         plan = self._plan
-        tags = {entity_key(key): _cut(str(value), _LONGEST_TAG) for key, value in plan.tags.items()}
+        tags = {entity_key(key): cut(str(value), _LONGEST_TAG) for key, value in plan.tags.items()}
         run = self._client.create_run(
             self._experiment_id(),
-            start_time=_milliseconds(plan.time),
+            start_time=milliseconds(plan.time),
             tags=tags,
             run_name=without_surrogates(plan.run_name),
         )
@@ -191,12 +211,12 @@ class MLflowSink(Sink):
         run = self._client.get_run(run_id)
         self._client.update_run(run_id, status="RUNNING")
         for key in run.data.metrics:
-            name = run.data.tags.get(_tag_key(_NAME_TAG, key), key)
+            name = run.data.tags.get(tag_key(_NAME_TAG, key), key)
             self._metric_names.take(name, key)
         self._params = dict(run.data.params)
-        self._tables = _json_list(run.data.tags.get("mlflow.loggedArtifacts"))
+        self._tables = json_list(run.data.tags.get("mlflow.loggedArtifacts"))
         for key, value in self._plan.tags.items():
-            self._client.set_tag(run_id, entity_key(key), _cut(str(value), _LONGEST_TAG))
+            self._client.set_tag(run_id, entity_key(key), cut(str(value), _LONGEST_TAG))
         return run_id
 
     def finish(self, status: str, exception: str | None, time: float) -> None:
@@ -204,9 +224,9 @@ class MLflowSink(Sink):
         self._stop_monitor()
         if exception is not None:
             self._set_tag("exception", exception)
-        _asked(
+        asked(
             lambda: self._client.set_terminated(
-                run_id, status=_STATUSES.get(status, "FAILED"), end_time=_milliseconds(time)
+                run_id, status=_STATUSES.get(status, "FAILED"), end_time=milliseconds(time)
             )
         )
 
@@ -232,11 +252,11 @@ class MLflowSink(Sink):
 
         def log(some: Sequence[Row]) -> None:
             metrics = [
-                Metric(key(name), float(value), _milliseconds(at), step)
+                Metric(key(name), float(value), milliseconds(at), step)
                 for values, step, at in some
                 for name, value in values.items()
             ]
-            for batch in _batches(metrics):
+            for batch in batches(metrics):
                 self._log_batch(metrics=batch)
 
         try:
@@ -244,19 +264,19 @@ class MLflowSink(Sink):
         except TryLater:
             raise
         except Exception:  # noqa: BLE001  # one row that is not taken must not keep the others out
-            _each(log, rows)
+            log_each(log, rows)
 
     def _note_names(self, names: Iterable[str]) -> None:
         """Writes down, as a tag, what a metric was called whose name MLflow does not take."""
         for name in dict.fromkeys(names):
             if not self._metric_names.has(name) and (key := self._metric_names.key(name)) != name:
-                self._set_tag(_tag_key(_NAME_TAG, key), name)
+                self._set_tag(tag_key(_NAME_TAG, key), name)
 
     def log_hyperparameters(self, hyperparameters: dict[str, Any], time: float) -> None:
         from destinations.run_directory.hyperparameters import flat_hyperparameters
 
         self._run()
-        self._hyperparameters = _merged(self._hyperparameters, hyperparameters)
+        self._hyperparameters = merged(self._hyperparameters, hyperparameters)
         text = without_surrogates(yaml_text(self._hyperparameters))
         names = Names(entity_key)
         params = {
@@ -272,11 +292,11 @@ class MLflowSink(Sink):
         from mlflow.utils import validation
 
         longest = getattr(validation, "MAX_PARAM_VAL_LENGTH", _LONGEST_PARAM)
-        new = {key: _cut(value, longest) for key, value in params.items() if key not in self._params}
+        new = {key: cut(value, longest) for key, value in params.items() if key not in self._params}
         changed = {
             key: value
             for key, value in params.items()
-            if key in self._params and self._params[key] != _cut(value, len(self._params[key]))
+            if key in self._params and self._params[key] != cut(value, len(self._params[key]))
         }
         for start in range(0, len(new), _OTHERS_AT_ONCE):
             some = list(new.items())[start : start + _OTHERS_AT_ONCE]
@@ -289,12 +309,12 @@ class MLflowSink(Sink):
                     self._log_param(key, value)
             self._params.update(some)
         for key, value in changed.items():
-            self._set_tag(_tag_key(_CHANGED_TAG, key), value)
+            self._set_tag(tag_key(_CHANGED_TAG, key), value)
 
     def _log_param(self, key: str, value: str) -> None:
         from mlflow.entities import Param
 
-        for shorter in (value, _cut(value, _LONGEST_OLD_PARAM)):
+        for shorter in (value, cut(value, _LONGEST_OLD_PARAM)):
             try:
                 self._log_batch(params=[Param(key, shorter)])
             except TryLater:
@@ -302,14 +322,14 @@ class MLflowSink(Sink):
             except Exception:  # noqa: BLE001, S112  # too long for an older server, or there with another value
                 continue
             return
-        self._set_tag(_tag_key(_CHANGED_TAG, key), value)
+        self._set_tag(tag_key(_CHANGED_TAG, key), value)
 
     def log_table(self, stamp: Stamp, columns: list[str], rows: list[list[Any]]) -> None:
         # As MLflow's own log_table writes it, and load_table reads it.
-        document = _clean(
-            {"columns": columns, "data": [[plain(_cell(cell)) for cell in row] for row in rows]}
+        document = clean_texts(
+            {"columns": columns, "data": [[plain(cell_of(cell)) for cell in row] for row in rows]}
         )
-        path = self._log_medium("tables", stamp, ".json", _json(document))
+        path = self._log_medium("tables", stamp, ".json", json_bytes(document))
         entry = {"path": path, "type": "table"}
         if len(json.dumps([*self._tables, entry])) < _LONGEST_LIST_OF_TABLES:
             self._tables.append(entry)
@@ -340,7 +360,7 @@ class MLflowSink(Sink):
                 self._log_medium("masks", attrs.evolve(stamp, name=masked), ".png", mask_png(one[index]))
         if by_mask and mask_class_labels:
             labels = {str(key): label for key, label in mask_class_labels.items()}
-            self._log_medium("masks", stamp, ".labels.json", _json(_clean(labels)))
+            self._log_medium("masks", stamp, ".labels.json", json_bytes(clean_texts(labels)))
 
     def _log_image(self, name: str, stamp: Stamp, image: Any) -> None:
         import io
@@ -349,9 +369,9 @@ class MLflowSink(Sink):
 
         picture = Image.open(io.BytesIO(image)) if isinstance(image, bytes) else Image.fromarray(image)
         run_id, key = self._run(), self._artifact_names.key(name)
-        _asked(
+        asked(
             lambda: self._client.log_image(
-                run_id, picture, key=key, step=stamp.step, timestamp=_milliseconds(stamp.time)
+                run_id, picture, key=key, step=stamp.step, timestamp=milliseconds(stamp.time)
             )
         )
 
@@ -375,7 +395,7 @@ class MLflowSink(Sink):
     def log_histogram(self, stamp: Stamp, values: Any, bins: "int | Sequence[float]") -> None:
         from destinations.media import histogram_record
 
-        self._log_medium("histograms", stamp, ".json", _json(histogram_record(values, bins)))
+        self._log_medium("histograms", stamp, ".json", json_bytes(histogram_record(values, bins)))
 
     def log_point_cloud(self, stamp: Stamp, points: Any, colors: Any) -> None:
         from destinations.media import clouds_of, ply_bytes
@@ -384,12 +404,14 @@ class MLflowSink(Sink):
             self._log_medium("point_clouds", stamp, ".ply", ply_bytes(cloud, shades))
 
     def log_traces(self, stamp: Stamp, traces: dict[str, Any]) -> None:
-        self._log_medium("traces", attrs.evolve(stamp, name="traces"), ".json", _json(_clean(plain(traces))))
+        self._log_medium(
+            "traces", attrs.evolve(stamp, name="traces"), ".json", json_bytes(clean_texts(plain(traces)))
+        )
 
     def log_file(self, name: str, copy: Path) -> None:
         """Makes an artifact of a file that was staged, and deletes the copy."""
-        run_id, folder = self._run(), _artifact_path(name).rpartition("/")[0]
-        _asked(lambda: self._client.log_artifact(run_id, str(copy), folder or None))
+        run_id, folder = self._run(), artifact_path(name).rpartition("/")[0]
+        asked(lambda: self._client.log_artifact(run_id, str(copy), folder or None))
         shutil.rmtree(copy.parent, ignore_errors=True)
 
     # --- requests --------------------------------------------------------------------------------------------------
@@ -397,18 +419,18 @@ class MLflowSink(Sink):
     def _log_batch(self, **entities: Any) -> None:
         run_id = self._run()
         # Synchronous also where the environment asks for MLflow's own thread: this one is a lane already.
-        _asked(lambda: self._client.log_batch(run_id, **entities, synchronous=True))
+        asked(lambda: self._client.log_batch(run_id, **entities, synchronous=True))
 
     def _set_tag(self, key: str, value: str) -> None:
         run_id = self._run()
-        text = _cut(without_surrogates(value), _LONGEST_TAG)
-        _asked(lambda: self._client.set_tag(run_id, key, text, synchronous=True))
+        text = cut(without_surrogates(value), _LONGEST_TAG)
+        asked(lambda: self._client.set_tag(run_id, key, text, synchronous=True))
 
     def _log_medium(
         self, folder: str, stamp: Stamp, suffix: str, data: "bytes | Callable[[Path], None]"
     ) -> str:
         """Logs a file under its name, step and time; returns its path among the artifacts."""
-        at = f"{stamp.step:08d}_{_milliseconds(stamp.time)}_{next(self._sequence)}{suffix}"
+        at = f"{stamp.step:08d}_{milliseconds(stamp.time)}_{next(self._sequence)}{suffix}"
         return self._log_bytes(f"{folder}/{self._artifact_names.key(stamp.name)}/{at}", data)
 
     def _log_bytes(self, path: str, data: "bytes | Callable[[Path], None]") -> str:
@@ -421,7 +443,7 @@ class MLflowSink(Sink):
             else:
                 data(folder / name)
             run_id = self._run()
-            _asked(lambda: self._client.log_artifact(run_id, str(folder / name), parent or None))
+            asked(lambda: self._client.log_artifact(run_id, str(folder / name), parent or None))
         finally:
             shutil.rmtree(folder, ignore_errors=True)
         return path
@@ -430,158 +452,3 @@ class MLflowSink(Sink):
         if self._folder is None:
             self._folder = Path(tempfile.mkdtemp(prefix="destinations-mlflow-"))
         return self._folder
-
-
-# --- names ---------------------------------------------------------------------------------------------------------
-
-
-def entity_key(name: str) -> str:
-    """Returns the key of a metric, parameter or tag: its name, where MLflow takes that.
-
-    Taken are letters, digits, "_", "-", ".", ":", " " and "/", which must not make a path that means another; 250 at most.
-    Anything else becomes "_".
-    """
-    key = "/".join(_parts(re.sub(r"[^/\w.\- :]", "_", name)))
-    if len(key) > _LONGEST_KEY:
-        key = f"{key[: _LONGEST_KEY - 7]}-{short_hash(name)}"
-    return key or "unnamed"
-
-
-def artifact_key(name: str) -> str:
-    """Returns a name as a relative path of at most 80 letters and digits of ASCII, "_", "-", ".", " " and "/"."""
-    key = "/".join(_parts(re.sub(r"[^/A-Za-z0-9_.\- ]", "_", name)))
-    if len(key) > _LONGEST_ARTIFACT_KEY:
-        key = f"{key[: _LONGEST_ARTIFACT_KEY - 7]}-{short_hash(name)}"
-    return key if key.strip() else "unnamed"
-
-
-def _parts(path: str) -> Iterator[str]:
-    for part in path.split("/"):
-        if part:
-            yield "_" * len(part) if part in {".", ".."} else part
-
-
-def _artifact_path(name: str) -> str:
-    """Returns a file's name as a path among the artifacts that is safe: relative, without what servers refuse."""
-    return "/".join(_parts(re.sub(r"[\x00-\x1f\x7f\"':#%?*<>|\\]", "_", without_surrogates(name)))) or "file"
-
-
-def _tag_key(prefix: str, key: str) -> str:
-    return entity_key(prefix + key)
-
-
-# --- values --------------------------------------------------------------------------------------------------------
-
-
-def _milliseconds(seconds: float) -> int:
-    return max(0, round(seconds * 1000))
-
-
-def _cut(text: str, longest: int) -> str:
-    return text if len(text) <= longest else f"{text[: longest - 1]}…"
-
-
-def _batches(metrics: list[Any]) -> Iterator[list[Any]]:
-    """Cuts metrics into what one request may hold, by number and by bytes."""
-    batch: list[Any] = []
-    size = 0
-    for metric in metrics:
-        key = metric.key
-        more = _BYTES_OF_A_METRIC + (len(key) if key.isascii() else 12 * len(key))
-        if batch and (len(batch) == _METRICS_AT_ONCE or size + more > _REQUEST_BYTES):
-            yield batch
-            batch, size = [], 0
-        batch.append(metric)
-        size += more
-    if batch:
-        yield batch
-
-
-def _merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
-    merged = dict(old)
-    for key, value in new.items():
-        before = merged.get(key)
-        both = isinstance(before, Mapping) and isinstance(value, Mapping)
-        merged[key] = _merged(before, value) if both else value  # type: ignore[arg-type]
-    return merged
-
-
-def _cell(value: Any) -> Any:
-    """Returns a small array of a table as lists; anything else as it is."""
-    if hasattr(value, "tolist") and getattr(value, "size", 0) <= _METRICS_AT_ONCE:
-        return value.tolist()
-    return value
-
-
-def _clean(value: Any) -> Any:
-    if isinstance(value, str):
-        return without_surrogates(value)
-    if isinstance(value, Mapping):
-        return {without_surrogates(str(key)): _clean(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_clean(item) for item in value]
-    return value
-
-
-def _each(log: Callable[[Sequence[Row]], None], rows: Sequence[Row]) -> None:
-    """Logs row by row; what MLflow has already, it does not take twice.
-
-    Raises:
-        RowsRefused: some were not taken.
-    """
-    failed: list[Exception] = []
-    for row in rows:
-        try:
-            log([row])
-        except TryLater:
-            raise
-        except Exception as error:  # noqa: BLE001  # counted below
-            failed.append(error)
-    if failed:
-        raise RowsRefused(len(failed)) from failed[-1]
-
-
-def _json(value: Any) -> bytes:
-    return json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
-
-
-def _json_list(text: str | None) -> list[dict[str, str]]:
-    try:
-        found = json.loads(text or "[]")
-    except ValueError:
-        return []
-    return found if isinstance(found, list) else []
-
-
-# --- what may pass -------------------------------------------------------------------------------------------------
-
-
-def _asked(request: Callable[[], T]) -> T:
-    """Returns what a request returns.
-
-    Raises:
-        TryLater: nobody answers, or who does is busy.
-        Exception: it was refused.
-    """
-    try:
-        return request()
-    except TryLater:
-        raise
-    except Exception as error:
-        if _may_pass(error):
-            raise TryLater from error
-        raise
-
-
-def _may_pass(error: Exception) -> bool:
-    if isinstance(error, ConnectionError | TimeoutError):
-        return True
-    kinds = {kind.__name__ for kind in type(error).__mro__}
-    # Those of requests and urllib3, which need not be imported for it.
-    if kinds & {"ConnectionError", "Timeout", "RetryError", "MaxRetryError"}:
-        return True
-    if "MlflowException" not in kinds:
-        return False
-    status = getattr(error, "get_http_status_code", int)()
-    text = str(error)
-    return status in _STATUSES_THAT_PASS or any(words in text for words in _WORDS_THAT_PASS)

@@ -1,9 +1,10 @@
 """Names that a tracker takes, for names that it does not: no two names become one."""
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
-__all__ = ["Names", "short_hash", "without_surrogates"]
+__all__ = ["Names", "clean_texts", "short_hash", "without_surrogates"]
 
 _HASH_CHARACTERS = 6
 
@@ -57,3 +58,14 @@ def short_hash(name: str) -> str:
 def without_surrogates(text: str) -> str:
     r"""Returns a text that UTF-8 can hold: a lone surrogate is written out, as "\udc80"."""
     return text.encode("utf-8", "backslashreplace").decode()
+
+
+def clean_texts(value: Any) -> Any:
+    """Returns a value in which every text is UTF-8, keys too; other types as they are."""
+    if isinstance(value, str):
+        return without_surrogates(value)
+    if isinstance(value, Mapping):
+        return {without_surrogates(str(key)): clean_texts(item) for key, item in value.items()}
+    if type(value) in {list, tuple}:
+        return type(value)(clean_texts(item) for item in value)
+    return value

@@ -1,45 +1,35 @@
 """What is done with W&B's own package, in the thread of a lane.
 
-Names: what W&B or its service cannot hold is written out or shortened, see `metric_key` and `media_key`. A string that is no
-UTF-8 must never get there: one in the config or the summary makes every later call fail.
+What W&B or its service cannot hold is written out or shortened, see `_wandb_values.py`. A string that is no UTF-8 must never get there: one in the config or the summary makes every later call fail.
 """
 
 import html
 import json
 import logging
-import os
-import re
 import shutil
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import attrs
 
-from destinations._formatting import describe, plain
-from events import RecordError, redact_arguments
+from destinations._formatting import plain
+from events import RecordError
 
-from ._names import Names, short_hash, without_surrogates
+from ._names import Names, clean_texts, without_surrogates
 from ._sink import Row, RowsRefused, Sink, Stamp
+from ._wandb_service import end_service, has_service, kill_service, require_login, service_lock, settings_for
+from ._wandb_values import artifact_name, cell_of, few_bins, mask_of, media_key, metric_key, path_in_artifact
 
-__all__ = ["WandBPlan", "WandBSink", "artifact_name", "media_key", "metric_key"]
+__all__ = ["WandBPlan", "WandBSink"]
 
 _log = logging.getLogger("destinations")
 
-# What W&B writes into each row itself.
-_RESERVED = frozenset({"_step", "_timestamp", "_runtime", "_wandb"})
-_LONGEST_MEDIA_KEY = 60
-_LONGEST_ARTIFACT_NAME = 120
-_MOST_BINS = 512
-_MOST_CLASSES = 256
 _EXIT_CODES = {"completed": 0, "interrupted": 255}
 _VIDEO_SUFFIXES = {b"\x1aE\xdf\xa3": "webm", b"GIF8": "gif", b"OggS": "ogg"}
-
-# One run at a time begins or ends: W&B's service is one for the process.
-_service_lock = threading.Lock()
 
 
 @attrs.frozen
@@ -112,7 +102,7 @@ class WandBSink(Sink):
         if run is None and not self._is_service_ours:
             return
         if self._is_service_ours:
-            _kill_service(self._hooks)
+            kill_service(self._hooks)
         if run is not None:
             _log.warning(
                 "WandB: run %s did not end within %g seconds. What was logged is in %s: send it with `wandb sync`.",
@@ -155,16 +145,16 @@ class WandBSink(Sink):
             arguments.setdefault("resume", plan.resume)
         settings = arguments.pop("settings", None) or {}
         given = settings if isinstance(settings, Mapping) else settings.model_dump(exclude_unset=True)
-        arguments["settings"] = _settings(wandb, given, plan)
-        arguments = {name: _clean(value) for name, value in arguments.items() if value is not None}
+        arguments["settings"] = settings_for(wandb, given, plan.finish_seconds)
+        arguments = {name: clean_texts(value) for name, value in arguments.items() if value is not None}
         if "dir" in arguments:
             # Where there is none, W&B would take the folder of temporary files.
             Path(arguments["dir"]).mkdir(parents=True, exist_ok=True)
         arguments.setdefault("reinit", "create_new")
-        _require_login(wandb, arguments)
-        with _service_lock:
+        require_login(wandb, arguments)
+        with service_lock:
             self._hooks = (sys.exit, sys.excepthook)
-            self._is_service_ours = not _has_service()
+            self._is_service_ours = not has_service()
             run = wandb.init(**arguments)
         self.run, self.run_id = run, run.id
         run.define_metric(plan.step_metric)
@@ -186,8 +176,8 @@ class WandBSink(Sink):
         finally:
             self.run = None
             if self._is_service_ours:
-                with _service_lock:
-                    _end_service(self._hooks)
+                with service_lock:
+                    end_service(self._hooks)
                 self._is_service_ours = False
             if self._folder is not None:
                 shutil.rmtree(self._folder, ignore_errors=True)
@@ -208,12 +198,12 @@ class WandBSink(Sink):
             raise RowsRefused(len(failed)) from failed[-1]
 
     def log_hyperparameters(self, hyperparameters: dict[str, Any], time: float) -> None:
-        self._run().config.update(_clean(plain(hyperparameters)), allow_val_change=True)
+        self._run().config.update(clean_texts(plain(hyperparameters)), allow_val_change=True)
 
     def log_table(self, stamp: Stamp, columns: list[str], rows: list[list[Any]]) -> None:
         import wandb
 
-        data = [[_cell(wandb, value) for value in row] for row in rows]
+        data = [[cell_of(wandb, value) for value in row] for row in rows]
         titles = [without_surrogates(str(column)) for column in columns]
         self._log(stamp, wandb.Table(columns=titles, data=data, allow_mixed_types=True))
 
@@ -235,7 +225,7 @@ class WandBSink(Sink):
         by_mask = {media_key(name): list(masks_of(mask)) for name, mask in (masks or {}).items()}
         found = []
         for index, pixels in enumerate(images_of(images, channels_last)):
-            masked = {name: _mask(one[index], mask_class_labels) for name, one in by_mask.items()}
+            masked = {name: mask_of(one[index], mask_class_labels) for name, one in by_mask.items()}
             found.append(wandb.Image(Image.fromarray(pixels.array), masks=masked or None))
         if use_table:
             self._log(stamp, wandb.Table(columns=["image"], data=[[image] for image in found]))
@@ -282,7 +272,7 @@ class WandBSink(Sink):
         from destinations.media import histogram_record
 
         record = histogram_record(values, bins)
-        counts, edges = _few_bins(record["counts"] or [0], record["edges"] or [0.0, 0.0])
+        counts, edges = few_bins(record["counts"] or [0], record["edges"] or [0.0, 0.0])
         self._log(stamp, wandb.Histogram(np_histogram=(counts, edges)))
 
     def log_point_cloud(self, stamp: Stamp, points: Any, colors: Any) -> None:
@@ -303,7 +293,7 @@ class WandBSink(Sink):
         import wandb
 
         rows = [
-            [without_surrogates(str(name)), json.dumps(_clean(plain(trace)), ensure_ascii=False)]
+            [without_surrogates(str(name)), json.dumps(clean_texts(plain(trace)), ensure_ascii=False)]
             for name, trace in traces.items()
         ]
         self._log(
@@ -319,7 +309,7 @@ class WandBSink(Sink):
             run = self._run()
             artifact = wandb.Artifact(artifact_name(f"{run.id}-{name}"), type="file")
             # W&B takes a copy of its own, which its service deletes once it has been sent.
-            artifact.add_file(str(copy), name=_path_in_artifact(name), skip_cache=True)
+            artifact.add_file(str(copy), name=path_in_artifact(name), skip_cache=True)
             run.log_artifact(artifact)
         finally:
             copy.unlink(missing_ok=True)
@@ -346,187 +336,3 @@ class WandBSink(Sink):
 
     def _metric_key(self, name: str) -> str:
         return metric_key(name, self._plan.step_metric)
-
-
-# --- names ---------------------------------------------------------------------------------------------------------
-
-
-def metric_key(name: str, step_metric: str) -> str:
-    """Returns the key of a metric: its name, where W&B can hold that.
-
-    A lone surrogate is written out; no name at all is "unnamed"; what W&B writes itself, and the step, get "metric/" before
-    them.
-    """
-    key = without_surrogates(name)
-    if not key:
-        return "unnamed"
-    return f"metric/{key}" if key in _RESERVED or key == step_metric else key
-
-
-def media_key(name: str) -> str:
-    """Returns the key of a medium or table, which is also a path in W&B's folder: relative, of at most 60 characters."""
-    parts = [part for part in re.sub(r"[\x00-\x1f\x7f]", "_", without_surrogates(name)).split("/") if part]
-    key = "/".join("_" * len(part) if set(part) == {"."} else part for part in parts)
-    if not key.strip():
-        return "unnamed"
-    if len(key.encode()) > _LONGEST_MEDIA_KEY or key in _RESERVED:
-        key = f"{key.encode()[: _LONGEST_MEDIA_KEY - 7].decode(errors='ignore')}-{short_hash(name)}"
-    return key
-
-
-def artifact_name(name: str) -> str:
-    """Returns a name that an artifact may have: letters, digits, "-", "_" and ".", at most 120 of them."""
-    clean = re.sub(r"[^A-Za-z0-9_.-]", "-", name)
-    return (
-        clean
-        if len(clean) <= _LONGEST_ARTIFACT_NAME
-        else f"{clean[: _LONGEST_ARTIFACT_NAME - 7]}-{short_hash(name)}"
-    )
-
-
-def _path_in_artifact(name: str) -> str:
-    parts = [part for part in without_surrogates(name).replace("\\", "/").split("/") if part]
-    return "/".join("_" if part in {".", ".."} else part for part in parts) or "file"
-
-
-# --- values --------------------------------------------------------------------------------------------------------
-
-
-def _clean(value: Any) -> Any:
-    """Returns a value in which every text is UTF-8, keys too; other types as they are."""
-    if isinstance(value, str):
-        return without_surrogates(value)
-    if isinstance(value, Mapping):
-        return {without_surrogates(str(key)): _clean(item) for key, item in value.items()}
-    if type(value) in {list, tuple}:
-        return type(value)(_clean(item) for item in value)
-    return value
-
-
-def _cell(wandb: Any, value: Any) -> Any:
-    """Returns a cell of a table: a number, a text, an image, or what something else is as a text."""
-    if hasattr(value, "getbands"):
-        return wandb.Image(value)
-    value = describe(value)
-    if value is None or isinstance(value, bool | int | float):
-        return value
-    return without_surrogates(
-        value if isinstance(value, str) else json.dumps(plain(value), ensure_ascii=False)
-    )
-
-
-def _mask(mask: Any, labels: Mapping[int, str] | None) -> dict[str, Any]:
-    """Returns a mask as W&B has it; its classes are bytes there, so that greater ones get the next free number."""
-    import numpy as np
-
-    texts = {int(key): without_surrogates(str(text)) for key, text in (labels or {}).items()}
-    if mask.size and int(mask.max()) >= _MOST_CLASSES:
-        classes, numbers = np.unique(mask, return_inverse=True)
-        texts = {
-            number: f"{one}: {texts[one]}" if one in texts else str(one)
-            for number, one in enumerate(classes.tolist())
-        }
-        if len(classes) > _MOST_CLASSES:
-            raise RecordError(f"mask must have at most {_MOST_CLASSES} classes for W&B, got {len(classes)}.")
-        mask = numbers.reshape(mask.shape)
-    # Without labels W&B makes some up for the whole range of bytes: only those that are there are meant.
-    texts = texts or {one: str(one) for one in np.unique(mask).tolist()}
-    return {"mask_data": mask.astype(np.int64), "class_labels": texts}
-
-
-def _few_bins(counts: list[int], edges: list[float]) -> tuple[list[int], list[float]]:
-    """Joins neighbouring bins until there are no more than W&B takes."""
-    size = -(-len(counts) // _MOST_BINS)
-    if size == 1:
-        return counts, edges
-    joined = [sum(counts[start : start + size]) for start in range(0, len(counts), size)]
-    return joined, [*edges[:-1:size], edges[-1]]
-
-
-# --- settings and the service --------------------------------------------------------------------------------------
-
-
-def _settings(wandb: Any, given: Mapping[str, Any], plan: WandBPlan) -> Any:
-    """Returns settings that leave the process alone and tell no secrets; the user's come last."""
-    known = set(getattr(wandb.Settings, "model_fields", None) or ())
-    own: dict[str, Any] = {"console": "off", "silent": True, "save_code": False}
-    if redact_arguments(sys.argv[1:]) != sys.argv[1:]:
-        # The command line is part of what W&B notes about a run.
-        own["x_disable_meta"] = True
-    if plan.finish_seconds > 0:
-        own["finish_timeout"] = plan.finish_seconds
-    own = {name: value for name, value in own.items() if not known or name in known}
-    return wandb.Settings(**{**own, **given})
-
-
-def _require_login(wandb: Any, arguments: Mapping[str, Any]) -> None:
-    """Refuses to go online without credentials: W&B would ask for them on the terminal, in a thread.
-
-    Raises:
-        RuntimeError: there are none.
-    """
-    mode = arguments.get("mode")
-    settings = arguments["settings"]
-    if mode != "online" or settings.api_key:
-        return
-    try:
-        from wandb.sdk.lib.wbauth import authenticate_session
-
-        host = wandb.setup().settings.base_url
-        found = authenticate_session(host=host, source="WandB", prompt=False)
-    except (ImportError, TypeError, AttributeError):
-        # Another version, which asks in its own way.
-        return
-    if found is None:
-        raise RuntimeError(
-            "WandB must have an API key for mode='online', got none. Set WANDB_API_KEY, run `wandb login`, or pass "
-            "mode='offline'."
-        )
-
-
-def _library() -> Any:
-    """Returns what W&B keeps for the process, or None where it has begun nothing; private, so looked for with care."""
-    module = sys.modules.get("wandb.sdk.wandb_setup")
-    return getattr(module, "_singleton", None)
-
-
-def _has_service() -> bool:
-    library = _library()
-    return library is not None and getattr(library, "_connection", True) is not None
-
-
-def _end_service(hooks: tuple[Any, Any] | None) -> None:
-    """Ends the service, where no run is in it any more."""
-    library = _library()
-    if library is None or getattr(library, "_active_runs", None):
-        return
-    import wandb
-
-    wandb.teardown()
-    _unhook(hooks)
-
-
-def _kill_service(hooks: tuple[Any, Any] | None) -> None:
-    """Ends the process of a service that does not answer, and what W&B would wait for at the end of the interpreter."""
-    library = _library()
-    connection = getattr(library, "_connection", None)
-    process: Any = getattr(getattr(connection, "_proc", None), "_process", None)
-    if process is None or len(getattr(library, "_active_runs", ())) > 1:
-        return
-    forget: Callable[[], None] | None = getattr(connection, "_cleanup", None)
-    if forget is not None:
-        forget()
-    process.kill()
-    process.wait()
-    # The next run, and `wandb.init` of anybody else, start a new one.
-    setattr(sys.modules["wandb.sdk.wandb_setup"], "_singleton", None)  # noqa: B010  # private to W&B
-    os.environ.pop("WANDB_SERVICE", None)
-    _unhook(hooks)
-
-
-def _unhook(hooks: tuple[Any, Any] | None) -> None:
-    """Puts back the two functions of `sys` that W&B replaced to know how the process ends, where they are still its own."""
-    for name, before in zip(("exit", "excepthook"), hooks or (), strict=False):
-        owner = getattr(getattr(sys, name), "__self__", None)
-        if type(owner).__module__.startswith("wandb."):
-            setattr(sys, name, before)

@@ -128,6 +128,19 @@ class MLflow(Tracker):
         if not feed.put(f"file {remote_file_name!r}", 0, work, is_kept=True):
             copy.unlink(missing_ok=True)
 
+    def download_file(
+        self, remote_file_name: str, destination: str, overwrite: bool = False, progress_bar: bool = True
+    ) -> None:
+        sink, target = self._sink, Path(destination)
+        if target.exists() and not overwrite:
+            raise FileExistsError(
+                f"file {destination!r} must be new, got one that exists. Pass overwrite=True."
+            )
+        self.flush()
+        if sink is None or sink.run_id is None:
+            raise FileNotFoundError(f"file {remote_file_name!r} must be in a run that is open, got none.")
+        sink.download(remote_file_name, target)
+
     def state_dict(self) -> dict[str, Any]:
         saved = super().state_dict()
         if self._sink is not None and self._sink.run_id is not None and self._state is not None:

@@ -5,6 +5,7 @@ that can block, blocks only that.
 """
 
 import functools
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -53,7 +54,7 @@ class WandB(Tracker):
         mode: "online", "offline" for files that `wandb sync` sends later, or "disabled".
         run_id: the id of the run, to go on with one; a new one where it is None.
         resume: "allow", "must", "never" or "auto", as `wandb.init` has it; "allow" where there is an id.
-        dir: the folder in which W&B makes its folder "wandb"; the working directory where it is None.
+        dir: the folder in which W&B makes its folder "wandb"; `WANDB_DIR`, or the working directory, where it is None.
         log_artifacts: whether files given to `upload_file` become artifacts.
         step_metric: the name of the metric that holds the step.
         init_kwargs: more arguments for `wandb.init`, over those above; `settings` may be a dict.
@@ -111,7 +112,9 @@ class WandB(Tracker):
         return None if self._sink is None else self._sink.run
 
     def make_sink(self, state: State) -> WandBSink:
-        arguments: dict[str, Any] = {"project": self._project, **self._plan, "dir": self._dir}
+        # Now, for the lane makes the run later; and W&B itself would take what was the directory when it was first used.
+        folder = self._dir or os.environ.get("WANDB_DIR") or str(Path.cwd())
+        arguments: dict[str, Any] = {"project": self._project, **self._plan, "dir": folder}
         name = state.run_name if self._name is None else self._name.replace("{rank}", str(state.rank))
         run_id = self._run_id
         if self._all_ranks and state.world_size > 1:

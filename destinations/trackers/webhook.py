@@ -20,7 +20,7 @@ from events import Event, Logger, RunStatus, State, redact_text
 
 from ._http import HttpRetry, JsonPost, require_url, shown, without_url
 
-__all__ = ["FAILURE", "Notice", "Webhook", "notice_document"]
+__all__ = ["FAILURE", "HttpRetry", "Notice", "Webhook", "notice_document"]
 
 _log = logging.getLogger("destinations")
 

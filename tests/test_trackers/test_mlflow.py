@@ -12,7 +12,9 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 import wave
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,7 +24,7 @@ from PIL import Image
 from destinations import MLflow
 from destinations.testing import DestinationContract, DryRun
 from destinations.testing._samples import WEIRD_NAMES
-from destinations.trackers._mlflow_sink import _batches, _may_pass, artifact_key, entity_key
+from destinations.trackers._mlflow_values import artifact_key, batches, entity_key, may_pass
 from destinations.trackers._names import Names
 from events import Run
 
@@ -355,9 +357,13 @@ def test_a_server_that_does_not_answer_is_asked_again(tmp_path, monkeypatch, cap
         port = free.getsockname()[1]
     destination = MLflow(f"http://127.0.0.1:{port}", "e", close_seconds=0.05, flush_seconds=0.01)
     run = DryRun(destination)
-
     run.init()
     run.fit()
+    deadline = time.monotonic() + PATIENCE_SECONDS
+
+    while not destination.counts.errors:
+        assert time.monotonic() < deadline
+        destination._feed.flush(0.1)
     run.close()
 
     assert (destination.counts.written_rows, destination.counts.failed_rows) == (0, 0)
@@ -378,6 +384,48 @@ def test_a_row_that_is_refused_does_not_keep_others_out(sqlite_uri, tmp_path, ca
     (found,) = runs_of(sqlite_uri, tmp_path.name)
     assert [step for step, _ in rows_of(sqlite_uri, found)] == [0, 1]
     assert (destination.counts.written_rows, destination.counts.failed_rows) == (2, 2)
+
+
+def test_a_server_that_hangs_costs_close_its_deadline(tmp_path, monkeypatch, caplog):
+    """Training and close go on while a request has no answer."""
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        destination = MLflow(f"http://127.0.0.1:{silent.getsockname()[1]}", "e", close_seconds=0.05)
+        run = DryRun(destination)
+        run.init()
+        run.fire("fit_start")
+        silent.settimeout(PATIENCE_SECONDS)
+        connection = silent.accept()[0]
+        run.fit()
+        (thread,) = [one for one in threading.enumerate() if one.name.startswith("MLflow-")]
+
+        run.close()
+        is_closed_meanwhile = thread.is_alive()
+        connection.close()
+
+    thread.join(PATIENCE_SECONDS)
+    assert is_closed_meanwhile
+    assert not thread.is_alive()
+    assert destination.counts.written_rows == 0
+
+
+def test_files_can_be_brought_back(sqlite_uri, tmp_path):
+    """What was uploaded comes back while the run is open; what was not is not found; nothing is overwritten unasked."""
+    (tmp_path / "file").write_text("hello")
+    destination = make(sqlite_uri, tmp_path, log_artifacts=True)
+    run = DryRun(destination)
+    run.init()
+    run.logger.upload_file("a/b.pt", tmp_path / "file")
+
+    run.logger.download_file("a/b.pt", tmp_path / "back")
+
+    assert (tmp_path / "back").read_text() == "hello"
+    with pytest.raises(FileExistsError):
+        run.logger.download_file("a/b.pt", tmp_path / "back")
+    with pytest.raises(FileNotFoundError):
+        run.logger.download_file("a/c.pt", tmp_path / "other")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["artifacts", "back", "file"]
+    run.close()
 
 
 # --- how it ends, and goes on ----------------------------------------------------------------------------------------
@@ -577,10 +625,10 @@ def test_requests_are_within_limits():
 
     metrics = [Metric("é" * 250, 1 / 3, 2**40, 2**40) for _ in range(1500)] + [Metric("a", 1.0, 1, 1)] * 2500
 
-    batches = list(_batches(metrics))
+    found = list(batches(metrics))
 
-    assert [metric for batch in batches for metric in batch] == metrics
-    for batch in batches:
+    assert [metric for batch in found for metric in batch] == metrics
+    for batch in found:
         assert len(batch) <= 1000
         assert sum(len(message_to_json(metric.to_proto())) for metric in batch) <= 1_000_000
 
@@ -600,8 +648,23 @@ def test_what_may_pass_is_told_from_what_will_not():
     ]
     final = [MlflowException("no", codes.INVALID_PARAMETER_VALUE), MlflowException("odd"), ValueError("x")]
 
-    assert [_may_pass(error) for error in passing] == [True] * 5
-    assert [_may_pass(error) for error in final] == [False] * 3
+    assert [may_pass(error) for error in passing] == [True] * 5
+    assert [may_pass(error) for error in final] == [False] * 3
+
+
+def test_the_example_of_the_docs_runs(sqlite_uri, tmp_path, monkeypatch):
+    """As it stands, and leaves a run with its rows."""
+    monkeypatch.chdir(tmp_path)
+    # With its tables, which take seconds to make.
+    shutil.copy(sqlite_uri.removeprefix("sqlite:///"), tmp_path / "mlflow.db")
+    page = (Path(__file__).parents[2] / "docs/trackers.md").read_text()
+    (code,) = [one for one in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "MLflow(" in one]
+
+    exec(code, {})  # noqa: S102  # ours
+
+    (run,) = runs_of("sqlite:///mlflow.db", "digits")
+    history = client_of("sqlite:///mlflow.db").get_metric_history(run.info.run_id, "loss")
+    assert sorted(metric.step for metric in history) == list(range(100))
 
 
 def test_a_copy_is_closed(sqlite_uri, tmp_path):

@@ -4,6 +4,7 @@ import json
 import math
 import os
 import pickle
+import re
 import socket
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from destinations import WandB
 from destinations.testing import DestinationContract, DryRun
 from destinations.testing._samples import WEIRD_NAMES
 from destinations.trackers._names import Names
-from destinations.trackers._wandb_sink import _few_bins, artifact_name, media_key, metric_key
+from destinations.trackers._wandb_values import artifact_name, few_bins, media_key, metric_key
 from events import Run
 
 # The package and its service are shared by the tests of this module.
@@ -677,11 +678,23 @@ def test_no_two_names_become_one():
 @pytest.mark.parametrize("count", [1, 511, 512, 513, 1000, 1024, 1025, 5000])
 def test_joined_bins_hold_all(count):
     """Counts add up, and the outer edges stay."""
-    counts, edges = _few_bins(list(range(count)), [float(edge) for edge in range(count + 1)])
+    counts, edges = few_bins(list(range(count)), [float(edge) for edge in range(count + 1)])
 
     assert len(counts) <= 512
     assert len(edges) == len(counts) + 1
     assert (sum(counts), edges[0], edges[-1]) == (sum(range(count)), 0.0, count)
+
+
+def test_the_example_of_the_docs_runs(tmp_path, monkeypatch):
+    """As it stands, and leaves a run with its rows."""
+    monkeypatch.chdir(tmp_path)
+    page = (Path(__file__).parents[2] / "docs/trackers.md").read_text()
+    (code,) = [one for one in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "WandB(" in one]
+
+    exec(code, {})  # noqa: S102  # ours
+
+    (path,) = files_of(tmp_path)
+    assert [row["global_step"] for row in rows_of(path)] == list(range(100))
 
 
 def test_a_copy_is_closed(tmp_path):
