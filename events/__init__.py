@@ -13,7 +13,7 @@ from ._stat import Stat
 from ._summary import Aggregation
 from .callback import Callback
 from .config import plain_config
-from .destination import Destination
+from .destination import Destination, MetricsTaker
 from .engine import Engine
 from .errors import (
     CallbackInUseError,
@@ -56,6 +56,7 @@ __all__ = [
     "EventsError",
     "Interval",
     "Logger",
+    "MetricsTaker",
     "MonitorEvent",
     "Phase",
     "RecordError",
