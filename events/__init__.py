@@ -16,7 +16,7 @@ from .binned_values import BinnedValues
 from .callback import Callback
 from .code_snapshot import CodeSnapshot
 from .config import plain_config
-from .destination import Destination
+from .destination import Destination, MetricsTaker
 from .engine import Engine
 from .errors import (
     CallbackInUseError,
@@ -63,6 +63,7 @@ __all__ = [
     "EventsError",
     "Interval",
     "Logger",
+    "MetricsTaker",
     "MonitorEvent",
     "Phase",
     "RecordError",

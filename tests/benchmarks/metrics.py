@@ -4,7 +4,10 @@ Everything is measured in this one run, the project and whichever peers are inst
 microseconds. Each system logs the same rows in a process of its own, three times; the run with the least median counts.
 """
 
+import importlib
+import importlib.util
 import json
+import logging
 import os
 import random
 import resource
@@ -15,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -122,10 +126,22 @@ def trackio_local(folder: str) -> tuple[Any, Any]:
 
 
 def stable_pretraining(folder: str) -> tuple[Any, Any]:
-    """stable-pretraining's RegistryLogger, flushed every 50 rows."""
-    from stable_pretraining.registry.logger import RegistryLogger
-
-    logger = RegistryLogger(folder, "bench", flush_logs_every_n_steps=50)
+    """stable-pretraining's RegistryLogger, flushed every 50 rows; its packages are passed by, which import much more."""
+    spec = importlib.util.find_spec("stable_pretraining")
+    if spec is None or spec.submodule_search_locations is None:
+        raise ModuleNotFoundError("stable_pretraining")
+    (root,) = spec.submodule_search_locations
+    for part in ("", ".registry", ".utils"):
+        package = types.ModuleType(f"stable_pretraining{part}")
+        package.__path__ = [root + part.replace(".", "/")]
+        sys.modules[package.__name__] = package
+    if importlib.util.find_spec("loguru") is None:
+        loguru: Any = types.ModuleType("loguru")
+        loguru.logger = logging.getLogger("loguru")
+        sys.modules["loguru"] = loguru
+    logger = importlib.import_module("stable_pretraining.registry.logger").RegistryLogger(
+        folder, "bench", flush_logs_every_n_steps=50
+    )
     return logger.log_metrics, logger.save
 
 

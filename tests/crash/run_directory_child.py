@@ -1,6 +1,13 @@
-"""A process that logs until it is killed: `python run_directory_child.py FOLDER [MODE]`; says after each call how many."""
+"""A process that logs until it is killed; says after each call how many.
 
+`python run_directory_child.py SOCKET` starts no such process, but a server that forks one for each job: everything is imported
+once. A job is a line of JSON and the descriptor for the output; the answers are the process id, and how it ended.
+"""
+
+import ctypes
+import json
 import os
+import socket
 import sys
 import time
 from pathlib import Path
@@ -8,18 +15,21 @@ from pathlib import Path
 from destinations import RunDirectory
 from events import Engine, Logger, State, Timestamp
 
+_PR_SET_PTRACER = 0x59616D61  # prctl(2)
+_PR_SET_PTRACER_ANY = ctypes.c_ulong(-1)
 
-def main(folder: str, mode: str) -> None:
+
+def log_rows(
+    folder: str, mode: str, *, first: int = 0, last: int = 1_000_000_000, flush_seconds: float = 0.01
+) -> None:
     """Logs rows as fast as it can, or at a pace, with a new metric now and then."""
-    first = int(os.environ.get("FIRST_STEP", "0"))
-    destination = RunDirectory(Path(folder), flush_seconds=float(os.environ.get("FLUSH_SECONDS", "0.01")))
+    destination = RunDirectory(Path(folder), flush_seconds=flush_seconds)
     state = State("crash", timestamp=Timestamp(batch=first))
     logger = Logger(state, [destination], raise_errors=True)
     engine = Engine(state, logger)
     engine.run_event("init")
     if mode != "no-fit":
         engine.run_event("fit_start")
-    last = int(os.environ.get("LAST_STEP", "1000000000"))
     for step in range(first, last):
         metrics = {"a": step + 0.5, "b": float(step)}
         if step % 40 == 39:
@@ -31,5 +41,37 @@ def main(folder: str, mode: str) -> None:
     engine.close()
 
 
+def serve(server: socket.socket) -> None:
+    """Forks a process for each job, one after the other, until there are no more."""
+    while True:
+        data, descriptors, *_ = socket.recv_fds(server, 1 << 16, 3)
+        if not data:
+            return
+        output, gate, said = descriptors
+        pid = os.fork()
+        if pid == 0:
+            server.close()
+            os.dup2(output, 1)
+            os.close(output)
+            os.close(said)
+            # Where only a parent may trace its children: strace is none.
+            ctypes.CDLL(None).prctl(_PR_SET_PTRACER, _PR_SET_PTRACER_ANY, 0, 0, 0)
+            os.read(gate, 1)
+            os.close(gate)
+            code = 1
+            try:
+                log_rows(**json.loads(data))
+                code = 0
+            finally:
+                os._exit(code)
+        for descriptor in (output, gate):
+            os.close(descriptor)
+        os.write(said, b"%d\n" % pid)
+        _, status = os.waitpid(pid, 0)
+        os.write(said, b"%d\n" % status)
+        os.close(said)
+
+
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2] if len(sys.argv) > 2 else "fast")
+    with socket.socket(fileno=int(sys.argv[1])) as connection:
+        serve(connection)

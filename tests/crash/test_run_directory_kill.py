@@ -1,13 +1,19 @@
 """Processes that log metrics are killed: rows whose call had returned are there, each once, and none is torn."""
 
 import csv
+import json
 import os
 import random
 import shutil
 import signal
+import socket
 import subprocess
 import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,12 +27,64 @@ CHILD = Path(__file__).with_name("run_directory_child.py")
 KILLS = 50
 
 
-def start(folder: Path, *prefix: str, mode: str = "fast", **environment: str) -> "subprocess.Popen[bytes]":
-    """Starts the child under a prefix such as strace."""
-    command = [*prefix, sys.executable, str(CHILD), str(folder), mode]
-    return subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env={**os.environ, **environment}
-    )
+class Child:
+    """A process that logs: forked by the server, waiting to be let go."""
+
+    was_killed = False
+
+    def __init__(self, server: socket.socket, **job: Any) -> None:
+        self.stdout, output = os.pipe()
+        gate, self._gate = os.pipe()
+        self._said, said = os.pipe()
+        socket.send_fds(server, [json.dumps(job).encode()], [output, gate, said])
+        for descriptor in (output, gate, said):
+            os.close(descriptor)
+        self.pid = int(os.read(self._said, 100))
+
+    def go(self) -> "Child":
+        """Lets it begin."""
+        os.close(self._gate)
+        return self
+
+    def kill(self) -> None:
+        """Sends SIGKILL."""
+        os.kill(self.pid, signal.SIGKILL)
+
+    def output_until(self, step: int) -> bytes:
+        """Reads what it says until it has said that the call of a step has returned."""
+        output = b""
+        while acknowledged(output) < step:
+            data = os.read(self.stdout, 1 << 16)
+            assert data, output[-100:]
+            output += data
+        return output
+
+    def rest(self) -> bytes:
+        """Reads what it says until it ends, and waits for the end."""
+        output = b""
+        while data := os.read(self.stdout, 1 << 16):
+            output += data
+        status = int(os.read(self._said, 100))
+        self.was_killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
+        os.close(self.stdout)
+        os.close(self._said)
+        return output
+
+
+@pytest.fixture(scope="module")
+def start() -> Iterator[Callable[..., Child]]:
+    """Starts processes that log, from a server that has imported everything already."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        command = [sys.executable, str(CHILD), str(theirs.fileno())]
+        process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stderr=subprocess.DEVNULL)
+        theirs.close()
+
+        def start(folder: Path, mode: str = "fast", **options: Any) -> Child:
+            return Child(ours, folder=str(folder), mode=mode, **options)
+
+        yield start
+    process.wait(timeout=60)
 
 
 def acknowledged(output: bytes) -> int:
@@ -67,20 +125,15 @@ def reopen(folder: Path, steps: int = 0) -> None:
 
 
 @pytest.mark.parametrize("block", range(5))
-def test_fifty_random_kills_lose_no_row(tmp_path, block):
+def test_fifty_random_kills_lose_no_row(tmp_path, start, block):
     """SIGKILL at a random moment: every acknowledged row is there before and after the run is opened again."""
     source = random.Random(block)
     for attempt in range(KILLS // 5):
         folder = tmp_path / str(attempt)
-        process = start(folder, mode=source.choice(["fast", "paced"]))
-        assert process.stdout is not None
-        target, output = source.randrange(1, 1500), b""
-        while acknowledged(output) < target:
-            output += os.read(process.stdout.fileno(), 1 << 16)
-        process.send_signal(signal.SIGKILL)
-        output += process.stdout.read()
-        process.stdout.close()
-        process.wait(timeout=30)
+        child = start(folder, mode=source.choice(["fast", "paced"])).go()
+        output = child.output_until(source.randrange(1, 1500))
+        child.kill()
+        output += child.rest()
 
         last = acknowledged(output)
         found = check(folder, last)
@@ -92,19 +145,14 @@ def test_fifty_random_kills_lose_no_row(tmp_path, block):
         assert not list(folder.glob(".*"))
 
 
-def test_a_run_killed_again_and_again_keeps_every_row(tmp_path):
+def test_a_run_killed_again_and_again_keeps_every_row(tmp_path, start):
     """Each process goes on where the one before was killed; the abandoned steps are in no reader's way."""
     folder, first = tmp_path / "run", 0
     for round_ in range(6):
-        process = start(folder, FIRST_STEP=str(first), mode="paced")
-        assert process.stdout is not None
-        output = b""
-        while acknowledged(output) < first + 200:
-            output += os.read(process.stdout.fileno(), 1 << 16)
-        process.kill()
-        output += process.stdout.read()
-        process.stdout.close()
-        process.wait(timeout=30)
+        child = start(folder, mode="paced", first=first).go()
+        output = child.output_until(first + 200)
+        child.kill()
+        output += child.rest()
         last = acknowledged(output)
         check(folder, last)
         first = max(1, last - 60 * (round_ % 2))
@@ -126,50 +174,63 @@ SYSCALLS = (
     "close",
     "rmdir",
 )
-MOST_POINTS = 10  # Of a syscall that is made more often, some points are drawn.
-TRACED_STEPS = "90"  # Two changes of columns.
+MOST_POINTS = (
+    10  # Of a syscall that is made more often, some points are drawn; test_run_directory_model.py has all.
+)
+TRACED_STEPS = 90  # Two changes of columns.
+
+
+def traced(child: Child, log: str, *options: str) -> bytes:
+    """Lets a child go with strace attached to it; returns what it said."""
+    command = ["strace", "-f", "-qq", "-o", log, *options, "-p", str(child.pid)]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as strace:
+        status = Path(f"/proc/{child.pid}/status")
+        while f"TracerPid:\t{strace.pid}\n" not in status.read_text():
+            if strace.poll() is not None:
+                child.kill()
+                child.go().rest()
+                pytest.skip("strace may not be attached to a process here")
+            time.sleep(0.001)
+        output = child.go().rest()
+        strace.wait(timeout=60)
+    return output
 
 
 @pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
 @pytest.mark.parametrize("syscall", SYSCALLS)
-def test_a_kill_at_any_syscall_loses_no_row(tmp_path, syscall):
+def test_a_kill_at_any_syscall_loses_no_row(tmp_path, start, syscall):
     """SIGKILL at each call of the syscalls that touch the run: drain, column change, position, close; at some of the frequent ones."""
     counted = tmp_path / "count"
     trace = tmp_path / "trace.txt"
-    process = start(
-        counted, "strace", "-f", "-qq", "-o", str(trace), "-e", f"trace={syscall}", LAST_STEP=TRACED_STEPS
-    )
-    process.communicate(timeout=120)
-    lines = trace.read_text(errors="replace").splitlines()
-    calls = [
-        index for index, line in enumerate(lines, 1) if str(counted) in line or _is_unnamed(syscall, line)
-    ]
+    traced(start(counted, last=TRACED_STEPS), str(trace), "-e", f"trace={syscall}")
+    # Injected is the n-th call of whichever thread comes to its n-th first.
+    counts: Counter[str] = Counter()
+    points = set()
+    for line in trace.read_text(errors="replace").splitlines():
+        thread, call = line.split(maxsplit=1)
+        if not call.startswith(f"{syscall}("):
+            continue  # A signal, or the end of a call that another thread came in between.
+        counts[thread] += 1
+        if str(counted) in line or _is_unnamed(syscall, line):
+            points.add(counts[thread])
     source = random.Random(syscall)
-    chosen = calls if len(calls) <= MOST_POINTS else sorted(source.sample(calls, 3))
+    chosen = sorted(points if len(points) <= MOST_POINTS else source.sample(sorted(points), 5))
 
+    kills = 0
     for when in chosen:
         folder = tmp_path / f"at{when}"
         inject = f"inject={syscall}:signal=SIGKILL:when={when}"
-        process = start(
-            folder,
-            "strace",
-            "-f",
-            "-qq",
-            "-o",
-            "/dev/null",
-            "-e",
-            f"trace={syscall}",
-            "-e",
-            inject,
-            LAST_STEP=TRACED_STEPS,
-        )
-        output, _ = process.communicate(timeout=120)
+        child = start(folder, last=TRACED_STEPS)
+        output = traced(child, "/dev/null", "-e", f"trace={syscall}", "-e", inject)
+        kills += child.was_killed
         last = acknowledged(output)
         if not folder.exists():
             continue
         found = check(folder, last)
-        reopen(folder)
-        assert check(folder, last) == found
+        reopen(folder, steps=3)
+        assert check(folder, last) == found + 3
+
+    assert kills > 0
 
 
 def _is_unnamed(syscall: str, line: str) -> bool:
@@ -177,27 +238,20 @@ def _is_unnamed(syscall: str, line: str) -> bool:
     return syscall not in {"openat", "rename", "unlink", "rmdir"} and "write(1," not in line
 
 
-def dead_run(folder: Path, rows: int = 300) -> Path:
+def dead_run(start: Callable[..., Child], folder: Path, rows: int = 300) -> Path:
     """Leaves a run whose journal nobody drained; returns its only segment."""
-    process = start(folder, LAST_STEP=str(rows), FLUSH_SECONDS="1000", mode="no-fit")
-    assert process.stdout is not None
-    output = b""
-    while acknowledged(output) < rows - 1:
-        # The child would drain when it ends; it is stopped before.
-        output += os.read(process.stdout.fileno(), 1 << 16)
-        if acknowledged(output) >= rows - 50:
-            break
-    process.kill()
-    process.stdout.close()
-    process.wait(timeout=30)
+    child = start(folder, mode="no-fit", flush_seconds=1000.0).go()
+    child.output_until(rows)
+    child.kill()
+    child.rest()
     (segment,) = segment_paths(journal_path(folder, 0))
     return segment
 
 
-def test_a_torn_tail_is_left_out_and_written_over(tmp_path):
+def test_a_torn_tail_is_left_out_and_written_over(tmp_path, start):
     """A journal cut or zeroed anywhere shows the rows before, and takes new ones after."""
     origin = tmp_path / "origin"
-    segment = dead_run(origin)
+    segment = dead_run(start, origin)
     data = segment.read_bytes()
     used = len(data.rstrip(b"\0"))
     whole = len(read_rows(origin))
@@ -217,10 +271,10 @@ def test_a_torn_tail_is_left_out_and_written_over(tmp_path):
         assert len(read_rows(folder)) == len(rows) + 3
 
 
-def test_flipped_bytes_are_never_shown(tmp_path):
+def test_flipped_bytes_are_never_shown(tmp_path, start):
     """A byte that the disk got wrong ends the readable part; nothing wrong is presented as a row."""
     origin = tmp_path / "origin"
-    segment = dead_run(origin)
+    segment = dead_run(start, origin)
     data = segment.read_bytes()
     used = len(data.rstrip(b"\0"))
     source = random.Random(7)
@@ -237,18 +291,13 @@ def test_flipped_bytes_are_never_shown(tmp_path):
         check(folder, -1)
 
 
-def test_a_torn_line_of_the_csv_is_written_again(tmp_path):
+def test_a_torn_line_of_the_csv_is_written_again(tmp_path, start):
     """Bytes after what the position counts, whole lines or not, are not counted twice and not kept."""
     folder = tmp_path / "run"
-    process = start(folder, mode="paced")
-    assert process.stdout is not None
-    output = b""
-    while acknowledged(output) < 300:
-        output += os.read(process.stdout.fileno(), 1 << 16)
-    process.kill()
-    output += process.stdout.read()
-    process.stdout.close()
-    process.wait(timeout=30)
+    child = start(folder, mode="paced").go()
+    output = child.output_until(300)
+    child.kill()
+    output += child.rest()
 
     with (folder / "metrics.csv").open("ab") as file:
         file.write(b"7,0,1.0,9.9\n8,0,")
