@@ -9,12 +9,13 @@ import threading
 
 import pytest
 
+from uploads._files import append_line
 from uploads._flusher import Flusher
 from uploads.entry import Entry
 from uploads.errors import ManifestUnreadable, SpoolOwned, SpoolUnusable
 from uploads.outcome import Outcome, UploadState
 from uploads.ownership import OwnerLock, owner_of
-from uploads.spool import Spool, append_line, fsync_entry
+from uploads.spool import Spool, fsync_entry
 
 
 def _entry(sequence=1, name="a", **changes):
