@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import attrs
 
+from ._files import replace_json
 from .entry import CHECKSUM_FILE, DATA_FILE, Entry
 from .errors import RemoteExists, StoreParked
 from .outcome import Outcome, UploadState
-from .spool import replace_json
 from .stores.body import Body, Digest
 
 if TYPE_CHECKING:

@@ -12,7 +12,8 @@ import threading
 from typing import TYPE_CHECKING
 
 from ._disk import sync_disk_of
-from .spool import fsync_entry, fsync_path
+from ._files import fsync_path
+from .spool import fsync_entry
 
 if TYPE_CHECKING:
     from collections.abc import Callable

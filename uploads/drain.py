@@ -11,14 +11,15 @@ store parks it until a probe gets through; one that concerns the entry alone fai
 from __future__ import annotations
 
 import contextlib
-import errno
 import logging
 import os
 import threading
 import time
 from typing import TYPE_CHECKING, Any
 
+from ._credentials import CredentialWatch
 from ._delivery import deliver
+from ._filing import Filing
 from ._health import Health
 from ._redact import redact
 from ._schedule import Counts, Schedule, Standing
@@ -29,7 +30,7 @@ from .outcome import Outcome, UploadState
 from .ownership import OwnerLock
 from .retry import RetryPolicy
 from .spool import utc_now
-from .stores.store import Renewable, Resuming
+from .stores.store import Resuming
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -89,9 +90,9 @@ class Drain:
         self._running = 0
         self._delivered = 0
         self._delivered_bytes = 0
-        self._counting = threading.Lock()  # Guards the two counts, _attempts and _unfiled.
+        self._counting = threading.Lock()  # Guards the two counts and _attempts.
         self._attempts: dict[str, Attempts] = {}
-        self._unfiled: dict[str, Outcome] = {}
+        self._filing = Filing(spool)
         self._said: set[str] = set()
 
     def start(self) -> None:
@@ -197,7 +198,7 @@ class Drain:
                 self._give_back()
 
     def _give_back(self) -> None:
-        self._file_late()
+        self._filing.catch_up()
         self._spool.write_status(self.status())
         self._lock.release()
 
@@ -286,7 +287,7 @@ class Drain:
         with contextlib.suppress(
             FileNotFoundError
         ):  # The spool was deleted under us, but the bytes are where they belong.
-            self._settle_on_disk(folder, outcome)
+            self._filing.settle(folder, outcome)
         with self._counting:
             self._attempts.pop(folder, None)
             if outcome.state is UploadState.DONE:
@@ -294,34 +295,6 @@ class Drain:
                 self._delivered_bytes += outcome.size
         self._schedule.settle(folder, failed=outcome.state.is_failure, replaced_by=outcome.superseded_by)
         self._on_settled(outcome)
-
-    def _settle_on_disk(self, folder: str, outcome: Outcome) -> None:
-        try:
-            self._spool.settle(folder, outcome)
-        except OSError as error:
-            if error.errno == errno.ENOENT:
-                raise
-            with self._counting:
-                self._unfiled[folder] = outcome
-            self._say_once(
-                "settle", f"the spool could not note what was delivered ({error.strerror}); it is tried again"
-            )
-
-    def _file_late(self) -> None:
-        """Notes what could not be noted when it was delivered, for want of disk or descriptors."""
-        with self._counting:
-            unfiled, self._unfiled = self._unfiled, {}
-        done = set(self._spool.list_done()) if unfiled else set()
-        for folder, outcome in unfiled.items():
-            if folder in done:
-                self._settle_late(folder, outcome)
-
-    def _settle_late(self, folder: str, outcome: Outcome) -> None:
-        try:
-            self._spool.file_away(folder, outcome)
-        except OSError:
-            with self._counting:
-                self._unfiled[folder] = outcome
 
     def _abandon(self, place: Path) -> None:
         notes = place / "multipart.json"
@@ -410,41 +383,18 @@ class Drain:
     # Housekeeping.
 
     def _keep_house(self) -> None:
-        files = self._credential_state()
+        credentials = CredentialWatch(self._store)
         last_status = last_scan = self._clock()
         while not self._stopping.wait(_TICK_SECONDS):
             now = self._clock()
             with contextlib.suppress(OSError):
-                self._file_late()
-                if self._health.parked_because:
-                    files = self._renew_if_changed(files)
+                self._filing.catch_up()
+                # A parked store starts over when its credentials files change, and in any case before each probe.
+                if self._health.parked_because and credentials.renew(anyway=self._health.wants_renewal()):
+                    self._schedule.probe_now()
                 if now - last_status >= _STATUS_SECONDS:
                     self._spool.write_status(self.status())
                     last_status = now
                 if now - last_scan >= _RESCAN_SECONDS:
                     self.rescan()
                     last_scan = now
-
-    def _renew_if_changed(self, before: tuple[object, ...]) -> tuple[object, ...]:
-        """A parked store starts over when its credentials files change, and in any case before each probe."""
-        now = self._credential_state()
-        if isinstance(self._store, Renewable):
-            if now != before:
-                self._store.renew()
-                self._schedule.probe_now()
-            elif self._health.wants_renewal():
-                self._store.renew()
-        return now
-
-    def _credential_state(self) -> tuple[object, ...]:
-        if not isinstance(self._store, Renewable):
-            return ()
-        return tuple(_stamp(path) for path in self._store.credential_files())
-
-
-def _stamp(path: Path) -> object:
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return (found.st_ino, found.st_mtime_ns, found.st_size)

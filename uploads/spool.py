@@ -39,6 +39,7 @@ from typing import TYPE_CHECKING, Any
 
 from ._copying import crc32_of
 from ._disk import MOUNTS, boot_id, network_file_system_of
+from ._files import append_line, fsync_path, read_json, replace_json, write_text
 from .entry import (
     CHECKSUM_FILE,
     DATA_FILE,
@@ -130,7 +131,7 @@ class Spool:
         Raises:
             SpoolUnusable: It is from a newer version.
         """
-        about = _read_json(self._description)
+        about = read_json(self._description)
         if about.get("version", _VERSION) != _VERSION:
             raise SpoolUnusable(
                 f"spool {self.path} must have version {_VERSION}, got {about['version']!r}. Use the release that wrote it."
@@ -310,11 +311,11 @@ class Spool:
 
     def attempts_of(self, folder: Path) -> dict[str, Any]:
         """What `note_attempt` kept: count, reason, at."""
-        return _read_json(folder / "attempts.json")
+        return read_json(folder / "attempts.json")
 
     def reason_of(self, folder: Path) -> Outcome | None:
         """Why a failed entry failed, where the note could be written."""
-        record = _read_json(folder / "reason.json")
+        record = read_json(folder / "reason.json")
         return Outcome.from_json(record) if record else None
 
     def delivered(self) -> Iterator[Outcome]:
@@ -335,7 +336,7 @@ class Spool:
 
     def read_status(self) -> dict[str, Any]:
         """What the draining process last said; empty where it never did."""
-        return _read_json(self._status)
+        return read_json(self._status)
 
     def _entry_places(self) -> tuple[Path, ...]:
         return (self.pending, self.inflight, self.done, *(self.failed / state for state in FAILED_STATES))
@@ -343,47 +344,6 @@ class Spool:
     def _outcome_of_done(self, folder: str) -> Outcome:
         entry = Entry.read(self.done / folder)
         return Outcome(identifier_of(folder), entry.remote_name, UploadState.DONE, size=entry.size)
-
-
-def write_text(path: Path, text: str) -> None:
-    """Writes a new file for this user alone."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    try:
-        data = memoryview(text.encode())
-        while data:
-            data = data[os.write(descriptor, data) :]
-    finally:
-        os.close(descriptor)
-
-
-def replace_json(path: Path, value: dict[str, Any]) -> None:
-    """Replaces a file in one step; a reader sees the old text or the new."""
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-    try:
-        write_text(temporary, json.dumps(value, ensure_ascii=False))
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def append_line(path: Path, line: str) -> None:
-    """Appends one whole line with one write, mending a line that a crash tore before."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-    try:
-        size = os.fstat(descriptor).st_size
-        torn = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
-        os.write(descriptor, ("\n" * torn + line + "\n").encode())
-    finally:
-        os.close(descriptor)
-
-
-def fsync_path(path: Path) -> None:
-    """Has the kernel write a file, or the names in a folder, to the disk."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def fsync_entry(folder: Path) -> None:
@@ -417,14 +377,6 @@ def remove_entry(folder: Path) -> None:
 def utc_now() -> str:
     """The wall clock, for people: nothing is ordered or timed by it."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return value if isinstance(value, dict) else {}
 
 
 def _children(folder: Path) -> list[Path]:

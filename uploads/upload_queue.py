@@ -11,14 +11,14 @@ import threading
 import time
 import uuid
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
-from ._default_spool import default_spools
 from ._flusher import Flusher
 from ._forking import forget_in_child
 from ._intake import How, Intake
 from ._ledger import Ledger
-from ._redact import is_secret_option, redact
+from ._opening import choose_isolation, take_spool
+from ._redact import redact
 from ._room import Room
 from ._worker_link import WorkerLink, WorkerOrder
 from .backlog import Backlog
@@ -35,17 +35,15 @@ from .errors import (
 from .handle import FolderHandle, UploadHandle
 from .names import check_remote_name
 from .outcome import Outcome, UploadState
-from .ownership import OwnerLock
 from .retry import RetryPolicy
-from .spool import Spool
 from .staging import files_of, size_of
 from .stores import open_store
-from .stores.uris import is_remote
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
     from types import TracebackType
 
+    from ._opening import Drainer, Isolation
     from .entry import Entry
     from .stores import Store
 
@@ -54,21 +52,8 @@ __all__ = ["UploadQueue"]
 _log = logging.getLogger("uploads")
 
 Durability = Literal["process", "power"]
-Isolation = Literal["threads", "process"]
 
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
-
-
-class _Drainer(Protocol):
-    """What empties the spool: a Drain in this process, or a WorkerLink to one in another."""
-
-    def start(self) -> None: ...
-
-    def add(self, folders: Iterable[str]) -> None: ...
-
-    def stop(self, timeout_seconds: float = ...) -> None: ...
-
-    def forget_after_fork(self) -> None: ...
 
 
 class UploadQueue:
@@ -132,11 +117,7 @@ class UploadQueue:
         if workers < 1:
             raise ValueError(f"workers must be at least 1, got {workers}")
         self._store = open_store(store, **(store_options or {})) if isinstance(store, str | Path) else store
-        self._isolation = isolation or _natural_isolation(store)
-        if self._isolation == "process" and not isinstance(store, str | Path):
-            raise ValueError(
-                f"isolation='process' must have a store given by URI, got {store!r}. Give its URI, or isolation='threads'."
-            )
+        isolation = choose_isolation(isolation, store)
         self._durability = durability
         self._exit_seconds = exit_seconds
         self._give_back_seconds = give_back_seconds
@@ -144,9 +125,7 @@ class UploadQueue:
         self._closing = threading.Lock()  # Guards _closed.
         self._closed: Backlog | None = None
         self._is_child = False
-        self.spool, self._owner = self._take_spool(
-            spool, _description(store, self._store, store_options or {})
-        )
+        self.spool, self._owner = take_spool(spool, store, self._store, store_options or {})
         self.spool.sweep_tmp()
         self._room = Room(
             self.spool.path,
@@ -161,7 +140,9 @@ class UploadQueue:
         self._uri_of, self._state_of = self._store.uri, self._ledger.state_of  # Shared by all handles.
         for folder in (*self.spool.list_pending(), *self.spool.list_inflight()):
             self._ledger.open(folder)
-        self._drainer = self._make_drainer(store, workers, policy, grace_seconds, store_options or {})
+        self._drainer = self._make_drainer(
+            isolation, store, workers, policy, grace_seconds, store_options or {}
+        )
         try:
             self._drainer.start()
         except SpoolOwned:
@@ -382,41 +363,21 @@ class UploadQueue:
         self._ledger.add_failure(outcome)
         return handle
 
-    def _take_spool(self, path: str | Path | None, description: dict[str, Any]) -> tuple[Spool, OwnerLock]:
-        """The spool that was asked for, or the first of the default ones that nobody has: the lock decides, not a look before it."""
-        for candidate in default_spools(self._store.uri()) if path is None else (path,):
-            spool = Spool(candidate)
-            spool.create(description)
-            owner = OwnerLock(spool.queue_lock, "queue")
-            try:
-                owner.acquire()
-            except SpoolOwned:
-                if path is not None:
-                    raise
-            else:
-                return spool, owner
-        raise AssertionError("the default spools have no end")
-
     def _make_drainer(
         self,
+        isolation: Isolation,
         store: Store | str | Path,
         workers: int,
         policy: RetryPolicy | None,
         grace_seconds: float,
         options: dict[str, Any],
-    ) -> _Drainer:
-        if self._isolation == "threads":
+    ) -> Drainer:
+        if isolation == "threads":
             return Drain(
                 self.spool, self._store, workers=workers, policy=policy, on_settled=self._ledger.close
             )
-        order = WorkerOrder(
-            str(self.spool.path),
-            str(store),
-            options,
-            workers,
-            grace_seconds,
-            (policy or RetryPolicy()).to_json(),
-        )
+        waits = (policy or RetryPolicy()).to_json()
+        order = WorkerOrder(str(self.spool.path), str(store), options, workers, grace_seconds, waits)
         return WorkerLink(order, on_settled=self._ledger.close, on_takeover=self._ledger.look_up)
 
     # The end of the process.
@@ -445,19 +406,6 @@ class UploadQueue:
         self._owner.forget()
         self._drainer.forget_after_fork()
         atexit.unregister(self._close_at_exit)
-
-
-def _natural_isolation(store: Store | str | Path) -> Isolation:
-    return "process" if isinstance(store, str | Path) and is_remote(store) else "threads"
-
-
-def _description(given: Store | str | Path, store: Store, options: dict[str, Any]) -> dict[str, Any]:
-    """What `spool.json` keeps for `resume`: everything but secrets."""
-    kept = {key: value for key, value in options.items() if not is_secret_option(key)}
-    return {
-        "uri": redact(str(given)) if isinstance(given, str) and is_remote(given) else store.uri(),
-        "options": kept,
-    }
 
 
 def _as_spool_full(error: OSError, spool: Path, size: int) -> SpoolFull:

@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import zlib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -164,9 +165,17 @@ def measure_throughput(folder: Path) -> None:
             reference,
             "<= 0.50",
         )
+        _compare_composer(server, small, large, reference)
         whole = [
             _seconds(lambda: client.upload_file(str(large), s3_servers.BUCKET, "whole")) for _ in range(3)
         ]
+        alone = statistics.median(_seconds(lambda: _checksums_of(large)) for _ in range(3))
+        _row(
+            "512 MiB: SHA-256, CRC-32 and MD5 alone, against upload_file",
+            alone,
+            "s",
+            statistics.median(whole),
+        )
         for kind, queue in kinds.items():
             for how in ("copied", "moved"):
                 seconds = statistics.median(
@@ -180,6 +189,56 @@ def measure_throughput(folder: Path) -> None:
                 )
         for queue in kinds.values():
             queue.close(10)
+
+
+def _checksums_of(file: Path) -> None:
+    """What S3Store computes for this server, one after the other; upload_file computes none of it."""
+    sha256, md5, crc32 = hashlib.sha256(), hashlib.md5(usedforsecurity=False), 0
+    with file.open("rb") as stream:
+        while chunk := stream.read(1 << 24):
+            sha256.update(chunk)
+            md5.update(chunk)
+            crc32 = zlib.crc32(chunk, crc32)
+
+
+def _compare_composer(server, small, large: Path, reference: float) -> None:
+    """Composer's uploader at the same files, where it is installed: eight threads, then one process as is its default."""
+    try:
+        from composer.devices import DeviceCPU
+        from composer.loggers import RemoteUploaderDownloader
+    except ImportError:
+        print("Composer's RemoteUploaderDownloader: not installed", flush=True)
+        return
+
+    class State:
+        run_name = "benchmark"
+        device = DeviceCPU()
+
+    def upload(files, *, use_procs, threads):
+        uploader = RemoteUploaderDownloader(
+            f"s3://{s3_servers.BUCKET}", use_procs=use_procs, num_concurrent_uploads=threads
+        )
+        uploader.init(State, None)
+        seconds = _seconds(lambda: _upload_with_composer(uploader, State, files))
+        uploader.post_close()
+        return seconds
+
+    os.environ["S3_ENDPOINT_URL"] = server.endpoint_url
+    try:
+        for what, files, options in (
+            ("200 x 256 KiB, Composer, 8 threads", small, {"use_procs": False, "threads": 8}),
+            ("200 x 256 KiB, Composer, its default", small, {"use_procs": True, "threads": 1}),
+        ):
+            _row(what, upload(files, **options), "s", reference)
+        _row("512 MiB, Composer", upload([large], use_procs=False, threads=1))
+    finally:
+        del os.environ["S3_ENDPOINT_URL"]
+
+
+def _upload_with_composer(uploader, state, files) -> None:
+    for file in files:
+        uploader.upload_file(state, f"composer-{file.name}", file, overwrite=True)
+    uploader.wait_for_workers(state.device)
 
 
 def _large_seconds(queue: UploadQueue, large: Path, name: str, how: str) -> float:

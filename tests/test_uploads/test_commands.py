@@ -170,3 +170,17 @@ def test_mounted_commands_give_the_same_exit_codes(tmp_path, capsys):
 
     assert code == EXIT_FAILED
     assert "pending/" in capsys.readouterr().err
+
+
+def test_status_may_be_asked_while_entries_come_and_go(make_queue, make_file):
+    """An entry that changes its place or ends while it is described is described, or left out; never called unreadable."""
+    store = MemoryStore()
+    queue = make_queue(store, workers=2)
+    source = make_file()
+    problems = []
+    for number in range(100):
+        queue.submit(source, f"n{number}")
+        problems += [entry["problem"] for entry in status(queue.spool.path)["entries"] if "problem" in entry]
+
+    assert queue.drain(LIMIT_SECONDS).is_empty
+    assert problems == []

@@ -17,7 +17,7 @@ from uploads.spool import Spool
 from uploads.stores import Body
 from uploads.stores._s3_parts import PartsUpload
 
-LIMIT_SECONDS = 60
+LIMIT_SECONDS = 240
 MEBIBYTE = 1 << 20
 _BUFFER_BYTES = MEBIBYTE  # Of the thread that copies.
 SUMMARIES = """25 30 0:23 / {path} rw,relatime shared:1 - ext4 /dev/vda rw
@@ -60,12 +60,13 @@ def test_what_waits_takes_little_memory_and_no_descriptors(make_queue, make_file
         tracemalloc.stop()
 
     assert (waiting - start) / 1000 < 1000 + _BUFFER_BYTES / 1000
-    assert (second - first) / 1000 < 50
+    assert (second - first) / 1000 < 300  # Tables may grow once more; an entry that stayed would be 700.
     assert opened < descriptors + 50  # Of the one in flight, of the flusher, of housekeeping.
 
 
 def _memory_when_drained(queue):
     assert queue.drain(LIMIT_SECONDS).is_empty
+    assert queue._drainer.wait_idle(LIMIT_SECONDS)
     queue._store.objects.clear()
     queue._store.order.clear()
     queue._store.puts.clear()

@@ -1,17 +1,21 @@
 """The folder of entries: what a crash leaves, what damage does, who owns it."""
 
+import fcntl
 import json
 import os
 import subprocess
 import sys
+import threading
 
 import pytest
 
+from uploads._files import append_line
+from uploads._flusher import Flusher
 from uploads.entry import Entry
 from uploads.errors import ManifestUnreadable, SpoolOwned, SpoolUnusable
 from uploads.outcome import Outcome, UploadState
 from uploads.ownership import OwnerLock, owner_of
-from uploads.spool import Spool, append_line
+from uploads.spool import Spool, fsync_entry
 
 
 def _entry(sequence=1, name="a", **changes):
@@ -246,3 +250,38 @@ def test_nothing_in_the_spool_can_run_code():
         for source in sources
         if "import pickle" in source or "import marshal" in source or "import shelve" in source
     ]
+
+
+def test_who_only_looks_keeps_nobody_out(tmp_path):
+    """`status` holds the lock for an instant; whoever wants to own the spool at that instant waits for it."""
+    path = tmp_path / "lock"
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT)
+    fcntl.flock(descriptor, fcntl.LOCK_SH)
+    looker = threading.Timer(0.05, os.close, [descriptor])
+    looker.start()
+    lock = OwnerLock(path, "queue")
+
+    lock.acquire()
+
+    assert owner_of(path)["pid"] == os.getpid()
+    lock.release()
+    looker.join()
+
+
+def test_the_disk_gets_an_entry_that_moves_while_it_is_written_out(spool):
+    """Fault 7: an entry that is taken for uploading between the look and the fsync is synced all the same."""
+    folder = _publish(spool, _entry())
+    places = []
+
+    def fsync(place):
+        places.append(place.parent.name)
+        if len(places) == 1:
+            spool.claim(folder)
+        fsync_entry(place)
+
+    flusher = Flusher(spool, delay_seconds=0.0, fsync=fsync)
+    flusher.add(folder)
+    flusher.stop(60)
+
+    assert places == ["pending", "inflight"]
+    assert flusher.suspect == 0

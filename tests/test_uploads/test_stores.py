@@ -1,11 +1,15 @@
 """What every store promises, and what only some do."""
 
+import contextlib
+import io
+
 import obstore.store
 import pytest
 
 from tests.servers.stores import MemoryStore
 from uploads import LocalStore, open_store
 from uploads.errors import (
+    BytesCorrupt,
     InvalidRemoteName,
     RejectedByStore,
     RemoteExists,
@@ -265,3 +269,38 @@ def test_the_store_double_keeps_the_contract(make_file):
     with pytest.raises(RemoteExists):
         _put(store, make_file, "a", b"2", overwrite=False)
     assert store.head("b") is None
+
+
+class DiskThatLies:
+    """Of an sftp session: what is written to a file comes back with its first byte changed."""
+
+    def __init__(self, sftp):
+        self._sftp = sftp
+
+    def __getattr__(self, name):
+        return getattr(self._sftp, name)
+
+    def open(self, path, mode):
+        if mode == "rb":
+            return io.BytesIO(b"X" + self._sftp.open(path, mode).read()[1:])
+        return self._sftp.open(path, mode)
+
+
+@pytest.mark.parametrize("read_back_bytes", [0, 100])
+def test_sftp_reads_small_files_back(sshd_login, make_file, tmp_path, read_back_bytes):
+    """Bytes that are others on the server's disk are noticed before the name appears, where files of that size are read back."""
+    store = SftpStore(root=str(tmp_path / "there"), read_back_bytes=read_back_bytes, **sshd_login)
+    with store._session("warm") as sftp:
+        store._sessions.sftp = DiskThatLies(sftp)
+
+    with Body(make_file(content=b"content"), "id") as body:
+        refused = (
+            contextlib.nullcontext()
+            if read_back_bytes == 0
+            else pytest.raises(BytesCorrupt, match="must have SHA-256")
+        )
+        with refused:
+            store.put("a", body, overwrite=True)
+
+    assert [found.name for found in store.list()] == (["a"] if read_back_bytes == 0 else [])
+    store.renew()

@@ -34,6 +34,7 @@ from uploads.errors import (
     UploadsIncomplete,
     UploadTimeout,
 )
+from uploads.names import name_key
 from uploads.ownership import owner_of
 
 LIMIT_SECONDS = 30
@@ -747,3 +748,17 @@ def test_the_queue_does_not_keep_handles(make_queue, make_file, gate):
     gate.set()
     assert queue.drain(LIMIT_SECONDS).is_empty
     assert store.objects == {"a": b"content"}
+
+
+def test_an_entry_that_is_announced_after_it_was_delivered_is_not_called_lost(make_queue, make_file, caplog):
+    """A listing may find an entry before its announcement comes; what comes after it is not refused."""
+    queue = make_queue(MemoryStore())
+    handle = queue.submit(make_file(), "a")
+    handle.result(LIMIT_SECONDS)
+    assert queue._drainer.wait_idle(LIMIT_SECONDS)
+
+    queue._drainer.add([f"{1:012d}-{name_key('a')}-{handle.identifier}"])
+
+    assert queue._drainer.wait_idle(LIMIT_SECONDS)
+    assert queue.submit_pointer("latest", handle).result(LIMIT_SECONDS).state is UploadState.DONE
+    assert "deleted" not in caplog.text

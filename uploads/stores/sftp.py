@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import posixpath
 import stat
 import threading
@@ -29,7 +30,10 @@ _PARTIAL = ".uploads-partial-"
 
 
 class SftpStore:
-    """Objects are files under a folder there. A put writes beside its goal and renames; size is checked, contents are not read back.
+    """Objects are files under a folder there. A put writes beside its goal and renames.
+
+    Before the rename the size is compared, and files up to `read_back_bytes` are read back and compared: SFTP has no checksums that servers
+    offer (`check-file` is an extension that OpenSSH does not have), and what travels is vouched for by SSH itself, what is written is not.
 
     Every thread has a session of its own over one connection, which is made at the first request.
 
@@ -42,6 +46,7 @@ class SftpStore:
         key_filename: A private key.
         known_hosts: A file of host keys, besides `~/.ssh/known_hosts`; an unknown host is refused.
         timeout_seconds: For a connection and for each answer.
+        read_back_bytes: Files up to this size are read back once they are written, which sends them twice; 0 for none.
 
     Raises:
         ImportError: paramiko is not installed.
@@ -58,6 +63,7 @@ class SftpStore:
         key_filename: str | None = None,
         known_hosts: str | None = None,
         timeout_seconds: float | str = 60.0,
+        read_back_bytes: int | str = 1 << 20,
     ) -> None:
         try:
             import paramiko
@@ -74,6 +80,7 @@ class SftpStore:
         self._key_filename = key_filename
         self._known_hosts = known_hosts
         self._timeout_seconds = float(timeout_seconds)
+        self._read_back_bytes = int(read_back_bytes)
         self._lock = threading.Lock()  # Guards the connection.
         self._client: Any = None
         self._sessions = threading.local()
@@ -206,6 +213,13 @@ class SftpStore:
         size = sftp.stat(path).st_size
         if size != body.digest.size:
             raise BytesCorrupt(f"{path} must have {body.digest.size} bytes on {self._host}, got {size}")
+        if size <= self._read_back_bytes:
+            with sftp.open(path, "rb") as stream:
+                sha256 = hashlib.sha256(stream.read()).hexdigest()
+            if sha256 != body.digest.sha256:
+                raise BytesCorrupt(
+                    f"{path} must have SHA-256 {body.digest.sha256} on {self._host}, got {sha256}"
+                )
 
     def _rename_create_only(self, sftp: Any, partial: str, goal: str) -> None:
         """SSH_FXP_RENAME refuses an existing goal (draft-ietf-secsh-filexfer-02, 6.5), but with a code that could mean anything."""

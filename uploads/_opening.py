@@ -1,0 +1,91 @@
+"""What a queue settles before it takes its first file: where uploads run, which spool is its own, what that spool says of itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from ._default_spool import default_spools
+from ._redact import is_secret_option, redact
+from .errors import SpoolOwned
+from .ownership import OwnerLock
+from .spool import Spool
+from .stores.uris import is_remote
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from .stores import Store
+
+__all__ = ["Drainer", "Isolation", "choose_isolation", "take_spool"]
+
+Isolation = Literal["threads", "process"]
+
+
+class Drainer(Protocol):
+    """What empties the spool: a Drain in this process, or a WorkerLink to one in another."""
+
+    def start(self) -> None:
+        """Takes the spool over and begins."""
+
+    def add(self, folders: Iterable[str]) -> None:
+        """Hears of new entries."""
+
+    def stop(self, timeout_seconds: float = ...) -> None:
+        """Ends, and gives the spool back."""
+
+    def forget_after_fork(self) -> None:
+        """In a forked child: everything is the parent's."""
+
+
+def choose_isolation(asked: Isolation | None, store: Store | str | Path) -> Isolation:
+    """What was asked for; by default a process for stores over a network that are given by URI, threads for the rest.
+
+    Raises:
+        ValueError: A process was asked for, and the store cannot be sent to one.
+    """
+    is_uri = isinstance(store, str | Path)
+    if asked == "process" and not is_uri:
+        raise ValueError(
+            f"isolation='process' must have a store given by URI, got {store!r}. Give its URI, or isolation='threads'."
+        )
+    return asked or ("process" if isinstance(store, str | Path) and is_remote(store) else "threads")
+
+
+def take_spool(
+    path: str | Path | None, given: Store | str | Path, store: Store, options: dict[str, Any]
+) -> tuple[Spool, OwnerLock]:
+    """The spool that was asked for, or the first of the default ones that nobody has: the lock decides, not a look before it.
+
+    Args:
+        path: Asked for, if any.
+        given: How the user gave the store.
+        store: The same, opened.
+        options: Given with it.
+
+    Raises:
+        SpoolOwned: Somebody has the one that was asked for.
+        SpoolUnusable: It cannot be written.
+    """
+    description = _description(given, store, options)
+    for candidate in default_spools(store.uri()) if path is None else (path,):
+        spool = Spool(candidate)
+        spool.create(description)
+        owner = OwnerLock(spool.queue_lock, "queue")
+        try:
+            owner.acquire()
+        except SpoolOwned:
+            if path is not None:
+                raise
+        else:
+            return spool, owner
+    raise AssertionError("the default spools have no end")
+
+
+def _description(given: Store | str | Path, store: Store, options: dict[str, Any]) -> dict[str, Any]:
+    """What `spool.json` keeps for `resume`: everything but secrets."""
+    kept = {key: value for key, value in options.items() if not is_secret_option(key)}
+    return {
+        "uri": redact(str(given)) if isinstance(given, str) and is_remote(given) else store.uri(),
+        "options": kept,
+    }
