@@ -112,8 +112,10 @@ class Run:
         found = Scanner(str(folder.parent), Known()).read_run(folder.name)
         if found is None or found.reading is None:
             raise RunNotFoundError(str(path))
-        fields = attrs.asdict(found.reading, recurse=False) | {"problem": found.problem}
-        return cls(RunRecord(path=folder, heartbeat_at=found.heartbeat_at, **fields))
+        known = {field.name for field in attrs.fields(RunRecord)}
+        fields = attrs.asdict(found.reading, recurse=False, filter=lambda field, _: field.name in known)
+        fields |= {"path": folder, "heartbeat_at": found.heartbeat_at, "problem": found.problem}
+        return cls(RunRecord(**fields))
 
     def reload(self) -> "Run":
         """Returns the run as its folder says now.

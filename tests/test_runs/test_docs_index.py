@@ -56,7 +56,9 @@ def test_the_error_is_shown_as_it_is():
 
 def test_the_fields_of_a_record_and_of_a_report_are_named():
     """In the order of the classes, and in the table."""
-    record = next(line for line in section("Asking").splitlines() if line.startswith("Each run has a `record`"))
+    record = next(
+        line for line in section("Asking").splitlines() if line.startswith("Each run has a `record`")
+    )
     report = {name for cell in first_cells(section("What a scan does")) for name in codes(cell)}
 
     assert codes(record)[1:] == [field.name for field in attrs.fields(RunRecord)]
