@@ -1,18 +1,19 @@
 """Filters and orders as SQL. What users write is never a part of a statement, only a value beside it.
 
-A test of a cell is `id IN (runs whose cell is such)`, which SQLite answers from the index of the cell. In a column, numbers sort
+A test of a cell is `id IN (runs whose cell is such)`, which SQLite answers from the index of the cell, once, where these are few;
+where they are many, it is a look at the cell of each run that comes up, until there are as many as are wanted. In a column, numbers sort
 before texts and texts before blobs, whatever their values: `value < ''` are the numbers, `value >= x''` the blobs.
 """
 
 # ruff: noqa: S608  # All that is put into a statement is names of tables and columns that are made here, numbers and question marks.
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import attrs
 
-from .filters import All, Any_, Compare, Exists, Field, In, IsTrue, Match, Node, Not
+from .filter_tree import All, Any_, Compare, Exists, Field, In, IsTrue, Match, Node, Not
 from .liveness import HEARTBEAT_SECONDS
 from .record import Scalar
 from .scan import RUNNING
@@ -63,6 +64,7 @@ def compile_query(
     root: str,
     now: float,
     archived: bool | None,
+    is_rare: Callable[[str, Sequence[Any]], bool] = lambda *_: True,
 ) -> Query:
     """Returns the statements of a query.
 
@@ -73,8 +75,9 @@ def compile_query(
         root: the folder that paths are below of.
         now: by which heartbeats are judged.
         archived: only runs that are archived, or that are not; None for both.
+        is_rare: says whether a statement selects few rows only; takes it with its values.
     """
-    compiler = _Compiler(sources, root, now)
+    compiler = _Compiler(sources, root, now, is_rare)
     condition, values = compiler.node(node) if node is not None else ("1", [])
     if archived is not None:
         condition, values = f"({condition}) AND r.archived = ?", [*values, int(archived)]
@@ -82,7 +85,14 @@ def compile_query(
 
 
 class _Compiler:
-    def __init__(self, sources: Mapping[Field, Source], root: str, now: float) -> None:
+    def __init__(
+        self,
+        sources: Mapping[Field, Source],
+        root: str,
+        now: float,
+        is_rare: Callable[[str, Sequence[Any]], bool],
+    ) -> None:
+        self._is_rare = is_rare
         self._sources = sources
         self._root = root
         self._now = now
@@ -159,8 +169,12 @@ class _Compiler:
         return self._in(source, f"{source.column} IS NOT NULL", [])
 
     def _in(self, source: Source, condition: str, values: list[Any]) -> Sql:
-        named, name = ("", []) if source.name is None else ("name = ? AND ", [source.name])
-        return f"r.id IN (SELECT run FROM {source.table} WHERE {named}{condition})", [*name, *values]
+        if source.name is not None:
+            condition, values = f"name = ? AND {condition}", [source.name, *values]
+        rows = f"SELECT run FROM {source.table} WHERE {condition}"
+        if self._is_rare(rows, values):
+            return f"r.id IN ({rows})", values
+        return f"EXISTS ({rows} AND run = r.id)", values
 
     def _tags(self, node: Compare | In | Match | Exists | IsTrue) -> Sql:
         if isinstance(node, Exists):

@@ -4,58 +4,35 @@ It lies in the cache folder of the user, never in the folder of the runs, which 
 does not work. A file that is damaged or of another version is deleted and made anew; where there can be no file, the index is in
 memory, and gone with the process. `warnings` says so.
 
-**Cells.** Hyperparameters and last values are typed cells: each name has a column in a table of a hundred columns (`cells_0`,
-`cells_1`, …), and each run a row in the tables that it has values for. That is ten times faster to fill than a row for each
-value. A name is given an SQL index when a query first filters or sorts by it. Names beyond the first two thousand share one table
-of rows (`more_cells`). Numbers and texts are stored as such; what SQLite has no type for, or would take for NULL, is a blob:
-see `_BLOBS`. No column has a type of its own, so SQLite converts nothing.
+Hyperparameters and last values are in `cells`, the file is the matter of `database`.
 
-**Threads and processes.** An index belongs to one thread at a time; `Runs` sees to that. Writing transactions begin with the write
-lock, so any number of processes may scan at once: the last one to have read a run is right, or the next scan corrects it. Nothing
-is synced: a power loss may damage the file, which is then made anew.
+**Threads and processes.** An index belongs to one thread at a time; `Runs` sees to that. Any number of processes may scan at once: the
+last one to have read a run is right, or the next scan corrects it.
 """
 
 # ruff: noqa: S608  # All that is put into a statement is names of tables and columns that are made here, numbers and question marks.
 
-import contextlib
-import hashlib
 import json
-import logging
-import math
 import os
-import sqlite3
-import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from operator import itemgetter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from .filter_sql import Query, Source
-from .filters import Field
+from .cells import CELL_TABLES, Cells
+from .database import Database, cache_folder, index_name
+from .filter_sql import Query
 from .reading import Reading
 from .record import RunRecord, Scalar
 from .scan import RUNNING, Found, Known
 
 __all__ = ["VERSION", "Index", "cache_folder"]
 
-_log = logging.getLogger("destinations")
-
 VERSION = 1
-# "runs", so that no other program's database is taken for an index, and deleted.
-_APPLICATION_ID = 0x72756E73
-
-_BUSY_SECONDS = 60.0
-_PAGE_COLUMNS = 100
-_MOST_PAGES = 20
-_PAGED_NAMES = _PAGE_COLUMNS * _MOST_PAGES
 _CHUNK = 500
-_MOST_SHAPES = 1000
-
-_BLOBS: dict[bytes, Scalar] = {b"nan": math.nan, b"true": True, b"false": False, b"none": None}
+_FEW = 2000
 
 _TABLES = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value);
-CREATE TABLE names (id INTEGER PRIMARY KEY, grp TEXT, name TEXT, UNIQUE (grp, name));
 CREATE TABLE folders (path PRIMARY KEY, parent, mtime_ns INTEGER, inode INTEGER) WITHOUT ROWID;
 CREATE TABLE runs (
     id INTEGER PRIMARY KEY, path UNIQUE, parent, mtime_ns INTEGER, inode INTEGER, open INTEGER, files TEXT, heartbeat_at,
@@ -68,8 +45,6 @@ CREATE INDEX runs_open ON runs (open, heartbeat_at) WHERE open != 0;
 CREATE INDEX runs_with_problems ON runs (path, problem) WHERE problem IS NOT NULL;
 CREATE TABLE tags (run INTEGER, tag TEXT, PRIMARY KEY (run, tag)) WITHOUT ROWID;
 CREATE INDEX runs_by_tag ON tags (tag);
-CREATE TABLE more_cells (run INTEGER, name INTEGER, value, PRIMARY KEY (run, name)) WITHOUT ROWID;
-CREATE INDEX more_cells_by_value ON more_cells (name, value);
 """
 
 _RECORD_COLUMNS = (
@@ -80,25 +55,8 @@ _UPSERT = (
     "INSERT OR REPLACE INTO runs VALUES "
     "(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, nullif(?, ''), ?, nullif(?, ''), nullif(?, ''), ?)"
 )
-_ADD_OTHERS = "INSERT OR REPLACE INTO more_cells VALUES (?, ?, ?)"
 
 Result = TypeVar("Result")
-
-
-def cache_folder() -> Path:
-    """Returns the folder for indexes: in `$XDG_CACHE_HOME`, or where caches are on this platform.
-
-    Raises:
-        RuntimeError: the user has no home.
-    """
-    chosen = os.environ.get("XDG_CACHE_HOME", "")
-    if os.path.isabs(chosen):  # noqa: PTH117  # a relative one does not count, says the specification
-        base = Path(chosen)
-    elif sys.platform == "darwin":
-        base = Path.home() / "Library" / "Caches"
-    else:
-        base = Path.home() / ".cache"
-    return base / "training-destinations" / "runs"
 
 
 class Index:
@@ -111,120 +69,21 @@ class Index:
 
     def __init__(self, root: str, folder: Path | None) -> None:
         self.root = root
-        self.warnings: list[str] = []
-        self._path = None if folder is None else folder / _file_name(root)
-        self._db = self._open()
-        self._inode = self._file_inode()
-        self._names: dict[tuple[str, str], int] = {}
-        self._indexed: set[int] = set()
-        # The names that a run has, and how to make rows of its values: most runs of a sweep have the same.
-        self._shapes: dict[tuple[tuple[str, ...], tuple[str, ...], tuple[type, ...]], _Shape] = {}
-
-    @property
-    def path(self) -> Path | None:
-        """The file; None in memory."""
-        return self._path
+        path = None if folder is None else folder / index_name(root)
+        self.database = self._db = Database(path, self._make_tables, VERSION, self._forget)
+        self._cells = Cells(self._db)
 
     def close(self) -> None:
         """Closes the file."""
         self._db.close()
 
-    # --- opening ---------------------------------------------------------------------------------------------------
-
-    def _open(self) -> sqlite3.Connection:
-        for attempt in (1, 2):
-            if self._path is None:
-                break
-            try:
-                self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-                return self._open_file(self._path)
-            except _Unusable as error:
-                self._warn(f"index {self._path} {error}; it is made anew.")
-                self._delete()
-            except (OSError, sqlite3.Error) as error:
-                if attempt == 1 and isinstance(error, sqlite3.DatabaseError) and _is_damage(error):
-                    self._warn(f"index {self._path} is damaged ({error}); it is made anew.")
-                    self._delete()
-                    continue
-                self._warn(f"index {self._path} cannot be used ({error}); it is kept in memory.")
-                self._path = None
-        self._path = None
-        return self._open_file(None)
-
-    def _open_file(self, path: Path | None) -> sqlite3.Connection:
-        db = sqlite3.connect(
-            ":memory:" if path is None else str(path),
-            timeout=_BUSY_SECONDS,
-            isolation_level=None,
-            check_same_thread=False,
-        )
-        try:
-            # No file may be left behind where one is deleted, and a journal of its own is what every file system takes.
-            db.execute("PRAGMA journal_mode = TRUNCATE")
-            db.execute("PRAGMA synchronous = OFF")
-            db.execute("PRAGMA cache_size = -65536")
-            db.execute("PRAGMA temp_store = MEMORY")
-            db.create_function("matches_pattern", 2, _matches_pattern, deterministic=True)
-            with _transaction(db):
-                self._check_tables(db)
-        except BaseException:
-            db.close()
-            raise
-        return db
-
-    def _check_tables(self, db: sqlite3.Connection) -> None:
-        (application,) = db.execute("PRAGMA application_id").fetchone()
-        (version,) = db.execute("PRAGMA user_version").fetchone()
-        if application == _APPLICATION_ID and version == VERSION:
-            return
-        if application == _APPLICATION_ID:
-            age = "a newer" if version > VERSION else "an older"
-            raise _Unusable(f"is of {age} version ({version}, this is {VERSION})")
-        if db.execute("SELECT count(*) FROM sqlite_master").fetchone() != (0,):
-            raise _Unusable("is of another program")
-        for statement in _TABLES.split(";"):
+    def _make_tables(self, db: Any) -> None:
+        for statement in f"{_TABLES}{CELL_TABLES}".split(";"):
             db.execute(statement)
-        db.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
-        db.execute(f"PRAGMA user_version = {VERSION}")
         db.execute("INSERT INTO meta VALUES ('root', ?)", (_storable(self.root),))
 
-    def _delete(self) -> None:
-        for suffix in ("", "-journal", "-wal", "-shm"):
-            with contextlib.suppress(OSError):
-                Path(f"{self._path}{suffix}").unlink()
-
-    def _warn(self, text: str) -> None:
-        self.warnings.append(text)
-        _log.warning("%s", text)
-
-    def _file_inode(self) -> int | None:
-        try:
-            return None if self._path is None else self._path.stat().st_ino
-        except OSError:
-            return None
-
-    def reopen_if_deleted(self) -> None:
-        """Makes a new file where somebody deleted it."""
-        if self._path is not None and self._file_inode() != self._inode:
-            self._reopen()
-
-    def rescue(self, error: sqlite3.Error) -> None:
-        """Begins anew after an error: in a new file where the old one is damaged or gone, else in memory."""
-        if self._path is None:
-            raise error
-        if _is_damage(error):
-            self._warn(f"index {self._path} is damaged ({error}); it is made anew.")
-            self._delete()
-        elif self._file_inode() == self._inode:
-            self._warn(f"index {self._path} cannot be written ({error}); it is kept in memory.")
-            self._path = None
-        self._reopen()
-
-    def _reopen(self) -> None:
-        self._db.close()
-        self._db = self._open()
-        self._inode = self._file_inode()
-        self._forget_names()
+    def _forget(self) -> None:
+        self._cells.forget()
 
     # --- for the scan ----------------------------------------------------------------------------------------------
 
@@ -258,9 +117,8 @@ class Index:
         gone_folders: Iterable[str] = (),
     ) -> None:
         """Takes over what a scan found, in one transaction."""
-        with _transaction(self._db):
-            self._forget_names()
-            self._read_names()
+        with self._db.transaction():
+            self._cells.begin()
             self._delete_runs(gone_runs)
             self._db.executemany(
                 "DELETE FROM folders WHERE path = ?", ((_storable(path),) for path in gone_folders)
@@ -287,10 +145,10 @@ class Index:
                 number = ids[one.path] = largest
             rows.append(self._row(number, one, one.reading))
             tags += [(number, tag) for tag in one.reading.tags]
-            self._add_cells(cells, number, one.reading)
+            self._cells.add(cells, number, one.reading)
         self._db.executemany(_UPSERT, rows)
         self._db.executemany("INSERT OR IGNORE INTO tags VALUES (?, ?)", tags)
-        self._write_cells(cells)
+        self._cells.write(cells)
         self._touch(touched)
 
     def _row(self, number: int, one: Found, reading: Reading) -> tuple[Any, ...]:
@@ -358,90 +216,8 @@ class Index:
 
     def _clear(self, ids: Sequence[int]) -> None:
         if ids:
-            for table in ("tags", "more_cells", *self._pages()):
+            for table in ("tags", *self._cells.tables()):
                 self._db.executemany(f"DELETE FROM {table} WHERE run = ?", ((number,) for number in ids))
-
-    # --- cells -----------------------------------------------------------------------------------------------------
-
-    def _forget_names(self) -> None:
-        self._names.clear()
-        self._shapes.clear()
-        self._indexed.clear()
-
-    def _read_names(self) -> None:
-        if not self._names:
-            for number, group, name in self._db.execute("SELECT id, grp, name FROM names"):
-                self._names[group, name] = number
-
-    def _pages(self) -> list[str]:
-        return [f"cells_{page}" for page in range(-(-min(len(self._names), _PAGED_NAMES) // _PAGE_COLUMNS))]
-
-    def _number(self, group: str, name: str) -> int:
-        """Returns the number of a name, which is its column; a new one gets the next, and its table where that is full."""
-        number = self._names.get((group, name))
-        if number is None:
-            number = len(self._names)
-            self._db.execute("INSERT INTO names VALUES (?, ?, ?)", (number, group, name))
-            self._names[group, name] = number
-            if number < _PAGED_NAMES and number % _PAGE_COLUMNS == 0:
-                columns = ", ".join(f"c{column}" for column in range(_PAGE_COLUMNS))
-                self._db.execute(
-                    f"CREATE TABLE cells_{number // _PAGE_COLUMNS} (run INTEGER PRIMARY KEY, {columns})"
-                )
-        return number
-
-    def _add_cells(self, rows: dict[str, list[Any]], number: int, reading: Reading) -> None:
-        """Adds the values of a run to the rows for each statement."""
-        hparams, summary = reading.hparams, reading.summary
-        values = [*hparams.values(), *summary.values()]
-        if reading.may_have_nan:
-            values = [_cell(value) for value in values]
-        key = (tuple(hparams), tuple(summary), tuple(map(type, values)))
-        shape = self._shapes.get(key)
-        if shape is None:
-            if len(self._shapes) >= _MOST_SHAPES:
-                self._shapes.clear()
-            shape = self._shapes[key] = self._shape(*key)
-        for place in shape.odd:
-            values[place] = _cell(values[place])
-        values.append(number)
-        for statement, row in shape.statements:
-            rows.setdefault(statement, []).append(row(values))
-        if shape.others:
-            others = [(number, name, values[place]) for name, place in shape.others]
-            rows.setdefault(_ADD_OTHERS, []).extend(others)
-
-    def _shape(self, hparams: Sequence[str], summary: Sequence[str], types: Sequence[type]) -> "_Shape":
-        numbers = [self._number("hparams", name) for name in hparams]
-        numbers += [self._number("summary", name) for name in summary]
-        pages: dict[int, list[tuple[int, int]]] = {}
-        others = []
-        for place, number in enumerate(numbers):
-            if number >= _PAGED_NAMES:
-                others.append((number, place))
-            else:
-                pages.setdefault(number // _PAGE_COLUMNS, []).append((number % _PAGE_COLUMNS, place))
-        statements = []
-        for page, cells in pages.items():
-            # Only the columns that there are: SQLite is quick about those that are not, and Python slow about each None.
-            columns = ", ".join(f"c{column}" for column, _ in cells)
-            marks = ", ".join("?" * len(cells))
-            statements.append(
-                (
-                    f"INSERT OR REPLACE INTO cells_{page} (run, {columns}) VALUES (?, {marks})",
-                    itemgetter(len(numbers), *(place for _, place in cells)),
-                )
-            )
-        return _Shape(
-            statements, others, [place for place, kind in enumerate(types) if kind in {bool, type(None)}]
-        )
-
-    def _write_cells(self, rows: Mapping[str, Sequence[Any]]) -> None:
-        for statement, values in rows.items():
-            try:
-                self._db.executemany(statement, values)
-            except OverflowError:
-                self._db.executemany(statement, [tuple(map(_small, row)) for row in values])
 
     # --- for the report --------------------------------------------------------------------------------------------
 
@@ -489,34 +265,16 @@ class Index:
         path = _path(stored)
         return Path(self.root, path) if path else Path(self.root)
 
-    def names(self, group: str) -> list[str]:
-        """Returns the names of all hyperparameters or metrics that a run has or had."""
-        rows = self._db.execute("SELECT name FROM names WHERE grp = ? ORDER BY id", (group,))
-        return [name for (name,) in rows]
+    @property
+    def cells(self) -> Cells:
+        """Hyperparameters and last values."""
+        return self._cells
 
-    def sources(self, fields: Iterable[Field]) -> dict[Field, Source]:
-        """Returns where the cells of some fields are, each with an SQL index; those of names that no run has are left out."""
-        found: dict[Field, Source] = {}
-        for field in fields:
-            row = self._db.execute(
-                "SELECT id FROM names WHERE grp = ? AND name = ?", (field.group, field.name)
-            ).fetchone()
-            if row is None:
-                continue
-            number = int(row[0])
-            if number >= _PAGED_NAMES:
-                found[field] = Source("more_cells", "value", number)
-                continue
-            page, column = f"cells_{number // _PAGE_COLUMNS}", f"c{number % _PAGE_COLUMNS}"
-            if number not in self._indexed:
-                # Where another process writes, this one does without: the answer is the same, and later.
-                with contextlib.suppress(sqlite3.OperationalError):
-                    self._db.execute(
-                        f"CREATE INDEX IF NOT EXISTS {page}_{column} ON {page} ({column}) WHERE {column} IS NOT NULL"
-                    )
-                    self._indexed.add(number)
-            found[field] = Source(page, column, None)
-        return found
+    def is_rare(self, statement: str, values: Sequence[Any]) -> bool:
+        """Says whether a statement selects few rows only."""
+        rows = self._db.execute(f"SELECT count(*) FROM ({statement} LIMIT ?)", (*values, _FEW + 1))
+        (count,) = rows.fetchone()
+        return bool(count <= _FEW)
 
     def select(self, query: Query, limit: int | None) -> list[tuple[int, Any, float | None, int]]:
         """Returns runs in order: the part of the order they are in, the value they are ordered by, creation, id."""
@@ -557,10 +315,9 @@ class Index:
 
     def records(self, ids: Sequence[int]) -> list[tuple[int, RunRecord]]:
         """Returns runs with their ids; one that is gone meanwhile is left out."""
-        names = [(group, name) for group, name in self._db.execute("SELECT grp, name FROM names ORDER BY id")]
         records: list[tuple[int, RunRecord]] = []
         for chunk in _chunks(ids):
-            cells = self._cells_of(chunk, names)
+            cells = self._cells.of_runs(chunk)
             marks = ", ".join("?" * len(chunk))
             rows = self._db.execute(f"SELECT {_RECORD_COLUMNS} FROM runs WHERE id IN ({marks})", chunk)
             records += [(row[0], self._record(row, *cells[row[0]])) for row in rows]
@@ -601,117 +358,6 @@ class Index:
             heartbeat_at=beat,
             problem=problem,
         )
-
-    def _cells_of(
-        self, ids: Sequence[int], names: Sequence[tuple[str, str]]
-    ) -> dict[int, tuple[dict[str, Scalar], dict[str, Any]]]:
-        """Returns hyperparameters and last values of each run."""
-        found: dict[int, tuple[dict[str, Scalar], dict[str, Any]]] = {number: ({}, {}) for number in ids}
-        marks = ", ".join("?" * len(ids))
-
-        def add(run: int, name: int, value: Any) -> None:
-            group, text = names[name]
-            cells = found[run][0 if group == "hparams" else 1]
-            cells[text] = _BLOBS[value] if isinstance(value, bytes) else value
-
-        for first in range(0, min(len(names), _PAGED_NAMES), _PAGE_COLUMNS):
-            table = f"cells_{first // _PAGE_COLUMNS}"
-            for run, *values in self._db.execute(f"SELECT * FROM {table} WHERE run IN ({marks})", ids):
-                for offset, value in enumerate(values):
-                    if value is not None:
-                        add(run, first + offset, value)
-        if len(names) > _PAGED_NAMES:
-            for row in self._db.execute(
-                f"SELECT run, name, value FROM more_cells WHERE run IN ({marks})", ids
-            ):
-                add(*row)
-        return found
-
-
-class _Unusable(Exception):
-    """A file is no index of this version."""
-
-
-class _Shape:
-    """How the values of a run with certain names and types become rows.
-
-    Args:
-        statements: with what takes the row of each out of all values and the number of the run behind them.
-        others: number and place of names that have no column.
-        odd: places of values that SQLite has no type for.
-    """
-
-    def __init__(
-        self,
-        statements: Sequence[tuple[str, Callable[[Any], Any]]],
-        others: list[tuple[int, int]],
-        odd: list[int],
-    ) -> None:
-        self.statements = statements
-        self.others = others
-        self.odd = odd
-
-
-_LARGEST_INT = (1 << 63) - 1
-
-
-# `sqlite3` looks for an adapter of each value whose type is not exactly int, float, str or bytearray; it takes its time.
-_TRUE, _FALSE, _NONE, _NAN = (bytearray(text) for text in (b"true", b"false", b"none", b"nan"))
-
-
-def _cell(value: Scalar) -> Any:
-    if value is True or value is False:
-        return _TRUE if value else _FALSE
-    if value is None:
-        return _NONE
-    return _NAN if value != value else value  # noqa: PLR0124  # NaN
-
-
-def _small(value: Any) -> Any:
-    """Returns a value that fits; an integer beyond 64 bits as the float next to it."""
-    if not isinstance(value, int) or -_LARGEST_INT <= value <= _LARGEST_INT:
-        return value
-    try:
-        return float(value)
-    except OverflowError:
-        return math.inf if value > 0 else -math.inf
-
-
-def _file_name(root: str) -> str:
-    # The home of a user, and the cache folder in it, may be on a file system that several machines share.
-    digest = hashlib.sha256(os.fsencode(f"{os.uname().nodename}\0{root}")).hexdigest()[:16]
-    name = "".join(char if char.isascii() and char.isalnum() else "-" for char in Path(root).name)[:40]
-    return f"{name or 'root'}-{digest}.sqlite"
-
-
-@contextlib.contextmanager
-def _transaction(db: sqlite3.Connection) -> Iterator[None]:
-    # The lock first: a transaction that begins by reading cannot wait for it later.
-    db.execute("BEGIN IMMEDIATE")
-    try:
-        yield
-    except BaseException:
-        with contextlib.suppress(sqlite3.Error):
-            db.execute("ROLLBACK")
-        raise
-    db.execute("COMMIT")
-
-
-def _is_damage(error: sqlite3.Error) -> bool:
-    """Says whether an error is of the content of the file, not of getting at it."""
-    code = getattr(error, "sqlite_errorcode", None)
-    if code is None:
-        return False
-    if code & 0xFF in {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}:
-        return True
-    # A table that was there when the file was opened, or a column of it, is not.
-    return code & 0xFF == sqlite3.SQLITE_ERROR and "no such" in str(error)
-
-
-def _matches_pattern(pattern: str, value: Any) -> bool:
-    import re
-
-    return isinstance(value, str) and re.search(pattern, value) is not None
 
 
 def _storable(path: str) -> Any:

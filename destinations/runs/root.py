@@ -45,12 +45,12 @@ class Root:
             except sqlite3.Error as error:
                 if attempt == _TRIES - 1:
                     raise
-                self.index.rescue(error)
+                self.index.database.rescue(error)
         raise AssertionError
 
     def _scan(self, now: float, *, full: bool) -> ScanReport:
         started = time.perf_counter()
-        self.index.reopen_if_deleted()
+        self.index.database.reopen_if_deleted()
         known = self.index.known()
         scanner = Scanner(self.folder, known, full=full, disk=self.disk, clock_ns=self.clock_ns)
         added = changed = touched = 0
@@ -74,8 +74,8 @@ class Root:
         if batch or gone or gone_folders or scanner.folders:
             self.index.write(batch, folders=scanner.folders, gone_runs=gone, gone_folders=gone_folders)
         runs, alive, damaged, orphans = self.index.counts(now - HEARTBEAT_SECONDS)
-        warnings = tuple(self.index.warnings)
-        self.index.warnings.clear()
+        warnings = tuple(self.index.database.warnings)
+        self.index.database.warnings.clear()
         return ScanReport(
             runs=runs,
             added=added,

@@ -1,11 +1,12 @@
 """`open_runs`: many runs, found, queried and compared."""
 
 import os
+import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from .edits import edit_run
 from .errors import (
@@ -16,7 +17,8 @@ from .errors import (
     RunNotFoundError,
 )
 from .filter_sql import Order, compile_query
-from .filters import FIELDS, All, Compare, Field, Filter, In, Node, parse_field, parse_filter
+from .filter_tree import FIELDS, All, Compare, Field, Filter, In, Node
+from .filters import parse_field, parse_filter
 from .index import Index, cache_folder
 from .record import RunRecord
 from .root import Root
@@ -29,6 +31,7 @@ _LAST_CHARACTER = "\U0010ffff"
 # Newest and greatest first, unless asked otherwise.
 _DESCENDING_GROUPS = frozenset({"summary"})
 
+Result = TypeVar("Result")
 RunLike = str | os.PathLike[str] | Run | RunRecord
 
 
@@ -182,13 +185,22 @@ class Runs:
         order = Order(field, descending)
         wanted = {*Filter("", node).fields(), field} if node is not None else {field}
         cells = [one for one in wanted if one.group != "run"]
-        with self._lock:
+
+        def ask() -> list[RunRecord]:
             found: list[tuple[int, Any, float | None, int, Root]] = []
             is_sortable = field.group == "run"
             for root in self._roots:
-                sources = root.index.sources(cells)
+                sources = root.index.cells.sources(cells)
                 is_sortable = is_sortable or field in sources
-                query = compile_query(node, order, sources, root=root.folder, now=now, archived=archived)
+                query = compile_query(
+                    node,
+                    order,
+                    sources,
+                    root=root.folder,
+                    now=now,
+                    archived=archived,
+                    is_rare=root.index.is_rare,
+                )
                 found += [(*row, root) for row in root.index.select(query, limit)]
             if not is_sortable and len(self):
                 raise MetricNotFoundError(
@@ -197,6 +209,8 @@ class Runs:
             if len(self._roots) > 1:
                 found = _merged(found, descending)[:limit]
             return self._fetch([(root, number) for *_, number, root in found])
+
+        return self._asked(ask)
 
     def __getitem__(self, wanted: str | os.PathLike[str]) -> Run:
         """Returns one run.
@@ -211,8 +225,7 @@ class Runs:
         return Run(self._find(wanted))
 
     def __len__(self) -> int:
-        with self._lock:
-            return sum(root.index.count() for root in self._roots)
+        return self._asked(lambda: sum(root.index.count() for root in self._roots))
 
     def __iter__(self) -> Iterator[Run]:
         """Yields all runs, archived ones among them, the newest first."""
@@ -326,6 +339,21 @@ class Runs:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
+    def _asked(self, ask: Callable[[], Result]) -> Result:
+        """Asks the indexes; where one of them turns out to be damaged, it is made anew, and asked again."""
+        with self._lock:
+            try:
+                return ask()
+            except sqlite3.DatabaseError as error:
+                if isinstance(error, sqlite3.ProgrammingError):
+                    # Closed, or used in a way that it is not made for.
+                    raise
+                for root in self._roots:
+                    if not root.index.database.is_sound():
+                        root.index.database.rescue(error)
+                self.scan()
+                return ask()
+
     # --- finding one -----------------------------------------------------------------------------------------------
 
     def _find(self, wanted: RunLike) -> RunRecord:
@@ -334,7 +362,8 @@ class Runs:
         if isinstance(wanted, RunRecord):
             wanted = wanted.path
         text = os.fspath(wanted)
-        with self._lock:
+
+        def ask() -> list[RunRecord]:
             if not isinstance(wanted, str):
                 found = self._at(text)
             else:
@@ -344,7 +373,9 @@ class Runs:
             if not found:
                 names = (name for root in self._roots for name in root.index.names_like())
                 raise RunNotFoundError(text, dict.fromkeys(names))
-            records = self._fetch(found)
+            return self._fetch(found)
+
+        records = self._asked(ask)
         if len(records) > 1:
             raise AmbiguousRunError(text, [f"{record.run_id} ({record.path})" for record in records])
         if not records:
@@ -393,8 +424,11 @@ class Runs:
         return [records[key] for key in keys if key in records]
 
     def _names(self, group: str) -> list[str]:
-        with self._lock:
-            return list(dict.fromkeys(name for root in self._roots for name in root.index.names(group)))
+        return self._asked(
+            lambda: list(
+                dict.fromkeys(name for root in self._roots for name in root.index.cells.names(group))
+            )
+        )
 
     def _order_field(self, sort_by: str | None) -> Field:
         if sort_by is None:

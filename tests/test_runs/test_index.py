@@ -158,6 +158,19 @@ def test_an_index_that_is_damaged_while_it_is_open_is_made_anew(act, root, cache
     assert scanned(root, cache)[0].runs == 3
 
 
+@pytest.mark.parametrize("act", [scramble, overwrite])
+def test_an_index_that_is_damaged_between_scan_and_query_is_made_anew(act, root, cache):
+    """The query is answered all the same."""
+    scanned(root, cache)
+    with open_runs(root, cache=cache, scan=False, clock=clock) as runs:
+        act(index_file(cache))
+
+        found = runs.query(where="status == 'completed'")
+
+        assert len(found) == len(runs) == 2
+        assert len(runs.report.warnings) == 1
+
+
 def test_an_index_may_be_deleted_at_any_time(root, cache):
     """Also while it is open: the next scan makes another."""
     with open_runs(root, cache=cache, clock=clock) as runs:
