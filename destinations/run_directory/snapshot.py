@@ -11,11 +11,20 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Self
 
-from .csv_text import header_end
+from .csv_text import header_end, parse_header
 from .frames import MAGIC, Keys, frames
-from .layout import POSITION, Position, journal_path, metrics_name, segment_number, segment_paths
+from .layout import (
+    OWN_COLUMNS,
+    POSITION,
+    Position,
+    column_of,
+    journal_path,
+    metrics_name,
+    segment_number,
+    segment_paths,
+)
 
-__all__ = ["CsvPart", "Snapshot", "journal_records", "take_snapshot"]
+__all__ = ["CsvPart", "Snapshot", "journal_records", "metric_columns", "take_snapshot"]
 
 _TRIES = 100
 _CHUNK_BYTES = 1 << 20
@@ -112,6 +121,15 @@ class Snapshot:
 
     def __exit__(self, *_: object) -> None:
         self.csv.close()
+
+
+def metric_columns(snapshot: Snapshot) -> list[str]:
+    """Returns the columns of all metrics, in the order of their first appearance."""
+    names = [name for name in parse_header(snapshot.csv.header) if name not in OWN_COLUMNS]
+    for record in snapshot.records:
+        if isinstance(record, tuple):
+            names += [column for column in map(column_of, record[0]) if column != "epoch"]
+    return list(dict.fromkeys(names))
 
 
 def take_snapshot(run_dir: Path, rank: int) -> Snapshot:

@@ -85,7 +85,9 @@ def block_of_rows(rows: Iterable[MetricRow], wanted: Collection[str] | None = No
     rows = list(rows)
     names = dict.fromkeys(name for row in rows for name in row.metrics) if wanted is None else wanted
     step = np.fromiter((_step(row.step) for row in rows), np.int64, len(rows))
-    time = np.fromiter((np.nan if row.time is None else row.time for row in rows), np.float64, len(rows))
+    time = np.fromiter(
+        (np.nan if row.time is None else _float(row.time) for row in rows), np.float64, len(rows)
+    )
     columns = {}
     for name in names:
         cells = [row.epoch if name == "epoch" else row.metrics.get(name) for row in rows]

@@ -19,7 +19,7 @@ from typing import IO, TYPE_CHECKING, Any, Literal, cast
 from destinations.run_directory.csv_text import texts
 from destinations.run_directory.files import strict_json
 
-from ._sql import PARQUET, identifier, quoted
+from ._sql import NOT_A_NUMBER, PARQUET, identifier, quoted
 from .run import Run
 from .runs import FLAT_FIELDS, flat_record
 
@@ -326,7 +326,7 @@ def _write_piece(connection: Any, blocks: "list[tuple[str, Block]]", path: Path)
     connection.register("points", points)
     connection.execute(
         f"""COPY (SELECT runs[run + 1] AS run_id, metrics[metric + 1] AS metric, nullif(step, {MISSING_STEP}) AS step,
-            CASE WHEN isnan(time) THEN NULL ELSE time END AS time, value
+            CASE WHEN isnan(time) THEN NULL ELSE time END AS time, {NOT_A_NUMBER} AS value
             FROM points, (SELECT $runs::VARCHAR[] AS runs, $metrics::VARCHAR[] AS metrics)) TO {quoted(path)} {PARQUET}""",
         {"runs": runs, "metrics": list(metrics)},
     )

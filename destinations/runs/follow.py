@@ -18,7 +18,7 @@ from typing import Self
 import attrs
 
 from destinations.run_directory.csv_text import parse_header
-from destinations.run_directory.frames import MAGIC, Keys, Resume, frames
+from destinations.run_directory.frames import MAGIC, Keys, frames
 from destinations.run_directory.layout import (
     column_of,
     journal_path,
@@ -91,16 +91,14 @@ class _Segment:
     offset: int
     names: dict[int, tuple[str, ...]] = attrs.field(factory=dict)
 
-    def rows(self) -> Iterator[MetricRow | Resume]:
-        """Returns the rows that are new, and where training went back."""
+    def rows(self) -> Iterator[MetricRow]:
+        """Returns the rows that are new."""
         start = self.offset if self.names else len(MAGIC)
         data = os.pread(self.fd, max(0, os.fstat(self.fd).st_size - start), start)
         for end, record in frames(data):
             is_new = start + end > self.offset
             if isinstance(record, Keys):
                 self.names[record.schema] = record.names
-            elif is_new and isinstance(record, Resume):
-                yield record
             elif is_new and isinstance(record, tuple):
                 schema, step, epoch, at, values = record
                 names = self.names.get(schema, ())
@@ -171,7 +169,6 @@ class Follower:
         # Values read from the journal since the CSV was read last, up to its end; and how many of those to come were read already.
         self._cells = 0
         self._skip = 0
-        self._has_resumed = False
         self._latest = _Latest()
         self._is_matching = False
 
@@ -205,11 +202,8 @@ class Follower:
             # Looked at before it is read: what has a successor, or is gone, cannot grow while it is read.
             is_there = self._segment.is_at(segment_path(self._journal, number))
             later = [found for found in map(segment_number, segment_paths(self._journal)) if found > number]
-            for record in self._segment.rows():
-                if isinstance(record, Resume):
-                    self._has_resumed = True
-                else:
-                    self._take_journal_row(record, rows)
+            for row in self._segment.rows():
+                self._take_journal_row(row, rows)
             self._is_matching = False
             if is_there and not later:
                 return
@@ -259,7 +253,7 @@ class Follower:
             self._csv = CsvPart(fd, snapshot.csv.header, snapshot.csv.end)
         self._is_begun = True
         self._stamp = stamp
-        self._cells, self._has_resumed = 0, False
+        self._cells = 0
         if place is None:
             numbers = [segment_number(path) for path in segment_paths(self._journal)]
             place = (numbers[0], len(MAGIC)) if numbers else None
@@ -309,7 +303,7 @@ class Follower:
     def _is_continued(self, csv: CsvPart) -> bool:
         """Says whether a CSV is the one that was read before, with rows added, if any."""
         if self._csv.fileno() < 0:
-            return not self._has_resumed
+            return self._cells == 0
         if csv.fileno() < 0:
             return False
         is_same = os.path.samestat(os.fstat(csv.fileno()), os.fstat(self._csv.fileno()))

@@ -45,15 +45,6 @@ __all__ = [
     "Video",
 ]
 
-_INDEXES = (
-    MEDIA_INDEX,
-    TABLES_INDEX,
-    HISTOGRAMS_INDEX,
-    TEXTS_INDEX,
-    TRACES_INDEX,
-    ARTIFACTS_INDEX,
-)
-
 
 @attrs.frozen
 class Medium:
@@ -305,6 +296,7 @@ class _Named(Protocol):
 
 _Record = TypeVar("_Record")
 _NamedRecord = TypeVar("_NamedRecord", bound=_Named)
+_AnyMedium = TypeVar("_AnyMedium", bound=Medium)
 
 
 class Records:
@@ -327,27 +319,19 @@ class Records:
         Raises:
             MetricNotFoundError: nothing has this name.
         """
-        return _chosen(self._media("image", self._image), name, step)
+        return _chosen(self._media(Image), name, step)
 
     def audio(self, name: str | None = None, step: int | None = None) -> list[Audio]:
         """Returns sounds; as `images`."""
-
-        def made(record: dict[str, Any], fields: dict[str, Any]) -> Audio:
-            return Audio(**fields, sample_rate=_whole(record.get("sample_rate")))
-
-        return _chosen(self._media("audio", made), name, step)
+        return _chosen(self._media(Audio), name, step)
 
     def videos(self, name: str | None = None, step: int | None = None) -> list[Video]:
         """Returns videos; as `images`."""
-
-        def made(record: dict[str, Any], fields: dict[str, Any]) -> Video:
-            return Video(**fields, fps=number_of(record.get("fps")), format=_text(record.get("format")))
-
-        return _chosen(self._media("video", made), name, step)
+        return _chosen(self._media(Video), name, step)
 
     def point_clouds(self, name: str | None = None, step: int | None = None) -> list[PointCloud]:
         """Returns point clouds; as `images`."""
-        return _chosen(self._media("point_cloud", lambda _, fields: PointCloud(**fields)), name, step)
+        return _chosen(self._media(PointCloud), name, step)
 
     def tables(self, name: str | None = None) -> list[TableEntry]:
         """Returns what is known of the tables, in the order in which they were logged.
@@ -355,20 +339,7 @@ class Records:
         Raises:
             MetricNotFoundError: no table has this name.
         """
-
-        def made(record: dict[str, Any]) -> TableEntry:
-            columns = tuple((str(one["name"]), str(one.get("type", "str"))) for one in record["columns"])
-            return TableEntry(
-                str(record["name"]),
-                _whole(record.get("step")),
-                number_of(record.get("time")),
-                self._inside(record["path"]),
-                _whole(record.get("size")),
-                int(record.get("rows", 0)),
-                columns,
-            )
-
-        return _chosen(self._made(TABLES_INDEX, made), name, None)
+        return _chosen(self._made(TABLES_INDEX, self._table_entry), name, None)
 
     def table(self, name: str, step: int | None = None) -> Table:
         """Reads a table.
@@ -404,21 +375,7 @@ class Records:
         Raises:
             MetricNotFoundError: nothing has this name.
         """
-        import numpy as np
-
-        def made(record: dict[str, Any]) -> Histogram:
-            moments = ("count", "non_finite", "min", "max", "mean", "std", "sum")
-            edges = [number_of(edge) for edge in record["edges"]]
-            return Histogram(
-                str(record["name"]),
-                _whole(record.get("step")),
-                number_of(record.get("time")),
-                np.array(record["counts"], np.int64).reshape(-1),
-                np.array(edges, np.float64).reshape(-1),
-                {moment: number_of(record[moment]) for moment in moments if moment in record},
-            )
-
-        return _chosen(self._made(HISTOGRAMS_INDEX, made), name, None)
+        return _chosen(self._made(HISTOGRAMS_INDEX, _histogram), name, None)
 
     def texts(self, name: str | None = None) -> list[Text]:
         """Returns texts in the order in which they were logged; of all names where None.
@@ -426,20 +383,11 @@ class Records:
         Raises:
             MetricNotFoundError: nothing has this name.
         """
-
-        def made(record: dict[str, Any]) -> Text:
-            at = number_of(record.get("time"))
-            return Text(str(record["name"]), _whole(record.get("step")), at, str(record["text"]))
-
-        return _chosen(self._made(TEXTS_INDEX, made), name, None)
+        return _chosen(self._made(TEXTS_INDEX, _text_record), name, None)
 
     def traces(self) -> list[Trace]:
         """Returns traces in the order in which they were logged."""
-
-        def made(record: dict[str, Any]) -> Trace:
-            return Trace(_whole(record.get("step")), number_of(record.get("time")), dict(record["traces"]))
-
-        return list(self._made(TRACES_INDEX, made))
+        return list(self._made(TRACES_INDEX, _trace))
 
     def artifacts(self, name: str | None = None) -> list[Artifact]:
         """Returns artifacts in the order in which they were kept; of all names where None.
@@ -447,99 +395,129 @@ class Records:
         Raises:
             MetricNotFoundError: nothing has this name.
         """
-
-        def made(record: dict[str, Any]) -> Artifact:
-            return Artifact(
-                str(record["name"]),
-                _whole(record.get("step")),
-                number_of(record.get("time")),
-                self._inside(record["path"]),
-                _whole(record.get("size")),
-                _text(record.get("sha256")),
-            )
-
-        return _chosen(self._made(ARTIFACTS_INDEX, made), name, None)
+        return _chosen(self._made(ARTIFACTS_INDEX, self._artifact), name, None)
 
     def damaged_lines(self) -> dict[str, int]:
         """Returns how many lines of each index cannot be understood; only indexes that have some."""
+        makers: dict[str, Callable[[dict[str, Any]], object]] = {
+            MEDIA_INDEX: self._medium,
+            TABLES_INDEX: self._table_entry,
+            HISTOGRAMS_INDEX: _histogram,
+            TEXTS_INDEX: _text_record,
+            TRACES_INDEX: _trace,
+            ARTIFACTS_INDEX: self._artifact,
+        }
         counts = {}
-        for index in _INDEXES:
-            count = read_lines(self._run_dir / index).damaged
-            count += sum(1 for _ in self._unusable(index))
+        for index, made in makers.items():
+            lines = read_lines(self._run_dir / index)
+            count = lines.damaged + len(lines.records) - sum(1 for _ in self._made(index, made))
             if count:
                 counts[index] = count
         return counts
 
     # --- inside ----------------------------------------------------------------------------------------------------
 
-    def _unusable(self, index: str) -> Iterator[dict[str, Any]]:
-        """Returns the lines that are JSON, but lack what makes them a record."""
-        wanted = {
-            MEDIA_INDEX: ("path", "type"),
-            TABLES_INDEX: ("name", "path", "columns"),
-            HISTOGRAMS_INDEX: ("name", "counts", "edges"),
-            TEXTS_INDEX: ("name", "text"),
-            TRACES_INDEX: ("traces",),
-            ARTIFACTS_INDEX: ("name", "path"),
-        }[index]
-        for record in read_lines(self._run_dir / index).records:
-            if any(name not in record for name in wanted) or not self._is_inside(record.get("path", "x")):
-                yield record
-
     def _made(self, index: str, made: Callable[[dict[str, Any]], _Record]) -> Iterator[_Record]:
+        """Returns the records of an index; those that lack what makes them one are counted by `damaged_lines`."""
         for record in read_lines(self._run_dir / index).records:
             try:
-                yield made(record)
-            except (KeyError, TypeError, ValueError, AttributeError):
-                continue  # Counted by `damaged_lines`.
+                found = made(record)
+            except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
+                continue
+            yield found
 
-    def _media(
-        self, kind: str, made: Callable[[dict[str, Any], dict[str, Any]], _Record]
-    ) -> Iterator[_Record]:
-        def record_of(record: dict[str, Any]) -> _Record:
-            shape = record.get("shape")
-            fields = {
-                "name": str(record.get("name") or record["tag"]),
-                "step": _whole(record.get("step")),
-                "index": _whole(record.get("index")) or 0,
-                "time": number_of(record.get("time")),
-                "path": self._inside(record["path"]),
-                "size": _whole(record.get("size")),
-                "shape": None if shape is None else tuple(int(side) for side in shape),
-                "caption": _text(record.get("caption")),
-            }
-            return made(record, fields)
+    def _media(self, kind: type[_AnyMedium]) -> list[_AnyMedium]:
+        return [medium for medium in self._made(MEDIA_INDEX, self._medium) if isinstance(medium, kind)]
 
-        for found in read_lines(self._run_dir / MEDIA_INDEX).records:
-            if found.get("type") == kind:
-                try:
-                    yield record_of(found)
-                except (KeyError, TypeError, ValueError, AttributeError):
-                    continue  # Counted by `damaged_lines`.
+    def _medium(self, record: dict[str, Any]) -> Medium:
+        shape = record.get("shape")
+        fields: dict[str, Any] = {
+            "name": str(record.get("name") or record["tag"]),
+            "step": _whole(record.get("step")),
+            "index": _whole(record.get("index")) or 0,
+            "time": number_of(record.get("time")),
+            "path": self._inside(record["path"]),
+            "size": _whole(record.get("size")),
+            "shape": None if shape is None else tuple(int(side) for side in shape),
+            "caption": _text(record.get("caption")),
+        }
+        match record["type"]:
+            case "image":
+                return Image(**fields, **self._image_fields(record))
+            case "audio":
+                return Audio(**fields, sample_rate=_whole(record.get("sample_rate")))
+            case "video":
+                return Video(**fields, fps=number_of(record.get("fps")), format=_text(record.get("format")))
+            case "point_cloud":
+                return PointCloud(**fields)
+        return Medium(**fields)  # Of a later version.
 
-    def _image(self, record: dict[str, Any], fields: dict[str, Any]) -> Image:
+    def _image_fields(self, record: dict[str, Any]) -> dict[str, Any]:
         masks = {
-            name: Mask(
+            str(name): Mask(
                 self._inside(mask["path"]),
                 self._inside(mask["overlay"]) if mask.get("overlay") else None,
             )
             for name, mask in (record.get("masks") or {}).items()
         }
         labels = {int(key): str(label) for key, label in (record.get("mask_class_labels") or {}).items()}
-        bounds = record.get("value_range")
-        numbers = [number_of(bound) for bound in bounds] if bounds else []
-        value_range = (numbers[0], numbers[1]) if len(numbers) == 2 else None  # noqa: PLR2004  # least and greatest
-        return Image(**fields, masks=masks, class_labels=labels, value_range=value_range)  # type: ignore[arg-type]
+        bounds = [number_of(bound) for bound in record.get("value_range") or ()]
+        return {
+            "masks": masks,
+            "class_labels": labels,
+            "value_range": (bounds[0], bounds[1]) if len(bounds) == 2 else None,  # noqa: PLR2004  # least, greatest
+        }
 
-    def _is_inside(self, path: Any) -> bool:
-        parts = PurePosixPath(str(path))
-        return not parts.is_absolute() and ".." not in parts.parts
+    def _table_entry(self, record: dict[str, Any]) -> TableEntry:
+        return TableEntry(
+            str(record["name"]),
+            _whole(record.get("step")),
+            number_of(record.get("time")),
+            self._inside(record["path"]),
+            _whole(record.get("size")),
+            int(record.get("rows", 0)),
+            tuple((str(one["name"]), str(one.get("type", "str"))) for one in record["columns"]),
+        )
+
+    def _artifact(self, record: dict[str, Any]) -> Artifact:
+        return Artifact(
+            str(record["name"]),
+            _whole(record.get("step")),
+            number_of(record.get("time")),
+            self._inside(record["path"]),
+            _whole(record.get("size")),
+            _text(record.get("sha256")),
+        )
 
     def _inside(self, path: Any) -> Path:
         """Returns a path of a record, which may not lead out of the run."""
-        if not self._is_inside(path):
+        parts = PurePosixPath(str(path))
+        if parts.is_absolute() or ".." in parts.parts:
             raise ValueError(f"path must stay in the run, got {path!r}")
         return self._run_dir / str(path)
+
+
+def _histogram(record: dict[str, Any]) -> Histogram:
+    import numpy as np
+
+    moments = ("count", "non_finite", "min", "max", "mean", "std", "sum")
+    return Histogram(
+        str(record["name"]),
+        _whole(record.get("step")),
+        number_of(record.get("time")),
+        np.array(record["counts"], np.int64).reshape(-1),
+        np.array([number_of(edge) for edge in record["edges"]], np.float64).reshape(-1),
+        {moment: number_of(record[moment]) for moment in moments if moment in record},
+    )
+
+
+def _text_record(record: dict[str, Any]) -> Text:
+    at = number_of(record.get("time"))
+    return Text(str(record["name"]), _whole(record.get("step")), at, str(record["text"]))
+
+
+def _trace(record: dict[str, Any]) -> Trace:
+    return Trace(_whole(record.get("step")), number_of(record.get("time")), dict(record["traces"]))
 
 
 def _chosen(records: Iterable[_NamedRecord], name: str | None, step: int | None) -> list[_NamedRecord]:

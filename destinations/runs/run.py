@@ -112,8 +112,10 @@ class Run:
         found = Scanner(str(folder.parent), Known()).read_run(folder.name)
         if found is None or found.reading is None:
             raise RunNotFoundError(str(path))
-        fields = attrs.asdict(found.reading, recurse=False) | {"problem": found.problem}
-        return cls(RunRecord(path=folder, heartbeat_at=found.heartbeat_at, **fields))
+        known = {field.name for field in attrs.fields(RunRecord)}
+        fields = attrs.asdict(found.reading, recurse=False, filter=lambda field, _: field.name in known)
+        fields |= {"path": folder, "heartbeat_at": found.heartbeat_at, "problem": found.problem}
+        return cls(RunRecord(**fields))
 
     def reload(self) -> "Run":
         """Returns the run as its folder says now.
@@ -269,12 +271,10 @@ class Run:
 
     def metric_names(self, rank: int = 0) -> list[str]:
         """Returns the columns of all metrics of a rank, in the order of their first appearance."""
-        from destinations.run_directory.snapshot import take_snapshot
-
-        from .series import columns_of
+        from destinations.run_directory.snapshot import metric_columns, take_snapshot
 
         with take_snapshot(self.path, rank) as snapshot:
-            return columns_of(snapshot)
+            return metric_columns(snapshot)
 
     def series(self, name: str, rank: int = 0) -> "Series":
         """Returns all values of a metric as numpy arrays; rows that are still in the journal are among them.

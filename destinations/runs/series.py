@@ -11,16 +11,15 @@ from typing import Any
 import attrs
 import numpy as np
 
-from destinations.run_directory.csv_text import parse_header
 from destinations.run_directory.frames import Resume
-from destinations.run_directory.layout import OWN_COLUMNS, column_of
+from destinations.run_directory.layout import column_of
 from destinations.run_directory.rows import with_journal
-from destinations.run_directory.snapshot import Snapshot, take_snapshot
+from destinations.run_directory.snapshot import Snapshot, metric_columns, take_snapshot
 
 from ._columns import MISSING_STEP, Block, Floats, Steps, block_of_rows, read_blocks
 from .errors import MetricNotFoundError
 
-__all__ = ["MISSING_STEP", "Block", "Series", "columns_of", "read_series", "run_blocks"]
+__all__ = ["MISSING_STEP", "Block", "Series", "read_series", "run_blocks"]
 
 
 @attrs.frozen(eq=False, repr=False)
@@ -64,7 +63,7 @@ def read_series(run_dir: Path, name: str, rank: int = 0) -> Series:
         MetricNotFoundError: the run has no such metric; the text names near ones.
     """
     with take_snapshot(run_dir, rank) as snapshot:
-        known = columns_of(snapshot)
+        known = metric_columns(snapshot)
         column = next((one for one in (column_of(name), name) if one in known or one == "epoch"), None)
         if column is None:
             raise MetricNotFoundError(name, known)
@@ -91,15 +90,6 @@ def run_blocks(run_dir: Path, rank: int = 0, wanted: Sequence[str] | None = None
     """
     with take_snapshot(run_dir, rank) as snapshot:
         yield from _blocks(snapshot, wanted)
-
-
-def columns_of(snapshot: Snapshot) -> list[str]:
-    """Returns the columns of all metrics, in the order of their first appearance."""
-    names = [name for name in parse_header(snapshot.csv.header) if name not in OWN_COLUMNS]
-    for record in snapshot.records:
-        if isinstance(record, tuple):
-            names += [column for column in map(column_of, record[0]) if column != "epoch"]
-    return list(dict.fromkeys(names))
 
 
 def _blocks(snapshot: Snapshot, wanted: Sequence[str] | None) -> Iterator[Block]:

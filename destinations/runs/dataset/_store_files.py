@@ -7,7 +7,9 @@ but what uploads files too.
 import contextlib
 import datetime as dt
 import threading
+import time
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Any
 
 from destinations.runs.errors import DatasetError
@@ -103,13 +105,15 @@ class StoreFile:
     Args:
         store: whose file.
         name: in the store.
+        sleep: waits; injected by tests.
     """
 
-    def __init__(self, store: Store, name: str) -> None:
+    def __init__(self, store: Store, name: str, *, sleep: Callable[[float], object] = time.sleep) -> None:
         found = store.head(name)
         if found is None:
             raise FileNotFoundError(f"{store.uri(name)} must exist, got nothing. Open the dataset again.")
         self._store = store
+        self._sleep = sleep
         self._found = found
         self.size = found.size
         self.closed = False
@@ -182,7 +186,7 @@ class StoreFile:
                     raise DatasetError(
                         f"{self._store.uri(self._found.name)} cannot be read: {error}."
                     ) from error
-                threading.Event().wait(policy.delay_seconds(failures, None))
+                self._sleep(policy.delay_seconds(failures, None))
             else:
                 if len(data) == before:
                     raise DatasetError(

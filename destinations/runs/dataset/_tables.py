@@ -4,7 +4,7 @@
 |---|---|
 | metrics | a point: metric, run_id, rank, step, row, time, value |
 | runs | a run: what `RunRecord` has of it |
-| hparams | a hyperparameter of a run: type, value as JSON, and as a number where it is one |
+| hparams | a hyperparameter of a run: type, as JSON, and as a number where it is one |
 | summary | a metric of a run: last, least, greatest, mean, and how many |
 """
 
@@ -16,7 +16,7 @@ from typing import Any
 
 import attrs
 
-from destinations.runs._sql import PARQUET, quoted
+from destinations.runs._sql import NOT_A_NUMBER, PARQUET, quoted
 from destinations.runs.record import RunRecord, Scalar
 from destinations.runs.run import MetricSummary, Run
 
@@ -56,7 +56,7 @@ COLUMNS: Mapping[str, Mapping[str, str]] = {
         "run_id": "VARCHAR",
         "name": "VARCHAR",
         "type": "VARCHAR",
-        "value": "VARCHAR",
+        "json": "VARCHAR",
         "number": "DOUBLE",
     },
     "summary": {
@@ -121,7 +121,8 @@ def write_batch(connection: Any, batch: Batch, path: Path) -> None:
     # Names by index, for a join would not keep the order.
     connection.execute(
         f"""COPY (SELECT metrics[metric + 1] AS metric, runs[run + 1] AS run_id, rank, {_MISSING.format("step")} AS step,
-            row, make_timestamp({_MISSING.format("time")}) AS time, value
+            row, make_timestamp({_MISSING.format("time")}) AS time,
+            {NOT_A_NUMBER} AS value
             FROM points, (SELECT $metrics::VARCHAR[] AS metrics, $runs::VARCHAR[] AS runs)) TO {quoted(path)} {PARQUET}""",
         {"metrics": list(batch.metrics), "runs": list(batch.runs)},
     )
@@ -170,9 +171,10 @@ def write_table(
         kept = names
         if table == "runs":
             kept = names.replace(
-                ", part,", ", coalesce(map_extract_value($parts::MAP(VARCHAR, VARCHAR), part), part) AS part,"
+                ", part,",
+                ", coalesce(map_extract_value(map($old::VARCHAR[], $new::VARCHAR[]), part), part) AS part,",
             )
-            parameters["parts"] = dict(parts) or {"": ""}
+            parameters |= {"old": list(parts), "new": list(parts.values())}
         source = f"SELECT {kept} FROM read_parquet({quoted(old)}) WHERE run_id NOT IN (FROM replaced) UNION ALL {new}"
     order = "run_id" if table == "runs" else ", ".join(list(columns)[:2])
     connection.execute(
@@ -215,7 +217,7 @@ def _run(row: RunRow) -> dict[str, Any]:
 
 def _hparam(run_id: str, name: str, value: Scalar) -> dict[str, Any]:
     kind, text, number = json_of(value)
-    return {"run_id": run_id, "name": name, "type": kind, "value": text, "number": number}
+    return {"run_id": run_id, "name": name, "type": kind, "json": text, "number": number}
 
 
 def _line(record: Mapping[str, Any]) -> str:

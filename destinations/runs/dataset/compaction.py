@@ -92,12 +92,13 @@ class CompactReport:
 
 def compact(
     source: "str | PathLike[str] | Iterable[Run]",
-    dest: str,
+    dest: "str | PathLike[str] | Store",
     *,
     store_options: dict[str, Any] | None = None,
     scratch: "str | PathLike[str] | None" = None,
     memory_limit: str = _MEMORY,
     file_points: int = _FILE_POINTS,
+    small_parts: int = _MOST_SMALL_PARTS,
     clock: Callable[[], float] = time.time,
 ) -> CompactReport:
     """Brings finished runs into a dataset: those that are new in it, or have changed.
@@ -109,11 +110,12 @@ def compact(
 
     Args:
         source: a folder of runs, or runs.
-        dest: a path, or what `uploads.open_store` takes: `s3://bucket/dataset`.
+        dest: a path, or what `uploads.open_store` takes: `s3://bucket/dataset`; or a store.
         store_options: for `uploads.open_store`.
         scratch: where to keep files while they are made, about 40 bytes a point of a part of at most 50 million points.
         memory_limit: of DuckDB; about 200 bytes a point of `file_points` come on top.
         file_points: about how many points a file has.
+        small_parts: how many parts of less than a million points there may be, before they are made one.
         clock: the time in seconds since 1970.
 
     Raises:
@@ -122,12 +124,14 @@ def compact(
         uploads.errors.UploadError: the store refuses.
     """
     started = clock()
-    store = open_store(dest, **(store_options or {}))
+    store = open_store(str(dest), **(store_options or {})) if isinstance(dest, str | PathLike) else dest
     before = latest_manifest(store)
     with tempfile.TemporaryDirectory(prefix="compact-", dir=scratch) as name:
         connection = connect(store, memory_limit=memory_limit, temp_directory=f"{name}/spill")
         try:
-            work = _Compaction(store, connection, Path(name), before, file_points=file_points)
+            work = _Compaction(
+                store, connection, Path(name), before, file_points=file_points, small_parts=small_parts
+            )
             after = work.run(_runs_of(source), clock)
         finally:
             connection.close()
@@ -154,13 +158,21 @@ class _Compaction:
     """One compaction, from what was found to the next manifest."""
 
     def __init__(
-        self, store: Store, connection: Any, folder: Path, before: Manifest, *, file_points: int
+        self,
+        store: Store,
+        connection: Any,
+        folder: Path,
+        before: Manifest,
+        *,
+        file_points: int,
+        small_parts: int,
     ) -> None:
         self._store = store
         self._connection = connection
         self._folder = folder
         self._before = before
         self._file_points = file_points
+        self._small_parts = small_parts
         self._generation = before.generation + 1
         self._token = uuid.uuid4().hex[:8]
         self._made = 0
@@ -270,7 +282,7 @@ class _Compaction:
     def _merged(self, parts: list[Part]) -> list[Part]:
         """Makes one part of many small ones, which many small compactions have left."""
         small = [part for part in parts if part.points < _SMALL_PART_POINTS]
-        if len(small) <= _MOST_SMALL_PARTS:
+        if len(small) <= self._small_parts:
             return parts
         name, path = self._new_file("metrics")
         sources = ", ".join(quoted(self._path_of(file.name)) for part in small for file in part.files)
@@ -285,7 +297,10 @@ class _Compaction:
     def _copied(self, query: str, name: str, path: Path, run_ids: Sequence[str] | None) -> list[DataFile]:
         parameters = None if run_ids is None else {"runs": list(run_ids)}
         self._connection.execute(f"COPY ({query}) TO {quoted(path)} {PARQUET}", parameters)
-        (points,) = self._connection.execute(f"SELECT count(*) FROM read_parquet({quoted(path)})").fetchone()
+        # All is fetched: DuckDB refuses other work while there may be more.
+        ((points,),) = self._connection.execute(
+            f"SELECT count(*) FROM read_parquet({quoted(path)})"
+        ).fetchall()
         if not points:
             del self._new_files[name]
             return []

@@ -279,7 +279,7 @@ class Tables:
     def found(self) -> Iterator[tuple[str, Reading]]:
         """Returns what is known of each run, with its path."""
         hparams: dict[str, dict[str, Scalar]] = {}
-        for run_id, name, kind, value in self.sql("SELECT run_id, name, type, value FROM hparams").rows:
+        for run_id, name, kind, value in self.sql("SELECT run_id, name, type, json FROM hparams").rows:
             hparams.setdefault(run_id, {})[name] = scalar_of(kind, value)
         summary: dict[str, dict[str, float]] = {}
         for run_id, name, last in self.sql(
@@ -377,7 +377,7 @@ class Dataset(Runs):
     # --- inside ----------------------------------------------------------------------------------------------------
 
     def _find(self, wanted: Any) -> RunRecord:
-        if isinstance(wanted, Run) or isinstance(wanted, RunRecord):
+        if isinstance(wanted, Run | RunRecord):
             wanted = wanted.run_id
         return super()._find(str(wanted))
 

@@ -1,0 +1,70 @@
+"""Runs that tests write, with the real `RunDirectory`."""
+
+import json
+import os
+import shutil
+
+from destinations import RunDirectory
+from events import Engine, Logger, State, Timestamp
+
+
+class Written:
+    """A run that a test moves: `log`, `flush`, `close`."""
+
+    def __init__(self, run_dir, *, rank=0, batch=0, **options):
+        self.destination = RunDirectory(run_dir, **{"flush_seconds": 0.05, **options})
+        self.state = State("test", rank=rank, world_size=rank + 1, timestamp=Timestamp(batch=batch))
+        self.logger = Logger(self.state, [self.destination], raise_errors=True)
+        self.engine = Engine(self.state, self.logger)
+        self.engine.run_event("init")
+        self.engine.run_event("fit_start")
+
+    def log(self, metrics, step=None):
+        self.logger.log_metrics(metrics, step)
+
+    def flush(self):
+        self.logger.flush()
+
+    def close(self):
+        self.engine.close(None)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+
+def copy_as(source, target, run_id):
+    """A copy of a run that is another run; returns its folder."""
+    shutil.copytree(source, target)
+    change_sidecar(target, run_id=run_id)
+    return target
+
+
+def change_sidecar(run_dir, **changes):
+    """Writes fields of the sidecar."""
+    path = run_dir / "sidecar.json"
+    path.write_text(json.dumps({**json.loads(path.read_bytes()), **changes}))
+
+
+def write_stable_pretraining(run_dir, rows, **fields):
+    """A folder as stable-pretraining's `RegistryLogger` leaves it: no times, a NaN as least value, no journal."""
+    write_csv(run_dir, rows)
+    sidecar = {
+        "schema_version": 1,
+        "run_id": run_dir.name,
+        "status": "completed",
+        "hparams": {"optim.lr": 0.1},
+    }
+    sidecar |= {"created_at": 1.7e9, "updated_at": 1.7e9, "tags": [], "notes": "", "summary": {}}
+    (run_dir / "sidecar.json").write_text(json.dumps({**sidecar, **fields}))
+
+
+def write_csv(run_dir, rows):
+    """A folder with nothing but a `metrics.csv`, long ago."""
+    run_dir.mkdir(parents=True, exist_ok=True)
+    path = run_dir / "metrics.csv"
+    path.write_text("".join(f"{row}\n" for row in rows))
+    os.utime(path, (1.7e9, 1.7e9))
+    os.utime(run_dir, (1.7e9, 1.7e9))
