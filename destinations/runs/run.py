@@ -114,8 +114,8 @@ class Run:
             raise RunNotFoundError(str(path))
         known = {field.name for field in attrs.fields(RunRecord)}
         fields = attrs.asdict(found.reading, recurse=False, filter=lambda field, _: field.name in known)
-        fields["problem"] = found.problem
-        return cls(RunRecord(path=folder, heartbeat_at=found.heartbeat_at, **fields))
+        fields |= {"path": folder, "heartbeat_at": found.heartbeat_at, "problem": found.problem}
+        return cls(RunRecord(**fields))
 
     def reload(self) -> "Run":
         """Returns the run as its folder says now.

@@ -162,6 +162,9 @@ def test_writers_do_not_import_the_reader_and_the_reader_does_not_import_torch(p
         elif level:
             assert "runs" not in module.split(".")
             assert level != 1 or module or "runs" not in names
+        else:
+            assert module.split(".")[:2] != ["destinations", "runs"]
+            assert module != "destinations" or "runs" not in names
 
 
 def test_public_names_are_sorted_and_there():

@@ -1,0 +1,172 @@
+"""Reading runs back: `python -m tests.benchmarks runs_read`; `python -m tests.benchmarks.runs_read 1000` exports so many runs.
+
+Runs are folders of plain files, so they are written here as `RunDirectory` leaves them: ten metrics of random numbers, which no encoding
+makes smaller. Seconds are those of the processor, for the machine has other work; peak memory is that of a child process.
+"""
+
+import json
+import multiprocessing
+import random
+import resource
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from tests.benchmarks.timing import Row, print_table
+
+_ROWS = 10_000
+_METRICS = 10
+
+
+def write_run(run_dir: Path, rows: int) -> None:
+    """Writes a run that has ended."""
+    import numpy as np
+
+    from destinations.run_directory.csv_text import block_texts, header_line
+
+    source = np.random.default_rng(abs(hash(run_dir.name)) % 2**32)
+    run_dir.mkdir(parents=True)
+    names = [f"train/m{index}" for index in range(_METRICS)]
+    now = 1.76e9
+    with (run_dir / "metrics.csv").open("wb") as file:
+        file.write(header_line(["step", "epoch", "time", *names]))
+        for start in range(0, rows, 10_000):
+            count = min(10_000, rows - start)
+            values = source.random((count, _METRICS))
+            times = now + np.cumsum(source.uniform(0.0009, 0.0011, count))
+            now = float(times[-1])
+            cells = block_texts(values) or [",".join(map(repr, row)).encode() for row in values.tolist()]
+            file.writelines(
+                b"%d,0,%b,%b\n" % (start + index, repr(round(at, 6)).encode(), text)
+                for index, (at, text) in enumerate(zip(times.tolist(), cells, strict=True))
+            )
+    sidecar = {"run_id": run_dir.name, "status": "completed", "format_version": 1, "schema_version": 1}
+    sidecar |= {"created_at": 1.76e9, "ended_at": now, "updated_at": now, "tags": ["bench"], "notes": ""}
+    sidecar |= {"hparams": {f"optim.h{index}": random.random() for index in range(40)}}
+    sidecar |= {"summary": dict.fromkeys(names, 0.5)}
+    (run_dir / "sidecar.json").write_text(json.dumps(sidecar))
+    metric = {
+        "last": 0.5,
+        "min": 0.0,
+        "max": 1.0,
+        "min_step": 0,
+        "max_step": 1,
+        "count": rows,
+        "non_finite": 0,
+        "mean": 0.5,
+    }
+    (run_dir / "summary.json").write_text(json.dumps({"metrics": dict.fromkeys(names, metric)}))
+
+
+def _in_child(function, *arguments):
+    """Calls a function in a fresh process; returns what it returned, its processor seconds, and the memory it added in MiB."""
+    context = multiprocessing.get_context("spawn")
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_child, args=(sender, function, arguments))
+    process.start()
+    sender.close()  # So that a child that fails ends the waiting.
+    try:
+        return receiver.recv()
+    finally:
+        process.join()
+
+
+def _child(sender, function, arguments):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    start, wall = time.process_time(), time.perf_counter()
+    returned = function(*arguments)
+    taken = time.process_time() - start, time.perf_counter() - wall
+    sender.send((returned, *taken, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024))
+
+
+def read_series(run_dir, plain):
+    """Loads one metric of a large run; the best of three."""
+    import destinations.runs.series
+    from destinations.runs import Run, _columns
+
+    if plain:
+        _columns.read_blocks.__kwdefaults__["decoder"] = None
+    run = Run.open(run_dir)
+    best = 1e9
+    for _ in range(3):
+        start = time.process_time()
+        count = len(run.series("train/m5"))
+        best = min(best, time.process_time() - start)
+    assert count == len(destinations.runs.series.read_series(run_dir, "train/m9"))
+    return best
+
+
+def export(root, path):
+    """Exports all metrics of all runs."""
+    from destinations.runs import Run
+    from destinations.runs.export import export_metrics
+
+    return export_metrics((Run.open(folder) for folder in sorted(Path(root).iterdir())), path)
+
+
+def compact_all(root, dest):
+    """Compacts all runs; returns points and bytes."""
+    from destinations.runs import Run
+    from destinations.runs.dataset import compact
+
+    report = compact([Run.open(folder) for folder in sorted(Path(root).iterdir())], dest)
+    return report.points, report.size
+
+
+def query(dest):
+    """The best value of each run, then one series."""
+    from destinations.runs.dataset import open_dataset
+
+    with open_dataset(dest) as dataset:
+        start = time.perf_counter()
+        dataset.sql(
+            "SELECT run_id, min(value), max(step) FROM metrics WHERE metric = 'train/m3' GROUP BY run_id"
+        )
+        middle = time.perf_counter()
+        len(dataset.series(dataset.records(limit=1)[0].run_id, "train/m3"))
+        return middle - start, time.perf_counter() - middle
+
+
+def main(runs: int = 100) -> bool:
+    """Measures, and returns whether the budgets were kept."""
+    table = []
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        write_run(folder / "large" / "run", 1_000_000)
+        for plain in (False, True):
+            seconds, *_ = _in_child(read_series, folder / "large" / "run", plain)
+            how = "without orjson" if plain else "with orjson"
+            table.append(
+                Row(f"series of 1,000,000 rows, 10 metrics, {how}", seconds, None if plain else 1.0, unit="s")
+            )
+        _, _, wall, memory = _in_child(export, folder / "large", folder / "large.csv")
+        table.append(Row("export of one run of 1,000,000 rows: memory added", memory, 256, unit="MiB"))
+        (folder / "large.csv").unlink()
+        for index in range(runs):
+            write_run(folder / "runs" / f"run{index:05d}", _ROWS)
+        title = f"{runs:,} runs of {_ROWS:,} rows of {_METRICS} metrics"
+        for suffix in ("csv", "jsonl", "parquet"):
+            points, seconds, wall, memory = _in_child(export, folder / "runs", folder / f"metrics.{suffix}")
+            table.append(
+                Row(f"{title}: export to {suffix}, points per s of processor", points / seconds, unit="/s")
+            )
+            table.append(Row(f"{title}: export to {suffix}, points per s", points / wall, unit="/s"))
+            table.append(Row(f"{title}: export to {suffix}, memory added", memory, 512, unit="MiB"))
+            (folder / f"metrics.{suffix}").unlink()
+        (points, size), seconds, wall, memory = _in_child(compact_all, folder / "runs", str(folder / "data"))
+        table.append(Row(f"{title}: compact, points per s of processor", points / seconds, unit="/s"))
+        table.append(Row(f"{title}: compact, points per s", points / wall, unit="/s"))
+        table.append(Row(f"{title}: compact, bytes per point", size / points, 10, unit="B"))
+        table.append(Row(f"{title}: compact, memory added", memory, 2048, unit="MiB"))
+        _, _, wall, _ = _in_child(compact_all, folder / "runs", str(folder / "data"))
+        table.append(Row(f"{title}: compact, nothing new", wall, unit="s"))
+        (of_all, of_one), *_ = _in_child(query, str(folder / "data"))
+        table.append(Row(f"{title}: best value of each run by SQL", of_all, unit="s"))
+        table.append(Row(f"{title}: one series of the dataset", of_one, unit="s"))
+    print_table("Reading runs back", table)
+    return all(row.is_within_budget for row in table)
+
+
+if __name__ == "__main__":
+    sys.exit(0 if main(*map(int, sys.argv[1:])) else 1)
