@@ -1,18 +1,22 @@
 """Reading JSON fast where orjson is installed, and whatever Python's own writer has written in any case."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-__all__ = ["clean_text", "read_object"]
+__all__ = ["clean_text", "read_object", "written_texts"]
 
 _fast_loads: Callable[[bytes], Any]
+_fast_dumps: Callable[[Sequence[str]], str]
 try:
     import orjson
 except ImportError:
-    _fast_loads = json.loads
+    _fast_loads, _fast_dumps = json.loads, json.dumps
 else:
     _fast_loads = orjson.loads
+
+    def _fast_dumps(texts: Sequence[str]) -> str:
+        return orjson.dumps(texts).decode()
 
 
 def read_object(raw: bytes) -> dict[str, Any]:
@@ -34,6 +38,11 @@ def read_object(raw: bytes) -> dict[str, Any]:
     # Only an escape can be a lone surrogate, which neither SQLite nor a terminal takes.
     # To look for one byte is ten times faster than for several.
     return _cleaned(data) if b"\\" in raw and (b"\\ud" in raw or b"\\uD" in raw) else data
+
+
+def written_texts(texts: Sequence[str]) -> str:
+    """Returns texts as a JSON list."""
+    return _fast_dumps(texts) if texts else "[]"
 
 
 def clean_text(text: str) -> str:

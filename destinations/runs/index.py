@@ -18,6 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from ._json import written_texts
 from .cells import CELL_TABLES, Cells
 from .database import Database, cache_folder, index_name
 from .filter_sql import Query
@@ -170,7 +171,7 @@ class Index:
             reading.created_at,
             reading.ended_at,
             reading.updated_at,
-            json.dumps(reading.tags) if reading.tags else "[]",
+            written_texts(reading.tags),
             reading.notes,
             # Python is slow about None and bool: see `_cell`.
             reading.display_name or "",

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from destinations.runs import FilterError
@@ -19,6 +19,8 @@ from destinations.runs.scan import RUNNING, Found
 
 NOW = 1_700_000_000.0
 ROOT = "/runs"
+# Neither a slow machine nor a busy one makes a property wrong.
+SLOW = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 def record(**fields):
@@ -231,7 +233,7 @@ def test_a_filter_that_is_too_large_is_refused(text):
         parse_filter(text, NOW)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(SLOW, max_examples=200)
 @given(st.text(alphabet="ahs.()<>=!~'\"\\ 01-:,andortive\n\x00é", max_size=40))
 def test_any_text_is_a_filter_or_an_error_that_points_into_it(text):
     """Nothing else is ever raised."""
@@ -462,7 +464,7 @@ def indexed(records):
     return index
 
 
-@settings(max_examples=150, deadline=None)
+@settings(SLOW, max_examples=150)
 @given(st.lists(RECORDS, min_size=1, max_size=6), st.lists(FILTERS, min_size=1, max_size=4))
 def test_python_and_sql_agree_with_the_plain_meaning(records, filters):
     """Whatever the runs and the filter, `matches`, the index and a few lines of Python say the same."""
@@ -492,7 +494,7 @@ def test_python_and_sql_agree_with_the_plain_meaning(records, filters):
     index.close()
 
 
-@settings(max_examples=100, deadline=None)
+@settings(SLOW, max_examples=100)
 @given(
     st.lists(RECORDS, min_size=1, max_size=8),
     st.sampled_from(NAMES),
@@ -524,7 +526,7 @@ def test_runs_are_sorted_by_any_cell_with_the_missing_last(records, name, group,
     assert kinds == every[:limit]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(SLOW, max_examples=100)
 @given(st.lists(RECORDS, min_size=1, max_size=4))
 def test_what_goes_into_the_index_comes_out(records):
     """Types and values of hyperparameters and metrics, whatever their names."""

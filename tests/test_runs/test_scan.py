@@ -2,9 +2,12 @@
 
 import collections
 import contextlib
+import importlib.util
 import json
+import math
 import os
 import shutil
+from pathlib import Path
 
 import pytest
 
@@ -787,3 +790,39 @@ def test_runs_of_stable_pretraining_are_runs(opened, root):
     record = opened["best"].record
     assert (record.kind, record.status, record.archived) == ("stable-pretraining", "finished", True)
     assert repr(dict(record.summary)) == "{'loss': nan, 'gain': inf}"
+
+
+def test_what_stable_pretraining_itself_writes_is_read(opened, root):
+    """By its own functions, NaN and all."""
+    package = importlib.util.find_spec("stable_pretraining")
+    if package is None or not package.submodule_search_locations:
+        pytest.skip("stable-pretraining is not installed (.ci/no-deps.txt)")
+    # The module alone: its package wants Lightning, loguru and more.
+    path = Path(package.submodule_search_locations[0], "registry", "_sidecar.py")
+    spec = importlib.util.spec_from_file_location("theirs", path)
+    theirs = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(theirs)
+    folder = root / "20260101" / "120000" / "abc123"
+    folder.mkdir(parents=True)
+    fields = {
+        "hparams": {"optim.lr": 0.1, "layers.0": 3},
+        "summary": {"loss": math.nan, "acc": 0.5},
+        "tags": ["sweep:7"],
+    }
+    theirs.write_sidecar(
+        folder, theirs.make_sidecar(run_id="abc123", run_dir=str(folder), notes="n", **fields)
+    )
+    theirs.touch_heartbeat(folder)
+    os.utime(folder / "heartbeat", (NOW, NOW))
+
+    report = opened.scan()
+
+    record = opened["abc"].record
+    assert counts(report) == {"runs": 1, "added": 1, "alive": 1}
+    assert (record.kind, record.status, record.tags, record.notes) == (
+        "stable-pretraining",
+        "running",
+        ("sweep:7",),
+        "n",
+    )
+    assert (record.hparams, repr(record.summary["loss"])) == ({"optim.lr": 0.1, "layers.0": 3}, "nan")
