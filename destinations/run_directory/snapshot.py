@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Self
 
-from .csv_text import header_end, parse_header
+from .csv_text import header_end, header_line, parse_header
 from .frames import MAGIC, Keys, frames
 from .layout import (
     OWN_COLUMNS,
@@ -29,6 +29,7 @@ __all__ = ["CsvPart", "Snapshot", "journal_records", "metric_columns", "take_sna
 _TRIES = 100
 _CHUNK_BYTES = 1 << 20
 _HEADER_BYTES = 64 << 10
+_OWN_HEADER = header_line(OWN_COLUMNS).rstrip()
 
 
 class CsvPart:
@@ -178,7 +179,10 @@ def _read(folder: Path, path: Path, fd: int, position: Position | None) -> Snaps
         segment, offset = known.segment, known.offset
         if state is not None:
             end = state.csv_bytes
-    if state is None:
+    if state is None and header.startswith(_OWN_HEADER):
+        # A run that has ended, or whose position is lost: our own writer adds lines, or replaces the file.
+        end = _last_line_end(fd, size)
+    elif state is None:
         held = b"" if fd < 0 else _whole(fd)
         size, header = len(held), held[: header_end(held)]
         end = held.rfind(b"\n") + 1
@@ -265,6 +269,18 @@ def _header(fd: int) -> tuple[bytes, int]:
         if end or length >= size:
             return data[:end], size
         length *= 4
+
+
+def _last_line_end(fd: int, size: int) -> int:
+    """Returns where the last whole line ends."""
+    end = size
+    while end > 0:
+        start = max(0, end - _HEADER_BYTES)
+        found = os.pread(fd, end - start, start).rfind(b"\n")
+        if found >= 0:
+            return start + found + 1
+        end = start
+    return 0
 
 
 def _whole(fd: int) -> bytes:
