@@ -20,6 +20,8 @@ WAIT_SECONDS = 120
 HOUR = 3600.0
 
 KILLED = """
+import json
+import pathlib
 import sys
 from destinations import RunDirectory
 from events import Engine, Logger, State
@@ -32,7 +34,11 @@ for folder in sys.argv[1:]:
     engines[-1].run_event("init")
     logger.log_hyperparameters({"kind": "crash"})
     logger.log_metrics({"loss": 0.5}, 1)
-    logger.flush()
+    content = {"hparams": {}}
+    # On a busy machine a flush may give up before all is written.
+    while not (content["hparams"] and content["summary"]):
+        logger.flush()
+        content = json.loads(pathlib.Path(folder, "sidecar.json").read_bytes())
 print("logged", flush=True)
 sys.stdin.read()
 """
@@ -42,9 +48,8 @@ def write(folder, kind, errors):
     """Is one writer: logs, then comes to the end that its kind has."""
     try:
         state = State("test")
-        logger = Logger(
-            state, [RunDirectory(folder, run_id=folder.name, flush_seconds=0.02)], raise_errors=True
-        )
+        run = RunDirectory(folder, run_id=folder.name, flush_seconds=0.02, close_seconds=WAIT_SECONDS)
+        logger = Logger(state, [run], raise_errors=True)
         engine = Engine(state, logger)
         engine.run_event("init")
         logger.log_hyperparameters({"kind": kind, "optim": {"lr": 0.1}})
