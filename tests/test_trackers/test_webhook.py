@@ -7,7 +7,7 @@ import math
 import pickle
 import socket
 import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
@@ -30,8 +30,8 @@ class Server:
         self.may_answer = threading.Event()
         self.may_answer.set()
         self.has_request = threading.Event()
-        self._http = ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(_Handler, self))
-        self._http.daemon_threads = True
+        # With one thread for all requests: one for each would end a moment after the test looks for threads that are left.
+        self._http = _QuietServer(("127.0.0.1", 0), functools.partial(_Handler, self))
         self._thread = threading.Thread(target=self._http.serve_forever, kwargs={"poll_interval": 0.01})
         self._thread.start()
 
@@ -48,6 +48,11 @@ class Server:
         self._http.shutdown()
         self._thread.join(PATIENCE_SECONDS)
         self._http.server_close()
+
+
+class _QuietServer(HTTPServer):
+    def handle_error(self, request, client_address):
+        """Says nothing of clients that have gone away."""
 
 
 class _Handler(BaseHTTPRequestHandler):
