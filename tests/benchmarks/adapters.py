@@ -41,6 +41,8 @@ def main() -> None:
         if done.returncode != 0:
             raise RuntimeError(done.stderr)
         show(name, json.loads(done.stdout.splitlines()[-1]))
+    command = [sys.executable, "-m", "tests.benchmarks.adapters", "calls"]
+    print(subprocess.run(command, capture_output=True, text=True, timeout=300, check=True).stdout, end="")
 
 
 def show(name: str, taken: dict[str, list[list[float]]]) -> None:
@@ -73,6 +75,35 @@ def measure(systems: dict[str, System]) -> dict[str, list[list[float]]]:
             if index:
                 taken[name].append([after - before for before, after in zip(start, end, strict=True)])
     return taken
+
+
+def print_calls() -> None:
+    """Prints what a logger takes by itself: `log_metrics` and `save`, which Lightning calls after each record."""
+    from lightning.pytorch.loggers import CSVLogger
+
+    from destinations import RunDirectory
+    from destinations.adapters.lightning_logger import LightningLogger
+
+    row = {f"train/m{index}": 0.5 * index for index in range(METRICS)}
+    with tempfile.TemporaryDirectory() as folder:
+        loggers = {
+            "LightningLogger(RunDirectory)": LightningLogger(RunDirectory(Path(folder) / "run")),
+            "CSVLogger": CSVLogger(folder),
+        }
+        print(
+            f"Lightning, one record of {METRICS} metrics: log_metrics and save, µs of processor time on the training thread"
+        )
+        for name, logger in loggers.items():
+            times = []
+            for step in range(2 * STEPS):
+                start = time.thread_time_ns()
+                logger.log_metrics(metrics=row, step=step)
+                logger.save()
+                times.append(time.thread_time_ns() - start)
+            print(
+                f"  {name:44} p50 {statistics.median(times) / 1000:8.1f}   mean {statistics.fmean(times) / 1000:8.1f}"
+            )
+        loggers["LightningLogger(RunDirectory)"].close()
 
 
 # --- Lightning -----------------------------------------------------------------------------------------------------
@@ -224,5 +255,8 @@ def transformers_systems() -> dict[str, System]:
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
+    if sys.argv[1] == "calls":
+        print_calls()
+        sys.exit()
     systems = {"lightning": lightning_systems, "transformers": transformers_systems}[sys.argv[1]]()
     print(json.dumps(measure(systems)))
