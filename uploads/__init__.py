@@ -13,7 +13,7 @@ Importing this package starts nothing and loads no store's client.
 from .backlog import Backlog
 from .commands import add_commands
 from .download import download_file
-from .errors import UploadError
+from .errors import RemoteConflict, UploadError
 from .exiting import exit_on_sigterm
 from .handle import FolderHandle, UploadHandle
 from .outcome import Outcome, UploadState
@@ -26,6 +26,7 @@ __all__ = [
     "FolderHandle",
     "LocalStore",
     "Outcome",
+    "RemoteConflict",
     "RemoteObject",
     "RetryPolicy",
     "Store",

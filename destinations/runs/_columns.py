@@ -12,7 +12,7 @@ from typing import Any
 import attrs
 import numpy as np
 
-from destinations.run_directory.csv_text import parse_header
+from destinations.run_directory.csv_text import number, parse_header
 from destinations.run_directory.rows import MetricRow, rows_of
 
 orjson: ModuleType | None
@@ -249,4 +249,8 @@ def _parsed(
         values: Floats = letters.view(f"S{width + 1}").ravel().astype(np.float64)
     except ValueError:
         return None
+    for index in np.flatnonzero((values == 0) & np.signbit(values)):
+        # An integer has no negative zero, and "-0" is one; "-0.0" is none.
+        if isinstance(number(letters[index].tobytes().rstrip(b"\0").decode()), int):
+            values[index] = 0.0
     return values

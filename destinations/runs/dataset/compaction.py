@@ -24,7 +24,7 @@ from destinations.runs.record import RunRecord
 from destinations.runs.run import Run
 from destinations.runs.series import run_blocks
 from uploads import Store, UploadQueue, open_store
-from uploads.errors import RemoteConflict
+from uploads import RemoteConflict
 
 from ._staging import Staging
 from ._store_files import connect, path_of
@@ -121,7 +121,7 @@ def compact(
     Raises:
         DatasetError: `dest` holds something else, or another compaction was faster.
         ImportError: DuckDB is not installed.
-        uploads.errors.UploadError: the store refuses.
+        uploads.UploadError: the store refuses.
     """
     started = clock()
     store = open_store(str(dest), **(store_options or {})) if isinstance(dest, str | PathLike) else dest
