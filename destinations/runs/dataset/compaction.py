@@ -23,8 +23,7 @@ from destinations.runs.errors import DatasetError
 from destinations.runs.record import RunRecord
 from destinations.runs.run import Run
 from destinations.runs.series import run_blocks
-from uploads import Store, UploadQueue, open_store
-from uploads import RemoteConflict
+from uploads import RemoteConflict, Store, UploadQueue, open_store
 
 from ._staging import Staging
 from ._store_files import connect, path_of
