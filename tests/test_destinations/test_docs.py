@@ -45,7 +45,7 @@ def test_every_python_example_is_run():
     """No block of Python is left out of the test above."""
     blocks = sum(page.read_text().count("```python") for page in PAGES)
 
-    assert len(examples()) == blocks == 7
+    assert len(examples()) == blocks == 8
 
 
 def test_the_capability_table_is_the_codes():
