@@ -1,5 +1,5 @@
 # make demo   set up, then train a small network on real data with every core destination attached;
-#             STORE=s3://bucket/prefix uploads what it leaves there, and not to runs/store
+#             STORE=s3://bucket/prefix uploads what it leaves there, and not to store/
 # make test   set up, then lint, check types, run the tests
 # make test-composer   what a trainer of Composer's says, in an environment of its own: it needs an older torch
 # make bench  the measured claims of the docs, as ratios against whatever peers are installed

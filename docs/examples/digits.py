@@ -181,6 +181,6 @@ if __name__ == "__main__":
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--store", default="runs/store", help="a folder, or s3://bucket/prefix, gs://, az://, sftp://"
+        "--store", default="store", help="a folder, or s3://bucket/prefix, gs://, az://, sftp://"
     )
     main(parser.parse_args().store)

@@ -121,17 +121,17 @@ def run_in(session, *arguments):
 
 
 def test_ls_lists_the_newest_first(root):
-    """With status, age, duration, tags, and the metrics that most runs have."""
+    """By name, with status, age, duration, tags, and the metrics that most runs have."""
     session = session_of(NOW + 3660)
 
     assert run_in(session, "ls") == 0
 
     assert session.screen.stream.getvalue().replace(NOTHING, "-") == (
-        "run       status     age  duration  tags             loss  val/acc\n"
-        "id-empty  failed     56m        0s  -                   -        -\n"
-        "id-gamma  failed     57m        5s  -              0.8125     0.25\n"
-        "id-beta   completed  59m        5s  sweep:7        0.5625      0.5\n"
-        "id-alpha  completed   1h        5s  sweep:7, good  0.3125     0.75\n"
+        "run    status     age  duration  tags             loss  val/acc\n"
+        "empty  failed     56m        0s  -                   -        -\n"
+        "gamma  failed     57m        5s  -              0.8125     0.25\n"
+        "beta   completed  59m        5s  sweep:7        0.5625      0.5\n"
+        "alpha  completed   1h        5s  sweep:7, good  0.3125     0.75\n"
     )
 
 
@@ -143,7 +143,7 @@ def test_ls_shows_the_columns_that_are_asked_for(runs):
     )  # fmt: skip
 
     assert code == 0
-    assert out == "run       optim.lr    loss\nid-alpha      0.25  0.3125\nid-beta        0.5  0.5625\n"
+    assert out == "run    optim.lr    loss\nalpha      0.25  0.3125\nbeta        0.5  0.5625\n"
 
 
 @pytest.mark.parametrize(
@@ -629,7 +629,7 @@ def test_what_is_archived_is_listed_no_more(runs):
     assert (wrong[0], len(still), code) == (1, 4, 0)
     assert left == ["id-empty", "id-gamma"]
     assert sorted(run["run_id"] for run in all_ if run["archived"]) == ["id-alpha", "id-beta"]
-    assert "id-alpha" in runs("ls")[1]
+    assert "alpha" in runs("ls")[1]
 
 
 # --- gc ------------------------------------------------------------------------------------------------------------

@@ -65,7 +65,10 @@ def field_of(record: RunRecord, name: str, now: float) -> Any:
         return record.hparams.get(rest)
     if group == "summary" and rest:
         return record.summary.get(rest)
-    if name in {"run", "run_id"}:
+    if name == "run":
+        # The folders of Lightning are all called alike.
+        return record.run_id if record.kind == "lightning-csv" else record.name
+    if name == "run_id":
         return record.run_id
     if name == "status":
         return status_of(record, now)

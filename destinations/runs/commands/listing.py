@@ -114,7 +114,7 @@ def best(options: argparse.Namespace, session: Session) -> int:
     rows = [
         [
             Cell(str(rank)),
-            Cell(run.record.run_id),
+            cell_of(run.record, "run", now),
             Cell(value_text(value), "bold"),
             Cell(value_text(step)),
             Cell(value_text(run.record.summary.get(options.metric, math.nan))),
