@@ -35,19 +35,20 @@ format: $(READY)
 	$(BIN)/ruff format .
 
 # torch goes first and alone: a package that pulls it in would choose a build of its own.
+# Without compiling what is installed, most of which no test imports, set-up takes a third less.
 $(READY): pyproject.toml .ci/constraints.txt .ci/no-deps.txt
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Python must be 3.11 or newer, got " + sys.version.split()[0] + ". Say which: make PYTHON=/path/to/python3.11")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint .ci/constraints.txt torch
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint .ci/constraints.txt --editable '.[dev]'
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --requirement .ci/no-deps.txt
+	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check --constraint .ci/constraints.txt torch
+	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check --constraint .ci/constraints.txt --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check --no-deps --requirement .ci/no-deps.txt
 	@touch $(READY)
 
 # Where PyTorch's index of CPU builds can be reached, they are taken; else PyPI's, which bring CUDA and need 6 GB.
 $(COMPOSER)/.ready: .ci/composer.txt pyproject.toml
 	$(PYTHON) -m venv $(COMPOSER)
-	$(COMPOSER)/bin/python -m pip install --quiet --disable-pip-version-check --retries 1 --extra-index-url https://download.pytorch.org/whl/cpu --requirement .ci/composer.txt
-	$(COMPOSER)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
+	$(COMPOSER)/bin/python -m pip install --quiet --no-compile --disable-pip-version-check --retries 1 --extra-index-url https://download.pytorch.org/whl/cpu --requirement .ci/composer.txt
+	$(COMPOSER)/bin/python -m pip install --quiet --no-compile --disable-pip-version-check --no-deps --editable .
 	@touch $(COMPOSER)/.ready
 
 clean:
