@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 import zlib
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -33,7 +34,7 @@ TURNS = 7
 WAIT_SECONDS = 600
 
 
-def main(chosen: list[str]) -> None:
+def main(chosen: Sequence[str] = ()) -> None:
     """Runs the chosen subjects, or all, and prints a table."""
     os.environ.update(
         AWS_ACCESS_KEY_ID=s3_servers.ACCESS_KEY,

@@ -1,0 +1,15 @@
+"""`make bench` finds every program, and can start it."""
+
+import inspect
+
+from tests.benchmarks.__main__ import FOLDER, _benchmarks
+
+
+def test_every_program_can_be_started_without_arguments():
+    """As `python -m tests.benchmarks` does; helpers alone have no `main`."""
+    found = _benchmarks()
+
+    helpers = {path.stem for path in FOLDER.glob("[!_]*.py")} - set(found)
+    assert helpers == {"timing"}
+    for main in found.values():
+        inspect.signature(main).bind()
