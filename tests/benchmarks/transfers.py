@@ -413,22 +413,27 @@ drain.stop()
 """
 
 
+def _resident_bytes() -> int:
+    """Returns how much memory this process has now; its greatest may be of an earlier subject."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
 def measure_scale(folder: Path) -> None:
     """A hundred thousand entries, and one file larger than memory."""
     spool_path = folder / "spool"
     queue = UploadQueue(folder / "store", spool=spool_path, free_bytes=0)
     queue._drainer._schedule.rest(3600)
     source = _random_file(folder / "source", 1 << 10)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = _resident_bytes()
 
     def submit_all() -> None:
         for number in range(100_000):
             queue.submit(source, f"n{number}")
 
     seconds = _seconds(submit_all)
-    after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    grown = _resident_bytes() - before
     _row("submit 100,000 entries of 1 KiB, each", seconds / 100, "ms")
-    _row("    memory of the submitting process grew by", (after - before) / 1024, "MiB")
+    _row("    memory of the submitting process grew by", grown / (1 << 20), "MiB")
     queue.close(0)
     output = subprocess.run(
         [sys.executable, "-c", SCALE, str(spool_path), str(folder / "store")],
