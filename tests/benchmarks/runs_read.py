@@ -7,7 +7,6 @@ makes smaller. Seconds are those of the processor, for the machine has other wor
 import json
 import multiprocessing
 import random
-import resource
 import sys
 import tempfile
 import time
@@ -72,12 +71,18 @@ def _in_child(function, *arguments):
         process.join()
 
 
+def _resident_kib(field):
+    """Returns the memory of this process now ("VmRSS") or at its peak ("VmHWM"); `ru_maxrss` begins with the parent's."""
+    status = Path("/proc/self/status").read_text(encoding="utf-8")
+    return int(status.partition(f"{field}:")[2].split()[0])
+
+
 def _child(sender, function, arguments):
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = _resident_kib("VmRSS")
     start, wall = time.process_time(), time.perf_counter()
     returned = function(*arguments)
     taken = time.process_time() - start, time.perf_counter() - wall
-    sender.send((returned, *taken, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024))
+    sender.send((returned, *taken, (_resident_kib("VmHWM") - before) / 1024))
 
 
 def read_series(run_dir, plain):
