@@ -85,3 +85,14 @@ def test_python_that_is_shown_runs(name, tmp_path):
         )
 
         assert outcome.returncode == 0, f"{code}\n{outcome.stderr}"
+
+
+def test_every_feature_of_others_is_shown_by_tests_that_are_there():
+    """The 52 rows are complete, and each names files of this folder."""
+    text = (ROOT / "docs/coming-from.md").read_text(encoding="utf-8")
+
+    rows = re.findall(r"^\| (F\d\d) \|.*\| ([^|]+) \|$", text, re.MULTILINE)
+
+    assert [name for name, _ in rows] == [f"F{number:02}" for number in range(1, 53)]
+    named = {ROOT / "tests" / path for _, paths in rows for path in paths.split(", ")}
+    assert [path for path in named if not path.is_file()] == []
