@@ -5,14 +5,12 @@ Its methods run in the training thread and hand over; a thread of its own calls 
 
 import json
 import tempfile
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from destinations._lane import WhenFull
 from destinations.media import (
     clouds_of,
     histogram_record,
@@ -22,7 +20,7 @@ from destinations.media import (
     overlay_png,
     wav_bytes,
 )
-from events import State, WriteRate, format_run_name
+from events import State, format_run_name
 
 from ._sink import Row, Sink, Stamp
 from ._tracker import Tracker, require_package
@@ -183,15 +181,8 @@ class Trackio(Tracker):
         resume: "never" begins a new run of that name, "allow" continues the one there is, "must" needs one.
         space_id: a Space of Hugging Face to log to, and not to this machine.
         server_url: a server of one's own to log to.
-        all_ranks: whether ranks other than 0 have runs too; give `{rank}` a place in the name.
-        flush_seconds: how often what was logged is handed on.
-        close_seconds: how long `close` may take for what is left.
-        max_waiting_values: how many values of metrics may wait.
-        max_waiting_bytes: how large media and all else may be that waits.
-        when_full: what to do with metrics for which there is no room: "drop_oldest", "drop_newest" or "wait".
-        wait_seconds: how long a call may wait for room.
-        clock: the time in seconds since the epoch; called in the thread that logs.
-        write_rate: how often metrics are taken; None for every time.
+        options: `flush_seconds`, `all_ranks`, `close_seconds`, `max_waiting_values`, `max_waiting_bytes`, `when_full`,
+            `wait_seconds`, `clock` and `write_rate` of every tracker; with `all_ranks`, give `{rank}` a place in the name.
 
     Raises:
         ImportError: the package `trackio` is missing.
@@ -209,27 +200,9 @@ class Trackio(Tracker):
         resume: str = "allow",
         space_id: str | None = None,
         server_url: str | None = None,
-        all_ranks: bool = False,
-        flush_seconds: float = 2.0,
-        close_seconds: float = 30.0,
-        max_waiting_values: int = 1_000_000,
-        max_waiting_bytes: int = 256 << 20,
-        when_full: WhenFull = "drop_oldest",
-        wait_seconds: float = 5.0,
-        clock: Callable[[], float] = time.time,
-        write_rate: WriteRate | None = None,
+        **options: Any,
     ) -> None:
-        super().__init__(
-            flush_seconds=flush_seconds,
-            all_ranks=all_ranks,
-            close_seconds=close_seconds,
-            max_waiting_values=max_waiting_values,
-            max_waiting_bytes=max_waiting_bytes,
-            when_full=when_full,
-            wait_seconds=wait_seconds,
-            clock=clock,
-            write_rate=write_rate,
-        )
+        super().__init__(**options)
         if resume not in {"never", "allow", "must"}:
             raise ValueError(f'resume must be "never", "allow" or "must", got {resume!r}.')
         require_package("trackio", "trackio", "Trackio")
