@@ -5,8 +5,6 @@ a record says of a file is there at once; the file is read by `load`. A torn las
 `Records.damaged_lines`, and nothing of it raises. Importing this module imports neither numpy nor Pillow.
 """
 
-import csv
-import io
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -22,162 +20,15 @@ from destinations.run_directory.layout import (
     TRACES_INDEX,
 )
 
+from ._files import read_table
 from ._lines import number_of, read_lines
 from .errors import MetricNotFoundError
+from .media import Audio, Image, Mask, Medium, PointCloud, Video
 
 if TYPE_CHECKING:
     import numpy as np
-    import PIL.Image
 
-__all__ = [
-    "Artifact",
-    "Audio",
-    "Histogram",
-    "Image",
-    "Mask",
-    "Medium",
-    "PointCloud",
-    "Records",
-    "Table",
-    "TableEntry",
-    "Text",
-    "Trace",
-    "Video",
-]
-
-
-@attrs.frozen
-class Medium:
-    """A file that was logged.
-
-    Attributes:
-        name: as it was logged.
-        step: of the call; None where the run does not say.
-        index: which of those of one call.
-        time: of the call, in seconds since 1970; None where the run does not say.
-        path: the file, absolute.
-        size: bytes; None where the run does not say.
-        shape: of the array that was logged; None where it was a file.
-        caption: where there is one.
-    """
-
-    name: str
-    step: int | None
-    index: int
-    time: float | None
-    path: Path
-    size: int | None
-    shape: tuple[int, ...] | None
-    caption: str | None
-
-    def read_bytes(self) -> bytes:
-        """Returns the content of the file."""
-        return self.path.read_bytes()
-
-
-@attrs.frozen
-class Mask:
-    """A segmentation mask of an image: pixels are the indices of classes.
-
-    Attributes:
-        path: PNG of the indices.
-        overlay: PNG of the image with the mask in colours.
-    """
-
-    path: Path
-    overlay: Path | None
-
-    def load(self) -> "np.ndarray[Any, Any]":
-        """Returns the indices, `(H, W)`."""
-        return _pixels(self.path)
-
-
-@attrs.frozen
-class Image(Medium):
-    """An image.
-
-    Attributes:
-        masks: by name.
-        class_labels: what the indices in masks mean.
-        value_range: the least and greatest value that was logged, where the pixels were stretched.
-    """
-
-    masks: Mapping[str, Mask] = attrs.field(factory=dict)
-    class_labels: Mapping[int, str] = attrs.field(factory=dict)
-    value_range: tuple[float, float] | None = None
-
-    def load(self) -> "PIL.Image.Image":
-        """Returns the image, read whole."""
-        import PIL.Image
-
-        with PIL.Image.open(self.path) as image:
-            image.load()
-            return image
-
-    def array(self) -> "np.ndarray[Any, Any]":
-        """Returns the pixels, uint8 `(H, W)`, `(H, W, 3)` or `(H, W, 4)`."""
-        return _pixels(self.path)
-
-
-@attrs.frozen
-class Audio(Medium):
-    """A sound.
-
-    Attributes:
-        sample_rate: in Hz, where the run says so.
-    """
-
-    sample_rate: int | None = None
-
-    def load(self) -> "tuple[np.ndarray[Any, np.dtype[np.int16]], int]":
-        """Returns the samples of a WAV file, int16 `(frames, channels)`, and its sample rate.
-
-        Raises:
-            ValueError: the file is another format, or has other than 16 bits; `path` names it.
-        """
-        import wave
-
-        import numpy as np
-
-        try:
-            with wave.open(str(self.path), "rb") as file:
-                channels, width, rate = file.getnchannels(), file.getsampwidth(), file.getframerate()
-                data = file.readframes(file.getnframes())
-        except (wave.Error, EOFError) as error:
-            raise ValueError(
-                f"sound must be a WAV file, got {self.path} ({error}). Open its path."
-            ) from error
-        if width != 2:  # noqa: PLR2004  # bytes
-            raise ValueError(f"sound must have 16 bits, got {8 * width} in {self.path}. Open its path.")
-        return np.frombuffer(data, "<i2").reshape(-1, channels), rate
-
-
-@attrs.frozen
-class Video(Medium):
-    """A video; `path` is for a player.
-
-    Attributes:
-        fps: frames per second, where they were given.
-        format: the suffix of the file.
-    """
-
-    fps: float | None = None
-    format: str | None = None
-
-
-@attrs.frozen
-class PointCloud(Medium):
-    """A point cloud."""
-
-    def load(
-        self,
-    ) -> "tuple[np.ndarray[Any, np.dtype[np.float32]], np.ndarray[Any, np.dtype[np.uint8]] | None]":
-        """Returns the points, float32 `(N, 3)`, and their colours, uint8 `(N, 3)` or `(N, 4)`, or None.
-
-        Raises:
-            ValueError: the file is not such a PLY as `RunDirectory` writes.
-        """
-        return _points(self.path)
+__all__ = ["Artifact", "Histogram", "Records", "Table", "TableEntry", "Text", "Trace"]
 
 
 @attrs.frozen
@@ -359,15 +210,9 @@ class Records:
                 f"{name} at step {step}", [f"{name} at step {entry.step}" for entry in entries]
             )
         entry = found[-1]
-        with entry.path.open(newline="", encoding="utf-8", errors="replace") as file:
-            lines = list(csv.reader(file))
-        columns = tuple(lines[0]) if lines else tuple(column for column, _ in entry.columns)
-        types = [kind for _, kind in entry.columns]
-        types += ["str"] * (len(columns) - len(types))
-        rows = tuple(
-            tuple(_cell(cell, kind) for cell, kind in zip(line, types, strict=False)) for line in lines[1:]
-        )
-        return Table(entry.name, entry.step, columns, rows)
+        columns, rows = read_table(entry.path, [kind for _, kind in entry.columns])
+        names = tuple(columns) or tuple(name for name, _ in entry.columns)
+        return Table(entry.name, entry.step, names, tuple(map(tuple, rows)))
 
     def histograms(self, name: str | None = None) -> list[Histogram]:
         """Returns histograms in the order in which they were logged; of all names where None.
@@ -536,52 +381,3 @@ def _whole(value: Any) -> int | None:
 
 def _text(value: Any) -> str | None:
     return value if isinstance(value, str) else None
-
-
-def _cell(cell: str, kind: str) -> Any:
-    """Returns a cell of a table with its type; the text itself where it does not fit."""
-    if kind == "str":
-        return cell
-    if not cell:
-        return None
-    if cell in {"True", "False"}:
-        return cell == "True"
-    try:
-        if kind == "int":
-            return int(cell)
-        return float(cell) if kind == "float" else cell
-    except ValueError:
-        return cell
-
-
-def _pixels(path: Path) -> "np.ndarray[Any, Any]":
-    import numpy as np
-    import PIL.Image
-
-    with PIL.Image.open(path) as image:
-        return np.array(image)
-
-
-_PLY_TYPES = {"float": "<f4", "double": "<f8", "uchar": "u1"}
-
-
-def _points(path: Path) -> "tuple[np.ndarray[Any, Any], np.ndarray[Any, Any] | None]":
-    """Reads binary PLY of vertices alone (G. Turk, The PLY Polygon File Format, 1994)."""
-    import numpy as np
-
-    data = path.read_bytes()
-    head, mark, body = data.partition(b"end_header\n")
-    lines = [line.split() for line in io.StringIO(head.decode("ascii", "replace"))]
-    if not mark or lines[:1] != [["ply"]] or ["format", "binary_little_endian", "1.0"] not in lines:
-        raise ValueError(f"point cloud must be a binary little-endian PLY, got {path}. Open its path.")
-    try:
-        count = next(int(line[2]) for line in lines if line[:2] == ["element", "vertex"])
-        fields = [(line[2], _PLY_TYPES[line[1]]) for line in lines if line[:1] == ["property"]]
-        vertices = np.frombuffer(body, np.dtype(fields), count)
-        points = np.stack([vertices[axis] for axis in "xyz"], axis=1).astype(np.float32)
-    except (StopIteration, KeyError, IndexError, ValueError) as error:
-        raise ValueError(f"point cloud must have x, y and z, got {path} ({error}).") from error
-    shades = [name for name, _ in fields if name in {"red", "green", "blue", "alpha"}]
-    if not shades:
-        return points, None
-    return points, np.stack([vertices[name] for name in shades], axis=1).astype(np.uint8)

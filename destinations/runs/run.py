@@ -25,20 +25,9 @@ from destinations.run_directory.layout import (
 from ._lines import number_of, read_object
 from .errors import RunNotFoundError
 from .liveness import is_alive
+from .media import Audio, Image, PointCloud, Video
 from .record import RunKind, RunRecord, Scalar
-from .records import (
-    Artifact,
-    Audio,
-    Histogram,
-    Image,
-    PointCloud,
-    Records,
-    Table,
-    TableEntry,
-    Text,
-    Trace,
-    Video,
-)
+from .records import Artifact, Histogram, Records, Table, TableEntry, Text, Trace
 
 if TYPE_CHECKING:
     import threading
