@@ -26,8 +26,12 @@ from destinations.trackers._names import Names
 from destinations.trackers._wandb_values import artifact_name, few_bins, media_key, metric_key
 from events import Run
 
-# The package and its service are shared by the tests of this module.
-pytestmark = pytest.mark.xdist_group("wandb")
+pytestmark = [
+    # The package and its service are shared by the tests of this module.
+    pytest.mark.xdist_group("wandb"),
+    # W&B keeps its last hundred artifacts, and the folder of each with them, which goes when the artifact is forgotten.
+    pytest.mark.filterwarnings("ignore:Implicitly cleaning up <TemporaryDirectory:ResourceWarning"),
+]
 
 PATIENCE_SECONDS = 60
 # For W&B's service to start, and to end with all that a run has logged, on a machine that is busy with other things.
