@@ -744,7 +744,7 @@ print([name for name in ("tensorflow", "torch") if name in sys.modules])
         text=True,
         check=False,
         env=environment,
-        timeout=120,
+        timeout=500,
     )
 
     assert (finished.stdout, finished.stderr) == ("[]\n", "")
@@ -760,7 +760,7 @@ destinations.TensorBoard()
 """
 
     finished = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=500
     )
 
     assert 'pip install "training-destinations[tensorboard]"' in finished.stderr.splitlines()[-1]
@@ -776,7 +776,7 @@ from destinations.testing import DryRun
 run = DryRun(TensorBoard({str(tmp_path)!r}, clock=lambda: 5.0, close_seconds={SECONDS}))
 run.init(), run.fit(), run.close()
 """
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=500)
     (path,) = tmp_path.iterdir()
     run = DryRun(TensorBoard(tmp_path / "quick", clock=lambda: 5.0))
     run.init()
