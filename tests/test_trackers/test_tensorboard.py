@@ -662,6 +662,8 @@ def test_monitor_events_arrive_as_scalars(tmp_path):
     assert _text(found, "loaded/from") == "disk"
 
 
+# What torch says where this process may have one processor only.
+@pytest.mark.filterwarnings("ignore:This DataLoader will create 2 worker processes:UserWarning")
 def test_forked_workers_of_a_dataloader_write_nothing(tmp_path):
     """And the parent's file is whole after them."""
     import torch.utils.data
