@@ -139,7 +139,7 @@ def make(uri, folder, **options):
     """Returns one for an experiment of its own, whose artifacts are in a folder."""
     options = {"artifact_location": str(folder / "artifacts"), "clock": Clock(), **options}
     return MLflow(
-        uri, str(folder.name), close_seconds=SERVER_SECONDS, wait_seconds=PATIENCE_SECONDS, **options
+        uri, str(folder.name), close_seconds=2 * PATIENCE_SECONDS, wait_seconds=PATIENCE_SECONDS, **options
     )
 
 

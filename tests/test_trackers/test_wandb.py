@@ -72,7 +72,7 @@ def service():
 def make(folder, **options):
     """Returns an offline WandB that writes into a folder."""
     options = {"mode": "offline", "dir": folder, "init_kwargs": {"settings": QUIET}, **options}
-    return WandB("tests", close_seconds=SERVICE_SECONDS, wait_seconds=PATIENCE_SECONDS, **options)
+    return WandB("tests", close_seconds=2 * PATIENCE_SECONDS, wait_seconds=PATIENCE_SECONDS, **options)
 
 
 def files_of(folder):
@@ -651,7 +651,7 @@ def test_a_service_that_hangs_is_not_waited_for(tmp_path):
         capture_output=True,
         text=True,
         check=False,
-        timeout=2 * SERVICE_SECONDS,
+        timeout=SERVICE_SECONDS,
         env=environment,
     )
 
