@@ -80,7 +80,7 @@ def test_python_that_is_shown_runs(name, tmp_path):
             env={"PYTHONPATH": str(ROOT), "PATH": ""},
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=500,
             check=False,
         )
 

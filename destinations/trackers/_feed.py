@@ -190,6 +190,10 @@ class Feed:
             self._drop(len(self.rows))
         return is_done
 
+    def wait_for_end(self, timeout_seconds: float) -> None:
+        """Waits for the thread that `stop` gave up, where what it hung on has been taken away since."""
+        self._lane.stop(timeout_seconds)
+
     def _make_room(self) -> None:
         """Does what the policy says: called with one row too many."""
         if not self._is_woken:

@@ -74,13 +74,17 @@ def end_service(hooks: tuple[Any, Any] | None) -> None:
     _unhook(hooks)
 
 
-def kill_service(hooks: tuple[Any, Any] | None) -> None:
-    """Ends the process of a service that does not answer, and what W&B would wait for at the end of the interpreter."""
+def kill_service(hooks: tuple[Any, Any] | None) -> bool:
+    """Ends the process of a service that does not answer, and what W&B would wait for at the end of the interpreter.
+
+    Returns:
+        Whether it did: there is a service, and no other run in it.
+    """
     library = _library()
     connection = getattr(library, "_connection", None)
     process: Any = getattr(getattr(connection, "_proc", None), "_process", None)
     if process is None or len(getattr(library, "_active_runs", ())) > 1:
-        return
+        return False
     forget: Callable[[], None] | None = getattr(connection, "_cleanup", None)
     if forget is not None:
         forget()
@@ -90,6 +94,7 @@ def kill_service(hooks: tuple[Any, Any] | None) -> None:
     setattr(sys.modules["wandb.sdk.wandb_setup"], "_singleton", None)  # noqa: B010  # private to W&B
     os.environ.pop("WANDB_SERVICE", None)
     _unhook(hooks)
+    return True
 
 
 def _unhook(hooks: tuple[Any, Any] | None) -> None:

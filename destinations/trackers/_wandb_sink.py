@@ -93,16 +93,18 @@ class WandBSink(Sink):
             shutil.copyfileobj(file, target, 1 << 20)
         return Path(target.name)
 
-    def abandon(self) -> None:
+    def abandon(self) -> bool:
         """Ends W&B's service by force where the run did not end in time, is in it alone, and this run started it.
 
         What was logged is in the run's own file then, which `wandb sync` sends.
+
+        Returns:
+            Whether the service was ended: who waits for it hears so.
         """
         run = self.run
         if run is None and not self._is_service_ours:
-            return
-        if self._is_service_ours:
-            kill_service(self._hooks)
+            return False
+        is_killed = self._is_service_ours and kill_service(self._hooks)
         if run is not None:
             _log.warning(
                 "WandB: run %s did not end within %g seconds. What was logged is in %s: send it with `wandb sync`.",
@@ -110,6 +112,7 @@ class WandBSink(Sink):
                 self._plan.finish_seconds,
                 Path(str(run.settings.sync_dir)),
             )
+        return is_killed
 
     # --- the run ---------------------------------------------------------------------------------------------------
 

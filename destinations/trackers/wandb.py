@@ -18,6 +18,8 @@ from ._wandb_sink import WandBPlan, WandBSink
 
 __all__ = ["WandB"]
 
+_END_SECONDS = 2.0
+
 
 class WandB(Tracker):
     """Sends everything that is logged to Weights & Biases.
@@ -156,7 +158,9 @@ class WandB(Tracker):
             sink.go_on_with(run_id)
 
     def post_close(self) -> None:
-        sink = self._sink
+        sink, feed = self._sink, self._feed
         super().post_close()
-        if sink is not None:
-            sink.abandon()
+        if sink is not None and sink.abandon() and feed is not None:
+            # Its thread says what became of the run; one that is doing so while the interpreter ends takes it down: "could
+            # not acquire lock for ... at interpreter shutdown, possibly due to daemon threads".
+            feed.wait_for_end(_END_SECONDS)

@@ -3,6 +3,7 @@
 import importlib
 import pickle
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -522,15 +523,23 @@ def test_two_ranks_write_once(tmp_path, environment, sidecar):
     """Under DDP with two gloo processes, rank 0 writes the folder, the events of both are the same, and samples count both."""
     program = Path(__file__).with_name("lightning_two_ranks.py")
 
-    outcome = subprocess.run(
-        [sys.executable, str(program), str(tmp_path)],
-        env=environment,
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=500,
-        check=False,
-    )
+    # Bound until the ranks have met there, so that nobody else gets the port; who listens may share it.
+    with socket.socket() as meeting:
+        meeting.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        meeting.bind(("127.0.0.1", 0))
+        outcome = subprocess.run(
+            [sys.executable, str(program), str(tmp_path)],
+            env={
+                **environment,
+                "MASTER_PORT": str(meeting.getsockname()[1]),
+                "GLOO_SOCKET_IFNAME": "lo",
+            },
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=500,
+            check=False,
+        )
 
     assert outcome.returncode == 0, outcome.stderr
     heard = [(tmp_path / f"rank{rank}.txt").read_text() for rank in range(2)]

@@ -20,7 +20,7 @@ def run_python(code, environment):
         env=environment,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=500,
         check=False,
     )
     return finished.stdout.strip(), (finished.stderr.strip().splitlines() or [""])[-1]

@@ -174,7 +174,7 @@ def test_the_end_of_the_program_closes_what_nobody_closed(
         [sys.executable, "-c", PROGRAM, str(tmp_path / "run"), ending],
         env=environment,
         capture_output=True,
-        timeout=120,
+        timeout=500,
         check=False,
     )
 

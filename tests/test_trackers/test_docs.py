@@ -28,7 +28,7 @@ def test_examples_with_tensorboard_run(code, tmp_path):
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=500,
     )
 
     assert (finished.returncode, finished.stderr) == (0, "")

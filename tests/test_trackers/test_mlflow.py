@@ -1,5 +1,6 @@
 """MLflow: what its client finds afterwards in a SQLite store, and on a real server."""
 
+import functools
 import io
 import itertools
 import json
@@ -8,6 +9,7 @@ import os
 import pickle
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -36,6 +38,8 @@ pytestmark = [
 ]
 
 PATIENCE_SECONDS = 60
+# For a server to start, and for a run to be written to it, on a machine that is busy with other things.
+SERVER_SECONDS = 300
 # What SQL has for an infinity, to MLflow.
 GREATEST = 1.7976931348623157e308
 
@@ -65,8 +69,7 @@ def server_uri(sqlite_uri, tmp_path_factory):
     """Returns the URI of a real server on loopback, which runs until the tests of this module are done."""
     folder = tmp_path_factory.mktemp("server")
     shutil.copy(sqlite_uri.removeprefix("sqlite:///"), folder / "store.db")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    # It takes a port itself, and says which: one that was looked for before may be somebody else's by then.
     command = [
         sys.executable,
         "-m",
@@ -75,7 +78,7 @@ def server_uri(sqlite_uri, tmp_path_factory):
         "--host",
         "127.0.0.1",
         "--port",
-        str(port),
+        "0",
         "--workers",
         "1",
     ]
@@ -98,25 +101,31 @@ def server_uri(sqlite_uri, tmp_path_factory):
         text=True,
         start_new_session=True,
     ) as process:
-        giving_up = threading.Timer(2 * PATIENCE_SECONDS, process.kill)
+        end = functools.partial(os.killpg, process.pid, signal.SIGKILL)
+        giving_up = threading.Timer(SERVER_SECONDS, end)
         giving_up.start()
-        said = []
+        draining = threading.Thread(target=process.stdout.read, daemon=True)
         try:
-            for line in process.stdout:
-                said.append(line)
-                if "startup complete" in line:
-                    break
-            else:
-                raise RuntimeError("".join(said))
+            address = _address(process.stdout)
             giving_up.cancel()
-            draining = threading.Thread(target=process.stdout.read, daemon=True)
             draining.start()
-            yield f"http://127.0.0.1:{port}"
+            yield address
         finally:
             giving_up.cancel()
-            os.killpg(process.pid, 9)
+            end()
             process.wait(PATIENCE_SECONDS)
-            draining.join(PATIENCE_SECONDS)
+            if draining.ident is not None:
+                draining.join(PATIENCE_SECONDS)
+
+
+def _address(said):
+    """Returns the address at which a server listens, once it says so: that its start is complete, it says before."""
+    lines = []
+    for line in said:
+        lines.append(line)
+        if found := re.search(r"running on (http://[\d.:]+)", line):
+            return found[1]
+    raise RuntimeError("".join(lines))
 
 
 def client_of(uri):
@@ -130,7 +139,7 @@ def make(uri, folder, **options):
     """Returns one for an experiment of its own, whose artifacts are in a folder."""
     options = {"artifact_location": str(folder / "artifacts"), "clock": Clock(), **options}
     return MLflow(
-        uri, str(folder.name), close_seconds=PATIENCE_SECONDS, wait_seconds=PATIENCE_SECONDS, **options
+        uri, str(folder.name), close_seconds=2 * PATIENCE_SECONDS, wait_seconds=PATIENCE_SECONDS, **options
     )
 
 
@@ -353,19 +362,24 @@ def test_all_else_is_artifacts(everything):
 def test_a_server_that_does_not_answer_is_asked_again(tmp_path, monkeypatch, caplog):
     """Nothing is given up before close; then it is told what was."""
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    destination = MLflow(f"http://127.0.0.1:{port}", "e", close_seconds=0.05, flush_seconds=0.01)
-    run = DryRun(destination)
-    run.init()
-    run.fit()
-    deadline = time.monotonic() + PATIENCE_SECONDS
+    # Bound, so that nobody else can have the port, and not listening.
+    with socket.socket() as deaf:
+        deaf.bind(("127.0.0.1", 0))
+        uri = f"http://127.0.0.1:{deaf.getsockname()[1]}"
+        destination = MLflow(uri, "e", close_seconds=0.05, flush_seconds=0.01)
+        run = DryRun(destination)
+        run.init()
+        run.fit()
+        thread = destination._feed._lane._thread
+        deadline = time.monotonic() + PATIENCE_SECONDS
 
-    while not destination.counts.errors:
-        assert time.monotonic() < deadline
-        destination._feed.flush(0.1)
-    run.close()
+        while not destination.counts.errors:
+            assert time.monotonic() < deadline
+            destination._feed.flush(0.1)
+        run.close()
+        thread.join(PATIENCE_SECONDS)
 
+    assert not thread.is_alive()
     assert (destination.counts.written_rows, destination.counts.failed_rows) == (0, 0)
     assert "is to be done again" in caplog.text
     assert "rows of metrics" in caplog.text
@@ -397,7 +411,7 @@ def test_a_server_that_hangs_costs_close_its_deadline(tmp_path, monkeypatch, cap
         silent.settimeout(PATIENCE_SECONDS)
         connection = silent.accept()[0]
         run.fit()
-        (thread,) = [one for one in threading.enumerate() if one.name.startswith("MLflow-")]
+        thread = destination._feed._lane._thread
 
         run.close()
         is_closed_meanwhile = thread.is_alive()
@@ -415,6 +429,9 @@ def test_files_can_be_brought_back(sqlite_uri, tmp_path):
     destination = make(sqlite_uri, tmp_path, log_artifacts=True)
     run = DryRun(destination)
     run.init()
+    run.fire("fit_start")
+    # The run is made; the file itself is what `download_file` waits for.
+    assert destination._feed.flush(SERVER_SECONDS)
     run.logger.upload_file("a/b.pt", tmp_path / "file")
 
     run.logger.download_file("a/b.pt", tmp_path / "back")
@@ -455,12 +472,13 @@ def test_the_status_says_how_it_ended(sqlite_uri, tmp_path, exception, status):
 
 def test_a_run_goes_on_under_its_id(sqlite_uri, tmp_path):
     """A checkpoint holds it; names that were changed keep their keys, params that changed are tags."""
-    first = DryRun(make(sqlite_uri, tmp_path), max_duration="1ba")
+    destination = make(sqlite_uri, tmp_path)
+    first = DryRun(destination, max_duration="1ba")
     first.init()
     first.logger.log_hyperparameters({"lr": 0.1})
     first.logger.log_metrics({"b_": 1.0, "b@": 2.0}, step=0)
-    first.logger.flush()
-    saved = first.logger.destinations[0].state_dict()
+    assert destination._feed.flush(SERVER_SECONDS)
+    saved = destination.state_dict()
     first.close(SystemExit(143))
     second = DryRun(make(sqlite_uri, tmp_path, clock=Clock(1_000_000_100_000)), max_duration="2ba")
     second.fire("init", "before_load")
@@ -517,14 +535,15 @@ def test_each_rank_is_a_run_of_its_own(sqlite_uri, tmp_path):
 
 def test_the_monitor_of_the_machine_runs_along(sqlite_uri, tmp_path, monkeypatch):
     """MLflow's own, where asked; its thread is gone after close."""
-    monkeypatch.setenv("MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL", "0.01")
+    # It ends when it is told to, and does not write to the store at the same time as we do: SQLite takes one writer.
+    monkeypatch.setenv("MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL", str(SERVER_SECONDS))
     before = set(threading.enumerate())
     destination = make(sqlite_uri, tmp_path, log_system_metrics=True)
     run = DryRun(destination)
     run.init()
     run.fit()
 
-    has_started = destination._feed.flush(PATIENCE_SECONDS)
+    has_started = destination._feed.flush(SERVER_SECONDS)
     named = {thread.name for thread in threading.enumerate()}
     run.close()
 
@@ -539,10 +558,11 @@ def test_it_leaves_mlflow_to_others(sqlite_uri, tmp_path):
     import mlflow
 
     before = mlflow.get_tracking_uri()
-    run = DryRun(make(sqlite_uri, tmp_path))
+    destination = make(sqlite_uri, tmp_path)
+    run = DryRun(destination)
     run.init()
     run.fit()
-    run.logger.flush()
+    assert destination._feed.flush(SERVER_SECONDS)
 
     assert mlflow.active_run() is None
     assert mlflow.get_tracking_uri() == before

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.error
 import urllib.parse
 import urllib.request
 
@@ -20,6 +21,14 @@ pytestmark = pytest.mark.xdist_group("tensorboard")
 
 START_SECONDS = 120.0
 ANSWER_SECONDS = 60.0
+# What the page of hyperparameters asks for, whatever became of a session.
+QUESTION = {
+    "allowedStatuses": ["STATUS_UNKNOWN", "STATUS_SUCCESS", "STATUS_FAILURE", "STATUS_RUNNING"],
+    "startIndex": 0,
+    "sliceSize": 10,
+    "experimentName": "",
+    "colParams": [],
+}
 
 
 class Server:
@@ -98,13 +107,25 @@ def _address(said):
 
 
 def _has_read(server):
-    """Says whether the last scalar of each run is there."""
-    tags = server.get("plugin/scalars/tags")
-    return all("last" in tags.get(run, {}) for run in ("first", "second", "resumed"))
+    """Says whether the last scalar of each run is there, and the end of each session, which comes after it."""
+    try:
+        tags = server.get("plugin/scalars/tags")
+        groups = server.post("plugin/hparams/session_groups", QUESTION)["sessionGroups"]
+    except urllib.error.HTTPError:
+        # It is still reading.
+        return False
+    ends = [session["status"] for group in groups for session in group["sessions"]]
+    return (
+        all("last" in tags.get(run, {}) for run in ("first", "second", "resumed"))
+        and len(ends) == 2
+        and "STATUS_RUNNING" not in ends
+    )
 
 
 def _write_runs(folder):
-    run = DryRun(TensorBoard(folder / "first", clock=iter(range(1000, 2000)).__next__))
+    run = DryRun(
+        TensorBoard(folder / "first", clock=iter(range(1000, 2000)).__next__, close_seconds=ANSWER_SECONDS)
+    )
     run.init()
     log = run.logger
     log.log_hyperparameters({"lr": 0.1, "model": {"name": "cnn"}})
@@ -122,7 +143,7 @@ def _write_runs(folder):
     log.log_table(["a", "b"], [[1, 2]], "table", 2)
     log.log_metrics({"last": 1.0}, 9)
     run.close()
-    run = DryRun(TensorBoard(folder / "second"))
+    run = DryRun(TensorBoard(folder / "second", close_seconds=ANSWER_SECONDS))
     run.init()
     run.logger.log_hyperparameters({"lr": 0.2, "dropout": 0.5})
     run.logger.log_metrics({"loss": 0.5, "last": 1.0}, 0)
@@ -131,7 +152,7 @@ def _write_runs(folder):
 
 
 def _write_resumed(folder):
-    destination = TensorBoard(folder)
+    destination = TensorBoard(folder, clock=iter(range(1000, 2000)).__next__, close_seconds=ANSWER_SECONDS)
     run = DryRun(destination)
     run.init()
     for step in range(3):
@@ -233,11 +254,9 @@ def test_the_hparams_tab_has_all_hyperparameters_and_metrics_of_all_runs(server)
     experiment = server.post("plugin/hparams/experiment", {"experimentName": "", "hparamsLimit": 0})
     names = [info["name"] for info in experiment["hparamInfos"]]
     metrics = [info["name"] for info in experiment["metricInfos"]]
-    statuses = ["STATUS_UNKNOWN", "STATUS_SUCCESS", "STATUS_FAILURE", "STATUS_RUNNING"]
-    question = {"allowedStatuses": statuses, "startIndex": 0, "sliceSize": 10, "experimentName": ""}
     columns = [{"hparam": name} for name in names] + [{"metric": metric} for metric in metrics]
 
-    groups = server.post("plugin/hparams/session_groups", {**question, "colParams": columns})["sessionGroups"]
+    groups = server.post("plugin/hparams/session_groups", {**QUESTION, "colParams": columns})["sessionGroups"]
 
     assert sorted(names) == ["dropout", "lr", "model.name"]
     assert sorted(metric["tag"] for metric in metrics) == ["accuracy", "last", "loss"]

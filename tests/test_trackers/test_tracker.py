@@ -63,7 +63,7 @@ class Recorder(Tracker):
     sink_class = Recording
 
     def __init__(self, *sinks, **options):
-        super().__init__(**options)
+        super().__init__(**{"close_seconds": SECONDS, **options})
         self.sinks = list(sinks)
         self.made = []
 
@@ -345,7 +345,7 @@ def test_a_raising_sink_is_counted_and_reported_once(caplog):
     for step in range(10):
         run.logger.log_metrics({"loss": 1.0}, step)
         run.logger.log_text("hello", "words", step)
-    run.logger.flush()
+    assert tracker._feed.flush(SECONDS)
     with caplog.at_level(logging.WARNING, "destinations"):
         run.close()
 
@@ -443,19 +443,41 @@ def test_close_has_a_deadline(caplog):
     assert [call[0] for call in sink.calls] == ["open", "metrics", "close"]
 
 
+def test_a_thread_that_was_given_up_can_be_waited_for():
+    """Where what it hung on is gone; and where it is not, for the time that was given, and no longer."""
+    tracker, sink, run = hanging_run(close_seconds=0.05)
+    feed, thread = tracker._feed, tracker._feed._lane._thread
+    run.close()
+
+    feed.wait_for_end(0.01)
+    hung = thread.is_alive()
+    sink.may_go_on.set()
+    feed.wait_for_end(SECONDS)
+
+    assert hung
+    assert not thread.is_alive()
+    assert feed.counts.dropped_records == len(["end", "flush"])
+
+
 def test_a_second_run_has_nothing_to_do_with_a_sink_that_hangs():
     """The run after it gets what is its own."""
     tracker, sink, run = hanging_run(close_seconds=0.05)
+    thread = tracker._feed._lane._thread
     run.close()
+    # The deadline was for the first: this one is to have all the time that it takes.
+    tracker._close_seconds = SECONDS
 
     second = DryRun(tracker)
     second.init()
     second.logger.log_metrics({"loss": 1.0}, 5)
     second.close()
 
-    sink.may_go_on.set()
     assert [step for _, step, _ in tracker.made[1].of("metrics")] == [5]
     assert tracker.counts.dropped_rows == 0
+    assert thread.is_alive()
+    sink.may_go_on.set()
+    thread.join(SECONDS)
+    assert [step for _, step, _ in sink.of("metrics")] == [0]
 
 
 def test_close_without_a_tracker_that_could_be_made():

@@ -16,6 +16,9 @@ from destinations import Trackio
 
 ROOT = Path(__file__).parents[2]
 
+# One process for all of them.
+pytestmark = pytest.mark.xdist_group("trackio")
+
 needs_trackio = pytest.mark.skipif(
     importlib.util.find_spec("trackio") is None, reason="the package trackio is not installed"
 )
@@ -25,7 +28,7 @@ EVERYTHING = """
     from destinations import Trackio
     from events import Run
 
-    trackio = Trackio("project")
+    trackio = Trackio("project", close_seconds=300)
     with Run(trackio, run_name="mine") as run:
         run.log_hyperparameters({"lr": 0.1, "_private": {"a": 1}})
         for loss in (1.0, float("nan")):
@@ -41,10 +44,10 @@ EVERYTHING = """
         run.log_point_cloud(np.ones((4, 3)), "points", colors=np.ones((4, 3)))
         run.log_traces({"prompt": "why"})
         run.log_hyperparameters({"late": 1})
-        run.logger.flush()
+        assert trackio._feed.flush(300)
         counts = trackio.counts
     assert (counts.written_rows, counts.written_records) == (2, counts.records), counts
-    with Run(Trackio("project"), run_name="mine") as run:
+    with Run(Trackio("project", close_seconds=300), run_name="mine") as run:
         run.log_metrics({"loss": 0.5}, step=7)
 """
 
@@ -58,7 +61,7 @@ def logged(tmp_path_factory):
         env={**os.environ, "PYTHONPATH": str(ROOT), "TRACKIO_DIR": str(folder), "HF_HUB_OFFLINE": "1"},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=600,
         check=False,
     )
     assert outcome.returncode == 0, outcome.stderr

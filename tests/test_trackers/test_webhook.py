@@ -18,7 +18,19 @@ from destinations.trackers.webhook import Notice
 
 PATIENCE_SECONDS = 60
 AT_ONCE = HttpRetry(attempts=4, first_seconds=0.0, timeout_seconds=PATIENCE_SECONDS)
+# As by default, with time for a machine that is busy with other things.
+PATIENT = {"retry": HttpRetry(timeout_seconds=PATIENCE_SECONDS), "close_seconds": PATIENCE_SECONDS}
 SECRET = "s3cr3t-path-of-the-hook"
+
+
+def make_webhook(url, **options):
+    """Returns one that gives up nothing because the machine is slow."""
+    return Webhook(url, **{**PATIENT, **options})
+
+
+def make_slack(url, **options):
+    """Returns one that gives up nothing because the machine is slow."""
+    return Slack(url, **{**PATIENT, **options})
 
 
 class Server:
@@ -44,10 +56,15 @@ class Server:
         return [json.loads(body) for _, _, body in self.requests]
 
     def close(self):
+        """Answers what waits, and ends; a lane that was not waited for has ended before: what it says is this test's."""
         self.may_answer.set()
+        lanes = [one for one in threading.enumerate() if one.name in {"Webhook", "Slack"}]
+        for lane in lanes:
+            lane.join(PATIENCE_SECONDS)
         self._http.shutdown()
         self._thread.join(PATIENCE_SECONDS)
         self._http.server_close()
+        assert not any(thread.is_alive() for thread in (self._thread, *lanes))
 
 
 class _QuietServer(HTTPServer):
@@ -112,7 +129,7 @@ class TestWebhookContract(DestinationContract):
     def destination(self, server):
         """Returns one that tells of every event that a run has."""
         self.server = server
-        return Webhook(server.url, events=["init", "fit_start", "epoch_end", "eval_end", "fit_end"])
+        return make_webhook(server.url, events=["init", "fit_start", "epoch_end", "eval_end", "fit_end"])
 
     def read_output(self, destination):
         return list(self.server.documents)
@@ -123,7 +140,7 @@ class TestSlackContract(DestinationContract):
     def destination(self, server):
         """Returns one with its defaults."""
         self.server = server
-        return Slack(server.url)
+        return make_slack(server.url)
 
     def read_output(self, destination):
         return list(self.server.documents)
@@ -134,7 +151,7 @@ class TestSlackContract(DestinationContract):
 
 def test_a_completed_run_is_told_once(server):
     """With its defaults, one document comes at the end of fit: names, durations, counts, last metrics."""
-    webhook = Webhook(server.url, clock=Clock())
+    webhook = make_webhook(server.url, clock=Clock())
 
     play(webhook)
 
@@ -159,7 +176,7 @@ def test_a_completed_run_is_told_once(server):
 
 def test_a_failure_is_told_at_close(server):
     """What ended the run is there, with its traceback and without the secrets in it."""
-    webhook = Webhook(server.url, events=[], clock=Clock())
+    webhook = make_webhook(server.url, events=[], clock=Clock())
 
     play(webhook, ValueError(f"no password=hunter2 for {server.url}"))
 
@@ -175,7 +192,7 @@ def test_a_failure_is_told_at_close(server):
 )
 def test_a_run_that_was_stopped_is_told(server, exception, status):
     """Ctrl-C and SIGTERM are no completion."""
-    webhook = Webhook(server.url, events=[], clock=Clock())
+    webhook = make_webhook(server.url, events=[], clock=Clock())
 
     play(webhook, exception)
 
@@ -184,14 +201,14 @@ def test_a_run_that_was_stopped_is_told(server, exception, status):
 
 def test_failures_need_not_be_told(server):
     """`on_failure=False` leaves them to the events."""
-    play(Webhook(server.url, events=[], on_failure=False, clock=Clock()), ValueError())
+    play(make_webhook(server.url, events=[], on_failure=False, clock=Clock()), ValueError())
 
     assert server.documents == []
 
 
 def test_only_chosen_events_are_heard(server):
     """An engine finds hooks for these alone; names may be in any case."""
-    webhook = Webhook(server.url, events="EPOCH_END", clock=Clock())
+    webhook = make_webhook(server.url, events="EPOCH_END", clock=Clock())
     run = DryRun(webhook, max_duration="2ep", batches_per_epoch=2)
 
     run.init()
@@ -207,7 +224,7 @@ def test_only_chosen_events_are_heard(server):
 
 def test_a_format_of_ones_own(server):
     """What it returns is sent as JSON, with the headers; None is not sent."""
-    webhook = Webhook(
+    webhook = make_webhook(
         server.url,
         events=["fit_start", "fit_end"],
         format=lambda notice: {"is": notice.event} if notice.event == "fit_end" else None,
@@ -225,7 +242,7 @@ def test_a_format_of_ones_own(server):
 
 def test_what_json_cannot_hold_is_text(server):
     """NaN, infinities and lone surrogates reach the other side."""
-    webhook = Webhook(server.url, clock=Clock())
+    webhook = make_webhook(server.url, clock=Clock())
     run = DryRun(webhook, max_duration=None, run_name="a\udc80b")
     run.init()
 
@@ -240,7 +257,7 @@ def test_what_json_cannot_hold_is_text(server):
 
 def test_memory_for_metrics_is_bounded(server):
     """Of more than a thousand names, the first are kept up to date."""
-    webhook = Webhook(server.url, clock=Clock())
+    webhook = make_webhook(server.url, clock=Clock())
 
     for index in range(3000):
         webhook.log_metrics({"first": index, f"name {index}": 1.0})
@@ -251,7 +268,7 @@ def test_memory_for_metrics_is_bounded(server):
 
 def test_each_rank_speaks_where_asked(server):
     """With `all_ranks`, rank 1 tells too, and says who it is."""
-    webhook = Webhook(server.url, all_ranks=True)
+    webhook = make_webhook(server.url, all_ranks=True)
     run = DryRun(webhook, rank=1)
 
     run.init()
@@ -265,7 +282,7 @@ def test_each_rank_speaks_where_asked(server):
 
 def test_slack_is_told_what_people_want_to_know(server):
     """Name, duration, metrics, and the exception; nothing in it is markup that calls people."""
-    slack = Slack(server.url, events=[], clock=Clock())
+    slack = make_slack(server.url, events=[], clock=Clock())
     run = DryRun(slack, run_name="<!channel> & co", max_duration=None)
     run.init()
     run.logger.log_metrics({f"m{index}": index / 3 for index in range(22)})
@@ -286,7 +303,7 @@ def test_slack_is_told_what_people_want_to_know(server):
 
 def test_slack_takes_formats_for_events(server):
     """A text, or a dict of Slack's own, for one event or for all."""
-    slack = Slack(
+    slack = make_slack(
         server.url,
         events=["fit_start", "fit_end"],
         format=lambda notice: {"text": notice.event, "blocks": []},
@@ -304,7 +321,7 @@ def test_slack_refuses_formats_for_what_is_not_told(server):
     with pytest.raises(
         ValueError, match=r"formats must be for \['failure', 'fit_end'\], got \['epoch_end'\]"
     ):
-        Slack(server.url, formats={"epoch_end": str})
+        make_slack(server.url, formats={"epoch_end": str})
 
 
 # --- delivery --------------------------------------------------------------------------------------------------------
@@ -313,7 +330,7 @@ def test_slack_refuses_formats_for_what_is_not_told(server):
 def test_what_may_pass_is_tried_again(server):
     """429 and 5xx are; the document arrives once it is taken."""
     server.answers += [(500, {}), (429, {"Retry-After": "0"}), (503, {})]
-    webhook = Webhook(server.url, retry=AT_ONCE, clock=Clock())
+    webhook = make_webhook(server.url, retry=AT_ONCE, clock=Clock())
 
     play(webhook)
 
@@ -326,7 +343,7 @@ def test_what_may_pass_is_tried_again(server):
 def test_what_is_final_is_not_tried_again(server, status, caplog):
     """A refusal is reported once, by its status, without the URL."""
     server.answers += [(status, {})]
-    webhook = Webhook(server.url, retry=AT_ONCE, clock=Clock())
+    webhook = make_webhook(server.url, retry=AT_ONCE, clock=Clock())
 
     play(webhook)
 
@@ -340,7 +357,7 @@ def test_what_is_final_is_not_tried_again(server, status, caplog):
 def test_redirects_are_not_followed(server, status):
     """They would take the message to somebody else."""
     server.answers += [(status, {"Location": "/elsewhere"})]
-    webhook = Webhook(server.url, retry=AT_ONCE, clock=Clock())
+    webhook = make_webhook(server.url, retry=AT_ONCE, clock=Clock())
 
     play(webhook)
 
@@ -351,7 +368,7 @@ def test_redirects_are_not_followed(server, status):
 def test_tries_are_bounded(server):
     """A server that is out of order for good costs as many requests as were allowed."""
     server.answers += [(500, {})] * 100
-    webhook = Webhook(server.url, retry=AT_ONCE, clock=Clock())
+    webhook = make_webhook(server.url, retry=AT_ONCE, clock=Clock())
 
     play(webhook)
 
@@ -360,11 +377,12 @@ def test_tries_are_bounded(server):
 
 def test_nobody_there(caplog):
     """A refused connection is tried again, then reported without the URL; training has not noticed."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    webhook = Webhook(f"http://127.0.0.1:{port}/{SECRET}", retry=AT_ONCE, clock=Clock())
-
-    with caplog.at_level(logging.DEBUG):
+    # Bound, so that nobody else can have the port, and not listening.
+    with socket.socket() as deaf, caplog.at_level(logging.DEBUG):
+        deaf.bind(("127.0.0.1", 0))
+        webhook = make_webhook(
+            f"http://127.0.0.1:{deaf.getsockname()[1]}/{SECRET}", retry=AT_ONCE, clock=Clock()
+        )
         play(webhook)
 
     assert webhook.counts.failed == 1
@@ -376,7 +394,7 @@ def test_nobody_there(caplog):
 def test_a_server_that_hangs_costs_close_its_deadline(server, caplog):
     """Training goes on, close returns, and says what was not sent."""
     server.may_answer.clear()
-    webhook = Webhook(
+    webhook = make_webhook(
         server.url, events=["fit_start", "fit_end"], retry=AT_ONCE, close_seconds=0.05, clock=Clock()
     )
 
@@ -406,7 +424,7 @@ def test_waits_grow_and_are_bounded(server):
         (503, {"Retry-After": "x"}),
     ]
     waits = []
-    retry = HttpRetry(attempts=9, first_seconds=2.0, most_seconds=10.0)
+    retry = HttpRetry(attempts=9, first_seconds=2.0, most_seconds=10.0, timeout_seconds=PATIENCE_SECONDS)
     post = JsonPost(server.url, {}, retry, wait=lambda seconds: waits.append(seconds) or False, clock=Clock())
 
     post.send({})
@@ -430,7 +448,7 @@ def test_waiting_ends_when_it_is_over(server):
 def test_the_queue_is_bounded(server):
     """While the server hangs, a hundred wait; the oldest go, and are counted."""
     server.may_answer.clear()
-    webhook = Webhook(server.url, events=["batch_end"], clock=Clock(), close_seconds=PATIENCE_SECONDS)
+    webhook = make_webhook(server.url, events=["batch_end"], clock=Clock(), close_seconds=PATIENCE_SECONDS)
     run = DryRun(webhook, max_duration="201ba", batches_per_epoch=201)
     run.init()
     run.train_batch()
@@ -497,7 +515,7 @@ def test_an_event_that_does_not_exist_is_refused():
 def test_a_copy_knows_what_the_original_knew(server):
     """It can be sent to another process, with its events and formats."""
     slack = pickle.loads(  # noqa: S301  # our own bytes
-        pickle.dumps(Slack(server.url, events=["epoch_end"], formats={"epoch_end": text_of}))
+        pickle.dumps(make_slack(server.url, events=["epoch_end"], formats={"epoch_end": text_of}))
     )
     run = DryRun(slack, max_duration="1ep")
 
