@@ -26,7 +26,7 @@ class Heard(list):
             self.append(event)
             self._has_come.notify_all()
 
-    def wait_for(self, count, timeout_seconds=20.0):
+    def wait_for(self, count, timeout_seconds=60.0):
         """Returns the events once there are so many, and whether there were in time."""
         with self._has_come:
             return self._has_come.wait_for(lambda: len(self) >= count, timeout_seconds)
@@ -73,7 +73,7 @@ def metric_list():
 def in_child():
     """Runs code in a process of its own, with a time limit; returns what it printed, or fails with what it said."""
 
-    def run(code, timeout_seconds=120):
+    def run(code, timeout_seconds=300):
         outcome = subprocess.run(
             [sys.executable, "-W", "error", "-c", textwrap.dedent(code)],
             env={"PYTHONPATH": str(ROOT), "PATH": ""},
