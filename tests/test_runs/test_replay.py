@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from destinations import InMemory, LoggerDestination, RunDirectory
@@ -503,7 +503,7 @@ def _as_rows(calls, joins):
     return rows
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     calls=_calls, cuts=st.lists(st.integers(0, 12), max_size=3), joins=st.lists(st.booleans(), min_size=48)
 )
