@@ -29,7 +29,7 @@ class Sensor:
 
     def wait_for(self, count):
         with self._has_come:
-            assert self._has_come.wait_for(lambda: self._taken >= count, 20)
+            assert self._has_come.wait_for(lambda: self._taken >= count, 60)
 
 
 def numbers(metric_list):
@@ -169,7 +169,7 @@ def test_a_forked_child_neither_samples_nor_waits(in_child):
 
         system = SystemMonitor(3600, sample=sample)
         with Run(callbacks=system, run_name="mine") as run:
-            assert has_come.wait(20)
+            assert has_come.wait(60)
             child = os.fork()
             if child == 0:
                 assert threading.active_count() == 1
