@@ -10,6 +10,9 @@ import pytest
 
 from destinations import LoggerDestination
 from events import monitor
+from tests.our_log import caplog
+
+__all__ = ["caplog"]
 
 ROOT = Path(__file__).parents[2]
 
@@ -52,11 +55,15 @@ class MetricList(LoggerDestination):
         self.texts.append((step, name, text))
 
 
+@pytest.fixture(autouse=True)
+def _nothing_is_left():
+    """Whatever earlier tests have left in Stats, those that are gone too, is logged before a handler is there to hear it."""
+    monitor.flush()
+
+
 @pytest.fixture
 def heard():
     """Gives a registered handler that keeps what it hears."""
-    # Whatever an earlier test has left in Stats that are gone.
-    monitor.flush()
     handler = Heard()
     handle = monitor.register_event_handler(handler)
     yield handler
