@@ -25,7 +25,7 @@ from destinations.testing._samples import every_kind_of_record
 from events import Run as WritingRun
 
 ROOT = Path(__file__).parents[2]
-LIMIT_SECONDS = 60
+LIMIT_SECONDS = 300
 INDEXES = ("media", "tables", "histograms", "texts", "traces", "artifacts")
 
 
