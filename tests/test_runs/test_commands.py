@@ -849,6 +849,29 @@ def test_ctrl_c_is_exit_code_130(root):
     assert (command.returncode, messages) == (130, b"")
 
 
+def test_ctrl_c_while_the_commands_are_imported_is_exit_code_130(root):
+    """It comes early where somebody changes their mind, or a disk is slow."""
+    code = (
+        "import sys\n"
+        "class Interrupts:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'destinations.runs.commands': raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Interrupts())\n"
+        "from destinations import cli\n"
+        "sys.exit(cli.main(['runs', 'ls']))"
+    )
+
+    finished = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        check=False,
+        timeout=LIMIT_SECONDS,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )
+
+    assert (finished.returncode, finished.stdout, finished.stderr) == (130, b"", b"")
+
+
 def test_listing_loads_nothing_heavy(root):
     """Neither torch nor numpy, nor the packages that write runs and upload files; so it starts fast."""
     heavy = ("torch", "numpy", "pandas", "boto3", "matplotlib", "duckdb", "yaml", "events", "uploads", "PIL")
