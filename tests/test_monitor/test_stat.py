@@ -5,6 +5,7 @@ import threading
 from datetime import UTC, datetime, timedelta
 from fractions import Fraction
 
+import attrs
 import numpy as np
 import pytest
 import torch
@@ -508,12 +509,13 @@ def test_a_flush_returns_when_what_another_thread_has_just_closed_is_logged(who)
 def test_a_log_that_flushes_waits_for_nobody():
     """Two threads that each log a window, and flush all of them meanwhile, would wait for each other."""
     both_log = threading.Barrier(2)
-    events = []
+    events, on_their_way = [], []
 
     def log(event):
         events.append(dict(event.data))
         both_log.wait(60)
         closer.flush()
+        on_their_way.append([len(window._handing_over) for window in windows])
         both_log.wait(60)
 
     closer = CloserWithoutThread()
@@ -529,8 +531,14 @@ def test_a_log_that_flushes_waits_for_nobody():
         thread.join(60)
 
     assert not any(thread.is_alive() for thread in threads)
-    assert not both_log.broken
     assert events == [{"x.sum": 1.0}] * 2
+    # Neither gave up on the other.
+    assert on_their_way == [[1, 1], [1, 1]]
+
+
+class NotAwaited(threading.Event):
+    def wait(self, timeout=None):
+        raise AssertionError("nobody will ever set it")
 
 
 def test_what_ctrl_c_cut_short_is_not_waited_for():
@@ -547,7 +555,7 @@ def test_what_ctrl_c_cut_short_is_not_waited_for():
     # Between the lock and the handler.
     window.samples.append(1.0)
     window._fold()
-    window._take()
+    window._handing_over = [attrs.evolve(window._take(), is_over=NotAwaited())]
 
     window.settle()
 
