@@ -36,6 +36,9 @@ format: $(READY)
 
 # torch goes first and alone: a package that pulls it in would choose a build of its own.
 # What is installed is compiled when it is imported: most of it never is.
+# By the environment, what builds our own package is held to its version too; newer releases of pip read the second.
+$(READY): export PIP_CONSTRAINT = .ci/constraints.txt
+$(READY): export PIP_BUILD_CONSTRAINT = .ci/constraints.txt
 $(READY): pyproject.toml .ci/constraints.txt .ci/no-deps.txt
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Python must be 3.11 or newer, got " + sys.version.split()[0] + ". Say which: make PYTHON=/path/to/python3.11")'
 	$(PYTHON) -m venv $(VENV)

@@ -34,14 +34,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit code; 2 is wrong usage, 130 Ctrl-C, 141 that nobody reads on; the others are those of the command.
     """
     arguments = sys.argv[1:] if arguments is None else list(arguments)
-    group = next((argument for argument in arguments if not argument.startswith("-")), "")
-    parser = build_parser([group])
-    options, rest = parser.parse_known_args(arguments)
-    options.rest = rest
-    if rest and not getattr(options, "takes_rest", False):
-        parser.error(f"unrecognized arguments: {' '.join(rest)}")
     try:
-        code = int(options.run(options))
+        code = _run(arguments)
         sys.stdout.flush()
     except BrokenPipeError:
         _forget_output()
@@ -49,6 +43,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     return code
+
+
+def _run(arguments: list[str]) -> int:
+    group = next((argument for argument in arguments if not argument.startswith("-")), "")
+    parser = build_parser([group])
+    options, rest = parser.parse_known_args(arguments)
+    options.rest = rest
+    if rest and not getattr(options, "takes_rest", False):
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    return int(options.run(options))
 
 
 def build_parser(groups: Sequence[str] | None = None) -> argparse.ArgumentParser:

@@ -69,7 +69,10 @@ class Handover(Callback):
     @property
     def dropped(self) -> int:
         """How many were lost: pushed out of a full queue, refused by a destination, or waiting when the run was closed."""
-        return max(self._put.value() - self._taken - len(self._waiting), 0) + self._undeliverable
+        # Other threads go on meanwhile. An item is counted after it waits, and is taken before it leaves; read in this
+        # order, one that is between two places is at most missing here, and never lost.
+        put, waiting = self._put.value(), len(self._waiting)
+        return max(put - waiting - self._taken, 0) + self._undeliverable
 
     def begin(self, state: State | None, logger: Logger | None) -> None:
         """Takes the calling thread as the one that trains.
@@ -95,8 +98,8 @@ class Handover(Callback):
         """Takes an item, from any thread; never waits."""
         if os.getpid() != self._pid:
             return
-        self._put.count(item)
         self._waiting.append(item)
+        self._put.count(item)
         if self.delivers_at_once and threading.get_ident() == self._training_thread:
             self.drain()
 
@@ -108,8 +111,8 @@ class Handover(Callback):
         self._is_draining = True
         try:
             for _ in range(len(self._waiting)):
-                item = self._waiting.popleft()
                 self._taken += 1
+                item = self._waiting.popleft()
                 self._attempt(item)
         finally:
             self._is_draining = False

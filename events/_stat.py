@@ -125,6 +125,7 @@ class Stat:
     def flush(self) -> None:
         """Logs what the open window holds, if anything, in this thread."""
         self._window.close()
+        self._window.settle()
 
     def __repr__(self) -> str:
         return f"Stat({self.name!r}, count={self.count})"

@@ -90,9 +90,9 @@ class FromTorchMonitor(Handover):
         super().begin(state, logger)
         self._steps.note(self.step(), time.time())
         if not self._handles:
-            # The first counts, the second keeps. Neither runs Python code.
+            # The first keeps, the second counts. Neither runs Python code.
             self._handles = [
-                monitor.register_event_handler(handler) for handler in (self._put.count, self._waiting.append)
+                monitor.register_event_handler(handler) for handler in (self._waiting.append, self._put.count)
             ]
             _listening.append(self)
             atexit.register(self.stop)
@@ -134,7 +134,7 @@ class FromTorchMonitor(Handover):
             return
         from torch import monitor
 
-        for handle in handles:
+        for handle in reversed(handles):
             monitor.unregister_event_handler(handle)
         _listening.remove(self)
         atexit.unregister(self.stop)

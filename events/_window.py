@@ -4,6 +4,7 @@
 """
 
 import atexit
+import contextlib
 import itertools
 import logging
 import math
@@ -14,6 +15,8 @@ import weakref
 from collections.abc import Callable
 from datetime import UTC, datetime
 from queue import Empty, SimpleQueue
+
+import attrs
 
 from ._monitor_event import Event
 from ._summary import Aggregation, Summary
@@ -28,9 +31,11 @@ STAT_EVENT = "events.monitor.Stat"
 PENDING_SAMPLES = 4096
 _SHORTEST_WAIT_SECONDS = 0.01
 _LONGEST_WAIT_SECONDS = 3600.0
-# Whoever holds the lock of a window computes for a millisecond at most. If it takes this long, a signal handler has
-# interrupted the holder, in this very thread.
-_LOCK_SECONDS = 1.0
+# Whoever holds the lock of a window computes for a millisecond at most. If it takes this long, two threads hold what the
+# other one waits for, by way of the garbage collector.
+_LOCK_SECONDS = 30.0
+# A handler that takes longer than this, in another thread, is not waited for.
+_HAND_OVER_SECONDS = 10.0
 
 Log = Callable[[Event], object]
 
@@ -39,7 +44,8 @@ class Window:
     """What a Stat has collected since it last logged; outlives its Stat until that is logged too.
 
     `samples` is appended to from any thread, one call that cannot be interrupted; everything else is guarded by the lock.
-    Nothing is called while it is held.
+    Nothing is called while it is held: what a window amounted to is handed over behind it, and meanwhile noted in
+    `_handing_over`, for those who must not go on before it has arrived.
     """
 
     def __init__(
@@ -58,7 +64,10 @@ class Window:
         self.samples: list[float] = [] if max_samples is None else _CappedSamples(self.collect)
         self._log = log
         self._log_has_failed = False
-        self._lock = threading.Lock()
+        # A lock that lets its holder in again, to tell a signal handler, which must not wait, from another thread.
+        self._lock = threading.RLock()
+        self._is_held = False
+        self._handing_over: list[_HandOver] = []
         self._begin()
 
     def _begin(self) -> None:
@@ -74,31 +83,43 @@ class Window:
 
     def collect(self) -> None:
         """Folds in what waits; logs a window that has reached its cap."""
-        if not self._lock.acquire(blocking=False):
+        if not self._enter(waits=False):
             # Somebody else is at it.
             return
         try:
             self._fold()
-            event = self._event() if self.summary.count == self.max_samples else None
-            if event is not None:
+            hand_over = self._take() if self.summary.count == self.max_samples else None
+            if hand_over is not None:
                 self._begin()
                 self.is_full = True
             self._set_room()
         finally:
-            self._lock.release()
-        self._hand_over(event)
+            self._leave()
+        self._hand_over(hand_over)
 
     def close(self) -> None:
         """Logs what there is, if anything, and begins anew."""
-        if not self._lock.acquire(timeout=_LOCK_SECONDS):
+        if not self._enter():
             return
         try:
             self._fold()
-            event = self._event()
+            hand_over = self._take()
             self._begin()
         finally:
-            self._lock.release()
-        self._hand_over(event)
+            self._leave()
+        self._hand_over(hand_over)
+
+    def settle(self) -> None:
+        """Waits until what other threads have taken from here has been logged; ten seconds at most.
+
+        Who is being handed something waits for nobody: two handlers could wait for each other.
+        """
+        if getattr(_handing_over, "depth", 0):
+            return
+        for hand_over in tuple(self._handing_over):
+            # One of this very thread was cut short by Ctrl-C.
+            if hand_over.thread == threading.get_ident() or not hand_over.is_over.wait(_HAND_OVER_SECONDS):
+                self._forget_hand_over(hand_over)
 
     def count(self) -> int:
         """Returns how many samples the open window has."""
@@ -109,20 +130,36 @@ class Window:
 
     def values(self) -> dict[Aggregation, float]:
         """Returns what the samples of the open window amount to."""
-        if not self._lock.acquire(timeout=_LOCK_SECONDS):
+        if not self._enter():
             return Summary(()).values(self.aggregations)
         try:
             self._fold()
             self._set_room()
             return self.summary.values(self.aggregations)
         finally:
-            self._lock.release()
+            self._leave()
 
     def forget(self) -> None:
         """Lets go of what another process collected, and of the lock, which a thread of it may have held."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
+        self._is_held = False
+        self._handing_over = []
         self.samples.clear()
         self._begin()
+
+    def _enter(self, *, waits: bool = True) -> bool:
+        """Takes the lock, and says whether it is had: not where this very thread has it, which a signal interrupted."""
+        if not self._lock.acquire(blocking=waits, timeout=_LOCK_SECONDS if waits else -1):
+            return False
+        if self._is_held:
+            self._lock.release()
+            return False
+        self._is_held = True
+        return True
+
+    def _leave(self) -> None:
+        self._is_held = False
+        self._lock.release()
 
     def _fold(self) -> None:
         count = len(self.samples)
@@ -137,24 +174,50 @@ class Window:
         for start in range(0, min(room, count), PENDING_SAMPLES):
             self.summary.fold(taken[start : min(start + PENDING_SAMPLES, room)])
 
-    def _event(self) -> Event | None:
+    def _take(self) -> "_HandOver | None":
+        """Returns what there is to log, noted as being on its way."""
         if self.summary.count == 0:
             return None
         values = self.summary.values(self.aggregations)
         data = {f"{self.name}.{aggregation.value}": value for aggregation, value in values.items()}
-        return Event(STAT_EVENT, datetime.now(UTC), data)
+        hand_over = _HandOver(Event(STAT_EVENT, datetime.now(UTC), data))
+        self._handing_over.append(hand_over)
+        return hand_over
 
-    def _hand_over(self, event: Event | None) -> None:
-        if event is None:
+    def _hand_over(self, hand_over: "_HandOver | None") -> None:
+        if hand_over is None:
             return
+        _handing_over.depth = getattr(_handing_over, "depth", 0) + 1
         try:
-            self._log(event)
+            self._log(hand_over.event)
         except Exception:  # noqa: BLE001  # who adds, and the other windows, must not suffer from it
             if not self._log_has_failed:
                 self._log_has_failed = True
                 _log.exception(
                     "the window of stat %r could not be logged; further failures are not reported.", self.name
                 )
+        finally:
+            _handing_over.depth -= 1
+            hand_over.is_over.set()
+            self._forget_hand_over(hand_over)
+
+    def _forget_hand_over(self, hand_over: "_HandOver") -> None:
+        # Somebody else may have done so, or the process was forked.
+        with contextlib.suppress(ValueError):
+            self._handing_over.remove(hand_over)
+
+
+@attrs.frozen(eq=False)
+class _HandOver:
+    """What a window amounted to, on its way to who logs it."""
+
+    event: Event
+    thread: int = attrs.field(factory=threading.get_ident)
+    is_over: threading.Event = attrs.field(factory=threading.Event)
+
+
+# How many hand-overs the thread at hand is in: a handler may flush other windows, which has them handed over too.
+_handing_over = threading.local()
 
 
 class _CappedSamples(list[float]):
@@ -223,14 +286,18 @@ class WindowCloser:
         self._news.put(key)
 
     def flush(self) -> None:
-        """Closes all windows now, in this thread."""
-        for window, _ in list(self._windows.values()):
+        """Closes all windows now, in this thread; what another thread has just closed is logged too when this returns."""
+        windows = [window for window, _ in list(self._windows.values())]
+        for window in windows:
             window.close()
+        for window in windows:
+            window.settle()
 
     def close_due(self) -> float:
         """Closes the windows of which the time is over; returns how many seconds until the next one's is."""
         now = self._clock()
-        for key, deadline in list(self._deadlines.items()):
+        # Copied in one step: where tuples are made, the garbage collector may let another thread open a window meanwhile.
+        for key, deadline in self._deadlines.copy().items():
             entry = self._windows.get(key)
             if entry is not None and now >= deadline:
                 window, opened = entry

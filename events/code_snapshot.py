@@ -27,7 +27,8 @@ class CodeSnapshot(Callback):
 
     In a git repository the files are those that git tracks, as they are now, and those that it does not ignore; elsewhere all
     below the folder but hidden ones. Only what fits a pattern is taken, and no large file: this is for code, not for data.
-    What was left out for its size, or could not be read, is reported.
+    What was left out for its size, or could not be read, is reported. Where git takes longer than 30 s there is no archive: which
+    files it ignores is not known then.
 
     Blocks for as long as reading and compressing takes, once, on rank 0; training goes on where it fails.
 
@@ -53,6 +54,7 @@ class CodeSnapshot(Callback):
         self._remote_file_name = remote_file_name
         self._max_file_bytes = max_file_bytes
         self._max_bytes = max_bytes
+        self._git_seconds = _GIT_SECONDS
 
     def init(self, state: State, logger: Logger) -> None:
         """Makes the archive and hands it on."""
@@ -77,7 +79,7 @@ class CodeSnapshot(Callback):
     def _write(self, root: Path, archive: Path) -> list[str]:
         left_out, total = [], 0
         with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as file:
-            for name in sorted(set(_files(root))):
+            for name in sorted(set(_files(root, self._git_seconds))):
                 if not any(PurePosixPath(name).match(pattern) for pattern in self._patterns):
                     continue
                 try:
@@ -94,9 +96,9 @@ class CodeSnapshot(Callback):
         return left_out
 
 
-def _files(root: Path) -> Iterator[str]:
+def _files(root: Path, git_seconds: float) -> Iterator[str]:
     """Returns the names of files below a folder, with "/" between their parts."""
-    tracked = _git_files(root)
+    tracked = _git_files(root, git_seconds)
     if tracked is not None:
         yield from (name for name in tracked if (root / name).is_file())
         return
@@ -107,10 +109,15 @@ def _files(root: Path) -> Iterator[str]:
                 yield (Path(folder) / name).relative_to(root).as_posix()
 
 
-def _git_files(root: Path) -> list[str] | None:
+def _git_files(root: Path, seconds: float) -> list[str] | None:
     command = ["git", "-C", str(root), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     try:
-        done = subprocess.run(command, capture_output=True, timeout=_GIT_SECONDS, check=True)  # noqa: S603  # fixed
+        done = subprocess.run(command, capture_output=True, timeout=seconds, check=True)  # noqa: S603  # fixed
+    except subprocess.TimeoutExpired as error:
+        # All files would be taken otherwise, those that git is to ignore among them.
+        raise TimeoutError(
+            f"git must list its files within {seconds:g} s, got nothing until then."
+        ) from error
     except (OSError, subprocess.SubprocessError):
         return None
     return [os.fsdecode(name) for name in done.stdout.split(b"\0") if name]

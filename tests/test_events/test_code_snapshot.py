@@ -1,5 +1,6 @@
 """The code of a run, kept with it."""
 
+import os
 import subprocess
 import zipfile
 
@@ -69,6 +70,21 @@ def test_in_a_repository_git_says_what_belongs_to_it(keep, folder):
     (folder / "old.py").unlink()
 
     assert keep(CodeSnapshot(folder)) == {"models/net.py": b"x = 2", "train.py": b"print(2)"}
+
+
+def test_where_git_does_not_answer_nothing_is_kept(keep, folder, tmp_path, monkeypatch, caplog):
+    """Rather than what it would have ignored."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/git").write_text("#!/bin/sh\nexec sleep 600\n")
+    (tmp_path / "bin/git").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=os.pathsep)
+    snapshot = CodeSnapshot(folder)
+    snapshot._git_seconds = 0.1
+
+    kept = keep(snapshot)
+
+    assert kept is None
+    assert "git must list its files within 0.1 s, got nothing until then." in caplog.text
 
 
 def test_what_is_too_large_is_left_out_and_named(keep, folder, caplog):

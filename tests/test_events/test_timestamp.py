@@ -8,12 +8,14 @@ from datetime import timedelta
 import attrs
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from events import EventsError, Time, Timestamp, TimeStringError, TimeUnit, TimeUnitError
 
 WHOLE_UNITS = ["iter", "ep", "ba", "sp", "tok"]
+# Neither a slow machine nor a busy one makes a property wrong.
+SLOW = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 @pytest.mark.parametrize(
@@ -70,6 +72,7 @@ def test_a_fraction_of_something_whole_is_refused(text):
         Time.from_timestring(text)
 
 
+@SLOW
 @given(st.text(max_size=12))
 def test_any_text_is_parsed_or_refused_by_our_own_error(text):
     """No other exception comes out of the parser."""
@@ -81,6 +84,7 @@ def test_any_text_is_parsed_or_refused_by_our_own_error(text):
     assert isinstance(time, Time)
 
 
+@SLOW
 @given(st.text("0123456789e+-._hmsepba", max_size=12))
 def test_any_text_of_the_right_letters_is_parsed_or_refused_by_our_own_error(text):
     """Neither does one that comes close."""
@@ -92,6 +96,7 @@ def test_any_text_of_the_right_letters_is_parsed_or_refused_by_our_own_error(tex
     assert isinstance(time, Time)
 
 
+@SLOW
 @given(st.integers(), st.sampled_from(WHOLE_UNITS))
 def test_a_whole_time_survives_its_string_and_its_repr(value, unit):
     """`str` parses back and `repr` evaluates back, to the last digit."""
@@ -101,6 +106,7 @@ def test_a_whole_time_survives_its_string_and_its_repr(value, unit):
     assert eval(repr(time)) == time  # noqa: S307  # our own text
 
 
+@SLOW
 @given(st.floats(allow_nan=False, allow_infinity=False), st.sampled_from(["dur", "sec"]))
 def test_a_fractional_time_survives_its_string_and_its_repr(value, unit):
     """Floats come back bit for bit."""
@@ -180,6 +186,7 @@ def test_from_input_refuses_other_types(value):
         Time.from_input(value, "ep")
 
 
+@SLOW
 @given(st.integers(), st.integers(), st.sampled_from(WHOLE_UNITS))
 def test_equal_units_add_subtract_and_compare_as_their_numbers_do(left, right, unit):
     """Arithmetic within a unit is that of integers."""
@@ -457,6 +464,7 @@ timestamps = st.builds(
 )
 
 
+@SLOW
 @given(timestamps)
 def test_a_timestamp_survives_its_state_dict_and_its_repr(timestamp):
     """Both give the same timestamp back; the state holds plain numbers alone."""

@@ -10,6 +10,9 @@ import pytest
 
 from destinations import LoggerDestination
 from events import monitor
+from tests.our_log import caplog
+
+__all__ = ["caplog"]
 
 ROOT = Path(__file__).parents[2]
 
@@ -26,7 +29,7 @@ class Heard(list):
             self.append(event)
             self._has_come.notify_all()
 
-    def wait_for(self, count, timeout_seconds=20.0):
+    def wait_for(self, count, timeout_seconds=60.0):
         """Returns the events once there are so many, and whether there were in time."""
         with self._has_come:
             return self._has_come.wait_for(lambda: len(self) >= count, timeout_seconds)
@@ -52,11 +55,15 @@ class MetricList(LoggerDestination):
         self.texts.append((step, name, text))
 
 
+@pytest.fixture(autouse=True)
+def _nothing_is_left():
+    """Whatever earlier tests have left in Stats, those that are gone too, is logged before a handler is there to hear it."""
+    monitor.flush()
+
+
 @pytest.fixture
 def heard():
     """Gives a registered handler that keeps what it hears."""
-    # Whatever an earlier test has left in Stats that are gone.
-    monitor.flush()
     handler = Heard()
     handle = monitor.register_event_handler(handler)
     yield handler
@@ -73,7 +80,7 @@ def metric_list():
 def in_child():
     """Runs code in a process of its own, with a time limit; returns what it printed, or fails with what it said."""
 
-    def run(code, timeout_seconds=120):
+    def run(code, timeout_seconds=300):
         outcome = subprocess.run(
             [sys.executable, "-W", "error", "-c", textwrap.dedent(code)],
             env={"PYTHONPATH": str(ROOT), "PATH": ""},

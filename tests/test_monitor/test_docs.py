@@ -35,7 +35,7 @@ def test_what_is_shown_runs(code, tmp_path):
         env={"PYTHONPATH": str(ROOT), "PATH": ""},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         check=False,
     )
 

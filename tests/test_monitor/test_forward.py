@@ -1,5 +1,6 @@
 """Monitor events on their way to destinations."""
 
+import collections
 import gc
 import threading
 import weakref
@@ -22,7 +23,7 @@ def in_another_thread(function, *arguments, **keywords):
     """Runs something in a thread, to its end."""
     thread = threading.Thread(target=function, args=arguments, kwargs=keywords)
     thread.start()
-    thread.join(20)
+    thread.join(60)
     assert not thread.is_alive()
 
 
@@ -165,6 +166,35 @@ def test_a_full_queue_drops_the_oldest_and_counts(metric_list, caplog):
     assert [metrics["a/x"] for _, metrics in metric_list.metrics] == [3, 4, 6, 7]
     assert forwarding.dropped == 4
     assert caplog.text.count("ForwardMonitor lost") == 1
+
+
+def test_what_is_between_two_places_is_not_lost(metric_list, caplog):
+    """Whenever somebody looks: another thread may have put an item without having counted it yet, or be delivering it."""
+    forwarding = monitor.ForwardMonitor()
+    seen = []
+
+    class Looks(collections.deque):
+        def append(self, item):
+            super().append(item)
+            seen.append(forwarding.dropped)
+
+        def popleft(self):
+            seen.append(forwarding.dropped)
+            item = super().popleft()
+            seen.append(forwarding.dropped)
+            return item
+
+    count = forwarding._put.count
+    forwarding._waiting = Looks(maxlen=10)
+    forwarding._put.count = lambda item: (count(item), seen.append(forwarding.dropped))
+
+    with Run(metric_list, forwarding, "mine"):
+        in_another_thread(log, "a", x=1)
+        in_another_thread(log, "b", x=2)
+
+    assert metric_list.metrics == [(0, {"a/x": 1}), (0, {"b/x": 2})]
+    assert seen == [0] * 8
+    assert caplog.records == []
 
 
 def test_stopping_after_the_run_was_closed_says_what_was_lost(metric_list, caplog):

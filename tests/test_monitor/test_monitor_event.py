@@ -257,7 +257,7 @@ def test_many_threads_log_to_handlers_written_in_python(registered):
 
     def work(thread):
         event = an_event(thread=thread)
-        barrier.wait(20)
+        barrier.wait(60)
         for _ in range(2000):
             monitor.log_event(event)
 
@@ -277,7 +277,7 @@ def test_threads_that_wait_for_each_other_in_handlers(registered):
 
     def waits(event):
         if event.name == "first":
-            outcome.append(other_has_logged.wait(20))
+            outcome.append(other_has_logged.wait(60))
         else:
             other_has_logged.set()
 
@@ -286,6 +286,6 @@ def test_threads_that_wait_for_each_other_in_handlers(registered):
     thread.start()
 
     monitor.log_event(an_event("second"))
-    thread.join(20)
+    thread.join(60)
 
     assert outcome == [True]

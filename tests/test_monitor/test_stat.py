@@ -5,11 +5,13 @@ import threading
 from datetime import UTC, datetime, timedelta
 from fractions import Fraction
 
+import attrs
 import numpy as np
 import pytest
 import torch
 
 from events import Aggregation, MonitorEvent, Stat, monitor
+from events._summary import Summary
 from events._window import Window, WindowCloser
 
 HOUR = timedelta(hours=1)
@@ -260,14 +262,14 @@ def test_many_threads_lose_nothing():
     barrier = threading.Barrier(9)
 
     def work():
-        barrier.wait(20)
+        barrier.wait(60)
         for _ in range(20_000):
             stat.add(1.0)
 
     threads = [threading.Thread(target=work) for _ in range(8)]
     for thread in threads:
         thread.start()
-    barrier.wait(20)
+    barrier.wait(60)
     for _ in range(200):
         stat.flush()
         stat.get()
@@ -420,13 +422,144 @@ def test_a_window_holds_bounded_memory_without_anybody_closing_it():
 def test_an_add_while_another_thread_folds_neither_waits_nor_loses():
     """The samples wait, and are folded in later."""
     stat = Stat("x", [Aggregation.COUNT], HOUR)
-    with stat._window._lock:
-        for _ in range(6000):
-            stat.add(1.0)
+    is_held, is_done = threading.Event(), threading.Event()
+
+    def fold_for_long():
+        with stat._window._lock:
+            is_held.set()
+            is_done.wait(60)
+
+    thread = threading.Thread(target=fold_for_long)
+    thread.start()
+    assert is_held.wait(60)
+    for _ in range(6000):
+        stat.add(1.0)
+    waiting = len(stat._samples)
+    is_done.set()
+    thread.join(60)
 
     stat.add(1.0)
 
+    assert waiting == 6000
     assert stat.get() == {Aggregation.COUNT: 6001}
+
+
+def test_a_signal_handler_that_comes_while_a_window_is_folded_does_not_wait_for_itself():
+    """It finds nothing, and what it adds is there afterwards."""
+    events = []
+    stat = Stat("x", [Aggregation.SUM], HOUR, log=events.append)
+    stat.add(1.0)
+    seen = []
+
+    class Interrupted(Summary):
+        def fold(self, samples):
+            stat.add(2.0)
+            stat.flush()
+            seen.append((stat.get(), list(events)))
+            super().fold(samples)
+
+    stat._window.summary = Interrupted([Aggregation.SUM])
+
+    stat.flush()
+    stat.flush()
+
+    assert seen == [({Aggregation.SUM: 0.0}, [])]
+    assert [event.data for event in events] == [{"x.sum": 1.0}, {"x.sum": 2.0}]
+
+
+class WindowThatIsAwaited(Window):
+    """Lets go of who is being handed something when somebody waits for that."""
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.is_awaited = threading.Event()
+
+    def settle(self):
+        self.is_awaited.set()
+        super().settle()
+
+
+@pytest.mark.parametrize("who", ["closer", "stat"])
+def test_a_flush_returns_when_what_another_thread_has_just_closed_is_logged(who):
+    """Who unregisters or reads right after it has everything that was added before."""
+    events, has_come = [], threading.Event()
+
+    def log(event):
+        has_come.set()
+        window.is_awaited.wait(60)
+        events.append(dict(event.data))
+
+    window = WindowThatIsAwaited("x", (Aggregation.SUM,), 3600.0, None, log)
+    window.samples.append(1.0)
+    closer = CloserWithoutThread()
+    closer.open(window)
+    stat = Stat("x", [Aggregation.SUM], HOUR)
+    stat._window = window
+    thread = threading.Thread(target=window.close)
+    thread.start()
+    assert has_come.wait(60)
+
+    (closer if who == "closer" else stat).flush()
+
+    assert events == [{"x.sum": 1.0}]
+    thread.join(60)
+    assert window._handing_over == []
+
+
+def test_a_log_that_flushes_waits_for_nobody():
+    """Two threads that each log a window, and flush all of them meanwhile, would wait for each other."""
+    both_log = threading.Barrier(2)
+    events, on_their_way = [], []
+
+    def log(event):
+        events.append(dict(event.data))
+        both_log.wait(60)
+        closer.flush()
+        on_their_way.append([len(window._handing_over) for window in windows])
+        both_log.wait(60)
+
+    closer = CloserWithoutThread()
+    windows = [a_window(log) for _ in range(2)]
+    threads = [threading.Thread(target=window.close) for window in windows]
+    for window in windows:
+        window.samples.append(1.0)
+        closer.open(window)
+
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+
+    assert not any(thread.is_alive() for thread in threads)
+    assert events == [{"x.sum": 1.0}] * 2
+    # Neither gave up on the other.
+    assert on_their_way == [[1, 1], [1, 1]]
+
+
+class NotAwaited(threading.Event):
+    def wait(self, timeout=None):
+        raise AssertionError("nobody will ever set it")
+
+
+def test_what_ctrl_c_cut_short_is_not_waited_for():
+    """The thread that was logging it is the one that flushes next."""
+
+    def interrupted(event):
+        raise KeyboardInterrupt
+
+    window = a_window(interrupted)
+    window.samples.append(1.0)
+    with pytest.raises(KeyboardInterrupt):
+        window.close()
+    in_a_handler = list(window._handing_over)
+    # Between the lock and the handler.
+    window.samples.append(1.0)
+    window._fold()
+    window._handing_over = [attrs.evolve(window._take(), is_over=NotAwaited())]
+
+    window.settle()
+
+    assert in_a_handler == window._handing_over == []
 
 
 def test_importing_starts_nothing(in_child):

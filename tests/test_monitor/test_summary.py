@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from events import Aggregation
@@ -22,7 +22,7 @@ def summary_of(*chunks, aggregations=EVERYTHING):
     return summary.values(aggregations)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=50), min_size=1, max_size=8))
 def test_it_is_what_numpy_says(chunks):
     """Whatever the chunks."""
@@ -36,9 +36,12 @@ def test_it_is_what_numpy_says(chunks):
     scale = max(abs(samples).max(), 1e-300)
     assert values[Aggregation.SUM] == pytest.approx(samples.sum(), rel=1e-9, abs=1e-9 * scale)
     assert values[Aggregation.MEAN] == pytest.approx(samples.mean(), rel=1e-9, abs=1e-9 * scale)
-    assert values[Aggregation.STD] == pytest.approx(samples.std(), rel=1e-6, abs=1e-7 * scale)
+    # Squares of less than 1e-153 are below the least float that has all its digits.
+    assert values[Aggregation.STD] == pytest.approx(samples.std(), rel=1e-6, abs=1e-7 * scale + 1e-153)
     for aggregation, percent in PERCENTILES.items():
-        assert values[aggregation] == pytest.approx(np.percentile(samples, percent), rel=1e-9, abs=1e-300)
+        # Between a negative sample and a positive one there may be nearly nothing left, of which no digit is sure.
+        expected = np.percentile(samples, percent)
+        assert values[aggregation] == pytest.approx(expected, rel=1e-9, abs=1e-9 * scale)
 
 
 def test_the_deviation_of_large_numbers_does_not_cancel():

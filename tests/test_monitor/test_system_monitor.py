@@ -29,7 +29,7 @@ class Sensor:
 
     def wait_for(self, count):
         with self._has_come:
-            assert self._has_come.wait_for(lambda: self._taken >= count, 20)
+            assert self._has_come.wait_for(lambda: self._taken >= count, 60)
 
 
 def numbers(metric_list):
@@ -37,12 +37,18 @@ def numbers(metric_list):
     return [metrics["system/number"] for _, metrics in metric_list.metrics]
 
 
+@pytest.fixture
 def sampling_threads():
-    """Returns the threads that sample."""
-    return [thread for thread in threading.enumerate() if thread.name == "events-system-monitor"]
+    """Returns a function that says which threads sample; those of earlier tests do not count."""
+
+    def now():
+        return [thread for thread in threading.enumerate() if thread.name == "events-system-monitor"]
+
+    before = now()
+    return lambda: [thread for thread in now() if thread not in before]
 
 
-def test_samples_are_taken_in_a_thread_and_logged_by_the_training_thread(metric_list):
+def test_samples_are_taken_in_a_thread_and_logged_by_the_training_thread(metric_list, sampling_threads):
     """At the end of a batch, in order, and the rest at close; then the thread is gone."""
     sensor = Sensor()
     with Run(metric_list, SystemMonitor(0.001, sample=sensor), "mine") as run:
@@ -83,7 +89,7 @@ def test_a_sensor_that_fails_does_not_end_it(metric_list, caplog):
     assert "OSError: sensor 1 is gone" in caplog.text
 
 
-def test_only_local_rank_zero_samples(metric_list, monkeypatch):
+def test_only_local_rank_zero_samples(metric_list, monkeypatch, sampling_threads):
     """Others of the machine would say the same."""
     monkeypatch.setenv("LOCAL_RANK", "1")
     sensor = Sensor()
@@ -94,7 +100,7 @@ def test_only_local_rank_zero_samples(metric_list, monkeypatch):
     assert metric_list.metrics == []
 
 
-def test_it_may_serve_one_run_after_another(metric_list):
+def test_it_may_serve_one_run_after_another(metric_list, sampling_threads):
     """With a new thread each time."""
     sensor = Sensor()
     system = SystemMonitor(3600, sample=sensor)
@@ -169,7 +175,7 @@ def test_a_forked_child_neither_samples_nor_waits(in_child):
 
         system = SystemMonitor(3600, sample=sample)
         with Run(callbacks=system, run_name="mine") as run:
-            assert has_come.wait(20)
+            assert has_come.wait(60)
             child = os.fork()
             if child == 0:
                 assert threading.active_count() == 1

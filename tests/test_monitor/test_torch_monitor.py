@@ -104,7 +104,13 @@ def test_many_threads_log_to_torch_and_nothing_stops(in_child):
                     bridge.drain()
                 bridge.drain()
                 assert bridge.dropped + len(rows.metrics) == 42_000, (bridge.dropped, len(rows.metrics))
-                assert sum("s.sum" in metrics for _, metrics in rows.metrics) > 0
+                # Those of before may all have been dropped, where this thread seldom had its turn.
+                last = threading.Thread(target=close_stats)
+                last.start()
+                last.join()
+                bridge.drain()
+                assert bridge.dropped + len(rows.metrics) == 44_000, (bridge.dropped, len(rows.metrics))
+                assert sum("s.sum" in metrics for _, metrics in rows.metrics[-2000:]) == 2000
             """
         )
     )
@@ -283,7 +289,8 @@ def test_torchs_tensorboard_handler_sees_our_windows(in_child):
             torch.monitor.unregister_event_handler(handle)
             (name, value, walltime), = Writer.rows
             assert (name, value) == ("x.mean", 4.0)
-            assert before - 1 <= walltime <= time.time() + 1
+            # Clocks are set now and then; a wrong zone is off by more.
+            assert before - 60 <= walltime <= time.time() + 60
             """
         )
     )

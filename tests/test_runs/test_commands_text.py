@@ -6,7 +6,7 @@ import math
 import unicodedata
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from destinations.runs.commands.screen import Screen
@@ -23,6 +23,9 @@ from destinations.runs.commands.text import (
     value_text,
     width_of,
 )
+
+# Neither a slow machine nor a busy one makes a property wrong.
+SLOW = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 class Terminal(io.StringIO):
@@ -58,6 +61,7 @@ def test_a_text_is_as_wide_as_a_terminal_shows_it(text, width):
     assert width_of(text) == width
 
 
+@SLOW
 @given(st.text(), st.integers(0, 30))
 def test_a_cut_text_fits(text, width):
     """It is never wider than asked for, and begins as the text does."""
@@ -98,6 +102,7 @@ def test_columns_without_room_are_left_out():
     assert shown == ["aaaa…  bbbbb…  …", "1111…  22222…"]
 
 
+@SLOW
 @given(
     st.lists(st.text(max_size=12), min_size=1, max_size=6).flatmap(
         lambda titles: st.tuples(

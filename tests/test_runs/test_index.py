@@ -262,7 +262,10 @@ def test_two_processes_may_scan_at_once(tmp_path, cache):
     try:
         for process in processes:
             assert process.stdout.readline() == "ready\n"
-        outputs = [process.communicate("\n", timeout=120)[0] for process in processes]
+        for process in processes:
+            process.stdin.write("\n")
+            process.stdin.flush()
+        outputs = [process.communicate(timeout=300)[0] for process in processes]
     finally:
         for process in processes:
             process.kill()
@@ -293,7 +296,7 @@ def test_threads_take_turns(root, cache):
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(120)
+            thread.join(300)
 
     assert failures == []
 
@@ -335,7 +338,7 @@ def test_opening_runs_loads_nothing_heavy(root, cache):
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=300,
         env=os.environ | {"PYTHONPATH": str(ROOT)},
     )
 

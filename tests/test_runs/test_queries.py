@@ -473,7 +473,7 @@ def test_two_who_edit_at_once_lose_nothing(root):
     for process in processes:
         process.start()
     for process in processes:
-        process.join(120)
+        process.join(300)
 
     assert [process.exitcode for process in processes] == [0, 0]
     content = json.loads((root / "a" / EDITS).read_text())

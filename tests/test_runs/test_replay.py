@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from destinations import InMemory, LoggerDestination, RunDirectory
@@ -25,7 +25,7 @@ from destinations.testing._samples import every_kind_of_record
 from events import Run as WritingRun
 
 ROOT = Path(__file__).parents[2]
-LIMIT_SECONDS = 60
+LIMIT_SECONDS = 300
 INDEXES = ("media", "tables", "histograms", "texts", "traces", "artifacts")
 
 
@@ -503,7 +503,7 @@ def _as_rows(calls, joins):
     return rows
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     calls=_calls, cuts=st.lists(st.integers(0, 12), max_size=3), joins=st.lists(st.booleans(), min_size=48)
 )

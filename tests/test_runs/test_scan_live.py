@@ -16,7 +16,7 @@ from destinations.runs import open_runs
 from events import Engine, Logger, State
 
 ROOT = Path(__file__).resolve().parents[2]
-WAIT_SECONDS = 120
+WAIT_SECONDS = 300
 HOUR = 3600.0
 
 KILLED = """

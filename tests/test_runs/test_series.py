@@ -6,7 +6,7 @@ import sys
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from destinations.run_directory import read_rows, read_series
@@ -15,6 +15,9 @@ from destinations.run_directory.rows import rows_of
 from destinations.runs import MetricNotFoundError, Run
 from destinations.runs._columns import MISSING_STEP, block_of_rows, orjson, read_blocks
 from tests.test_runs.written import Written, write_csv
+
+# Neither a slow machine nor a busy one makes a property wrong.
+SLOW = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 PLAIN = st.one_of(
     st.just(""),
@@ -104,7 +107,7 @@ def assert_blocks_are_rows(columns, body, chunk_bytes, decoder, wanted):
                 assert np.signbit(found[found == 0]).tolist() == np.signbit(wished[wished == 0]).tolist()
 
 
-@settings(max_examples=150, deadline=None)
+@settings(SLOW, max_examples=150)
 @given(csv_texts(PLAIN, ragged=False), st.integers(1, 5), st.sampled_from([orjson, None]), st.booleans())
 def test_columns_of_numbers_are_what_rows_have(text, chunk, decoder, everything):
     """Whatever numbers a file holds, arrays have the very values that the reader of rows has, with orjson and without."""
@@ -113,7 +116,7 @@ def test_columns_of_numbers_are_what_rows_have(text, chunk, decoder, everything)
     assert_blocks_are_rows(columns, body, chunk, decoder, None if everything else ["loss"])
 
 
-@settings(max_examples=150, deadline=None)
+@settings(SLOW, max_examples=150)
 @given(
     csv_texts(st.one_of(PLAIN, ODD), ragged=True),
     st.integers(1, 5),

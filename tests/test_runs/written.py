@@ -26,7 +26,11 @@ class Written:
         self.logger.flush()
 
     def close(self):
+        writer = self.destination._writer
         self.engine.close(None)
+        if writer is not None:
+            # A close waits ten seconds for what git and others say of the environment; a busy machine may take longer.
+            writer._environment.wait(300)
 
     def __enter__(self):
         return self
