@@ -31,7 +31,15 @@ class Driven:
         self.logger.log_metrics(metrics, step)
 
     def flush(self) -> None:
+        """Flushes, also where that takes longer than the ten seconds that the product waits."""
         self.logger.flush()
+        writer = self.destination._writer
+        assert writer is None or writer.timer.flush(60)
+
+    def stand_still(self) -> None:
+        """Waits until no thread of the run is at work; with long `flush_seconds`, none will be until it is told to."""
+        self.flush()
+        self.destination._writer._environment.wait(60)
 
     def close(self, exception: BaseException | None = None) -> None:
         self.engine.close(exception)
@@ -51,7 +59,7 @@ def drive(tmp_path: Path) -> Iterator[Callable[..., Driven]]:
             others: Any = (),
             **options: Any,
         ) -> Driven:
-            options = {"flush_seconds": 0.05, **options}
+            options = {"flush_seconds": 0.05, "close_seconds": 300.0, **options}
             destination = kind(run_dir or tmp_path / "run", **options)
             driven = Driven(destination, rank=rank, batch=batch, others=tuple(others))
             stack.callback(driven.engine.close)
