@@ -45,6 +45,18 @@ class Driven:
         self.engine.close(exception)
 
 
+@pytest.fixture(scope="session")
+def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder outside of any repository."""
+    return tmp_path_factory.mktemp("elsewhere")
+
+
+@pytest.fixture(autouse=True)
+def _outside_of_any_repository(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spares each run, which describes where it takes place, three programs."""
+    monkeypatch.chdir(elsewhere)
+
+
 @pytest.fixture
 def drive(tmp_path: Path) -> Iterator[Callable[..., Driven]]:
     """Begins runs in `tmp_path / "run"`, and closes what a test left open."""
