@@ -242,8 +242,15 @@ class Journal:
             self._write_waiting()
 
     def _write_or_wait(self, entry: tuple[Any, ...]) -> None:
-        if (self._waiting and not self._write_waiting()) or not self._write(entry):
+        try:
+            is_written = (not self._waiting or self._write_waiting()) and self._write(entry)
+        except OSError as error:
             self._wait(entry)
+            # Told when the row waits already: whoever hears of it finds that not all is written.
+            self._on_full(error)
+        else:
+            if not is_written:
+                self._wait(entry)
 
     def _wait(self, entry: tuple[Any, ...]) -> None:
         size = 100 + (32 * len(entry[1]) if entry[0] == "row" else 0)
@@ -258,7 +265,12 @@ class Journal:
         if time.monotonic() < self._retry_at:
             return False
         while self._waiting:
-            if not self._write(self._waiting[0]):
+            try:
+                is_written = self._write(self._waiting[0])
+            except OSError as error:
+                self._on_full(error)
+                return False
+            if not is_written:
                 return False
             self._waiting.popleft()
             self.counts.waiting = len(self._waiting)
@@ -266,7 +278,11 @@ class Journal:
         return True
 
     def _write(self, entry: tuple[Any, ...]) -> bool:
-        """Writes an entry into this segment, or a new one; False where the disk has no room."""
+        """Writes an entry into this segment, or a new one; False where it fits into neither.
+
+        Raises:
+            OSError: no new one can be made, for the disk is full or the folder gone.
+        """
         for _ in range(2):
             segment = self._segment
             if segment is not None:
@@ -278,12 +294,11 @@ class Journal:
                     return True
             try:
                 self._roll(entry)
-            except OSError as error:
+            except OSError:
                 if segment is not None:
                     segment.seal()  # A shorter row must not overtake this one.
                 self._retry_at = time.monotonic() + 0.2
-                self._on_full(error)
-                return False
+                raise
         return False
 
     def _frame(self, entry: tuple[Any, ...], segment: "Segment") -> bytes:

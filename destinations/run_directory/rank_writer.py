@@ -9,6 +9,7 @@ import math
 import mmap
 import os
 import socket
+import threading
 import time
 import zlib
 from collections import Counter
@@ -99,11 +100,14 @@ class RankWriter:
         self._folder = journal_path(run_dir, self._rank)
         make_journal(self._folder)
         remove_temporaries(run_dir)
+        # Guards the five below: three threads may fail.
+        self._failing = threading.Lock()
+        self._failures = 0
         self._errors: Counter[str] = Counter()
         self._last_error = ""
         self._is_failing = False
-        # The kinds of errors that were reported since all was well; a dict, for its `setdefault` is one step.
-        self._reported: dict[tuple[str, int | None], object] = {}
+        # The kinds of errors that were reported since all was well.
+        self._reported: set[tuple[str, int | None]] = set()
         self._had_rows = (run_dir / metrics_name(self._rank)).exists() or bool(segment_paths(self._folder))
         self.journal = self._open_journal(state, map_file if self._is_mapped(journal_kind) else None)
         self._csv = MetricsCsv(run_dir / metrics_name(self._rank))
@@ -116,6 +120,7 @@ class RankWriter:
             between=self._between_chunks,
         )
         self._is_open = False
+        self._is_well = False
         self._environment_due = documents is not None
         self._heartbeat_at = 0.0
         self._documents_at = 0.0
@@ -151,9 +156,11 @@ class RankWriter:
 
         What cannot be drained in time stays in the journal, where readers find it, and the next session.
         """
+        deadline = time.monotonic() + timeout_seconds
         self.journal.write_waiting()
         self.journal.leave_segment()
         if self.timer.stop(timeout_seconds):
+            self._environment.wait(max(0.0, deadline - time.monotonic()))
             self.journal.close()
             self._end()
         else:
@@ -245,7 +252,8 @@ class RankWriter:
 
     def _tick(self, is_last: bool) -> None:  # called by the timer
         self._touch()
-        is_well = True
+        failures = self._failures
+        self._is_well, is_well = False, True
         try:
             self._drain_journal(is_last)
         except OSError as error:
@@ -262,10 +270,9 @@ class RankWriter:
             self._write_summary()
             self._write_documents()
             self._are_documents_due = False
-        if is_last:
-            self._environment.wait(_FLUSH_SECONDS)
+        self._is_well = is_well
         if is_well:
-            self._recovered()
+            self._recovered(failures)
 
     def _drain_journal(self, is_last: bool) -> None:
         if not self._is_open:
@@ -342,7 +349,7 @@ class RankWriter:
         """Takes the journal away where nothing is left in it, and gives up the lock."""
         for segment in list(self.journal.segments):
             segment.close()
-        is_clean = self._is_open and not self._is_failing and not self.journal.counts.waiting
+        is_clean = self._is_open and self._is_well and not self.journal.counts.waiting
         if is_clean and self._drain.is_through():
             remove_journal(self._folder)
         self._csv.close()
@@ -354,18 +361,22 @@ class RankWriter:
     def _failed(self, error: Exception) -> None:
         """Counts an error; the first of its kind is reported, until all is well again.
 
-        Called in both threads.
+        Called in the training thread, the writer thread, and that of the environment.
         """
-        self._errors[type(error).__name__] += 1
-        self._last_error = f"{type(error).__name__}: {redact_text(str(error))}"
-        self._is_failing = True
+        text = f"{type(error).__name__}: {redact_text(str(error))}"
         kind = (type(error).__name__, getattr(error, "errno", None))
-        own = object()
-        if self._reported.setdefault(kind, own) is own:
+        with self._failing:
+            self._failures += 1
+            self._errors[type(error).__name__] += 1
+            self._last_error = text
+            self._is_failing = True
+            is_first = kind not in self._reported
+            self._reported.add(kind)
+        if is_first:
             _log.error(
                 "run folder %s cannot be written to (%s). Training goes on; rows are kept and written when it can be again.",
                 self._run_dir,
-                self._last_error,
+                text,
                 exc_info=None if isinstance(error, OSError) else error,
             )
         self._are_documents_due = True
@@ -375,12 +386,20 @@ class RankWriter:
         self._failed(error)
         self.timer.wake()
 
-    def _recovered(self) -> None:
-        """Says so, once everything was written that there was to write."""
-        if self._is_failing and not self.journal.counts.waiting:
+    def _recovered(self, failures: int) -> None:
+        """Says so, once everything was written that there was to write.
+
+        Args:
+            failures: how many errors there had been when the turn began. One that came in another thread meanwhile may be
+                of what this turn had done already; the next turn shows.
+        """
+        with self._failing:
+            is_well = failures == self._failures and not self.journal.counts.waiting
+            if not (self._is_failing and is_well):
+                return
             self._is_failing = False
             self._reported.clear()
-            _log.warning("run folder %s is written to again.", self._run_dir)
+        _log.warning("run folder %s is written to again.", self._run_dir)
 
 
 def existing_run(run_dir: Path, rank: int) -> bool:

@@ -186,7 +186,7 @@ def _read(folder: Path, path: Path, fd: int, position: Position | None) -> Snaps
         held = b"" if fd < 0 else _whole(fd)
         size, header = len(held), held[: header_end(held)]
         end = held.rfind(b"\n") + 1
-    records, last = journal_records(folder, segment, offset)
+    records, last, is_whole = journal_records(folder, segment, offset)
     after = Position.read(folder / POSITION)
     csv = CsvPart(fd, header, end, held)
     if after is None and position is None:
@@ -194,39 +194,46 @@ def _read(folder: Path, path: Path, fd: int, position: Position | None) -> Snaps
         return Snapshot(csv, tuple(records), None) if _size(path) == size else None
     if after is None or position is None or after.generation != position.generation:
         return None
+    if not is_whole and after != position:
+        return None  # A segment was drained and taken away before it was read: its rows are in lines not counted here.
     drained_beyond = any(state.segment > last for state in after.states)
     return None if drained_beyond else Snapshot(csv, tuple(records), (segment, offset))
 
 
-def journal_records(folder: Path, segment: int, offset: int) -> tuple[list[object], int]:
-    """Returns what the segments hold from a place on, and the number of the last one that was read.
+def journal_records(folder: Path, segment: int, offset: int) -> tuple[list[object], int, bool]:
+    """Returns what the segments hold from a place on, the number of the last one that was read, and whether none was missing.
 
     Rows come as a tuple of names, step, epoch, time and values; the other records as they are.
     """
     records: list[object] = []
-    last = segment
+    last, is_whole = segment, True
     while True:
         paths = [path for path in segment_paths(folder) if segment_number(path) >= segment]
         if not paths:
-            return records, last
+            return records, last, False
         # Listed before it is read: what is complete now cannot grow while it is read.
         has_successor = len(paths) > 1
         path = paths[0]
-        start = offset if segment_number(path) == segment else len(MAGIC)
-        records += _segment_records(path, start)
         last = segment_number(path)
+        data = _segment_data(path)
+        is_whole = is_whole and last == segment and data is not None
+        records += _segment_records(data or b"", offset if last == segment else len(MAGIC))
         if not has_successor:
-            return records, last
+            return records, last, is_whole
         segment, offset = last + 1, len(MAGIC)
 
 
-def _segment_records(path: Path, start: int) -> Iterator[object]:
-    """Returns the records of a segment from an offset on; rows as names, step, epoch, time and values."""
+def _segment_data(path: Path) -> bytes | None:
+    """Returns a segment; None where it was taken away."""
     fd = _open(path)
     if fd < 0:
-        return
+        return None
     with os.fdopen(fd, "rb") as file:
-        data = file.read()
+        return file.read()
+
+
+def _segment_records(data: bytes, start: int) -> Iterator[object]:
+    """Returns the records of a segment from an offset on; rows as names, step, epoch, time and values."""
     names: dict[int, tuple[str, ...]] = {}
     if not data.startswith(MAGIC):
         return

@@ -78,11 +78,12 @@ class Timer:
         while True:
             if not self._is_stopping:
                 self._wake.wait(self._seconds)
-            self._wake.clear()
-            is_last = self._is_stopping
             with self._turn:
+                # Together: a call of `flush` is answered by this turn, or else by the next, and never costs both.
+                self._wake.clear()
                 self._begun += 1
                 turn = self._begun
+            is_last = self._is_stopping
             try:
                 self._work(is_last)
             except Exception as error:  # noqa: BLE001  # handed on

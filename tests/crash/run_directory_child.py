@@ -7,6 +7,7 @@ once. A job is a line of JSON and the descriptor for the output; the answers are
 import ctypes
 import json
 import os
+import signal
 import socket
 import sys
 import time
@@ -22,13 +23,13 @@ _PR_SET_PTRACER_ANY = ctypes.c_ulong(-1)
 def log_rows(
     folder: str, mode: str, *, first: int = 0, last: int = 1_000_000_000, flush_seconds: float = 0.01
 ) -> None:
-    """Logs rows as fast as it can, or at a pace, with a new metric now and then."""
+    """Logs rows as fast as it can, or at a pace, with a new metric now and then; "left" neither trains nor ends."""
     destination = RunDirectory(Path(folder), flush_seconds=flush_seconds)
     state = State("crash", timestamp=Timestamp(batch=first))
     logger = Logger(state, [destination], raise_errors=True)
     engine = Engine(state, logger)
     engine.run_event("init")
-    if mode != "no-fit":
+    if mode != "left":
         engine.run_event("fit_start")
     for step in range(first, last):
         metrics = {"a": step + 0.5, "b": float(step)}
@@ -38,6 +39,8 @@ def log_rows(
         os.write(1, b"%d\n" % step)
         if mode == "paced":
             time.sleep(0.0005)
+    if mode == "left":
+        signal.pause()
     engine.close()
 
 

@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,7 +19,7 @@ import pytest
 from destinations import RunDirectory
 from destinations.run_directory import read_rows, read_series
 from destinations.run_directory.frames import MAGIC
-from destinations.run_directory.layout import journal_path, segment_paths
+from destinations.run_directory.layout import POSITION, journal_path, segment_paths
 from events import Engine, Logger, State
 
 CHILD = Path(__file__).with_name("run_directory_child.py")
@@ -50,10 +49,10 @@ class Child:
         """Sends SIGKILL."""
         os.kill(self.pid, signal.SIGKILL)
 
-    def output_until(self, step: int) -> bytes:
-        """Reads what it says until it has said that the call of a step has returned."""
+    def output_until(self, step: int, is_ready: Callable[[], bool] = lambda: True) -> bytes:
+        """Reads what it says until it has said that the call of a step has returned, and whatever else is to be awaited."""
         output = b""
-        while acknowledged(output) < step:
+        while acknowledged(output) < step or not is_ready():
             data = os.read(self.stdout, 1 << 16)
             assert data, output[-100:]
             output += data
@@ -71,20 +70,31 @@ class Child:
         return output
 
 
+@pytest.fixture(autouse=True)
+def _outside_of_any_repository(tmp_path_factory, monkeypatch):
+    """Spares each run, which describes where it takes place, three programs."""
+    monkeypatch.chdir(tmp_path_factory.getbasetemp())
+
+
 @pytest.fixture(scope="module")
-def start() -> Iterator[Callable[..., Child]]:
+def start(tmp_path_factory) -> Iterator[Callable[..., Child]]:
     """Starts processes that log, from a server that has imported everything already."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
         command = [sys.executable, str(CHILD), str(theirs.fileno())]
-        process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stderr=subprocess.DEVNULL)
+        process = subprocess.Popen(
+            command,
+            pass_fds=[theirs.fileno()],
+            stderr=subprocess.DEVNULL,
+            cwd=tmp_path_factory.mktemp("server"),
+        )
         theirs.close()
 
         def start(folder: Path, mode: str = "fast", **options: Any) -> Child:
             return Child(ours, folder=str(folder), mode=mode, **options)
 
         yield start
-    process.wait(timeout=60)
+    process.wait(timeout=300)
 
 
 def acknowledged(output: bytes) -> int:
@@ -181,18 +191,19 @@ TRACED_STEPS = 90  # Two changes of columns.
 
 
 def traced(child: Child, log: str, *options: str) -> bytes:
-    """Lets a child go with strace attached to it; returns what it said."""
-    command = ["strace", "-f", "-qq", "-o", log, *options, "-p", str(child.pid)]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as strace:
-        status = Path(f"/proc/{child.pid}/status")
-        while f"TracerPid:\t{strace.pid}\n" not in status.read_text():
-            if strace.poll() is not None:
-                child.kill()
-                child.go().rest()
-                pytest.skip("strace may not be attached to a process here")
-            time.sleep(0.001)
+    """Lets a child go when strace says that it is attached to it; returns what the child said."""
+    command = ["strace", "-f", "-o", log, *options, "-p", str(child.pid)]
+    with subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, errors="replace"
+    ) as strace:
+        # It says so when the process stops at its word: earlier, the first calls would go by unseen.
+        if f"Process {child.pid} attached" not in strace.stderr.readline():
+            child.kill()
+            child.go().rest()
+            strace.communicate(timeout=300)
+            pytest.skip("strace may not be attached to a process here")
         output = child.go().rest()
-        strace.wait(timeout=60)
+        strace.communicate(timeout=300)
     return output
 
 
@@ -242,8 +253,8 @@ def _is_unnamed(syscall: str, line: str) -> bool:
 
 def dead_run(start: Callable[..., Child], folder: Path, rows: int = 300) -> Path:
     """Leaves a run whose journal nobody drained; returns its only segment."""
-    child = start(folder, mode="no-fit", flush_seconds=1000.0).go()
-    child.output_until(rows)
+    child = start(folder, mode="left", last=rows, flush_seconds=1000.0).go()
+    child.output_until(rows - 1)
     child.kill()
     child.rest()
     (segment,) = segment_paths(journal_path(folder, 0))
@@ -296,8 +307,9 @@ def test_flipped_bytes_are_never_shown(tmp_path, start):
 def test_a_torn_line_of_the_csv_is_written_again(tmp_path, start):
     """Bytes after what the position counts, whole lines or not, are not counted twice and not kept."""
     folder = tmp_path / "run"
+    position = journal_path(folder, 0) / POSITION
     child = start(folder, mode="paced").go()
-    output = child.output_until(300)
+    output = child.output_until(300, position.exists)
     child.kill()
     output += child.rest()
 

@@ -34,7 +34,7 @@ def _run_on_terminal(code, rows=50):
             received += chunk
     finally:
         os.close(ours)
-        status = process.wait(timeout=60)
+        status = process.wait(timeout=120)
     screen = _screen(received.decode())
     assert status == 0, screen
     return screen

@@ -25,7 +25,9 @@ class Down(LocalStore):
 def spool(tmp_path):
     """Gives a spool with one file that could not be uploaded."""
     (tmp_path / "file").write_bytes(b"content")
-    queue = UploadQueue(Down(tmp_path / "store"), spool=tmp_path / "spool", free_bytes=0)
+    queue = UploadQueue(
+        Down(tmp_path / "store"), spool=tmp_path / "spool", free_bytes=0, give_back_seconds=300
+    )
     queue.submit(tmp_path / "file", "one.bin")
     queue.close(timeout_seconds=0)
     return tmp_path / "spool"

@@ -14,7 +14,8 @@ from destinations import Console, InMemory, LoggerDestination, ProgressBar, Text
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = [DOCS / "destinations.md", DOCS / "writing-a-destination.md"]
 _EXAMPLE = re.compile(r"```python\n(.*?)```\n\nprints\n\n```text\n(.*?)```", re.DOTALL)
-_SPEED = re.compile(r"\[\d\d:\d\d<[\d:?]+, +[\d.?]+ ")
+# Where a batch took more than a second, seconds a batch.
+_SPEED = re.compile(r"\[\d\d:\d\d<[\d:?]+, +[\d.?]+ ?(batch/s|s/batch)")
 
 
 def examples():

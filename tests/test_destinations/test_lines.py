@@ -3,11 +3,14 @@
 import json
 import math
 
-from hypothesis import example, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from destinations._formatting import describe, exact, one_line, plain, short, table_text
 from destinations._lines import LineRecord, LineSplitter, json_line, text_lines
+
+# A machine with other work takes what time it takes, for any example.
+at_any_speed = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 TEXTS = st.text(st.characters(codec=None), max_size=30)
 
@@ -22,12 +25,14 @@ def feed(pieces):
 @given(st.lists(st.text(st.sampled_from("ab \r\n"), max_size=6), max_size=10))
 @example(["a\r", "\n"])
 @example(["a\r", "b\n"])
+@at_any_speed
 def test_lines_do_not_depend_on_the_pieces(pieces):
     """However a text is cut into writes, the lines are the same."""
     assert feed(pieces) == feed(["".join(pieces)])
 
 
 @given(st.text(st.sampled_from("ab \n"), max_size=30))
+@at_any_speed
 def test_without_carriage_returns_no_character_is_lost(text):
     """The lines joined are the text."""
     lines = feed([text])
@@ -43,13 +48,14 @@ def test_a_line_without_an_end_does_not_grow_for_ever():
 
 
 @given(TEXTS)
+@at_any_speed
 def test_a_name_stays_in_its_line(text):
     """No text, whatever is in it, begins a new line."""
     assert len(one_line(text).splitlines()) <= 1
 
 
 @given(st.dictionaries(TEXTS, st.floats() | st.integers() | st.booleans(), max_size=4))
-@settings(deadline=None)
+@at_any_speed
 def test_json_reads_back(metrics):
     """Metrics come out of their line as they went in, NaN and infinities as the documented strings."""
     line = json_line(LineRecord("metrics", "", 1, 2.5, metrics)).encode("utf-8", "backslashreplace").decode()
@@ -60,6 +66,7 @@ def test_json_reads_back(metrics):
 
 
 @given(st.floats(allow_nan=False))
+@at_any_speed
 def test_text_lines_hold_every_digit(value):
     """A number in a line for people reads back as itself."""
     line = text_lines(LineRecord("metrics", "", 3, 0.0, {"loss": value}))
@@ -72,6 +79,7 @@ def test_text_lines_hold_every_digit(value):
 @example(0.00099999999)
 @example(999999.99999)
 @example(1e-5)
+@at_any_speed
 def test_a_shown_number_is_near_the_number(value):
     """Rounding for people loses less than a part in a thousand, of numbers of any size."""
     assert math.isclose(float(short(value)), value, rel_tol=1e-3)

@@ -329,7 +329,7 @@ def test_a_short_bar_leaves_nothing_of_a_long_one(terminal):
     screen = terminal(
         PRELUDE
         + """
-run = DryRun(ProgressBar(["*"], refresh_seconds=0), max_duration="1ep", batches_per_epoch=4, knows_length=False,
+run = DryRun(ProgressBar(["*"], refresh_seconds=0, clock=lambda: 0.0), max_duration="1ep", batches_per_epoch=4, knows_length=False,
              train_metrics=lambda _: {"a/long/name/of/a/loss": 1.0}, eval_metrics=lambda _: {})
 run.init()
 run.fit(eval_every=3)

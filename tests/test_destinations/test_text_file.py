@@ -699,7 +699,7 @@ run.close()
 sys.exit(status)
 """
     finished = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=300, check=False
     )
 
     assert (finished.returncode, finished.stdout, finished.stderr) == (0, "from the child\n", "")
@@ -719,7 +719,7 @@ for step in range(1000):
 run.logger.flush()
 os.kill(os.getpid(), signal.SIGKILL)
 """
-    finished = subprocess.run([sys.executable, "-c", code], timeout=60, check=False)
+    finished = subprocess.run([sys.executable, "-c", code], timeout=300, check=False)
 
     assert finished.returncode == -signal.SIGKILL
     assert listing(folder) == {
@@ -737,7 +737,7 @@ def test_the_thread_writes_without_being_asked(folder):
 
     writer = LineWriter(open_new(folder / "log.txt"), queue, render, flush_seconds=0.01)
 
-    assert is_rendering.wait(30)
+    assert is_rendering.wait(60)
     writer.while_paused(lambda: None)
     assert listing(folder) == {"log.txt": "a record\n"}
     writer.close()
@@ -787,7 +787,7 @@ def test_a_disk_that_is_full_for_a_while_loses_nothing(folder, monkeypatch):
     real_write, fails = os.write, iter([5, None])
 
     def full_disk(descriptor, data):
-        count = next(fails, len(data))
+        count = next(fails, len(data)) if descriptor == file._writer._descriptor else len(data)
         if count is None:
             raise OSError(errno.ENOSPC, "No space left on device")
         return real_write(descriptor, data[:count])
@@ -806,6 +806,7 @@ def test_a_disk_that_is_full_for_a_while_loses_nothing(folder, monkeypatch):
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a device that is full")  # noqa: PTH110
 def test_a_disk_that_stays_full_is_reported_at_close():
     """What could not be written is counted in the error, and training was never disturbed."""
+    before = set(threading.enumerate())
     run = DryRun(TextFile("/dev/full"), raise_errors=False)
     run.init()
     run.fit()
@@ -813,7 +814,8 @@ def test_a_disk_that_stays_full_is_reported_at_close():
     run.close()
 
     assert run.logger.faults.counts[("TextFile", "close", "OSError")] == 1
-    assert not [thread for thread in threading.enumerate() if thread.name == "destinations-line-writer"]
+    left = set(threading.enumerate()) - before
+    assert not [thread for thread in left if thread.name == "destinations-line-writer"]
 
 
 # Upload.

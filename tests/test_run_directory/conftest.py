@@ -31,10 +31,30 @@ class Driven:
         self.logger.log_metrics(metrics, step)
 
     def flush(self) -> None:
+        """Flushes, also where that takes longer than the ten seconds that the product waits."""
         self.logger.flush()
+        writer = self.destination._writer
+        assert writer is None or writer.timer.flush(60)
+
+    def stand_still(self) -> None:
+        """Waits until no thread of the run is at work; with long `flush_seconds`, none will be until it is told to."""
+        self.flush()
+        self.destination._writer._environment.wait(60)
 
     def close(self, exception: BaseException | None = None) -> None:
         self.engine.close(exception)
+
+
+@pytest.fixture(scope="session")
+def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder outside of any repository."""
+    return tmp_path_factory.mktemp("elsewhere")
+
+
+@pytest.fixture(autouse=True)
+def _outside_of_any_repository(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spares each run, which describes where it takes place, three programs."""
+    monkeypatch.chdir(elsewhere)
 
 
 @pytest.fixture
@@ -51,7 +71,7 @@ def drive(tmp_path: Path) -> Iterator[Callable[..., Driven]]:
             others: Any = (),
             **options: Any,
         ) -> Driven:
-            options = {"flush_seconds": 0.05, **options}
+            options = {"flush_seconds": 0.05, "close_seconds": 300.0, **options}
             destination = kind(run_dir or tmp_path / "run", **options)
             driven = Driven(destination, rank=rank, batch=batch, others=tuple(others))
             stack.callback(driven.engine.close)

@@ -5,7 +5,7 @@ import struct
 import zlib
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from destinations.run_directory.frames import (
@@ -18,6 +18,9 @@ from destinations.run_directory.frames import (
     keys_frame,
     resume_frame,
 )
+
+# A machine with other work takes what time it takes, for any example.
+at_any_speed = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 numbers = st.one_of(st.floats(), st.integers(), st.booleans(), st.integers(-(2**300), 2**300))
 
@@ -33,6 +36,7 @@ def payloads(data: bytes) -> list[object]:
     st.one_of(st.none(), st.integers(0, 10**6)),
     st.lists(numbers, min_size=1).map(tuple),
 )
+@at_any_speed
 def test_a_row_comes_back_as_it_was(schema, step, epoch, values):
     """Every Python number comes back with its type and all its digits."""
     data = encode((schema, step, epoch, 1.5, values))
@@ -84,6 +88,7 @@ def test_a_frame_cut_anywhere_is_not_shown():
 
 
 @given(st.integers(0, 10_000), st.integers(1, 255))
+@at_any_speed
 def test_a_changed_byte_ends_the_reading(position, change):
     """A damaged row is never shown, and nothing is raised."""
     data = bytearray(encode((0, 1, 0, 0.25, (1.0, 2.0, math.pi))))
@@ -93,6 +98,7 @@ def test_a_changed_byte_ends_the_reading(position, change):
 
 
 @given(st.binary(max_size=300))
+@at_any_speed
 def test_garbage_reads_as_nothing_or_ends(garbage):
     """Bytes that were never written are no rows, and raise nothing."""
     good = encode((0, 1, 0, 0.0, (1.0,)))

@@ -366,17 +366,17 @@ def test_a_lane_that_is_full_drops_by_its_policy(caplog):
 
     def block():
         started.set()
-        gate.wait(30)
+        gate.wait(60)
 
     for lane in (newest, oldest):
         started.clear()
         lane.put(block)
-        started.wait(30)
+        assert started.wait(60)
         lane.put(lambda: 1 / 0)
         for number in range(3):
             lane.put(lambda lane=lane, number=number: done.append((lane is newest, number)))
     gate.set()
-    finished = [lane.stop(30) for lane in (newest, oldest)]
+    finished = [lane.stop(60) for lane in (newest, oldest)]
 
     assert finished == [True, True]
     assert [number for is_newest, number in done if is_newest] == [0]
@@ -390,11 +390,10 @@ def test_a_lane_waits_no_longer_than_it_may():
     """A blocked lane gives up in time, in put, flush and stop, and counts what it drops."""
     import threading
 
-    gate = threading.Event()
+    gate, started = threading.Event(), threading.Event()
     lane = Lane("slow", limit=1, wait_seconds=0.01)
-    lane.put(lambda: gate.wait(30))
-    while lane._items:
-        pass
+    lane.put(lambda: (started.set(), gate.wait(60)))
+    assert started.wait(60)
 
     taken = [lane.put(lambda: None, size=1) for _ in range(3)]
     flushed, stopped = lane.flush(0.01), lane.stop(0.01)

@@ -44,7 +44,7 @@ def cache(drive, tmp_path):
     done.close()
     live = drive(tmp_path / "cache" / "runs" / "day" / "two", run_id="two").fit()
     live.log({"loss": float("nan")}, 0)
-    live.flush()
+    live.stand_still()
     return tmp_path / "cache"
 
 

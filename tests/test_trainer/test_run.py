@@ -1,5 +1,7 @@
 """A run in a loop of one's own."""
 
+import re
+
 import pytest
 
 from events import Callback, EngineClosedError, Run
@@ -123,7 +125,7 @@ def test_a_run_that_nobody_named_has_a_name_that_sorts_by_time(monkeypatch):
     monkeypatch.delenv("RUN_NAME", raising=False)
     with Run() as first, Run() as second:
         assert first.state.run_name != second.state.run_name
-        assert first.state.run_name[:8].isdigit()
+        assert re.fullmatch(r"\d{8}-\d{6}-[0-9a-f]{8}", first.state.run_name)
 
     monkeypatch.setenv("RUN_NAME", "from-the-environment")
     with Run() as third:

@@ -1,14 +1,20 @@
-"""What each rank runs in test_distributed.py: trains, and writes down what it saw."""
+"""What each rank runs in test_distributed.py: trains, and writes down what it saw.
+
+`two_ranks.py FOLDER MODE ...` trains in each mode in turn. The Trainer joins the ranks itself where there is one mode; where
+there are several, this program has joined them, as users may.
+"""
 
 import json
 import sys
 from pathlib import Path
 
 import torch
+from torch import distributed
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from destinations import LoggerDestination
 from events import Callback, Logger, State, Trainer
+from events._distributed import leave
 
 
 class Rows(LoggerDestination):
@@ -34,13 +40,14 @@ class StopsOnRankOne(Callback):
             state.stop_training()
 
 
-def main(mode: str, folder: Path) -> None:
+def main(folder: Path, mode: str) -> None:
     """Trains ten batches a rank, in the way that the test asks for."""
     torch.manual_seed(0)
     points = torch.randn(40, 3)
     data = TensorDataset(points, (points.sum(1) > 0).long())
     model = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.Dropout(0.2), torch.nn.Linear(8, 2))
     sampler = None
+    kind, _, run_name = mode.partition(":")
     trainer = Trainer(
         model,
         None,
@@ -49,31 +56,40 @@ def main(mode: str, folder: Path) -> None:
         loss_fn=torch.nn.functional.cross_entropy,
         optimizers=torch.optim.SGD(model.parameters(), lr=0.1),
         metrics={"accuracy": lambda outputs, targets: (outputs.argmax(1) == targets).float().mean()},
-        callbacks=[StopsOnRankOne()] if mode == "stop" else [],
-        loggers=[Rows(folder / "rows.jsonl")],
+        callbacks=[StopsOnRankOne()] if kind == "stop" else [],
+        loggers=[Rows(folder / f"{kind}.jsonl")],
         device="cpu",
         device_train_microbatch_size=2,
         seed=3,
-        run_name="ranks" if mode in {"save", "resume"} else None,
-        save_folder=folder / "{run_name}" if mode in {"save", "resume"} else None,
+        run_name=run_name or None,
+        save_folder=folder / "{run_name}" if kind in {"save", "resume"} else None,
         save_interval="3ba",
-        autoresume=mode == "resume",
+        autoresume=kind == "resume",
     )
-    if mode != "no-sampler":
+    if kind != "no-sampler":
         sampler = DistributedSampler(data, seed=5)
     trainer.state.train_dataloader = DataLoader(data, batch_size=4, sampler=sampler)
-    with trainer:
-        trainer.fit()
-    seen = {
-        "run_name": trainer.state.run_name,
+    seen = {"run_name": trainer.state.run_name, "refused": ""}
+    try:
+        with trainer:
+            trainer.fit()
+    except ValueError as error:
+        seen["refused"] = str(error)
+    seen |= {
         "batch": int(trainer.state.timestamp.batch),
         "sample": int(trainer.state.timestamp.sample),
         "total_wct": trainer.state.timestamp.total_wct.total_seconds(),
-        "loss": float(trainer.state.loss),
+        "loss": None if trainer.state.loss is None else float(trainer.state.loss),
         "weights": [parameter.flatten().tolist() for parameter in model.parameters()],
     }
-    (folder / f"rank{trainer.state.rank}.json").write_text(json.dumps(seen))
+    (folder / f"{kind}.rank{trainer.state.rank}.json").write_text(json.dumps(seen))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))
+    place, *modes = sys.argv[1:]
+    if len(modes) > 1:
+        distributed.init_process_group("gloo")
+    for one in modes:
+        main(Path(place), one)
+    if len(modes) > 1:
+        leave()

@@ -1,0 +1,94 @@
+"""Reading the files of a rank while the writer goes on between two looks of the reader."""
+
+import os
+
+import pytest
+
+from destinations.run_directory import snapshot as module
+from destinations.run_directory.drain import Drain
+from destinations.run_directory.journal import Journal
+from destinations.run_directory.layout import POSITION, Position, journal_path, segment_paths
+from destinations.run_directory.metrics_csv import MetricsCsv
+from destinations.run_directory.rows import read_series
+from events import State
+
+
+@pytest.fixture
+def written(tmp_path):
+    """A journal of small segments, and what drains it."""
+    folder = journal_path(tmp_path, 0)
+    folder.mkdir(parents=True)
+    journal = Journal(folder, State("x"), segment_bytes=4096)
+    csv = MetricsCsv(tmp_path / "metrics.csv")
+    yield journal, Drain(tmp_path, folder, csv, journal)
+    journal.close()
+    for segment in list(journal.segments):
+        segment.close()
+    csv.close()
+
+
+def log(journal, steps):
+    """Logs wide rows, of which the first segment takes some thousands, and the others a few."""
+    for step in steps:
+        journal.append({f"m{index}": float(step) for index in range(20)}, step)
+
+
+def read_with(run_dir, position):
+    """Reads everything once, with a position that was read before; None where that must be done again."""
+    folder, path = journal_path(run_dir, 0), run_dir / "metrics.csv"
+    fd = os.open(path, os.O_RDONLY)
+    found = module._read(folder, path, fd, position)
+    os.close(fd)
+    return found
+
+
+@pytest.mark.parametrize("more", [0, 10], ids=["and the next is empty", "and the next has rows"])
+def test_a_segment_that_is_drained_and_taken_away_is_not_passed_over(tmp_path, written, more):
+    """Where it goes between the look at the position and the look at the journal, both are looked at again."""
+    journal, drain = written
+    log(journal, range(100))
+    drain.run()
+    before = Position.read(tmp_path / "journal" / "rank0" / POSITION)
+    log(journal, range(100, 5000))
+    journal.leave_segment()
+    log(journal, range(5000, 5001))
+    drain.run()
+    log(journal, range(5001, 5001 + more))
+
+    seen = read_with(tmp_path, before)
+
+    assert before.states[0].segment < int(segment_paths(tmp_path / "journal" / "rank0")[0].name[:8])
+    assert seen is None
+    assert read_series(tmp_path, "m0") == [(step, float(step)) for step in range(5001 + more)]
+
+
+def test_a_journal_that_is_taken_away_at_the_end_is_not_taken_for_an_empty_one(tmp_path, written):
+    """Where the last segment goes between the two looks, its rows are in lines that the first look did not know."""
+    journal, drain = written
+    log(journal, range(100))
+    drain.run()
+    before = Position.read(tmp_path / "journal" / "rank0" / POSITION)
+    log(journal, range(100, 200))
+    drain.run(final=True)
+    for path in segment_paths(tmp_path / "journal" / "rank0"):
+        path.unlink()
+
+    seen = read_with(tmp_path, before)
+
+    assert seen is None
+    assert read_series(tmp_path, "m0") == [(step, float(step)) for step in range(200)]
+
+
+def test_a_segment_that_somebody_deleted_does_not_keep_the_rest_from_being_read(tmp_path, written):
+    """Where rows are missing though the position stands still, those that are left are returned."""
+    journal, drain = written
+    log(journal, range(100))
+    drain.run()
+    log(journal, range(100, 200))
+    journal.leave_segment()
+    log(journal, range(200, 300))
+    segment_paths(tmp_path / "journal" / "rank0")[0].unlink()
+
+    seen = [step for step, _ in read_series(tmp_path, "m0")]
+
+    assert seen == [*range(100), *range(200, 300)]
