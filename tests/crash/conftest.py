@@ -91,7 +91,7 @@ def resume(start):
             spool,
             *options,
         )
-        process.wait(60)
+        process.wait(240)
         return process
 
     return resume
