@@ -819,3 +819,34 @@ def test_threads_that_hear_of_the_same_trouble_at_once_say_it_once(tmp_path, cap
 
     assert caplog.messages == ["wait: denied"]
     assert set(cause.was_locked) == {True}
+
+
+class QueueThatIsInterruptedBeforeItEnds(UploadQueue):
+    """Ctrl-C comes while it counts what is left, before it stops anything."""
+
+    was_interrupted = False
+
+    def backlog(self):
+        if not self.was_interrupted:
+            self.was_interrupted = True
+            raise KeyboardInterrupt
+        return super().backlog()
+
+
+def test_ctrl_c_at_any_moment_of_the_exit_ends_the_queue_in_order(tmp_path, make_file, gate, caplog):
+    """Fault 36: also where it comes before anything was stopped, what is left is named and the spool is given back."""
+    store = StoreThatWaits(gate)
+    queue = QueueThatIsInterruptedBeforeItEnds(
+        store, spool=tmp_path / "spool", workers=1, free_bytes=0, close_at_exit=False
+    )
+    queue.submit(make_file(), "a")
+    store.started.acquire()
+
+    queue._close_at_exit()
+
+    assert f"python -m uploads resume {queue.spool.path}" in caplog.text
+    assert owner_of(queue.spool.queue_lock) is None
+    gate.set()
+    for thread in queue._drainer._threads:
+        thread.join(LIMIT_SECONDS)
+    assert owner_of(queue.spool.drain_lock) is None
