@@ -147,9 +147,8 @@ class WorkerLink:
                 self._process.stdin.close()
             self._process = process
             self._missed = False
-        if (
-            self._stopping.is_set()
-        ):  # Since the last look: `stop` may have spoken to the one before, and waits for us.
+        # Since we looked whether to go on `stop` may have spoken to the one before; it waits for this thread.
+        if self._stopping.is_set():
             self._tell({"stop": 0.0})
 
     def _tell(self, message: dict[str, Any]) -> None:

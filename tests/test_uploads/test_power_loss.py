@@ -11,7 +11,7 @@ from uploads.drain import Drain
 from uploads.spool import Spool
 
 LIMIT_SECONDS = 120
-LARGE = bytes(range(256)) * 8192  # 2 MiB: copied without a checksum.
+LARGE = bytes(range(256)) * 4097  # Above 1 MiB: copied without a checksum.
 CONTENTS = {"small": b"small bytes", "moved": b"moved bytes", "large": LARGE, "again": b"the newest"}
 
 

@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import signal
 import subprocess
 import sys
 import threading
@@ -267,14 +268,14 @@ def test_a_transient_failure_that_a_retry_repairs_leaves_no_error(make_queue, ma
 
 
 def test_the_newest_version_of_a_name_wins_and_the_older_free_their_bytes(make_queue, make_file, gate):
-    """Fault 28 and scenario 48: a thousand submissions of one name from eight threads; the last accepted is what stays."""
+    """Fault 28 and scenario 48: four hundred submissions of one name from eight threads; the last accepted is what stays."""
     store = StoreThatWaits(gate)
     queue = make_queue(store, workers=8)
     accepted = []
     lock = threading.Lock()
 
     def submit(thread):
-        for number in range(125):
+        for number in range(50):
             content = f"{thread}-{number}".encode()
             handle = queue.submit(make_file(f"{thread}", content), "a", overwrite=True)
             with lock:
@@ -292,7 +293,7 @@ def test_the_newest_version_of_a_name_wins_and_the_older_free_their_bytes(make_q
     assert queue.drain(LIMIT_SECONDS).is_empty
     assert store.objects["a"] == content_of[last[30:]]
     assert store.puts["a"] <= 3
-    assert sum(handle.state is UploadState.SUPERSEDED for handle, _ in accepted) >= 997
+    assert sum(handle.state is UploadState.SUPERSEDED for handle, _ in accepted) >= 397
     assert _staged_files(queue) == []
 
 
@@ -620,6 +621,7 @@ def test_a_forked_child_may_submit_and_the_parent_uploads(make_queue, make_file,
     pid = os.fork()
     if pid == 0:
         code = 1
+        signal.alarm(LIMIT_SECONDS)  # Else this test would wait for ever where the child does.
         try:
             queue.submit(source, "child")
             queue.close(5)
