@@ -61,6 +61,7 @@ def _recorded_life(tmp_path, monkeypatch, durability):
             durability=durability,
             free_bytes=0,
             close_at_exit=False,
+            give_back_seconds=LIMIT_SECONDS,
         )
         queue._flusher._sync_disk = disk.sync_disk
         queue._flusher._delay_seconds = 2 * LIMIT_SECONDS  # Until it is stopped, however slow this thread is.
