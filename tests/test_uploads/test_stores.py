@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import os
 
 import obstore.store
 import pytest
@@ -160,6 +161,17 @@ class TestLocalStore:
 
         assert sorted(path.name for path in (tmp_path / "outside").iterdir()) == ["secret"]
         assert (tmp_path / "outside/secret").read_text() == "secret"
+
+    def test_an_object_that_is_deleted_while_it_is_listed_is_left_out(self, tmp_path, make_file, monkeypatch):
+        """Whoever lists while others put and delete gets what is there."""
+        store = LocalStore(tmp_path / "store")
+        for name in ("a", "b"):
+            _put(store, make_file, name, b"x")
+        names = list(os.walk(store.root))
+        store.delete("b")
+        monkeypatch.setattr(os, "walk", lambda root: names)
+
+        assert [found.name for found in store.list()] == ["a"]
 
     def test_names_are_checked_by_the_store_too(self, tmp_path, make_file):
         """Fault 43: also whoever calls a store directly cannot leave its root."""
