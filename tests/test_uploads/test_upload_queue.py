@@ -610,6 +610,8 @@ def test_an_fsync_that_failed_is_counted_and_never_repeated(tmp_path, caplog):
     assert "Input/output error" in caplog.text
 
 
+# Python 3.12 and later warn of what this test is about; `submit` is made for it.
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded, use of fork:DeprecationWarning")
 def test_a_forked_child_may_submit_and_the_parent_uploads(make_queue, make_file, gate):
     """Fault 34: a child forked while threads hold locks stages without hanging; the parent's queue is intact."""
     store = StoreThatWaits(gate)
