@@ -1,7 +1,7 @@
 """Servers, proxies and queues for the tests of uploads."""
 
-import hashlib
 import threading
+import uuid
 
 import pytest
 
@@ -72,9 +72,9 @@ def proxy(moto):
 
 @pytest.fixture
 def prefix(request):
-    """A prefix in the bucket that no other test uses, of this module or another."""
+    """A prefix in the bucket that nothing else uses: no test of another module, nor this one when it is repeated."""
     readable = "".join(letter if letter.isalnum() else "-" for letter in request.node.name[:80])
-    return f"{readable}-{hashlib.sha256(request.node.nodeid.encode()).hexdigest()[:8]}"
+    return f"{readable}-{uuid.uuid4().hex[:8]}"
 
 
 @pytest.fixture

@@ -238,7 +238,8 @@ def test_an_upload_whose_id_was_never_noted_is_aborted(moto, prefix, make_file, 
     with Body(make_file(content=LARGE), "id") as body:
         open_store(moto.uri(prefix) + SMALL_PARTS).put("name", body, overwrite=True, notes=notes)
 
-    uploads = moto.client().list_multipart_uploads(Bucket=BUCKET).get("Uploads", [])
+    found = moto.client().list_multipart_uploads(Bucket=BUCKET).get("Uploads", [])
+    uploads = [upload for upload in found if upload["Key"].startswith(prefix)]
     assert [upload["Key"] for upload in uploads] == [f"{prefix}/name2"]
     for upload in uploads:
         moto.client().abort_multipart_upload(Bucket=BUCKET, Key=upload["Key"], UploadId=upload["UploadId"])
