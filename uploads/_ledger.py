@@ -83,8 +83,9 @@ class Ledger:
                 self._free(size)
             if not self._folders:
                 self._changed.notify_all()
-        if handle is not None:
-            handle._settle(outcome)  # noqa: SLF001  # the queue is the other half of a handle
+            # Before the lock is given back: whoever waited until nothing was left finds that every handle knows its end.
+            if handle is not None:
+                handle._settle(outcome)  # noqa: SLF001  # the queue is the other half of a handle
 
     def add_failure(self, outcome: Outcome) -> None:
         """A file that never became an entry."""

@@ -72,6 +72,7 @@ class Schedule:
         self._closed_until = float("-inf")
         self._probing_only = False
         self._probe_out = False
+        self._probed: int | None = None  # The key that was denied last, while only probes are given out.
         self._stopped = False
 
     def add(self, folders: Iterable[str], is_there: Callable[[str], bool] = lambda _: True) -> None:
@@ -163,12 +164,13 @@ class Schedule:
             if self._inflight.get(key) != folder:
                 return
             self._return(folder)
+            self._probed = key if self._probing_only else None
             self._resting.add(key)
             heapq.heappush(self._delayed, (self._clock() + delay_seconds, key))
             self._changed.notify_all()
 
     def rest(self, seconds: float, *, probing_only: bool = False) -> None:
-        """Nothing is given out for this long; afterwards everything, or (`probing_only`) one entry at a time until `wake`."""
+        """Nothing is given out for this long; afterwards everything, or (`probing_only`) one entry at a time until `wake`, never the same twice in a row where there are others."""
         with self._changed:
             self._closed_until = max(self._closed_until, self._clock() + seconds)
             self._probing_only = self._probing_only or probing_only
@@ -183,6 +185,7 @@ class Schedule:
             self._closed_until = float("-inf")
             self._probing_only = False
             self._probe_out = False
+            self._probed = None
             self._changed.notify_all()
 
     def probe_now(self) -> None:
@@ -218,7 +221,12 @@ class Schedule:
             self._queue(key)
         if now < self._closed_until or (self._probing_only and self._probe_out) or not self._ready:
             return None
-        key = _key(heapq.heappop(self._ready))
+        head = heapq.heappop(self._ready)
+        if (
+            _key(head) == self._probed and self._ready
+        ):  # It may be denied for its name alone: another one tells.
+            head = heapq.heapreplace(self._ready, head)
+        key = _key(head)
         self._queued.discard(key)
         line = self._lines[key]
         folder = heapq.heappop(line)

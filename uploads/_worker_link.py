@@ -7,6 +7,7 @@ Lines of JSON over two pipes. To the worker: first what to do (`WorkerOrder`), t
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import logging
@@ -59,12 +60,19 @@ class WorkerLink:
         order: For the worker.
         on_settled: Called with each outcome, from the reading thread.
         on_takeover: Called when a worker has taken the spool: what an earlier one did not live to tell must be looked up.
+        popen: Starts a process; injected by tests.
     """
 
     def __init__(
-        self, order: WorkerOrder, *, on_settled: Callable[[Outcome], None], on_takeover: Callable[[], None]
+        self,
+        order: WorkerOrder,
+        *,
+        on_settled: Callable[[Outcome], None],
+        on_takeover: Callable[[], None],
+        popen: Callable[..., subprocess.Popen[bytes]] = subprocess.Popen,
     ) -> None:
         self._order = order
+        self._popen = popen
         self._on_settled = on_settled
         self._on_takeover = on_takeover
         self._lock = threading.Lock()
@@ -97,14 +105,13 @@ class WorkerLink:
             process = self._process
         if process is None:
             return
-        try:
-            process.wait(timeout_seconds + 1.0)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        _end(process, timeout_seconds + 1.0)
         self._thread.join(timeout_seconds + 1.0)
-        if process.stdin is not None:
-            process.stdin.close()
+        with self._lock:
+            last = self._process or process  # A successor, where one was being started meanwhile.
+        _end(last, 0.0)
+        if last.stdin is not None:
+            last.stdin.close()
 
     def forget_after_fork(self) -> None:
         """In a forked child: closes the pipe, so that the worker sees our parent's death and not ours."""
@@ -123,7 +130,7 @@ class WorkerLink:
         }
         # -P: a folder called `uploads` in the working directory must not stand in for this package.
         # A session of its own: Ctrl-C in the terminal is for the training process.
-        process = subprocess.Popen(  # our own interpreter and module
+        process = self._popen(  # our own interpreter and module
             [sys.executable, "-P", "-m", "uploads._worker"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -132,13 +139,17 @@ class WorkerLink:
             bufsize=0,
         )
         assert process.stdin is not None  # noqa: S101  # asked for above
-        process.stdin.write(json.dumps(attrs.asdict(self._order)).encode() + b"\n")
+        with contextlib.suppress(BrokenPipeError):  # It died already, which `_listen` notices.
+            process.stdin.write(json.dumps(attrs.asdict(self._order)).encode() + b"\n")
         os.set_blocking(process.stdin.fileno(), False)
         with self._lock:
             if self._process is not None and self._process.stdin is not None:
                 self._process.stdin.close()
             self._process = process
             self._missed = False
+        # Since we looked whether to go on `stop` may have spoken to the one before; it waits for this thread.
+        if self._stopping.is_set():
+            self._tell({"stop": 0.0})
 
     def _tell(self, message: dict[str, Any]) -> None:
         with self._lock:
@@ -168,14 +179,23 @@ class WorkerLink:
                 return
             deaths = 1 if lived else deaths + 1
             _log.warning("the upload worker ended and is started again; nothing is lost")
-            if self._stopping.wait(min(_RESTART_CAP_SECONDS, 2.0 ** (deaths - 1) - 1.0)):
+            while not self._stopping.wait(self._pause_seconds(deaths)):
+                try:
+                    self._spawn()
+                except OSError as error:
+                    deaths += 1
+                    _log.error(
+                        "the upload worker could not be started: %s", error
+                    )  # the traceback says nothing more
+                else:
+                    break
+            else:
                 return
-            try:
-                self._spawn()
-            except OSError as error:
-                _log.error(
-                    "the upload worker could not be started: %s", error
-                )  # the traceback says nothing more
+
+    @staticmethod
+    def _pause_seconds(deaths: int) -> float:
+        """None after the first death, then 1, 3, 7 … 60 seconds."""
+        return float(min(_RESTART_CAP_SECONDS, 2.0 ** min(deaths - 1, 32) - 1.0))
 
     def _listen(self) -> bool:
         """Hears the worker until it ends; whether it ever had the spool."""
@@ -186,7 +206,8 @@ class WorkerLink:
         owned = False
         with io.BufferedReader(process.stdout) as lines:  # type: ignore[type-var]  # a FileIO, since bufsize=0
             for line in lines:
-                owned = self._hear(json.loads(line)) or owned
+                if line.endswith(b"\n"):  # A kill tears a line that is longer than the pipe takes at once.
+                    owned = self._hear(json.loads(line)) or owned
         process.wait()
         return owned
 
@@ -200,3 +221,11 @@ class WorkerLink:
             self._on_takeover()
             return True
         return False
+
+
+def _end(process: subprocess.Popen[bytes], timeout_seconds: float) -> None:
+    try:
+        process.wait(timeout_seconds)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()

@@ -299,7 +299,9 @@ def _store_of(spool: Spool) -> Store:
 def _exit_code(spool: Spool) -> int:
     if any(spool.list_failed().values()):
         return EXIT_FAILED
-    return EXIT_LEFT if spool.list_pending() or spool.list_inflight() else EXIT_OK
+    # What is in flight may be put back between two looks, so that the third finds it.
+    left = spool.list_pending() or spool.list_inflight() or spool.list_pending()
+    return EXIT_LEFT if left else EXIT_OK
 
 
 def _describe(spool: Spool, folder: str) -> dict[str, Any] | None:

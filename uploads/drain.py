@@ -90,7 +90,7 @@ class Drain:
         self._running = 0
         self._delivered = 0
         self._delivered_bytes = 0
-        self._counting = threading.Lock()  # Guards the two counts and _attempts.
+        self._counting = threading.Lock()  # Guards the two counts, _attempts and _said.
         self._attempts: dict[str, Attempts] = {}
         self._filing = Filing(spool)
         self._said: set[str] = set()
@@ -376,8 +376,10 @@ class Drain:
             return self._attempts.setdefault(folder, Attempts())
 
     def _say_once(self, cause: str, text: str) -> None:
-        if cause not in self._said:
+        with self._counting:  # All threads may hear of the same trouble at once.
+            is_new = cause not in self._said
             self._said.add(cause)
+        if is_new:
             _log.warning("%s", text)
 
     # Housekeeping.

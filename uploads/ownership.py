@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from .errors import SpoolOwned
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 __all__ = ["OwnerLock", "owner_of"]
@@ -28,11 +29,17 @@ class OwnerLock:
 
     After a fork the child must call `forget`: both share the lock's open file, and a child that outlives its
     parent would otherwise keep the spool locked.
+
+    Args:
+        path: The file.
+        role: What it says about this process.
+        sleep: Waits; injected by tests.
     """
 
-    def __init__(self, path: Path, role: str) -> None:
+    def __init__(self, path: Path, role: str, *, sleep: Callable[[float], None] = time.sleep) -> None:
         self._path = path
         self._role = role
+        self._sleep = sleep
         self._descriptor: int | None = None
 
     def acquire(self) -> None:
@@ -69,7 +76,7 @@ class OwnerLock:
                     raise SpoolOwned(
                         f"{self._path.parent} must have one owner, got a second: {_describe(owner)}. Wait for it or stop it."
                     ) from error
-                time.sleep(_LOOK_AGAIN_SECONDS)
+                self._sleep(_LOOK_AGAIN_SECONDS)
             else:
                 return
 

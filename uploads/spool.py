@@ -99,11 +99,11 @@ class Spool:
         """
         try:
             for folder in (
-                self.tmp,
                 self.pending,
                 self.inflight,
                 self.done,
                 *(self.failed / state for state in FAILED_STATES),
+                self.tmp,  # Last: whoever finds it, while another thread makes the spool anew, finds the others too.
             ):
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self.path.chmod(0o700)

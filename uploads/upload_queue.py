@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import contextlib
 import errno
 import logging
 import shutil
@@ -124,6 +123,7 @@ class UploadQueue:
         self._raise_errors = raise_errors
         self._closing = threading.Lock()  # Guards _closed.
         self._closed: Backlog | None = None
+        self._has_ended = False
         self._is_child = False
         self.spool, self._owner = take_spool(spool, store, self._store, store_options or {})
         self.spool.sweep_tmp()
@@ -280,14 +280,19 @@ class UploadQueue:
             self.drain(timeout_seconds)
             give_back_seconds = self._give_back_seconds
         finally:  # Also when Ctrl-C ends the wait; then nothing is waited for.
-            self._drainer.stop(give_back_seconds)
-            self._flusher.stop(give_back_seconds)
-            self._owner.release()
-            self._closed = self.backlog()
-            if not self._closed.is_empty:
-                _log.warning("%s", self._closed)
-        if self._raise_errors and not self._closed.is_empty:
-            raise UploadsIncomplete(str(self._closed))
+            closed = self._end(give_back_seconds)
+        if self._raise_errors and not closed.is_empty:
+            raise UploadsIncomplete(str(closed))
+        return closed
+
+    def _end(self, give_back_seconds: float) -> Backlog:
+        self._drainer.stop(give_back_seconds)
+        self._flusher.stop(give_back_seconds)
+        self._owner.release()
+        self._closed = self.backlog()
+        if not self._closed.is_empty:
+            _log.warning("%s", self._closed)
+        self._has_ended = True
         return self._closed
 
     # Submitting.
@@ -383,7 +388,6 @@ class UploadQueue:
     # The end of the process.
 
     def _close_at_exit(self) -> None:
-        limit_seconds = self._exit_seconds
         try:
             waiting = self.unsettled()
             if waiting:
@@ -392,10 +396,12 @@ class UploadQueue:
                     waiting,
                     self._exit_seconds,
                 )
+            self.close(self._exit_seconds)
+        except UploadsIncomplete:
+            pass
         except KeyboardInterrupt:
-            limit_seconds = 0.0
-        with contextlib.suppress(KeyboardInterrupt, UploadsIncomplete):
-            self.close(limit_seconds)
+            if not self._has_ended:  # It came before `close` was ready for it.
+                self._end(0.0)
 
     def _forget_after_fork(self) -> None:
         self._is_child = True

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import uuid
 
 import pytest
 
@@ -37,8 +38,9 @@ def proxy(moto):
 
 @pytest.fixture
 def prefix(request):
-    """A prefix in the bucket that no other test uses."""
-    return "".join(letter if letter.isalnum() else "-" for letter in request.node.name)
+    """A prefix in the bucket that nothing else uses, nor this test when it is repeated."""
+    readable = "".join(letter if letter.isalnum() else "-" for letter in request.node.name[:80])
+    return f"{readable}-{uuid.uuid4().hex[:8]}"
 
 
 @pytest.fixture

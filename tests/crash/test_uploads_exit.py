@@ -1,6 +1,7 @@
 """How a training process may end, and what its queue does then."""
 
 import os
+import random
 import shutil
 import signal
 import subprocess
@@ -9,6 +10,8 @@ import time
 import pytest
 
 from uploads.spool import Spool
+
+LIMIT_SECONDS = 240
 
 SLOW = """
 import os, signal, sys, threading
@@ -28,9 +31,9 @@ ENDINGS = {
     "sys.exit": "sys.exit(7)",
     "exception": "raise ValueError('training failed')",
     "os._exit": "os._exit(7)",
-    "SIGTERM": "os.kill(os.getpid(), signal.SIGTERM); threading.Event().wait(30)",
-    "SIGTERM, installed": "exit_on_sigterm(); os.kill(os.getpid(), signal.SIGTERM); threading.Event().wait(30)",
-    "Ctrl-C": "os.kill(os.getpid(), signal.SIGINT); threading.Event().wait(30)",
+    "SIGTERM": "os.kill(os.getpid(), signal.SIGTERM); threading.Event().wait(600)",
+    "SIGTERM, installed": "exit_on_sigterm(); os.kill(os.getpid(), signal.SIGTERM); threading.Event().wait(600)",
+    "Ctrl-C": "os.kill(os.getpid(), signal.SIGINT); threading.Event().wait(600)",
 }
 
 
@@ -44,9 +47,11 @@ def _left(tmp_path):
 )
 def test_an_orderly_end_drains(start, tmp_path, ending):
     """Faults 35, 36, 37 and W8: whatever ends the interpreter in order, what was submitted is uploaded before it goes."""
-    process = start(SLOW + ENDINGS[ending], tmp_path / "spool", tmp_path / "file", 0.05, 30, cwd=os.curdir)
+    process = start(
+        SLOW + ENDINGS[ending], tmp_path / "spool", tmp_path / "file", 0.05, LIMIT_SECONDS, cwd=os.curdir
+    )
 
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=LIMIT_SECONDS)
 
     assert _left(tmp_path) == 0, errors
     assert [
@@ -66,9 +71,11 @@ def test_an_orderly_end_drains(start, tmp_path, ending):
 @pytest.mark.parametrize("ending", ["os._exit", "SIGTERM"])
 def test_a_sudden_end_keeps_everything_in_the_spool(start, tmp_path, ending):
     """Fault 37: without a handler SIGTERM is as sudden as os._exit; nothing is lost."""
-    process = start(SLOW + ENDINGS[ending], tmp_path / "spool", tmp_path / "file", 30, 30, cwd=os.curdir)
+    process = start(
+        SLOW + ENDINGS[ending], tmp_path / "spool", tmp_path / "file", 3600, LIMIT_SECONDS, cwd=os.curdir
+    )
 
-    process.communicate(timeout=60)
+    process.communicate(timeout=LIMIT_SECONDS)
 
     assert _left(tmp_path) == 4
 
@@ -78,24 +85,25 @@ def test_the_end_has_a_deadline_and_says_what_is_left(start, tmp_path, ending):
     """Fault 35, scenario 57: with a slow store the process ends at its deadline, names the rest and the command that finishes it."""
     process = start(SLOW + ENDINGS[ending], tmp_path / "spool", tmp_path / "file", 3600, 0.5, cwd=os.curdir)
 
-    _, errors = process.communicate(timeout=30)
+    _, errors = process.communicate(timeout=LIMIT_SECONDS)
 
     assert _left(tmp_path) == 4
     assert "n0, n1, n2, n3" in errors
     assert f"python -m uploads resume {tmp_path / 'spool'}" in errors
 
 
-def test_a_second_ctrl_c_ends_at_once(start, tmp_path):
-    """Fault 36: the first starts the drain, the second ends it; the spool is intact and the command is printed."""
+@pytest.mark.parametrize("turn", range(2))
+def test_a_second_ctrl_c_ends_at_once(start, tmp_path, turn):
+    """Fault 36: the first starts the drain, the second ends it, at whatever moment it comes; the spool is intact and the command is printed."""
+    chance = random.Random(turn)
     process = start(SLOW + ENDINGS["Ctrl-C"], tmp_path / "spool", tmp_path / "file", 3600, 600, cwd=os.curdir)
-    line = ""
-    while "finishing" not in line:
-        line = process.stderr.readline()
-    time.sleep(0.2)
+    assert any("finishing" in line for line in process.stderr)
+    time.sleep(chance.random() * 0.1)
 
     process.send_signal(signal.SIGINT)
 
-    _, errors = process.communicate(timeout=20)
+    errors = process.stderr.read()
+    assert process.wait(LIMIT_SECONDS) == -signal.SIGINT
     assert "python -m uploads resume" in errors
     assert _left(tmp_path) == 4
 
@@ -107,10 +115,10 @@ import os, sys
 from uploads import UploadQueue
 queue = UploadQueue(sys.argv[1], spool=sys.argv[2], isolation="process", free_bytes=0)
 print(os.getpgid(0) == os.getpgid(queue._drainer.pid), os.getsid(0) == os.getsid(queue._drainer.pid))
-queue.close(10)
+queue.close(120)
 """
 
-    output, _ = start(program, tmp_path / "store", tmp_path / "spool").communicate(timeout=60)
+    output, _ = start(program, tmp_path / "store", tmp_path / "spool").communicate(timeout=LIMIT_SECONDS)
 
     assert output.split() == ["False", "False"]
 
@@ -127,10 +135,10 @@ small.write_bytes(b"x" * 1000)
 large.write_bytes(b"x" * 1_000_000)
 free = os.statvfs
 os.statvfs = lambda path: free("/")  # As on a disk that somebody else fills between our look and our write.
-print(queue.submit(small, "first").result(20).state)
+print(queue.submit(small, "first").result(120).state)
 refused = queue.submit(large, "large")
 print(refused.state, "No room" in str(refused.exception(0)) or "no room" in str(refused.exception(0)), str(folder) in str(refused.exception(0)))
-print(queue.submit(small, "second").result(20).state)
+print(queue.submit(small, "second").result(120).state)
 print(sorted(path.name for path in (folder / "spool/tmp").iterdir()))
 """
 
@@ -158,14 +166,15 @@ def test_a_full_disk_refuses_and_recovers(start, tmp_path, options):
 
     output, errors = start(
         program, disk, tmp_path, before=["unshare", "-Urm", "sh", "-c", mount], cwd=os.curdir
-    ).communicate(timeout=60)
+    ).communicate(timeout=LIMIT_SECONDS)
 
     assert output.splitlines() == ["done", "refused True True", "done", "[]"], errors
 
 
 def test_too_many_open_files_is_not_taken_for_damage(start, tmp_path):
     """Fault 12: EMFILE while an entry is read delays it; it is neither corrupt nor rejected."""
-    program = SLOW.replace("range(4)", "range(1)") + "print(queue.drain(30).is_empty)"
+    program = SLOW.replace("range(4)", "range(1)") + "print(queue.drain(120).is_empty)"
+    program = program.replace("give_back_seconds=0.1", "give_back_seconds=120")  # For what is noted late.
     limited = program.replace(
         "from uploads import UploadQueue", "import resource\nfrom uploads import UploadQueue"
     ).replace(
@@ -174,8 +183,8 @@ def test_too_many_open_files_is_not_taken_for_damage(start, tmp_path):
     )
 
     output, errors = start(
-        limited, tmp_path / "spool", tmp_path / "file", 0.01, 30, cwd=os.curdir
-    ).communicate(timeout=60)
+        limited, tmp_path / "spool", tmp_path / "file", 0.01, LIMIT_SECONDS, cwd=os.curdir
+    ).communicate(timeout=LIMIT_SECONDS)
 
     assert output.split() == ["True"], errors
     assert [outcome.state for outcome in Spool(tmp_path / "spool").delivered()] == ["done"]

@@ -93,7 +93,8 @@ class Verifier:
 class FaultProxy:
     """`plan(request)` gives the fault for each request, or None to forward it. Counts and keeps what it saw."""
 
-    def __init__(self, upstream: str, port: int = 0) -> None:
+    def __init__(self, upstream: str, *, listens: bool = True) -> None:
+        """Where it does not listen yet its port is its own all the same, and refuses connections until `listen`."""
         self.plan = lambda request: None
         self.seen: list[Request] = []
         self._upstream = urllib.parse.urlsplit(upstream).netloc
@@ -113,17 +114,30 @@ class FaultProxy:
             def log_message(self, *args):
                 pass
 
-        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", port), Handler)
-        self._server.daemon_threads = True
+        class Server(http.server.ThreadingHTTPServer):
+            daemon_threads = True
+            request_queue_size = 64
+
+            def handle_error(self, request, client_address):
+                pass  # A client that was killed, or gave up.
+
+        self._server = Server(("127.0.0.1", 0), Handler, bind_and_activate=False)
+        self._server.server_bind()
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
-        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True)
+        if listens:
+            self.listen()
+
+    def listen(self) -> None:
+        self._server.server_activate()
         self._thread.start()
 
     def close(self) -> None:
         self._ended.set()
-        self._server.shutdown()
+        if self._thread.is_alive():
+            self._server.shutdown()
+            self._thread.join()
         self._server.server_close()
-        self._thread.join()
 
     def count(self, method: str, part: str = "") -> int:
         with self._lock:
@@ -142,7 +156,11 @@ class FaultProxy:
         self.plan = plan
 
     def _serve(self, handler) -> None:
-        body = handler.rfile.read(int(handler.headers.get("Content-Length") or 0))
+        count = int(handler.headers.get("Content-Length") or 0)
+        body = handler.rfile.read(count)
+        if len(body) < count:  # Its client was killed half-way, or gave up.
+            handler.close_connection = True
+            return
         request = Request(handler.command, urllib.parse.unquote(handler.path), dict(handler.headers), body)
         with self.arrived:
             self.seen.append(request)
@@ -151,7 +169,7 @@ class FaultProxy:
         if isinstance(fault, Reset):
             _tear_down(handler)
         elif isinstance(fault, Hang):
-            self._ended.wait(60)
+            self._ended.wait()
             _tear_down(handler)
         elif isinstance(fault, Answer):
             if fault.after_forwarding:

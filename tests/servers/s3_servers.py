@@ -1,6 +1,7 @@
 """Two independent S3 servers on loopback: moto (conditional puts, multipart) and `rclone serve s3` (checks MD5, ignores If-None-Match)."""
 
 import contextlib
+import re
 import shutil
 import socket
 import subprocess
@@ -14,6 +15,8 @@ import boto3
 ACCESS_KEY = "key"
 SECRET_KEY = "secretsecret"
 BUCKET = "bucket"
+LIMIT_SECONDS = 120
+_ADDRESS = re.compile(r"\[(http://127\.0\.0\.1:\d+)/\]")
 
 
 @attrs.frozen
@@ -49,17 +52,19 @@ class S3Server:
             for key in keys
         }
 
-    def open_uploads(self) -> int:
+    def open_uploads(self, prefix: str) -> int:
+        """How many uploads in parts are not completed under the prefix."""
         client = self.client()
         try:
-            return len(client.list_multipart_uploads(Bucket=BUCKET).get("Uploads", []))
+            found = client.list_multipart_uploads(Bucket=BUCKET).get("Uploads", [])
         except client.exceptions.NoSuchUpload:  # rclone's way to say none
             return 0
+        return sum(upload["Key"].startswith(prefix + "/") for upload in found)
 
 
 @contextlib.contextmanager
 def moto():
-    """Moto in a thread, with the bucket."""
+    """Moto in a thread, with the bucket. Its create-only puts are not atomic: of two at once both may succeed."""
     from moto.server import ThreadedMotoServer
 
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
@@ -77,42 +82,41 @@ def rclone(folder: Path):
     """Rclone in a process, serving this folder, with the bucket."""
     (folder / BUCKET).mkdir(parents=True)
     program = Path(sys.executable).with_name("rclone")
-    port = free_port()
+    said = folder.with_name(f"{folder.name}.said")
     command = [
         str(program) if program.exists() else shutil.which("rclone"),
         "serve",
         "s3",
         str(folder),
         "--addr",
-        f"127.0.0.1:{port}",
+        "127.0.0.1:0",  # The system chooses a port, and rclone says which.
         "--auth-key",
         f"{ACCESS_KEY},{SECRET_KEY}",
     ]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    with said.open("wb") as stream:
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=stream)
     try:
-        wait_for_port(port)
-        yield S3Server(f"http://127.0.0.1:{port}", "&checksum=md5&create_only=head")
+        wait_until(lambda: _ADDRESS.search(said.read_text()), process)
+        yield S3Server(_ADDRESS.search(said.read_text())[1], "&checksum=md5&create_only=head")
     finally:
         process.kill()
         process.wait()
 
 
-def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+@contextlib.contextmanager
+def refusing_port():
+    """A port that refuses connections, and that nobody else can get meanwhile: it is bound, and not listened on."""
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        yield held.getsockname()[1]
 
 
-def wait_for_port(port: int) -> None:
-    """Returns when somebody listens."""
-    deadline = time.monotonic() + 20
-    while True:
-        try:
-            socket.create_connection(("127.0.0.1", port), timeout=1).close()
-        except OSError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.02)
-        else:
-            return
+def wait_until(is_so, process: subprocess.Popen) -> None:
+    """Returns when it is so; raises where the process has ended before, or much time has passed."""
+    deadline = time.monotonic() + LIMIT_SECONDS
+    while not is_so():
+        if process.poll() is not None:
+            raise ChildProcessError(f"{process.args[0]} ended with {process.returncode}")
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{process.args[0]} was not ready in {LIMIT_SECONDS} s")
+        time.sleep(0.02)

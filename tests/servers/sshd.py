@@ -3,10 +3,13 @@
 import contextlib
 import getpass
 import shutil
+import socket
 import subprocess
 from pathlib import Path
 
-from tests.servers.s3_servers import free_port, wait_for_port
+from tests.servers.s3_servers import wait_until
+
+_TRIES = 20
 
 
 def program() -> str | None:
@@ -20,19 +23,11 @@ def sshd(folder: Path):
     for name in ("host", "user"):
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name)], check=True)
     shutil.copy(folder / "user.pub", folder / "authorized")
-    port = free_port()
-    (folder / "config").write_text(
-        f"Port {port}\nListenAddress 127.0.0.1\nHostKey {folder}/host\nAuthorizedKeysFile {folder}/authorized\n"
-        f"PidFile {folder}/pid\nStrictModes no\nUsePAM no\nPasswordAuthentication no\nPermitRootLogin yes\nSubsystem sftp internal-sftp\n"
-    )
-    kind, key, _ = (folder / "host.pub").read_text().split()
-    (folder / "known_hosts").write_text(f"[127.0.0.1]:{port} {kind} {key}\n")
     Path("/run/sshd").mkdir(exist_ok=True)  # Where sshd as root wants to separate privileges.
-    process = subprocess.Popen(
-        [program(), "-D", "-e", "-f", str(folder / "config")], stderr=subprocess.DEVNULL
-    )
+    process, port = _start(folder)
     try:
-        wait_for_port(port)
+        kind, key, _ = (folder / "host.pub").read_text().split()
+        (folder / "known_hosts").write_text(f"[127.0.0.1]:{port} {kind} {key}\n")
         yield {
             "host": "127.0.0.1",
             "port": port,
@@ -43,3 +38,23 @@ def sshd(folder: Path):
     finally:
         process.terminate()
         process.wait()
+
+
+def _start(folder: Path) -> tuple[subprocess.Popen, int]:
+    """A server that listens: it cannot choose a port itself, and one that was free may be taken before it asks for it."""
+    for turn in range(_TRIES):
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        pid = folder / f"pid-{turn}"  # Written once it listens.
+        (folder / "config").write_text(
+            f"Port {port}\nListenAddress 127.0.0.1\nHostKey {folder}/host\nAuthorizedKeysFile {folder}/authorized\n"
+            f"PidFile {pid}\nStrictModes no\nUsePAM no\nPasswordAuthentication no\nPermitRootLogin yes\nSubsystem sftp internal-sftp\n"
+        )
+        process = subprocess.Popen(
+            [program(), "-D", "-e", "-f", str(folder / "config")], stderr=subprocess.DEVNULL
+        )
+        with contextlib.suppress(ChildProcessError):
+            wait_until(pid.exists, process)
+            return process, port
+    raise ChildProcessError(f"sshd did not start in {_TRIES} tries")

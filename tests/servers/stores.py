@@ -61,7 +61,7 @@ class StoreThatWaits(MemoryStore):
 
     def put(self, name, body, *, overwrite, notes=None):
         self.started.release()
-        self.gate.wait(30)
+        self.gate.wait(600)  # Longer than any test takes: on a slow machine too nothing is put before.
         return super().put(name, body, overwrite=overwrite, notes=notes)
 
 

@@ -1,6 +1,7 @@
 """Servers, proxies and queues for the tests of uploads."""
 
 import threading
+import uuid
 
 import pytest
 
@@ -8,12 +9,19 @@ from tests.servers import s3_servers, sshd
 from tests.servers.fault_proxy import FaultProxy
 from uploads import RetryPolicy, UploadQueue, open_store
 
+LIMIT_SECONDS = 120
 SOON = RetryPolicy(first_seconds=0.01, cap_seconds=0.05, probe_first_seconds=0.02, probe_cap_seconds=0.05)
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _credentials(tmp_path_factory):
-    home = tmp_path_factory.mktemp("home")
+@pytest.fixture(scope="session")
+def _home(tmp_path_factory):
+    return tmp_path_factory.mktemp("home")
+
+
+@pytest.fixture(autouse=True)
+def _credentials(_home):
+    """For each test by itself: those of other folders that run in this process have their own."""
+    home = _home
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("AWS_ACCESS_KEY_ID", s3_servers.ACCESS_KEY)
         patch.setenv("AWS_SECRET_ACCESS_KEY", s3_servers.SECRET_KEY)
@@ -64,8 +72,9 @@ def proxy(moto):
 
 @pytest.fixture
 def prefix(request):
-    """A prefix in the bucket that no other test uses."""
-    return "".join(letter if letter.isalnum() else "-" for letter in request.node.name)
+    """A prefix in the bucket that nothing else uses: no test of another module, nor this one when it is repeated."""
+    readable = "".join(letter if letter.isalnum() else "-" for letter in request.node.name[:80])
+    return f"{readable}-{uuid.uuid4().hex[:8]}"
 
 
 @pytest.fixture
@@ -83,7 +92,7 @@ def make_file(tmp_path):
 
 @pytest.fixture
 def make_queue(tmp_path):
-    """Makes queues with threads and short delays, and closes them."""
+    """Makes queues with threads and short delays, and closes them; when the test has ended none of their threads is left."""
     queues = []
 
     def make(store=None, **options):
@@ -94,7 +103,7 @@ def make_queue(tmp_path):
             "isolation": "threads",
             "policy": SOON,
             "free_bytes": 0,
-            "give_back_seconds": 0.1,
+            "give_back_seconds": LIMIT_SECONDS,
             **options,
         }
         queues.append(UploadQueue(store, **options))
@@ -104,11 +113,14 @@ def make_queue(tmp_path):
     for queue in queues:
         queue._raise_errors = False
         queue.close(timeout_seconds=0)
+        for thread in (*queue._drainer._threads, queue._flusher._thread):
+            if thread is not None:
+                thread.join(LIMIT_SECONDS)
 
 
 @pytest.fixture
-def gate():
-    """An event for stores that wait for it; set when the test ends."""
+def gate(make_queue):
+    """An event for stores that wait for it; set when the test ends, before the queues are closed."""
     gate = threading.Event()
     yield gate
     gate.set()

@@ -8,10 +8,23 @@ import pytest
 
 from tests.servers.stores import MemoryStore, StoreThatWaits
 from uploads import LocalStore, add_commands
-from uploads.commands import EXIT_FAILED, EXIT_LEFT, EXIT_OK, EXIT_OWNED, gc, main, resume, status, verify
+from uploads.commands import (
+    EXIT_FAILED,
+    EXIT_LEFT,
+    EXIT_OK,
+    EXIT_OWNED,
+    _exit_code,
+    gc,
+    main,
+    resume,
+    status,
+    verify,
+)
+from uploads.entry import Entry
 from uploads.errors import SpoolOwned
+from uploads.spool import Spool
 
-LIMIT_SECONDS = 30
+LIMIT_SECONDS = 120
 
 
 @pytest.fixture
@@ -27,6 +40,8 @@ def spool(make_queue, make_file, gate, tmp_path):
         second.submit(make_file(content=name.encode()), name)
     second._store.started.acquire()  # One is in flight, one waits, and nothing moves while it is copied.
     second._drainer.stop(0)
+    second._drainer._threads[-1].join(LIMIT_SECONDS)  # Who keeps house writes nothing more,
+    second._flusher.stop(LIMIT_SECONDS)  # nor does this one.
     second._owner.release()
     shutil.copytree(second.spool.path, tmp_path / "left", ignore=shutil.ignore_patterns("*.lock"))
     (tmp_path / "left/spool.json").write_text(
@@ -138,7 +153,7 @@ def test_gc_removes_only_what_it_is_told_to(spool):
 
 def test_gc_forgets_deliveries_when_asked(spool):
     """Verify then has nothing to compare."""
-    resume(spool)
+    resume(spool, give_back_seconds=LIMIT_SECONDS)
 
     gc(spool, delivered=True)
 
@@ -184,3 +199,22 @@ def test_status_may_be_asked_while_entries_come_and_go(make_queue, make_file):
 
     assert queue.drain(LIMIT_SECONDS).is_empty
     assert problems == []
+
+
+class SpoolWhoseUploadFails(Spool):
+    """One whose entry is put back between the look at what waits and the look at what is in flight."""
+
+    def list_inflight(self):
+        for folder in super().list_inflight():
+            self.release(folder)
+        return super().list_inflight()
+
+
+def test_what_is_put_back_while_somebody_looks_is_left(tmp_path):
+    """The exit code never says that all was delivered because an entry changed its place."""
+    spool = SpoolWhoseUploadFails(tmp_path)
+    spool.create()
+    entry = Entry(f"{1:016x}", 1, "a", True, 1, None, "copied", "/a", (), "now")  # noqa: FBT003  # overwrite
+    (spool.inflight / entry.folder).mkdir()
+
+    assert _exit_code(spool) == EXIT_LEFT

@@ -31,7 +31,7 @@ def _put(store, make_file, name, content):
 def test_what_a_handle_says_is_what_download_takes(make_queue, make_file, tmp_path):
     """A URI alone is enough."""
     handle = make_queue().submit(make_file(content=b"round trip"), "a b/ü.pt")
-    handle.result(30)
+    handle.result(120)
 
     path = download_file(handle.uri, tmp_path / "new/place/file", progress_bar=False)
 

@@ -10,8 +10,8 @@ from uploads import RetryPolicy, UploadQueue
 from uploads.drain import Drain
 from uploads.spool import Spool
 
-LIMIT_SECONDS = 60
-LARGE = bytes(range(256)) * 8192  # 2 MiB: copied without a checksum.
+LIMIT_SECONDS = 120
+LARGE = bytes(range(256)) * 4097  # Above 1 MiB: copied without a checksum.
 CONTENTS = {"small": b"small bytes", "moved": b"moved bytes", "large": LARGE, "again": b"the newest"}
 
 
@@ -61,8 +61,10 @@ def _recorded_life(tmp_path, monkeypatch, durability):
             durability=durability,
             free_bytes=0,
             close_at_exit=False,
+            give_back_seconds=LIMIT_SECONDS,
         )
         queue._flusher._sync_disk = disk.sync_disk
+        queue._flusher._delay_seconds = 2 * LIMIT_SECONDS  # Until it is stopped, however slow this thread is.
         queue._drainer._schedule.rest(3600)
         _submit_all(queue, disk, folder)
         queue._flusher.stop(LIMIT_SECONDS)

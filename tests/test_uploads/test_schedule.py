@@ -135,6 +135,30 @@ def test_a_parked_store_is_probed_with_one_entry_at_a_time(schedule, clock):
     assert schedule.next(0) == _folder(2, "b")
 
 
+def test_a_name_that_was_denied_makes_way_for_another_probe(schedule, clock):
+    """Fault 30: of two that are due the next probe is not the one that was denied: it may be about its name, and the other would wait for ever."""
+    schedule.add([_folder(1, "denied"), _folder(2, "b")])
+    for _ in range(2):
+        denied = schedule.next(0)
+        schedule.rest(5, probing_only=True)
+        schedule.retry(denied, 5)
+        clock.now += 5
+
+    assert denied == _folder(2, "b")
+    assert schedule.next(0) == _folder(1, "denied")
+
+
+def test_a_name_that_was_denied_is_probed_where_there_is_no_other(schedule, clock):
+    """Fault 30: one entry alone is asked again."""
+    schedule.add([_folder(1, "denied")])
+    schedule.rest(5, probing_only=True)
+    clock.now += 5
+    schedule.retry(schedule.next(0), 5)
+    clock.now += 5
+
+    assert schedule.next(0) == _folder(1, "denied")
+
+
 def test_new_credentials_end_the_rest_at_once(schedule):
     """Fault 29: nobody waits for a timer once the credentials file has changed."""
     schedule.add([_folder(1, "a")])

@@ -3,12 +3,10 @@
 import fcntl
 import json
 import os
-import subprocess
-import sys
-import threading
 
 import pytest
 
+from tests.servers.recorded_disk import RecordedDisk
 from uploads._files import append_line
 from uploads._flusher import Flusher
 from uploads.entry import Entry
@@ -118,32 +116,27 @@ def test_recovering_returns_what_was_in_flight_and_files_what_was_done(spool):
     assert not any(spool.done.iterdir())
 
 
+def _make_nobodys(staged):
+    """As if a process had made it that is gone: its number is above the highest that Linux gives."""
+    dead = staged.with_name(staged.name.replace(f"-{os.getpid()}-", "-1999999999-"))
+    assert dead != staged
+    return staged.rename(dead)
+
+
 def test_only_what_the_dead_left_half_staged_is_swept(spool):
     """Fault 1: a folder under tmp/ goes when its process is gone, and stays while it lives."""
     mine = spool.new_folder()
-    child = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            f"from uploads.spool import Spool; print(Spool({str(spool.path)!r}).new_folder())",
-        ],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    _make_nobodys(spool.new_folder())
 
     swept = spool.sweep_tmp()
 
     assert swept == 1
-    assert [str(path) for path in spool.tmp.iterdir()] == [str(mine)]
-    assert child.stdout.strip() != str(mine)
+    assert list(spool.tmp.iterdir()) == [mine]
 
 
 def test_a_file_that_was_moved_by_the_dead_is_adopted(spool):
     """Fault 1: a process died between taking a file by rename and publishing it; the file is nowhere else, so it becomes an entry."""
-    staged = spool.new_folder()
-    moved = staged.with_name(staged.name.replace(f"-{os.getpid()}-", "-1999999999-"))
-    staged.rename(moved)
+    moved = _make_nobodys(spool.new_folder())
     (moved / "data").write_bytes(b"x")
     one = _entry(staging="moved")
     spool.write_manifest(moved, one)
@@ -257,15 +250,20 @@ def test_who_only_looks_keeps_nobody_out(tmp_path):
     path = tmp_path / "lock"
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT)
     fcntl.flock(descriptor, fcntl.LOCK_SH)
-    looker = threading.Timer(0.05, os.close, [descriptor])
-    looker.start()
-    lock = OwnerLock(path, "queue")
+    waits = []
+
+    def sleep(seconds):
+        waits.append(seconds)
+        if len(waits) == 3:
+            os.close(descriptor)
+
+    lock = OwnerLock(path, "queue", sleep=sleep)
 
     lock.acquire()
 
     assert owner_of(path)["pid"] == os.getpid()
+    assert len(waits) == 3
     lock.release()
-    looker.join()
 
 
 def test_the_disk_gets_an_entry_that_moves_while_it_is_written_out(spool):
@@ -285,3 +283,16 @@ def test_the_disk_gets_an_entry_that_moves_while_it_is_written_out(spool):
 
     assert places == ["pending", "inflight"]
     assert flusher.suspect == 0
+
+
+def test_a_spool_that_is_made_anew_is_whole_when_it_can_be_staged_in(tmp_path, monkeypatch):
+    """Fault 14: two threads may find it deleted at once; whoever sees `tmp/`, which the other has made, finds all that an entry needs."""
+    disk = RecordedDisk(tmp_path / "disk")
+    disk.root.mkdir()
+
+    with disk.recording(monkeypatch):
+        Spool(disk.root / "spool").create()
+
+    made = [one.path for one in disk.operations if one.kind == "mkdir"]
+    assert made[-1] == "spool/tmp"
+    assert {"spool/pending", "spool/inflight", "spool/done", "spool/failed/rejected"} < set(made)

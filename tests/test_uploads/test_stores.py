@@ -2,10 +2,12 @@
 
 import contextlib
 import io
+import os
 
 import obstore.store
 import pytest
 
+from tests.servers.s3_servers import refusing_port
 from tests.servers.stores import MemoryStore
 from uploads import LocalStore, open_store
 from uploads.errors import (
@@ -30,18 +32,19 @@ def store(request, tmp_path, prefix):
     """A fresh store of each kind."""
     match request.param:
         case "local":
-            return LocalStore(tmp_path / "store")
+            yield LocalStore(tmp_path / "store")
         case "s3-moto":
-            return open_store(request.getfixturevalue("moto").uri(prefix))
+            yield open_store(request.getfixturevalue("moto").uri(prefix))
         case "s3-rclone":
-            return open_store(request.getfixturevalue("rclone").uri(prefix))
+            yield open_store(request.getfixturevalue("rclone").uri(prefix))
         case "obstore-s3":
-            return open_store(request.getfixturevalue("moto").uri(prefix) + "&client=obstore")
+            yield open_store(request.getfixturevalue("moto").uri(prefix) + "&client=obstore")
         case "obstore-memory":
-            return CloudStore("gs", "bucket", prefix, part_bytes=1 << 20, backend=obstore.store.MemoryStore())
+            yield CloudStore("gs", "bucket", prefix, part_bytes=1 << 20, backend=obstore.store.MemoryStore())
         case _:
-            login = request.getfixturevalue("sshd_login")
-            return SftpStore(root=str(tmp_path / "there"), **login)
+            store = SftpStore(root=str(tmp_path / "there"), **request.getfixturevalue("sshd_login"))
+            yield store
+            store.renew()  # Closes the connection, and so ends its thread.
 
 
 def _put(store, make_file, name, content, *, overwrite=True, identifier="id"):
@@ -159,6 +162,17 @@ class TestLocalStore:
         assert sorted(path.name for path in (tmp_path / "outside").iterdir()) == ["secret"]
         assert (tmp_path / "outside/secret").read_text() == "secret"
 
+    def test_an_object_that_is_deleted_while_it_is_listed_is_left_out(self, tmp_path, make_file, monkeypatch):
+        """Whoever lists while others put and delete gets what is there."""
+        store = LocalStore(tmp_path / "store")
+        for name in ("a", "b"):
+            _put(store, make_file, name, b"x")
+        names = list(os.walk(store.root))
+        store.delete("b")
+        monkeypatch.setattr(os, "walk", lambda root: names)
+
+        assert [found.name for found in store.list()] == ["a"]
+
     def test_names_are_checked_by_the_store_too(self, tmp_path, make_file):
         """Fault 43: also whoever calls a store directly cannot leave its root."""
         for name in ("../x", "/etc/x", "a//b", "."):
@@ -200,10 +214,8 @@ class TestSftpStore:
 
     def test_nobody_listening_passes(self, sshd_login, tmp_path, make_file):
         """A refused connection is tried again."""
-        from tests.servers.s3_servers import free_port
-
-        with pytest.raises(TransientStoreError):
-            _put(SftpStore(root=str(tmp_path), **{**sshd_login, "port": free_port()}), make_file, "a", b"x")
+        with refusing_port() as port, pytest.raises(TransientStoreError):
+            _put(SftpStore(root=str(tmp_path), **{**sshd_login, "port": port}), make_file, "a", b"x")
 
 
 class TestCloudStore:

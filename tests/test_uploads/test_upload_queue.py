@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import signal
 import subprocess
 import sys
 import threading
@@ -18,6 +19,8 @@ from tests.servers.stores import (
     StoreThatWaits,
 )
 from uploads import UploadQueue, UploadState
+from uploads._ledger import Ledger
+from uploads.drain import Drain
 from uploads.entry import Entry
 from uploads.errors import (
     BytesCorrupt,
@@ -35,9 +38,11 @@ from uploads.errors import (
     UploadTimeout,
 )
 from uploads.names import name_key
+from uploads.outcome import Outcome
 from uploads.ownership import owner_of
+from uploads.spool import Spool
 
-LIMIT_SECONDS = 30
+LIMIT_SECONDS = 120
 
 
 def _staged_files(queue):
@@ -263,14 +268,14 @@ def test_a_transient_failure_that_a_retry_repairs_leaves_no_error(make_queue, ma
 
 
 def test_the_newest_version_of_a_name_wins_and_the_older_free_their_bytes(make_queue, make_file, gate):
-    """Fault 28 and scenario 48: a thousand submissions of one name from eight threads; the last accepted is what stays."""
+    """Fault 28 and scenario 48: four hundred submissions of one name from eight threads; the last accepted is what stays."""
     store = StoreThatWaits(gate)
     queue = make_queue(store, workers=8)
     accepted = []
     lock = threading.Lock()
 
     def submit(thread):
-        for number in range(125):
+        for number in range(50):
             content = f"{thread}-{number}".encode()
             handle = queue.submit(make_file(f"{thread}", content), "a", overwrite=True)
             with lock:
@@ -288,7 +293,7 @@ def test_the_newest_version_of_a_name_wins_and_the_older_free_their_bytes(make_q
     assert queue.drain(LIMIT_SECONDS).is_empty
     assert store.objects["a"] == content_of[last[30:]]
     assert store.puts["a"] <= 3
-    assert sum(handle.state is UploadState.SUPERSEDED for handle, _ in accepted) >= 997
+    assert sum(handle.state is UploadState.SUPERSEDED for handle, _ in accepted) >= 397
     assert _staged_files(queue) == []
 
 
@@ -427,7 +432,7 @@ def test_refusals_raise_where_asked(make_queue, make_file):
 
 def test_closing_names_what_was_not_delivered(make_queue, make_file, gate, caplog):
     """W4 and W6: a deadline, every name, and the command that finishes the rest."""
-    queue = make_queue(StoreThatWaits(gate), workers=1)
+    queue = make_queue(StoreThatWaits(gate), workers=1, give_back_seconds=0.05)
     for name in ("a", "b", "c"):
         queue.submit(make_file(), name)
 
@@ -440,7 +445,7 @@ def test_closing_names_what_was_not_delivered(make_queue, make_file, gate, caplo
 
 def test_closing_raises_where_asked(make_queue, make_file, gate):
     """With raise_errors an incomplete close is an exception."""
-    queue = make_queue(StoreThatWaits(gate), raise_errors=True)
+    queue = make_queue(StoreThatWaits(gate), raise_errors=True, give_back_seconds=0.05)
     queue.submit(make_file(), "a")
 
     with pytest.raises(UploadsIncomplete, match="a"):
@@ -460,7 +465,7 @@ def test_a_queue_is_a_context_manager(tmp_path, make_file):
     """Leaving the block drains."""
     store = MemoryStore()
 
-    with UploadQueue(store, spool=tmp_path / "spool", free_bytes=0) as queue:
+    with UploadQueue(store, spool=tmp_path / "spool", free_bytes=0, exit_seconds=LIMIT_SECONDS) as queue:
         queue.submit(make_file(), "a")
 
     assert store.objects == {"a": b"content"}
@@ -497,12 +502,12 @@ def test_two_queues_cannot_share_a_spool(make_queue):
 def test_the_default_spool_is_found_again_and_not_shared(tmp_path, monkeypatch):
     """A second start for the same store finds what the first left; two at once get one each."""
     monkeypatch.setenv("UPLOADS_HOME", str(tmp_path / "home"))
-    first = UploadQueue(tmp_path / "store")
-    second = UploadQueue(tmp_path / "store")
+    first = UploadQueue(tmp_path / "store", give_back_seconds=LIMIT_SECONDS)
+    second = UploadQueue(tmp_path / "store", give_back_seconds=LIMIT_SECONDS)
     paths = (first.spool.path, second.spool.path)
     first.close(1)
     second.close(1)
-    third = UploadQueue(tmp_path / "store")
+    third = UploadQueue(tmp_path / "store", give_back_seconds=LIMIT_SECONDS)
     third.close(1)
 
     assert paths[0] != paths[1]
@@ -517,7 +522,10 @@ def test_a_spool_deleted_under_the_queue_is_noticed_and_made_anew(make_queue, ma
     queue.submit(make_file(), "flying")
     lost = queue.submit(make_file(), "lost")
     queue._store.started.acquire()
-    shutil.rmtree(queue.spool.path)
+    queue.spool.path.rename(
+        tmp_path / "deleted"
+    )  # At once: while it was deleted somebody might write into it.
+    shutil.rmtree(tmp_path / "deleted")
     gate.set()
 
     after = queue.submit(make_file(), "after")
@@ -529,10 +537,11 @@ def test_a_spool_deleted_under_the_queue_is_noticed_and_made_anew(make_queue, ma
 def test_power_durability_syncs_data_manifest_and_names_before_it_returns(make_queue, make_file):
     """Fault 7: with durability="power" everything about the entry was synced when submit returns."""
     synced = []
-    real = os.fsync
+    real, submitter = os.fsync, threading.get_ident()
 
     def fsync(descriptor):
-        synced.append(pathlib.Path(f"/proc/self/fd/{descriptor}").readlink().name)
+        if threading.get_ident() == submitter:  # Others may sync what they like.
+            synced.append(pathlib.Path(f"/proc/self/fd/{descriptor}").readlink().name)
         real(descriptor)
 
     queue = make_queue(MemoryStore(), durability="power")
@@ -548,7 +557,6 @@ def test_power_durability_syncs_data_manifest_and_names_before_it_returns(make_q
 def test_process_durability_syncs_soon_after(tmp_path, make_file):
     """Fault 7: with durability="process" every entry is synced in the background."""
     from uploads._flusher import Flusher
-    from uploads.spool import Spool
 
     synced = threading.Event()
     spool = Spool(tmp_path / "spool")
@@ -564,14 +572,13 @@ def test_process_durability_syncs_soon_after(tmp_path, make_file):
 def test_a_burst_is_synced_in_one_pass_over_the_disk(tmp_path):
     """Fault 7: a thousand small files do not cost three thousand waits for the journal."""
     from uploads._flusher import Flusher
-    from uploads.spool import Spool
 
     passes = []
     spool = Spool(tmp_path / "spool")
     spool.create()
     flusher = Flusher(
         spool,
-        delay_seconds=0.2,
+        delay_seconds=2 * LIMIT_SECONDS,  # Until it is stopped, however slow this thread is.
         fsync=lambda place: passes.append("one"),
         sync_disk=lambda place: passes.append("all"),
     )
@@ -586,7 +593,6 @@ def test_a_burst_is_synced_in_one_pass_over_the_disk(tmp_path):
 def test_an_fsync_that_failed_is_counted_and_never_repeated(tmp_path, caplog):
     """Fault 8: a second fsync would say that all is well; the entry is marked instead, out loud."""
     from uploads._flusher import Flusher
-    from uploads.spool import Spool
 
     calls = []
 
@@ -604,6 +610,8 @@ def test_an_fsync_that_failed_is_counted_and_never_repeated(tmp_path, caplog):
     assert "Input/output error" in caplog.text
 
 
+# Python 3.12 and later warn of what this test is about; `submit` is made for it.
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded, use of fork:DeprecationWarning")
 def test_a_forked_child_may_submit_and_the_parent_uploads(make_queue, make_file, gate):
     """Fault 34: a child forked while threads hold locks stages without hanging; the parent's queue is intact."""
     store = StoreThatWaits(gate)
@@ -615,6 +623,7 @@ def test_a_forked_child_may_submit_and_the_parent_uploads(make_queue, make_file,
     pid = os.fork()
     if pid == 0:
         code = 1
+        signal.alarm(LIMIT_SECONDS)  # Else this test would wait for ever where the child does.
         try:
             queue.submit(source, "child")
             queue.close(5)
@@ -762,3 +771,86 @@ def test_an_entry_that_is_announced_after_it_was_delivered_is_not_called_lost(ma
     assert queue._drainer.wait_idle(LIMIT_SECONDS)
     assert queue.submit_pointer("latest", handle).result(LIMIT_SECONDS).state is UploadState.DONE
     assert "deleted" not in caplog.text
+
+
+class HandleThatTriesTheLock:
+    """While it is told of its end another thread asks whether the ledger can be read."""
+
+    remote_name = "a"
+
+    def __init__(self, ledger):
+        self.ledger = ledger
+        self.could_read = []
+
+    def _settle(self, outcome):
+        thread = threading.Thread(
+            target=lambda: self.could_read.append(self.ledger._changed.acquire(blocking=False))
+        )
+        thread.start()
+        thread.join()
+
+
+def test_whoever_waited_until_nothing_was_left_finds_every_handle_settled(tmp_path):
+    """Between the end of the last upload and its handle's knowing of it nobody hears that all has ended."""
+    ledger = Ledger(Spool(tmp_path), lambda size: None)
+    handle = HandleThatTriesTheLock(ledger)
+    ledger.open(f"{1:012d}-{name_key('a')}-{1:016x}", handle)
+
+    ledger.close(Outcome(f"{1:016x}", "a", UploadState.DONE))
+
+    assert handle.could_read == [False]
+    assert ledger.wait_empty(0)
+
+
+class CauseThatLooks(str):
+    """Notes whether the drain's lock was held when somebody looked it up."""
+
+    __slots__ = ("drain", "was_locked")
+
+    def __hash__(self):
+        self.was_locked.append(self.drain._counting.locked())
+        return super().__hash__()
+
+
+def test_threads_that_hear_of_the_same_trouble_at_once_say_it_once(tmp_path, caplog):
+    """Fault 30: whether it was said before is asked and noted in one step."""
+    drain = Drain(Spool(tmp_path), MemoryStore())
+    cause = CauseThatLooks("denied")
+    cause.drain, cause.was_locked = drain, []
+
+    drain._say_once(cause, "wait: denied")
+    drain._say_once(cause, "wait: denied")
+
+    assert caplog.messages == ["wait: denied"]
+    assert set(cause.was_locked) == {True}
+
+
+class QueueThatIsInterruptedBeforeItEnds(UploadQueue):
+    """Ctrl-C comes while it counts what is left, before it stops anything."""
+
+    was_interrupted = False
+
+    def backlog(self):
+        if not self.was_interrupted:
+            self.was_interrupted = True
+            raise KeyboardInterrupt
+        return super().backlog()
+
+
+def test_ctrl_c_at_any_moment_of_the_exit_ends_the_queue_in_order(tmp_path, make_file, gate, caplog):
+    """Fault 36: also where it comes before anything was stopped, what is left is named and the spool is given back."""
+    store = StoreThatWaits(gate)
+    queue = QueueThatIsInterruptedBeforeItEnds(
+        store, spool=tmp_path / "spool", workers=1, free_bytes=0, close_at_exit=False
+    )
+    queue.submit(make_file(), "a")
+    store.started.acquire()
+
+    queue._close_at_exit()
+
+    assert f"python -m uploads resume {queue.spool.path}" in caplog.text
+    assert owner_of(queue.spool.queue_lock) is None
+    gate.set()
+    for thread in queue._drainer._threads:
+        thread.join(LIMIT_SECONDS)
+    assert owner_of(queue.spool.drain_lock) is None

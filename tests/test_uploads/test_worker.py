@@ -5,15 +5,17 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
 
-from tests.servers.s3_servers import free_port
+from tests.servers.s3_servers import refusing_port
 from uploads import RetryPolicy, UploadQueue, UploadState
+from uploads._worker_link import WorkerLink, WorkerOrder
 from uploads.ownership import owner_of
 
-LIMIT_SECONDS = 60
+LIMIT_SECONDS = 180
 
 
 @pytest.fixture
@@ -23,7 +25,15 @@ def make_worker_queue(tmp_path, moto, prefix):
 
     def make(uri=None, **options):
         queues.append(
-            UploadQueue(uri or moto.uri(prefix), **{"spool": tmp_path / "spool", "free_bytes": 0, **options})
+            UploadQueue(
+                uri or moto.uri(prefix),
+                **{
+                    "spool": tmp_path / "spool",
+                    "free_bytes": 0,
+                    "give_back_seconds": LIMIT_SECONDS,
+                    **options,
+                },
+            )
         )
         return queues[-1]
 
@@ -104,7 +114,7 @@ def test_a_stopped_worker_never_blocks_the_training(make_worker_queue, make_file
     fcntl.fcntl(queue._drainer._process.stdin, fcntl.F_SETPIPE_SZ, 4096)  # Full after sixty messages.
     os.kill(pid, signal.SIGSTOP)
     try:
-        for _ in range(200):
+        for _ in range(300):
             queue.submit(source, "same", overwrite=True)
         queue.submit(source, "last")
         missed = queue._drainer._missed
@@ -150,7 +160,7 @@ def test_a_folder_called_uploads_in_the_working_directory_is_not_run(make_file, 
         "import sys; sys.path.pop(0)\n"
         "from uploads import UploadQueue\n"
         f"queue = UploadQueue({moto.uri(prefix)!r}, spool={str(tmp_path / 'spool')!r}, free_bytes=0)\n"
-        f"print(queue.submit({str(make_file())!r}, 'a').result(60).state)"
+        f"print(queue.submit({str(make_file())!r}, 'a').result({LIMIT_SECONDS}).state)"
     )
 
     done = subprocess.run(
@@ -158,7 +168,7 @@ def test_a_folder_called_uploads_in_the_working_directory_is_not_run(make_file, 
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=LIMIT_SECONDS,
+        timeout=2 * LIMIT_SECONDS,
         check=False,
     )
 
@@ -167,18 +177,80 @@ def test_a_folder_called_uploads_in_the_working_directory_is_not_run(make_file, 
 
 def test_the_worker_waits_as_the_policy_says(make_worker_queue, make_file):
     """Twenty attempts at a server that is not there take the default policy minutes, this one a moment."""
-    uri = f"s3://bucket?endpoint_url=http://127.0.0.1:{free_port()}"
     policy = RetryPolicy(first_seconds=0.001, cap_seconds=0.001)
+    with refusing_port() as port:
+        queue = make_worker_queue(f"s3://bucket?endpoint_url=http://127.0.0.1:{port}", policy=policy)
+        queue.submit(make_file(), "a")
 
-    queue = make_worker_queue(uri, policy=policy)
-    queue.submit(make_file(), "a")
-
-    deadline = time.monotonic() + LIMIT_SECONDS
-    while _attempts(queue.spool) < 20:
-        assert time.monotonic() < deadline
+        deadline = time.monotonic() + LIMIT_SECONDS
+        while _attempts(queue.spool) < 20:
+            assert time.monotonic() < deadline
 
 
 def _attempts(spool):
     places = [spool.pending / folder for folder in spool.list_pending()]
     places += [spool.inflight / folder for folder in spool.list_inflight()]
     return max((spool.attempts_of(place).get("count", 0) for place in places), default=0)
+
+
+OBEDIENT = """read order; echo '{"owner": 1}'; while read line; do case "$line" in *stop*) exit 0;; esac; done; exit 1"""
+TORN = """read order; printf '{"settled": {"identi'"""
+
+
+class Programs:
+    """Starts these programs for a shell instead of workers, one after the other; None cannot be started."""
+
+    def __init__(self, *programs, before_each=lambda number: None):
+        self.programs = list(programs)
+        self.started = []
+        self.before_each = before_each
+
+    def __call__(self, command, **options):
+        self.before_each(len(self.started))
+        program = self.programs.pop(0)
+        if program is None:
+            raise OSError(11, "Resource temporarily unavailable")
+        self.started.append(subprocess.Popen(["sh", "-c", program], **options))
+        return self.started[-1]
+
+
+def _link(programs, taken):
+    return WorkerLink(
+        WorkerOrder("spool", "s3://bucket", {}, 1, 0.0),
+        on_settled=lambda outcome: None,
+        on_takeover=taken.set,
+        popen=programs,
+    )
+
+
+def test_a_worker_that_is_killed_in_the_middle_of_a_line_is_replaced(caplog):
+    """Fault 5: neither a torn line nor a successor that cannot be started at first ends the supervision."""
+    taken = threading.Event()
+    link = _link(Programs(TORN, None, OBEDIENT), taken)
+
+    link.start()
+
+    assert taken.wait(LIMIT_SECONDS)
+    link.stop(LIMIT_SECONDS)
+    assert "could not be started" in caplog.text
+    assert link._process.returncode == 0
+
+
+def test_a_worker_that_is_being_started_while_the_queue_closes_ends(caplog):
+    """Fault 5: who stops speaks to the worker that died; its successor hears of it all the same, and does not stay."""
+    starting = threading.Event()
+
+    def wait_for_the_stop(number):
+        if number == 1:
+            starting.set()
+            link._stopping.wait(LIMIT_SECONDS)
+
+    programs = Programs("exit 0", OBEDIENT, before_each=wait_for_the_stop)
+    link = _link(programs, threading.Event())
+    link.start()
+    assert starting.wait(LIMIT_SECONDS)
+
+    link.stop(LIMIT_SECONDS)
+
+    assert [process.returncode for process in programs.started] == [0, 0]
+    assert not link._thread.is_alive()

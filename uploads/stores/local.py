@@ -93,13 +93,12 @@ class LocalStore:
             for leaf in names:
                 path = Path(parent) / leaf
                 name = path.relative_to(self.root).as_posix()
-                if (
-                    name.startswith(prefix)
-                    and not leaf.startswith(_PARTIAL)
-                    and path.is_file()
-                    and not path.is_symlink()
-                ):
-                    found.append(_describe(name, path.stat()))
+                if not name.startswith(prefix) or leaf.startswith(_PARTIAL):
+                    continue
+                with contextlib.suppress(FileNotFoundError):  # Somebody deleted it since its name was read.
+                    about = path.lstat()
+                    if stat.S_ISREG(about.st_mode):
+                        found.append(_describe(name, about))
         yield from sorted(found, key=lambda item: item.name)
 
     def delete(self, name: str) -> None:
