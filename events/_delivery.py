@@ -58,12 +58,17 @@ class _Entry:
 
 @attrs.define(eq=False)
 class _Quiet:
-    """A time in which no destination is due: until when by which clock, in which phase, and where calls wait."""
+    """A time in which no destination is due: until when by which clock, in which phase, and where calls wait.
+
+    The last call, and its names, are kept here: the next one most often takes its place, and it never gets further.
+    """
 
     phase: Phase
     clock: Callable[[], float]
     until: float
     waiting: list[Waiting]
+    names: tuple[str, ...] = ()
+    last: tuple[dict[str, Any], int, Moment, int] | None = None
 
 
 class Delivery:
@@ -109,20 +114,32 @@ class Delivery:
         The short way for the most frequent call of a logger with rates: numbers and functions, while no destination can be
         due for a while.
         """
-        quiet = self._quiet
-        if quiet is None or quiet.phase is not self._state.phase or quiet.clock() >= quiet.until:
+        quiet, state = self._quiet, self._state
+        if quiet is None or quiet.phase is not state.phase or quiet.clock() >= quiet.until:
             return False
         if type(metrics) is not dict or not are_flat(map(type, metrics.values())):
             return False
         names = tuple(metrics)
-        try:
-            "".join(names)
-        except TypeError:
-            return False
-        call = MetricsCall(metrics.copy(), None, step, moment_of(self._state), next(self._orders))
-        for waiting in quiet.waiting:
-            waiting.add(names, call)
+        if names != quiet.names:
+            try:
+                "".join(names)
+            except TypeError:
+                return False
+            self._keep_last()
+            quiet.names = names
+        quiet.last = (metrics.copy(), step, moment_of(state), next(self._orders))
         return True
+
+    def _keep_last(self) -> None:
+        """Has the last call that was put off wait with the others."""
+        quiet = self._quiet
+        if quiet is None or quiet.last is None:
+            return
+        values, step, moment, order = quiet.last
+        call = MetricsCall(values, None, step, moment, order)
+        for waiting in quiet.waiting:
+            waiting.add(quiet.names, call)
+        quiet.last = None
 
     def _be_quiet(self) -> None:
         """Notes until when no destination is due, where that is a matter of time alone."""
@@ -139,6 +156,7 @@ class Delivery:
     @eager
     def log_metrics(self, metrics: Any, prefix: str, step: int) -> list[str]:
         """Takes metrics; returns a sentence for each one that cannot be taken."""
+        self._keep_last()
         due = [sink for sink in self._metric_sinks if self._is_due(sink, step, metrics.keys())]
         if not due:
             self._be_quiet()
@@ -266,6 +284,7 @@ class Delivery:
             return False
 
     def _write_waiting(self, sink: Sink, phase: Any) -> RecordError | None:
+        self._keep_last()
         refusal, self._quiet = None, None
         for taken in sink.take(phase, self._evaluate):
             if isinstance(taken, MediaCall):

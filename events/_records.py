@@ -25,6 +25,7 @@ class RecordLogger:
     _prefix: str
     _is_stopped: bool
     _has_detour: bool
+    _may_put_off: bool
     is_busy: bool
 
     def log_hyperparameters(self, parameters: Any) -> None:
@@ -262,7 +263,9 @@ class RecordLogger:
 
     def _refresh(self) -> None:
         self.is_busy = self._delivery.is_busy
-        self._has_detour = bool(self._prefix or self._is_stopped or self._delivery.is_paced or self.is_busy)
+        is_hindered = bool(self._prefix or self._is_stopped or self.is_busy)
+        self._has_detour = is_hindered or self._delivery.is_paced
+        self._may_put_off = self._delivery.is_paced and not is_hindered
 
     def _step(self, step: int | None) -> int:
         return int(self._state.timestamp.batch) if step is None else whole_step(step)

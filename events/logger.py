@@ -81,6 +81,8 @@ class Logger(RecordLogger):
         self.attached: tuple[Callback, ...] = ()
         # Whether `log_metrics` has more to do than to hand on numbers.
         self._has_detour = False
+        # Whether a rate may hold numbers back, and nothing else has to be done.
+        self._may_put_off = False
         # A destination that finds out itself whether metrics are plain numbers, which spares a look at each; the others
         # get them after it. It is asked where the metrics before were such as it takes.
         self._taker: MetricsTaker | None = next(filter(_is_taker, self._destinations), None)
@@ -190,14 +192,16 @@ class Logger(RecordLogger):
 
     def _take_detour(self, metrics: Mapping[str, Any], step: int) -> None:
         """Looks for the shortest way beside the hot path: numbers in a namespace, or for which nobody is due."""
-        if not (self.is_busy or self._is_stopped or self.faults.streaks):
-            if not self._delivery.is_paced:
-                values = metrics if is_plain(metrics) else quick_host_metrics(metrics)
-                if values is not None:
-                    named = {self._prefix + name: value for name, value in values.items()}
-                    self._each("log_metrics", lambda destination: destination.log_metrics(named, step))
-                    return
-            elif not self._prefix and self._delivery.put_off(metrics, step):
+        if self.faults.streaks:
+            pass
+        elif self._may_put_off:
+            if self._delivery.put_off(metrics, step):
+                return
+        elif not (self.is_busy or self._is_stopped or self._delivery.is_paced):
+            values = metrics if is_plain(metrics) else quick_host_metrics(metrics)
+            if values is not None:
+                named = {self._prefix + name: value for name, value in values.items()}
+                self._each("log_metrics", lambda destination: destination.log_metrics(named, step))
                 return
         self._log_metrics_carefully(metrics, step)
 

@@ -266,6 +266,35 @@ def test_what_the_caller_changes_while_it_waits_is_written_as_it_was():
     assert run.written[1:] == [(1, {"b": 1}), (2, {"c": 1.0})]
 
 
+def test_what_waits_is_the_last_value_of_each_name_whatever_came_between():
+    """The same names again and again, others, tensors, another phase, names that are none: each last one is written once."""
+    run = Run(every_seconds=10)
+    run.log({"a": 0})
+
+    for index, metrics in enumerate(
+        [{"b": 1}, {"b": 2}, {"c": torch.tensor(3.0)}, {"b": 4}, {"d": 5}, {"b": 6}]
+    ):
+        run.logger.log_metrics(metrics, index + 1)
+    run.log({"b": 7}, phase=Phase.EVAL)
+    run.state.phase = Phase.TRAIN
+    with pytest.raises(RecordError, match="must have a string as its name"):
+        run.logger.log_metrics({2: 1}, 8)
+    with run.logger.namespace("deep"):
+        run.logger.log_metrics({"b": 9}, 9)
+    run.logger.log_metrics({"e": 10}, 10)
+    run.logger.flush()
+
+    assert sorted(run.written, key=lambda one: one[0]) == [
+        (0, {"a": 0}),
+        (1, {"b": 7}),
+        (3, {"c": 3.0}),
+        (5, {"d": 5}),
+        (6, {"b": 6}),
+        (9, {"deep/b": 9}),
+        (10, {"e": 10}),
+    ]
+
+
 def test_a_bad_value_is_refused_though_it_would_wait():
     """At the call; the others wait."""
     run = Run(every_seconds=10)
