@@ -539,17 +539,41 @@ def test_network_file_systems_are_known():
     assert [is_network_file_system(kind) for kind in kinds] == [False, True, True, False]
 
 
-def test_a_timer_that_is_flushed_works_once():
-    """However often and at whatever moment: each flush is one call of the work, not now and then two."""
-    turns = []
-    timer = Timer(turns.append, 1000, lambda _: None, "timer")
-    timer.start()
+class LetsAFlushIn(threading.Event):
+    """Once cleared, waits for a flush that would set it again."""
 
-    flushed = [timer.flush(60) for _ in range(500)]
+    def __init__(self):
+        super().__init__()
+        self.is_cleared = threading.Event()
+
+    def clear(self):
+        super().clear()
+        if not self.is_cleared.is_set():
+            self.is_cleared.set()
+            self.wait(0.2)
+
+
+def test_nothing_is_left_to_do_when_a_flush_returns():
+    """A flush that comes just when a turn begins is answered by the next turn, and leaves none behind it."""
+    seen = []
+    timer = Timer(seen.append, 1000, lambda _: None, "timer")
+    timer._wake = wake = LetsAFlushIn()
+
+    def flush():
+        wake.is_cleared.wait(60)
+        seen.append(timer.flush(60))
+
+    flusher = threading.Thread(target=flush)
+    timer.start()
+    flusher.start()
+    timer.wake()
+    flusher.join()
+    is_idle = not wake.is_set()
     timer.stop(60)
 
-    assert flushed == [True] * 500
-    assert turns == [False] * 500 + [True]
+    # Two turns, the flush, the last turn.
+    assert seen == [False, False, True, True]
+    assert is_idle
 
 
 def test_a_timer_goes_on_after_an_error_and_stops_in_time():
