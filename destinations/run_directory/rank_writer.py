@@ -118,7 +118,7 @@ class RankWriter:
         self._is_open = False
         self._environment_due = documents is not None
         self._heartbeat_at = 0.0
-        self._documents_at = 0.0
+        self._documents_at = -math.inf
         self._are_documents_due = True
         self._ended = False
         self.timer = Timer(
@@ -134,7 +134,8 @@ class RankWriter:
         """Writes what says that the run runs, and starts the writer thread."""
         self._touch()
         if self._documents is not None:
-            self._write_documents()
+            # Of a new run nothing is lost that the writer thread's first turn would not bring.
+            self._write_documents(durable=not self._documents.is_new)
         self.timer.start()
 
     def changed(self) -> None:
@@ -315,18 +316,18 @@ class RankWriter:
         mark = (self._csv_mark(self._csv.size) if self._csv.exists else None) or {}
         write_summary(self._run_dir, self._rank, run_id, self._drain.statistics, mark)
 
-    def _write_documents(self) -> None:
+    def _write_documents(self, *, durable: bool = True) -> None:
         if self._documents is None or self._sessions is None:
             return
-        self._sessions.write()
-        self._documents.write_hparams()
+        self._sessions.write(durable=durable)
+        self._documents.write_hparams(durable=durable)
         more = {
             "session": self._sessions.own["session"],
             "host": socket.gethostname(),
             "pid": os.getpid(),
             "overhead": self.receipt(),
         }
-        self._documents.write_sidecar(self._drain.statistics, more)
+        self._documents.write_sidecar(self._drain.statistics, more, durable=durable)
 
     def receipt(self) -> dict[str, Any]:
         """Returns what logging cost."""

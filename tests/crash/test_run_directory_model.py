@@ -14,12 +14,15 @@ from pathlib import Path
 import pytest
 
 from destinations.run_directory import read_rows
+from destinations.run_directory.documents import Documents, write_summary
 from destinations.run_directory.drain import Drain
 from destinations.run_directory.journal import Journal
 from destinations.run_directory.journal_folder import make_journal, remove_journal, sync_journal
 from destinations.run_directory.layout import journal_path
 from destinations.run_directory.metrics_csv import MetricsCsv
 from destinations.run_directory.segments import AppendedSegment
+from destinations.run_directory.sessions import SessionLog
+from destinations.run_directory.statistics import Statistics
 from events import State
 
 # This folder is no package: a helper beside the tests is loaded by its path.
@@ -287,3 +290,58 @@ def test_a_power_loss_at_any_change_costs_the_last_second_at_most(quick_path, sc
                 check_abandoned(root / "run", begun)
             shutil.rmtree(root)
     assert len(seen) > 300
+
+
+def write_documents(disk, run_dir):
+    """Writes the documents of two sessions, each some times over, as the writer does; a note tells what is there since when."""
+    names = ("sidecar.json", "summary.json", "hparams.yaml", "sessions.jsonl")
+    for _ in range(2):
+        documents = Documents(run_dir, "id", ("tag",), "", 1.0, disk=disk)
+        sessions = SessionLog(run_dir, 1.0, disk=disk)
+        for turn in range(4):
+            durable = turn > 0 or not documents.is_new
+            documents.take_hyperparameters({"lr": turn // 2})
+            sessions.write(durable=durable)
+            documents.write_hparams(durable=durable)
+            documents.write_sidecar(Statistics(), {}, durable=durable)
+            if turn:
+                write_summary(run_dir, 0, "id", Statistics(), {}, disk)
+            disk.note(
+                {name: (run_dir / name).read_bytes() for name in names if turn or name != names[1]}, durable
+            )
+
+
+def test_a_power_loss_leaves_each_document_whole(tmp_path):
+    """Sidecar, summary, hyperparameters and sessions are as of some moment, and none is lost that a turn of the writer has written."""
+    live = tmp_path / "live"
+    live.mkdir()
+    recording = model.RecordingDisk(live)
+    recording.make_folder(live / "run")
+    recording.sync_folder(live)
+    write_documents(recording, live / "run")
+    disk, written, safe, checked = model.CrashedDisk(), {}, {}, set()
+    source = random.Random("documents")
+    notes = [change for change in recording.changes if change[0] == "note"]
+
+    for change in recording.changes:
+        if change[0] == "note":
+            notes.pop(0)
+            for name, content in change[1].items():
+                written.setdefault(name, []).append(content)
+                if change[2]:
+                    safe[name] = len(written[name]) - 1
+            continue
+        disk.apply(change)
+        for fates, folder_fates in model.fates_to_try(source):
+            files = disk.files(fates, folder_fates)
+            for name, first in safe.items():
+                next_one = [notes[0][1][name]] if notes and name in notes[0][1] else []
+                assert files[f"run/{name}"] in written[name][first:] + next_one, (
+                    change[:3],
+                    fates,
+                    folder_fates,
+                )
+                checked.add((name, files[f"run/{name}"]))
+
+    assert {name for name, _ in checked} == {"sidecar.json", "summary.json", "hparams.yaml", "sessions.jsonl"}
+    assert len(checked) > 15
