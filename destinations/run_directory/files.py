@@ -58,8 +58,10 @@ def open_temporary(path: Path, disk: Disk = DISK) -> tuple[int, str]:
 
 
 def remove_temporaries(folder: Path) -> None:
-    """Removes what a dead process left half written."""
+    """Removes what a dead process left half written; what this process is writing stays."""
     for path in folder.glob(".*.tmp"):
+        if f".{os.getpid()}-" in path.name:
+            continue
         with contextlib.suppress(OSError):
             path.unlink()
 
