@@ -75,9 +75,12 @@ class Documents:
         self._are_hparams_safe = False
         self.is_new = not existing and not self.hyperparameters
         """Whether there was nothing yet that a power loss could take."""
+        # How the run stood when it was looked at last; what `close` says takes its place.
+        self.standing: tuple[str, float | None] = ("running", None)
         self.status = "running"
         self.exception: str | None = None
         self.ended_at: float | None = None
+        """When the run was closed; set last of these three."""
 
     def add_tag(self, tag: str) -> None:
         """Adds a tag where it is not there yet."""
@@ -92,6 +95,14 @@ class Documents:
         """Says which checkpoint is the newest."""
         if path is not None:
             self._checkpoint_path = str(path)
+
+    def follow(self, *, is_completed: bool) -> bool:
+        """Takes down whether a run that is open is completed for now; True where that is new."""
+        status = "completed" if is_completed else "running"
+        if self.ended_at is not None or status == self.standing[0]:
+            return False
+        self.standing = status, time.time() if is_completed else None
+        return True
 
     def forget_files(self) -> None:
         """Has everything written again: the files are gone."""
@@ -124,13 +135,14 @@ class Documents:
             self._tags = _texts(on_disk["tags"])
         if "notes" in on_disk and on_disk["notes"] != self._written["notes"]:
             self._notes = str(on_disk["notes"])
+        status, ended_at = self.standing if self.ended_at is None else (self.status, self.ended_at)
         ours: dict[str, Any] = {
             "schema_version": _SCHEMA_VERSION,
             "run_id": self.run_id,
             "run_dir": str(self._run_dir.resolve()),
-            "status": self.status,
+            "status": status,
             "created_at": self._created_at,
-            "ended_at": self.ended_at,
+            "ended_at": ended_at,
             "updated_at": time.time(),
             "tags": self._tags,
             "notes": self._notes,

@@ -88,6 +88,7 @@ class RankWriter:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._clock = clock
+        self._state = state
         self._run_dir = run_dir
         self._rank = state.rank
         self._lock = lock
@@ -256,6 +257,8 @@ class RankWriter:
         if self._environment_due:
             self._environment_due = False
             self._environment.write()
+        if self._documents is not None and self._documents.follow(is_completed=self._is_completed()):
+            self._are_documents_due, self._documents_at = True, -math.inf
         now = time.monotonic()
         is_time = now - self._documents_at >= _DOCUMENT_SECONDS or (is_well and self._is_failing)
         if is_last or (self._are_documents_due and is_time):
@@ -267,6 +270,10 @@ class RankWriter:
             self._environment.wait(_FLUSH_SECONDS)
         if is_well:
             self._recovered()
+
+    def _is_completed(self) -> bool:
+        """Says whether training went well that is over, though the run is still open."""
+        return self._state.status.value == "completed"
 
     def _drain_journal(self, is_last: bool) -> None:
         if not self._is_open:
@@ -319,7 +326,7 @@ class RankWriter:
     def _write_documents(self, *, durable: bool = True) -> None:
         if self._documents is None or self._sessions is None:
             return
-        self._sessions.write(durable=durable)
+        self._sessions.write(self._documents.standing, durable=durable)
         self._documents.write_hparams(durable=durable)
         more = {
             "session": self._sessions.own["session"],

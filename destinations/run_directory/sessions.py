@@ -52,13 +52,17 @@ class SessionLog:
         """Whether nobody opened the run before."""
         return len(self._lines) == 1
 
-    def write(self, *, durable: bool = True) -> None:
+    def write(self, standing: tuple[str, float | None] = ("running", None), *, durable: bool = True) -> None:
         """Replaces the file.
 
         Args:
+            standing: status and end of this session as long as it is not closed.
             durable: whether to wait until the disk has it.
         """
-        text = "".join(f"{strict_json(line)}\n" for line in self._lines)
+        own = self.own
+        if own["end"] is None:
+            own = {**own, "status": standing[0], "end": standing[1]}
+        text = "".join(f"{strict_json(line)}\n" for line in [*self._lines[:-1], own])
         replace_file(self._run_dir / SESSIONS, text.encode(), durable=durable, disk=self._disk)
 
     @staticmethod
