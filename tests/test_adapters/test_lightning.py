@@ -1,6 +1,7 @@
 """Our logger and callback in real Lightning trainers, of both packages."""
 
 import importlib
+import json
 import pickle
 import signal
 import subprocess
@@ -218,6 +219,35 @@ def test_sigterm_is_a_preemption(tmp_path, sidecar):
         trainer.fit(model, loader())
 
     assert sidecar(tmp_path / "run")["status"] == "preempted"
+
+
+@pytest.mark.parametrize("has_callback", [True, False])
+def test_the_files_say_how_an_open_run_stands(tmp_path, sidecar, has_callback):
+    """Completed after fit, running while it is tested, completed after that, before anybody closes it; then as closed."""
+    seen = []
+
+    def look(*_):
+        logger.experiment.flush()
+        written = sidecar(tmp_path / "run")
+        session = json.loads((tmp_path / "run" / "sessions.jsonl").read_text())
+        seen.append((written["status"], written["ended_at"] is not None, session["status"]))
+
+    logger = LightningLogger(RunDirectory(tmp_path / "run"), raise_errors=True)
+    options = {} if has_callback else {"callbacks": []}
+    trainer = make_trainer("lightning.pytorch", logger, tmp_path, enable_checkpointing=False, **options)
+    model = make_model("lightning.pytorch", on_train_epoch_end=look, on_test_epoch_start=look)
+
+    trainer.fit(model, loader())
+    look()
+    trainer.test(model, loader(), verbose=False)
+    look()
+    logger.close()
+    last = sidecar(tmp_path / "run")
+
+    running, completed = ("running", False, "running"), ("completed", True, "completed")
+    assert seen == [running, completed, running, completed]
+    assert (last["status"], last["exception"]) == ("completed", None)
+    assert last["ended_at"] is not None
 
 
 @pytest.mark.parametrize("ends", ["killed", "completes"])
