@@ -37,13 +37,13 @@ def end_of_journal(folder: Path) -> Place | None:
     position = Position.read(folder / POSITION)
     starts = [(0, len(MAGIC))] if position is None else [(one.segment, one.offset) for one in position.states]
     try:
-        ends = {journal_records(folder, start)[1] for start in starts}
+        ends = {journal_records(folder, start, are_kept=False)[1] for start in starts}
     except OSError:
         return None
     return ends.pop() if len(ends) == 1 else None
 
 
-def journal_records(folder: Path, place: Place) -> tuple[list[object], Place]:
+def journal_records(folder: Path, place: Place, *, are_kept: bool = True) -> tuple[list[object], Place]:
     """Returns what the segments hold from a place on, and up to which place that is.
 
     Rows come as a tuple of names, step, epoch, time and values; the other records as they are.
@@ -61,7 +61,7 @@ def journal_records(folder: Path, place: Place) -> tuple[list[object], Place]:
         # Where it does not follow, rows before it are missing: of a power loss, or drained meanwhile, which the caller finds out.
         if number == place[0] or follows(data, place):
             found, end = _segment_records(data, place[1] if number == place[0] else len(MAGIC))
-            records += found
+            records += found if are_kept else []
             place = number, end
         if not has_successor:
             return records, place
