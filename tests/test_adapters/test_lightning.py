@@ -6,6 +6,7 @@ import pickle
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -226,21 +227,26 @@ def test_the_files_say_how_an_open_run_stands(tmp_path, sidecar, has_callback):
     """Completed after fit, running while it is tested, completed after that, before anybody closes it; then as closed."""
     seen = []
 
-    def look(*_):
-        logger.experiment.flush()
-        written = sidecar(tmp_path / "run")
+    def look(expected):
+        deadline = time.monotonic() + 60
+        while (written := sidecar(tmp_path / "run"))["status"] != expected and time.monotonic() < deadline:
+            logger.experiment.flush()  # Waits some seconds, which may not be enough for a disk that is busy.
         session = json.loads((tmp_path / "run" / "sessions.jsonl").read_text())
         seen.append((written["status"], written["ended_at"] is not None, session["status"]))
 
     logger = LightningLogger(RunDirectory(tmp_path / "run"), raise_errors=True)
     options = {} if has_callback else {"callbacks": []}
     trainer = make_trainer("lightning.pytorch", logger, tmp_path, enable_checkpointing=False, **options)
-    model = make_model("lightning.pytorch", on_train_epoch_end=look, on_test_epoch_start=look)
+    model = make_model(
+        "lightning.pytorch",
+        on_train_epoch_end=lambda _: look("running"),
+        on_test_epoch_start=lambda _: look("running"),
+    )
 
     trainer.fit(model, loader())
-    look()
+    look("completed")
     trainer.test(model, loader(), verbose=False)
-    look()
+    look("completed")
     logger.close()
     last = sidecar(tmp_path / "run")
 
