@@ -99,7 +99,7 @@ class RankWriter:
         self._environment = EnvironmentFile(run_dir, rank_layout(state), self._failed)
         self._folder = journal_path(run_dir, self._rank)
         make_journal(self._folder)
-        remove_temporaries(run_dir)
+        remove_temporaries(run_dir, but_own=True)
         self._errors: Counter[str] = Counter()
         self._last_error = ""
         self._is_failing = False
