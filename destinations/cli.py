@@ -114,7 +114,7 @@ def _add_completion(subparsers: Any, text: str) -> None:
         help=text,
         description='Print a script that completes these commands. Needs: pip install "training-destinations[completion]".',
     )
-    completion.add_argument("shell", choices=("bash", "zsh", "tcsh"), help="the shell")
+    completion.add_argument("shell", choices=("bash", "fish", "tcsh", "zsh"), help="the shell")
     completion.set_defaults(run=_print_completion)
 
 
@@ -125,6 +125,11 @@ def _print_completion(options: argparse.Namespace) -> int:
         sys.stderr.write(
             f"package 'shtab' must be installed for completion, got: {error}. "
             'Run: pip install "training-destinations[completion]"\n'
+        )
+        return 1
+    if options.shell not in shtab.SUPPORTED_SHELLS:
+        sys.stderr.write(
+            f"package 'shtab' must know {options.shell}, got {shtab.__version__}. Run: pip install --upgrade shtab\n"
         )
         return 1
     sys.stdout.write(f"{shtab.complete(build_parser(), options.shell)}\n")

@@ -88,6 +88,8 @@ class Session:
         self._verdict = _Verdict()
         # The CHECKPOINT event that is due once evaluation and saving are over, which most trainers do not tell.
         self._due: Event | None = None
+        # Whether the run was completed before what goes on now, and is again afterwards.
+        self._was_completed = False
         self._mark = time.perf_counter()
 
     # --- life --------------------------------------------------------------------------------------------------------
@@ -152,6 +154,16 @@ class Session:
         if self.is_open:
             self.state.status = RunStatus.COMPLETED
             self.logger.flush()
+
+    def begin_stage(self) -> None:
+        """Marks a run that was completed as running again; does nothing where it is not."""
+        if self.is_open and self.state.status is RunStatus.COMPLETED:
+            self.state.status, self._was_completed = RunStatus.RUNNING, True
+
+    def _end_stage(self) -> None:
+        if self._was_completed and self.state.status is RunStatus.RUNNING and not self.is_fitting:
+            self.state.status = RunStatus.COMPLETED
+        self._was_completed = False
 
     def close(self, exception: BaseException | None = None, status: RunStatus | None = None) -> None:
         """Closes the destinations; does nothing where they are closed, or were never opened.
@@ -287,6 +299,7 @@ class Session:
         self.end_fit()
 
     def eval_start(self, label: str = "eval", length: int | None = None) -> None:
+        self.begin_stage()
         self.state.eval_timestamp = Timestamp()
         self._read(Phase.EVAL, label, length)
         self.run_event(Event.EVAL_START)
@@ -306,8 +319,10 @@ class Session:
         self.run_event(Event.EVAL_END)
         self._read(Phase.TRAIN, "train", None)
         self._lap()  # The clock of the run counts training alone.
+        self._end_stage()
 
     def predict_start(self, length: int | None = None) -> None:
+        self.begin_stage()
         self.state.predict_timestamp = Timestamp()
         self._read(Phase.PREDICT, "predict", length)
         self.run_event(Event.PREDICT_START)
@@ -327,6 +342,7 @@ class Session:
         self.run_event(Event.PREDICT_END)
         self._read(Phase.TRAIN, "train", None)
         self._lap()
+        self._end_stage()
 
     def follow(self, step: int | None, epoch: float | None = None) -> None:
         """Moves the timestamp to what a record says, where no events come that would: the batches of a run only grow.

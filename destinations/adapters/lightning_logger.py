@@ -138,7 +138,8 @@ class LightningLogger(LoggerBase):
         self.experiment.log_hyperparameters(params)
 
     def log_graph(self, model: Any, input_array: Any = None) -> None:
-        """Does nothing: no destination of ours takes a graph."""
+        """Takes no graph; Lightning calls it when it begins to fit, validate, test or predict: the run goes on."""
+        self._session.begin_stage()
 
     def log_image(
         self,

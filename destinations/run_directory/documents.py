@@ -1,7 +1,9 @@
 """`sidecar.json`, `summary.json` and `hparams.yaml`: small files that are replaced as a whole.
 
 The fields of the first two that stable-pretraining knows are written as its own `RegistryLogger` writes them; ours are beside
-them. Belongs to the writer thread, but for `take_hyperparameters`, which replaces one attribute.
+them. Belongs to the writer thread, but for `take_hyperparameters`, which replaces one attribute, and for the first writing, which
+waits for the disk only where there is something to lose: a file that is renamed before the disk has its content may be empty after
+a power loss.
 """
 
 import json
@@ -12,6 +14,7 @@ from typing import Any
 
 import yaml
 
+from .disk import DISK, Disk
 from .files import replace_file, strict_json
 from .hyperparameters import flat_hyperparameters
 from .layout import FORMAT_VERSION, HPARAMS, SIDECAR, summary_name
@@ -43,10 +46,20 @@ class Documents:
         tags: added to those that there are.
         notes: taken where there are none.
         now: when a new run begins, in seconds since 1970.
+        disk: what is written by.
     """
 
-    def __init__(self, run_dir: Path, run_id: str, tags: tuple[str, ...], notes: str, now: float) -> None:
+    def __init__(
+        self,
+        run_dir: Path,
+        run_id: str,
+        tags: tuple[str, ...],
+        notes: str,
+        now: float,
+        disk: Disk = DISK,
+    ) -> None:
         self._run_dir = run_dir
+        self._disk = disk
         existing = read_json(run_dir / SIDECAR)
         self.run_id: str = str(existing.get("run_id") or run_id)
         self._created_at = existing.get("created_at") or now
@@ -59,9 +72,15 @@ class Documents:
         self._checkpoint_path = existing.get("checkpoint_path")
         self.hyperparameters = _read_hparams(run_dir / HPARAMS)
         self._hparams_written: dict[str, Any] | None = None
+        self._are_hparams_safe = False
+        self.is_new = not existing and not self.hyperparameters
+        """Whether there was nothing yet that a power loss could take."""
+        # How the run stood when it was looked at last; what `close` says takes its place.
+        self.standing: tuple[str, float | None] = ("running", None)
         self.status = "running"
         self.exception: str | None = None
         self.ended_at: float | None = None
+        """When the run was closed; set last of these three."""
 
     def add_tag(self, tag: str) -> None:
         """Adds a tag where it is not there yet."""
@@ -77,37 +96,53 @@ class Documents:
         if path is not None:
             self._checkpoint_path = str(path)
 
+    def follow(self, *, is_completed: bool) -> bool:
+        """Takes down whether a run that is open is completed for now; True where that is new."""
+        status = "completed" if is_completed else "running"
+        if self.ended_at is not None or status == self.standing[0]:
+            return False
+        self.standing = status, time.time() if is_completed else None
+        return True
+
     def forget_files(self) -> None:
         """Has everything written again: the files are gone."""
         self._hparams_written = None
 
-    def write_hparams(self) -> None:
-        """Writes `hparams.yaml` where something changed."""
-        current = self.hyperparameters
-        if current and current is not self._hparams_written:
-            text = yaml.safe_dump(current, sort_keys=False, allow_unicode=True)
-            replace_file(self._run_dir / HPARAMS, text.encode("utf-8", "backslashreplace"))
-            self._hparams_written = current
+    def write_hparams(self, *, durable: bool = True) -> None:
+        """Writes `hparams.yaml` where something changed, or the disk may not have it yet.
 
-    def write_sidecar(self, statistics: Statistics, more: dict[str, Any]) -> None:
+        Args:
+            durable: whether to wait until the disk has it.
+        """
+        current = self.hyperparameters
+        is_written = current is self._hparams_written and (self._are_hparams_safe or not durable)
+        if current and not is_written:
+            text = yaml.safe_dump(current, sort_keys=False, allow_unicode=True)
+            content = text.encode("utf-8", "backslashreplace")
+            replace_file(self._run_dir / HPARAMS, content, durable=durable, disk=self._disk)
+            self._hparams_written, self._are_hparams_safe = current, durable
+
+    def write_sidecar(self, statistics: Statistics, more: dict[str, Any], *, durable: bool = True) -> None:
         """Writes `sidecar.json`.
 
         Args:
             statistics: of the metrics.
             more: fields of our own.
+            durable: whether to wait until the disk has it.
         """
         on_disk = read_json(self._run_dir / SIDECAR)
         if "tags" in on_disk and on_disk["tags"] != self._written["tags"]:
             self._tags = _texts(on_disk["tags"])
         if "notes" in on_disk and on_disk["notes"] != self._written["notes"]:
             self._notes = str(on_disk["notes"])
+        status, ended_at = self.standing if self.ended_at is None else (self.status, self.ended_at)
         ours: dict[str, Any] = {
             "schema_version": _SCHEMA_VERSION,
             "run_id": self.run_id,
             "run_dir": str(self._run_dir.resolve()),
-            "status": self.status,
+            "status": status,
             "created_at": self._created_at,
-            "ended_at": self.ended_at,
+            "ended_at": ended_at,
             "updated_at": time.time(),
             "tags": self._tags,
             "notes": self._notes,
@@ -122,14 +157,20 @@ class Documents:
             **more,
         }
         others = {key: value for key, value in on_disk.items() if key not in ours}
-        replace_file(
-            self._run_dir / SIDECAR, strict_json({**ours, **others}, indent=2).encode(), durable=True
-        )
+        content = strict_json({**ours, **others}, indent=2).encode()
+        replace_file(self._run_dir / SIDECAR, content, durable=durable, disk=self._disk)
         self._written = {"tags": self._tags, "notes": self._notes}
 
 
-def write_summary(run_dir: Path, rank: int, run_id: str, statistics: Statistics, csv: dict[str, Any]) -> None:
-    """Writes `summary.json`.
+def write_summary(
+    run_dir: Path,
+    rank: int,
+    run_id: str,
+    statistics: Statistics,
+    csv: dict[str, Any],
+    disk: Disk = DISK,
+) -> None:
+    """Writes `summary.json`, and waits until the disk has it.
 
     Args:
         run_dir: the folder of the run.
@@ -137,6 +178,7 @@ def write_summary(run_dir: Path, rank: int, run_id: str, statistics: Statistics,
         run_id: the id of the run.
         statistics: of the metrics.
         csv: up to where of the CSV they are, see `csv_mark`.
+        disk: what is written by.
     """
     summary = {
         "schema_version": _SCHEMA_VERSION,
@@ -148,7 +190,8 @@ def write_summary(run_dir: Path, rank: int, run_id: str, statistics: Statistics,
         "metrics": {name: metric.to_json() for name, metric in statistics.metrics.items()},
         "csv": csv,
     }
-    replace_file(run_dir / summary_name(rank), strict_json(summary, indent=2).encode())
+    content = strict_json(summary, indent=2).encode()
+    replace_file(run_dir / summary_name(rank), content, durable=True, disk=disk)
 
 
 def restore_statistics(summary: Mapping[str, Any]) -> Statistics:

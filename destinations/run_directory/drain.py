@@ -17,7 +17,7 @@ from .abandoned import AbandonedRows
 from .csv_text import orjson
 from .disk import DISK, Disk
 from .files import replace_file
-from .frames import MAGIC, Keys, Record, Resume, Row, frames
+from .frames import MAGIC, Boundary, Keys, Record, Resume, Row, frames
 from .layout import (
     ABANDONED_FOLDER,
     POSITION,
@@ -30,6 +30,7 @@ from .layout import (
 from .metrics_csv import MetricsCsv, Replacement
 from .row_blocks import RowBlock, row_block
 from .row_buffer import RowBuffer
+from .segment_chain import FIRST_BYTES, follows
 from .segment_reader import SegmentReader
 from .statistics import Statistics
 
@@ -88,6 +89,7 @@ class Drain:
         self._offset = len(MAGIC)
         self._names: dict[int, tuple[str, ...]] = {}
         self._names_of_segment = 0
+        self._beyond: set[int] = set()
         self._is_open = False
         self._opened_at = clock()
         self._drained_bytes = 0
@@ -126,16 +128,18 @@ class Drain:
 
     def is_through(self) -> bool:
         """Says whether everything in the journal is in the CSV; asked when nobody writes any more."""
-        paths = [path for path in segment_paths(self._folder) if segment_number(path) >= self._segment]
-        if not paths:
+        segments = [(segment_number(path), path, False) for path in segment_paths(self._folder)]
+        current = self._next_segment(segments)
+        if current is None:
             return True
-        if len(paths) > 1:
+        number, path, _ = current
+        if self._next_segment(segments, number + 1) is not None:
             return False
-        start = self._offset if segment_number(paths[0]) == self._segment else len(MAGIC)
-        with SegmentReader(paths[0], None, segment_number(paths[0])) as reader:
+        start = self._offset if number == self._segment else len(MAGIC)
+        with SegmentReader(path, None, number) as reader:
             if not _is_segment(reader):
                 return True
-            data = reader.read(0, paths[0].stat().st_size)
+            data = reader.read(0, path.stat().st_size)
         return not any(isinstance(record, tuple) for _, record in frames(data, start))
 
     # --- one pass --------------------------------------------------------------------------------------------------
@@ -169,28 +173,57 @@ class Drain:
         since_position = 0
         while True:
             segments = self._segments()
-            current = next((item for item in segments if item[0] >= self._segment), None)
+            current = self._next_segment(segments)
             if current is None:
                 break
             number, path, live = current
             if number != self._segment:
                 self._segment, self._offset = number, len(MAGIC)
-            has_successor = segments[-1][0] > number
             start = self._offset
             is_done = self._drain_segment(path, live, final=final)
             since_position += self._offset - start
-            if is_done and has_successor:
-                self._segment, self._offset = number + 1, len(MAGIC)
+            following = self._next_segment(segments, number + 1) if is_done else None
+            if following is not None:
+                self._segment, self._offset = following[0], len(MAGIC)
                 since_position += _POSITION_BYTES
             if since_position >= _POSITION_BYTES:
                 self._commit()
                 since_position = 0
             if not is_done:
                 self._sync_waiting()
-            if not is_done or not has_successor:
+            if following is None:
                 break
         if since_position or not self._buffer.is_empty:
             self._commit()
+
+    def _next_segment(
+        self, segments: list[tuple[int, Path, bool]], least: int | None = None
+    ) -> tuple[int, Path, bool] | None:
+        """Returns the segment to go on in: this one, or the first that goes on from where this one ends.
+
+        Rows that a power loss has left without those before them are left out, and counted as damage.
+
+        Args:
+            segments: those that there are.
+            least: the least number that it may have. Default: that of this segment.
+        """
+        for item in segments:
+            number, path, live = item
+            if number < (self._segment if least is None else least):
+                continue
+            if number == self._segment or live:
+                return item
+            with SegmentReader(path, None, number) as reader:
+                if follows(reader.read(0, FIRST_BYTES), (self._segment, self._offset)):
+                    return item
+                self._note_beyond(number, reader)
+        return None
+
+    def _note_beyond(self, number: int, reader: SegmentReader) -> None:
+        """Counts what is left out."""
+        if number not in self._beyond:
+            self._beyond.add(number)
+            self.damaged_bytes += len(reader.read(0, reader.size()).rstrip(b"\0"))
 
     def _sync_waiting(self) -> None:
         """Waits until the disk has the rows that stay in the journal, as it has those that are in the CSV."""
@@ -238,7 +271,7 @@ class Drain:
                 at += block.size
             else:
                 at, record = next(frames(data, at), (0, None))
-                if record is None:
+                if record is None or self._is_nameless(record):
                     return True
                 if not self._apply(record, base + at, final=final):
                     return False
@@ -254,9 +287,13 @@ class Drain:
             self._names[record.schema] = record.names
         elif isinstance(record, Resume):
             self._cut(record, end)
-        else:
+        elif isinstance(record, Boundary):
             self._buffer.settle()
         return True
+
+    def _is_nameless(self, record: Record) -> bool:
+        """Says whether a record is a row whose names were lost, in a power loss: here the segment ends."""
+        return isinstance(record, tuple) and len(self._names.get(record[0], ())) != len(record[4])
 
     def _read_names(self, reader: SegmentReader) -> None:
         """Makes the names known that this segment gave before the offset."""
@@ -282,9 +319,7 @@ class Drain:
 
     def _take(self, row: Row, *, final: bool) -> bool:
         """Takes a row; False where it must wait until its columns are worth a new file."""
-        names = self._names.get(row[0])
-        if names is None or len(names) != len(row[4]):
-            return True
+        names = self._names[row[0]]
         if names is not self._fitting:
             if self._csv.plan(names).missing and not self._add_columns(names, final=final):
                 return False

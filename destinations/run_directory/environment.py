@@ -74,7 +74,7 @@ class EnvironmentFile:
     def _write(self) -> None:
         try:
             content = strict_json(describe_environment(self._ranks), indent=2)
-            replace_file(self._path, content.encode())
+            replace_file(self._path, content.encode(), durable=True)
         except Exception as error:  # noqa: BLE001  # handed on
             self._on_error(error)
 

@@ -57,9 +57,16 @@ def open_temporary(path: Path, disk: Disk = DISK) -> tuple[int, str]:
     return disk.open(name, os.O_RDWR | os.O_CREAT | os.O_TRUNC), name
 
 
-def remove_temporaries(folder: Path) -> None:
-    """Removes what a dead process left half written."""
+def remove_temporaries(folder: Path, *, but_own: bool = False) -> None:
+    """Removes what a dead process left half written.
+
+    Args:
+        folder: where.
+        but_own: leaves what this process is writing: another rank of it may have its files there.
+    """
     for path in folder.glob(".*.tmp"):
+        if but_own and f".{os.getpid()}-" in path.name:
+            continue
         with contextlib.suppress(OSError):
             path.unlink()
 

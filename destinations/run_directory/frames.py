@@ -12,7 +12,8 @@ l  int32 n, then abs(n) digits of 15 bits, 2 bytes each, least first; the sign i
 ```
 
 Payloads are `(schema, step, epoch or None, time, (value, …))`, a row; `("keys", schema, JSON list of names)`, which comes before
-the first row of a schema in each segment; `("resume", step, time or None)` and `("boundary",)`, see `Resume` and `Boundary`.
+the first row of a schema in each segment; `("resume", step, time or None)`, `("boundary",)` and `("follows", segment, offset)`,
+see `Resume`, `Boundary` and `Follows`.
 Reading is done here and not by `marshal.loads`, which must not be given what may be damaged.
 """
 
@@ -32,12 +33,15 @@ __all__ = [
     "MAGIC",
     "VALUES_AT",
     "Boundary",
+    "Follows",
     "Keys",
+    "Other",
     "Record",
     "Resume",
     "Row",
     "boundary_frame",
     "encode",
+    "follows_frame",
     "frames",
     "keys_frame",
     "resume_frame",
@@ -95,10 +99,27 @@ class Boundary:
     """Rows before and after do not share a row of the CSV, though they have one step: a checkpoint lies between."""
 
 
+@attrs.frozen
+class Follows:
+    """Where the journal ended when this segment was begun; its first frame.
+
+    After a power loss the end of a segment may be missing while the next one is there. A reader that did not come to this very
+    place leaves the segment out, for rows are missing before it. A segment without this frame follows whatever is there.
+    """
+
+    segment: int
+    offset: int
+
+
+@attrs.frozen
+class Other:
+    """A whole frame of a kind that this version does not know."""
+
+
 Row = tuple[int, int | None, int | None, float, tuple[float, ...]]
 """Schema, step, epoch, time in seconds since 1970, values."""
 
-Record = Row | Keys | Resume | Boundary
+Record = Row | Keys | Resume | Boundary | Follows | Other
 
 
 def encode(payload: tuple[Any, ...]) -> bytes:
@@ -126,6 +147,11 @@ def boundary_frame() -> bytes:
     return encode(("boundary",))
 
 
+def follows_frame(segment: int, offset: int) -> bytes:
+    """Returns the frame of a `Follows`."""
+    return encode(("follows", segment, offset))
+
+
 def frames(data: bytes, offset: int = 0) -> Iterator[tuple[int, Record]]:
     """Reads frames from an offset on, up to the first that is not whole; each comes with the offset after it."""
     unpack, head, end = HEADER.unpack_from, HEADER.size, len(data)
@@ -141,7 +167,7 @@ def frames(data: bytes, offset: int = 0) -> Iterator[tuple[int, Record]]:
         try:
             record = _record(payload)
         except (ValueError, struct.error, IndexError, TypeError):
-            continue  # Whole, but of a kind that this version does not know.
+            record = Other()
         yield offset, record
 
 
@@ -163,6 +189,8 @@ def _record(payload: bytes) -> Record:
             return Boundary()
         case ("resume", int(step), float() | None as time):
             return Resume(step, time)
+        case ("follows", int(segment), int(at)):
+            return Follows(segment, at)
         case (int(schema), int() | None as step, int() | None as epoch, float(time), tuple(values)):
             if _NUMBERS.issuperset(map(type, values)):
                 return schema, step, epoch, time, values

@@ -30,11 +30,13 @@ from .frames import (
     VALUES_AT,
     boundary_frame,
     encode,
+    follows_frame,
     keys_frame,
     resume_frame,
 )
 from .journal_folder import SPARE
 from .layout import POSITION, Position, segment_number, segment_path, segment_paths
+from .segment_chain import end_of_journal
 from .segments import AppendedSegment, MapFile, MappedSegment
 
 if TYPE_CHECKING:
@@ -137,7 +139,11 @@ class Journal:
         """Takes a row; it is another for each segment."""
         self._last_number = _last_number(folder)
         self._segment: Segment | None = None
-        self._use(self._new_segment(SEGMENT_BYTES))
+        # What ended the writing to a segment: the training thread, or somebody else.
+        self._ended: Segment | None = None
+        self._left: Segment | None = None
+        self._follows = end_of_journal(folder)
+        self._use(self._new_segment(segment_bytes))
 
     # --- the training thread ---------------------------------------------------------------------------------------
 
@@ -295,8 +301,6 @@ class Journal:
             try:
                 self._roll(entry)
             except OSError:
-                if segment is not None:
-                    segment.seal()  # A shorter row must not overtake this one.
                 self._retry_at = time.monotonic() + 0.2
                 raise
         return False
@@ -328,6 +332,7 @@ class Journal:
 
     def _roll(self, entry: tuple[Any, ...]) -> None:
         """Goes on in the next segment: the spare one, or, where the writer thread has not made it yet, a new one."""
+        self._end_segment()
         needed = self._segment_bytes
         if entry[0] == "row":
             needed = max(needed, 4 * (256 + sum(64 + 8 * len(name) for name in entry[1])))
@@ -338,6 +343,7 @@ class Journal:
             number = self._last_number + 1
             try:
                 if spare.size >= needed:
+                    self._link(spare)
                     spare.move(segment_path(self._folder, number), number)
                     self._use(spare)
                     return
@@ -348,11 +354,33 @@ class Journal:
 
     def _new_segment(self, size: int) -> "Segment":
         number = self._last_number + 1
-        return self._make(segment_path(self._folder, number), number, size)
+        segment = self._make(segment_path(self._folder, number), number, size)
+        try:
+            self._link(segment)
+        except BaseException:
+            segment.close()
+            with contextlib.suppress(OSError):
+                segment.path.unlink()
+            raise
+        return segment
+
+    def _end_segment(self) -> None:
+        """Makes this segment full, for a shorter row must not overtake one that waits; notes where it ends."""
+        segment = self._segment
+        if segment is None or segment is self._ended:
+            return
+        end = segment.end()
+        # Asked afterwards: what another thread has made full says another end.
+        self._follows = None if segment is self._left else (segment.number, end)
+        self._ended = segment
+        segment.seal()
+
+    def _link(self, segment: "Segment") -> None:
+        """Says in a new segment which place of the journal it follows, where that is known."""
+        if self._follows is not None:
+            segment.write(follows_frame(*self._follows))
 
     def _use(self, segment: "Segment") -> None:
-        if self._segment is not None:
-            self._segment.seal()
         self._last_number = segment.number
         self._by_names.clear()
         self._by_length.clear()
@@ -384,9 +412,11 @@ class Journal:
         self._spares.append(spare)
 
     def leave_segment(self) -> None:
-        """Has the next row begin a new segment."""
-        if self._segment is not None:
-            self._segment.seal()
+        """Has the next row begin a new segment, which counts whatever became of this one; any thread may call."""
+        segment = self._segment
+        if segment is not None:
+            self._left = segment
+            segment.seal()
 
     def sample(self) -> None:
         """Has the next call take the careful path, which takes the time."""

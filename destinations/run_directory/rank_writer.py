@@ -89,6 +89,7 @@ class RankWriter:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._clock = clock
+        self._state = state
         self._run_dir = run_dir
         self._rank = state.rank
         self._lock = lock
@@ -99,7 +100,7 @@ class RankWriter:
         self._environment = EnvironmentFile(run_dir, rank_layout(state), self._failed)
         self._folder = journal_path(run_dir, self._rank)
         make_journal(self._folder)
-        remove_temporaries(run_dir)
+        remove_temporaries(run_dir, but_own=True)
         # Guards the five below: three threads may fail.
         self._failing = threading.Lock()
         self._failures = 0
@@ -123,7 +124,7 @@ class RankWriter:
         self._is_well = False
         self._environment_due = documents is not None
         self._heartbeat_at = 0.0
-        self._documents_at = 0.0
+        self._documents_at = -math.inf
         self._are_documents_due = True
         self._ended = False
         self.timer = Timer(
@@ -139,7 +140,8 @@ class RankWriter:
         """Writes what says that the run runs, and starts the writer thread."""
         self._touch()
         if self._documents is not None:
-            self._write_documents()
+            # Of a new run nothing is lost that the writer thread's first turn would not bring.
+            self._write_documents(durable=not self._documents.is_new)
         self.timer.start()
 
     def changed(self) -> None:
@@ -263,6 +265,8 @@ class RankWriter:
         if self._environment_due:
             self._environment_due = False
             self._environment.write()
+        if self._documents is not None and self._documents.follow(is_completed=self._is_completed()):
+            self._are_documents_due, self._documents_at = True, -math.inf
         now = time.monotonic()
         is_time = now - self._documents_at >= _DOCUMENT_SECONDS or (is_well and self._is_failing)
         if is_last or (self._are_documents_due and is_time):
@@ -273,6 +277,10 @@ class RankWriter:
         self._is_well = is_well
         if is_well:
             self._recovered(failures)
+
+    def _is_completed(self) -> bool:
+        """Says whether training went well that is over, though the run is still open."""
+        return self._state.status.value == "completed"
 
     def _drain_journal(self, is_last: bool) -> None:
         if not self._is_open:
@@ -322,18 +330,18 @@ class RankWriter:
         mark = (self._csv_mark(self._csv.size) if self._csv.exists else None) or {}
         write_summary(self._run_dir, self._rank, run_id, self._drain.statistics, mark)
 
-    def _write_documents(self) -> None:
+    def _write_documents(self, *, durable: bool = True) -> None:
         if self._documents is None or self._sessions is None:
             return
-        self._sessions.write()
-        self._documents.write_hparams()
+        self._sessions.write(self._documents.standing, durable=durable)
+        self._documents.write_hparams(durable=durable)
         more = {
             "session": self._sessions.own["session"],
             "host": socket.gethostname(),
             "pid": os.getpid(),
             "overhead": self.receipt(),
         }
-        self._documents.write_sidecar(self._drain.statistics, more)
+        self._documents.write_sidecar(self._drain.statistics, more, durable=durable)
 
     def receipt(self) -> dict[str, Any]:
         """Returns what logging cost."""

@@ -289,7 +289,9 @@ class RunDirectory(MediaRecords):
             self._documents.status, self._documents.exception = status, text
             self._documents.ended_at = ended_at
         if self._sessions is not None:
-            self._sessions.own.update(status=status, exception=text, end=ended_at)
+            # The end comes last: it is what says that the others are there.
+            self._sessions.own.update(status=status, exception=text)
+            self._sessions.own["end"] = ended_at
 
     def post_close(self) -> None:
         """Writes everything, lets go of the folder."""

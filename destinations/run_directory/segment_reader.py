@@ -43,6 +43,10 @@ class SegmentReader:
             length = min(length, self._segment.end() - offset)
         return os.pread(self._fd, max(0, length), offset)
 
+    def size(self) -> int:
+        """Returns how many bytes the file has."""
+        return os.fstat(self._fd).st_size if self._fd >= 0 else 0
+
     def sync(self, disk: "Disk") -> None:
         """Waits until the disk has the segment."""
         if self._fd >= 0:

@@ -8,6 +8,7 @@ import uuid
 from pathlib import Path
 from typing import Any
 
+from .disk import DISK, Disk
 from .files import replace_file, strict_json
 from .layout import HEARTBEAT, SESSIONS
 
@@ -23,10 +24,12 @@ class SessionLog:
     Args:
         run_dir: the folder of the run.
         now: when this session begins, in seconds since 1970.
+        disk: what is written by.
     """
 
-    def __init__(self, run_dir: Path, now: float) -> None:
+    def __init__(self, run_dir: Path, now: float, disk: Disk = DISK) -> None:
         self._run_dir = run_dir
+        self._disk = disk
         self._lines = self.read(run_dir)
         for line in self._lines:
             if line.get("status") == "running":
@@ -49,10 +52,18 @@ class SessionLog:
         """Whether nobody opened the run before."""
         return len(self._lines) == 1
 
-    def write(self) -> None:
-        """Replaces the file."""
-        text = "".join(f"{strict_json(line)}\n" for line in self._lines)
-        replace_file(self._run_dir / SESSIONS, text.encode())
+    def write(self, standing: tuple[str, float | None] = ("running", None), *, durable: bool = True) -> None:
+        """Replaces the file.
+
+        Args:
+            standing: status and end of this session as long as it is not closed.
+            durable: whether to wait until the disk has it.
+        """
+        own = self.own
+        if own["end"] is None:
+            own = {**own, "status": standing[0], "end": standing[1]}
+        text = "".join(f"{strict_json(line)}\n" for line in [*self._lines[:-1], own])
+        replace_file(self._run_dir / SESSIONS, text.encode(), durable=durable, disk=self._disk)
 
     @staticmethod
     def read(run_dir: Path) -> list[dict[str, Any]]:

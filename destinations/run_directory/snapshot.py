@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Self
 
 from .csv_text import header_end, header_line, parse_header
-from .frames import MAGIC, Keys, frames
+from .frames import MAGIC
 from .layout import (
     OWN_COLUMNS,
     POSITION,
@@ -20,11 +20,10 @@ from .layout import (
     column_of,
     journal_path,
     metrics_name,
-    segment_number,
-    segment_paths,
 )
+from .segment_chain import journal_records
 
-__all__ = ["CsvPart", "Snapshot", "journal_records", "metric_columns", "take_snapshot"]
+__all__ = ["CsvPart", "Snapshot", "metric_columns", "take_snapshot"]
 
 _TRIES = 100
 _CHUNK_BYTES = 1 << 20
@@ -108,7 +107,7 @@ class Snapshot:
 
     Attributes:
         csv: the rows that the CSV has.
-        records: what the journal has beyond it, see `journal_records`.
+        records: what the journal has beyond it, see `segment_chain.journal_records`.
         place: segment and offset that the journal goes on from; None where no position says so.
     """
 
@@ -133,14 +132,19 @@ def metric_columns(snapshot: Snapshot) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def take_snapshot(run_dir: Path, rank: int) -> Snapshot:
+def take_snapshot(run_dir: Path, rank: int, *, with_records: bool = True) -> Snapshot:
     """Returns what the files of a rank hold now; to be closed, as a context manager.
+
+    Args:
+        run_dir: the folder of the run.
+        rank: whose rows.
+        with_records: whether to read the journal, too.
 
     Raises:
         RuntimeError: the writer replaced a file each of a hundred times.
     """
     for _ in range(_TRIES):
-        snapshot = _try(run_dir, rank)
+        snapshot = _try(run_dir, rank, with_records)
         if snapshot is not None:
             return snapshot
     raise RuntimeError(
@@ -148,14 +152,14 @@ def take_snapshot(run_dir: Path, rank: int) -> Snapshot:
     )
 
 
-def _try(run_dir: Path, rank: int) -> Snapshot | None:
+def _try(run_dir: Path, rank: int, with_records: bool) -> Snapshot | None:
     """Reads everything once; None where the writer replaced or took away a file meanwhile."""
     folder = journal_path(run_dir, rank)
     path = run_dir / metrics_name(rank)
     position = Position.read(folder / POSITION)
     fd = _open(path)
     try:
-        snapshot = _read(folder, path, fd, position)
+        snapshot = _read(folder, path, fd, position, with_records=with_records)
     except BaseException:
         if fd >= 0:
             os.close(fd)
@@ -165,7 +169,9 @@ def _try(run_dir: Path, rank: int) -> Snapshot | None:
     return snapshot
 
 
-def _read(folder: Path, path: Path, fd: int, position: Position | None) -> Snapshot | None:
+def _read(
+    folder: Path, path: Path, fd: int, position: Position | None, *, with_records: bool
+) -> Snapshot | None:
     header, size = _header(fd)
     held: bytes | None = None
     end = size
@@ -186,7 +192,10 @@ def _read(folder: Path, path: Path, fd: int, position: Position | None) -> Snaps
         held = b"" if fd < 0 else _whole(fd)
         size, header = len(held), held[: header_end(held)]
         end = held.rfind(b"\n") + 1
-    records, last, is_whole = journal_records(folder, segment, offset)
+    records: list[object] = []
+    last, is_whole = segment, True
+    if with_records:
+        records, (last, _), is_whole = journal_records(folder, (segment, offset))
     after = Position.read(folder / POSITION)
     csv = CsvPart(fd, header, end, held)
     if after is None and position is None:
@@ -196,58 +205,8 @@ def _read(folder: Path, path: Path, fd: int, position: Position | None) -> Snaps
         return None
     if not is_whole and after != position:
         return None  # A segment was drained and taken away before it was read: its rows are in lines not counted here.
-    drained_beyond = any(state.segment > last for state in after.states)
+    drained_beyond = with_records and any(state.segment > last for state in after.states)
     return None if drained_beyond else Snapshot(csv, tuple(records), (segment, offset))
-
-
-def journal_records(folder: Path, segment: int, offset: int) -> tuple[list[object], int, bool]:
-    """Returns what the segments hold from a place on, the number of the last one that was read, and whether none was missing.
-
-    Rows come as a tuple of names, step, epoch, time and values; the other records as they are.
-    """
-    records: list[object] = []
-    last, is_whole = segment, True
-    while True:
-        paths = [path for path in segment_paths(folder) if segment_number(path) >= segment]
-        if not paths:
-            return records, last, False
-        # Listed before it is read: what is complete now cannot grow while it is read.
-        has_successor = len(paths) > 1
-        path = paths[0]
-        last = segment_number(path)
-        data = _segment_data(path)
-        is_whole = is_whole and last == segment and data is not None
-        records += _segment_records(data or b"", offset if last == segment else len(MAGIC))
-        if not has_successor:
-            return records, last, is_whole
-        segment, offset = last + 1, len(MAGIC)
-
-
-def _segment_data(path: Path) -> bytes | None:
-    """Returns a segment; None where it was taken away."""
-    fd = _open(path)
-    if fd < 0:
-        return None
-    with os.fdopen(fd, "rb") as file:
-        return file.read()
-
-
-def _segment_records(data: bytes, start: int) -> Iterator[object]:
-    """Returns the records of a segment from an offset on; rows as names, step, epoch, time and values."""
-    names: dict[int, tuple[str, ...]] = {}
-    if not data.startswith(MAGIC):
-        return
-    for end, record in frames(data, len(MAGIC)):
-        if isinstance(record, Keys):
-            names[record.schema] = record.names
-        elif end <= start:
-            continue
-        elif isinstance(record, tuple):
-            schema, *rest, values = record
-            if len(names.get(schema, ())) == len(values):
-                yield (names[schema], *rest, values)
-        else:
-            yield record
 
 
 def _open(path: Path) -> int:

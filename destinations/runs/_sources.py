@@ -20,18 +20,21 @@ import attrs
 from destinations.run_directory.csv_text import parse_header
 from destinations.run_directory.frames import Resume
 from destinations.run_directory.layout import (
+    ABANDONED_FOLDER,
     ARTIFACTS_INDEX,
     HISTOGRAMS_INDEX,
+    JOURNAL_FOLDER,
     MEDIA_INDEX,
     OWN_COLUMNS,
     TABLES_INDEX,
     TEXTS_INDEX,
     TRACES_INDEX,
+    metrics_name,
 )
 from destinations.run_directory.rows import MetricRow, rows_of, with_journal
 from destinations.run_directory.snapshot import take_snapshot
 
-__all__ = ["INDEXES", "Item", "Position", "RewoundError", "items_of"]
+__all__ = ["INDEXES", "Item", "Position", "RewoundError", "items_of", "ranks_of"]
 
 INDEXES = (MEDIA_INDEX, TABLES_INDEX, HISTOGRAMS_INDEX, TEXTS_INDEX, TRACES_INDEX, ARTIFACTS_INDEX)
 
@@ -58,7 +61,8 @@ class Position:
         step: of the last group.
         epoch: of the last group.
         names: how often each metric was handed on of the last group.
-        lines: how many lines of each index were handed on.
+        lines: how many lines of each index, and of each file of abandoned rows, were handed on.
+        others: the first five of other ranks, by rank.
     """
 
     values: int = 0
@@ -67,6 +71,7 @@ class Position:
     epoch: float | None = None
     names: dict[str, int] = attrs.field(factory=dict)
     lines: dict[str, int] = attrs.field(factory=dict)
+    others: dict[str, dict[str, Any]] = attrs.field(factory=dict)
 
 
 class Item(NamedTuple):
@@ -79,6 +84,8 @@ class Item(NamedTuple):
         epoch: its epoch; None where it is not known.
         metrics: the values, for metrics.
         lines: the lines of the index, for everything else; several where one call made them.
+        rank: whose metrics.
+        branch: of metrics that training left, the name of their branch.
     """
 
     kind: str
@@ -87,20 +94,28 @@ class Item(NamedTuple):
     epoch: float | None
     metrics: dict[str, float]
     lines: tuple[dict[str, Any], ...]
+    rank: int = 0
+    branch: str = ""
 
 
-def items_of(run_dir: Path, position: Position, settled_at: float | None = None) -> Iterator[Item]:
+def items_of(
+    run_dir: Path, position: Position, settled_at: float | None = None, *, abandoned: bool = False
+) -> Iterator[Item]:
     """Yields what is new since a position, oldest first; once all of it was taken, the position is the new one.
 
     Args:
         run_dir: the folder of the run.
         position: what was handed on before.
         settled_at: for a run that is being written, the time now: calls of a few seconds ago wait for their last lines.
+        abandoned: whether rows come, too, that training has left.
 
     Raises:
         RewoundError: rows that were handed on are not there any more.
     """
-    sources: list[Iterator[Item]] = [_new_rows(_rows(run_dir), position)]
+    sources: list[Iterator[Item]] = [_new_rows(_rows(run_dir, 0), position)]
+    sources += [_new_rows_of_rank(run_dir, rank, position) for rank in ranks_of(run_dir) if rank]
+    if abandoned:
+        sources += [_abandoned_rows(path, position) for path in (run_dir / ABANDONED_FOLDER).glob("*.csv")]
     sources += [_new_lines(run_dir / name, name, position, settled_at) for name in INDEXES]
     streams = [_timed(source) for source in sources]
     for _, item in heapq.merge(*streams, key=lambda pair: pair[0]):
@@ -119,9 +134,56 @@ def _timed(items: Iterable[Item]) -> Iterator[tuple[float, Item]]:
 # --- rows ----------------------------------------------------------------------------------------------------------
 
 
-def _rows(run_dir: Path) -> Iterator[MetricRow]:
-    """Yields the rows of rank 0, one chunk of the file at a time."""
-    with take_snapshot(run_dir, 0) as snapshot:
+def ranks_of(run_dir: Path) -> list[int]:
+    """Returns the ranks that have metrics."""
+    found = {0} if (run_dir / metrics_name(0)).exists() else set()
+    for pattern, before, after in (
+        ("metrics.rank*.csv", "metrics.rank", ".csv"),
+        (f"{JOURNAL_FOLDER}/rank*", "rank", ""),
+    ):
+        for path in run_dir.glob(pattern):
+            number = path.name.removeprefix(before).removesuffix(after)
+            if number.isdecimal():
+                found.add(int(number))
+    return sorted(found)
+
+
+def _new_rows_of_rank(run_dir: Path, rank: int, position: Position) -> Iterator[Item]:
+    own = Position(**position.others.get(str(rank), {}))
+    for item in _new_rows(_rows(run_dir, rank), own):
+        yield item._replace(rank=rank)
+    fields = attrs.asdict(own)
+    position.others = {
+        **position.others,
+        str(rank): {name: fields[name] for name in ("values", "crc32", "step", "epoch", "names")},
+    }
+
+
+def _abandoned_rows(path: Path, position: Position) -> Iterator[Item]:
+    """Yields the rows of a branch that training left; the file never changes."""
+    key = f"{ABANDONED_FOLDER}/{path.name}"
+    if key in position.lines:
+        return
+    header, _, body = path.read_bytes().partition(b"\n")
+    rank, branch = _branch_of(path)
+    count = 0
+    for row in rows_of(parse_header(header + b"\n"), body):
+        count += 1
+        if row.metrics:
+            yield Item("metrics", row.time, row.step, row.epoch, row.metrics, (), rank, branch)
+    position.lines[key] = count
+
+
+def _branch_of(path: Path) -> tuple[int, str]:
+    """Returns the rank of a file of abandoned rows, `metrics.rank1.step4.1a2b3c4d.csv`, and what tells its branch from others."""
+    stem, _, branch = path.stem.partition(".step")
+    rank = stem.removeprefix("metrics.rank")
+    return int(rank) if rank.isdecimal() else 0, f"step{branch}"
+
+
+def _rows(run_dir: Path, rank: int) -> Iterator[MetricRow]:
+    """Yields the rows of a rank, one chunk of the file at a time."""
+    with take_snapshot(run_dir, rank) as snapshot:
         columns = parse_header(snapshot.csv.header)
         in_csv = itertools.chain.from_iterable(_rows_of(columns, chunk) for chunk in snapshot.csv.chunks())
         if any(isinstance(record, Resume) for record in snapshot.records):

@@ -1,4 +1,4 @@
-"""Where a run can be sent, by name: `tensorboard:FOLDER`, `run:FOLDER`, `wandb:PROJECT`, `mlflow:URI`.
+"""Where a run can be sent, by name: `tensorboard:FOLDER`, `run:FOLDER`, `wandb:PROJECT`, `mlflow:URI`, `trackio:PROJECT`.
 
 A target makes the destination, knows where its ledger is, and takes back what a sending that was killed has left.
 """
@@ -36,15 +36,19 @@ class Target:
 
     Attributes:
         is_anew: whether everything is sent, in the place of what may be there, or what is new.
+        with_abandoned: whether rows are wanted that training left.
     """
 
     kind: str
+    copies_abandoned = False
+    """Whether `finish` takes such rows, as files."""
 
     def __init__(self, place: str, record: RunRecord, cache: Path) -> None:
         self.place = place
         self.record = record
         self._cache = cache
         self.is_anew = True
+        self.with_abandoned = False
 
     @property
     def name(self) -> str:
@@ -62,6 +66,10 @@ class Target:
     def make(self, clock: Callable[[], float]) -> Any:
         """Returns the destination, which takes the time from `clock`."""
         raise NotImplementedError
+
+    def maker_of_ranks(self, clock: Callable[[], float]) -> Callable[[int], Any] | None:
+        """Returns what makes the destination of another rank; None where its metrics go to the one of rank 0."""
+        return None
 
     def check(self) -> None:
         """Refuses a target that must not be written to.
@@ -147,6 +155,7 @@ class RunTarget(FolderTarget):
     """A run folder like the one that is read."""
 
     kind = "run"
+    copies_abandoned = True
 
     def make(self, clock: Callable[[], float]) -> Any:
         from destinations.run_directory import RunDirectory
@@ -161,13 +170,23 @@ class RunTarget(FolderTarget):
             clock=clock,
         )
 
+    def maker_of_ranks(self, clock: Callable[[], float]) -> Callable[[int], Any]:
+        from destinations.run_directory import RunDirectory
+
+        return lambda _: RunDirectory(
+            self.folder, all_ranks=True, close_seconds=_PATIENT["close_seconds"], clock=clock
+        )
+
     def finish(self, run: Run) -> None:
         """Keeps where the run took place, and by which processes: not where it was sent from."""
-        from destinations.run_directory.layout import ENVIRONMENT, SESSIONS
+        from destinations.run_directory.layout import ABANDONED_FOLDER, ENVIRONMENT, SESSIONS
 
         for name in (ENVIRONMENT, SESSIONS):
             if (run.record.path / name).is_file():
                 shutil.copyfile(run.record.path / name, self.folder / name)
+        for path in (run.record.path / ABANDONED_FOLDER).glob("*.csv") if self.with_abandoned else ():
+            (self.folder / ABANDONED_FOLDER).mkdir(exist_ok=True)
+            shutil.copyfile(path, self.folder / ABANDONED_FOLDER / path.name)
 
 
 class WandBTarget(Target):
@@ -269,8 +288,45 @@ class MLflowTarget(Target):
             self._client.delete_run(run_id)
 
 
+class TrackioTarget(Target):
+    """A project of Trackio on this machine; its runs are known by their names, so the id of the run is a part of the name there."""
+
+    kind = "trackio"
+
+    def make(self, clock: Callable[[], float]) -> Any:
+        from destinations.trackers.trackio import Trackio
+
+        return Trackio(self.place, name=self.remote_name, resume="allow", clock=clock, **_PATIENT)
+
+    @property
+    def remote_name(self) -> str:
+        """The name of the run in the project; braces would be placeholders."""
+        key = hashlib.sha256(self.record.run_id.encode("utf-8", "surrogatepass")).hexdigest()
+        return re.sub(r"[{}]", "_", self.record.name) + f"-{key[:8]}"
+
+    def _found(self) -> list[Any]:
+        import trackio
+
+        try:
+            runs = trackio.Api().runs(self.place)
+        except ValueError:  # There is no such project yet.
+            return []
+        return [run for run in runs if run.name == self.remote_name]
+
+    def is_gone(self) -> bool:
+        try:
+            return not self._found()
+        except ImportError:
+            # `make` says so better.
+            return False
+
+    def restart(self) -> None:
+        for run in self._found():
+            run.delete()
+
+
 _TARGETS: dict[str, type[Target]] = {
-    one.kind: one for one in (TensorBoardTarget, RunTarget, WandBTarget, MLflowTarget)
+    one.kind: one for one in (TensorBoardTarget, RunTarget, WandBTarget, MLflowTarget, TrackioTarget)
 }
 
 
@@ -283,6 +339,6 @@ def target_of(text: str, record: RunRecord, cache: Path) -> Target:
     kind, separator, place = text.partition(":")
     if not separator or kind not in _TARGETS or not place:
         raise TargetError(
-            f"target must be tensorboard:FOLDER, run:FOLDER, wandb:PROJECT or mlflow:URI, got {text!r}."
+            f"target must be tensorboard:FOLDER, run:FOLDER, wandb:PROJECT, mlflow:URI or trackio:PROJECT, got {text!r}."
         )
     return _TARGETS[kind](place, record, cache)

@@ -1,16 +1,16 @@
 """New rows of a run as they come.
 
 A follower reads the journal, as the writer's own thread does, and turns to the CSV only where the writer has drained and removed a
-segment before it was read. It holds the CSV open as it was when it last looked there: while the run still has that very file, what
-lies beyond the place reached then is new. Where the writer has replaced the file (more columns, or a resume) rows are
-told by the times at which they were logged.
+segment before it was read. It holds the CSV open as it was when it last looked there, and remembers the rows that it read from
+the journal since. Both together are what was handed out, in order. What the run's CSV holds now begins with it, less the rows
+that a resume took away; what comes after is new. No clock is asked.
 
 Reads and never writes. A follower belongs to one thread.
 """
 
-import math
 import os
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Self
@@ -20,6 +20,7 @@ import attrs
 from destinations.run_directory.csv_text import parse_header
 from destinations.run_directory.frames import MAGIC, Keys, frames
 from destinations.run_directory.layout import (
+    ABANDONED_FOLDER,
     column_of,
     journal_path,
     metrics_name,
@@ -28,9 +29,13 @@ from destinations.run_directory.layout import (
     segment_paths,
 )
 from destinations.run_directory.rows import MetricRow, rows_of
+from destinations.run_directory.segment_chain import FIRST_BYTES, Place, follows
 from destinations.run_directory.snapshot import CsvPart, take_snapshot
 
 __all__ = ["Follower", "Point", "follow_metric", "follow_rows"]
+
+# The CSV has microseconds, of times that have a few more digits.
+_TIME_SECONDS = 2e-6
 
 
 @attrs.frozen
@@ -91,12 +96,13 @@ class _Segment:
     offset: int
     names: dict[int, tuple[str, ...]] = attrs.field(factory=dict)
 
-    def rows(self) -> Iterator[MetricRow]:
-        """Returns the rows that are new."""
+    def rows(self) -> Iterator[tuple[Place, MetricRow]]:
+        """Returns the rows that are new, each with the place after it."""
         start = self.offset if self.names else len(MAGIC)
         data = os.pread(self.fd, max(0, os.fstat(self.fd).st_size - start), start)
         for end, record in frames(data):
             is_new = start + end > self.offset
+            self.offset = max(self.offset, start + end)
             if isinstance(record, Keys):
                 self.names[record.schema] = record.names
             elif is_new and isinstance(record, tuple):
@@ -105,8 +111,8 @@ class _Segment:
                 if len(names) == len(values):
                     numbers = [int(one) if isinstance(one, bool) else one for one in values]
                     metrics = dict(zip(map(column_of, names), numbers, strict=True))
-                    yield MetricRow(step, metrics.pop("epoch", epoch), at, metrics)
-            self.offset = max(self.offset, start + end)
+                    row = MetricRow(step, metrics.pop("epoch", epoch), at, metrics)
+                    yield (self.number, self.offset), row
 
     def is_at(self, path: Path) -> bool:
         """Says whether this is the file that the path names."""
@@ -114,38 +120,6 @@ class _Segment:
             return os.path.samestat(path.stat(), os.fstat(self.fd))
         except OSError:
             return False
-
-
-class _Latest:
-    """What was handed out last, by which rows are known again that come from another file."""
-
-    def __init__(self) -> None:
-        self._time = -math.inf
-        self._step: int | None = None
-        self._cells: dict[str, float] = {}
-
-    def take(self, row: MetricRow) -> None:
-        """Remembers a row that is handed out."""
-        at = _rounded(row.time)
-        if row.step != self._step:
-            self._step, self._cells = row.step, {}
-        self._cells.update(row.metrics)
-        self._time = max(self._time, at)
-
-    def unknown(self, row: MetricRow) -> MetricRow | None:
-        """Returns the row without what was handed out; None where nothing is left."""
-        at = _rounded(row.time)
-        if at < self._time:
-            return None
-        if row.step != self._step:
-            return row
-        # Calls of one step may have become one row since, with the time of the last.
-        left = {
-            name: value
-            for name, value in row.metrics.items()
-            if name not in self._cells or not _is_same(value, self._cells[name])
-        }
-        return attrs.evolve(row, metrics=left) if left else None
 
 
 class Follower:
@@ -166,11 +140,11 @@ class Follower:
         self._first: MetricRow | None = None
         self._stamp: object = None
         self._is_begun = False
-        # Values read from the journal since the CSV was read last, up to its end; and how many of those to come were read already.
-        self._cells = 0
-        self._skip = 0
-        self._latest = _Latest()
-        self._is_matching = False
+        # What was read from the journal, and the CSV lacked when it was looked at last.
+        self._recent: deque[tuple[Place, MetricRow]] = deque()
+        # Of what was handed out, that which the CSV lacked and the journal may bring again.
+        self._again: list[MetricRow] = []
+        self._abandoned: set[Path] = set()
 
     def poll(self) -> list[MetricRow]:
         """Returns the rows that came since the last call, at the first all that there are."""
@@ -179,8 +153,6 @@ class Follower:
             self._look_at_csv(rows)
         else:
             self._follow_journal(rows)
-        for row in rows:
-            self._latest.take(row)
         return rows
 
     def close(self) -> None:
@@ -202,25 +174,54 @@ class Follower:
             # Looked at before it is read: what has a successor, or is gone, cannot grow while it is read.
             is_there = self._segment.is_at(segment_path(self._journal, number))
             later = [found for found in map(segment_number, segment_paths(self._journal)) if found > number]
-            for row in self._segment.rows():
-                self._take_journal_row(row, rows)
-            self._is_matching = False
-            if is_there and not later:
-                return
-            if is_there and later[0] == number + 1 and self._enter_segment(number + 1, len(MAGIC)):
-                continue
+            for place, row in self._segment.rows():
+                self._take_journal_row(place, row, rows)
+            if is_there:
+                entered = self._enter_successor(later)
+                if entered:
+                    self._forget_drained()
+                    continue
+                if entered is None:
+                    return
             self._leave_segment()
             self._look_at_csv(rows)
 
-    def _take_journal_row(self, row: MetricRow, rows: list[MetricRow]) -> None:
-        count = len(row.metrics)
-        self._cells += count
-        if self._skip:
-            self._skip = max(0, self._skip - count)
-            return
-        found = self._latest.unknown(row) if self._is_matching else row
-        if found is not None:
-            rows.append(found)
+    def _take_journal_row(self, place: Place, row: MetricRow, rows: list[MetricRow]) -> None:
+        self._recent.append((place, row))
+        known = next((at for at, one in enumerate(self._again) if _is_same_row(one, row)), None)
+        if known is None:
+            self._again = []
+            rows.append(row)
+        else:
+            self._again = self._again[known + 1 :]
+
+    def _enter_successor(self, later: list[int]) -> bool | None:
+        """Goes on in the first segment that follows this one; None where there is none, False where one was taken away."""
+        segment = self._segment
+        for number in later:
+            try:
+                fd = os.open(segment_path(self._journal, number), os.O_RDONLY)
+            except (FileNotFoundError, NotADirectoryError):
+                return False
+            first = os.pread(fd, FIRST_BYTES, 0)
+            if segment is not None and follows(first, (segment.number, segment.offset)):
+                self._leave_segment()
+                self._segment = _Segment(fd, number, len(MAGIC))
+                return True
+            os.close(fd)  # A power loss left it without the rows before it, or it is only just begun.
+        return None
+
+    def _forget_drained(self) -> None:
+        """Holds the CSV as it is now, and forgets the rows that it has by now: memory stays bounded."""
+        segment = self._segment
+        with take_snapshot(self._run_dir, self._rank, with_records=False) as snapshot:
+            place = snapshot.place
+            if segment is None or place is None or place > (segment.number, segment.offset):
+                return  # It has rows, too, that were not read yet.
+            if snapshot.csv.fileno() >= 0:
+                self._hold(snapshot.csv)
+        while self._recent and self._recent[0][0] <= place:
+            self._recent.popleft()
 
     def _enter_segment(self, number: int, offset: int) -> bool:
         try:
@@ -243,24 +244,25 @@ class Follower:
         stamp = self._stamp_of_files()
         if stamp is not None and stamp == self._stamp:
             return
-        with take_snapshot(self._run_dir, self._rank) as snapshot:
+        with take_snapshot(self._run_dir, self._rank, with_records=False) as snapshot:
             place = snapshot.place
-            taken = self._take_csv(snapshot.csv, rows)
-            if not taken:
+            if not self._take_csv(snapshot.csv, rows):
                 return
-            fd = snapshot.csv.take()
-            self._csv.close()
-            self._csv = CsvPart(fd, snapshot.csv.header, snapshot.csv.end)
+            self._hold(snapshot.csv)
         self._is_begun = True
         self._stamp = stamp
-        self._cells = 0
         if place is None:
             numbers = [segment_number(path) for path in segment_paths(self._journal)]
             place = (numbers[0], len(MAGIC)) if numbers else None
         if place is not None and self._enter_segment(*place):
-            for row in rows:
-                self._latest.take(row)
             self._follow_journal(rows)
+
+    def _hold(self, csv: CsvPart) -> None:
+        """Keeps the file open as it is, to compare with what it will be."""
+        header, end, fd = csv.header, csv.end, csv.take()
+        self._csv.close()
+        self._csv = CsvPart(fd, header, end)
+        self._abandoned = self._abandoned_files()
 
     def _take_csv(self, csv: CsvPart, rows: list[MetricRow]) -> bool:
         """Takes the rows of a CSV that are new; False where it is being rewritten by a program that does so in place."""
@@ -272,23 +274,74 @@ class Follower:
         if self._is_continued(csv):
             found = list(_rows(csv, None if self._csv.fileno() < 0 else self._csv.end))
             self._count(found, self._csv_rows)
-            skip = self._cells
-            for row in found:
-                if skip:
-                    skip = max(0, skip - len(row.metrics))
-                else:
-                    rows.append(row)
-            self._skip = skip
+            rows += self._unknown(found, iter(()))
             return True
-        return self._take_other(list(_rows(csv)), rows)
+        return self._take_other(csv, list(_rows(csv)), rows)
 
-    def _take_other(self, found: list[MetricRow], rows: list[MetricRow]) -> bool:
+    def _unknown(self, found: list[MetricRow], before: Iterator[MetricRow]) -> list[MetricRow]:
+        """Returns the rows of a CSV that were not handed out.
+
+        Args:
+            found: rows of the CSV.
+            before: rows that the CSV had when it was looked at last, as far as they may be among these.
+        """
+        handed = [*self._again, *(row for _, row in self._recent)]
+        self._recent.clear()
+        self._again = []
+        rows = iter(found)
+        new: list[MetricRow] = []
+        at = 0
+        for row in rows:
+            # What was handed out comes first, in order, some of it left out: each is looked for behind the one before.
+            if any(_is_same_row(row, one) for one in before):
+                continue
+            known, left = self._find(row, handed, at)
+            if known is None:
+                return [*new, row, *rows]
+            at = known
+            new += [] if left is None else [left]
+        self._again = handed[at:]
+        return new
+
+    def _find(
+        self, row: MetricRow, handed: list[MetricRow], start: int
+    ) -> tuple[int | None, MetricRow | None]:
+        """Looks for a line among rows that were handed out; several of one step may have become one line since.
+
+        Returns:
+            Where to go on looking, None where it is not there; and what of the line was not handed out, if only that is new.
+        """
+        for first in range(start, len(handed)):
+            cells: dict[str, float] = {}
+            for at in range(first, len(handed)):
+                one = handed[at]
+                if not _is_part(one, row) or not cells.keys().isdisjoint(one.metrics):
+                    break
+                cells |= one.metrics
+                if len(cells) == len(row.metrics) and _is_same_time(one.time, row.time):
+                    return at + 1, None
+            else:
+                left = {name: value for name, value in row.metrics.items() if name not in cells}
+                if left and not self._is_abandoned(handed[-1]):
+                    return len(handed), attrs.evolve(row, metrics=left)
+        return None, None
+
+    def _is_abandoned(self, row: MetricRow) -> bool:
+        """Says whether a resume has taken a row away since the CSV was looked at last."""
+        for path in self._abandoned_files() - self._abandoned:
+            header, _, body = path.read_bytes().partition(b"\n")
+            if any(_is_part(row, one) for one in rows_of(parse_header(header + b"\n"), body)):
+                return True
+        return False
+
+    def _abandoned_files(self) -> set[Path]:
+        stem = metrics_name(self._rank).removesuffix(".csv")
+        return {*(self._run_dir / ABANDONED_FOLDER).glob(f"{stem}.step*.csv")}
+
+    def _take_other(self, csv: CsvPart, found: list[MetricRow], rows: list[MetricRow]) -> bool:
         """Takes the new rows of a file that has replaced the one before."""
-        if any(row.time is not None for row in found):
-            for row in rows:
-                self._latest.take(row)
-            rows += [left for row in found if (left := self._latest.unknown(row)) is not None]
-            self._skip, self._is_matching = 0, True
+        if any(row.time is not None for row in found) and not self._is_same_file(csv):
+            rows += self._unknown(found, _rows(self._csv))
         elif self._first is not None and found[:1] == [self._first]:
             if len(found) < self._csv_rows:
                 return False
@@ -303,11 +356,13 @@ class Follower:
     def _is_continued(self, csv: CsvPart) -> bool:
         """Says whether a CSV is the one that was read before, with rows added, if any."""
         if self._csv.fileno() < 0:
-            return self._cells == 0
-        if csv.fileno() < 0:
+            return True
+        return self._is_same_file(csv) and csv.header == self._csv.header and csv.end >= self._csv.end
+
+    def _is_same_file(self, csv: CsvPart) -> bool:
+        if csv.fileno() < 0 or self._csv.fileno() < 0:
             return False
-        is_same = os.path.samestat(os.fstat(csv.fileno()), os.fstat(self._csv.fileno()))
-        return is_same and csv.header == self._csv.header and csv.end >= self._csv.end
+        return os.path.samestat(os.fstat(csv.fileno()), os.fstat(self._csv.fileno()))
 
     def _count(self, found: list[MetricRow], before: int) -> None:
         self._csv_rows = before + len(found)
@@ -331,10 +386,27 @@ def _rows(csv: CsvPart, start: int | None = None) -> Iterator[MetricRow]:
         yield from rows_of(columns, chunk)
 
 
-def _rounded(at: float | None) -> float:
-    """Returns a time as the CSV has it."""
-    return -math.inf if at is None else round(at, 6)
+def _is_same_row(one: MetricRow, other: MetricRow) -> bool:
+    return (
+        len(one.metrics) == len(other.metrics)
+        and _is_same_time(one.time, other.time)
+        and _is_part(one, other)
+    )
 
 
-def _is_same(first: float, second: float) -> bool:
+def _is_part(one: MetricRow, line: MetricRow) -> bool:
+    """Says whether a line of the CSV has all that a row has."""
+    if one.step != line.step or not _is_same(one.epoch, line.epoch):
+        return False
+    return all(
+        name in line.metrics and _is_same(line.metrics[name], one.metrics[name]) for name in one.metrics
+    )
+
+
+def _is_same_time(one: float | None, other: float | None) -> bool:
+    """Says whether two times are the same but for the digits that the CSV leaves out."""
+    return one == other if one is None or other is None else abs(one - other) < _TIME_SECONDS
+
+
+def _is_same(first: float | None, second: float | None) -> bool:
     return first == second or (first != first and second != second)  # noqa: PLR0124  # NaN

@@ -20,7 +20,7 @@ import attrs
 from destinations.run_directory.layout import SIDECAR, column_of
 
 from ._lines import read_object
-from ._sources import Item, Position, RewoundError, items_of, path_inside
+from ._sources import Item, Position, RewoundError, items_of, path_inside, ranks_of
 from .errors import RunNotFoundError
 from .liveness import is_alive
 from .run import Run
@@ -103,6 +103,8 @@ def replay(
     clock: RecordClock | None = None,
     position: Position | None = None,
     follow: bool = False,
+    abandoned: bool = False,
+    of_rank: Callable[[int], Any] | None = None,
     interval_seconds: float = 1.0,
     wait: Callable[[float], None] = time.sleep,
     now: Callable[[], float] = time.time,
@@ -115,12 +117,17 @@ def replay(
     A run that is alive, and is not followed, ends as "preempted", which means that it will be continued. Of one that was killed,
     the end is a failure.
 
+    Metrics of other ranks than 0 are called `rank1/loss`, and those that training left `abandoned/step4.1a2b3c4d/loss`, after
+    the file that has them; where a metric of rank 0 begins like that, an underscore comes before the "/".
+
     Args:
         run: what was written.
         destination: where it goes.
         clock: the clock of the destination.
         position: what it has already; changed to what it has then. Default: nothing.
         follow: go on until the run ends.
+        abandoned: whether rows go there, too, that training left when it went back to a checkpoint.
+        of_rank: makes a destination for a rank other than 0, which then gets the metrics of that rank under their own names.
         interval_seconds: how long to wait before looking again; longer where looking takes long.
         wait: waits for some seconds.
         now: the time in seconds since 1970.
@@ -133,33 +140,54 @@ def replay(
         BaseException: what `init` or `close` of the destination raised; or Ctrl-C, after the destination is closed.
     """
     report = ReplayReport(position=Position() if position is None else position)
-    return _Replay(run, destination, clock or RecordClock(), report, now).run_all(
-        follow=follow, interval_seconds=interval_seconds, wait=wait
-    )
+    return _Replay(
+        run, destination, clock or RecordClock(), report, now, abandoned=abandoned, of_rank=of_rank
+    ).run_all(follow=follow, interval_seconds=interval_seconds, wait=wait)
+
+
+class _Rank:
+    """A destination that is handed the metrics of a rank, in a run of its own."""
+
+    def __init__(self, name: str, rank: int, destination: Any) -> None:
+        from events import Engine, Logger, State
+
+        # Not what the environment says: this process is no rank of anything.
+        size = rank + 1
+        self.state = State(
+            name, rank=rank, local_rank=rank, world_size=size, local_world_size=size, node_rank=0
+        )
+        self.destination = destination
+        self.engine = Engine(self.state, Logger(self.state, [destination], raise_errors=True))
+        self.place: tuple[int, int] | None = None
 
 
 class _Replay:
     """One replay."""
 
     def __init__(
-        self, run: Run, destination: Any, clock: RecordClock, report: ReplayReport, now: Callable[[], float]
+        self,
+        run: Run,
+        destination: Any,
+        clock: RecordClock,
+        report: ReplayReport,
+        now: Callable[[], float],
+        *,
+        abandoned: bool,
+        of_rank: Callable[[int], Any] | None,
     ) -> None:
-        from events import Engine, Logger, State
-
         self._path = run.record.path
         self._destination = destination
         self._clock = clock
         self._report = report
         self._now = now
         self._about = _Facts.read(run)
-        # Not what the environment says: this process is no rank of anything.
-        self._state = State(
-            run.record.name, rank=0, local_rank=0, world_size=1, local_world_size=1, node_rank=0
-        )
-        self._logger = Logger(self._state, [destination], raise_errors=True)
-        self._engine = Engine(self._state, self._logger)
-        self._place: tuple[int, int] | None = None
-        self._last: Item | None = None
+        self._abandoned = abandoned
+        self._of_rank = of_rank
+        self._main = _Rank(run.record.name, 0, destination)
+        self._state = self._main.state
+        self._ranks = {0: self._main}
+        self._prefixes: dict[tuple[int, str], str] = {}
+        self._last: dict[tuple[int, str], tuple[int | None, float | None]] = {}
         self._waiting_records = self._waiting_bytes = 0
         self._hyperparameters: dict[str, Any] = {}
         self._takes = {kind: _takes(destination, method) for kind, method in _METHODS.items()}
@@ -170,16 +198,19 @@ class _Replay:
     ) -> ReplayReport:
         self._clock.now = self._about.began_at
         try:
-            self._engine.run_event("init")
+            self._main.engine.run_event("init")
             self._pass_on(follow=follow, interval_seconds=interval_seconds, wait=wait)
         except BaseException as error:
             # The destination hears that its run has not ended; what failed here is told the caller.
             self._set_status(is_over=False)
-            with contextlib.suppress(Exception):
-                self._engine.close(error)
+            for one in reversed(self._ranks.values()):
+                with contextlib.suppress(Exception):
+                    one.engine.close(error)
             raise
         self._set_status(is_over=self._report.is_over)
-        self._engine.close()
+        for one in reversed(self._ranks.values()):
+            one.state.status, one.state.exception = self._state.status, self._state.exception
+            one.engine.close()
         return self._report
 
     def _pass_on(self, *, follow: bool, interval_seconds: float, wait: Callable[[float], None]) -> None:
@@ -188,12 +219,14 @@ class _Replay:
             # Asked before reading: what is written until a run has ended is read then.
             alive = is_alive(self._about.run.status, self._about.run.record.heartbeat_at, started_at)
             self._send_hyperparameters()
-            for item in items_of(self._path, self._report.position, started_at if alive and follow else None):
+            settled_at = started_at if alive and follow else None
+            for item in items_of(self._path, self._report.position, settled_at, abandoned=self._abandoned):
                 self._send(item)
             if not alive or not follow:
                 self._report.is_over = not alive
                 return
-            self._destination.flush()
+            for one in self._ranks.values():
+                one.destination.flush()
             try:
                 wait(max(interval_seconds, (self._now() - started_at) / _SHARE_OF_READING))
             except KeyboardInterrupt:
@@ -213,10 +246,10 @@ class _Replay:
         if not self._takes.get(item.kind, False):
             self._report.not_taken[item.kind] += 1
             return
-        step = self._move_to(item)
         if item.kind == "metrics":
-            self._send_metrics(item, step)
+            self._send_metrics(item)
             return
+        step = self._move_to(item, self._main)
         try:
             calls = list(_calls(self._path, item, step, self._destination, self._state))
         except FileNotFoundError as error:
@@ -234,33 +267,56 @@ class _Replay:
             self._waiting_records = self._waiting_bytes = 0
             self._destination.flush()
 
-    def _send_metrics(self, item: Item, step: int) -> None:
+    def _send_metrics(self, item: Item) -> None:
+        one, prefix = self._rank_of(item)
+        step = self._move_to(item, one)
         metrics = item.metrics
         if not _NAMES.keys().isdisjoint(metrics):
             metrics = {_NAMES.get(name, name): value for name, value in metrics.items()}
         if item.epoch is not None and not float(item.epoch).is_integer():
             metrics = {**metrics, "epoch": item.epoch}
-        last = self._last
-        if last is not None and (last.step, last.epoch) == (item.step, item.epoch):
+        if prefix:
+            metrics = {f"{prefix}{name}": value for name, value in metrics.items()}
+        key = item.rank, item.branch
+        if self._last.get(key, ()) == (item.step, item.epoch):
             # Two rows of one step: a destination that joins calls of a step keeps apart what is before and after a checkpoint.
-            self._destination.state_dict()
-        self._last = item
-        if self._attempt("metrics", lambda: self._destination.log_metrics(metrics, step)):
+            one.destination.state_dict()
+        self._last[key] = item.step, item.epoch
+        if self._attempt("metrics", lambda: one.destination.log_metrics(metrics, step)):
             self._report.rows += 1
             self._report.values += len(item.metrics)
 
-    def _move_to(self, item: Item) -> int:
+    def _rank_of(self, item: Item) -> tuple[_Rank, str]:
+        """Returns who takes the metrics of an item, and what comes before their names."""
+        one = self._ranks.get(item.rank)
+        if one is None and self._of_rank is not None:
+            one = self._ranks[item.rank] = _Rank(self._state.run_name, item.rank, self._of_rank(item.rank))
+            one.engine.run_event("init")
+        key = item.rank if one is None else 0, item.branch
+        if key not in self._prefixes:
+            self._prefixes[key] = self._prefix_of(*key)
+        return one or self._main, self._prefixes[key]
+
+    def _prefix_of(self, rank: int, branch: str) -> str:
+        parts = [f"rank{rank}"] if rank else []
+        parts += ["abandoned", branch] if branch else []
+        taken = self._about.run.metric_names(0) if parts and 0 in ranks_of(self._path) else []
+        while parts and any(name.startswith(f"{parts[0]}/") for name in taken):
+            parts[0] += "_"
+        return "".join(f"{part}/" for part in parts)
+
+    def _move_to(self, item: Item, one: _Rank) -> int:
         """Moves clock and timestamp to where the run was."""
         from events import Time, Timestamp
 
         if item.time is not None and math.isfinite(item.time):
             self._clock.now = item.time
-        at = self._place or (0, 0)
+        at = one.place or (0, 0)
         step = at[0] if item.step is None else item.step
         epoch = at[1] if item.epoch is None or not math.isfinite(item.epoch) else int(item.epoch)
-        if (step, epoch) != self._place:
-            self._place = step, epoch
-            self._state.timestamp = Timestamp(epoch=Time(max(epoch, 0), "ep"), batch=Time(max(step, 0), "ba"))
+        if (step, epoch) != one.place:
+            one.place = step, epoch
+            one.state.timestamp = Timestamp(epoch=Time(max(epoch, 0), "ep"), batch=Time(max(step, 0), "ba"))
         return step
 
     def _attempt(self, kind: str, call: Callable[[], object]) -> bool:

@@ -16,13 +16,13 @@ from destinations.run_directory.layout import (
     ENVIRONMENT,
     HEARTBEAT,
     HPARAMS,
-    JOURNAL_FOLDER,
     SIDECAR,
     metrics_name,
     summary_name,
 )
 
 from ._lines import number_of, read_object
+from ._sources import ranks_of
 from .errors import RunNotFoundError
 from .liveness import is_alive
 from .media import Audio, Image, PointCloud, Video
@@ -247,16 +247,7 @@ class Run:
 
     def ranks(self) -> list[int]:
         """Returns the ranks that have metrics."""
-        found = {0} if (self.path / metrics_name(0)).exists() else set()
-        for pattern, before, after in (
-            ("metrics.rank*.csv", "metrics.rank", ".csv"),
-            (f"{JOURNAL_FOLDER}/rank*", "rank", ""),
-        ):
-            for path in self.path.glob(pattern):
-                number = path.name.removeprefix(before).removesuffix(after)
-                if number.isdecimal():
-                    found.add(int(number))
-        return sorted(found)
+        return ranks_of(self.path)
 
     def metric_names(self, rank: int = 0) -> list[str]:
         """Returns the columns of all metrics of a rank, in the order of their first appearance."""

@@ -23,7 +23,7 @@ from destinations._formatting import plain
 from destinations.run_directory.layout import JOURNAL_FOLDER, metrics_name
 
 from ._ledger import Ledger, SendingError
-from ._sources import INDEXES, Position, items_of
+from ._sources import INDEXES, Position, items_of, ranks_of
 from ._targets import Target, TargetError, target_of
 from .errors import RunNotFoundError
 from .index import cache_folder
@@ -39,6 +39,7 @@ def send(
     *,
     follow: bool = False,
     again: bool = False,
+    abandoned: bool = False,
     cache: str | os.PathLike[str] | None = None,
     wait: Callable[[float], None] = time.sleep,
     now: Callable[[], float] = time.time,
@@ -47,10 +48,11 @@ def send(
 
     Args:
         run: what was written.
-        target: "tensorboard:FOLDER", "run:FOLDER", "wandb:PROJECT", "wandb:ENTITY/PROJECT", "mlflow:URI" or
-            "mlflow:URI#EXPERIMENT". In a folder, the run gets a folder of its name.
+        target: "tensorboard:FOLDER", "run:FOLDER", "wandb:PROJECT", "wandb:ENTITY/PROJECT", "mlflow:URI",
+            "mlflow:URI#EXPERIMENT" or "trackio:PROJECT". In a folder, the run gets a folder of its name.
         follow: go on until the run ends, or until Ctrl-C.
         again: everything anew, in the place of what was sent.
+        abandoned: rows, too, that training left when it went back to a checkpoint; see `replay`.
         cache: where to remember what was sent to targets that are no folders; the user's cache folder where None.
         wait: waits for some seconds.
         now: the time in seconds since 1970.
@@ -69,7 +71,16 @@ def send(
         is_anew = again or ledger.state != "done" or place.is_gone()
         while True:
             try:
-                return _send_once(run, place, ledger, is_anew=is_anew, follow=follow, wait=wait, now=now)
+                return _send_once(
+                    run,
+                    place,
+                    ledger,
+                    is_anew=is_anew,
+                    follow=follow,
+                    abandoned=abandoned,
+                    wait=wait,
+                    now=now,
+                )
             except RewoundError:
                 # Training went back to a checkpoint: what was sent of the branch that it left has to go.
                 if is_anew and not follow:
@@ -84,12 +95,17 @@ def _send_once(
     *,
     is_anew: bool,
     follow: bool,
+    abandoned: bool,
     wait: Callable[[float], None],
     now: Callable[[], float],
 ) -> ReplayReport:
     position = Position() if is_anew else ledger.position
-    facts = _facts_of(run)
-    if not is_anew and not follow and _is_known(run, position, facts, ledger.facts):
+    facts = _facts_of(run, abandoned)
+    place.with_abandoned = abandoned
+    is_file_missing = abandoned and place.copies_abandoned and not ledger.facts.get("abandoned")
+    abandoned = abandoned and not place.copies_abandoned
+    may_be_known = not is_anew and not follow and not is_file_missing
+    if may_be_known and _is_known(run, position, facts, ledger.facts, abandoned):
         return ReplayReport(position=position, is_over=not facts["is_alive"])
     clock = RecordClock()
     place.is_anew = is_anew
@@ -97,16 +113,28 @@ def _send_once(
     ledger.begin()
     if is_anew:
         place.restart()
-    report = replay(run, destination, clock=clock, position=position, follow=follow, wait=wait, now=now)
+    report = replay(
+        run,
+        destination,
+        clock=clock,
+        position=position,
+        follow=follow,
+        abandoned=abandoned,
+        of_rank=place.maker_of_ranks(clock),
+        wait=wait,
+        now=now,
+    )
     _count_undelivered(destination, report)
     if not report.failures:
         place.finish(run)
         # Of a run that was alive, what it said before; what it says since is for the next time.
-        ledger.finish(report.position, _facts_of(run) if follow and report.is_over else facts)
+        ledger.finish(
+            report.position, _facts_of(run, place.with_abandoned) if follow and report.is_over else facts
+        )
     return report
 
 
-def _facts_of(run: Run) -> dict[str, Any]:
+def _facts_of(run: Run, abandoned: bool) -> dict[str, Any]:
     """Returns what is sent beside rows and records, in short."""
     try:
         now = run.reload()
@@ -118,6 +146,7 @@ def _facts_of(run: Run) -> dict[str, Any]:
         "is_alive": now.alive,
         "hyperparameters": zlib.crc32(given.encode()),
         "files": _stamps_of(run.path),
+        "abandoned": abandoned,
     }
 
 
@@ -126,21 +155,25 @@ def _stamps_of(run_dir: Path) -> dict[str, list[int]] | None:
     if (run_dir / JOURNAL_FOLDER).exists():
         return None
     stamps = {}
-    for name in (metrics_name(0), *INDEXES):
+    for name in (*map(metrics_name, ranks_of(run_dir)), *INDEXES):
         with contextlib.suppress(OSError):
             about = (run_dir / name).stat()
             stamps[name] = [about.st_size, about.st_mtime_ns]
     return stamps
 
 
-def _is_known(run: Run, position: Position, facts: dict[str, Any], known: dict[str, Any]) -> bool:
+def _is_known(
+    run: Run, position: Position, facts: dict[str, Any], known: dict[str, Any], abandoned: bool
+) -> bool:
     """Says whether nothing was logged since, and how the run stands was sent too."""
+    if not facts["abandoned"]:
+        known = {**known, "abandoned": False}
     if facts == known and facts["files"] is not None:
         return True
-    if {**facts, "files": None} != {**known, "files": None}:
+    if any(facts[name] != known.get(name) for name in ("status", "is_alive", "hyperparameters")):
         return False
     looked_at = Position(**attrs.asdict(position))
-    return next(items_of(run.path, looked_at), None) is None
+    return next(items_of(run.path, looked_at, abandoned=abandoned), None) is None
 
 
 def _count_undelivered(destination: Any, report: ReplayReport) -> None:

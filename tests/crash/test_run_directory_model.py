@@ -5,19 +5,24 @@ Everything happens in this process, on a disk that writes down what it is told; 
 
 import functools
 import importlib.util
+import os
 import random
 import shutil
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from destinations.run_directory import read_rows
+from destinations.run_directory.documents import Documents, write_summary
 from destinations.run_directory.drain import Drain
 from destinations.run_directory.journal import Journal
 from destinations.run_directory.journal_folder import make_journal, remove_journal, sync_journal
 from destinations.run_directory.layout import journal_path
 from destinations.run_directory.metrics_csv import MetricsCsv
 from destinations.run_directory.segments import AppendedSegment
+from destinations.run_directory.sessions import SessionLog
+from destinations.run_directory.statistics import Statistics
 from events import State
 
 # This folder is no package: a helper beside the tests is loaded by its path.
@@ -28,10 +33,21 @@ _spec.loader.exec_module(model)
 SEGMENT_BYTES = 2048
 
 
+@pytest.fixture
+def quick_path(tmp_path):
+    """A folder in memory where there is one: thousands of folders are made and taken away, and what a disk loses is computed."""
+    memory = Path("/dev/shm")  # noqa: S108  # Linux has it; what is made there is our own.
+    if not os.access(memory, os.W_OK):
+        yield tmp_path
+        return
+    with tempfile.TemporaryDirectory(dir=memory) as folder:
+        yield Path(folder)
+
+
 class Session:
     """A process that writes to a run: rows, drains, an end."""
 
-    def __init__(self, run_dir, disk=None, clock=lambda: 0.0):
+    def __init__(self, run_dir, disk=None, clock=lambda: 0.0, segment_bytes=SEGMENT_BYTES):
         options = {"disk": disk or model.HastyDisk()}
         self.disk = disk
         self.folder = journal_path(run_dir, 0)
@@ -39,7 +55,7 @@ class Session:
         self.journal = Journal(
             self.folder,
             State("x"),
-            segment_bytes=SEGMENT_BYTES,
+            segment_bytes=segment_bytes,
             make_segment=functools.partial(AppendedSegment, **options),
             clock=lambda: 1.0,
         )
@@ -133,7 +149,31 @@ def steps_that_are_abandoned(disk, run_dir):
             session.close()
 
 
-SCENARIOS = [steps_with_columns, steps_that_wait_for_columns, steps_that_are_abandoned]
+def steps_that_fill_segments(disk, run_dir):
+    """Between two drains rows fill several segments, also across a session that is killed."""
+    for first in (0, 5):
+        session = Session(run_dir, disk, segment_bytes=1200)
+        for step in range(first, first + 5):
+            # So long that three rows fill a segment.
+            session.log({"a": step << 3000}, step)
+            if step == first:
+                session.drain()
+                session.journal.prepare()
+        assert len(session.journal.segments) > 1
+        if first:
+            session.close()
+        else:
+            for segment in list(session.journal.segments):
+                segment.close()
+            session.drain_._csv.close()
+
+
+SCENARIOS = [
+    steps_with_columns,
+    steps_that_wait_for_columns,
+    steps_that_are_abandoned,
+    steps_that_fill_segments,
+]
 
 
 def rows_after(events):
@@ -173,9 +213,9 @@ def go_on(run_dir):
     return rows_in(run_dir)
 
 
-def recorded(scenario, tmp_path):
+def recorded(scenario, quick_path):
     """Runs a scenario to its end; returns the changes."""
-    live = tmp_path / "live"
+    live = quick_path / "live"
     live.mkdir()
     disk = model.RecordingDisk(live)
     disk.make_folder(live / "run")
@@ -186,9 +226,9 @@ def recorded(scenario, tmp_path):
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
-def test_a_kill_at_every_change_loses_no_row(tmp_path, scenario):
+def test_a_kill_at_every_change_loses_no_row(quick_path, scenario):
     """SIGKILL before each change of the disk, and in the middle of each write: every returned row is there, and a session goes on."""
-    changes = recorded(scenario, tmp_path)
+    changes = recorded(scenario, quick_path)
     disk, begun, returned, seen = model.CrashedDisk(), [], 0, set()
     checked = 0
     for change in changes:
@@ -204,7 +244,7 @@ def test_a_kill_at_every_change_loses_no_row(tmp_path, scenario):
             if key in seen:
                 continue
             seen.add(key)
-            root = tmp_path / "at"
+            root = quick_path / "at"
             model.put(files, root)
 
             rows = rows_in(root / "run") if (root / "run").exists() else []
@@ -218,9 +258,9 @@ def test_a_kill_at_every_change_loses_no_row(tmp_path, scenario):
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
-def test_a_power_loss_at_any_change_costs_the_last_second_at_most(tmp_path, scenario):
-    """Whatever became of what was not synced: the rows of the last drain are there, and nothing that is no row is shown."""
-    changes = recorded(scenario, tmp_path)
+def test_a_power_loss_at_any_change_costs_the_last_second_at_most(quick_path, scenario):
+    """Whatever became of what was not synced: the rows of the last drain are there, and of the later ones the first."""
+    changes = recorded(scenario, quick_path)
     source = random.Random(scenario.__name__)
     disk, begun, safe, seen = model.CrashedDisk(), [], 0, set()
     for change in changes:
@@ -238,17 +278,70 @@ def test_a_power_loss_at_any_change_costs_the_last_second_at_most(tmp_path, scen
             if key in seen:
                 continue
             seen.add(key)
-            root = tmp_path / "at"
+            root = quick_path / "at"
             model.put(files, root)
 
             rows = rows_in(root / "run") if (root / "run").exists() else []
             told = f"{change[:2]} files {fates} folders {folder_fates}"
-            kept = [one for one in rows_after(begun[:safe]) if one in rows_after(begun)]
-            assert [one for one in rows if one in kept] == kept, told
-            assert all(one in begun for one in rows), told
-            assert [step for step, _ in rows] == sorted({step for step, _ in rows}), told
+            # What there was at some moment since: no row is missing in between.
+            assert rows in [rows_after(begun[:count]) for count in range(safe, len(begun) + 1)], told
             if len(seen) % 5 == 0:
                 assert go_on(root / "run")[: len(rows)] == rows, told
                 check_abandoned(root / "run", begun)
             shutil.rmtree(root)
     assert len(seen) > 300
+
+
+def write_documents(disk, run_dir):
+    """Writes the documents of two sessions, each some times over, as the writer does; a note tells what is there since when."""
+    names = ("sidecar.json", "summary.json", "hparams.yaml", "sessions.jsonl")
+    for _ in range(2):
+        documents = Documents(run_dir, "id", ("tag",), "", 1.0, disk=disk)
+        sessions = SessionLog(run_dir, 1.0, disk=disk)
+        for turn in range(4):
+            durable = turn > 0 or not documents.is_new
+            documents.take_hyperparameters({"lr": turn // 2})
+            sessions.write(durable=durable)
+            documents.write_hparams(durable=durable)
+            documents.write_sidecar(Statistics(), {}, durable=durable)
+            if turn:
+                write_summary(run_dir, 0, "id", Statistics(), {}, disk)
+            disk.note(
+                {name: (run_dir / name).read_bytes() for name in names if turn or name != names[1]}, durable
+            )
+
+
+def test_a_power_loss_leaves_each_document_whole(tmp_path):
+    """Sidecar, summary, hyperparameters and sessions are as of some moment, and none is lost that a turn of the writer has written."""
+    live = tmp_path / "live"
+    live.mkdir()
+    recording = model.RecordingDisk(live)
+    recording.make_folder(live / "run")
+    recording.sync_folder(live)
+    write_documents(recording, live / "run")
+    disk, written, safe, checked = model.CrashedDisk(), {}, {}, set()
+    source = random.Random("documents")
+    notes = [change for change in recording.changes if change[0] == "note"]
+
+    for change in recording.changes:
+        if change[0] == "note":
+            notes.pop(0)
+            for name, content in change[1].items():
+                written.setdefault(name, []).append(content)
+                if change[2]:
+                    safe[name] = len(written[name]) - 1
+            continue
+        disk.apply(change)
+        for fates, folder_fates in model.fates_to_try(source):
+            files = disk.files(fates, folder_fates)
+            for name, first in safe.items():
+                next_one = [notes[0][1][name]] if notes and name in notes[0][1] else []
+                assert files[f"run/{name}"] in written[name][first:] + next_one, (
+                    change[:3],
+                    fates,
+                    folder_fates,
+                )
+                checked.add((name, files[f"run/{name}"]))
+
+    assert {name for name, _ in checked} == {"sidecar.json", "summary.json", "hparams.yaml", "sessions.jsonl"}
+    assert len(checked) > 15

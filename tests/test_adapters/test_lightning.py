@@ -1,11 +1,13 @@
 """Our logger and callback in real Lightning trainers, of both packages."""
 
 import importlib
+import json
 import pickle
 import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -219,6 +221,40 @@ def test_sigterm_is_a_preemption(tmp_path, sidecar):
         trainer.fit(model, loader())
 
     assert sidecar(tmp_path / "run")["status"] == "preempted"
+
+
+@pytest.mark.parametrize("has_callback", [True, False])
+def test_the_files_say_how_an_open_run_stands(tmp_path, sidecar, has_callback):
+    """Completed after fit, running while it is tested, completed after that, before anybody closes it; then as closed."""
+    seen = []
+
+    def look(expected):
+        deadline = time.monotonic() + 60
+        while (written := sidecar(tmp_path / "run"))["status"] != expected and time.monotonic() < deadline:
+            logger.experiment.flush()  # Waits some seconds, which may not be enough for a disk that is busy.
+        session = json.loads((tmp_path / "run" / "sessions.jsonl").read_text())
+        seen.append((written["status"], written["ended_at"] is not None, session["status"]))
+
+    logger = LightningLogger(RunDirectory(tmp_path / "run"), raise_errors=True)
+    options = {} if has_callback else {"callbacks": []}
+    trainer = make_trainer("lightning.pytorch", logger, tmp_path, enable_checkpointing=False, **options)
+    model = make_model(
+        "lightning.pytorch",
+        on_train_epoch_end=lambda _: look("running"),
+        on_test_epoch_start=lambda _: look("running"),
+    )
+
+    trainer.fit(model, loader())
+    look("completed")
+    trainer.test(model, loader(), verbose=False)
+    look("completed")
+    logger.close()
+    last = sidecar(tmp_path / "run")
+
+    running, completed = ("running", False, "running"), ("completed", True, "completed")
+    assert seen == [running, completed, running, completed]
+    assert (last["status"], last["exception"]) == ("completed", None)
+    assert last["ended_at"] is not None
 
 
 @pytest.mark.parametrize("ends", ["killed", "completes"])

@@ -65,6 +65,29 @@ def test_success_leaves_it_open_and_a_failure_after_it_counts():
     assert [call.method for call in destination.calls[-3:]] == ["flush", "close", "post_close"]
 
 
+def test_what_comes_after_success_is_running_while_it_lasts():
+    """An evaluation and a prediction after fit; one that fails is told as what it is."""
+    session = Session([], run_name="mine")
+    session.fit_start(Timestamp())
+    session.eval_start()
+    session.eval_end()
+    in_fit = session.state.status
+    session.fit_end()
+    session.succeed()
+    found = []
+    for start, end in ((session.eval_start, session.eval_end), (session.predict_start, session.predict_end)):
+        start()
+        found.append(session.state.status)
+        end()
+        found.append(session.state.status)
+    session.eval_start()
+    session.close(ValueError("no"))
+
+    assert in_fit is RunStatus.RUNNING
+    assert found == [RunStatus.RUNNING, RunStatus.COMPLETED] * 2
+    assert session.state.status is RunStatus.FAILED
+
+
 def test_a_close_inside_fit_without_a_reason_is_a_failure():
     """Nobody said that training was done."""
     session = Session([], run_name="mine")

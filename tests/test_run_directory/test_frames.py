@@ -10,10 +10,13 @@ from hypothesis import strategies as st
 
 from destinations.run_directory.frames import (
     Boundary,
+    Follows,
     Keys,
+    Other,
     Resume,
     boundary_frame,
     encode,
+    follows_frame,
     frames,
     keys_frame,
     resume_frame,
@@ -67,11 +70,13 @@ def test_names_marks_and_boundaries_come_back():
         + resume_frame(7, 1.5)
         + resume_frame(8, None)
         + boundary_frame()
+        + follows_frame(4, 1000)
     )
 
     records = payloads(data)
 
-    assert records == [Keys(3, ("a", 'b"\n', "\udc80", "ü")), Resume(7, 1.5), Resume(8, None), Boundary()]
+    keys = Keys(3, ("a", 'b"\n', "\udc80", "ü"))
+    assert records == [keys, Resume(7, 1.5), Resume(8, None), Boundary(), Follows(4, 1000)]
 
 
 def test_a_frame_cut_anywhere_is_not_shown():
@@ -110,7 +115,7 @@ def test_a_whole_frame_of_an_unknown_kind_is_passed_over():
     """A later version may add kinds of frames."""
     data = encode(("news", 1)) + encode((0, 1, 0, 0.0, (1.0,)))
 
-    assert payloads(data) == [(0, 1, 0, 0.0, (1.0,))]
+    assert payloads(data) == [Other(), (0, 1, 0, 0.0, (1.0,))]
 
 
 @pytest.mark.parametrize(

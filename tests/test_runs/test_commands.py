@@ -926,7 +926,7 @@ def test_send_tells_what_did_not_arrive(runs, root, tmp_path):
 # --- completion ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh", "tcsh"])
+@pytest.mark.parametrize("shell", ["bash", "fish", "tcsh", "zsh"])
 def test_a_shell_gets_its_script(shell, capsys):
     """It names the commands and their options."""
     pytest.importorskip("shtab")
@@ -934,7 +934,9 @@ def test_a_shell_gets_its_script(shell, capsys):
     assert cli.main(["completion", shell]) == 0
 
     script = capsys.readouterr().out
-    words = ("runs", "uploads") if shell == "tcsh" else ("runs", "uploads", "unarchive", "--older-than")
+    # fish has options without their dashes.
+    option = "older-than" if shell == "fish" else "--older-than"
+    words = ("runs", "uploads") if shell == "tcsh" else ("runs", "uploads", "unarchive", option)
     assert all(word in script for word in words)
 
 
@@ -955,6 +957,34 @@ def test_bash_understands_the_script():
     finished = subprocess.run(["bash", "-c", script + complete], capture_output=True, text=True, check=False)
 
     assert finished.stdout.split() == ["unarchive"]
+
+
+def test_fish_understands_the_script():
+    """And completes by it."""
+    pytest.importorskip("shtab")
+    if shutil.which("fish") is None:
+        pytest.skip("needs fish")
+    script = subprocess.run(
+        [sys.executable, "-m", "destinations.cli", "completion", "fish"],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    ).stdout
+    complete = "\ncomplete -C 'destinations runs una'"
+
+    finished = subprocess.run(["fish", "-c", script + complete], capture_output=True, text=True, check=False)
+
+    assert [line.partition("\t")[0] for line in finished.stdout.splitlines()] == ["unarchive"]
+
+
+def test_a_shell_that_the_package_does_not_know(monkeypatch, capsys):
+    """Exit code 1, and what to do: older versions know fewer shells."""
+    shtab = pytest.importorskip("shtab")
+    monkeypatch.setattr(shtab, "SUPPORTED_SHELLS", ["bash"])
+
+    assert cli.main(["completion", "fish"]) == 1
+    assert "pip install --upgrade shtab" in capsys.readouterr().err
 
 
 def test_completion_without_its_package_names_the_extra(monkeypatch, capsys):

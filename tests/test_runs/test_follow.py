@@ -5,8 +5,14 @@ import threading
 import pytest
 
 from destinations.run_directory import read_rows
+from destinations.run_directory.drain import Drain
+from destinations.run_directory.journal import Journal
+from destinations.run_directory.journal_folder import make_journal, remove_journal
+from destinations.run_directory.layout import journal_path, segment_paths
+from destinations.run_directory.metrics_csv import MetricsCsv
 from destinations.runs import Run
 from destinations.runs.follow import Follower
+from events import State
 from tests.test_runs.written import Written, change_sidecar, write_csv
 
 
@@ -209,3 +215,152 @@ def test_a_run_that_has_nothing_yet(tmp_path):
         after = follower.poll()
 
     assert (before, cells(during), after) == ([], logged([0]), [])
+
+
+class Writer:
+    """A writer whose clock and drains are the test's own, with segments of some thirty rows."""
+
+    def __init__(self, run_dir):
+        self.now = 1000.0
+        self.folder = journal_path(run_dir, 0)
+        make_journal(self.folder)
+        self.journal = Journal(
+            self.folder, State("x"), map_file=None, segment_bytes=2048, clock=lambda: self.now
+        )
+        self.drain = Drain(run_dir, self.folder, MetricsCsv(run_dir / "metrics.csv"), self.journal)
+
+    def log(self, metrics, step):
+        self.now += 0.001
+        self.journal.append(metrics, step)
+
+    def close(self):
+        """Ends the session; the segment at hand stays, as after a kill."""
+        self.journal.close()
+        for segment in list(self.journal.segments):
+            segment.close()
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_a_clock_that_is_set_back_hides_no_row(tmp_path, ends):
+    """Several segments and the CSV are replaced between two looks, while the clock goes back: each row comes once."""
+    writer = Writer(tmp_path)
+    with Follower(tmp_path) as follower:
+        for step in range(5):
+            writer.log({"loss": step / 2}, step)
+        writer.drain.run()
+        for step in range(5, 10):
+            writer.log({"loss": step / 2}, step)
+        first = follower.poll()
+        writer.now = 500.0
+        for step in range(10, 150):
+            writer.log({"loss": step / 2, "late": 1.0}, step)
+        writer.drain.run(final=True)
+        if ends:
+            writer.close()
+            remove_journal(writer.folder)
+        second = follower.poll()
+        third = follower.poll()
+
+    assert writer.drain.rewrites == 1
+    assert cells(first) == logged(range(10))
+    assert cells(second) == [
+        cell for step in range(10, 150) for cell in ((step, "loss", step / 2), (step, "late", 1.0))
+    ]
+    assert third == []
+
+
+def test_a_branch_with_an_earlier_clock_comes_whole(tmp_path):
+    """A resume takes rows away, and what comes in their place was logged by a clock that is behind: each row comes once."""
+    writer = Writer(tmp_path)
+    with Follower(tmp_path) as follower:
+        for step in range(60):
+            writer.log({"loss": step / 2}, step)
+            if step == 30:
+                writer.drain.run()
+        first = follower.poll()
+        writer.now = 500.0
+        writer.journal.mark_resume(45, None)
+        for step in range(45, 150):
+            writer.log({"loss": step / 2, "late": 1.0}, step)
+        writer.drain.run(final=True)
+        second = follower.poll()
+        third = follower.poll()
+
+    assert cells(first) == logged(range(60))
+    assert cells(second) == [
+        cell for step in range(45, 150) for cell in ((step, "loss", step / 2), (step, "late", 1.0))
+    ]
+    assert third == []
+
+
+@pytest.mark.parametrize("is_left", [False, True])
+def test_a_row_that_is_known_by_half(tmp_path, is_left):
+    """A call of the last step that was seen shares a line with it now, or a resume has put a line like it in its place."""
+    writer = Writer(tmp_path)
+    with Follower(tmp_path) as follower:
+        writer.log({"loss": 0.0, "acc": 0.0}, 0)
+        writer.drain.run()
+        writer.log({"loss": 0.5}, 1)
+        first = follower.poll()
+        if is_left:
+            writer.journal.mark_resume(1, None)
+            writer.log({"loss": 0.5, "acc": 0.25}, 1)
+        else:
+            writer.journal.leave_segment()
+            writer.log({"acc": 0.25}, 1)
+        for step in range(2, 80):
+            writer.log({"loss": step / 2}, step)
+        writer.drain.run(final=True)
+        # So that it looks at the CSV: what it had open is gone, and so is what came next.
+        follower._leave_segment()
+        second = follower.poll()
+
+    assert cells(first) == [(0, "loss", 0.0), (0, "acc", 0.0), (1, "loss", 0.5)]
+    half = [(1, "loss", 0.5), (1, "acc", 0.25)] if is_left else [(1, "acc", 0.25)]
+    assert cells(second) == half + logged(range(2, 80))
+
+
+def test_what_is_remembered_is_bounded(tmp_path):
+    """A follower that reads along remembers no more rows than the journal has."""
+    writer = Writer(tmp_path)
+    found, most = [], 0
+    with Follower(tmp_path) as follower:
+        for step in range(1000):
+            writer.log({"loss": step / 2}, step)
+            if step % 10 == 9:
+                found += follower.poll()
+                most = max(most, len(follower._recent))
+            if step % 50 == 49:
+                writer.drain.run()
+
+    assert cells(found) == logged(range(1000))
+    assert most < 150
+
+
+def test_rows_behind_a_gap_do_not_come(tmp_path):
+    """Where a power loss took the end of a segment, the next one is not read; the session that follows is."""
+    writer = Writer(tmp_path)
+    for step in range(60):
+        writer.log({"loss": step / 2}, step)
+    writer.close()
+    segments = segment_paths(writer.folder)
+    whole = segments[0].stat().st_size
+    with segments[0].open("r+b") as file:
+        file.truncate(whole - 20)
+    with Follower(tmp_path) as follower:
+        found = follower.poll()
+        held = len(found)
+        writer = Writer(tmp_path)
+        for step in range(held, 80):
+            writer.log({"loss": step / 2}, step)
+        found += follower.poll()
+        read = read_rows(tmp_path)
+        writer.drain.run(final=True)
+        found += follower.poll()
+
+    assert len(segments) > 1
+    assert 10 < held < 59
+    assert cells(found) == logged(range(80))
+    assert cells(read) == logged(range(80))
+    assert cells(read_rows(tmp_path)) == logged(range(80))
+    assert writer.drain.damaged_bytes > 0

@@ -22,6 +22,7 @@ from destinations.runs.replay import RecordClock, RewoundError, replay
 from destinations.runs.send import SendingError, TargetError, send
 from destinations.testing import RecordingDestination
 from destinations.testing._samples import every_kind_of_record
+from events import Engine, Logger, State, Timestamp
 from events import Run as WritingRun
 
 ROOT = Path(__file__).parents[2]
@@ -213,6 +214,90 @@ def test_a_branch_that_training_left_leaves_the_copy_too(tmp_path):
     assert read_rows(tmp_path / "to/a")[-1].step == 6
 
 
+class Rank:
+    """A rank of a run that a test moves."""
+
+    def __init__(self, folder, rank, clock, batch=0):
+        self.state = State("run", rank=rank, world_size=2, timestamp=Timestamp(batch=batch))
+        self.logger = Logger(
+            self.state, [RunDirectory(folder, all_ranks=True, clock=clock)], raise_errors=True
+        )
+        self.engine = Engine(self.state, self.logger)
+        self.engine.run_event("init")
+        self.engine.run_event("fit_start")
+
+
+def write_ranks(folder, steps, clock, *, batch=0, more=None):
+    """Writes a session of a run of two ranks."""
+    ranks = [Rank(folder, rank, clock, batch) for rank in range(2)]
+    for step in steps:
+        for number, rank in enumerate(ranks):
+            rank.logger.log_metrics({"loss": step + number / 2, **(more or {})}, step)
+    for rank in ranks:
+        rank.engine.close(None)
+    return Run.open(folder)
+
+
+@pytest.fixture(scope="module")
+def ranked(tmp_path_factory):
+    """A run of two ranks that went back to step 4 once."""
+    folder = tmp_path_factory.mktemp("ranked") / "run"
+    clock = Clock()
+    write_ranks(folder, range(6), clock)
+    return write_ranks(folder, range(4, 8), clock, batch=4)
+
+
+def test_a_copy_has_all_ranks(ranked, tmp_path):
+    """Each rank's rows are in a file of its own, as in the run, and come once; abandoned ones where they are asked for."""
+    target = f"run:{tmp_path / 'to'}"
+
+    reports = [
+        send(ranked, target, cache=tmp_path, abandoned=abandoned) for abandoned in (False, False, True, True)
+    ]
+
+    copy = tmp_path / "to/run"
+    for rank in (0, 1):
+        assert [row.step for row in read_rows(ranked.path, rank)] == list(range(8))
+        assert repr(read_rows(copy, rank)) == repr(read_rows(ranked.path, rank))
+    assert [(one.rows, one.failed) for one in reports] == [(16, []), (0, []), (0, []), (0, [])]
+    names = sorted(path.name for path in (ranked.path / "abandoned").iterdir())
+    assert len(names) == 2
+    assert [(copy / "abandoned" / name).read_bytes() for name in names] == [
+        (ranked.path / "abandoned" / name).read_bytes() for name in names
+    ]
+
+
+def test_rows_of_other_ranks_have_names_of_their_own(ranked):
+    """Rank 1's metrics are called `rank1/…`; rows that training left come where they are asked for; each once."""
+    memory, more = InMemory(), InMemory()
+
+    report = replay(ranked, memory)
+    again = replay(ranked, more, position=report.position, abandoned=True)
+    last = replay(ranked, more, position=again.position, abandoned=True)
+
+    losses = {name: memory.get_timeseries(name)[name].tolist() for name in ("loss", "rank1/loss")}
+    assert losses == {
+        "loss": [float(step) for step in range(8)],
+        "rank1/loss": [step + 0.5 for step in range(8)],
+    }
+    assert memory.get_timeseries("rank1/loss")["step"].tolist() == list(range(8))
+    assert (report.rows, again.rows, last.rows) == (16, 4, 0)
+    branches = {name.partition(".")[0]: more.get_timeseries(name)[name].tolist() for name in more.data}
+    assert branches == {"abandoned/step4": [4.0, 5.0], "rank1/abandoned/step4": [4.5, 5.5]}
+
+
+def test_a_metric_that_is_called_like_one_of_another_rank(tmp_path):
+    """Where rank 0 has a metric `rank1/loss`, those of rank 1 get another name."""
+    run = write_ranks(tmp_path / "run", range(2), Clock(), more={"rank1/loss": 7.0})
+    memory = InMemory()
+
+    replay(run, memory)
+
+    assert sorted(memory.data) == ["loss", "rank1/loss", "rank1_/loss", "rank1_/rank1/loss"]
+    assert memory.get_timeseries("rank1/loss")["rank1/loss"].tolist() == [7.0, 7.0]
+    assert memory.get_timeseries("rank1_/loss")["rank1_/loss"].tolist() == [0.5, 1.5]
+
+
 def test_a_position_of_a_branch_that_was_left_is_refused(tmp_path):
     """`replay` itself does not guess what to do."""
     run = write_run(tmp_path / "a", range(10))
@@ -377,7 +462,8 @@ def test_a_text_that_names_no_target_is_refused(tmp_path, text):
     run = write_run(tmp_path / "a", range(1))
 
     with pytest.raises(
-        TargetError, match=r"^target must be tensorboard:FOLDER, run:FOLDER, wandb:PROJECT or mlflow:URI"
+        TargetError,
+        match=r"^target must be tensorboard:FOLDER, run:FOLDER, wandb:PROJECT, mlflow:URI or trackio:PROJECT",
     ):
         send(run, text, cache=tmp_path)
 

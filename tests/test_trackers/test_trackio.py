@@ -125,6 +125,55 @@ def test_every_kind_of_record_arrives(logged):
     assert suffixes == [".mp4", ".ply", ".png", ".png", ".png", ".png", ".wav"]
 
 
+SENDING = """
+    import sys
+    from pathlib import Path
+    from destinations import RunDirectory
+    from destinations.runs import Run as FolderRun
+    from destinations.runs.send import send
+    from events import Run
+
+    folder = Path(sys.argv[1])
+    for steps in (range(3), range(3, 5)):
+        with Run(RunDirectory(folder / "run", run_id="abc"), run_name="run") as run:
+            run.log_hyperparameters({"lr": 0.1})
+            for step in steps:
+                run.log_metrics({"loss": step / 2}, step=step)
+        for again in (False, False, True):
+            report = send(FolderRun.open(folder / "run"), "trackio:project", cache=folder / "cache", again=again)
+            print(report.rows, report.failed)
+"""
+
+
+@needs_trackio
+def test_a_run_folder_that_is_sent(tmp_path):
+    """What is new is sent, once; sent anew, it takes the place of what was there."""
+    outcome = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(SENDING), str(tmp_path)],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "TRACKIO_DIR": str(tmp_path), "HF_HUB_OFFLINE": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+    assert outcome.returncode == 0, outcome.stderr
+    counts = [line for line in outcome.stdout.splitlines() if line.endswith("[]")]
+    assert counts == ["3 []", "0 []", "3 []", "2 []", "0 []", "5 []"]
+    with contextlib.closing(sqlite3.connect(tmp_path / "project.db")) as database:
+        rows = [
+            (name, step, json.loads(values))
+            for name, step, values in database.execute(
+                "select run_name, step, metrics from metrics order by id"
+            )
+        ]
+    assert [(step, values) for _, step, values in rows if "loss" in values] == [
+        (step, {"loss": step / 2}) for step in range(5)
+    ]
+    (name,) = {name for name, _, _ in rows}
+    assert name.startswith("run-")
+
+
 def test_without_the_package_the_extra_is_named(monkeypatch):
     """In the constructor."""
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)

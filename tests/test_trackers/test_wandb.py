@@ -19,9 +19,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from destinations import WandB
+from destinations import RunDirectory, WandB
+from destinations.runs import Run as FolderRun
+from destinations.runs.send import send
 from destinations.testing import DestinationContract, DryRun
-from destinations.testing._samples import WEIRD_NAMES
+from destinations.testing._samples import WEIRD_NAMES, every_kind_of_record
 from destinations.trackers._names import Names
 from destinations.trackers._wandb_values import artifact_name, few_bins, media_key, metric_key
 from events import Run
@@ -750,3 +752,42 @@ def test_a_fork_writes_nothing(tmp_path):
     # What the parent would do; here it is this process that would be left with a thread and a run.
     assert feed.stop(SERVICE_SECONDS)
     assert [row["a"] for row in rows_of(*files_of(tmp_path))] == [1.0]
+
+
+def test_a_run_folder_that_is_sent(tmp_path, monkeypatch):
+    """A whole run is sent to W&B, with all that its folder holds; the second sending sends nothing, and writes nothing."""
+    monkeypatch.setenv("WANDB_DIR", str(tmp_path))
+    for name in ("DISABLE_GIT", "X_DISABLE_STATS", "X_DISABLE_MACHINE_INFO"):
+        monkeypatch.setenv(f"WANDB_{name}", "true")
+    written = RunDirectory(tmp_path / "old", run_id="abc", tags=["one"], notes="a note", keep_files="copy")
+    with Run(loggers=[written], run_name="old", raise_errors=True) as run:
+        run.log_hyperparameters({"optim": {"lr": 0.5}})
+        for step in range(5):
+            run.log_metrics({"loss": 2.0**-step}, step=step)
+        for call in every_kind_of_record(tmp_path):
+            call(run.logger)
+        (tmp_path / "weights.bin").write_bytes(b"weights")
+        run.upload_file("weights.bin", tmp_path / "weights.bin", overwrite=True)
+    folder = FolderRun.open(tmp_path / "old")
+
+    first = send(folder, "wandb:tests", cache=tmp_path / "cache")
+    (path,) = files_of(tmp_path)
+    second = send(folder, "wandb:tests", cache=tmp_path / "cache")
+
+    assert (first.failed, first.missing, first.rows, first.is_over) == ([], [], 5, True)
+    assert (second.rows, second.values, dict(second.records)) == (0, 0, {})
+    assert files_of(tmp_path) == [path]
+    (about,) = records_of(path, "run")[:1]
+    assert about["run_id"].startswith("abc-")
+    assert config_of(path)["optim"] == {"lr": 0.5}
+    rows = rows_of(path)
+    assert [(row["global_step"], row["loss"]) for row in rows if "loss" in row] == [
+        (step, 2.0**-step) for step in range(5)
+    ]
+    names = {name.partition(".")[0] for row in rows for name in row}
+    assert {"masked", "audio", "table", "text", "edges"} <= names
+    assert "weights.bin" in {
+        entry["path"]
+        for artifact in records_of(path, "artifact")
+        for entry in artifact["manifest"]["contents"]
+    }

@@ -227,11 +227,14 @@ def _add_upkeep(commands: _Commands) -> None:
         "--to",
         required=True,
         metavar="TARGET",
-        help="tensorboard:FOLDER, wandb:PROJECT, mlflow:URI or run:FOLDER",
+        help="tensorboard:FOLDER, wandb:PROJECT, mlflow:URI, trackio:PROJECT or run:FOLDER",
     )
     parser.add_argument("--follow", action="store_true", help="go on sending until the run ends")
     parser.add_argument(
         "--again", action="store_true", help="send everything anew, in the place of what was sent"
+    )
+    parser.add_argument(
+        "--abandoned", action="store_true", help="send rows, too, that training left when it went back"
     )
 
 

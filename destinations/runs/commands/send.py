@@ -18,7 +18,13 @@ def send(options: argparse.Namespace, session: Session) -> int:
     (run,) = find_runs([options.run_name], options, session)
     try:
         report = send_run(
-            run, options.to, follow=options.follow, again=options.again, wait=session.wait, now=session.clock
+            run,
+            options.to,
+            follow=options.follow,
+            again=options.again,
+            abandoned=options.abandoned,
+            wait=session.wait,
+            now=session.clock,
         )
     except TargetError as error:
         raise UsageError(str(error)) from None

@@ -1,0 +1,91 @@
+"""Which segments of a journal count."""
+
+import pytest
+
+from destinations.run_directory.frames import MAGIC, encode, follows_frame, keys_frame
+from destinations.run_directory.layout import segment_path
+from destinations.run_directory.segment_chain import end_of_journal, follows, journal_records
+
+START = (0, len(MAGIC))
+
+
+def row(step, schema=0):
+    """Returns the frame of a row."""
+    return encode((schema, step, 0, 1.0, (float(step),)))
+
+
+def segment(*steps, place=None):
+    """Returns a segment with some rows, which follows a place, if one is given."""
+    first = b"" if place is None else follows_frame(*place)
+    return MAGIC + first + keys_frame(0, ("a",)) + b"".join(map(row, steps))
+
+
+def write(folder, **segments):
+    """Writes segments by number, with room behind their frames, as a mapped one has it."""
+    folder.mkdir(exist_ok=True)
+    for name, data in segments.items():
+        segment_path(folder, int(name[1:])).write_bytes(data.ljust(4096, b"\0"))
+
+
+def steps_in(folder, place=START):
+    """Returns the steps of the rows that count, and where they end."""
+    records, end, _ = journal_records(folder, place)
+    return [step for _, step, *_ in records], end
+
+
+def test_segments_that_follow_each_other_count(tmp_path):
+    """Each says where the one before ended."""
+    one = segment(1, 2, place=START)
+    two = segment(3, place=(1, len(one)))
+    write(tmp_path, s1=one, s2=two)
+
+    assert steps_in(tmp_path) == ([1, 2, 3], (2, len(two)))
+    assert end_of_journal(tmp_path) == (2, len(two))
+
+
+def test_what_comes_after_a_gap_is_left_out_until_a_segment_follows(tmp_path):
+    """The second is of rows that came after lost ones; the third is of a session that found the first one's end."""
+    one = segment(1, 2, place=START)
+    cut = one[: -len(row(2))]
+    two = segment(4, place=(1, len(one)))
+    three = segment(2, 3, place=(1, len(cut)))
+    write(tmp_path, s1=cut, s2=two)
+    before = steps_in(tmp_path)
+    write(tmp_path, s3=three)
+
+    assert before == ([1], (1, len(cut)))
+    assert steps_in(tmp_path) == ([1, 2, 3], (3, len(three)))
+
+
+def test_a_segment_that_does_not_say_what_it_follows_counts(tmp_path):
+    """As versions wrote them that knew no such frame."""
+    two = segment(3)
+    write(tmp_path, s1=segment(1, 2), s2=two)
+
+    assert steps_in(tmp_path) == ([1, 2, 3], (2, len(two)))
+
+
+def test_a_segment_ends_at_a_row_whose_names_were_lost(tmp_path):
+    """And the next one, which follows its true end, is left out."""
+    one = segment(1, place=START) + row(2, schema=1) + row(3)
+    write(tmp_path, s1=one, s2=segment(4, place=(1, len(one))))
+
+    assert steps_in(tmp_path) == ([1], (1, len(segment(1, place=START))))
+
+
+def test_reading_goes_on_inside_a_segment(tmp_path):
+    """From an offset, with the names that were given before it."""
+    one = segment(1, 2, place=START)
+    write(tmp_path, s1=one)
+
+    assert steps_in(tmp_path, (1, len(one) - len(row(2)))) == ([2], (1, len(one)))
+    assert steps_in(tmp_path, (2, len(MAGIC))) == ([], (2, len(MAGIC)))
+
+
+@pytest.mark.parametrize("data", [b"", b"\0" * 100, MAGIC[:-1]])
+def test_what_is_no_segment_follows_nothing(tmp_path, data):
+    """Such as one whose beginning the disk never got."""
+    write(tmp_path, s1=data)
+
+    assert not follows(data, START)
+    assert steps_in(tmp_path) == ([], START)
