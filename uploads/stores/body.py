@@ -41,7 +41,7 @@ class Body:
         digest: Of all the bytes; from `measure`, or known from an earlier attempt.
     """
 
-    def __init__(self, path: Path, identifier: str, digest: Digest | None = None) -> None:
+    def __init__(self, path: str | Path, identifier: str, digest: Digest | None = None) -> None:
         self.identifier = identifier
         self._held: bytearray | None = None
         self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
