@@ -70,16 +70,29 @@ def main() -> None:
         on_settled=voice.settled,
         role="worker",
     )
-    threading.Thread(target=_listen, args=(lines, commands), name="uploads-commands", daemon=True).start()
+    owned = threading.Event()
+    threading.Thread(
+        target=_listen, args=(lines, commands, drain, owned), name="uploads-commands", daemon=True
+    ).start()
     if _take_over(drain, commands):
+        owned.set()
         voice.say({"owner": os.getpid()})
         _obey(drain, commands, order.grace_seconds)
 
 
-def _listen(lines: BinaryIO, commands: queue.SimpleQueue[dict[str, Any]]) -> None:
-    """Passes lines on; the end of the pipe is the end of the training process."""
+def _listen(
+    lines: BinaryIO, commands: queue.SimpleQueue[dict[str, Any]], drain: Drain, owned: threading.Event
+) -> None:
+    """Passes lines on; the end of the pipe is the end of the training process.
+
+    New entries go to the drain at once, as soon as it has the spool: one thread less to wake for each.
+    """
     for line in lines:
-        commands.put(json.loads(line))
+        command = json.loads(line)
+        if "add" in command and owned.is_set():
+            drain.add([command["add"]])
+        else:
+            commands.put(command)
     commands.put({"orphaned": True})
 
 
