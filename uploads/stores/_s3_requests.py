@@ -100,7 +100,8 @@ class Requests:
             return None
         own = {_HEADERS[name]: value for name, value in headers.items()}
         own |= {f"x-amz-meta-{name}": value for name, value in _metadata(body).items()}
-        return self._repeater.put(key, _to_send(data), len(data), body.digest.sha256, own)
+        to_send = data if len(data) <= _SEND_BYTES else DeadlineBody(data)
+        return self._repeater.put(key, to_send, len(data), body.digest.sha256, own)
 
     def _put_object(
         self, key: str, body: Body, data: bytes | bytearray, headers: dict[str, str]
