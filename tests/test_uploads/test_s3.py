@@ -12,6 +12,7 @@ import sys
 import urllib.parse
 
 import pytest
+from botocore.stub import Stubber
 
 from tests.servers.fault_proxy import Answer, Corrupt, Hang, Reset, Verifier
 from tests.servers.s3_servers import BUCKET
@@ -28,7 +29,7 @@ from uploads.errors import (
 from uploads.stores import Body
 from uploads.stores._s3_parts import part_bytes_for
 from uploads.stores._s3_repeat import Template, sign
-from uploads.stores._s3_requests import DeadlineBody
+from uploads.stores._s3_requests import DeadlineBody, Requests
 from uploads.stores.s3 import S3Store
 from uploads.stores.store import Renewable, Resuming
 
@@ -550,6 +551,37 @@ def test_an_answer_without_proof_is_checked_by_size(proxy, at_proxy, make_file):
         open_store(at_proxy).put("a", body, overwrite=True)
 
     assert proxy.count("HEAD", "/a") == 1
+
+
+@pytest.mark.parametrize("options", ["", "&checksum=none"])
+def test_parts_that_were_proven_make_an_object_that_need_not_be_looked_at(
+    proxy, at_proxy, moto, prefix, make_file, options
+):
+    """The object's ETag is made of those of its parts, each of which is the MD5 of what was sent."""
+    with Body(make_file(content=LARGE), "id") as body:
+        open_store(at_proxy + options).put("a", body, overwrite=True)
+
+    assert moto.objects(prefix) == {"a": LARGE}
+    assert proxy.count("HEAD") == 0
+
+
+@pytest.mark.parametrize(
+    ("etag", "are_proven"),
+    [("d316408c159ea701ab954894bd3a92c2-2", False), ("opaque", True), ("", True)],
+    ids=["a part", "the whole", "no ETag"],
+)
+def test_parts_without_proof_are_checked_by_size(moto, make_file, etag, are_proven):
+    """A server that keeps fewer bytes than were sent is found out, in a part or in the whole."""
+    client = moto.client()
+    parts = [{"PartNumber": number, "ETag": '"4f08eef4096726bff1125e1b1b734644"'} for number in (1, 2)]
+    with Body(make_file(content=b"four"), "id") as body, Stubber(client) as server:
+        server.add_response("complete_multipart_upload", {"ETag": f'"{etag}"'})
+        server.add_response("head_object", {"ContentLength": 3})
+
+        with pytest.raises(BytesCorrupt, match="must have 4 bytes in the store, got 3"):
+            Requests(client, BUCKET, "md5", {}).complete(
+                "key", "id", parts, body, create_only=False, are_proven=are_proven
+            )
 
 
 def test_extra_arguments_reach_the_requests_that_take_them(proxy, at_proxy, make_file):
