@@ -39,7 +39,7 @@ def deliver(folder: Path, entry: Entry, store: Store, *, retried: bool, suspect:
     """
     try:
         known = _remembered_digest(folder) if entry.size >= _REMEMBER_DIGEST_BYTES else None
-        opened = Body(folder / DATA_FILE, entry.identifier, known)
+        opened = Body(f"{folder}/{DATA_FILE}", entry.identifier, known)
     except FileNotFoundError:
         if not folder.is_dir():
             raise

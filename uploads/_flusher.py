@@ -12,7 +12,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from ._disk import sync_disk_of
-from ._files import fsync_path
+from ._files import exists, fsync_path
 from .spool import fsync_entry
 
 if TYPE_CHECKING:
@@ -87,15 +87,24 @@ class Flusher:
             for folder, checksum, _ in added:
                 if checksum:  # Not while it is being uploaded: then it is being read already.
                     self._spool.note_crc32(self._spool.pending / folder)
-            if len(added) > _BURST:
-                self._flush_disk([(folder, unchecked) for folder, _, unchecked in added])
+            left = self._left(added) if len(added) > _BURST else added
+            if len(left) > _BURST:
+                self._flush_disk([(folder, unchecked) for folder, _, unchecked in left])
             else:
-                for folder, _, unchecked in added:
+                for folder, _, unchecked in left:
                     self._flush(folder, unchecked=unchecked)
                 with contextlib.suppress(OSError):
                     fsync_path(self._spool.pending)
             if self._stopping.is_set() and not self._wanted.is_set():
                 return
+
+    def _left(self, added: list[tuple[str, bool, bool]]) -> list[tuple[str, bool, bool]]:
+        """Those that still have bytes here: to have the whole disk written out for what is in the store already slows the rest down."""
+        places = (self._spool.pending, self._spool.inflight, self._spool.pending)  # As in _flush.
+        failed = {folder for folders in self._spool.list_failed().values() for folder in folders}
+        return [
+            one for one in added if any(exists(f"{place}/{one[0]}") for place in places) or one[0] in failed
+        ]
 
     def _flush(self, folder: str, *, unchecked: bool) -> None:
         # In both places, and in the first again: between two looks it may have been taken for uploading, or returned.

@@ -8,7 +8,6 @@ Lines of JSON over two pipes. To the worker: first what to do (`WorkerOrder`), t
 from __future__ import annotations
 
 import contextlib
-import io
 import json
 import logging
 import os
@@ -30,6 +29,8 @@ __all__ = ["WorkerLink", "WorkerOrder"]
 _log = logging.getLogger("uploads")
 
 _RESTART_CAP_SECONDS = 60.0
+_READ_BYTES = 1 << 16
+_GATHER_SECONDS = 0.01
 
 
 @attrs.frozen
@@ -204,10 +205,14 @@ class WorkerLink:
         if process is None or process.stdout is None:
             return False
         owned = False
-        with io.BufferedReader(process.stdout) as lines:  # type: ignore[type-var]  # a FileIO, since bufsize=0
-            for line in lines:
-                if line.endswith(b"\n"):  # A kill tears a line that is longer than the pipe takes at once.
+        rest = b""  # A kill tears a line that is longer than the pipe takes at once.
+        with process.stdout as pipe:
+            while chunk := pipe.read(_READ_BYTES):
+                *lines, rest = (rest + chunk).split(b"\n")
+                for line in lines:
                     owned = self._hear(json.loads(line)) or owned
+                # Each waking takes the interpreter from training: those of a burst are heard together.
+                self._stopping.wait(_GATHER_SECONDS)
         process.wait()
         return owned
 

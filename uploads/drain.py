@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from ._credentials import CredentialWatch
 from ._delivery import deliver
+from ._files import exists
 from ._filing import Filing
 from ._health import Health
 from ._redact import redact
@@ -178,7 +179,7 @@ class Drain:
             }
 
     def _is_pending(self, folder: str) -> bool:
-        return (self._spool.pending / folder).is_dir()
+        return exists(f"{self._spool.pending}/{folder}")
 
     # Uploading threads.
 
@@ -250,7 +251,7 @@ class Drain:
             place,
             entry,
             self._store,
-            retried=self._attempts_of(folder).count > 0 or (place / "attempts.json").exists(),
+            retried=self._attempts_of(folder).count > 0 or exists(f"{place}/attempts.json"),
             suspect=self._spool.may_have_lost_bytes(place, entry),
         )
         if outcome.state is UploadState.DONE:

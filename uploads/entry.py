@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
+from ._files import read_bytes
 from .errors import ManifestUnreadable
 from .names import name_key
 
@@ -113,7 +114,7 @@ class Entry:
             ManifestUnreadable: Torn, foreign, from a newer version, or another entry's.
             OSError: The file could not be read; says nothing about what is in it.
         """
-        entry = cls.parse((folder / MANIFEST_FILE).read_bytes())
+        entry = cls.parse(read_bytes(f"{folder}/{MANIFEST_FILE}"))
         if entry.folder != folder.name:
             raise ManifestUnreadable(f"manifest in {folder} must describe its own folder, got {entry.folder}")
         return entry

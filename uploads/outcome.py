@@ -66,7 +66,7 @@ class Outcome:
 
     def to_json(self) -> dict[str, Any]:
         """A dictionary for `json.dumps`."""
-        return attrs.asdict(self)
+        return attrs.asdict(self, recurse=False)
 
     @classmethod
     def from_json(cls, record: dict[str, Any]) -> Outcome:

@@ -39,7 +39,17 @@ from typing import TYPE_CHECKING, Any
 
 from ._copying import crc32_of
 from ._disk import MOUNTS, boot_id, network_file_system_of
-from ._files import append_line, fsync_path, read_json, replace_json, write_text
+from ._files import (
+    append_line,
+    fsync_path,
+    mkdir,
+    read_json,
+    rename,
+    replace_json,
+    rmdir,
+    unlink,
+    write_text,
+)
 from .entry import (
     CHECKSUM_FILE,
     DATA_FILE,
@@ -143,12 +153,12 @@ class Spool:
     def new_folder(self) -> Path:
         """A folder under `tmp/` to stage an entry in; its name says whose it is, so that it can be swept when they are gone."""
         folder = self.tmp / f"{socket.gethostname()}-{os.getpid()}-{self._token}{next(self._numbers)}"
-        folder.mkdir(mode=0o700)
+        mkdir(str(folder))
         return folder
 
     def write_manifest(self, staged: Path, entry: Entry) -> None:
         """Says in the staged folder what it is."""
-        write_text(staged / MANIFEST_FILE, entry.to_text())
+        write_text(f"{staged}/{MANIFEST_FILE}", entry.to_text())
 
     def publish(self, staged: Path, entry: Entry, *, to_disk: bool) -> None:
         """Makes the staged folder, which holds data and manifest, pending in one rename.
@@ -160,7 +170,7 @@ class Spool:
         """
         if to_disk:
             fsync_entry(staged)
-        staged.rename(self.pending / entry.folder)
+        rename(str(staged), f"{self.pending}/{entry.folder}")
         if to_disk:
             fsync_path(self.pending)
 
@@ -236,8 +246,9 @@ class Spool:
 
     def claim(self, folder: str) -> Path:
         """Pending → inflight. Raises FileNotFoundError where someone deleted it."""
-        (self.pending / folder).rename(self.inflight / folder)
-        return self.inflight / folder
+        place = self.inflight / folder
+        rename(f"{self.pending}/{folder}", str(place))
+        return place
 
     def release(self, folder: str) -> None:
         """Inflight → pending, for another try."""
@@ -254,14 +265,15 @@ class Spool:
                 replace_json(self.failed / outcome.state / folder / "reason.json", outcome.to_json())
             return
         place = self.pending if outcome.state is UploadState.SUPERSEDED else self.inflight
-        (place / folder).rename(self.done / folder)
-        (self.done / folder / DATA_FILE).unlink(missing_ok=True)
+        rename(f"{place}/{folder}", f"{self.done}/{folder}")
+        with contextlib.suppress(FileNotFoundError):
+            unlink(f"{self.done}/{folder}/{DATA_FILE}")
         self.file_away(folder, outcome)
 
     def file_away(self, folder: str, outcome: Outcome) -> None:
         """Appends the line to `delivered.jsonl` and removes what is left of the folder; a crash between the two repeats the line."""
         append_line(self._delivered, json.dumps({"folder": folder, **outcome.to_json()}, ensure_ascii=False))
-        remove_entry(self.done / folder)
+        remove_entry(f"{self.done}/{folder}")
 
     def recover(self) -> None:
         """What a drain does when it takes the spool over: interrupted uploads wait again, delivered ones are filed away."""
@@ -365,11 +377,11 @@ def fsync_entry(folder: Path) -> None:
         os.close(place)
 
 
-def remove_entry(folder: Path) -> None:
+def remove_entry(folder: str) -> None:
     """Removes what a delivered entry leaves: nearly always the manifest alone, which takes a third of what `rmtree` would."""
     try:
-        (folder / MANIFEST_FILE).unlink()
-        folder.rmdir()
+        unlink(f"{folder}/{MANIFEST_FILE}")
+        rmdir(folder)
     except OSError:
         shutil.rmtree(folder, ignore_errors=True)
 

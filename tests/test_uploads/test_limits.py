@@ -108,9 +108,9 @@ class PartsThatAreCounted:
 
     def put_part(self, key, upload_id, number, data):
         self.lengths[number] = len(data)
-        return {"ETag": str(number)}
+        return {"ETag": str(number), "IsProven": False}
 
-    def complete(self, key, upload_id, parts, body, *, create_only):
+    def complete(self, key, upload_id, parts, body, *, create_only, are_proven):
         self.completed = [part["PartNumber"] for part in parts]
 
 

@@ -7,8 +7,10 @@ import io
 import json
 import os
 import pathlib
+import urllib.parse
 
 import pytest
+from botocore.stub import Stubber
 
 from tests.servers.fault_proxy import Answer, Corrupt, FaultProxy, Hang, Reset, Verifier
 from tests.servers.s3_servers import BUCKET
@@ -24,7 +26,8 @@ from uploads.errors import (
 )
 from uploads.stores import Body, _create_only
 from uploads.stores._s3_parts import part_bytes_for
-from uploads.stores._s3_requests import DeadlineBody
+from uploads.stores._s3_repeat import Template, sign
+from uploads.stores._s3_requests import DeadlineBody, Requests
 from uploads.stores.s3 import S3Store
 from uploads.stores.store import Renewable, Resuming
 
@@ -286,31 +289,161 @@ def test_expired_credentials_are_read_anew_without_a_restart(
     assert sum("wait: " in record.message for record in caplog.records) == 1
 
 
-@pytest.mark.parametrize(
-    ("status", "code", "expected"),
-    [
-        (400, "ExpiredToken", StoreParked),
-        (403, "InvalidAccessKeyId", StoreParked),
-        (403, "SignatureDoesNotMatch", StoreParked),
-        (403, "AccessDenied", StoreParked),
-        (403, "RequestTimeTooSkewed", StoreParked),
-        (404, "NoSuchBucket", StoreParked),
-        (301, "PermanentRedirect", StoreParked),
-        (400, "KeyTooLongError", RejectedByStore),
-        (400, "EntityTooLarge", RejectedByStore),
-        (400, "InvalidArgument", RejectedByStore),
-        (400, "BadDigest", BytesCorrupt),
-        (502, "", TransientStoreError),
-        (504, "", TransientStoreError),
-        (412, "PreconditionFailed", RemoteExists),
-    ],
-)
+ANSWERS = [
+    (400, "ExpiredToken", StoreParked),
+    (403, "InvalidAccessKeyId", StoreParked),
+    (403, "SignatureDoesNotMatch", StoreParked),
+    (403, "AccessDenied", StoreParked),
+    (403, "RequestTimeTooSkewed", StoreParked),
+    (404, "NoSuchBucket", StoreParked),
+    (301, "PermanentRedirect", StoreParked),
+    (400, "KeyTooLongError", RejectedByStore),
+    (400, "EntityTooLarge", RejectedByStore),
+    (400, "InvalidArgument", RejectedByStore),
+    (400, "BadDigest", BytesCorrupt),
+    (502, "", TransientStoreError),
+    (504, "", TransientStoreError),
+    (412, "PreconditionFailed", RemoteExists),
+]
+
+
+@pytest.mark.parametrize(("status", "code", "expected"), ANSWERS)
 def test_every_answer_has_one_meaning(proxy, at_proxy, make_file, status, code, expected):
     """Faults 29, 30, 31: codes are sorted into passing, parking and failing the entry."""
     proxy.plan = lambda request: Answer(status, code) if request.method == "PUT" else None
 
     with Body(make_file(), "id") as body, pytest.raises(expected):
         open_store(at_proxy).put("a", body, overwrite=True)
+
+
+def test_every_answer_means_the_same_for_a_put_like_an_earlier_one(proxy, at_proxy, moto, prefix, make_file):
+    """Faults 29, 30, 31: a store that has put before reads the same out of every answer, from one request, and goes on."""
+    store = open_store(at_proxy)
+    with Body(make_file(), "id") as body:
+        store.put("before", body, overwrite=True)
+
+        for number, (status, code, expected) in enumerate(ANSWERS):
+            proxy.fail_first(1, Answer(status, code), part=f"/n{number}")
+            with pytest.raises(expected) as caught:
+                store.put(f"n{number}", body, overwrite=True)
+            assert proxy.count("PUT", f"/n{number}") == 1
+            assert code in str(caught.value)
+            store.put(f"n{number}", body, overwrite=True)  # Composed by botocore again, and learned from.
+
+    assert sorted(moto.objects(prefix)) == sorted(
+        ["before", *(f"n{number}" for number in range(len(ANSWERS)))]
+    )
+
+
+@pytest.mark.parametrize("fault", [Reset(), Hang()], ids=["reset", "no answer"])
+def test_a_put_like_an_earlier_one_may_fail_like_it(proxy, at_proxy, make_file, fault):
+    """Faults 22, 23: a broken or silent connection passes, also for a store that has put before."""
+    store = open_store(at_proxy)
+    with Body(make_file(), "id") as body:
+        store.put("before", body, overwrite=True)
+        proxy.fail_first(1, fault, part="/name")
+
+        with pytest.raises(TransientStoreError):
+            store.put("name", body, overwrite=True)
+
+
+def test_puts_like_earlier_ones_arrive_as_those_did(s3, prefix, make_file):
+    """Names, bytes and marks are what they were when botocore composed every put; both servers check the signature or take it."""
+    store = open_store(s3.uri(prefix), StorageClass="STANDARD")
+    names = ["a", "folder/b", "with space", "ünï/ço,dé~", "per%cent+plus&=?#", "!'()*@:$;[]"]
+    contents = {name: name.encode() * (index * 40_000) for index, name in enumerate(names)}
+
+    for name, content in contents.items():
+        with Body(make_file(content=content), f"id{len(content)}") as body:
+            store.put(name, body, overwrite=True)
+
+    assert s3.objects(prefix) == contents
+    found = {name: store.head(name) for name in names}
+    assert {name: (head.entry_id, head.sha256) for name, head in found.items()} == {
+        name: (f"id{len(content)}", hashlib.sha256(content).hexdigest()) for name, content in contents.items()
+    }
+
+
+def test_puts_like_earlier_ones_carry_the_same_headers(proxy, at_proxy, make_file):
+    """Storage class, checksum, metadata and agent are those that botocore sends; a create-only put says so, and the next one does not."""
+    store = open_store(at_proxy, StorageClass="STANDARD_IA")
+    with Body(make_file(), "id") as body:
+        for name, overwrite in (("a", True), ("b", False), ("c", True)):
+            store.put(name, body, overwrite=overwrite)
+
+    sent = {
+        request.path.rpartition("/")[2]: {key.lower(): value for key, value in request.headers.items()}
+        for request in proxy.seen
+        if request.method == "PUT" and "probe" not in request.path
+    }
+    changing = {"amz-sdk-invocation-id", "amz-sdk-request", "authorization", "x-amz-date"}
+    lasting = [
+        {name: value for name, value in sent[key].items() if name not in changing} for key in ("a", "b", "c")
+    ]
+    assert (
+        lasting[0]
+        == lasting[2]
+        == {name: value for name, value in lasting[1].items() if name != "if-none-match"}
+    )
+    assert lasting[1]["if-none-match"] == "*"
+    assert "amz-sdk-invocation-id" in sent["a"]
+    assert "amz-sdk-invocation-id" not in sent["c"]  # So it was not botocore that composed it.
+
+
+@pytest.mark.parametrize("token", [None, "token/+="])
+@pytest.mark.parametrize("key", ["a", "with space/ü~x", "per%25cent+plus&=?#!'()*"])
+def test_the_signature_is_botocores(key, token):
+    """The same request at the same time has the same signature, whoever computes it."""
+    from botocore.auth import S3SigV4Auth
+    from botocore.awsrequest import AWSRequest
+    from botocore.credentials import ReadOnlyCredentials
+
+    credentials = ReadOnlyCredentials("AKIDEXAMPLE", "secret/key", token)
+    start = "https://bucket.s3.eu-central-1.amazonaws.com/"
+    template = Template(start, "bucket.s3.eu-central-1.amazonaws.com", {}, "eu-central-1", "s3")
+    url = start + urllib.parse.quote(key, safe="/~")
+    headers = {"user-agent": "x", "x-amz-meta-a": "two  spaces", "x-amz-content-sha256": "0" * 64}
+
+    sign(headers, url, template, credentials)
+
+    reference = S3SigV4Auth(credentials, "s3", "eu-central-1")
+    request = AWSRequest(
+        "PUT", url, {name: value for name, value in headers.items() if name != "authorization"}
+    )
+    request.context["timestamp"] = headers["x-amz-date"]
+    to_sign = reference.string_to_sign(request, reference.canonical_request(request))
+    reference._inject_signature_to_request(request, reference.signature(to_sign, request))
+    assert headers["authorization"] == request.headers["authorization"]
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"authorization": "AWS4-ECDSA-P256-SHA256 Credential=A/20260101/s3/aws4_request,"},
+        {"authorization": "AWS A:B"},
+        {"x-amz-s3session-token": "x"},
+        {"x-amz-checksum-crc64nvme": "x"},
+        {"x-amz-sdk-checksum-algorithm": "CRC32"},
+        {"transfer-encoding": "chunked"},
+    ],
+    ids=lambda more: next(iter(more)),
+)
+def test_puts_of_another_kind_are_left_to_botocore(more):
+    """Other signatures, sessions, streams and checksums are not repeated."""
+    headers = {
+        "authorization": "AWS4-HMAC-SHA256 Credential=A/20260101/eu-central-1/s3/aws4_request, SignedHeaders=host",
+        "x-amz-acl": "private",
+    }
+
+    plain = Template.of("https://host:443/bucket/key", headers, "key")
+    other = Template.of("https://host:443/bucket/key", headers | more, "key")
+    elsewhere = Template.of("https://host:443/bucket/key?x=y", headers, "key")
+
+    assert plain == Template(
+        "https://host:443/bucket/", "host", {"x-amz-acl": "private"}, "eu-central-1", "s3"
+    )
+    assert other is None
+    assert elsewhere is None
 
 
 def test_a_wrong_clock_is_named_with_its_offset(proxy, at_proxy, make_file):
@@ -412,6 +545,37 @@ def test_an_answer_without_proof_is_checked_by_size(proxy, at_proxy, make_file):
         open_store(at_proxy).put("a", body, overwrite=True)
 
     assert proxy.count("HEAD", "/a") == 1
+
+
+@pytest.mark.parametrize("options", ["", "&checksum=none"])
+def test_parts_that_were_proven_make_an_object_that_need_not_be_looked_at(
+    proxy, at_proxy, moto, prefix, make_file, options
+):
+    """The object's ETag is made of those of its parts, each of which is the MD5 of what was sent."""
+    with Body(make_file(content=LARGE), "id") as body:
+        open_store(at_proxy + options).put("a", body, overwrite=True)
+
+    assert moto.objects(prefix) == {"a": LARGE}
+    assert proxy.count("HEAD") == 0
+
+
+@pytest.mark.parametrize(
+    ("etag", "are_proven"),
+    [("d316408c159ea701ab954894bd3a92c2-2", False), ("opaque", True), ("", True)],
+    ids=["a part", "the whole", "no ETag"],
+)
+def test_parts_without_proof_are_checked_by_size(moto, make_file, etag, are_proven):
+    """A server that keeps fewer bytes than were sent is found out, in a part or in the whole."""
+    client = moto.client()
+    parts = [{"PartNumber": number, "ETag": '"4f08eef4096726bff1125e1b1b734644"'} for number in (1, 2)]
+    with Body(make_file(content=b"four"), "id") as body, Stubber(client) as server:
+        server.add_response("complete_multipart_upload", {"ETag": f'"{etag}"'})
+        server.add_response("head_object", {"ContentLength": 3})
+
+        with pytest.raises(BytesCorrupt, match="must have 4 bytes in the store, got 3"):
+            Requests(client, BUCKET, "md5", {}).complete(
+                "key", "id", parts, body, create_only=False, are_proven=are_proven
+            )
 
 
 def test_extra_arguments_reach_the_requests_that_take_them(proxy, at_proxy, make_file):

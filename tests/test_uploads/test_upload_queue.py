@@ -584,7 +584,53 @@ def test_a_burst_is_synced_in_one_pass_over_the_disk(tmp_path):
     )
 
     for number in range(100):
-        flusher.add(f"{number:012d}-0000000000000000-0000000000000000")
+        folder = f"{number:012d}-0000000000000000-0000000000000000"
+        (spool.pending / folder).mkdir()
+        flusher.add(folder)
+    flusher.stop(LIMIT_SECONDS)
+
+    assert passes == ["all"]
+
+
+def test_a_burst_that_is_in_the_store_already_is_not_synced(tmp_path):
+    """The disk is not written out for entries that have left; those that wait, are in flight or failed still reach it."""
+    from uploads._flusher import Flusher
+    from uploads.spool import Spool
+
+    passes = []
+    spool = Spool(tmp_path / "spool")
+    spool.create()
+    flusher = Flusher(
+        spool,
+        delay_seconds=60.0,
+        fsync=lambda place: passes.append(place.name),
+        sync_disk=lambda place: passes.append("all"),
+    )
+    folders = [f"{number:012d}-0000000000000000-0000000000000000" for number in range(100)]
+    (spool.pending / folders[3]).mkdir()
+    (spool.inflight / folders[5]).mkdir()
+
+    for folder in folders:
+        flusher.add(folder)
+    flusher.stop(LIMIT_SECONDS)
+
+    assert set(passes) == {folders[3], folders[5]}
+
+
+def test_a_burst_of_failures_is_synced_too(tmp_path):
+    """What failed is kept with its bytes, so the disk has to have them."""
+    from uploads._flusher import Flusher
+    from uploads.spool import Spool
+
+    passes = []
+    spool = Spool(tmp_path / "spool")
+    spool.create()
+    flusher = Flusher(spool, delay_seconds=60.0, sync_disk=lambda place: passes.append("all"))
+
+    for number in range(100):
+        folder = f"{number:012d}-0000000000000000-0000000000000000"
+        (spool.failed / UploadState.CORRUPT / folder).mkdir()
+        flusher.add(folder)
     flusher.stop(LIMIT_SECONDS)
 
     assert passes == ["all"]

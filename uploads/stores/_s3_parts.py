@@ -34,12 +34,13 @@ def part_bytes_for(size: int, part_bytes: int) -> int:
 
 @attrs.frozen
 class _Part:
-    """A part as the server acknowledged it, in the words of CompleteMultipartUpload."""
+    """A part as the server acknowledged it, in the words of CompleteMultipartUpload; proven where it said so of the very bytes."""
 
     number: int
     size: int
     etag: str
     crc32: str | None
+    is_proven: bool = False
 
     def to_request(self) -> dict[str, Any]:
         request: dict[str, Any] = {"PartNumber": self.number, "ETag": self.etag}
@@ -161,7 +162,9 @@ class PartsUpload:
         try:
             with translated(f"part {number} of {self._key}"):
                 answer = self._requests.put_part(self._key, self._upload_id, number, data)
-            part = _Part(number, len(data), answer["ETag"], answer.get("ChecksumCRC32"))
+            part = _Part(
+                number, len(data), answer["ETag"], answer.get("ChecksumCRC32"), bool(answer["IsProven"])
+            )
             with self._lock:
                 self._sent[number] = part
         except BaseException as error:  # noqa: BLE001  # raised again by the thread that waits
@@ -171,9 +174,16 @@ class PartsUpload:
             self._slots.release()
 
     def _complete(self, *, create_only: bool) -> None:
-        parts = [self._sent[number].to_request() for number in range(1, self._count() + 1)]
+        parts = [self._sent[number] for number in range(1, self._count() + 1)]
         with translated(f"complete {self._key}"):
-            self._requests.complete(self._key, self._upload_id, parts, self._body, create_only=create_only)
+            self._requests.complete(
+                self._key,
+                self._upload_id,
+                [part.to_request() for part in parts],
+                self._body,
+                create_only=create_only,
+                are_proven=all(part.is_proven for part in parts),
+            )
 
     def _abort(self) -> None:
         with contextlib.suppress(StoreError), translated(f"abort {self._key}"):

@@ -16,6 +16,7 @@ from uploads.errors import BytesCorrupt, TransientStoreError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from ._s3_repeat import Repeater
     from .body import Body
 
 __all__ = ["Checksum", "DeadlineBody", "Requests"]
@@ -26,6 +27,12 @@ _MD5 = re.compile(r"[0-9a-f]{32}")
 _LEAST_BYTES_PER_SECOND = 32 << 10
 _PATIENCE_SECONDS = 60.0
 _SEND_BYTES = 256 << 10
+_REPEATED_BYTES = 1 << 20  # Above, the server is asked for "100 Continue" before it is sent so much.
+_HEADERS = {
+    "ChecksumSHA256": "x-amz-checksum-sha256",
+    "ContentMD5": "content-md5",
+    "IfNoneMatch": "if-none-match",
+}
 
 
 class DeadlineBody(io.BytesIO):
@@ -56,10 +63,19 @@ class Requests:
         checksum: "aws": SHA-256 for whole files, CRC-32 for parts and for the object made of them. "md5": Content-MD5, which older and
             smaller servers check. "none": for servers that refuse both.
         extra_args: Sent with every request that takes them (ServerSideEncryption, StorageClass, ACL, …).
+        repeater: Of this client and these arguments; has small files take the short way.
     """
 
-    def __init__(self, client: Any, bucket: str, checksum: Checksum, extra_args: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        client: Any,
+        bucket: str,
+        checksum: Checksum,
+        extra_args: dict[str, Any],
+        repeater: Repeater | None = None,
+    ) -> None:
         self._client = client
+        self._repeater = repeater
         self._bucket = bucket
         self._checksum = checksum
         self._extra_args = extra_args
@@ -67,16 +83,39 @@ class Requests:
     def put(self, key: str, body: Body, *, create_only: bool) -> None:
         """The whole file in one request."""
         data = body.read_whole()
-        headers = self._extra("PutObject") | ({"IfNoneMatch": "*"} if create_only else {})
+        headers = {"IfNoneMatch": "*"} if create_only else {}
         if self._checksum == "aws":
             headers["ChecksumSHA256"] = base64.b64encode(bytes.fromhex(body.digest.sha256)).decode()
         elif self._checksum == "md5":
             headers["ContentMD5"] = _md5(data)
-        answer = self._client.put_object(
-            Bucket=self._bucket, Key=key, Body=_to_send(data), Metadata=_metadata(body), **headers
-        )
+        answer = self._repeat(key, body, data, headers) or self._put_object(key, body, data, headers)
         if not self._echoed(answer, "ChecksumSHA256", headers, data):
             self.check_size(key, body)
+
+    def _repeat(
+        self, key: str, body: Body, data: bytes | bytearray, headers: dict[str, str]
+    ) -> dict[str, Any] | None:
+        """A put like an earlier one; None where there was none."""
+        if self._repeater is None or len(data) > _REPEATED_BYTES:
+            return None
+        own = {_HEADERS[name]: value for name, value in headers.items()}
+        own |= {f"x-amz-meta-{name}": value for name, value in _metadata(body).items()}
+        to_send = data if len(data) <= _SEND_BYTES else DeadlineBody(data)
+        return self._repeater.put(key, to_send, len(data), body.digest.sha256, own)
+
+    def _put_object(
+        self, key: str, body: Body, data: bytes | bytearray, headers: dict[str, str]
+    ) -> dict[str, Any]:
+        answer = self._client.put_object(
+            Bucket=self._bucket,
+            Key=key,
+            Body=_to_send(data),
+            Metadata=_metadata(body),
+            **(self._extra("PutObject") | headers),
+        )
+        if self._repeater is not None:
+            self._repeater.learn(key)
+        return dict(answer)
 
     def create_upload(self, key: str, body: Body) -> str:
         """Starts an upload in parts; returns its id."""
@@ -90,7 +129,7 @@ class Requests:
         )
 
     def put_part(self, key: str, upload_id: str, number: int, data: bytes | bytearray) -> dict[str, Any]:
-        """One part; the answer."""
+        """One part; the answer, and under "IsProven" whether it proves that the server has these bytes."""
         headers = self._extra("UploadPart")
         if self._checksum == "aws":
             headers["ChecksumCRC32"] = base64.b64encode(zlib.crc32(data).to_bytes(4, "big")).decode()
@@ -104,23 +143,40 @@ class Requests:
             Body=_to_send(data),
             **headers,
         )
-        self._echoed(answer, "ChecksumCRC32", headers, data)
-        return dict(answer)
+        return {**answer, "IsProven": self._echoed(answer, "ChecksumCRC32", headers, data)}
 
     def complete(
-        self, key: str, upload_id: str, parts: list[dict[str, Any]], body: Body, *, create_only: bool
+        self,
+        key: str,
+        upload_id: str,
+        parts: list[dict[str, Any]],
+        body: Body,
+        *,
+        create_only: bool,
+        are_proven: bool,
     ) -> None:
-        """Makes the object of its parts."""
+        """Makes the object of its parts.
+
+        Args:
+            key: Of the object.
+            upload_id: From `create_upload`.
+            parts: All of them, in order, as the request lists them.
+            body: What they are of.
+            create_only: Whether there must be no such object.
+            are_proven: Whether the server is known to have the bytes of every part.
+        """
         headers = self._extra("CompleteMultipartUpload") | ({"IfNoneMatch": "*"} if create_only else {})
         if self._checksum == "aws":
             headers |= {
                 "ChecksumType": "FULL_OBJECT",
                 "ChecksumCRC32": base64.b64encode(body.digest.crc32.to_bytes(4, "big")).decode(),
             }
-        self._client.complete_multipart_upload(
+        answer = self._client.complete_multipart_upload(
             Bucket=self._bucket, Key=key, UploadId=upload_id, MultipartUpload={"Parts": parts}, **headers
         )
-        self.check_size(key, body)
+        # Some servers read the whole object again to answer a HEAD.
+        if not (are_proven and answer.get("ETag", "").strip('"') == _etag_of(parts)):
+            self.check_size(key, body)
 
     def list_parts(self, key: str, upload_id: str) -> Iterator[dict[str, Any]]:
         """What the server has of an upload."""
@@ -180,6 +236,18 @@ def _fine_if_gone() -> Iterator[None]:
     except ClientError as error:
         if error.response["Error"]["Code"] != "NoSuchUpload":
             raise
+
+
+def _etag_of(parts: list[dict[str, Any]]) -> str:
+    """What most servers call an object made of these parts: the MD5 of the parts' MD5s, and how many; something else where theirs are none.
+
+    https://docs.aws.amazon.com/AmazonS3/latest/userguide/checking-object-integrity-upload.html#large-object-checksums
+    """
+    etags = [str(part["ETag"]).strip('"') for part in parts]
+    if not all(_MD5.fullmatch(etag) for etag in etags):
+        return "unknown"
+    together = hashlib.md5(bytes.fromhex("".join(etags)), usedforsecurity=False).hexdigest()
+    return f"{together}-{len(parts)}"
 
 
 def _metadata(body: Body) -> dict[str, str]:

@@ -41,9 +41,9 @@ class Body:
         digest: Of all the bytes; from `measure`, or known from an earlier attempt.
     """
 
-    def __init__(self, path: Path, identifier: str, digest: Digest | None = None) -> None:
+    def __init__(self, path: str | Path, identifier: str, digest: Digest | None = None) -> None:
         self.identifier = identifier
-        self._held: bytearray | None = None
+        self._held: bytes | None = None
         self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             self.digest = self.measure() if digest is None else digest
@@ -59,7 +59,7 @@ class Body:
     ) -> None:
         os.close(self._descriptor)
 
-    def read(self, offset: int, count: int) -> bytes | bytearray:
+    def read(self, offset: int, count: int) -> bytes:
         """Up to `count` bytes from `offset`; fewer only at the end. Not to be changed."""
         if self._held is not None:
             return (
@@ -77,7 +77,7 @@ class Body:
             done += len(chunk)
         return b"".join(pieces)
 
-    def read_whole(self) -> bytes | bytearray:
+    def read_whole(self) -> bytes:
         """All the bytes, as they were measured.
 
         Raises:
@@ -88,7 +88,7 @@ class Body:
             raise BytesCorrupt(f"entry {self.identifier} must be sent as it was checked, got other bytes")
         return data
 
-    def chunks(self, chunk_bytes: int = _READ_BYTES) -> Iterator[bytes | bytearray]:
+    def chunks(self, chunk_bytes: int = _READ_BYTES) -> Iterator[bytes]:
         """All the bytes, in order."""
         offset = 0
         while chunk := self.read(offset, chunk_bytes):
@@ -99,8 +99,8 @@ class Body:
         """Reads everything once."""
         size = os.fstat(self._descriptor).st_size
         if size <= _HELD_BYTES:
-            data = bytearray(size)
-            if os.preadv(self._descriptor, [data], 0) == size and not os.pread(self._descriptor, 1, size):
+            data = os.pread(self._descriptor, size + 1, 0)
+            if len(data) == size:
                 self._held = data
                 return Digest(size, hashlib.sha256(data).hexdigest(), zlib.crc32(data))
         sha256, crc32, total = hashlib.sha256(), 0, 0

@@ -22,6 +22,7 @@ from uploads.errors import (
 from ._create_only import CreateOnly, CreateOnlyPolicy
 from ._s3_errors import code_of, translated
 from ._s3_parts import PartsUpload, abandon_parts, part_bytes_for
+from ._s3_repeat import Repeater
 from ._s3_requests import Checksum, Requests
 from .store import RemoteObject
 from .uris import compose_uri
@@ -115,8 +116,9 @@ class S3Store:
             "checksum": None if checksum == "aws" else checksum,
             "create_only": None if create_only == "require" else create_only,
         }
-        self._lock = threading.Lock()  # Guards the client.
+        self._lock = threading.Lock()  # Guards the client and its repeater.
         self._client: Any = None
+        self._repeater: Repeater | None = None
 
     def put(self, name: str, body: Body, *, overwrite: bool, notes: Path | None = None) -> RemoteObject:
         key = self._key(name)
@@ -209,16 +211,17 @@ class S3Store:
         return f"{self.prefix}/{name}" if self.prefix else name
 
     def _requests(self) -> Requests:
-        return Requests(self._connected(), self.bucket, self._checksum, self._extra_args)
+        client = self._connected()
+        return Requests(client, self.bucket, self._checksum, self._extra_args, self._repeater)
 
     def _connected(self) -> Any:
         with self._lock:
             if self._client is None:
                 with translated(f"connect to {self.uri()}"):
-                    self._client = self._connect()
+                    self._client, self._repeater = self._connect()
             return self._client
 
-    def _connect(self) -> Any:
+    def _connect(self) -> tuple[Any, Repeater]:
         import boto3
         from botocore.config import Config
 
@@ -234,7 +237,8 @@ class S3Store:
             response_checksum_validation="when_required",
             **{key: value for key, value in self._config.items() if value is not None},
         )
-        return session.client("s3", endpoint_url=self._endpoint_url, config=config)
+        client = session.client("s3", endpoint_url=self._endpoint_url, config=config)
+        return client, Repeater(client, session.get_credentials())
 
     def put_probe(self, name: str) -> None:
         """Puts a small object create-only, to see what the server makes of it."""
