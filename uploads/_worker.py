@@ -48,8 +48,8 @@ class _Voice(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         self.say({"log": [record.levelno, record.getMessage()]})
 
-    def settled(self, outcome: Outcome) -> None:
-        self.say({"settled": outcome.to_json()})
+    def settled(self, folder: str, outcome: Outcome) -> None:
+        self.say({"settled": outcome.to_json(), "folder": folder})
 
 
 def main() -> None:

@@ -2,7 +2,7 @@
 
 Lines of JSON over two pipes. To the worker: first what to do (`WorkerOrder`), then `{"add": folder}`, `{"rescan": true}` and
 `{"stop": seconds}`; the end of the pipe tells it that we are gone. From it: `{"owner": pid}` once it has the spool,
-`{"settled": outcome}` and `{"log": [level, text]}`.
+`{"settled": outcome, "folder": name}` and `{"log": [level, text]}`.
 """
 
 from __future__ import annotations
@@ -57,12 +57,16 @@ class WorkerLink:
 
     Args:
         order: For the worker.
-        on_settled: Called with each outcome, from the reading thread.
+        on_settled: Called with the folder and the outcome of each entry, from the reading thread.
         on_takeover: Called when a worker has taken the spool: what an earlier one did not live to tell must be looked up.
     """
 
     def __init__(
-        self, order: WorkerOrder, *, on_settled: Callable[[Outcome], None], on_takeover: Callable[[], None]
+        self,
+        order: WorkerOrder,
+        *,
+        on_settled: Callable[[str, Outcome], None],
+        on_takeover: Callable[[], None],
     ) -> None:
         self._order = order
         self._on_settled = on_settled
@@ -192,7 +196,7 @@ class WorkerLink:
 
     def _hear(self, message: dict[str, Any]) -> bool:
         if "settled" in message:
-            self._on_settled(Outcome.from_json(message["settled"]))
+            self._on_settled(message["folder"], Outcome.from_json(message["settled"]))
         elif "log" in message:
             level, text = message["log"]
             _log.log(level, "%s", text)

@@ -59,7 +59,7 @@ class Drain:
         store: Shared by the threads.
         workers: Uploads at the same time.
         policy: How long to wait between attempts.
-        on_settled: Called with each outcome, from an uploading thread.
+        on_settled: Called with the folder and the outcome of each entry, from an uploading thread.
         clock: Seconds, monotonic.
         role: What the lock says about this process.
     """
@@ -71,7 +71,7 @@ class Drain:
         *,
         workers: int = 4,
         policy: RetryPolicy | None = None,
-        on_settled: Callable[[Outcome], None] = lambda _: None,
+        on_settled: Callable[[str, Outcome], None] = lambda *_: None,
         clock: Callable[[], float] = time.monotonic,
         role: str = "queue",
     ) -> None:
@@ -294,7 +294,7 @@ class Drain:
                 self._delivered += 1
                 self._delivered_bytes += outcome.size
         self._schedule.settle(folder, failed=outcome.state.is_failure, replaced_by=outcome.superseded_by)
-        self._on_settled(outcome)
+        self._on_settled(folder, outcome)
 
     def _abandon(self, place: Path) -> None:
         notes = place / "multipart.json"
@@ -369,7 +369,7 @@ class Drain:
         _log.error("%s", reason)
         self._spool.create()
         self._schedule.settle(folder, failed=True)
-        self._on_settled(Outcome(identifier_of(folder), folder, UploadState.LOST, reason=reason))
+        self._on_settled(folder, Outcome(identifier_of(folder), folder, UploadState.LOST, reason=reason))
 
     def _attempts_of(self, folder: str) -> Attempts:
         with self._counting:

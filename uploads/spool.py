@@ -189,13 +189,21 @@ class Spool:
 
     # What is where.
 
+    def pending_folders(self) -> Iterator[str]:
+        """The names of the folders that wait, in no order and one at a time: a hundred thousand of them take no memory."""
+        return _entries(self.pending)
+
+    def inflight_folders(self) -> Iterator[str]:
+        """The names of the folders that are being uploaded, as above."""
+        return _entries(self.inflight)
+
     def list_pending(self) -> list[str]:
         """The names of the folders that wait, in the order of submission."""
-        return sorted(_entries(self.pending))
+        return sorted(self.pending_folders())
 
     def list_inflight(self) -> list[str]:
         """The names of the folders that are being uploaded, or were when their process died."""
-        return sorted(_entries(self.inflight))
+        return sorted(self.inflight_folders())
 
     def list_done(self) -> list[str]:
         """Delivered entries whose line in `delivered.jsonl` is not written yet."""

@@ -138,8 +138,7 @@ class UploadQueue:
         self._flusher = Flusher(self.spool)
         self._ledger = Ledger(self.spool, self._room.give)
         self._uri_of, self._state_of = self._store.uri, self._ledger.state_of  # Shared by all handles.
-        for folder in (*self.spool.list_pending(), *self.spool.list_inflight()):
-            self._ledger.open(folder)
+        self._ledger.inherit((*self.spool.pending_folders(), *self.spool.inflight_folders()))
         self._drainer = self._make_drainer(
             isolation, store, workers, policy, grace_seconds, store_options or {}
         )
@@ -315,7 +314,8 @@ class UploadQueue:
                 register=lambda entry: self._follow(entry, handle),
             )
         except BaseException as error:
-            self._ledger.strike(identifier)
+            if handle.folder:
+                self._ledger.strike(handle.folder)
             if isinstance(error, SpoolFull):
                 return self._refused(name, size, error)
             if isinstance(error, OSError) and not isinstance(error, UploadError):
@@ -344,7 +344,8 @@ class UploadQueue:
     def _follow(self, entry: Entry, handle: UploadHandle) -> None:
         """Called in the order of sequence numbers, just before the entry becomes visible to the drain."""
         self._refuse_if_useless(entry.remote_name, overwrite=entry.overwrite)
-        self._ledger.open(entry.folder, handle, entry.size)
+        handle.folder = entry.folder
+        self._ledger.open(entry.folder, handle)
 
     def _refused(self, name: str, size: int, error: SpoolFull) -> UploadHandle:
         if self._raise_errors:
