@@ -44,6 +44,9 @@ class Ledger:
         self._names = NumberTable()  # Key → how many entries have it.
         self._handles: weakref.WeakValueDictionary[str, UploadHandle] = weakref.WeakValueDictionary()
         self._inherited_to = 0  # The last sequence number of earlier processes; nothing is booked up to it.
+        self._on_the_way_in = (
+            ""  # The entry that is opened and not yet in the spool; they come one at a time.
+        )
         self._failures: list[Outcome] = []
         self._missing: set[str] = set()
 
@@ -59,6 +62,13 @@ class Ledger:
         with self._changed:
             self._add(folder)
             self._handles[folder] = handle
+            self._on_the_way_in = folder
+
+    def confirm(self, folder: str) -> None:
+        """The entry that was opened is in the spool now."""
+        with self._changed:
+            if self._on_the_way_in == folder:
+                self._on_the_way_in = ""
 
     def strike(self, folder: str) -> None:
         """Takes an entry out that never came to be."""
@@ -124,6 +134,8 @@ class Ledger:
         """Finds in the spool what nobody lived to tell: gone twice in a row without a trace means deleted."""
         with self._changed:
             unseen = self._folders.copy()
+            if self._on_the_way_in:
+                unseen.remove(self._on_the_way_in)
         if not unseen:
             return
         for folder in itertools.chain(self._spool.pending_folders(), self._spool.inflight_folders()):

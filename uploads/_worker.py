@@ -51,6 +51,9 @@ class _Voice(logging.Handler):
     def settled(self, folder: str, outcome: Outcome) -> None:
         self.say({"settled": outcome.to_json(), "folder": folder})
 
+    def idle(self) -> None:
+        self.say({"idle": True})
+
 
 def main() -> None:
     """Reads the order from standard input and works until told to stop, or alone until the grace period is over."""
@@ -68,6 +71,7 @@ def main() -> None:
         workers=order.workers,
         policy=RetryPolicy(**order.policy),  # type: ignore[arg-type]  # counts are whole numbers in JSON too
         on_settled=voice.settled,
+        on_idle=voice.idle,
         role="worker",
     )
     threading.Thread(target=_listen, args=(lines, commands), name="uploads-commands", daemon=True).start()

@@ -2,7 +2,7 @@
 
 Lines of JSON over two pipes. To the worker: first what to do (`WorkerOrder`), then `{"add": folder}`, `{"rescan": true}` and
 `{"stop": seconds}`; the end of the pipe tells it that we are gone. From it: `{"owner": pid}` once it has the spool,
-`{"settled": outcome, "folder": name}` and `{"log": [level, text]}`.
+`{"settled": outcome, "folder": name}`, `{"idle": true}` and `{"log": [level, text]}`.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class WorkerLink:
     Args:
         order: For the worker.
         on_settled: Called with the folder and the outcome of each entry, from the reading thread.
-        on_takeover: Called when a worker has taken the spool: what an earlier one did not live to tell must be looked up.
+        look_up: Called when a worker has taken the spool, and when it finds nothing there: what was not told must be looked up.
     """
 
     def __init__(
@@ -66,11 +66,11 @@ class WorkerLink:
         order: WorkerOrder,
         *,
         on_settled: Callable[[str, Outcome], None],
-        on_takeover: Callable[[], None],
+        look_up: Callable[[], None],
     ) -> None:
         self._order = order
         self._on_settled = on_settled
-        self._on_takeover = on_takeover
+        self._look_up = look_up
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._missed = False
@@ -200,7 +200,6 @@ class WorkerLink:
         elif "log" in message:
             level, text = message["log"]
             _log.log(level, "%s", text)
-        elif "owner" in message:
-            self._on_takeover()
-            return True
-        return False
+        elif "owner" in message or "idle" in message:
+            self._look_up()
+        return "owner" in message

@@ -21,6 +21,7 @@ from ._credentials import CredentialWatch
 from ._delivery import deliver
 from ._filing import Filing
 from ._health import Health
+from ._reading import Reader
 from ._redact import redact
 from ._schedule import Counts, Schedule, Standing
 from ._verdicts import Action, Attempts, Verdict, judge
@@ -60,7 +61,9 @@ class Drain:
         workers: Uploads at the same time.
         policy: How long to wait between attempts.
         on_settled: Called with the folder and the outcome of each entry, from an uploading thread.
+        on_idle: Called every ten seconds while nothing is left.
         clock: Seconds, monotonic.
+        window: How many entries to have in memory; the others stay in the spool.
         role: What the lock says about this process.
     """
 
@@ -72,7 +75,9 @@ class Drain:
         workers: int = 4,
         policy: RetryPolicy | None = None,
         on_settled: Callable[[str, Outcome], None] = lambda *_: None,
+        on_idle: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
+        window: int = 4096,
         role: str = "queue",
     ) -> None:
         self._spool = spool
@@ -80,9 +85,11 @@ class Drain:
         self._workers = workers
         self._policy = policy or RetryPolicy()
         self._on_settled = on_settled
+        self._on_idle = on_idle
         self._clock = clock
         self._lock = OwnerLock(spool.drain_lock, role)
-        self._schedule = Schedule(clock)
+        self._schedule = Schedule(clock, window)
+        self._reader = Reader(spool, self._schedule)
         self._health = Health(self._policy, clock)
         self._stopping = threading.Event()
         self._threads: list[threading.Thread] = []
@@ -113,27 +120,20 @@ class Drain:
 
     def _take_over(self) -> None:
         self._spool.recover()
-        self._schedule.remember(
-            failed=(
-                identifier_of(folder) for folders in self._spool.list_failed().values() for folder in folders
-            ),
-            replaced=(
-                (past.identifier, past.superseded_by)
-                for past in self._spool.delivered()
-                if past.superseded_by
-            ),
-        )
-        self._schedule.add(
-            self._spool.list_pending()
-        )  # All of them are there: nobody else takes entries out.
+        for past in self._spool.delivered():
+            self._schedule.remember(past.identifier, replaced_by=past.superseded_by)
+        for folders in self._spool.list_failed().values():
+            for folder in folders:
+                self._schedule.remember(identifier_of(folder), failed=True)
+        self._reader.read()
 
     def add(self, folders: Iterable[str]) -> None:
         """Takes newly pending entries in. One that was found in a listing and delivered before it was announced is passed over."""
-        self._schedule.add(folders, self._is_pending)
+        self._schedule.add(folders, self._spool.is_pending)
 
     def rescan(self) -> None:
         """Looks for entries that nobody announced, such as those of a forked child."""
-        self.add(self._spool.list_pending())
+        self._reader.read()
 
     def counts(self) -> Counts:
         """How many entries wait, and how many are in flight."""
@@ -177,9 +177,6 @@ class Drain:
                 "last_error": self._health.last_error,
             }
 
-    def _is_pending(self, folder: str) -> bool:
-        return (self._spool.pending / folder).is_dir()
-
     # Uploading threads.
 
     def _thread(self, target: Callable[[], None], name: str) -> threading.Thread:
@@ -204,6 +201,7 @@ class Drain:
 
     def _serve(self) -> None:
         while not self._stopping.is_set():
+            self._reader.read_if_low()
             folder = self._schedule.next(timeout_seconds=_TICK_SECONDS)
             if folder is None:
                 continue
@@ -398,3 +396,5 @@ class Drain:
                 if now - last_scan >= _RESCAN_SECONDS:
                     self.rescan()
                     last_scan = now
+                    if self._schedule.wait_idle(0):
+                        self._on_idle()

@@ -205,6 +205,10 @@ class Spool:
         """The names of the folders that are being uploaded, or were when their process died."""
         return sorted(self.inflight_folders())
 
+    def is_pending(self, folder: str) -> bool:
+        """Whether the entry waits."""
+        return (self.pending / folder).is_dir()
+
     def list_done(self) -> list[str]:
         """Delivered entries whose line in `delivered.jsonl` is not written yet."""
         return sorted(_entries(self.done))

@@ -321,6 +321,7 @@ class UploadQueue:
             if isinstance(error, OSError) and not isinstance(error, UploadError):
                 return self._refused(name, size, _as_spool_full(error, self.spool.path, size))
             raise
+        self._ledger.confirm(entry.folder)
         if not self._is_child:
             self._drainer.add([entry.folder])
             if not to_disk:
@@ -375,11 +376,16 @@ class UploadQueue:
     ) -> Drainer:
         if isolation == "threads":
             return Drain(
-                self.spool, self._store, workers=workers, policy=policy, on_settled=self._ledger.close
+                self.spool,
+                self._store,
+                workers=workers,
+                policy=policy,
+                on_settled=self._ledger.close,
+                on_idle=self._ledger.look_up,
             )
         waits = (policy or RetryPolicy()).to_json()
         order = WorkerOrder(str(self.spool.path), str(store), options, workers, grace_seconds, waits)
-        return WorkerLink(order, on_settled=self._ledger.close, on_takeover=self._ledger.look_up)
+        return WorkerLink(order, on_settled=self._ledger.close, look_up=self._ledger.look_up)
 
     # The end of the process.
 
