@@ -40,7 +40,7 @@ class Reading:
 
 
 class Reader:
-    """Every method may be called from any thread; the lock lets one read at a time."""
+    """Every method may be called from any thread; the lock lets one read at a time. Raises OSError where the spool cannot be listed."""
 
     def __init__(self, spool: Spool, schedule: Schedule) -> None:
         self._spool = spool
@@ -63,10 +63,13 @@ class Reader:
 
     def _read(self) -> None:
         reach, room = self._schedule.begin_reading()
-        reading = self._first_look(reach, room)
-        if reading.found:
-            reading = self._look_again(reach, reading)
-        self._schedule.take_in(reading, self._spool.is_pending)
+        try:
+            reading = self._first_look(reach, room)
+            if reading.found:
+                reading = self._look_again(reach, reading)
+            self._schedule.take_in(reading, self._spool.is_pending)
+        finally:
+            self._schedule.end_reading()
 
     def _first_look(self, reach: str, room: int) -> Reading:
         unannounced: set[str] = set()

@@ -80,6 +80,7 @@ class Schedule:
         self._reach = ""
         self._beyond = 0  # At least as many wait in the spool alone.
         self._unread = 0  # Of them were announced since the last reading began.
+        self._is_being_read = False
         self._past = Past()
         self._holding: dict[int, set[int]] = defaultdict(set)  # Identity → keys held until it settles.
         self._waiting = 0
@@ -108,14 +109,24 @@ class Schedule:
 
     def is_low(self) -> bool:
         """Whether it is time to read on: little is ready, more is in the spool, and there is room for it."""
-        quarter = self._window // 4
-        return self._beyond > 0 and len(self._ready) <= quarter and len(self._known) <= self._limit - quarter
+        if self._beyond == 0 or self._is_being_read:
+            return False
+        enough = max(self._window // 4, 1)  # For one listing, so that it does not come once per entry.
+        return len(self._ready) <= enough <= self._room()
 
     def begin_reading(self) -> tuple[str, int]:
-        """The window's reach, and how many entries beyond it there is room for. `take_in` follows."""
+        """The window's reach, and how many entries beyond it there is room for. `take_in` may follow, `end_reading` must."""
         with self._changed:
+            self._is_being_read = True
             self._unread = 0
             return self._reach, self._room()
+
+    def end_reading(self) -> None:
+        """The next reading may begin."""
+        with self._changed:
+            self._is_being_read = False
+            if self.is_low():  # Somebody who waits for an entry is to read.
+                self._changed.notify()
 
     def knows(self, folder: str) -> bool:
         """Whether the entry is here, waiting or in flight. Takes no lock, since it is asked of every name in a listing."""
@@ -149,7 +160,7 @@ class Schedule:
                 self._emptied.notify_all()
 
     def next(self, timeout_seconds: float) -> str | None:
-        """The folder to work on, which counts as in flight from here; None when nothing was due in time, or after `stop`."""
+        """The folder to work on, which counts as in flight from here; None when nothing was due in time, it is time to read on, or after `stop`."""
         deadline = self._clock() + timeout_seconds
         with self._changed:
             while not self._stopped:
@@ -158,7 +169,7 @@ class Schedule:
                 if folder is not None:
                     return folder
                 wait_seconds = min(deadline, self._next_change(now)) - now
-                if now >= deadline:
+                if now >= deadline or self.is_low():
                     return None
                 self._changed.wait(max(wait_seconds, 0.0))
             return None
@@ -260,6 +271,7 @@ class Schedule:
         return not (self._ready or self._inflight or self._delayed)
 
     def _room(self) -> int:
+        """How many entries to read. Beyond the limit none, unless nothing would ever get below it again."""
         room = self._window - len(self._ready)
         if not self._stands_still():
             room = min(room, self._limit - len(self._known))

@@ -201,7 +201,10 @@ class Drain:
 
     def _serve(self) -> None:
         while not self._stopping.is_set():
-            self._reader.read_if_low()
+            try:
+                self._reader.read_if_low()
+            except OSError:  # No descriptor for it, for instance; what is in memory goes on meanwhile.
+                self._stopping.wait(_TICK_SECONDS)
             folder = self._schedule.next(timeout_seconds=_TICK_SECONDS)
             if folder is None:
                 continue
