@@ -17,13 +17,12 @@ from ._flusher import Flusher
 from ._forking import forget_in_child
 from ._intake import How, Intake
 from ._ledger import Ledger
-from ._opening import choose_isolation, take_spool
+from ._opening import choose_isolation, make_drainer, take_spool
 from ._redact import redact
 from ._room import Room
-from ._worker_link import WorkerLink, WorkerOrder
+from ._worker_link import WorkerOrder
 from .backlog import Backlog
 from .download import POINTER_SUFFIX, download_file
-from .drain import Drain
 from .errors import (
     QueueClosed,
     RemoteNameTaken,
@@ -43,7 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from types import TracebackType
 
-    from ._opening import Drainer, Isolation
+    from ._opening import Isolation
     from .entry import Entry
     from .stores import Store
 
@@ -139,9 +138,15 @@ class UploadQueue:
         self._ledger = Ledger(self.spool, self._room.give)
         self._uri_of, self._state_of = self._store.uri, self._ledger.state_of  # Shared by all handles.
         self._ledger.inherit((*self.spool.pending_folders(), *self.spool.inflight_folders()))
-        self._drainer = self._make_drainer(
-            isolation, store, workers, policy, grace_seconds, store_options or {}
+        order = WorkerOrder(
+            str(self.spool.path),
+            str(store),
+            store_options or {},
+            workers,
+            grace_seconds,
+            (policy or RetryPolicy()).to_json(),
         )
+        self._drainer = make_drainer(isolation, self.spool, self._store, order, policy, self._ledger)
         try:
             self._drainer.start()
         except SpoolOwned:
@@ -364,28 +369,6 @@ class UploadQueue:
         handle._settle(outcome)  # noqa: SLF001  # the queue is the other half of a handle
         self._ledger.add_failure(outcome)
         return handle
-
-    def _make_drainer(
-        self,
-        isolation: Isolation,
-        store: Store | str | Path,
-        workers: int,
-        policy: RetryPolicy | None,
-        grace_seconds: float,
-        options: dict[str, Any],
-    ) -> Drainer:
-        if isolation == "threads":
-            return Drain(
-                self.spool,
-                self._store,
-                workers=workers,
-                policy=policy,
-                on_settled=self._ledger.close,
-                on_idle=self._ledger.look_up,
-            )
-        waits = (policy or RetryPolicy()).to_json()
-        order = WorkerOrder(str(self.spool.path), str(store), options, workers, grace_seconds, waits)
-        return WorkerLink(order, on_settled=self._ledger.close, look_up=self._ledger.look_up)
 
     # The end of the process.
 

@@ -8,7 +8,8 @@ import pytest
 
 from tests.servers.stores import MemoryStore, StoreThatWaits
 from uploads import LocalStore, add_commands
-from uploads.commands import EXIT_FAILED, EXIT_LEFT, EXIT_OK, EXIT_OWNED, gc, main, resume, status, verify
+from uploads.command_line import main
+from uploads.commands import EXIT_FAILED, EXIT_LEFT, EXIT_OK, EXIT_OWNED, gc, resume, status, verify
 from uploads.errors import SpoolOwned
 
 LIMIT_SECONDS = 30
