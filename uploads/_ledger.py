@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
+from ._notes import reason_of
 from ._packed import NumberTable, PackedFolders
 from .entry import identifier_of, key_of, number_of, sequence_of
 from .errors import ManifestUnreadable
@@ -145,7 +146,7 @@ class Ledger:
             return
         for state, failed in self._spool.list_failed().items():
             for folder in set(failed) & set(gone.values()):
-                noted = self._spool.reason_of(self._spool.failed / state / folder)
+                noted = reason_of(self._spool.failed / state / folder)
                 self.close(folder, noted or Outcome(identifier_of(folder), folder, state))
         for outcome in self._spool.delivered():
             if outcome.identifier in gone:

@@ -179,7 +179,8 @@ class PackedFolders:
         for index in range(0, len(self._rows), _ROW):
             if self._rows[index + 1] or self._rows[index + 2]:
                 rows.extend(self._rows[index : index + _ROW])
-        self._rows, self._gaps = rows, 0
+        self._gaps = 0  # First: rather too many names for an instant than less than none.
+        self._rows = rows
 
 
 def _row_of(folder: str) -> tuple[int, int, int]:

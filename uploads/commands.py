@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from ._notes import attempts_of, reason_of
 from .drain import Drain
 from .errors import ManifestUnreadable, SpoolError
 from .outcome import Outcome, UploadState
@@ -209,7 +210,7 @@ def _describe(spool: Spool, folder: str) -> dict[str, Any] | None:
         "size": entry.size,
         "submitted_at": entry.submitted_at,
     }
-    attempts = spool.attempts_of(place)
+    attempts = attempts_of(place)
     return about | (
         {"attempts": attempts.get("count"), "last_error": attempts.get("reason")} if attempts else {}
     )
@@ -217,7 +218,7 @@ def _describe(spool: Spool, folder: str) -> dict[str, Any] | None:
 
 def _describe_failure(spool: Spool, state: UploadState, folder: str) -> dict[str, Any]:
     place = spool.failed / state / folder
-    outcome = spool.reason_of(place)
+    outcome = reason_of(place)
     return {
         "remote_name": outcome.remote_name if outcome else folder,
         "state": str(state),

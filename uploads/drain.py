@@ -21,6 +21,7 @@ from ._credentials import CredentialWatch
 from ._delivery import deliver
 from ._filing import Filing
 from ._health import Health
+from ._notes import may_have_lost_bytes, note_attempt, utc_now
 from ._reading import Reader
 from ._redact import redact
 from ._schedule import Counts, Schedule, Standing
@@ -30,7 +31,6 @@ from .errors import BytesCorrupt, ManifestUnreadable
 from .outcome import Outcome, UploadState
 from .ownership import OwnerLock
 from .retry import RetryPolicy
-from .spool import utc_now
 from .stores.store import Resuming
 
 if TYPE_CHECKING:
@@ -252,7 +252,7 @@ class Drain:
             entry,
             self._store,
             retried=self._attempts_of(folder).count > 0 or (place / "attempts.json").exists(),
-            suspect=self._spool.may_have_lost_bytes(place, entry),
+            suspect=may_have_lost_bytes(place, entry, self._spool.boot),
         )
         if outcome.state is UploadState.DONE:
             self._health.worked()
@@ -353,7 +353,7 @@ class Drain:
 
     def _return(self, folder: str, attempts: Attempts, verdict: Verdict, delay_seconds: float) -> None:
         if (self._spool.inflight / folder).is_dir():
-            self._spool.note_attempt(self._spool.inflight / folder, attempts.count, verdict.reason)
+            note_attempt(self._spool.inflight / folder, attempts.count, verdict.reason)
             self._spool.release(folder)
         self._schedule.retry(folder, delay_seconds)
 

@@ -281,7 +281,7 @@ class UploadQueue:
         give_back_seconds = 0.0
         try:
             atexit.unregister(self._close_at_exit)
-            self.drain(timeout_seconds)
+            self._ledger.wait_empty(timeout_seconds)
             give_back_seconds = self._give_back_seconds
         finally:  # Also when Ctrl-C ends the wait; then nothing is waited for.
             self._drainer.stop(give_back_seconds)

@@ -11,6 +11,7 @@ import pytest
 
 from tests.servers.s3_servers import free_port
 from uploads import RetryPolicy, UploadQueue, UploadState
+from uploads._notes import attempts_of
 from uploads.ownership import owner_of
 
 LIMIT_SECONDS = 60
@@ -181,4 +182,4 @@ def test_the_worker_waits_as_the_policy_says(make_worker_queue, make_file):
 def _attempts(spool):
     places = [spool.pending / folder for folder in spool.list_pending()]
     places += [spool.inflight / folder for folder in spool.list_inflight()]
-    return max((spool.attempts_of(place).get("count", 0) for place in places), default=0)
+    return max((attempts_of(place).get("count", 0) for place in places), default=0)
