@@ -61,7 +61,7 @@ class Schedule:
         window: How many entries to have ready.
     """
 
-    def __init__(self, clock: Callable[[], float], window: int = 4096) -> None:
+    def __init__(self, clock: Callable[[], float], window: int = 2048) -> None:
         self._clock = clock
         self._window = window
         self._limit = 4 * window
@@ -76,7 +76,9 @@ class Schedule:
         self._resting: set[int] = set()  # Keys in _delayed.
         self._inflight: dict[int, str] = {}  # Key → folder.
         self._known: set[int] = set()  # Identities that are waiting or in flight.
-        self._newest: dict[int, str] = {}  # Of each key that has an entry here: its newest, here or beyond.
+        self._newest: dict[
+            int, str
+        ] = {}  # Of each key that has an entry here and another here or beyond: the newest.
         self._reach = ""
         self._beyond = 0  # At least as many wait in the spool alone.
         self._unread = 0  # Of them were announced since the last reading began.
@@ -135,7 +137,7 @@ class Schedule:
     def keys(self) -> list[str]:
         """Of the remote names that have an entry here."""
         with self._changed:
-            return [f"{key:016x}" for key in self._newest]
+            return [f"{key:016x}" for key in self._lines.keys() | self._inflight.keys()]
 
     def take_in(self, reading: Reading, is_there: Callable[[str], bool]) -> None:
         """Takes in what was read.
@@ -303,15 +305,19 @@ class Schedule:
         self._known.add(_identity(folder))
         self._reach = max(self._reach, folder)
         self._waiting += 1
-        heapq.heappush(self._lines[key], folder)
         self._note_newer(folder)
+        heapq.heappush(self._lines[key], folder)
         if key not in self._resting:
             self._queue(key)
 
     def _note_newer(self, folder: str) -> None:
+        """Keeps the newest of a name that has another entry here; most have none."""
         key = _key(folder)
-        if key in self._lines or key in self._inflight:
-            self._newest[key] = max(folder, self._newest.get(key, ""))
+        newest = self._newest.get(key) or max(
+            [*self._lines.get(key, ()), self._inflight.get(key, "")]
+        )  # Until now one waits, or is in flight, or both.
+        if newest:
+            self._newest[key] = max(folder, newest)
 
     def _note_end(self, identity: int, *, failed: bool, replaced_by: str | None) -> None:
         newer = None if replaced_by is None else number_of(replaced_by)

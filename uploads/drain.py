@@ -77,7 +77,7 @@ class Drain:
         on_settled: Callable[[str, Outcome], None] = lambda *_: None,
         on_idle: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
-        window: int = 4096,
+        window: int = 2048,
         role: str = "queue",
     ) -> None:
         self._spool = spool
