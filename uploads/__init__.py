@@ -11,7 +11,7 @@ Importing this package starts nothing and loads no store's client.
 """
 
 from .backlog import Backlog
-from .commands import add_commands
+from .command_line import add_commands
 from .download import download_file
 from .errors import RemoteConflict, UploadError
 from .exiting import exit_on_sigterm

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from ._disk import sync_disk_of
 from ._files import exists, fsync_path
+from ._notes import note_crc32, note_flushed
 from .spool import fsync_entry
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ class Flusher:
                 added, self._folders = self._folders, []
             for folder, checksum, _ in added:
                 if checksum:  # Not while it is being uploaded: then it is being read already.
-                    self._spool.note_crc32(self._spool.pending / folder)
+                    note_crc32(self._spool.pending / folder)
             left = self._left(added) if len(added) > _BURST else added
             if len(left) > _BURST:
                 self._flush_disk([(folder, unchecked) for folder, _, unchecked in left])
@@ -112,7 +113,7 @@ class Flusher:
             try:
                 self._fsync(place / folder)
                 if unchecked:
-                    self._spool.note_flushed(place / folder)
+                    note_flushed(place / folder)
             except FileNotFoundError:
                 continue  # In the end it was uploaded meanwhile.
             except OSError as error:

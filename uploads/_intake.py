@@ -7,8 +7,8 @@ import shutil
 import threading
 from typing import TYPE_CHECKING, Literal
 
+from ._notes import utc_now
 from .entry import DATA_FILE, Entry
-from .spool import utc_now
 from .staging import Staged, is_on_same_disk, measure_to_move, stage_copy, stage_link
 
 if TYPE_CHECKING:

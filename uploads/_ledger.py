@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
 import weakref
-from collections import Counter
 from typing import TYPE_CHECKING
 
 import attrs
 
-from .entry import identifier_of, key_of, number_of
+from ._notes import reason_of
+from ._packed import NumberTable, PackedFolders
+from .entry import identifier_of, key_of, number_of, sequence_of
 from .errors import ManifestUnreadable
 from .names import name_key
 from .outcome import Outcome, UploadState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from .handle import UploadHandle
     from .spool import Spool
@@ -27,60 +29,71 @@ __all__ = ["Ledger"]
 class Ledger:
     """Entries from acceptance to their end. Every method may be called from any thread; the lock guards everything.
 
-    Kept of an entry are the name of its folder and two numbers; its remote name is looked up in the spool when somebody asks.
+    Kept of an entry are some fifty bytes: its folder's name, packed, and that its remote name is on its way.
+    The remote name itself is looked up in the spool when somebody asks, and a handle is known only as long as somebody else holds it.
 
     Args:
         spool: Where what nobody told us is looked up.
-        free: Called with the bytes of each entry that has left the spool.
+        free: Called with the bytes of each entry of this queue that has left the spool.
     """
 
     def __init__(self, spool: Spool, free: Callable[[int], None]) -> None:
         self._spool = spool
         self._free = free
         self._changed = threading.Condition()
-        self._folders: dict[int, str] = {}  # By identity.
-        self._sizes: dict[int, int] = {}  # What was booked; what an earlier process left was not.
-        self._handles: weakref.WeakValueDictionary[int, UploadHandle] = weakref.WeakValueDictionary()
-        self._keys: Counter[int] = Counter()
+        self._folders = PackedFolders()
+        self._names = NumberTable()  # Key → how many entries have it.
+        self._handles: weakref.WeakValueDictionary[str, UploadHandle] = weakref.WeakValueDictionary()
+        self._inherited_to = 0  # The last sequence number of earlier processes; nothing is booked up to it.
+        self._on_the_way_in = (
+            ""  # The entry that is opened and not yet in the spool; they come one at a time.
+        )
         self._failures: list[Outcome] = []
         self._missing: set[str] = set()
 
-    def open(self, folder: str, handle: UploadHandle | None = None, size: int = 0) -> None:
+    def inherit(self, folders: Iterable[str]) -> None:
+        """Takes in what earlier processes left."""
+        with self._changed:
+            for folder in sorted(folders):
+                self._add(folder)
+                self._inherited_to = sequence_of(folder)
+
+    def open(self, folder: str, handle: UploadHandle) -> None:
         """Takes an entry in, before anybody can tell us that it has ended."""
         with self._changed:
-            number = number_of(identifier_of(folder))
-            self._folders[number] = folder
-            self._keys[number_of(key_of(folder))] += 1
-            if size:
-                self._sizes[number] = size
-            if handle is not None:
-                self._handles[number] = handle
+            self._add(folder)
+            self._handles[folder] = handle
+            self._on_the_way_in = folder
 
-    def strike(self, identifier: str) -> None:
+    def confirm(self, folder: str) -> None:
+        """The entry that was opened is in the spool now."""
+        with self._changed:
+            if self._on_the_way_in == folder:
+                self._on_the_way_in = ""
+
+    def strike(self, folder: str) -> None:
         """Takes an entry out that never came to be."""
         with self._changed:
-            self._remove(number_of(identifier))
+            self._remove(folder)
 
     def is_on_its_way(self, name: str) -> bool:
         """Whether an entry of this remote name has not ended."""
         with self._changed:
-            return self._keys[number_of(name_key(name))] > 0
+            return number_of(name_key(name)) in self._names
 
-    def close(self, outcome: Outcome) -> None:
+    def close(self, folder: str, outcome: Outcome) -> None:
         """The end of an entry; the second time it is told nothing happens."""
         with self._changed:
-            number = number_of(outcome.identifier)
-            if number not in self._folders:
+            handle = self._handles.get(folder)
+            if not self._remove(folder):
                 return
-            handle = self._handles.get(number)
-            size = self._remove(number)
             if outcome.state is UploadState.LOST and handle is not None:
                 # Its manifest, and so its name, is lost as well.
                 outcome = attrs.evolve(outcome, remote_name=handle.remote_name)
             if outcome.state.is_failure:
                 self._failures.append(outcome)
-            else:
-                self._free(size)
+            elif sequence_of(folder) > self._inherited_to:
+                self._free(outcome.size)
             if not self._folders:
                 self._changed.notify_all()
             # Before the lock is given back: whoever waited until nothing was left finds that every handle knows its end.
@@ -102,16 +115,16 @@ class Ledger:
         with self._changed:
             return len(self._folders)
 
-    def state_of(self, identifier: str) -> UploadState | None:
+    def state_of(self, folder: str) -> UploadState | None:
         """How an entry stands in the spool now; None where it has just left it."""
         with self._changed:
-            folder = self._folders.get(number_of(identifier))
-        return None if folder is None else self._spool.state_of(folder)
+            is_known = folder in self._folders
+        return self._spool.state_of(folder) if is_known else None
 
     def remaining(self) -> tuple[str, ...]:
         """The remote names of what has not ended, in the order of submission."""
         with self._changed:
-            folders = sorted(self._folders.values())
+            folders = self._folders.copy()
         return tuple(self._name_of(folder) for folder in folders)
 
     def failures(self) -> tuple[Outcome, ...]:
@@ -120,44 +133,50 @@ class Ledger:
             return tuple(self._failures)
 
     def look_up(self) -> None:
-        """Finds in the spool what a worker did not live to tell: gone twice in a row without a trace means deleted."""
+        """Finds in the spool what nobody lived to tell: gone twice in a row without a trace means deleted."""
         with self._changed:
-            folders = {identifier_of(folder): folder for folder in self._folders.values()}
-        waiting = {*self._spool.list_pending(), *self._spool.list_inflight()}
-        gone = {identifier: folder for identifier, folder in folders.items() if folder not in waiting}
+            unseen = self._folders.copy()
+            if self._on_the_way_in:
+                unseen.remove(self._on_the_way_in)
+        if not unseen:
+            return
+        for folder in itertools.chain(self._spool.pending_folders(), self._spool.inflight_folders()):
+            unseen.remove(folder)
+        gone = {identifier_of(folder): folder for folder in unseen}
         if not gone:
             return
         for state, failed in self._spool.list_failed().items():
             for folder in set(failed) & set(gone.values()):
-                noted = self._spool.reason_of(self._spool.failed / state / folder)
-                self.close(noted or Outcome(identifier_of(folder), folder, state))
+                noted = reason_of(self._spool.failed / state / folder)
+                self.close(folder, noted or Outcome(identifier_of(folder), folder, state))
         for outcome in self._spool.delivered():
             if outcome.identifier in gone:
-                self.close(outcome)
+                self.close(gone[outcome.identifier], outcome)
         with self._changed:
-            missing = {identifier for identifier in gone if number_of(identifier) in self._folders}
+            missing = {folder for folder in gone.values() if folder in self._folders}
             lost, self._missing = missing & self._missing, missing
         reason = f"its folder was deleted from {self._spool.path}"
-        for identifier in lost:
-            self.close(Outcome(identifier, gone[identifier], UploadState.LOST, reason=reason))
+        for folder in sorted(lost):
+            self.close(folder, Outcome(identifier_of(folder), folder, UploadState.LOST, reason=reason))
 
     def forget_after_fork(self) -> None:
         """In a forked child: the parent's lock may be held by a thread that does not exist here."""
         self._changed = threading.Condition()
 
-    def _remove(self, number: int) -> int:
-        """Forgets an entry, where it is known; returns how many bytes were booked for it."""
-        folder = self._folders.pop(number, None)
-        if folder is not None:
-            key = number_of(key_of(folder))
-            self._keys[key] -= 1
-            if not self._keys[key]:
-                del self._keys[key]
-        self._handles.pop(number, None)
-        return self._sizes.pop(number, 0)
+    def _add(self, folder: str) -> None:
+        if self._folders.add(folder):
+            self._names[number_of(key_of(folder))] += 1
+
+    def _remove(self, folder: str) -> bool:
+        """Forgets an entry; whether it was known."""
+        self._handles.pop(folder, None)
+        is_known = self._folders.remove(folder)
+        if is_known:
+            self._names[number_of(key_of(folder))] -= 1
+        return is_known
 
     def _name_of(self, folder: str) -> str:
-        handle = self._handles.get(number_of(identifier_of(folder)))
+        handle = self._handles.get(folder)
         if handle is not None:
             return handle.remote_name
         with contextlib.suppress(ManifestUnreadable, OSError):

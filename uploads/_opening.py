@@ -1,4 +1,4 @@
-"""What a queue settles before it takes its first file: where uploads run, which spool is its own, what that spool says of itself."""
+"""What a queue settles before it takes its first file: where uploads run and what does them, which spool is its own, what that spool says of itself."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from ._default_spool import default_spools
 from ._redact import is_secret_option, redact
+from ._worker_link import WorkerLink
+from .drain import Drain
 from .errors import SpoolOwned
 from .ownership import OwnerLock
 from .spool import Spool
@@ -15,9 +17,12 @@ from .stores.uris import is_remote
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from ._ledger import Ledger
+    from ._worker_link import WorkerOrder
+    from .retry import RetryPolicy
     from .stores import Store
 
-__all__ = ["Drainer", "Isolation", "choose_isolation", "take_spool"]
+__all__ = ["Drainer", "Isolation", "choose_isolation", "make_drainer", "take_spool"]
 
 Isolation = Literal["threads", "process"]
 
@@ -50,6 +55,36 @@ def choose_isolation(asked: Isolation | None, store: Store | str | Path) -> Isol
             f"isolation='process' must have a store given by URI, got {store!r}. Give its URI, or isolation='threads'."
         )
     return asked or ("process" if isinstance(store, str | Path) and is_remote(store) else "threads")
+
+
+def make_drainer(
+    isolation: Isolation,
+    spool: Spool,
+    store: Store,
+    order: WorkerOrder,
+    policy: RetryPolicy | None,
+    ledger: Ledger,
+) -> Drainer:
+    """What will empty the spool, not started yet; it tells the ledger what became of entries.
+
+    Args:
+        isolation: Where.
+        spool: The queue's.
+        store: The same as in the order, opened.
+        order: What a worker process is told; threads do as much.
+        policy: As the user gave it.
+        ledger: Hears.
+    """
+    if isolation == "threads":
+        return Drain(
+            spool,
+            store,
+            workers=order.workers,
+            policy=policy,
+            on_settled=ledger.close,
+            on_idle=ledger.look_up,
+        )
+    return WorkerLink(order, on_settled=ledger.close, look_up=ledger.look_up)
 
 
 def take_spool(

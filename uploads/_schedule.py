@@ -1,6 +1,8 @@
 """Which entry is next: order, one in flight per remote name, what waits for what, and when to leave the store alone.
 
-Pure bookkeeping in memory, rebuilt from a listing of the spool; it reads no file and knows no store.
+Pure bookkeeping in memory; it reads no file and knows no store. The spool is the queue, this is a window on it: the next few
+thousand entries by counter are here, and `_reading` brings those that follow when they run low. So memory does not grow with
+what waits, and whatever an entry comes after is in the window before it, or has settled.
 """
 
 from __future__ import annotations
@@ -13,10 +15,13 @@ from typing import TYPE_CHECKING
 
 import attrs
 
+from ._past import Past
 from .entry import identifier_of, key_of, number_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
+
+    from ._reading import Reading
 
 __all__ = ["Counts", "Schedule", "Standing"]
 
@@ -48,16 +53,22 @@ class Schedule:
     Entries of one remote name form a line, in the order of submission; the head of a line is either ready, in flight,
     waiting for its retry time, or held until what it comes after has settled.
 
+    Every waiting entry up to the highest that was taken in, the window's reach, is here. Beyond it nothing is kept but a count.
+    Where four windows full of entries are here, since they wait for others, the rest stays in the spool until some have settled.
+
     Args:
         clock: Seconds, monotonic.
+        window: How many entries to have ready.
     """
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(self, clock: Callable[[], float], window: int = 2048) -> None:
         self._clock = clock
+        self._window = window
+        self._limit = 4 * window
         lock = threading.RLock()
         self._changed = threading.Condition(lock)  # Something may be due.
         self._emptied = threading.Condition(lock)  # Nothing is left.
-        # Keys and identities are numbers here: half the memory, for a hundred thousand entries.
+        # Keys and identities are numbers here: half the memory.
         self._lines: dict[int, list[str]] = defaultdict(list)
         self._ready: list[str] = []  # Heads of lines; a folder's name starts with its sequence number.
         self._queued: set[int] = set()  # Keys that have a place in _ready.
@@ -65,8 +76,14 @@ class Schedule:
         self._resting: set[int] = set()  # Keys in _delayed.
         self._inflight: dict[int, str] = {}  # Key → folder.
         self._known: set[int] = set()  # Identities that are waiting or in flight.
-        self._failed: set[int] = set()
-        self._replaced_by: dict[int, int] = {}
+        self._newest: dict[
+            int, str
+        ] = {}  # Of each key that has an entry here and another here or beyond: the newest.
+        self._reach = ""
+        self._beyond = 0  # At least as many wait in the spool alone.
+        self._unread = 0  # Of them were announced since the last reading began.
+        self._is_being_read = False
+        self._past = Past()
         self._holding: dict[int, set[int]] = defaultdict(set)  # Identity → keys held until it settles.
         self._waiting = 0
         self._closed_until = float("-inf")
@@ -76,36 +93,77 @@ class Schedule:
         self._stopped = False
 
     def add(self, folders: Iterable[str], is_there: Callable[[str], bool] = lambda _: True) -> None:
-        """Takes entries in; those it knows already are passed over.
+        """Hears of new entries; those it knows already are passed over, those beyond its reach are counted.
 
         Args:
-            folders: From an announcement or a listing.
-            is_there: Asked of those it does not know: an entry of a listing may have been delivered and forgotten since.
+            folders: As they were announced.
+            is_there: Asked of those it does not know: an entry may have been found, delivered and forgotten before it is announced.
         """
-        added = 0
         with self._changed:
-            for folder in folders:
-                identity, key = _identity(folder), _key(folder)
-                if identity in self._known or not is_there(folder):
-                    continue
-                self._known.add(identity)
-                heapq.heappush(self._lines[key], folder)
-                self._waiting += 1
-                if key not in self._resting:
-                    self._queue(key)
-                added += 1
+            added = sum(self._hear_of(folder, is_there) for folder in folders)
             self._changed.notify(
                 added
             )  # Not all: waking eight threads for one entry costs as much as sending a small file.
 
-    def remember(self, failed: Iterable[str] = (), replaced: Iterable[tuple[str, str]] = ()) -> None:
-        """Takes in what earlier processes left: identifiers that failed, and pairs (older, newer)."""
+    def remember(self, identifier: str, *, failed: bool = False, replaced_by: str | None = None) -> None:
+        """Takes in how an entry left in the time of an earlier process; in the order in which they did."""
         with self._changed:
-            self._failed.update(map(number_of, failed))
-            self._replaced_by.update((number_of(older), number_of(newer)) for older, newer in replaced)
+            self._note_end(number_of(identifier), failed=failed, replaced_by=replaced_by)
+
+    def is_low(self) -> bool:
+        """Whether it is time to read on: little is ready, more is in the spool, and there is room for it."""
+        if self._beyond == 0 or self._is_being_read:
+            return False
+        enough = max(self._window // 4, 1)  # For one listing, so that it does not come once per entry.
+        return len(self._ready) <= enough <= self._room()
+
+    def begin_reading(self) -> tuple[str, int]:
+        """The window's reach, and how many entries beyond it there is room for. `take_in` may follow, `end_reading` must."""
+        with self._changed:
+            self._is_being_read = True
+            self._unread = 0
+            return self._reach, self._room()
+
+    def end_reading(self) -> None:
+        """The next reading may begin."""
+        with self._changed:
+            self._is_being_read = False
+            if self.is_low():  # Somebody who waits for an entry is to read.
+                self._changed.notify()
+
+    def knows(self, folder: str) -> bool:
+        """Whether the entry is here, waiting or in flight. Takes no lock, since it is asked of every name in a listing."""
+        return _identity(folder) in self._known
+
+    def keys(self) -> list[str]:
+        """Of the remote names that have an entry here."""
+        with self._changed:
+            return [f"{key:016x}" for key in self._lines.keys() | self._inflight.keys()]
+
+    def take_in(self, reading: Reading, is_there: Callable[[str], bool]) -> None:
+        """Takes in what was read.
+
+        Args:
+            reading: Begun with `begin_reading`.
+            is_there: Asked of entries within the reach: they may have been delivered since they were listed.
+        """
+        with self._changed:
+            added = 0
+            for folder in sorted(reading.found):
+                if not self.knows(folder) and (folder > self._reach or is_there(folder)):
+                    self._insert(folder)
+                    added += 1
+            for folder in reading.newer.values():
+                self._note_newer(folder)
+            self._beyond = reading.beyond + self._unread
+            if not self._beyond:  # Everything is here: what is not was deleted, and is not waited for.
+                added += sum(self._let_go(wanted) for wanted in self._holding.keys() - self._known)
+            self._changed.notify(added)
+            if self._is_empty():
+                self._emptied.notify_all()
 
     def next(self, timeout_seconds: float) -> str | None:
-        """The folder to work on, which counts as in flight from here; None when nothing was due in time, or after `stop`."""
+        """The folder to work on, which counts as in flight from here; None when nothing was due in time, it is time to read on, or after `stop`."""
         deadline = self._clock() + timeout_seconds
         with self._changed:
             while not self._stopped:
@@ -114,25 +172,27 @@ class Schedule:
                 if folder is not None:
                     return folder
                 wait_seconds = min(deadline, self._next_change(now)) - now
-                if now >= deadline:
+                if now >= deadline or self.is_low():
                     return None
                 self._changed.wait(max(wait_seconds, 0.0))
             return None
 
     def newer_than(self, folder: str) -> str | None:
-        """The newest waiting entry of the same remote name, where there is one."""
+        """The newest waiting entry of the same remote name, where it is newer; it may be beyond the window."""
         with self._changed:
-            line = self._lines.get(_key(folder))
-            return max(line) if line else None
+            newest = self._newest.get(_key(folder), folder)
+            return newest if newest > folder else None
 
     def hold(self, folder: str, after: Iterable[str]) -> Standing:
         """How the entry stands; where it is HELD it waits again, until one of those it comes after has settled."""
         with self._changed:
             for identifier in after:
-                wanted = self._newest(number_of(identifier))
-                if wanted in self._failed:
+                identity = number_of(identifier)
+                wanted = self._past.newest(identity)
+                if self._past.has_failed(wanted):
                     return Standing.BROKEN
-                if wanted in self._known:
+                # What took its place came later, and may be beyond the window.
+                if wanted in self._known or (wanted != identity and self._beyond):
                     self._holding[wanted].add(_key(folder))
                     self._return(folder)
                     return Standing.HELD
@@ -144,17 +204,11 @@ class Schedule:
         with self._changed:
             self._leave(folder)
             self._known.discard(identity)
-            if failed:
-                self._failed.add(identity)
-            if replaced_by is not None:
-                self._replaced_by[identity] = number_of(replaced_by)
-            held = self._holding.pop(identity, ())
-            for key in held:
-                self._queue(key)
-            due = len(held) + (_key(folder) in self._queued) + self._probing_only
+            self._note_end(identity, failed=failed, replaced_by=replaced_by)
+            due = self._let_go(identity) + (_key(folder) in self._queued) + self._probing_only
             if due:  # A thread that is woken for nothing takes the interpreter from those that send.
                 self._changed.notify(due)
-            if not self._known:
+            if self._is_empty():
                 self._emptied.notify_all()
 
     def retry(self, folder: str, delay_seconds: float) -> None:
@@ -199,20 +253,78 @@ class Schedule:
             self._changed.notify_all()
 
     def counts(self) -> Counts:
-        """How many wait, how many are in flight."""
+        """How many wait, how many are in flight. Those beyond the window are counted when it is read on, and as they are announced."""
         with self._changed:
-            return Counts(self._waiting, len(self._inflight))
+            return Counts(self._waiting + self._beyond, len(self._inflight))
 
     def wait_idle(self, timeout_seconds: float) -> bool:
         """Whether nothing is left within this time."""
         with self._emptied:
-            return self._emptied.wait_for(lambda: not self._known, timeout_seconds)
+            return self._emptied.wait_for(self._is_empty, timeout_seconds)
 
     def stop(self) -> None:
         """Nothing more is given out."""
         with self._changed:
             self._stopped = True
             self._changed.notify_all()
+
+    def _is_empty(self) -> bool:
+        return not self._known and not self._beyond
+
+    def _stands_still(self) -> bool:
+        """Whether nothing here can go on by itself: all that is here is held by what is beyond."""
+        return not (self._ready or self._inflight or self._delayed)
+
+    def _room(self) -> int:
+        """How many entries to read. Beyond the limit none, unless nothing would ever get below it again."""
+        room = self._window - len(self._ready)
+        if not self._stands_still():
+            room = min(room, self._limit - len(self._known))
+        return max(room, 0)
+
+    def _let_go(self, wanted: int) -> int:
+        """Queues what was held until this entry settled; returns how many."""
+        held = self._holding.pop(wanted, set())
+        for key in held:
+            self._queue(key)
+        return len(held)
+
+    def _hear_of(self, folder: str, is_there: Callable[[str], bool]) -> bool:
+        """Whether it was taken in."""
+        if self.knows(folder):
+            return False
+        if folder > self._reach and (self._beyond or not self._room()):
+            self._beyond += 1
+            self._unread += 1
+            self._note_newer(folder)
+            return False
+        if not is_there(folder):
+            return False
+        self._insert(folder)
+        return True
+
+    def _insert(self, folder: str) -> None:
+        key = _key(folder)
+        self._known.add(_identity(folder))
+        self._reach = max(self._reach, folder)
+        self._waiting += 1
+        self._note_newer(folder)
+        heapq.heappush(self._lines[key], folder)
+        if key not in self._resting:
+            self._queue(key)
+
+    def _note_newer(self, folder: str) -> None:
+        """Keeps the newest of a name that has another entry here; most have none."""
+        key = _key(folder)
+        newest = self._newest.get(key) or max(
+            [*self._lines.get(key, ()), self._inflight.get(key, "")]
+        )  # Until now one waits, or is in flight, or both.
+        if newest:
+            self._newest[key] = max(folder, newest)
+
+    def _note_end(self, identity: int, *, failed: bool, replaced_by: str | None) -> None:
+        newer = None if replaced_by is None else number_of(replaced_by)
+        self._past.settle(identity, failed=failed, replaced_by=newer)
 
     def _take(self, now: float) -> str | None:
         while self._delayed and self._delayed[0][0] <= now:
@@ -263,11 +375,8 @@ class Schedule:
             del self._inflight[key]
             self._probe_out = False
             self._queue(key)
-
-    def _newest(self, identity: int) -> int:
-        while identity in self._replaced_by:
-            identity = self._replaced_by[identity]
-        return identity
+            if key not in self._lines:
+                self._newest.pop(key, None)
 
 
 def _identity(folder: str) -> int:

@@ -48,8 +48,11 @@ class _Voice(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         self.say({"log": [record.levelno, record.getMessage()]})
 
-    def settled(self, outcome: Outcome) -> None:
-        self.say({"settled": outcome.to_json()})
+    def settled(self, folder: str, outcome: Outcome) -> None:
+        self.say({"settled": outcome.to_json(), "folder": folder})
+
+    def idle(self) -> None:
+        self.say({"idle": True})
 
 
 def main() -> None:
@@ -68,6 +71,7 @@ def main() -> None:
         workers=order.workers,
         policy=RetryPolicy(**order.policy),  # type: ignore[arg-type]  # counts are whole numbers in JSON too
         on_settled=voice.settled,
+        on_idle=voice.idle,
         role="worker",
     )
     threading.Thread(target=_listen, args=(lines, commands), name="uploads-commands", daemon=True).start()

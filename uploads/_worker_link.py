@@ -2,7 +2,7 @@
 
 Lines of JSON over two pipes. To the worker: first what to do (`WorkerOrder`), then `{"add": folder}`, `{"rescan": true}` and
 `{"stop": seconds}`; the end of the pipe tells it that we are gone. From it: `{"owner": pid}` once it has the spool,
-`{"settled": outcome}` and `{"log": [level, text]}`.
+`{"settled": outcome, "folder": name}`, `{"idle": true}` and `{"log": [level, text]}`.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ class WorkerLink:
 
     Args:
         order: For the worker.
-        on_settled: Called with each outcome, from the reading thread.
-        on_takeover: Called when a worker has taken the spool: what an earlier one did not live to tell must be looked up.
+        on_settled: Called with the folder and the outcome of each entry, from the reading thread.
+        look_up: Called when a worker has taken the spool, and when it finds nothing there: what was not told must be looked up.
         popen: Starts a process; injected by tests.
     """
 
@@ -68,14 +68,14 @@ class WorkerLink:
         self,
         order: WorkerOrder,
         *,
-        on_settled: Callable[[Outcome], None],
-        on_takeover: Callable[[], None],
+        on_settled: Callable[[str, Outcome], None],
+        look_up: Callable[[], None],
         popen: Callable[..., subprocess.Popen[bytes]] = subprocess.Popen,
     ) -> None:
         self._order = order
         self._popen = popen
         self._on_settled = on_settled
-        self._on_takeover = on_takeover
+        self._look_up = look_up
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._missed = False
@@ -218,14 +218,13 @@ class WorkerLink:
 
     def _hear(self, message: dict[str, Any]) -> bool:
         if "settled" in message:
-            self._on_settled(Outcome.from_json(message["settled"]))
+            self._on_settled(message["folder"], Outcome.from_json(message["settled"]))
         elif "log" in message:
             level, text = message["log"]
             _log.log(level, "%s", text)
-        elif "owner" in message:
-            self._on_takeover()
-            return True
-        return False
+        elif "owner" in message or "idle" in message:
+            self._look_up()
+        return "owner" in message
 
 
 def _end(process: subprocess.Popen[bytes], timeout_seconds: float) -> None:

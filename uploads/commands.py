@@ -1,26 +1,17 @@
-"""What can be done with a spool from outside: `status`, `resume`, `verify`, `gc`.
-
-As functions that return values, and as sub-commands for a command line (`add_commands`; `python -m uploads`).
-
-Exit codes: 0 everything was delivered, 1 something is left, 2 wrong usage, 3 another process owns the spool,
-4 something failed for good or is not in the store as it was delivered.
-"""
+"""What can be done with a spool from outside: `status`, `resume`, `verify`, `gc`, as functions; `command_line` prints what they return."""
 
 from __future__ import annotations
 
-import argparse
-import functools
 import hashlib
-import json
 import shutil
-import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from ._notes import attempts_of, reason_of
 from .drain import Drain
-from .errors import ManifestUnreadable, SpoolError, SpoolOwned, UploadError
+from .errors import ManifestUnreadable, SpoolError
 from .outcome import Outcome, UploadState
 from .ownership import OwnerLock, owner_of
 from .spool import Spool
@@ -28,7 +19,6 @@ from .stores import open_store
 from .stores.store import Resuming
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
     from .stores import Store
@@ -39,9 +29,8 @@ __all__ = [
     "EXIT_OK",
     "EXIT_OWNED",
     "Finding",
-    "add_commands",
+    "exit_code",
     "gc",
-    "main",
     "resume",
     "status",
     "verify",
@@ -129,7 +118,7 @@ def resume(
         pass
     finally:
         drain.stop(give_back_seconds)
-    return _exit_code(spool)
+    return exit_code(spool)
 
 
 def verify(path: str | Path, *, store: Store | None = None) -> list[Finding]:
@@ -183,105 +172,6 @@ def gc(
     return removed
 
 
-def add_commands(subparsers: Any) -> None:
-    """Adds the four sub-commands to what `ArgumentParser.add_subparsers` returned.
-
-    The parsed namespace has `run`, to be called with the namespace; it prints errors to stderr and returns the exit code.
-    """
-    for name, run, text in (
-        ("status", _run_status, "say what is in the spool and who works on it"),
-        ("resume", _run_resume, "upload what is in the spool"),
-        ("verify", _run_verify, "compare what was delivered with what is in the store"),
-        ("gc", _run_gc, "remove what nobody needs"),
-    ):
-        command = subparsers.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
-        command.add_argument("spool", metavar="SPOOL", help="the folder of entries")
-        command.add_argument("--json", action="store_true", help="print JSON")
-        command.set_defaults(run=functools.partial(_with_exit_code, run))
-        if name != "status":
-            command.add_argument("--store", metavar="URI", help="instead of the store that the spool names")
-        if name == "resume":
-            command.add_argument(
-                "--workers", type=int, default=4, metavar="N", help="uploads at the same time (4)"
-            )
-            command.add_argument("--timeout", type=float, metavar="SECONDS", help="stop after this long")
-            command.add_argument(
-                "--follow", action="store_true", help="wait for more when everything is uploaded"
-            )
-        if name == "gc":
-            command.add_argument(
-                "--failed", action="store_true", help="remove failed entries and their bytes too"
-            )
-            command.add_argument("--delivered", action="store_true", help="forget what was delivered")
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """`python -m uploads …`; returns the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="python -m uploads",
-        description="Look after a spool of uploads.",
-        epilog=(__doc__ or "").partition("\n\n")[2].partition("\n\n")[2],
-    )
-    add_commands(parser.add_subparsers(required=True, metavar="COMMAND"))
-    options = parser.parse_args(arguments)
-    return int(options.run(options))
-
-
-def _with_exit_code(run: Callable[[argparse.Namespace], int], options: argparse.Namespace) -> int:
-    try:
-        return run(options)
-    except SpoolOwned as error:
-        _say(str(error), stream=sys.stderr)
-        return EXIT_OWNED
-    except (UploadError, ValueError, ImportError) as error:
-        _say(str(error), stream=sys.stderr)
-        return EXIT_FAILED
-
-
-def _run_status(options: argparse.Namespace) -> int:
-    found = status(options.spool)
-    _say(json.dumps(found, indent=2) if options.json else _as_text(found))
-    return _exit_code(Spool(options.spool))
-
-
-def _run_resume(options: argparse.Namespace) -> int:
-    store = open_store(options.store) if options.store else None
-    code = resume(
-        options.spool,
-        store=store,
-        workers=options.workers,
-        timeout_seconds=options.timeout,
-        follow=options.follow,
-    )
-    return max(_run_status(options), code)
-
-
-def _run_verify(options: argparse.Namespace) -> int:
-    findings = verify(options.spool, store=open_store(options.store) if options.store else None)
-    _say(
-        json.dumps([attrs.asdict(finding) for finding in findings], indent=2)
-        if options.json
-        else "\n".join(f"{finding.uri}: {finding.problem}" for finding in findings)
-        or "everything that was delivered is there"
-    )
-    return EXIT_FAILED if findings else EXIT_OK
-
-
-def _run_gc(options: argparse.Namespace) -> int:
-    removed = gc(
-        options.spool,
-        store=open_store(options.store) if options.store else None,
-        failed=options.failed,
-        delivered=options.delivered,
-    )
-    _say(
-        json.dumps(removed)
-        if options.json
-        else ", ".join(f"{count} {what.replace('_', ' ')}" for what, count in removed.items()) + " removed"
-    )
-    return EXIT_OK
-
-
 def _existing(path: str | Path) -> Spool:
     spool = Spool(path)
     if not spool.pending.is_dir():
@@ -296,7 +186,8 @@ def _store_of(spool: Spool) -> Store:
     return open_store(about["uri"], **about.get("options", {}))
 
 
-def _exit_code(spool: Spool) -> int:
+def exit_code(spool: Spool) -> int:
+    """What the state of the spool is as an exit code."""
     if any(spool.list_failed().values()):
         return EXIT_FAILED
     # What is in flight may be put back between two looks, so that the third finds it.
@@ -321,7 +212,7 @@ def _describe(spool: Spool, folder: str) -> dict[str, Any] | None:
         "size": entry.size,
         "submitted_at": entry.submitted_at,
     }
-    attempts = spool.attempts_of(place)
+    attempts = attempts_of(place)
     return about | (
         {"attempts": attempts.get("count"), "last_error": attempts.get("reason")} if attempts else {}
     )
@@ -329,7 +220,7 @@ def _describe(spool: Spool, folder: str) -> dict[str, Any] | None:
 
 def _describe_failure(spool: Spool, state: UploadState, folder: str) -> dict[str, Any]:
     place = spool.failed / state / folder
-    outcome = spool.reason_of(place)
+    outcome = reason_of(place)
     return {
         "remote_name": outcome.remote_name if outcome else folder,
         "state": str(state),
@@ -364,34 +255,3 @@ def _remove_failed(place: Path, store: Store | None, spool: Spool) -> None:
         if isinstance(owner, Resuming):
             owner.abandon(notes)
     shutil.rmtree(place)
-
-
-def _as_text(found: dict[str, Any]) -> str:
-    said = found["last_said"]
-    lines = [f"{found['spool']} → {found['store']}"]
-    lines.append(
-        f"  {found['pending']} pending, {found['inflight']} in flight, "
-        + ", ".join(f"{count} {state}" for state, count in found["failed"].items())
-    )
-    lines += [
-        f"  {what.replace('_', ' ')} pid {who.get('pid')} on {who.get('host')} ({who.get('role')})"
-        for what in ("drained_by", "submitted_by")
-        if (who := found[what]) is not None
-    ]
-    if found["drained_by"] and said.get("parked_because"):
-        lines.append(f"  waits: {said['parked_because']}")
-    lines += [
-        f"  {item.get('state', '?')} {item.get('remote_name', item.get('folder'))}"
-        + (
-            f": {item.get('last_error') or item.get('problem')}"
-            if item.get("last_error") or item.get("problem")
-            else ""
-        )
-        for item in found["entries"]
-    ]
-    lines += [f"  {item['state']} {item['remote_name']}: {item['reason']}" for item in found["failures"]]
-    return "\n".join(lines)
-
-
-def _say(text: str, stream: Any = None) -> None:
-    (stream or sys.stdout).write(text + "\n")

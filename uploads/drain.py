@@ -22,6 +22,8 @@ from ._delivery import deliver
 from ._files import exists
 from ._filing import Filing
 from ._health import Health
+from ._notes import may_have_lost_bytes, note_attempt, utc_now
+from ._reading import Reader
 from ._redact import redact
 from ._schedule import Counts, Schedule, Standing
 from ._verdicts import Action, Attempts, Verdict, judge
@@ -30,7 +32,6 @@ from .errors import BytesCorrupt, ManifestUnreadable
 from .outcome import Outcome, UploadState
 from .ownership import OwnerLock
 from .retry import RetryPolicy
-from .spool import utc_now
 from .stores.store import Resuming
 
 if TYPE_CHECKING:
@@ -60,8 +61,10 @@ class Drain:
         store: Shared by the threads.
         workers: Uploads at the same time.
         policy: How long to wait between attempts.
-        on_settled: Called with each outcome, from an uploading thread.
+        on_settled: Called with the folder and the outcome of each entry, from an uploading thread.
+        on_idle: Called every ten seconds while nothing is left.
         clock: Seconds, monotonic.
+        window: How many entries to have in memory; the others stay in the spool.
         role: What the lock says about this process.
     """
 
@@ -72,8 +75,10 @@ class Drain:
         *,
         workers: int = 4,
         policy: RetryPolicy | None = None,
-        on_settled: Callable[[Outcome], None] = lambda _: None,
+        on_settled: Callable[[str, Outcome], None] = lambda *_: None,
+        on_idle: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
+        window: int = 2048,
         role: str = "queue",
     ) -> None:
         self._spool = spool
@@ -81,9 +86,11 @@ class Drain:
         self._workers = workers
         self._policy = policy or RetryPolicy()
         self._on_settled = on_settled
+        self._on_idle = on_idle
         self._clock = clock
         self._lock = OwnerLock(spool.drain_lock, role)
-        self._schedule = Schedule(clock)
+        self._schedule = Schedule(clock, window)
+        self._reader = Reader(spool, self._schedule)
         self._health = Health(self._policy, clock)
         self._stopping = threading.Event()
         self._threads: list[threading.Thread] = []
@@ -114,27 +121,20 @@ class Drain:
 
     def _take_over(self) -> None:
         self._spool.recover()
-        self._schedule.remember(
-            failed=(
-                identifier_of(folder) for folders in self._spool.list_failed().values() for folder in folders
-            ),
-            replaced=(
-                (past.identifier, past.superseded_by)
-                for past in self._spool.delivered()
-                if past.superseded_by
-            ),
-        )
-        self._schedule.add(
-            self._spool.list_pending()
-        )  # All of them are there: nobody else takes entries out.
+        for past in self._spool.delivered():
+            self._schedule.remember(past.identifier, replaced_by=past.superseded_by)
+        for folders in self._spool.list_failed().values():
+            for folder in folders:
+                self._schedule.remember(identifier_of(folder), failed=True)
+        self._reader.read()
 
     def add(self, folders: Iterable[str]) -> None:
         """Takes newly pending entries in. One that was found in a listing and delivered before it was announced is passed over."""
-        self._schedule.add(folders, self._is_pending)
+        self._schedule.add(folders, self._spool.is_pending)
 
     def rescan(self) -> None:
         """Looks for entries that nobody announced, such as those of a forked child."""
-        self.add(self._spool.list_pending())
+        self._reader.read()
 
     def counts(self) -> Counts:
         """How many entries wait, and how many are in flight."""
@@ -178,9 +178,6 @@ class Drain:
                 "last_error": self._health.last_error,
             }
 
-    def _is_pending(self, folder: str) -> bool:
-        return exists(f"{self._spool.pending}/{folder}")
-
     # Uploading threads.
 
     def _thread(self, target: Callable[[], None], name: str) -> threading.Thread:
@@ -205,6 +202,10 @@ class Drain:
 
     def _serve(self) -> None:
         while not self._stopping.is_set():
+            try:
+                self._reader.read_if_low()
+            except OSError:  # No descriptor for it, for instance; what is in memory goes on meanwhile.
+                self._stopping.wait(_TICK_SECONDS)
             folder = self._schedule.next(timeout_seconds=_TICK_SECONDS)
             if folder is None:
                 continue
@@ -252,7 +253,7 @@ class Drain:
             entry,
             self._store,
             retried=self._attempts_of(folder).count > 0 or exists(f"{place}/attempts.json"),
-            suspect=self._spool.may_have_lost_bytes(place, entry),
+            suspect=may_have_lost_bytes(place, entry, self._spool.boot),
         )
         if outcome.state is UploadState.DONE:
             self._health.worked()
@@ -295,7 +296,7 @@ class Drain:
                 self._delivered += 1
                 self._delivered_bytes += outcome.size
         self._schedule.settle(folder, failed=outcome.state.is_failure, replaced_by=outcome.superseded_by)
-        self._on_settled(outcome)
+        self._on_settled(folder, outcome)
 
     def _abandon(self, place: Path) -> None:
         notes = place / "multipart.json"
@@ -353,7 +354,7 @@ class Drain:
 
     def _return(self, folder: str, attempts: Attempts, verdict: Verdict, delay_seconds: float) -> None:
         if (self._spool.inflight / folder).is_dir():
-            self._spool.note_attempt(self._spool.inflight / folder, attempts.count, verdict.reason)
+            note_attempt(self._spool.inflight / folder, attempts.count, verdict.reason)
             self._spool.release(folder)
         self._schedule.retry(folder, delay_seconds)
 
@@ -370,7 +371,7 @@ class Drain:
         _log.error("%s", reason)
         self._spool.create()
         self._schedule.settle(folder, failed=True)
-        self._on_settled(Outcome(identifier_of(folder), folder, UploadState.LOST, reason=reason))
+        self._on_settled(folder, Outcome(identifier_of(folder), folder, UploadState.LOST, reason=reason))
 
     def _attempts_of(self, folder: str) -> Attempts:
         with self._counting:
@@ -401,3 +402,5 @@ class Drain:
                 if now - last_scan >= _RESCAN_SECONDS:
                     self.rescan()
                     last_scan = now
+                    if self._schedule.wait_idle(0):
+                        self._on_idle()

@@ -26,6 +26,7 @@ __all__ = [
     "FLUSHED_FILE",
     "MANIFEST_FILE",
     "Entry",
+    "folder_of",
     "identifier_of",
     "is_entry_folder",
     "key_of",
@@ -44,6 +45,11 @@ _FOLDER = re.compile(r"(\d{12})-([0-9a-f]{16})-([0-9a-f]{16})")
 def is_entry_folder(name: str) -> bool:
     """Whether a folder of this name is an entry of ours."""
     return _FOLDER.fullmatch(name) is not None
+
+
+def folder_of(sequence: int, key: str, identifier: str) -> str:
+    """The name of the folder of an entry with these parts."""
+    return f"{sequence:012d}-{key}-{identifier}"
 
 
 def sequence_of(folder: str) -> int:
@@ -100,7 +106,7 @@ class Entry:
     @functools.cached_property
     def folder(self) -> str:
         """The name of the entry's folder in the spool."""
-        return f"{self.sequence:012d}-{name_key(self.remote_name)}-{self.identifier}"
+        return folder_of(self.sequence, name_key(self.remote_name), self.identifier)
 
     def to_text(self) -> str:
         """The manifest."""

@@ -36,6 +36,7 @@ class UploadHandle:
     Attributes:
         identifier: The entry's identity; also in the remote object's metadata.
         remote_name: The name that was asked for.
+        folder: The name of the entry's folder in the spool; empty where it never had one.
 
     The queue knows a handle by a weak reference: who does not ask need not keep it, and a hundred thousand of them are small.
     """
@@ -51,6 +52,7 @@ class UploadHandle:
     ) -> None:
         self.identifier = identifier
         self.remote_name = remote_name
+        self.folder = ""
         self._uri_of = uri_of
         self._look = look
         self._outcome: Outcome | None = None
@@ -66,7 +68,7 @@ class UploadHandle:
     @property
     def state(self) -> UploadState:
         """How the upload stands now; looked up in the spool until it has ended."""
-        seen = None if self.done() else self._look(self.identifier)
+        seen = None if self.done() else self._look(self.folder)
         outcome = self._outcome  # Maybe it ended while we looked.
         if outcome is not None:
             return outcome.state

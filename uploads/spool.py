@@ -32,15 +32,14 @@ import logging
 import os
 import shutil
 import socket
-import time
 import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ._copying import crc32_of
 from ._disk import MOUNTS, boot_id, network_file_system_of
 from ._files import (
     append_line,
+    exists,
     fsync_path,
     mkdir,
     read_json,
@@ -50,10 +49,9 @@ from ._files import (
     unlink,
     write_text,
 )
+from ._notes import note_reason
 from .entry import (
-    CHECKSUM_FILE,
     DATA_FILE,
-    FLUSHED_FILE,
     MANIFEST_FILE,
     Entry,
     identifier_of,
@@ -199,13 +197,25 @@ class Spool:
 
     # What is where.
 
+    def pending_folders(self) -> Iterator[str]:
+        """The names of the folders that wait, in no order and one at a time: a hundred thousand of them take no memory."""
+        return _entries(self.pending)
+
+    def inflight_folders(self) -> Iterator[str]:
+        """The names of the folders that are being uploaded, as above."""
+        return _entries(self.inflight)
+
     def list_pending(self) -> list[str]:
         """The names of the folders that wait, in the order of submission."""
-        return sorted(_entries(self.pending))
+        return sorted(self.pending_folders())
 
     def list_inflight(self) -> list[str]:
         """The names of the folders that are being uploaded, or were when their process died."""
-        return sorted(_entries(self.inflight))
+        return sorted(self.inflight_folders())
+
+    def is_pending(self, folder: str) -> bool:
+        """Whether the entry waits."""
+        return exists(f"{self.pending}/{folder}")
 
     def list_done(self) -> list[str]:
         """Delivered entries whose line in `delivered.jsonl` is not written yet."""
@@ -261,8 +271,7 @@ class Spool:
         """
         if outcome.state in FAILED_STATES:
             (self.inflight / folder).rename(self.failed / outcome.state / folder)
-            with contextlib.suppress(OSError):  # The place says that it failed; the reason is for people.
-                replace_json(self.failed / outcome.state / folder / "reason.json", outcome.to_json())
+            note_reason(self.failed / outcome.state / folder, outcome)
             return
         place = self.pending if outcome.state is UploadState.SUPERSEDED else self.inflight
         rename(f"{place}/{folder}", f"{self.done}/{folder}")
@@ -283,52 +292,7 @@ class Spool:
             with contextlib.suppress(OSError):
                 self.file_away(folder, self._outcome_of_done(folder))
 
-    # Notes.
-
-    def note_attempt(self, folder: Path, count: int, reason: str) -> None:
-        """Keeps how often an entry failed and why, for `status`; not essential, so a full disk is no reason to stop."""
-        with contextlib.suppress(OSError):
-            replace_json(folder / "attempts.json", {"count": count, "reason": reason, "at": utc_now()})
-
-    def note_crc32(self, folder: Path) -> None:
-        """Reads the bytes and keeps their CRC-32, to be compared before they are uploaded; not essential, so a full disk is no reason to stop.
-
-        Blocks for as long as reading takes.
-        """
-        with contextlib.suppress(OSError):
-            descriptor = os.open(folder / DATA_FILE, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                crc32 = crc32_of(descriptor)
-            finally:
-                os.close(descriptor)
-            replace_json(folder / CHECKSUM_FILE, {"crc32": crc32})
-
-    def note_flushed(self, folder: Path) -> None:
-        """Keeps that the disk has the bytes of an entry that has no checksum; not essential, so a full disk is no reason to stop.
-
-        Raises:
-            FileNotFoundError: The entry has changed its place.
-        """
-        try:
-            write_text(folder / FLUSHED_FILE, "")
-            fsync_path(folder)
-        except FileNotFoundError:
-            raise
-        except OSError:
-            pass
-
-    def may_have_lost_bytes(self, folder: Path, entry: Entry) -> bool:
-        """Whether the machine started anew before the disk was known to have the bytes, and no checksum can tell whether it had."""
-        return bool(entry.boot) and entry.boot != self.boot and not (folder / FLUSHED_FILE).exists()
-
-    def attempts_of(self, folder: Path) -> dict[str, Any]:
-        """What `note_attempt` kept: count, reason, at."""
-        return read_json(folder / "attempts.json")
-
-    def reason_of(self, folder: Path) -> Outcome | None:
-        """Why a failed entry failed, where the note could be written."""
-        record = read_json(folder / "reason.json")
-        return Outcome.from_json(record) if record else None
+    # What was delivered, and what the draining process says.
 
     def delivered(self) -> Iterator[Outcome]:
         """Every line of `delivered.jsonl`, oldest first; a torn last line is passed over."""
@@ -384,11 +348,6 @@ def remove_entry(folder: str) -> None:
         rmdir(folder)
     except OSError:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def utc_now() -> str:
-    """The wall clock, for people: nothing is ordered or timed by it."""
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 
 def _children(folder: Path) -> list[Path]:

@@ -16,13 +16,12 @@ from ._flusher import Flusher
 from ._forking import forget_in_child
 from ._intake import How, Intake
 from ._ledger import Ledger
-from ._opening import choose_isolation, take_spool
+from ._opening import choose_isolation, make_drainer, take_spool
 from ._redact import redact
 from ._room import Room
-from ._worker_link import WorkerLink, WorkerOrder
+from ._worker_link import WorkerOrder
 from .backlog import Backlog
 from .download import POINTER_SUFFIX, download_file
-from .drain import Drain
 from .errors import (
     QueueClosed,
     RemoteNameTaken,
@@ -42,7 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from types import TracebackType
 
-    from ._opening import Drainer, Isolation
+    from ._opening import Isolation
     from .entry import Entry
     from .stores import Store
 
@@ -138,11 +137,16 @@ class UploadQueue:
         self._flusher = Flusher(self.spool)
         self._ledger = Ledger(self.spool, self._room.give)
         self._uri_of, self._state_of = self._store.uri, self._ledger.state_of  # Shared by all handles.
-        for folder in (*self.spool.list_pending(), *self.spool.list_inflight()):
-            self._ledger.open(folder)
-        self._drainer = self._make_drainer(
-            isolation, store, workers, policy, grace_seconds, store_options or {}
+        self._ledger.inherit((*self.spool.pending_folders(), *self.spool.inflight_folders()))
+        order = WorkerOrder(
+            str(self.spool.path),
+            str(store),
+            store_options or {},
+            workers,
+            grace_seconds,
+            (policy or RetryPolicy()).to_json(),
         )
+        self._drainer = make_drainer(isolation, self.spool, self._store, order, policy, self._ledger)
         try:
             self._drainer.start()
         except SpoolOwned:
@@ -277,7 +281,7 @@ class UploadQueue:
         give_back_seconds = 0.0
         try:
             atexit.unregister(self._close_at_exit)
-            self.drain(timeout_seconds)
+            self._ledger.wait_empty(timeout_seconds)
             give_back_seconds = self._give_back_seconds
         finally:  # Also when Ctrl-C ends the wait; then nothing is waited for.
             closed = self._end(give_back_seconds)
@@ -320,12 +324,14 @@ class UploadQueue:
                 register=lambda entry: self._follow(entry, handle),
             )
         except BaseException as error:
-            self._ledger.strike(identifier)
+            if handle.folder:
+                self._ledger.strike(handle.folder)
             if isinstance(error, SpoolFull):
                 return self._refused(name, size, error)
             if isinstance(error, OSError) and not isinstance(error, UploadError):
                 return self._refused(name, size, _as_spool_full(error, self.spool.path, size))
             raise
+        self._ledger.confirm(entry.folder)
         if not self._is_child:
             self._drainer.add([entry.folder])
             if not to_disk:
@@ -349,7 +355,8 @@ class UploadQueue:
     def _follow(self, entry: Entry, handle: UploadHandle) -> None:
         """Called in the order of sequence numbers, just before the entry becomes visible to the drain."""
         self._refuse_if_useless(entry.remote_name, overwrite=entry.overwrite)
-        self._ledger.open(entry.folder, handle, entry.size)
+        handle.folder = entry.folder
+        self._ledger.open(entry.folder, handle)
 
     def _refused(self, name: str, size: int, error: SpoolFull) -> UploadHandle:
         if self._raise_errors:
@@ -367,23 +374,6 @@ class UploadQueue:
         handle._settle(outcome)  # noqa: SLF001  # the queue is the other half of a handle
         self._ledger.add_failure(outcome)
         return handle
-
-    def _make_drainer(
-        self,
-        isolation: Isolation,
-        store: Store | str | Path,
-        workers: int,
-        policy: RetryPolicy | None,
-        grace_seconds: float,
-        options: dict[str, Any],
-    ) -> Drainer:
-        if isolation == "threads":
-            return Drain(
-                self.spool, self._store, workers=workers, policy=policy, on_settled=self._ledger.close
-            )
-        waits = (policy or RetryPolicy()).to_json()
-        order = WorkerOrder(str(self.spool.path), str(store), options, workers, grace_seconds, waits)
-        return WorkerLink(order, on_settled=self._ledger.close, on_takeover=self._ledger.look_up)
 
     # The end of the process.
 

@@ -88,7 +88,7 @@ def resume(start):
 
     def resume(spool, *options):
         process = start(
-            "import sys; from uploads.commands import main; sys.exit(main(sys.argv[1:]))",
+            "import sys; from uploads.command_line import main; sys.exit(main(sys.argv[1:]))",
             "resume",
             spool,
             *options,

@@ -8,14 +8,14 @@ import pytest
 
 from tests.servers.stores import MemoryStore, StoreThatWaits
 from uploads import LocalStore, add_commands
+from uploads.command_line import main
 from uploads.commands import (
     EXIT_FAILED,
     EXIT_LEFT,
     EXIT_OK,
     EXIT_OWNED,
-    _exit_code,
+    exit_code,
     gc,
-    main,
     resume,
     status,
     verify,
@@ -217,4 +217,4 @@ def test_what_is_put_back_while_somebody_looks_is_left(tmp_path):
     entry = Entry(f"{1:016x}", 1, "a", True, 1, None, "copied", "/a", (), "now")  # noqa: FBT003  # overwrite
     (spool.inflight / entry.folder).mkdir()
 
-    assert _exit_code(spool) == EXIT_LEFT
+    assert exit_code(spool) == EXIT_LEFT

@@ -9,6 +9,7 @@ import pytest
 from tests.servers.recorded_disk import RecordedDisk
 from uploads._files import append_line
 from uploads._flusher import Flusher
+from uploads._notes import reason_of
 from uploads.entry import Entry
 from uploads.errors import ManifestUnreadable, SpoolOwned, SpoolUnusable
 from uploads.outcome import Outcome, UploadState
@@ -99,7 +100,7 @@ def test_a_failed_entry_keeps_its_bytes_and_its_reason(spool):
 
     place = spool.failed / "conflict" / folder
     assert sorted(path.name for path in place.iterdir()) == ["data", "entry.json", "reason.json"]
-    assert spool.reason_of(place).reason == "taken"
+    assert reason_of(place).reason == "taken"
 
 
 def test_recovering_returns_what_was_in_flight_and_files_what_was_done(spool):

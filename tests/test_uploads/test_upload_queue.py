@@ -840,9 +840,10 @@ def test_whoever_waited_until_nothing_was_left_finds_every_handle_settled(tmp_pa
     """Between the end of the last upload and its handle's knowing of it nobody hears that all has ended."""
     ledger = Ledger(Spool(tmp_path), lambda size: None)
     handle = HandleThatTriesTheLock(ledger)
-    ledger.open(f"{1:012d}-{name_key('a')}-{1:016x}", handle)
+    folder = f"{1:012d}-{name_key('a')}-{1:016x}"
+    ledger.open(folder, handle)
 
-    ledger.close(Outcome(f"{1:016x}", "a", UploadState.DONE))
+    ledger.close(folder, Outcome(f"{1:016x}", "a", UploadState.DONE))
 
     assert handle.could_read == [False]
     assert ledger.wait_empty(0)

@@ -12,6 +12,7 @@ import pytest
 
 from tests.servers.s3_servers import refusing_port
 from uploads import RetryPolicy, UploadQueue, UploadState
+from uploads._notes import attempts_of
 from uploads._worker_link import WorkerLink, WorkerOrder
 from uploads.ownership import owner_of
 
@@ -190,7 +191,7 @@ def test_the_worker_waits_as_the_policy_says(make_worker_queue, make_file):
 def _attempts(spool):
     places = [spool.pending / folder for folder in spool.list_pending()]
     places += [spool.inflight / folder for folder in spool.list_inflight()]
-    return max((spool.attempts_of(place).get("count", 0) for place in places), default=0)
+    return max((attempts_of(place).get("count", 0) for place in places), default=0)
 
 
 OBEDIENT = """read order; echo '{"owner": 1}'; while read line; do case "$line" in *stop*) exit 0;; esac; done; exit 1"""
@@ -217,8 +218,8 @@ class Programs:
 def _link(programs, taken):
     return WorkerLink(
         WorkerOrder("spool", "s3://bucket", {}, 1, 0.0),
-        on_settled=lambda outcome: None,
-        on_takeover=taken.set,
+        on_settled=lambda folder, outcome: None,
+        look_up=taken.set,
         popen=programs,
     )
 

@@ -1,0 +1,100 @@
+"""What is noted in an entry's folder, beside its manifest, while it waits and when it failed.
+
+None of it is essential, so a full disk is no reason to stop: a note that cannot be written is left out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from typing import TYPE_CHECKING, Any
+
+from ._copying import crc32_of
+from ._files import fsync_path, read_json, replace_json, write_text
+from .entry import CHECKSUM_FILE, DATA_FILE, FLUSHED_FILE
+from .outcome import Outcome
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from .entry import Entry
+
+__all__ = [
+    "attempts_of",
+    "may_have_lost_bytes",
+    "note_attempt",
+    "note_crc32",
+    "note_flushed",
+    "note_reason",
+    "reason_of",
+    "utc_now",
+]
+
+
+def note_attempt(folder: Path, count: int, reason: str) -> None:
+    """Keeps how often an entry failed and why, for `status`."""
+    with contextlib.suppress(OSError):
+        replace_json(folder / "attempts.json", {"count": count, "reason": reason, "at": utc_now()})
+
+
+def attempts_of(folder: Path) -> dict[str, Any]:
+    """What `note_attempt` kept: count, reason, at."""
+    return read_json(folder / "attempts.json")
+
+
+def note_crc32(folder: Path) -> None:
+    """Reads the bytes and keeps their CRC-32, to be compared before they are uploaded.
+
+    Blocks for as long as reading takes.
+    """
+    with contextlib.suppress(OSError):
+        descriptor = os.open(folder / DATA_FILE, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            crc32 = crc32_of(descriptor)
+        finally:
+            os.close(descriptor)
+        replace_json(folder / CHECKSUM_FILE, {"crc32": crc32})
+
+
+def note_flushed(folder: Path) -> None:
+    """Keeps that the disk has the bytes of an entry that has no checksum.
+
+    Raises:
+        FileNotFoundError: The entry has changed its place.
+    """
+    try:
+        write_text(folder / FLUSHED_FILE, "")
+        fsync_path(folder)
+    except FileNotFoundError:
+        raise
+    except OSError:
+        pass
+
+
+def may_have_lost_bytes(folder: Path, entry: Entry, boot: str) -> bool:
+    """Whether the machine started anew before the disk was known to have the bytes, and no checksum can tell whether it had.
+
+    Args:
+        folder: The entry's.
+        entry: Its manifest.
+        boot: Which boot of the machine this is.
+    """
+    return bool(entry.boot) and entry.boot != boot and not (folder / FLUSHED_FILE).exists()
+
+
+def note_reason(folder: Path, outcome: Outcome) -> None:
+    """Keeps why an entry failed, for people; the folder's place says that it did."""
+    with contextlib.suppress(OSError):
+        replace_json(folder / "reason.json", outcome.to_json())
+
+
+def reason_of(folder: Path) -> Outcome | None:
+    """Why a failed entry failed, where the note could be written."""
+    record = read_json(folder / "reason.json")
+    return Outcome.from_json(record) if record else None
+
+
+def utc_now() -> str:
+    """The wall clock, for people: nothing is ordered or timed by it."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
