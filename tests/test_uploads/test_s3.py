@@ -26,7 +26,7 @@ from uploads.errors import (
 )
 from uploads.stores import Body, _create_only
 from uploads.stores._s3_parts import part_bytes_for
-from uploads.stores._s3_repeat import Template, sign
+from uploads.stores._s3_repeat import Template, signed
 from uploads.stores._s3_requests import DeadlineBody, Requests
 from uploads.stores.s3 import S3Store
 from uploads.stores.store import Renewable, Resuming
@@ -392,28 +392,27 @@ def test_puts_like_earlier_ones_carry_the_same_headers(proxy, at_proxy, make_fil
 
 @pytest.mark.parametrize("token", [None, "token/+="])
 @pytest.mark.parametrize("key", ["a", "with space/ü~x", "per%25cent+plus&=?#!'()*"])
-def test_the_signature_is_botocores(key, token):
-    """The same request at the same time has the same signature, whoever computes it."""
+def test_the_signature_is_that_of_the_bytes(key, token):
+    """Where the body's hash is told, the signature is that of who reads the body, at the same time."""
     from botocore.auth import S3SigV4Auth
     from botocore.awsrequest import AWSRequest
     from botocore.credentials import ReadOnlyCredentials
 
     credentials = ReadOnlyCredentials("AKIDEXAMPLE", "secret/key", token)
-    start = "https://bucket.s3.eu-central-1.amazonaws.com/"
-    template = Template(start, "bucket.s3.eu-central-1.amazonaws.com", {}, "eu-central-1", "s3")
-    url = start + urllib.parse.quote(key, safe="/~")
-    headers = {"user-agent": "x", "x-amz-meta-a": "two  spaces", "x-amz-content-sha256": "0" * 64}
+    template = Template("http://bucket.host/", {"user-agent": "x"}, "eu-central-1", "s3")
+    url = template.start + urllib.parse.quote(key, safe="/~")
+    own = {"x-amz-meta-a": "two  spaces"}
 
-    sign(headers, url, template, credentials)
+    headers = signed(template, url, own, hashlib.sha256(b"bytes").hexdigest(), credentials)
 
     reference = S3SigV4Auth(credentials, "s3", "eu-central-1")
-    request = AWSRequest(
-        "PUT", url, {name: value for name, value in headers.items() if name != "authorization"}
-    )
-    request.context["timestamp"] = headers["x-amz-date"]
+    unsigned = {name: value for name, value in headers.items() if name != "Authorization"}
+    request = AWSRequest("PUT", url, unsigned, data=b"bytes")
+    request.context["timestamp"] = headers["X-Amz-Date"]
+    request.headers.replace_header("X-Amz-Content-SHA256", reference.payload(request))
     to_sign = reference.string_to_sign(request, reference.canonical_request(request))
     reference._inject_signature_to_request(request, reference.signature(to_sign, request))
-    assert headers["authorization"] == request.headers["authorization"]
+    assert headers["Authorization"] == request.headers["Authorization"]
 
 
 @pytest.mark.parametrize(
@@ -439,9 +438,7 @@ def test_puts_of_another_kind_are_left_to_botocore(more):
     other = Template.of("https://host:443/bucket/key", headers | more, "key")
     elsewhere = Template.of("https://host:443/bucket/key?x=y", headers, "key")
 
-    assert plain == Template(
-        "https://host:443/bucket/", "host", {"x-amz-acl": "private"}, "eu-central-1", "s3"
-    )
+    assert plain == Template("https://host:443/bucket/", {"x-amz-acl": "private"}, "eu-central-1", "s3")
     assert other is None
     assert elsewhere is None
 

@@ -2,28 +2,24 @@
 
 Most of what botocore does for a request (finding the endpoint, validating, five dozen hooks) has the same result for every object of a
 bucket, and takes longer than to send a small file. So botocore makes the first put of a client; its URL and its headers are kept, and the
-next ones differ in key, checksums, metadata, date and signature only. Whatever goes wrong is parsed by botocore, and the next put is again
-botocore's own: redirects and the like are its business.
-
-Signature Version 4: https://docs.aws.amazon.com/AmazonS3/latest/API/sig-v4-header-based-auth.html
+next ones differ in key, checksums, metadata, date and signature only. botocore's signer signs them too; whatever goes wrong is parsed by
+botocore, and the next put is again its own: redirects and the like are its business.
 """
 
 from __future__ import annotations
 
-import hashlib
-import hmac
+import functools
 import re
 import threading
-import time
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
 import attrs
 
 if TYPE_CHECKING:
     from ._s3_requests import DeadlineBody
 
-__all__ = ["Repeater", "Template", "sign"]
+__all__ = ["Repeater", "Template", "signed"]
 
 _CREDENTIAL = re.compile(
     r"AWS4-HMAC-SHA256 Credential=[^,]+/\d{8}/(?P<region>[^/,]+)/(?P<service>[^/,]+)/aws4_request,"
@@ -47,7 +43,6 @@ _METADATA = "x-amz-meta-"
 _FOREIGN = re.compile(
     r"content-encoding|transfer-encoding|x-amz-checksum-(?!sha256$).*|x-amz-decoded-.*|x-amz-region-set|x-amz-s3session-.*|x-amz-sdk-.*|x-amz-trailer"
 )
-_UNSIGNED = {"user-agent"}  # A proxy may change it.
 _OK = 200
 
 
@@ -57,14 +52,12 @@ class Template:
 
     Attributes:
         start: The URL up to the key.
-        host: As the Host header says.
         headers: By their lower-case names.
         region: Of the signature.
         service: Of the signature; "s3" nearly always.
     """
 
     start: str
-    host: str
     headers: dict[str, str]
     region: str
     service: str
@@ -86,7 +79,7 @@ class Template:
             if name not in _OWN and not name.startswith(_METADATA)
         }
         start = url.removesuffix(ending)
-        return cls(start, _host(start), common, found["region"], found["service"])
+        return cls(start, common, found["region"], found["service"])
 
 
 class Repeater:
@@ -139,13 +132,8 @@ class Repeater:
         from botocore.awsrequest import AWSPreparedRequest
 
         url = template.start + _quoted(key)
-        complete: Any = {
-            **template.headers,
-            **headers,
-            "content-length": str(size),
-            "x-amz-content-sha256": sha256,
-        }
-        sign(complete, url, template, self._credentials.get_frozen_credentials())
+        own = headers | {"content-length": str(size)}
+        complete: Any = signed(template, url, own, sha256, self._credentials.get_frozen_credentials())
         try:
             response = self._send(AWSPreparedRequest("PUT", url, complete, data, stream_output=False))
         except BaseException:
@@ -168,28 +156,37 @@ class Repeater:
             self._seen.request = (request.url, headers)  # Not the request, which has the bytes.
 
 
-def sign(headers: dict[str, str], url: str, template: Template, credentials: Any) -> None:
-    """Adds date, token and signature."""
-    timestamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
-    scope = f"{timestamp[:8]}/{template.region}/{template.service}/aws4_request"
-    headers["x-amz-date"] = timestamp
-    if credentials.token:
-        headers["x-amz-security-token"] = credentials.token
-    signed = {name: value for name, value in headers.items() if name not in _UNSIGNED}
-    signed["host"] = template.host
-    names = sorted(signed)
-    lines = [f"{name}:{' '.join(signed[name].split())}" for name in names]
-    request = "\n".join(
-        ["PUT", urlsplit(url).path, "", *lines, "", ";".join(names), headers["x-amz-content-sha256"]]
-    )
-    to_sign = f"AWS4-HMAC-SHA256\n{timestamp}\n{scope}\n{hashlib.sha256(request.encode()).hexdigest()}"
-    secret = f"AWS4{credentials.secret_key}".encode()
-    for part in (timestamp[:8], template.region, template.service, "aws4_request"):
-        secret = hmac.digest(secret, part.encode(), "sha256")
-    signature = hmac.digest(secret, to_sign.encode(), "sha256").hex()
-    headers["authorization"] = (
-        f"AWS4-HMAC-SHA256 Credential={credentials.access_key}/{scope}, SignedHeaders={';'.join(names)}, Signature={signature}"
-    )
+def signed(
+    template: Template, url: str, own: dict[str, str], sha256: str, credentials: Any
+) -> dict[str, str]:
+    """Returns the headers of a put, signed by botocore.
+
+    Args:
+        template: What it has in common with others.
+        url: Of the object.
+        own: Headers of this object alone, by their lower-case names.
+        sha256: Of the body, in hexadecimal digits.
+        credentials: Frozen ones of botocore.
+    """
+    from botocore.awsrequest import AWSRequest
+
+    request = AWSRequest("PUT", url, headers=template.headers | own)
+    request.context["sha256"] = sha256
+    _signer()(credentials, template.service, template.region).add_auth(request)
+    return dict(request.headers.items())
+
+
+@functools.cache
+def _signer() -> Any:
+    from botocore.auth import S3SigV4Auth
+
+    class SignerOfKnownBytes(S3SigV4Auth):
+        """Is told the SHA-256 of the body, and does not read it again."""
+
+        def payload(self, request: Any) -> Any:
+            return request.context["sha256"]
+
+    return SignerOfKnownBytes
 
 
 def _refusal(response: Any) -> Exception:
@@ -204,13 +201,6 @@ def _refusal(response: Any) -> Exception:
     }
     parser: Any = create_parser("rest-xml")
     return ClientError(parser.parse(answer, None), "PutObject")
-
-
-def _host(url: str) -> str:
-    """As http.client says it in the Host header: without a port that goes without saying."""
-    parts = urlsplit(url)
-    usual = {"http": ":80", "https": ":443"}[parts.scheme]
-    return parts.netloc.rpartition("@")[2].lower().removesuffix(usual)
 
 
 def _quoted(key: str) -> str:
