@@ -494,8 +494,19 @@ def _sparse(folder: Path) -> None:
         _sparse_to(server.uri("sparse"), folder, source, "4 GiB sparse file to S3")
 
 
+# VmHWM and not ru_maxrss, which has the memory of the process that started this one (getrusage(2), proc_pid_status(5)).
+SPARSE = """
+import pathlib, re, sys
+from uploads import UploadQueue
+queue = UploadQueue(sys.argv[1], spool=sys.argv[2], isolation="threads", free_bytes=0)
+queue.submit(sys.argv[3], "sparse", link=True, overwrite=True)
+assert queue.drain(3600).is_empty
+print(re.search(r"VmHWM:\\s+(\\d+) kB", pathlib.Path("/proc/self/status").read_text())[1])
+"""
+
+
 def _sparse_to(store: str, folder: Path, source: Path, what: str) -> None:
-    program = "import resource, sys; from uploads import UploadQueue\nqueue = UploadQueue(sys.argv[1], spool=sys.argv[2], isolation='threads', free_bytes=0)\nqueue.submit(sys.argv[3], 'sparse', link=True, overwrite=True)\nassert queue.drain(3600).is_empty\nprint(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+    program = SPARSE
     start = time.perf_counter()
     output = subprocess.run(
         [sys.executable, "-c", program, store, str(folder / "sparse-spool"), str(source)],
