@@ -10,11 +10,12 @@ from .errors import (
     RunNotFoundError,
     RunsError,
 )
+from .findings import ScanReport
 from .liveness import HEARTBEAT_SECONDS, is_alive
+from .opening import open_runs
 from .record import RunRecord
 from .run import Run
-from .runs import Runs, open_runs
-from .scan import ScanReport
+from .runs import Runs
 
 __all__ = [
     "HEARTBEAT_SECONDS",

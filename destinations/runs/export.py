@@ -20,8 +20,8 @@ from destinations.run_directory.csv_text import texts
 from destinations.run_directory.files import strict_json
 
 from ._sql import NOT_A_NUMBER, PARQUET, identifier, quoted
+from .comparing import FLAT_FIELDS, flat_record
 from .run import Run
-from .runs import FLAT_FIELDS, flat_record
 
 if TYPE_CHECKING:
     from .record import RunRecord

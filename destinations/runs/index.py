@@ -22,9 +22,9 @@ from ._json import written_texts
 from .cells import CELL_TABLES, Cells
 from .database import Database, cache_folder, index_name
 from .filter_sql import Query
+from .findings import RUNNING, Found, Known
 from .reading import Reading
 from .record import RunRecord, Scalar
-from .scan import RUNNING, Found, Known
 
 __all__ = ["VERSION", "Index", "cache_folder"]
 

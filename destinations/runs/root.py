@@ -9,10 +9,11 @@ import attrs
 
 from destinations.run_directory.layout import SIDECAR
 
+from .findings import Found, Known, ScanReport
 from .index import Index
 from .liveness import HEARTBEAT_SECONDS
 from .reading import read_sidecar
-from .scan import Disk, Found, Known, Scanner, ScanReport
+from .scan import Disk, Scanner
 
 __all__ = ["Root"]
 

@@ -95,7 +95,8 @@ class Run:
         Raises:
             RunNotFoundError: there is no run in the folder.
         """
-        from .scan import Known, Scanner
+        from .findings import Known
+        from .scan import Scanner
 
         folder = Path(path).absolute()
         found = Scanner(str(folder.parent), Known()).read_run(folder.name)

@@ -1,4 +1,4 @@
-"""`open_runs`: many runs, found, queried and compared."""
+"""`Runs`: many runs, found, queried and compared."""
 
 import os
 import sqlite3
@@ -8,24 +8,23 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
+from .comparing import FLAT_FIELDS, differences, flat_record
 from .edits import edit_run
 from .errors import (
     AmbiguousRunError,
     FilterError,
     MetricNotFoundError,
-    RootError,
     RunNotFoundError,
 )
 from .filter_sql import Order, compile_query
 from .filter_tree import FIELDS, All, Compare, Field, Filter, In, Node
 from .filters import parse_field, parse_filter
-from .index import Index, cache_folder
+from .findings import ScanReport
 from .record import RunRecord
 from .root import Root
 from .run import Run
-from .scan import ScanReport
 
-__all__ = ["FLAT_FIELDS", "Runs", "flat_record", "open_runs"]
+__all__ = ["RunLike", "Runs"]
 
 _LAST_CHARACTER = "\U0010ffff"
 # Newest and greatest first, unless asked otherwise.
@@ -33,47 +32,6 @@ _DESCENDING_GROUPS = frozenset({"summary"})
 
 Result = TypeVar("Result")
 RunLike = str | os.PathLike[str] | Run | RunRecord
-
-
-def open_runs(
-    *roots: str | os.PathLike[str],
-    cache: str | os.PathLike[str] | None = None,
-    scan: bool = True,
-    clock: Callable[[], float] = time.time,
-) -> "Runs":
-    """Opens the runs below some folders, and looks at what changed since the last time.
-
-    ```python
-    with open_runs("runs") as runs:
-        for run in runs.query(where="hparams.optim.lr >= 1e-3", sort_by="summary.val/acc", limit=10):
-            print(run.path)
-    ```
-
-    Args:
-        roots: folders that hold runs, at any depth; or are runs. Or one dataset that `compact` has written, by its path
-            or URI (`s3://bucket/dataset`), which opens as `Dataset`.
-        cache: the folder for the index. Default: `training-destinations/runs` in `$XDG_CACHE_HOME` or `~/.cache`. It may be
-            deleted at any time. Where it cannot be written to, the index is in memory, and `report.warnings` says so.
-        scan: whether to scan; without, the answers are those of the last scan.
-        clock: tells the time by which heartbeats are judged, in seconds since 1970.
-
-    Raises:
-        RootError: a root is missing, is no folder, or none is given.
-    """
-    if len(roots) == 1 and _is_dataset(roots[0]):
-        from .dataset import open_dataset
-
-        return open_dataset(roots[0])
-    folders, warnings = _folders(roots)
-    try:
-        place: Path | None = cache_folder() if cache is None else Path(cache).absolute()
-    except RuntimeError as error:
-        place = None
-        warnings.append(f"index has no place ({error}); it is kept in memory.")
-    opened = Runs([Root(folder, Index(folder, place)) for folder in folders], clock=clock, warnings=warnings)
-    if scan:
-        opened.scan()
-    return opened
 
 
 class Runs:
@@ -249,16 +207,7 @@ class Runs:
             RunNotFoundError: there is no such run.
             AmbiguousRunError: there are several.
         """
-        records = [self._find(run) for run in runs]
-        ids = [record.run_id for record in records]
-        labels = ids if len(set(ids)) == len(ids) else [str(record.path) for record in records]
-        flat = [_compared(record) for record in records]
-        names = dict.fromkeys(name for one in flat for name in one)
-        return {
-            name: {label: one[name] for label, one in zip(labels, flat, strict=True) if name in one}
-            for name in names
-            if len({_identity(one[name]) if name in one else None for one in flat}) > 1
-        }
+        return differences([self._find(run) for run in runs])
 
     def to_dicts(self, **query: Any) -> list[dict[str, Any]]:
         """Returns a flat dict for each run: its fields, then `hparams.…`, then `summary.…`; takes what `query` takes."""
@@ -453,40 +402,6 @@ class Runs:
         return {run_id: tuple(found) for run_id, found in paths.items() if len(found) > 1}
 
 
-def _is_dataset(root: str | os.PathLike[str]) -> bool:
-    """Says whether this is a dataset: whatever is not local, and folders with manifests."""
-    text = os.fspath(root)
-    return "://" in text or any(Path(text, "manifests").glob("[0-9]*.json"))
-
-
-def _folders(roots: Sequence[str | os.PathLike[str]]) -> tuple[list[str], list[str]]:
-    """Returns each root once, as an absolute path without links, and what to say about the others."""
-    if not roots:
-        raise RootError("roots must be at least one folder, got none.")
-    folders: list[str] = []
-    warnings: list[str] = []
-    for root in roots:
-        text = os.fspath(root)
-        folder = os.path.realpath(os.path.expanduser(text))  # noqa: PTH111  # Path would lose a trailing "\n"
-        if not os.path.exists(folder):  # noqa: PTH110  # as above
-            raise RootError(f"root must be a folder, got {text!r}, which does not exist.")
-        if not os.path.isdir(folder):  # noqa: PTH112  # as above
-            raise RootError(f"root must be a folder, got {text!r}, which is a file.")
-        if not os.access(folder, os.R_OK | os.X_OK):
-            raise RootError(f"root must be a folder that can be read, got {text!r}.")
-        folders.append(folder)
-    kept = []
-    for folder in dict.fromkeys(folders):
-        around = next(
-            (one for one in folders if one != folder and folder.startswith(one.rstrip("/") + "/")), None
-        )
-        if around is None:
-            kept.append(folder)
-        else:
-            warnings.append(f"root {folder} lies in root {around}, and is scanned with it.")
-    return kept, warnings
-
-
 def _node(where: str | None, tag: str | None, status: str | None, now: float) -> Node | None:
     nodes: list[Node] = []
     if where is not None:
@@ -511,57 +426,3 @@ def _merged(
             rows.sort(key=lambda row: row[1], reverse=descending)
         ordered += rows
     return ordered
-
-
-FLAT_FIELDS = (
-    "run_id",
-    "name",
-    "status",
-    "kind",
-    "created_at",
-    "ended_at",
-    "updated_at",
-    "heartbeat_at",
-    "tags",
-    "notes",
-    "display_name",
-    "archived",
-    "checkpoint_path",
-    "problem",
-    "path",
-)
-
-
-def flat_record(record: RunRecord) -> dict[str, Any]:
-    """Returns what is known of a run by `FLAT_FIELDS`, then `hparams.…`, then `summary.…`."""
-    flat: dict[str, Any] = {name: getattr(record, name) for name in FLAT_FIELDS}
-    flat["tags"], flat["path"] = list(record.tags), str(record.path)
-    flat |= {f"hparams.{name}": value for name, value in record.hparams.items()}
-    flat |= {f"summary.{name}": value for name, value in record.summary.items()}
-    return flat
-
-
-def _compared(record: RunRecord) -> dict[str, Any]:
-    """Returns what is worth comparing: not what always differs."""
-    always = {
-        "run_id",
-        "name",
-        "path",
-        "created_at",
-        "ended_at",
-        "updated_at",
-        "heartbeat_at",
-        "checkpoint_path",
-    }
-    return {name: value for name, value in flat_record(record).items() if name not in always}
-
-
-def _identity(value: Any) -> tuple[str, Any]:
-    """Returns what is equal for values that are the same: 1 and 1.0 are, 1 and true are not, NaN is NaN."""
-    if isinstance(value, bool):
-        return ("bool", value)
-    if isinstance(value, float) and value != value:  # noqa: PLR0124  # NaN
-        return ("nan", None)
-    if isinstance(value, int | float):
-        return ("number", value)
-    return (type(value).__name__, str(value))

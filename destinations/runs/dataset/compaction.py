@@ -416,7 +416,7 @@ def _record_state(record: RunRecord) -> str:
 def _runs_of(source: "str | PathLike[str] | Iterable[Run]") -> Iterable[Run]:
     if not isinstance(source, str | PathLike):
         return source
-    from destinations.runs.runs import open_runs
+    from destinations.runs.opening import open_runs
 
     with open_runs(source) as runs:
         return runs.query(archived=None)

@@ -21,13 +21,13 @@ import attrs
 from destinations.run_directory.layout import column_of
 from destinations.runs._sql import quoted
 from destinations.runs.errors import DatasetError, EditError, MetricNotFoundError
+from destinations.runs.findings import Found, ScanReport
 from destinations.runs.index import Index
 from destinations.runs.reading import Reading
 from destinations.runs.record import RunRecord, Scalar
 from destinations.runs.root import Root
 from destinations.runs.run import MetricSummary, Run
 from destinations.runs.runs import Runs
-from destinations.runs.scan import Found, ScanReport
 from uploads import Store, open_store
 
 from ._store_files import connect, path_of
