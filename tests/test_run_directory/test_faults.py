@@ -444,6 +444,8 @@ class HoldsTheDestination(torch.utils.data.Dataset):
 
 
 @pytest.mark.filterwarnings("ignore:This process")
+# Where this process may use one processor only.
+@pytest.mark.filterwarnings("ignore:This DataLoader will create 2 worker processes:UserWarning")
 def test_forked_workers_write_nothing_and_hang_nowhere(drive, tmp_path):
     """A DataLoader with workers forks while the threads run; what a worker logs is left out, the parent's rows are not."""
     run = drive(flush_seconds=0.001).fit()

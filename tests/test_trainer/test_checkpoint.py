@@ -191,6 +191,8 @@ class TestResuming:
             == whole.series("metrics/train_epoch/accuracy")[-1]
         )
 
+    # Where this process may use one processor only.
+    @pytest.mark.filterwarnings("ignore:This DataLoader will create 2 worker processes:UserWarning")
     @pytest.mark.parametrize("settings", ["plain", "generator", "workers"])
     def test_the_same_data_and_weights(self, make_trainer, tmp_path, settings):
         """With augmentation in this process, with a generator of the dataloader's own, and with worker processes."""
