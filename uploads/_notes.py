@@ -11,7 +11,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from ._copying import crc32_of
-from ._files import fsync_path, read_json, replace_json, write_text
+from ._files import exists, fsync_path, read_json, replace_json, write_text
 from .entry import CHECKSUM_FILE, DATA_FILE, FLUSHED_FILE
 from .outcome import Outcome
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "attempts_of",
+    "has_attempts",
     "may_have_lost_bytes",
     "note_attempt",
     "note_crc32",
@@ -32,15 +33,24 @@ __all__ = [
 ]
 
 
+_ATTEMPTS_FILE = "attempts.json"
+_REASON_FILE = "reason.json"
+
+
 def note_attempt(folder: Path, count: int, reason: str) -> None:
     """Keeps how often an entry failed and why, for `status`."""
     with contextlib.suppress(OSError):
-        replace_json(folder / "attempts.json", {"count": count, "reason": reason, "at": utc_now()})
+        replace_json(folder / _ATTEMPTS_FILE, {"count": count, "reason": reason, "at": utc_now()})
 
 
 def attempts_of(folder: Path) -> dict[str, Any]:
     """What `note_attempt` kept: count, reason, at."""
-    return read_json(folder / "attempts.json")
+    return read_json(folder / _ATTEMPTS_FILE)
+
+
+def has_attempts(folder: Path) -> bool:
+    """Whether `note_attempt` kept anything."""
+    return exists(f"{folder}/{_ATTEMPTS_FILE}")
 
 
 def note_crc32(folder: Path) -> None:
@@ -86,12 +96,12 @@ def may_have_lost_bytes(folder: Path, entry: Entry, boot: str) -> bool:
 def note_reason(folder: Path, outcome: Outcome) -> None:
     """Keeps why an entry failed, for people; the folder's place says that it did."""
     with contextlib.suppress(OSError):
-        replace_json(folder / "reason.json", outcome.to_json())
+        replace_json(folder / _REASON_FILE, outcome.to_json())
 
 
 def reason_of(folder: Path) -> Outcome | None:
     """Why a failed entry failed, where the note could be written."""
-    record = read_json(folder / "reason.json")
+    record = read_json(folder / _REASON_FILE)
     return Outcome.from_json(record) if record else None
 
 

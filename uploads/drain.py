@@ -19,10 +19,9 @@ from typing import TYPE_CHECKING, Any
 
 from ._credentials import CredentialWatch
 from ._delivery import deliver
-from ._files import exists
 from ._filing import Filing
 from ._health import Health
-from ._notes import may_have_lost_bytes, note_attempt, utc_now
+from ._notes import has_attempts, may_have_lost_bytes, note_attempt, utc_now
 from ._reading import Reader
 from ._redact import redact
 from ._schedule import Counts, Schedule, Standing
@@ -252,7 +251,7 @@ class Drain:
             place,
             entry,
             self._store,
-            retried=self._attempts_of(folder).count > 0 or exists(f"{place}/attempts.json"),
+            retried=self._attempts_of(folder).count > 0 or has_attempts(place),
             suspect=may_have_lost_bytes(place, entry, self._spool.boot),
         )
         if outcome.state is UploadState.DONE:

@@ -223,7 +223,21 @@ class WandBTarget(Target):
         return re.sub(r"[^A-Za-z0-9-]", "-", self.record.run_id)[:40] + f"-{key[:8]}"
 
 
-class MLflowTarget(Target):
+class FoundTarget(Target):
+    """A tracker that is asked which of its runs this run was sent to."""
+
+    def _found(self) -> list[Any]:
+        raise NotImplementedError
+
+    def is_gone(self) -> bool:
+        try:
+            return not self._found()
+        except ImportError:
+            # `make` says so better.
+            return False
+
+
+class MLflowTarget(FoundTarget):
     """A tracking server or store of MLflow: `mlflow:URI` or `mlflow:URI#EXPERIMENT`; the experiment is else that of the run's root.
 
     MLflow chooses ids itself: the run is known there by a tag. One that is sent anew takes the place of the one before, which is
@@ -276,19 +290,12 @@ class MLflowTarget(Target):
 
         return mlflow.MlflowClient(self._uri)
 
-    def is_gone(self) -> bool:
-        try:
-            return not self._found()
-        except ImportError:
-            # `make` says so better.
-            return False
-
     def restart(self) -> None:
         for run_id in self._found():
             self._client.delete_run(run_id)
 
 
-class TrackioTarget(Target):
+class TrackioTarget(FoundTarget):
     """A project of Trackio on this machine; its runs are known by their names, so the id of the run is a part of the name there."""
 
     kind = "trackio"
@@ -312,13 +319,6 @@ class TrackioTarget(Target):
         except ValueError:  # There is no such project yet.
             return []
         return [run for run in runs if run.name == self.remote_name]
-
-    def is_gone(self) -> bool:
-        try:
-            return not self._found()
-        except ImportError:
-            # `make` says so better.
-            return False
 
     def restart(self) -> None:
         for run in self._found():

@@ -940,42 +940,37 @@ def test_a_shell_gets_its_script(shell, capsys):
     assert all(word in script for word in words)
 
 
-def test_bash_understands_the_script():
-    """And completes by it."""
+def said_by(shell, more):
+    """Returns what a shell prints that reads its script, and then more."""
     pytest.importorskip("shtab")
-    if shutil.which("bash") is None:
-        pytest.skip("needs bash")
+    if shutil.which(shell) is None:
+        pytest.skip(f"needs {shell}")
     script = subprocess.run(
-        [sys.executable, "-m", "destinations.cli", "completion", "bash"],
+        [sys.executable, "-m", "destinations.cli", "completion", shell],
         capture_output=True,
         text=True,
         check=True,
         env=os.environ | {"PYTHONPATH": str(ROOT)},
     ).stdout
+    return subprocess.run([shell, "-c", script + more], capture_output=True, text=True, check=False).stdout
+
+
+def test_bash_understands_the_script():
+    """And completes by it."""
     complete = "\nCOMP_WORDS=(destinations runs una); COMP_CWORD=2; _shtab_destinations; echo ${COMPREPLY[@]}"
 
-    finished = subprocess.run(["bash", "-c", script + complete], capture_output=True, text=True, check=False)
+    said = said_by("bash", complete)
 
-    assert finished.stdout.split() == ["unarchive"]
+    assert said.split() == ["unarchive"]
 
 
 def test_fish_understands_the_script():
     """And completes by it."""
-    pytest.importorskip("shtab")
-    if shutil.which("fish") is None:
-        pytest.skip("needs fish")
-    script = subprocess.run(
-        [sys.executable, "-m", "destinations.cli", "completion", "fish"],
-        capture_output=True,
-        text=True,
-        check=True,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-    ).stdout
     complete = "\ncomplete -C 'destinations runs una'"
 
-    finished = subprocess.run(["fish", "-c", script + complete], capture_output=True, text=True, check=False)
+    said = said_by("fish", complete)
 
-    assert [line.partition("\t")[0] for line in finished.stdout.splitlines()] == ["unarchive"]
+    assert [line.partition("\t")[0] for line in said.splitlines()] == ["unarchive"]
 
 
 def test_a_shell_that_the_package_does_not_know(monkeypatch, capsys):

@@ -595,7 +595,6 @@ def test_a_burst_is_synced_in_one_pass_over_the_disk(tmp_path):
 def test_a_burst_that_is_in_the_store_already_is_not_synced(tmp_path):
     """The disk is not written out for entries that have left; those that wait, are in flight or failed still reach it."""
     from uploads._flusher import Flusher
-    from uploads.spool import Spool
 
     passes = []
     spool = Spool(tmp_path / "spool")

@@ -212,7 +212,7 @@ class PartsUpload:
     def _length(self, number: int) -> int:
         return min(self._part_bytes, self._body.digest.size - (number - 1) * self._part_bytes)
 
-    def _read_part(self, number: int) -> bytes | bytearray:
+    def _read_part(self, number: int) -> bytes:
         return self._body.read((number - 1) * self._part_bytes, self._length(number))
 
 

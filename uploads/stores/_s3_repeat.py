@@ -108,7 +108,7 @@ class Repeater:
     def put(
         self,
         key: str,
-        data: bytes | bytearray | DeadlineBody,
+        data: bytes | DeadlineBody,
         size: int,
         sha256: str,
         headers: dict[str, str],

@@ -41,7 +41,7 @@ class DeadlineBody(io.BytesIO):
     Gives more than it is asked for: urllib3 asks for 16 KiB at a time, and each piece takes the interpreter's lock.
     """
 
-    def __init__(self, data: bytes | bytearray, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, data: bytes, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(data)
         self._clock = clock
         self._deadline = clock() + _PATIENCE_SECONDS + len(data) / _LEAST_BYTES_PER_SECOND
@@ -92,9 +92,7 @@ class Requests:
         if not self._echoed(answer, "ChecksumSHA256", headers, data):
             self.check_size(key, body)
 
-    def _repeat(
-        self, key: str, body: Body, data: bytes | bytearray, headers: dict[str, str]
-    ) -> dict[str, Any] | None:
+    def _repeat(self, key: str, body: Body, data: bytes, headers: dict[str, str]) -> dict[str, Any] | None:
         """A put like an earlier one; None where there was none."""
         if self._repeater is None or len(data) > _REPEATED_BYTES:
             return None
@@ -103,9 +101,7 @@ class Requests:
         to_send = data if len(data) <= _SEND_BYTES else DeadlineBody(data)
         return self._repeater.put(key, to_send, len(data), body.digest.sha256, own)
 
-    def _put_object(
-        self, key: str, body: Body, data: bytes | bytearray, headers: dict[str, str]
-    ) -> dict[str, Any]:
+    def _put_object(self, key: str, body: Body, data: bytes, headers: dict[str, str]) -> dict[str, Any]:
         answer = self._client.put_object(
             Bucket=self._bucket,
             Key=key,
@@ -128,7 +124,7 @@ class Requests:
             )["UploadId"]
         )
 
-    def put_part(self, key: str, upload_id: str, number: int, data: bytes | bytearray) -> dict[str, Any]:
+    def put_part(self, key: str, upload_id: str, number: int, data: bytes) -> dict[str, Any]:
         """One part; the answer, and under "IsProven" whether it proves that the server has these bytes."""
         headers = self._extra("UploadPart")
         if self._checksum == "aws":
@@ -210,9 +206,7 @@ class Requests:
         members = self._client.meta.service_model.operation_model(operation).input_shape.members
         return {key: value for key, value in self._extra_args.items() if key in members}
 
-    def _echoed(
-        self, answer: dict[str, Any], field: str, headers: dict[str, Any], data: bytes | bytearray
-    ) -> bool:
+    def _echoed(self, answer: dict[str, Any], field: str, headers: dict[str, Any], data: bytes) -> bool:
         """Whether the answer proves that the server has these bytes: it repeats the checksum, or its ETag is their MD5."""
         sent, echo = headers.get(field), answer.get(field)
         if sent is not None and echo is not None:
@@ -254,7 +248,7 @@ def _metadata(body: Body) -> dict[str, str]:
     return {"entry-id": body.identifier, "sha256": body.digest.sha256}
 
 
-def _to_send(data: bytes | bytearray) -> bytearray | DeadlineBody:
+def _to_send(data: bytes) -> bytearray | DeadlineBody:
     """Few bytes as they are: the connection's own time limit is for all of them.
 
     As a bytearray, since botocore wraps `bytes` into a stream, and asks the server for "100 Continue" before it sends a stream:
@@ -262,8 +256,8 @@ def _to_send(data: bytes | bytearray) -> bytearray | DeadlineBody:
     """
     if len(data) > _SEND_BYTES:
         return DeadlineBody(data)
-    return data if isinstance(data, bytearray) else bytearray(data)
+    return bytearray(data)
 
 
-def _md5(data: bytes | bytearray) -> str:
+def _md5(data: bytes) -> str:
     return base64.b64encode(hashlib.md5(data, usedforsecurity=False).digest()).decode()
