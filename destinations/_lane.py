@@ -290,7 +290,7 @@ class Lane:
         except TryLater as error:
             self.note(kind, error.__cause__ or error, "is to be done again, for it raised")
             raise
-        except Exception as error:  # noqa: BLE001  # counted and reported
+        except BaseException as error:  # noqa: BLE001  # counted and reported
             self.note(kind, error)
             return False
         return True

@@ -37,9 +37,10 @@ class LoggerDestination(Callback):
 
     **Errors.** What a method raises is counted and reported, and does not stop training; after ten failures in a row the
     destination is left alone for a while. `events.RecordError` is for the caller: raise it for an argument that cannot
-    be taken.
+    be taken. From `init`, it keeps the run from beginning. Where `init` raises anything else, the destination is not open:
+    nothing but `close` and `post_close` follows.
 
-    **After close.** `close` comes once, `post_close` after it; records may come until then, also from the `close` of
+    **After close.** `close` comes once, `post_close` after it, also where `close` raised; records may come until then, also from the `close` of
     other callbacks. Nothing comes after. Then the object may serve another run, beginning with `init`.
 
     **Ranks.** There is one object on each rank, and each hears its own rank only. `state.rank` says which it is. Never

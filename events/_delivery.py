@@ -279,7 +279,7 @@ class Delivery:
             return True
         try:
             return sink.is_due(self._state, step, names)
-        except Exception as error:  # noqa: BLE001  # a destination must not stop training
+        except BaseException as error:  # noqa: BLE001  # a destination must not stop training
             self._faults().failed(sink.destination, "should_write", error)
             return False
 

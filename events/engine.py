@@ -43,10 +43,11 @@ class Engine:
     those that upload files come first at `INIT` and last otherwise. Within these groups the order is that of the lists.
 
     **Errors.** What a callback raises goes to the caller, and later callbacks do not hear of the event. What a
-    destination raises is kept by the logger, and everybody else hears of the event.
+    destination raises is kept by the logger, and everybody else hears of the event. Two things come out of a destination:
+    a `RecordError` of `init`, and Ctrl-C or what a signal handler raised.
 
     **Close.** Each `close`, callbacks first, then destinations, those that upload last; then each `post_close` in the
-    same order. It happens once, also where something raised. An engine that nobody closed is closed when nobody holds
+    same order. Both come once, also where something raised, and `post_close` also where `close` raised. An engine that nobody closed is closed when nobody holds
     it any more, or when the interpreter ends. A forked child closes nothing.
 
     Args:
@@ -132,7 +133,8 @@ class Engine:
     def close(self, exception: BaseException | None = None) -> None:
         """Closes every callback, once; further calls do nothing, and neither does one in a forked child.
 
-        A callback whose `close` raises does not keep the others from closing; its own `post_close` is left out.
+        A callback whose `close` raises does not keep the others from closing, and its `post_close` comes all the same: it
+        is what releases files and threads.
 
         Args:
             exception: what ended the run, if something did: it decides the status that callbacks see.
@@ -239,59 +241,50 @@ def _set_status(state: State, exception: BaseException | None) -> None:
 def _close_all(state: State, logger: "Logger", callbacks: tuple[Any, ...]) -> BaseException | None:
     """Closes callbacks in two phases; returns what is to be raised once that is done."""
     raised: list[BaseException] = []
+    destinations = [callback for callback in callbacks if _holds(logger.destinations, callback)]
+    others = [callback for callback in callbacks if not _holds(logger.destinations, callback)]
+    attached, logger.attached = logger.attached, ()
+    ordered = [*attached, *others, *destinations]
 
-    def attempt(callback: Any, action: str, call: Callable[[], None]) -> bool:
+    def attempt(callback: Any, action: str, *arguments: Any) -> None:
         try:
-            call()
-        except Exception as error:  # noqa: BLE001  # one callback must not keep the others from closing
-            if _holds(logger.destinations, callback):
+            getattr(callback, action)(*arguments)
+        except BaseException as error:  # one callback must not keep the others from closing
+            if _holds(destinations, callback):
                 logger.faults.note(callback, action, error)
                 if logger.faults.raise_errors:
-                    raised.append(error)
-            else:
+                    raise
+                return
+            if isinstance(error, Exception):
                 _log.error(
                     "%s.%s failed: the others are closed all the same.",
                     type(callback).__name__,
                     action,
                     exc_info=error,
                 )
-                raised.append(error)
-            return False
-        except BaseException as error:  # noqa: BLE001  # Ctrl-C ends the wait of one callback, not the close of the rest
+            raise
+
+    settle = functools.partial(logger.settle, is_last=True)
+    steps = [
+        *(functools.partial(attempt, callback, "close", state, logger) for callback in (*attached, *others)),
+        # What callbacks logged at last is on its way, and what waited for a destination to be due waits no longer.
+        settle,
+        *(functools.partial(attempt, callback, "close", state, logger) for callback in destinations),
+        settle,
+        logger.stop,
+        *(functools.partial(attempt, callback, "post_close") for callback in ordered),
+        *(functools.partial(_open_callbacks.pop, id(callback), None) for callback in callbacks),
+        logger.report_faults,
+    ]
+    # Ctrl-C ends one step, and the next ones follow, wherever it comes.
+    while steps:
+        try:
+            while steps:
+                steps.pop(0)()
+        except BaseException as error:  # noqa: BLE001  # raised once all is closed
             raised.append(error)
-            return False
-        return True
-
-    def close(some: Iterable[Any]) -> list[Any]:
-        return [
-            callback
-            for callback in some
-            if attempt(callback, "close", functools.partial(callback.close, state, logger))
-        ]
-
-    destinations = [callback for callback in callbacks if _holds(logger.destinations, callback)]
-    attached, logger.attached = logger.attached, ()
-    closed = close(attached)
-    closed += close(callback for callback in callbacks if not _holds(logger.destinations, callback))
-    # What callbacks logged at last is on its way, and what waited for a destination to be due waits no longer.
-    _settle_last(logger, raised)
-    closed += close(destinations)
-    _settle_last(logger, raised)
-    logger.stop()
-    for callback in closed:
-        attempt(callback, "post_close", callback.post_close)
-    for callback in callbacks:
-        _open_callbacks.pop(id(callback), None)
-    logger.report_faults()
     interrupts = [error for error in raised if not isinstance(error, Exception)]
     return next(iter(interrupts or raised), None)
-
-
-def _settle_last(logger: "Logger", raised: list[BaseException]) -> None:
-    try:
-        logger.settle(is_last=True)
-    except BaseException as error:  # noqa: BLE001  # Ctrl-C ends the wait for a device, not the close of the rest
-        raised.append(error)
 
 
 def _uncaught_exception() -> BaseException | None:

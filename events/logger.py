@@ -143,7 +143,8 @@ class Logger(RecordLogger):
             try:
                 read = reader_of(metrics) if self._are_tensors_expected else None
                 is_taken = self._taker.try_log_metrics(metrics, step, read)  # type: ignore[union-attr,arg-type]
-            except Exception:  # noqa: BLE001  # nothing was taken; whatever it is comes again below, and is kept there
+            except BaseException as error:  # noqa: BLE001  # nothing was taken; it comes again below, and is kept there
+                self.faults.let_out(error)
                 is_taken = False
             if is_taken:
                 if self._others:
@@ -172,7 +173,7 @@ class Logger(RecordLogger):
                 destination.log_metrics(values, step)
             except RecordError as error:
                 refusal = error
-            except Exception as error:  # noqa: BLE001  # a destination must not stop training
+            except BaseException as error:  # noqa: BLE001  # a destination must not stop training
                 self.faults.failed(destination, "log_metrics", error)
         if refusal is not None:
             raise refusal
@@ -185,7 +186,7 @@ class Logger(RecordLogger):
                 destination.log_metrics(values, step)
             except RecordError as error:
                 refusal = error
-            except Exception as error:  # noqa: BLE001  # a destination must not stop training
+            except BaseException as error:  # noqa: BLE001  # a destination must not stop training
                 self.faults.failed(destination, "log_metrics", error)
         if refusal is not None:
             raise refusal
@@ -277,7 +278,7 @@ class Logger(RecordLogger):
         self._require_open("download_file")
         name = format_name(remote_file_name, self._state)
         path = format_name(str(destination), self._state)
-        asked = [one for one in self._destinations if one.can_upload_files()]
+        asked = [one for one in self._destinations if self._takes_files(one)]
         for one in asked:
             try:
                 one.download_file(name, path, overwrite, progress_bar)
@@ -289,7 +290,14 @@ class Logger(RecordLogger):
 
     def has_file_upload_destination(self) -> bool:
         """Says whether `upload_file` reaches anybody."""
-        return any(destination.can_upload_files() for destination in self._destinations)
+        return any(self._takes_files(destination) for destination in self._destinations)
+
+    def _takes_files(self, destination: Destination) -> bool:
+        try:
+            return destination.can_upload_files()
+        except BaseException as error:  # noqa: BLE001  # a destination must not stop training
+            self.faults.failed(destination, "can_upload_files", error)
+            return False
 
     def flush(self) -> None:
         """Makes every destination hand on what it holds back.

@@ -320,12 +320,11 @@ def test_a_record_that_a_destination_logs_wrongly_in_its_own_hook_stops_nobody()
     assert engine._logger.faults.counts == {("LogsNonsense", "batch_end", "RecordError"): 1}
 
 
-@pytest.mark.parametrize("interrupt", [KeyboardInterrupt, SystemExit])
-def test_an_interrupt_in_a_destinations_hook_is_an_interrupt(interrupt):
+def test_an_interrupt_in_a_destinations_hook_is_an_interrupt():
     """Ctrl-C is for the loop, wherever it arrives."""
-    engine = _engine([], [DestinationRaisesAt("batch_end", interrupt())])
+    engine = _engine([], [DestinationRaisesAt("batch_end", KeyboardInterrupt())])
 
-    with pytest.raises(interrupt):
+    with pytest.raises(KeyboardInterrupt):
         engine.run_event(Event.BATCH_END)
 
 
@@ -499,7 +498,7 @@ def test_a_callback_logs_in_close_and_is_heard():
 
 @pytest.mark.parametrize("phase", ["close", "post_close"])
 def test_a_callback_that_raises_in_close_keeps_nobody_from_closing(phase, caplog):
-    """The error is logged with its traceback and raised when all are closed; its own `post_close` is left out."""
+    """The error is logged with its traceback and raised when all are closed; every `post_close` comes."""
     calls = []
 
     class Broken(Listener):
@@ -510,7 +509,8 @@ def test_a_callback_that_raises_in_close_keeps_nobody_from_closing(phase, caplog
 
         def post_close(self):
             super().post_close()
-            raise OSError("disk")
+            if phase == "post_close":
+                raise OSError("disk")
 
     engine = _engine(
         [Broken("broken", calls), Listener("after", calls)], [ListeningDestination("destination", calls)]
@@ -519,10 +519,9 @@ def test_a_callback_that_raises_in_close_keeps_nobody_from_closing(phase, caplog
     with pytest.raises(OSError, match="disk"):
         engine.close()
 
-    broken = [("broken", "post_close")] if phase == "post_close" else []
     assert calls == [
         *(("broken", "close"), ("after", "close"), ("destination", "close")),
-        *(*broken, ("after", "post_close"), ("destination", "post_close")),
+        *(("broken", "post_close"), ("after", "post_close"), ("destination", "post_close")),
     ]
     assert f"Broken.{phase} failed" in caplog.text
     assert "OSError: disk" in caplog.text
@@ -548,13 +547,15 @@ def test_an_error_in_close_does_not_hide_what_ended_the_run(caplog):
 
 
 def test_what_a_destination_raises_in_close_is_counted_and_does_not_come_out(caplog):
-    """Its `post_close` is left out, and the summary at the end has it."""
+    """Its `post_close` releases what it holds, and the summary at the end has the error."""
     broken = DestinationRaisesAt("close", OSError("disk"))
-    broken.post_close = lambda: pytest.fail("post_close after a close that raised")
+    released = []
+    broken.post_close = lambda: released.append(True)
     engine = _engine([], [broken])
 
     engine.close()
 
+    assert released == [True]
     assert engine._logger.faults.counts == {("DestinationRaisesAt", "close", "OSError"): 1}
     assert "DestinationRaisesAt.close raised OSError 1 time." in caplog.text
 

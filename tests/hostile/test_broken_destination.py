@@ -1,0 +1,227 @@
+"""Destinations that raise anything, anywhere: training and the other destinations do not notice."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from destinations import InMemory, LoggerDestination
+from events import Engine, Logger, RecordError, Run, State
+
+RECORDS = {
+    "log_hyperparameters": ({"lr": 0.1},),
+    "log_metrics": ({"loss": 1.0},),
+    "log_text": ("a text",),
+    "log_table": (["a"], [[1]]),
+    "log_images": ([[0.0, 1.0], [1.0, 0.0]],),
+    "log_traces": ({"a": 1},),
+}
+
+
+class PanicException(BaseException):
+    """What pyo3 raises for a panic of Rust, which is no `Exception` either."""
+
+
+class Raises(LoggerDestination):
+    """Raises at one method."""
+
+    def __init__(self, method, error):
+        super().__init__()
+        setattr(self, method, self._raise)
+        self.error = error
+        self.closed = []
+
+    def _raise(self, *_, **__):
+        raise self.error
+
+    def close(self, state, logger):
+        self.closed.append("close")
+
+    def post_close(self):
+        self.closed.append("post_close")
+
+
+class Records(LoggerDestination):
+    """Counts the calls of every method of a destination."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = []
+        for method in RECORDS:
+            setattr(self, method, lambda *_, method=method, **__: self.calls.append(method))
+
+
+def _log_everything(run):
+    import numpy as np
+
+    for method, arguments in RECORDS.items():
+        given = (np.array(arguments[0]),) if method == "log_images" else arguments
+        getattr(run, method)(*given)
+
+
+ERRORS = [OSError("disk"), SystemExit(1), PanicException("rust"), GeneratorExit(), MemoryError()]
+HOOKS = ["init", "fit_start", "batch_start", "batch_end", "fit_end", "close", "post_close", *RECORDS, "flush"]
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("method", [*HOOKS, "should_write", "can_upload_files", "state_dict"])
+def test_whatever_a_destination_raises_stays_there(method, error, tmp_path):
+    """Training goes through, the destination beside it gets every record, both are closed."""
+    broken, beside = Raises("init", error), Records()
+    if method == "can_upload_files":
+        broken = Raises("upload_file", error)
+    elif method != "init":
+        broken = Raises(method, error)
+    (tmp_path / "file").write_text("x")
+
+    with Run([broken, beside], run_name="r") as run:
+        if method == "can_upload_files":
+            broken.can_upload_files = broken._raise
+        run.epoch_start()
+        for _ in range(2):
+            run.batch_start()
+            _log_everything(run)
+            run.batch_end()
+        run.upload_file("name", tmp_path / "file")
+        run.flush()
+
+    assert beside.calls == [*RECORDS] * 2
+    assert run.engine.is_closed
+    if method not in {"close", "post_close"}:
+        assert broken.closed == ["close", "post_close"]
+
+
+@pytest.mark.parametrize("error", [OSError("no server"), SystemExit(2)], ids=["Exception", "BaseException"])
+def test_what_a_destination_missed_that_failed_to_open_is_counted_and_said(error, caplog):
+    """It is not called again, not even for files and hyperparameters, but for its end."""
+    broken, beside = Raises("init", error), Records()
+    broken.log_metrics = broken.log_hyperparameters = lambda *_: pytest.fail("called without init")
+
+    with Run([broken, beside], run_name="r") as run:
+        run.log_hyperparameters({"lr": 0.1})
+        for step in range(1200):
+            run.log_metrics({"loss": 1.0}, step)
+
+    assert len(beside.calls) == 1201
+    assert broken.closed == ["close", "post_close"]
+    assert "Raises is not open: what is logged is not written to it, and counted." in caplog.text
+    assert "Raises lost 1,201 records: it was not open, for init failed." in caplog.text
+
+
+def test_a_destination_that_was_set_up_wrong_says_so_when_the_run_begins():
+    """`RecordError` is for the caller, and comes before anything was trained; everything is closed."""
+    broken, beside = Raises("init", RecordError("folder must be new.")), Raises("flush", OSError())
+
+    with pytest.raises(RecordError, match="folder must be new"), Run([broken, beside], run_name="r"):
+        pytest.fail("the run has begun")
+
+    assert broken.closed == beside.closed == ["close", "post_close"]
+
+
+def test_the_exit_that_a_signal_asked_for_is_not_kept_by_the_destination_it_arrives_in():
+    """A scheduler's SIGTERM ends training, though a destination is at work when it comes."""
+    before = signal.getsignal(signal.SIGTERM)
+
+    def end(number, frame):
+        sys.exit(128 + number)
+
+    class IsTerminated(LoggerDestination):
+        def log_metrics(self, metrics, step=None):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+        def batch_end(self, state, logger):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    state = State("r")
+    logger = Logger(state, IsTerminated())
+    engine = Engine(state, logger)
+    signal.signal(signal.SIGTERM, end)
+    try:
+        with pytest.raises(SystemExit) as logged:
+            logger.log_metrics({"loss": 1.0})
+        with pytest.raises(SystemExit):
+            engine.run_event("batch_end")
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        engine.close(logged.value)
+
+    assert logged.value.code == 143
+    assert state.status == "preempted"
+    assert logger.faults.counts == {}
+
+
+def test_a_destination_that_logs_from_its_own_methods_does_not_take_training_with_it():
+    """Recursion costs the destination its record, and nobody else one."""
+
+    class Recursive(LoggerDestination):
+        def init(self, state, logger):
+            self.logger = logger
+
+        def log_metrics(self, metrics, step=None):
+            self.logger.log_metrics({"again": 1.0}, step)
+
+    beside = InMemory()
+
+    with Run([beside, Recursive()], run_name="r") as run:
+        run.log_metrics({"loss": 1.0}, 0)
+        run.log_metrics({"loss": 2.0}, 1)
+
+    assert list(beside.get_timeseries("loss")["loss"]) == [1.0, 2.0]
+
+
+def test_a_destination_that_closes_the_logger_ends_no_training():
+    """What is logged after that says that the run is closed, and how many times it is closed does not matter."""
+
+    class Closes(LoggerDestination):
+        def batch_end(self, state, logger):
+            self.engine.close()
+
+    closes, beside = Closes(), Raises("flush", OSError())
+    run = Run([closes, beside], run_name="r")
+    closes.engine = run.engine
+
+    with run:
+        run.epoch_start()
+        run.batch_start()
+        with pytest.raises(RuntimeError, match="must be run before close"):
+            run.batch_end()
+
+    assert beside.closed == ["close", "post_close"]
+
+
+def test_one_destination_in_two_loggers_serves_the_first():
+    """The second engine is refused when it is made, and takes nothing from the first."""
+    shared = InMemory()
+
+    with Run([shared], run_name="first") as first:
+        with pytest.raises(RuntimeError, match="must be closed before another engine takes it"):
+            Run([shared], run_name="second")
+        first.log_metrics({"loss": 1.0}, 0)
+
+    assert list(shared.get_timeseries("loss")["loss"]) == [1.0]
+
+
+def test_a_child_that_exits_in_a_destination_says_what_happened(tmp_path):
+    """A destination's `sys.exit` in a program of its own: the program ends as it would have without it."""
+    script = """
+import sys
+from destinations import LoggerDestination
+from events import Run
+
+class Exits(LoggerDestination):
+    def batch_end(self, state, logger):
+        sys.exit(3)
+
+with Run([Exits()], run_name="r") as run:
+    run.batch_start()
+    run.batch_end()
+print("trained", run.state.status.value)
+"""
+    result = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=120
+    )
+
+    assert (result.returncode, result.stdout) == (0, "trained completed\n")
+    assert "Exits.batch_end raised SystemExit 1 time." in result.stderr
