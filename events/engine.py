@@ -265,7 +265,7 @@ def _close_all(state: State, logger: "Logger", callbacks: tuple[Any, ...]) -> Ba
             raise
 
     settle = functools.partial(logger.settle, is_last=True)
-    steps = [
+    steps: list[Callable[[], object]] = [
         *(functools.partial(attempt, callback, "close", state, logger) for callback in (*attached, *others)),
         # What callbacks logged at last is on its way, and what waited for a destination to be due waits no longer.
         settle,

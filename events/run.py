@@ -32,8 +32,10 @@ class Run:
             run.batch_end()
     ```
 
-    `INIT` and `FIT_START` come where the block is entered, `FIT_END` where it is left without an exception, close in any
-    case; then `run.state.status` says how the run ended: completed, failed, interrupted by Ctrl-C, or preempted.
+    `INIT` comes where the block is entered, `FIT_START` where training begins: at the first `epoch_start`, `batch_start` or
+    `batch_end`, or at `fit_start`. A run that is opened again for an evaluation alone has none, and keeps what training
+    logged. `FIT_END` comes where the block is left without an exception and training has begun, close in any case; then
+    `run.state.status` says how the run ended: completed, failed, interrupted by Ctrl-C, or preempted.
 
     All `log_*` methods, `upload_file`, `download_file`, `flush` and `namespace` are those of `Logger`. The methods below move the
     timestamp and run the events that belong to it; whatever other event your loop has, run it with `run_event`.
@@ -89,6 +91,7 @@ class Run:
         several = (callbacks,) if isinstance(callbacks, Callback) else tuple(callbacks)
         self.engine = Engine(self.state, self.logger, several)
         self._mark = time.perf_counter()
+        self._has_begun = False
         # The logger's own methods, not wrappers: a metrics call costs the same here as there.
         self.log_hyperparameters = self.logger.log_hyperparameters
         self.log_metrics = self.logger.log_metrics
@@ -110,6 +113,17 @@ class Run:
         """Runs any event; see `Engine.run_event`."""
         self.engine.run_event(event)
 
+    def fit_start(self) -> None:
+        """Begins training, once; the first `epoch_start`, `batch_start` or `batch_end` does so too.
+
+        Only a loop that logs and calls none of these needs it: destinations that continue a run take what training will
+        go through again out of it here.
+        """
+        if not self._has_begun:
+            self._has_begun = True
+            self.engine.run_event(Event.FIT_START)
+            self._lap()
+
     def epoch_start(self, length: int | None = None) -> None:
         """Begins an epoch.
 
@@ -117,6 +131,7 @@ class Run:
             length: how many batches it has; default: what the dataloader says, if anything.
         """
         self._read(self.state.train_dataloader, Phase.TRAIN, "train", length)
+        self.fit_start()
         self.engine.run_event(Event.EPOCH_START)
 
     def batch_start(self, batch: Any = None) -> None:
@@ -125,6 +140,7 @@ class Run:
         Args:
             batch: what is trained on, for callbacks that look at it.
         """
+        self.fit_start()
         self.state.batch = batch
         self.engine.run_event(Event.BATCH_START)
 
@@ -135,6 +151,7 @@ class Run:
             samples: how many samples it had, over all ranks.
             tokens: how many tokens it had, over all ranks.
         """
+        self.fit_start()
         self.state.timestamp = self.state.timestamp.to_next_batch(samples, tokens, self._lap())
         self.engine.run_event(Event.BATCH_END)
         self.engine.run_event(Event.BATCH_CHECKPOINT)
@@ -195,7 +212,6 @@ class Run:
         try:
             self._read(self.state.train_dataloader, Phase.TRAIN, "train", None)
             self.engine.run_event(Event.INIT)
-            self.engine.run_event(Event.FIT_START)
         except BaseException as error:
             self.close(error)
             raise
@@ -212,7 +228,8 @@ class Run:
             self.close(exception)
             return
         try:
-            self.engine.run_event(Event.FIT_END)
+            if self._has_begun:
+                self.engine.run_event(Event.FIT_END)
         except BaseException as error:
             self.close(error)
             raise

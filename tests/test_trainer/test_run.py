@@ -5,6 +5,7 @@ import re
 import pytest
 
 from events import Callback, EngineClosedError, Run
+from tests.test_trainer.conftest import EventList
 
 
 def test_the_events_of_a_loop_of_ones_own(event_list):
@@ -89,10 +90,34 @@ def test_how_the_run_ended_is_known_where_it_is_closed(metric_list, error, statu
 
 def test_fit_end_comes_only_where_the_block_ends_well(event_list):
     """A run that failed has no FIT_END."""
-    with pytest.raises(ValueError, match="bad data"), Run(callbacks=event_list, run_name="mine"):
-        raise ValueError("bad data")
+
+    def body():
+        with Run(callbacks=event_list, run_name="mine") as run:
+            run.fit_start()
+            raise ValueError("bad data")
+
+    with pytest.raises(ValueError, match="bad data"):
+        body()
 
     assert event_list.events == ["init", "fit_start"]
+
+
+def test_training_begins_once_and_ends_only_where_it_has_begun():
+    """However it begins, FIT_START comes first and once; an evaluation alone is no training."""
+    for begin in ("fit_start", "epoch_start", "batch_start", "batch_end"):
+        events = EventList()
+        with Run(callbacks=events, run_name="mine") as run:
+            getattr(run, begin)()
+            run.batch_start()
+            run.batch_end()
+        assert events.events[:2] == ["init", "fit_start"]
+        assert (events.events.count("fit_start"), events.events[-1]) == (1, "fit_end")
+
+    events = EventList()
+    with Run(callbacks=events, run_name="mine") as run:
+        run.eval_start()
+        run.eval_end()
+    assert events.events == ["init", "eval_start", "eval_end"]
 
 
 def test_an_error_in_init_closes_what_was_opened(metric_list):
