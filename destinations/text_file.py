@@ -304,7 +304,7 @@ class TextFile(LoggerDestination):
 
     def _listen(self, name: str, stream: Any) -> StandIn:
         listener = _Listener(
-            stream, lambda line: self._accept(LineRecord(name, "", None, self._clock(), line))
+            stream, lambda line: self._accept(LineRecord(name, "", None, self._clock(), redact_text(line)))
         )
         self._listeners.append(listener)
         return listener

@@ -75,6 +75,7 @@ class Faults:
     """
 
     def __init__(self, *, raise_errors: bool, clock: Callable[[], float] = time.monotonic) -> None:
+        redact_text("")  # Imports what it needs now, and not in the middle of a failure that may forbid it.
         self._raise_errors = raise_errors
         self._clock = clock
         self._counts: Counter[tuple[str, str, str]] = Counter()

@@ -11,7 +11,7 @@ from . import checks
 from ._delivery import Delivery
 from .config import plain_config
 from .errors import EngineClosedError, RecordError
-from .redaction import redact
+from .redaction import redact, redact_table, redact_text
 from .state import State
 
 __all__ = ["RecordLogger", "whole_step"]
@@ -52,7 +52,7 @@ class RecordLogger:
         name: str = "Table",
         step: int | None = None,
     ) -> None:
-        """Logs a table.
+        """Logs a table; secrets are taken out of its cells, and of a column that is named like one.
 
         Args:
             columns: the names of the columns.
@@ -68,12 +68,8 @@ class RecordLogger:
 
         def prepare(columns: Any, rows: Any) -> tuple[Any, ...]:
             checks.check_table(columns, rows, name)
-            return (
-                list(columns),
-                [[self._delivery.to_host(value) for value in row] for row in rows],
-                name,
-                step,
-            )
+            host_rows = [[self._delivery.to_host(value) for value in row] for row in rows]
+            return *redact_table(list(columns), host_rows), name, step
 
         self._record("log_table", name, (columns, rows), prepare)
 
@@ -104,7 +100,7 @@ class RecordLogger:
             EngineClosedError: the run is closed.
         """
         name, step = self._prefix + name, self._step(step)
-        labels = None if mask_class_labels is None else dict(mask_class_labels)
+        labels = None if mask_class_labels is None else redact(dict(mask_class_labels))
         to_host = self._delivery.to_host
 
         def prepare(images: Any, masks: Any) -> tuple[Any, ...]:
@@ -115,7 +111,7 @@ class RecordLogger:
         self._record("log_images", name, (images, masks), prepare)
 
     def log_text(self, text: str, name: str = "Text", step: int | None = None) -> None:
-        """Logs a text.
+        """Logs a text; secrets are taken out of it.
 
         Raises:
             RecordError: it is no string.
@@ -125,7 +121,7 @@ class RecordLogger:
 
         def prepare(text: Any) -> tuple[Any, ...]:
             checks.check_text(text, name)
-            return text, name, step
+            return redact_text(text), name, step
 
         self._record("log_text", name, (text,), prepare)
 
@@ -223,7 +219,7 @@ class RecordLogger:
         self._record("log_point_cloud", name, (points, colors), prepare)
 
     def log_traces(self, traces: Mapping[str, Any]) -> None:
-        """Logs debugging traces: values of any kind by name.
+        """Logs debugging traces: values of any kind by name; secrets are taken out of mappings, lists and strings.
 
         Raises:
             RecordError: they have no names.
@@ -233,7 +229,7 @@ class RecordLogger:
 
         def prepare(traces: Any) -> tuple[Any, ...]:
             checks.check_traces(traces)
-            return ({prefix + key: value for key, value in traces.items()},)
+            return ({prefix + key: value for key, value in redact(traces).items()},)
 
         self._record("log_traces", "", (traces,), prepare, may_wait=False)
 

@@ -10,6 +10,7 @@
 Importing this package starts nothing and loads no store's client.
 """
 
+from ._redact import redact, redact_arguments, redact_table, redact_text
 from .backlog import Backlog
 from .command_line import add_commands
 from .download import download_file
@@ -38,6 +39,10 @@ __all__ = [
     "download_file",
     "exit_on_sigterm",
     "open_store",
+    "redact",
+    "redact_arguments",
+    "redact_table",
+    "redact_text",
 ]
 
 __project__ = "training-destinations"

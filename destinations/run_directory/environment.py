@@ -94,14 +94,14 @@ def describe_environment(ranks: dict[str, int]) -> dict[str, Any]:
         "user": _user(),
         "argv": redact_arguments(sys.argv),
         "executable": sys.executable,
-        "working_directory": str(Path.cwd()),
+        "working_directory": _working_directory(),
         "git": _git(),
         "python": platform.python_version(),
         "platform": platform.platform(),
         "packages": _packages(),
         "cpu": _cpu(),
         "gpus": _gpus(),
-        "slurm": {name: os.environ[name] for name in _SLURM if name in os.environ},
+        "slurm": {name: redact_text(os.environ[name]) for name in _SLURM if name in os.environ},
         "ranks": ranks,
     }
 
@@ -113,16 +113,24 @@ def _user() -> str | None:
         return None
 
 
+def _working_directory() -> str | None:
+    try:
+        return str(Path.cwd())
+    except OSError:  # It was deleted.
+        return None
+
+
 def _git() -> dict[str, Any] | None:
     commit = _output("git", "rev-parse", "HEAD")
     if commit is None:
         return None
     branch = _output("git", "rev-parse", "--abbrev-ref", "HEAD")
-    diff = _output("git", "diff", "HEAD")
     return {
         "commit": commit.strip(),
         "branch": None if branch is None else branch.strip(),
-        "diff_bytes": None if diff is None else len(diff.encode()),
+        "diff_bytes": _output_bytes(
+            "git", "--no-optional-locks", "diff", "--no-ext-diff", "--no-textconv", "HEAD"
+        ),
     }
 
 
@@ -179,3 +187,23 @@ def _output(*command: str) -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return redact_text(done.stdout)
+
+
+def _output_bytes(*command: str) -> int | None:
+    """Returns how much a program prints, of which nothing is kept: a diff may be of gigabytes, and hold any secret."""
+    try:
+        with subprocess.Popen(  # noqa: S603  # fixed commands
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        ) as program:
+            # Ends the reading as well, by closing the other end of the pipe.
+            deadline = threading.Timer(_PROGRAM_SECONDS, program.kill)
+            deadline.daemon = True
+            deadline.start()
+            try:
+                output = program.stdout
+                size = 0 if output is None else sum(map(len, iter(lambda: output.read(1 << 20), b"")))
+            finally:
+                deadline.cancel()
+    except OSError:
+        return None
+    return size if program.returncode == 0 else None

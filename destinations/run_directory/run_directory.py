@@ -105,8 +105,8 @@ class RunDirectory(MediaRecords):
             raise TypeError(f"tags must be a list of strings, got {tags!r}. Write tags=[{tags!r}].")
         self._template = os.fspath(run_dir)
         self._run_id = run_id
-        self._tags = tuple(str(tag) for tag in tags)
-        self._notes = notes
+        self._tags = tuple(redact_text(str(tag)) for tag in tags)
+        self._notes = redact_text(notes)
         self._flush_seconds = flush_seconds
         self._resume = resume
         self._all_ranks = all_ranks

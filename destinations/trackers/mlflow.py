@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-from events import State
+from events import State, redact
 
 from ._mlflow_sink import MLflowPlan, MLflowSink
 from ._sink import Sink
@@ -80,7 +80,7 @@ class MLflow(Tracker):
         self._experiment = experiment
         self._run_name = run_name
         self._run_id = run_id
-        self._tags = dict(tags or {})
+        self._tags = redact(dict(tags or {}))
         self._artifact_location = artifact_location
         self._log_artifacts = log_artifacts
         self._log_system_metrics = log_system_metrics

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from events import State
+from events import State, redact
 
 from ._sink import Sink
 from ._tracker import Tracker, require_package
@@ -94,7 +94,13 @@ class WandB(Tracker):
         if not step_metric or step_metric.startswith("_"):
             raise ValueError(f'step_metric must be a name that does not begin with "_", got {step_metric!r}.')
         self._project = project
-        self._plan = {"entity": entity, "group": group, "tags": tuple(tags), "notes": notes, "mode": mode}
+        self._plan = {
+            "entity": entity,
+            "group": group,
+            "tags": redact(tuple(tags)),
+            "notes": redact(notes),
+            "mode": mode,
+        }
         self._name = name
         self._run_id = run_id
         self._resume_mode = resume
