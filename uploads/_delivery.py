@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from ._files import replace_json
+from ._files import read_bytes, replace_json
 from .entry import CHECKSUM_FILE, DATA_FILE, Entry
-from .errors import RemoteExists, StoreParked
+from .errors import BytesCorrupt, RemoteExists, StoreParked
 from .outcome import Outcome, UploadState
 from .stores.body import Body, Digest
 
@@ -40,16 +40,17 @@ def deliver(folder: Path, entry: Entry, store: Store, *, retried: bool, suspect:
     try:
         known = _remembered_digest(folder) if entry.size >= _REMEMBER_DIGEST_BYTES else None
         opened = Body(f"{folder}/{DATA_FILE}", entry.identifier, known)
-    except FileNotFoundError:
+    except (FileNotFoundError, BytesCorrupt) as error:
         if not folder.is_dir():
             raise
+        found = "no file" if isinstance(error, FileNotFoundError) else "something that is no regular file"
         return Outcome(
             entry.identifier,
             entry.remote_name,
             UploadState.CORRUPT,
             store.uri(entry.remote_name),
             entry.size,
-            reason="staged bytes must be in the entry's folder, got no file. Submit the file again.",
+            reason=f"staged bytes must be in the entry's folder, got {found}. Submit the file again.",
         )
     with opened as body:
         crc32 = _noted_crc32(folder) if entry.crc32 is None else entry.crc32
@@ -86,7 +87,7 @@ def _damage(entry: Entry, digest: Digest, crc32: int | None) -> str:
 def _noted_crc32(folder: Path) -> int | None:
     """Of a large file, computed behind the training loop's back; None where that did not come to pass."""
     try:
-        return int(json.loads((folder / CHECKSUM_FILE).read_bytes())["crc32"])
+        return int(json.loads(read_bytes(folder / CHECKSUM_FILE))["crc32"])
     except (OSError, ValueError, TypeError, KeyError):
         return None
 
@@ -140,8 +141,8 @@ def _outcome(entry: Entry, store: Store, body: Body, state: UploadState, reason:
 def _remembered_digest(folder: Path) -> Digest | None:
     """A large file is read in whole once, not at every attempt; its parts are checked as they are sent."""
     try:
-        return Digest(**json.loads((folder / "digest.json").read_bytes()))
-    except (FileNotFoundError, ValueError, TypeError):
+        return Digest(**json.loads(read_bytes(folder / "digest.json")))
+    except (OSError, ValueError, TypeError):
         return None
 
 

@@ -1,9 +1,15 @@
-"""How the spool writes its small files: whole or not at all, for this user alone."""
+"""How the spool reads and writes its files: small ones whole or not at all, for this user alone.
+
+A spool may have been written by somebody else, so nothing is opened through a symlink, only regular files are read, and only up
+to a limit.
+"""
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import stat
 import uuid
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +21,7 @@ __all__ = [
     "exists",
     "fsync_path",
     "mkdir",
+    "open_regular",
     "read_bytes",
     "read_json",
     "rename",
@@ -25,6 +32,7 @@ __all__ = [
 ]
 
 _READ_BYTES = 1 << 16
+_LIMIT_BYTES = 4 << 20  # A note of a file in 10,000 parts has less.
 
 # Paths as text: to make a Path takes longer than the system takes for these five, and each is done for every upload.
 
@@ -54,12 +62,31 @@ def rmdir(path: str) -> None:
     os.rmdir(path)  # noqa: PTH106
 
 
-def read_bytes(path: str) -> bytes:
-    """A small file, whole."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+def open_regular(path: str | Path, flags: int = os.O_RDONLY) -> int:
+    """A descriptor of a regular file; neither follows a symlink nor waits for the writer of a FIFO.
+
+    Raises:
+        OSError: ELOOP for a symlink, EINVAL for a folder, a FIFO or a device, and whatever else `os.open` raises.
+    """
+    descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "must be a regular file", str(path))
+    return descriptor
+
+
+def read_bytes(path: str | Path, limit: int = _LIMIT_BYTES) -> bytes:
+    """A small file, whole.
+
+    Raises:
+        OSError: EFBIG for a file beyond the limit, and what `open_regular` raises.
+    """
+    descriptor = open_regular(path)
     try:
         data = piece = os.read(descriptor, _READ_BYTES)
         while len(piece) == _READ_BYTES:
+            if len(data) > limit:
+                raise OSError(errno.EFBIG, f"must have at most {limit} bytes", str(path))
             piece = os.read(descriptor, _READ_BYTES)
             data += piece
     finally:
@@ -71,7 +98,7 @@ def write_text(path: str | Path, text: str) -> None:
     """Writes a new file for this user alone."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
-        data = memoryview(text.encode())
+        data = memoryview(_encoded(text))
         while data:
             data = data[os.write(descriptor, data) :]
     finally:
@@ -90,18 +117,18 @@ def replace_json(path: Path, value: dict[str, Any]) -> None:
 
 def append_line(path: Path, line: str) -> None:
     """Appends one whole line with one write, mending a line that a crash tore before."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    descriptor = open_regular(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
     try:
         size = os.fstat(descriptor).st_size
         torn = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
-        os.write(descriptor, ("\n" * torn + line + "\n").encode())
+        os.write(descriptor, _encoded("\n" * torn + line + "\n"))
     finally:
         os.close(descriptor)
 
 
 def fsync_path(path: Path) -> None:
     """Has the kernel write a file, or the names in a folder, to the disk."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
     finally:
@@ -111,7 +138,12 @@ def fsync_path(path: Path) -> None:
 def read_json(path: Path) -> dict[str, Any]:
     """The object in the file; empty where there is none, or something else."""
     try:
-        value = json.loads(path.read_bytes())
+        value = json.loads(read_bytes(path))
     except (OSError, ValueError):
         return {}
     return value if isinstance(value, dict) else {}
+
+
+def _encoded(text: str) -> bytes:
+    r"""UTF-8; the bytes of a path that are none become `\\udcXX`, which JSON reads back as they were."""
+    return text.encode(errors="backslashreplace")

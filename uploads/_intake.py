@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import threading
 from typing import TYPE_CHECKING, Literal
@@ -29,11 +30,13 @@ class Intake:
     Args:
         spool: Exists already.
         room: Where bytes are booked.
+        store: The identity of the store, for manifests.
     """
 
-    def __init__(self, spool: Spool, room: Room) -> None:
+    def __init__(self, spool: Spool, room: Room, store: str = "") -> None:
         self._spool = spool
         self._room = room
+        self._store = store
         self._sequence = spool.last_sequence()
         self._lock = threading.Lock()
 
@@ -119,10 +122,12 @@ class Intake:
                 staged.size,
                 staged.crc32,
                 staged.staging,
-                str(source.absolute()),
+                # For people: bytes that are not UTF-8 are shown, since no manifest could hold them.
+                os.fsencode(source.absolute()).decode(errors="backslashreplace"),
                 after,
                 utc_now(),
                 boot="" if to_disk or staged.crc32 is not None else self._spool.boot,
+                store=self._store,
             )
             # The manifest comes first: should we die right after the rename below, the file is gone from where it was,
             # and the next queue finds an entry that is complete.

@@ -11,7 +11,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from ._copying import crc32_of
-from ._files import exists, fsync_path, read_json, replace_json, write_text
+from ._files import exists, fsync_path, open_regular, read_json, replace_json, write_text
 from .entry import CHECKSUM_FILE, DATA_FILE, FLUSHED_FILE
 from .outcome import Outcome
 
@@ -59,7 +59,7 @@ def note_crc32(folder: Path) -> None:
     Blocks for as long as reading takes.
     """
     with contextlib.suppress(OSError):
-        descriptor = os.open(folder / DATA_FILE, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = open_regular(folder / DATA_FILE)
         try:
             crc32 = crc32_of(descriptor)
         finally:

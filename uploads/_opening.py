@@ -6,23 +6,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from ._default_spool import default_spools
-from ._redact import is_secret_option, redact
-from ._worker_link import WorkerLink
+from ._worker_link import WorkerLink, WorkerOrder
 from .drain import Drain
 from .errors import SpoolOwned
 from .ownership import OwnerLock
 from .spool import Spool
-from .stores.uris import is_remote
+from .stores.uris import identity_of, is_kept_option, is_remote, kept_options, options_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from ._ledger import Ledger
-    from ._worker_link import WorkerOrder
     from .retry import RetryPolicy
     from .stores import Store
 
-__all__ = ["Drainer", "Isolation", "choose_isolation", "make_drainer", "take_spool"]
+__all__ = ["Drainer", "Isolation", "choose_isolation", "make_drainer", "order_for", "take_spool"]
 
 Isolation = Literal["threads", "process"]
 
@@ -87,6 +85,24 @@ def make_drainer(
     return WorkerLink(order, on_settled=ledger.close, look_up=ledger.look_up)
 
 
+def order_for(
+    spool: Spool, given: Store | str | Path, store: Store, options: dict[str, Any], **how: Any
+) -> WorkerOrder:
+    """What a worker process is told: the store as it was opened here, wherever and in whatever environment it is opened there.
+
+    Args:
+        spool: The queue's.
+        given: How the user gave the store.
+        store: The same, opened.
+        options: Given with it, secrets included.
+        how: What else the order has.
+    """
+    everything = options_of(given) | options if isinstance(given, str | Path) else {}
+    return WorkerOrder(
+        str(spool.path), store.uri(), everything, **how, store_identity=identity_of(store.uri())
+    )
+
+
 def take_spool(
     path: str | Path | None, given: Store | str | Path, store: Store, options: dict[str, Any]
 ) -> tuple[Spool, OwnerLock]:
@@ -100,12 +116,12 @@ def take_spool(
 
     Raises:
         SpoolOwned: Somebody has the one that was asked for.
-        SpoolUnusable: It cannot be written.
+        SpoolUnusable: It cannot be written, is another user's, or holds entries for another store.
     """
     description = _description(given, store, options)
-    for candidate in default_spools(store.uri()) if path is None else (path,):
+    for candidate in default_spools(identity_of(store.uri())) if path is None else (path,):
         spool = Spool(candidate)
-        spool.create(description)
+        spool.create()
         owner = OwnerLock(spool.queue_lock, "queue")
         try:
             owner.acquire()
@@ -113,14 +129,20 @@ def take_spool(
             if path is not None:
                 raise
         else:
+            try:
+                spool.belong_to(description)
+            except BaseException:
+                owner.release()
+                raise
             return spool, owner
     raise AssertionError("the default spools have no end")
 
 
 def _description(given: Store | str | Path, store: Store, options: dict[str, Any]) -> dict[str, Any]:
-    """What `spool.json` keeps for `resume`: everything but secrets."""
-    kept = {key: value for key, value in options.items() if not is_secret_option(key)}
+    """What `spool.json` keeps for `resume`: of the options those that are known to be harmless, of the others their names."""
+    everything = options_of(given) | options if isinstance(given, str | Path) else {}
     return {
-        "uri": redact(str(given)) if isinstance(given, str) and is_remote(given) else store.uri(),
-        "options": kept,
+        "uri": store.uri(),
+        "options": kept_options(everything),
+        "left_out": sorted(name for name in everything if not is_kept_option(name)),
     }

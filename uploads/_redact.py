@@ -16,7 +16,6 @@ from typing import Any, TypeAlias, overload
 __all__ = [
     "REDACTED",
     "is_secret_name",
-    "is_secret_option",
     "redact",
     "redact_arguments",
     "redact_table",
@@ -138,12 +137,6 @@ def _is_secret_name(name: str) -> bool:
             for pair in itertools.pairwise(named)
         )
     )
-
-
-def is_secret_option(name: str) -> bool:
-    """Returns whether a store option of this name must not be written to disk or into a URI."""
-    words = ("secret", "token", "password", "passphrase", "access_key", "account_key", "credential")
-    return is_secret_name(name) or any(word in name.lower() for word in words)
 
 
 # --- values that a secret's name has, and that are none ------------------------------------------------------------

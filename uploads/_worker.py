@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from ._worker_link import WorkerOrder
 from .drain import Drain
-from .errors import SpoolOwned
+from .errors import SpoolOwned, SpoolUnusable
 from .retry import RetryPolicy
 from .spool import Spool
 from .stores import open_store
+from .stores.uris import identity_of
 
 if TYPE_CHECKING:
     from .outcome import Outcome
@@ -65,6 +66,10 @@ def main() -> None:
     voice = _Voice()
     logging.getLogger("uploads").addHandler(voice)
     store = open_store(order.store_uri, **order.store_options)
+    if order.store_identity and identity_of(store.uri()) != order.store_identity:
+        raise SpoolUnusable(
+            f"a worker must open the store {order.store_identity}, got {identity_of(store.uri())}. Its environment has changed."
+        )
     drain = Drain(
         Spool(order.spool),
         store,

@@ -44,14 +44,16 @@ class WorkerOrder:
         workers: Uploads at the same time.
         grace_seconds: How long to go on after the training process died.
         policy: What `RetryPolicy` takes; its defaults where it is empty.
+        store_identity: What `identity_of` must say of the store that is opened; empty for anything.
     """
 
     spool: str
-    store_uri: str
-    store_options: dict[str, Any]
+    store_uri: str = attrs.field(repr=False)
+    store_options: dict[str, Any] = attrs.field(repr=False)
     workers: int
     grace_seconds: float
     policy: dict[str, float] = attrs.field(factory=dict)
+    store_identity: str = ""
 
 
 class WorkerLink:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import functools
 import json
+import re
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 __all__ = ["add_commands", "main"]
+
+_CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
 
 def add_commands(subparsers: Any) -> None:
@@ -42,6 +45,11 @@ def add_commands(subparsers: Any) -> None:
         command.set_defaults(run=functools.partial(_with_exit_code, run))
         if name != "status":
             command.add_argument("--store", metavar="URI", help="instead of the store that the spool names")
+            command.add_argument(
+                "--trust",
+                action="store_true",
+                help="work on another user's spool too, which decides what is done with your rights",
+            )
         if name == "resume":
             command.add_argument(
                 "--workers", type=int, default=4, metavar="N", help="uploads at the same time (4)"
@@ -94,12 +102,15 @@ def _run_resume(options: argparse.Namespace) -> int:
         workers=options.workers,
         timeout_seconds=options.timeout,
         follow=options.follow,
+        trust=options.trust,
     )
     return max(_run_status(options), code)
 
 
 def _run_verify(options: argparse.Namespace) -> int:
-    findings = verify(options.spool, store=open_store(options.store) if options.store else None)
+    findings = verify(
+        options.spool, store=open_store(options.store) if options.store else None, trust=options.trust
+    )
     _say(
         json.dumps([attrs.asdict(finding) for finding in findings], indent=2)
         if options.json
@@ -115,6 +126,7 @@ def _run_gc(options: argparse.Namespace) -> int:
         store=open_store(options.store) if options.store else None,
         failed=options.failed,
         delivered=options.delivered,
+        trust=options.trust,
     )
     _say(
         json.dumps(removed)
@@ -152,4 +164,8 @@ def _as_text(found: dict[str, Any]) -> str:
 
 
 def _say(text: str, stream: Any = None) -> None:
-    (stream or sys.stdout).write(text + "\n")
+    """Prints lines in which nothing controls the terminal, and which its encoding can show."""
+    stream = stream or sys.stdout
+    shown = _CONTROL.sub(lambda match: repr(match[0])[1:-1], text)
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    stream.write(shown.encode(encoding, "backslashreplace").decode(encoding) + "\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import shutil
 import threading
@@ -11,12 +12,14 @@ import attrs
 
 from ._notes import attempts_of, reason_of
 from .drain import Drain
-from .errors import ManifestUnreadable, SpoolError
+from .entry import Entry
+from .errors import ManifestUnreadable, SpoolError, SpoolUnusable
 from .outcome import Outcome, UploadState
 from .ownership import OwnerLock, owner_of
 from .spool import Spool
 from .stores import open_store
 from .stores.store import Resuming
+from .stores.uris import identity_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -29,6 +32,7 @@ __all__ = [
     "EXIT_OK",
     "EXIT_OWNED",
     "Finding",
+    "existing",
     "exit_code",
     "gc",
     "resume",
@@ -59,7 +63,7 @@ def status(path: str | Path, *, entries: int = _ENTRIES_SHOWN) -> dict[str, Any]
         path: The spool.
         entries: The most entries to describe one by one, of those that wait and of each kind of failure.
     """
-    spool = _existing(path)
+    spool = existing(path, trust=True)
     waiting, inflight, failed = spool.list_pending(), spool.list_inflight(), spool.list_failed()
     return {
         "spool": str(spool.path),
@@ -91,6 +95,7 @@ def resume(
     timeout_seconds: float | None = None,
     follow: bool = False,
     give_back_seconds: float = 5.0,
+    trust: bool = False,
 ) -> int:
     """Uploads what is in the spool; returns the exit code. Blocks until everything has ended, the time is over, or Ctrl-C.
 
@@ -101,13 +106,17 @@ def resume(
         timeout_seconds: None for no limit.
         follow: Whether to wait for more once everything has ended.
         give_back_seconds: How much longer to wait for what is then in flight.
+        trust: Whether the spool may be another user's.
 
     Raises:
         SpoolOwned: A live process drains it already.
+        SpoolUnusable: It is another user's, and not to be trusted.
     """
-    spool = _existing(path)
+    spool = existing(path, trust=trust)
     spool.sweep_tmp()
-    drain = Drain(spool, store or _store_of(spool), workers=workers, role="resume")
+    drain = Drain(
+        spool, store or _store_of(spool), workers=workers, role="resume", any_store=store is not None
+    )
     drain.start()
     try:
         if follow:
@@ -121,15 +130,18 @@ def resume(
     return exit_code(spool)
 
 
-def verify(path: str | Path, *, store: Store | None = None) -> list[Finding]:
-    """Compares each delivered name, as it was last delivered, with what the store has.
+def verify(path: str | Path, *, store: Store | None = None, trust: bool = False) -> list[Finding]:
+    """Compares each delivered name, as it was last delivered, with what the store has. What went to another store is not compared, unless one is given.
 
     Compared are the size and the SHA-256: that of the store's metadata, or else of the object, which is read for it.
     """
-    spool = _existing(path)
+    spool = existing(path, trust=trust)
+    given = store is not None
     store = store or _store_of(spool)
     latest = {
-        outcome.remote_name: outcome for outcome in spool.delivered() if outcome.state is UploadState.DONE
+        outcome.remote_name: outcome
+        for outcome in spool.delivered()
+        if outcome.state is UploadState.DONE and (given or _is_at(store, outcome))
     }
     problems = ((outcome, _problem(store, outcome)) for outcome in latest.values())
     return [
@@ -140,7 +152,12 @@ def verify(path: str | Path, *, store: Store | None = None) -> list[Finding]:
 
 
 def gc(
-    path: str | Path, *, store: Store | None = None, failed: bool = False, delivered: bool = False
+    path: str | Path,
+    *,
+    store: Store | None = None,
+    failed: bool = False,
+    delivered: bool = False,
+    trust: bool = False,
 ) -> dict[str, int]:
     """Removes what nobody needs: what dead processes left half staged and, when asked, more; returns how many of each.
 
@@ -149,12 +166,13 @@ def gc(
         store: Instead of the one that the spool names.
         failed: Whether to remove the entries that failed, with their bytes, and what is half sent of them.
         delivered: Whether to forget what was delivered; `verify` then knows nothing of it.
+        trust: Whether the spool may be another user's.
 
     Raises:
         SpoolOwned: A live process drains it.
         StoreError: What is half sent could not be removed from the store; its entry is kept.
     """
-    spool = _existing(path)
+    spool = existing(path, trust=trust)
     lock = OwnerLock(spool.drain_lock, "gc")
     lock.acquire()
     try:
@@ -172,10 +190,24 @@ def gc(
     return removed
 
 
-def _existing(path: str | Path) -> Spool:
+def existing(path: str | Path, *, trust: bool = False) -> Spool:
+    """The spool at this path.
+
+    Args:
+        path: Where.
+        trust: Whether it may be another user's; what it holds then decides what is done with this user's rights.
+
+    Raises:
+        SpoolError: There is none.
+        SpoolUnusable: It is another user's, or its folders are none.
+    """
     spool = Spool(path)
     if not spool.pending.is_dir():
         raise SpoolError(f"a spool must be a folder with pending/ in it, got {spool.path}")
+    try:
+        spool.check_owner(trust=trust)
+    except OSError as error:
+        raise SpoolUnusable(f"a spool must be whole, got {spool.path}: {error.strerror}") from error
     return spool
 
 
@@ -183,7 +215,18 @@ def _store_of(spool: Spool) -> Store:
     about = spool.describe().get("store")
     if not about:
         raise SpoolError(f"spool {spool.path} must name its store, got none. Give one with --store URI.")
+    about_objects = [name for name in about.get("left_out", ()) if name[:1].isupper()]
+    if about_objects:
+        raise SpoolError(
+            f"spool {spool.path} must be resumed with {', '.join(about_objects)}, which no file keeps. "
+            "Finish it from Python: UploadQueue(store, spool=…, store_options={…})."
+        )
     return open_store(about["uri"], **about.get("options", {}))
+
+
+def _is_at(store: Store, outcome: Outcome) -> bool:
+    """Whether it was delivered to this store, and not to one that the spool was for before."""
+    return not outcome.uri or identity_of(outcome.uri) == identity_of(store.uri(outcome.remote_name))
 
 
 def exit_code(spool: Spool) -> int:
@@ -252,6 +295,9 @@ def _remove_failed(place: Path, store: Store | None, spool: Spool) -> None:
     notes = place / "multipart.json"
     if notes.exists():
         owner = store or _store_of(spool)
-        if isinstance(owner, Resuming):
+        theirs = ""
+        with contextlib.suppress(ManifestUnreadable, OSError):
+            theirs = Entry.read(place).store
+        if isinstance(owner, Resuming) and theirs in {"", identity_of(owner.uri())}:
             owner.abandon(notes)
     shutil.rmtree(place)

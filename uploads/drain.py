@@ -32,6 +32,7 @@ from .outcome import Outcome, UploadState
 from .ownership import OwnerLock
 from .retry import RetryPolicy
 from .stores.store import Resuming
+from .stores.uris import identity_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -65,6 +66,7 @@ class Drain:
         clock: Seconds, monotonic.
         window: How many entries to have in memory; the others stay in the spool.
         role: What the lock says about this process.
+        any_store: Whether to bring entries for other stores to this one too; by default they are left alone.
     """
 
     def __init__(
@@ -79,9 +81,12 @@ class Drain:
         clock: Callable[[], float] = time.monotonic,
         window: int = 2048,
         role: str = "queue",
+        any_store: bool = False,
     ) -> None:
         self._spool = spool
         self._store = store
+        self._identity = identity_of(store.uri())
+        self._any_store = any_store
         self._workers = workers
         self._policy = policy or RetryPolicy()
         self._on_settled = on_settled
@@ -231,6 +236,13 @@ class Drain:
         except ManifestUnreadable:
             self._spool.claim(folder)
             raise
+        if entry.store not in {"", self._identity} and not self._any_store:
+            self._say_once(
+                entry.store,
+                f"entries for {entry.store} are in the spool {self._spool.path} and are left alone: this drain's store is {self._identity}",
+            )
+            self._schedule.settle(folder)  # Here alone: on the disk it waits for its own store.
+            return None
         if self._superseded(folder, entry):
             return None
         standing = self._schedule.hold(folder, entry.after)
@@ -267,7 +279,7 @@ class Drain:
             newer = Entry.read(self._spool.pending / newest)
         except (ManifestUnreadable, OSError):
             return False
-        if not newer.overwrite or newer.remote_name != entry.remote_name:
+        if not newer.overwrite or (newer.remote_name, newer.store) != (entry.remote_name, entry.store):
             return False
         self._abandon(self._spool.pending / folder)
         outcome = Outcome(

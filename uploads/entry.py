@@ -6,6 +6,7 @@ manifests, gives the order (a counter, never the clock), what belongs to the sam
 
 from __future__ import annotations
 
+import errno
 import functools
 import json
 import re
@@ -15,7 +16,7 @@ import attrs
 
 from ._files import read_bytes
 from .errors import ManifestUnreadable
-from .names import name_key
+from .names import check_remote_name, name_key
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -39,6 +40,7 @@ DATA_FILE = "data"
 CHECKSUM_FILE = "crc32.json"
 FLUSHED_FILE = "flushed"
 _VERSION = 1
+_IDENTIFIER = re.compile(r"[0-9a-f]{16}")
 _FOLDER = re.compile(r"(\d{12})-([0-9a-f]{16})-([0-9a-f]{16})")
 
 
@@ -89,6 +91,7 @@ class Entry:
         submitted_at: ISO 8601, UTC; for people, never for order.
         boot: During which boot of the machine bytes without a checksum were left to the page cache; empty where the disk had them,
             or a checksum tells.
+        store: The identity of the store that the entry is for (`stores.uris.identity_of`); empty for that of its spool.
     """
 
     identifier: str
@@ -102,6 +105,7 @@ class Entry:
     after: tuple[str, ...]
     submitted_at: str
     boot: str = ""
+    store: str = ""
 
     @functools.cached_property
     def folder(self) -> str:
@@ -120,7 +124,13 @@ class Entry:
             ManifestUnreadable: Torn, foreign, from a newer version, or another entry's.
             OSError: The file could not be read; says nothing about what is in it.
         """
-        entry = cls.parse(read_bytes(f"{folder}/{MANIFEST_FILE}"))
+        try:
+            text = read_bytes(f"{folder}/{MANIFEST_FILE}")
+        except OSError as error:
+            if error.errno in {errno.ELOOP, errno.EINVAL, errno.EFBIG}:
+                raise ManifestUnreadable(f"a manifest must be a small regular file, got {error}") from error
+            raise
+        entry = cls.parse(text)
         if entry.folder != folder.name:
             raise ManifestUnreadable(f"manifest in {folder} must describe its own folder, got {entry.folder}")
         return entry
@@ -140,9 +150,27 @@ class Entry:
                     f"a manifest must have version {_VERSION}, got {version!r}. Use the release that wrote it."
                 )
             entry = cls(**{**record, "after": tuple(record["after"])})
-            _ = entry.folder  # Needs a name and a number.
+            _check(entry)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise ManifestUnreadable(
                 f"a manifest must be a JSON object of an entry, got {text[:40]!r} ({error})"
             ) from error
         return entry
+
+
+def _check(entry: Entry) -> None:
+    """A manifest is believed no more than a caller is: what it says becomes names of files and of objects.
+
+    Raises:
+        ValueError: A field is not of its kind, or the remote name is one that `submit` refuses.
+        TypeError: As above.
+    """
+    check_remote_name(entry.remote_name)
+    if not all(_IDENTIFIER.fullmatch(identifier) for identifier in (entry.identifier, *entry.after)):
+        raise ValueError("an identifier must have sixteen hexadecimal digits")
+    numbers = (entry.sequence, entry.size, entry.crc32 or 0)
+    if not all(type(number) is int and 0 <= number < 1 << 63 for number in numbers):
+        raise ValueError("sequence, size and CRC-32 must be whole numbers")
+    texts = (entry.staging, entry.source, entry.submitted_at, entry.boot, entry.store)
+    if not all(isinstance(text, str) for text in texts) or not isinstance(entry.overwrite, bool):
+        raise ValueError("a field has another type than an entry's")

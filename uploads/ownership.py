@@ -12,6 +12,7 @@ import socket
 import time
 from typing import TYPE_CHECKING, Any
 
+from ._files import open_regular
 from .errors import SpoolOwned
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ class OwnerLock:
         Raises:
             SpoolOwned: Somebody else holds it; the message says who.
         """
-        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        descriptor = open_regular(self._path, os.O_RDWR | os.O_CREAT)
         try:
             self._lock(descriptor)
         except BaseException:
@@ -97,7 +98,7 @@ class OwnerLock:
 def owner_of(path: Path) -> dict[str, Any] | None:
     """Who holds the lock at this path: pid, host, role, since; None where nobody does."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = open_regular(path)
     except FileNotFoundError:
         return None
     try:

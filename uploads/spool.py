@@ -32,6 +32,8 @@ import logging
 import os
 import shutil
 import socket
+import stat
+import tempfile
 import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -42,6 +44,8 @@ from ._files import (
     exists,
     fsync_path,
     mkdir,
+    open_regular,
+    read_bytes,
     read_json,
     rename,
     replace_json,
@@ -60,6 +64,7 @@ from .entry import (
 )
 from .errors import ManifestUnreadable, SpoolUnusable
 from .outcome import Outcome, UploadState
+from .stores.uris import identity_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -100,26 +105,23 @@ class Spool:
         self._numbers = itertools.count()
 
     def create(self, store: dict[str, Any] | None = None) -> None:
-        """Makes the folders that are missing, for this user alone, and notes which store the spool is for.
+        """Makes the folders that are missing, for this user alone; one that was there keeps its permissions.
+
+        Args:
+            store: For `belong_to`, where nobody else can have the spool yet.
 
         Raises:
-            SpoolUnusable: It cannot be written, or is from a newer version.
+            SpoolUnusable: It cannot be written, is from a newer version, or is not this user's (see `check_owner`).
         """
+        folders = self._folders()
         try:
-            for folder in (
-                self.pending,
-                self.inflight,
-                self.done,
-                *(self.failed / state for state in FAILED_STATES),
-                self.tmp,  # Last: whoever finds it, while another thread makes the spool anew, finds the others too.
-            ):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            for folder in (self.path, *folders):
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self.path.chmod(0o700)
-            known = self.describe()
-            if store is not None and known.get("store") != store:
-                replace_json(
-                    self._description, {"format": "uploads-spool", "version": _VERSION, "store": store}
-                )
+            self.check_owner()
+            self.describe()
+            if store is not None:
+                self.belong_to(store)
         except OSError as error:
             raise SpoolUnusable(
                 f"a spool must be a writable folder, got {self.path}: {error.strerror}. Choose another with spool=…"
@@ -132,6 +134,62 @@ class Spool:
                 self.path,
                 kind,
             )
+
+    def check_owner(self, *, trust: bool = False) -> None:
+        """Makes sure that nobody else decides what the spool holds: its folders are folders, and belong to whom new files belong to.
+
+        Args:
+            trust: Whether they may belong to another user.
+
+        Raises:
+            SpoolUnusable: One is a symlink or something else, or is another user's.
+            OSError: It cannot be looked at or written.
+        """
+        for folder in self._folders():
+            if not stat.S_ISDIR(folder.lstat().st_mode):
+                raise SpoolUnusable(
+                    f"{folder} must be a folder, got a symlink or a file. Choose another spool."
+                )
+        if trust:
+            return
+        places = [*self._folders(), *(file for file in (self._description,) if file.exists())]
+        theirs = {place.lstat().st_uid for place in places} - {os.geteuid()}
+        if not theirs:
+            return
+        # Asked of a file, not of the system: where root is mapped to nobody, root's own spool is nobody's.
+        with tempfile.TemporaryFile(dir=self.tmp) as mine:
+            user = os.fstat(mine.fileno()).st_uid
+        if theirs - {user}:
+            raise SpoolUnusable(
+                f"spool {self.path} must belong to user {user}, got user {max(theirs)}, who could have any file written with your rights. "
+                "Work on it as that user, choose another, or say --trust where a command takes it."
+            )
+
+    def belong_to(self, store: dict[str, Any]) -> None:
+        """Notes which store the spool is for. To be called by the owner of `queue.lock`.
+
+        Args:
+            store: Its "uri", and what else `resume` needs.
+
+        Raises:
+            SpoolUnusable: It holds entries for another store, or cannot be written.
+        """
+        known = self.describe().get("store") or {}
+        theirs, ours = identity_of(str(known.get("uri", ""))), identity_of(store["uri"])
+        if known and theirs != ours and any(True for place in self._live() for _ in _entries(place)):
+            raise SpoolUnusable(
+                f"spool {self.path} must be empty to be used for another store, got entries for {theirs} where {ours} is asked for. "
+                f"Choose another spool, or bring them to their store first: python -m uploads resume {self.path}"
+            )
+        if known != store:
+            try:
+                replace_json(
+                    self._description, {"format": "uploads-spool", "version": _VERSION, "store": store}
+                )
+            except OSError as error:
+                raise SpoolUnusable(
+                    f"a spool must be writable, got {self.path}: {error.strerror}. Choose another with spool=…"
+                ) from error
 
     def describe(self) -> dict[str, Any]:
         """What `spool.json` says; empty where there is none.
@@ -296,7 +354,10 @@ class Spool:
 
     def delivered(self) -> Iterator[Outcome]:
         """Every line of `delivered.jsonl`, oldest first; a torn last line is passed over."""
-        with contextlib.suppress(FileNotFoundError), self._delivered.open(encoding="utf-8") as lines:
+        with (
+            contextlib.suppress(FileNotFoundError),
+            os.fdopen(open_regular(self._delivered), encoding="utf-8", errors="replace") as lines,
+        ):
             for line in lines:
                 with contextlib.suppress(ValueError, TypeError, KeyError):
                     yield Outcome.from_json(json.loads(line))
@@ -314,8 +375,15 @@ class Spool:
         """What the draining process last said; empty where it never did."""
         return read_json(self._status)
 
+    def _live(self) -> tuple[Path, ...]:
+        return (self.pending, self.inflight, self.done)
+
     def _entry_places(self) -> tuple[Path, ...]:
-        return (self.pending, self.inflight, self.done, *(self.failed / state for state in FAILED_STATES))
+        return (*self._live(), *(self.failed / state for state in FAILED_STATES))
+
+    def _folders(self) -> tuple[Path, ...]:
+        # `tmp` last: whoever finds it, while another thread makes the spool anew, finds the others too.
+        return (*self._live(), self.failed, *(self.failed / state for state in FAILED_STATES), self.tmp)
 
     def _outcome_of_done(self, folder: str) -> Outcome:
         entry = Entry.read(self.done / folder)
@@ -328,10 +396,10 @@ def fsync_entry(folder: Path) -> None:
     Raises:
         FileNotFoundError: There is no such folder, or it has left the spool half-way.
     """
-    place = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    place = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         for name in (DATA_FILE, MANIFEST_FILE):
-            descriptor = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=place)
+            descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=place)
             try:
                 os.fsync(descriptor)
             finally:
@@ -360,16 +428,16 @@ def _children(folder: Path) -> list[Path]:
 def _entries(folder: Path) -> Iterator[str]:
     with contextlib.suppress(FileNotFoundError), os.scandir(folder) as listing:
         for item in listing:
-            if is_entry_folder(item.name):
+            if is_entry_folder(item.name) and item.is_dir(follow_symlinks=False):
                 yield item.name
 
 
 def _moved_entry(staged: Path) -> Entry | None:
     """The entry in a folder under `tmp/`, where a rename had brought its data before its process died."""
-    if not (staged / DATA_FILE).is_file():
+    if (staged / DATA_FILE).is_symlink() or not (staged / DATA_FILE).is_file():
         return None
     try:
-        entry = Entry.parse((staged / MANIFEST_FILE).read_bytes())
+        entry = Entry.parse(read_bytes(staged / MANIFEST_FILE))
     except (OSError, ManifestUnreadable):
         return None
     return entry if entry.staging == "moved" else None

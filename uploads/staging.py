@@ -153,8 +153,10 @@ def _kind(mode: int) -> str:
 
 
 def _copy_once(descriptor: int, target: Path, *, checksum: bool) -> Staged:
-    written = os.open(target, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    written = os.open(target, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
+        # A store of files gives the object the source's permissions; the drain must be able to read the copy.
+        os.fchmod(written, stat.S_IMODE(os.fstat(descriptor).st_mode) & 0o777 | stat.S_IRUSR)
         if reflink(descriptor, written):
             return Staged(os.fstat(written).st_size, None, "reflinked")
         size, crc32 = copy_all(descriptor, written)

@@ -16,10 +16,9 @@ from ._flusher import Flusher
 from ._forking import forget_in_child
 from ._intake import How, Intake
 from ._ledger import Ledger
-from ._opening import choose_isolation, make_drainer, take_spool
+from ._opening import choose_isolation, make_drainer, order_for, take_spool
 from ._redact import redact
 from ._room import Room
-from ._worker_link import WorkerOrder
 from .backlog import Backlog
 from .download import POINTER_SUFFIX, download_file
 from .errors import (
@@ -36,6 +35,7 @@ from .outcome import Outcome, UploadState
 from .retry import RetryPolicy
 from .staging import files_of, size_of
 from .stores import open_store
+from .stores.uris import identity_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -133,18 +133,19 @@ class UploadQueue:
             wait_seconds=full_wait_seconds,
             clock=time.monotonic,
         )
-        self._intake = Intake(self.spool, self._room)
+        self._intake = Intake(self.spool, self._room, identity_of(self._store.uri()))
         self._flusher = Flusher(self.spool)
         self._ledger = Ledger(self.spool, self._room.give)
         self._uri_of, self._state_of = self._store.uri, self._ledger.state_of  # Shared by all handles.
         self._ledger.inherit((*self.spool.pending_folders(), *self.spool.inflight_folders()))
-        order = WorkerOrder(
-            str(self.spool.path),
-            str(store),
+        order = order_for(
+            self.spool,
+            store,
+            self._store,
             store_options or {},
-            workers,
-            grace_seconds,
-            (policy or RetryPolicy()).to_json(),
+            workers=workers,
+            grace_seconds=grace_seconds,
+            policy=(policy or RetryPolicy()).to_json(),
         )
         self._drainer = make_drainer(isolation, self.spool, self._store, order, policy, self._ledger)
         try:

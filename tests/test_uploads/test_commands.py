@@ -35,7 +35,9 @@ def spool(make_queue, make_file, gate, tmp_path):
     first = make_queue()
     first.submit(make_file(content=b"mine"), "c").exception(LIMIT_SECONDS)
     first.close(LIMIT_SECONDS)
-    second = make_queue(StoreThatWaits(gate), workers=1)
+    waits = StoreThatWaits(gate)
+    waits.uri = LocalStore(tmp_path / "store").uri  # The same store, which nothing reaches yet.
+    second = make_queue(waits, workers=1)
     for name in ("a", "b"):
         second.submit(make_file(content=name.encode()), name)
     second._store.started.acquire()  # One is in flight, one waits, and nothing moves while it is copied.

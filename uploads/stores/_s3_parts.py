@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from uploads._files import read_bytes, replace_json
 from uploads.errors import BytesCorrupt, RemoteExists, StoreError, TransientStoreError
 
 from ._s3_errors import code_of, translated
@@ -192,11 +193,7 @@ class PartsUpload:
 
     def _note(self, more: dict[str, Any]) -> None:
         if self._notes is not None:
-            temporary = self._notes.with_suffix(".new")
-            temporary.write_text(
-                json.dumps({"key": self._key, "part_bytes": self._part_bytes, **more}), encoding="utf-8"
-            )
-            temporary.replace(self._notes)
+            replace_json(self._notes, {"key": self._key, "part_bytes": self._part_bytes, **more})
 
     def _forget(self) -> None:
         if self._notes is not None:
@@ -216,9 +213,11 @@ class PartsUpload:
         return self._body.read((number - 1) * self._part_bytes, self._length(number))
 
 
-def abandon_parts(requests: Requests, notes: Path) -> None:
-    """Aborts the upload that the notes speak of and removes them."""
+def abandon_parts(requests: Requests, notes: Path, prefix: str) -> None:
+    """Aborts the upload that the notes speak of, where its key starts with the store's prefix, and removes them."""
     noted = _read(notes)
+    if not noted.get("key", "").startswith(prefix):
+        noted = {}
     with translated(f"abort {noted.get('key')}"):
         if "upload_id" in noted:
             requests.abort(noted["key"], noted["upload_id"])
@@ -229,7 +228,10 @@ def abandon_parts(requests: Requests, notes: Path) -> None:
 
 def _read(notes: Path | None) -> dict[str, Any]:
     try:
-        noted = json.loads(notes.read_bytes()) if notes is not None else {}
+        noted = json.loads(read_bytes(notes)) if notes is not None else {}
     except (OSError, ValueError):
         return {}
-    return noted if isinstance(noted, dict) else {}
+    is_ours = isinstance(noted, dict) and all(
+        isinstance(noted.get(key, ""), str) for key in ("key", "upload_id")
+    )
+    return noted if is_ours else {}

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
+import stat
 import zlib
 from typing import TYPE_CHECKING, Self
 
 import attrs
 
+from uploads._files import open_regular
 from uploads.errors import BytesCorrupt
 
 if TYPE_CHECKING:
@@ -39,12 +42,21 @@ class Body:
     Attributes:
         identifier: The entry's.
         digest: Of all the bytes; from `measure`, or known from an earlier attempt.
+        mode: The permission bits of the file; for a store whose objects have some.
     """
 
     def __init__(self, path: str | Path, identifier: str, digest: Digest | None = None) -> None:
         self.identifier = identifier
         self._held: bytes | None = None
-        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            self._descriptor = open_regular(path)
+        except OSError as error:
+            if error.errno in {errno.ELOOP, errno.EINVAL}:
+                raise BytesCorrupt(
+                    f"staged bytes must be a regular file, got something else at {path}"
+                ) from error
+            raise
+        self.mode = stat.S_IMODE(os.fstat(self._descriptor).st_mode) & 0o777
         try:
             self.digest = self.measure() if digest is None else digest
         except BaseException:

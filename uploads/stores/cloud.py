@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
+import os
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ from uploads.errors import (
 )
 
 from ._create_only import CreateOnly, CreateOnlyPolicy
+from .s3 import configured_endpoint
 from .store import RemoteObject
 from .uris import compose_uri
 
@@ -79,6 +81,11 @@ class CloudStore:
             raise ImportError(
                 f"a store for {scheme}:// must have obstore, got none. Install it with: pip install 'training-destinations[cloud]'"
             ) from error
+        if scheme == "s3":
+            endpoint_url = endpoint_url or configured_endpoint()
+        if scheme == "az" and not {"account_name", "azure_storage_account_name"} & config.keys():
+            account = os.environ.get("AZURE_STORAGE_ACCOUNT_NAME")
+            config |= {"account_name": account} if account else {}
         self._obstore = obstore
         self._root = f"{scheme}://{bucket}"
         self._prefix = prefix.strip("/")

@@ -106,7 +106,7 @@ class LocalStore:
             os.unlink(leaf, dir_fd=folder)
 
     def uri(self, name: str = "") -> str:
-        root = "file://" + quote(str(self.root))
+        root = "file://" + quote(os.fsencode(self.root))
         return f"{root}/{quote(name)}" if name else root
 
     @contextlib.contextmanager
@@ -129,8 +129,11 @@ class LocalStore:
             os.close(folder)
 
     def _write(self, folder: int, leaf: str, body: Body) -> None:
+        with contextlib.suppress(FileNotFoundError):  # Left by an attempt that was killed.
+            os.unlink(leaf, dir_fd=folder)
+        # As `cp` does it: what the source's owner kept to themselves stays so, and the umask takes away from the rest.
         descriptor = os.open(
-            leaf, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666, dir_fd=folder
+            leaf, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, body.mode, dir_fd=folder
         )
         sha256 = hashlib.sha256()
         with os.fdopen(descriptor, "wb") as stream:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from .body import Body
 
-__all__ = ["S3Store"]
+__all__ = ["S3Store", "configured_endpoint"]
 
 _CHUNK_BYTES = 1 << 20
 _USER_AGENT = "training-destinations"
@@ -47,7 +47,8 @@ class S3Store:
     Args:
         bucket: Its name.
         prefix: Put before every name, with a `/`.
-        endpoint_url: Of another server than AWS's; default `$S3_ENDPOINT_URL`, then what boto3 finds.
+        endpoint_url: Of another server than AWS's; default `$S3_ENDPOINT_URL`, `$AWS_ENDPOINT_URL_S3` or `$AWS_ENDPOINT_URL`, then what
+            boto3 finds.
         region: As boto3's `region_name`.
         profile: A profile of the credentials file.
         aws_access_key_id: Credentials, where they do not come from where boto3 looks. Never written to disk.
@@ -95,7 +96,8 @@ class S3Store:
             "aws_secret_access_key": aws_secret_access_key,
             "aws_session_token": aws_session_token,
         }
-        self._endpoint_url = endpoint_url or os.environ.get("S3_ENDPOINT_URL")
+        # Of the environment too, since what a store says of itself must lead back to it from another shell.
+        self._endpoint_url = endpoint_url or configured_endpoint()
         self._config: dict[str, Any] = {
             "connect_timeout": float(connect_timeout_seconds),
             "read_timeout": float(read_timeout_seconds),
@@ -109,7 +111,7 @@ class S3Store:
         acl = os.environ.get("S3_CANNED_ACL")
         self._extra_args = {**({"ACL": acl} if acl else {}), **extra_args}
         self._uri_options = {
-            "endpoint_url": endpoint_url,
+            "endpoint_url": self._endpoint_url,
             "region": region,
             "profile": profile,
             "addressing_style": addressing_style,
@@ -205,7 +207,7 @@ class S3Store:
         return tuple(Path(path).expanduser() for path in paths if path)
 
     def abandon(self, notes: Path) -> None:
-        abandon_parts(self._requests(), notes)
+        abandon_parts(self._requests(), notes, self._key(""))
 
     def _key(self, name: str) -> str:
         return f"{self.prefix}/{name}" if self.prefix else name
@@ -251,6 +253,14 @@ class S3Store:
             if code_of(error) == "NotImplemented":
                 raise NotImplementedError(str(error)) from error
             raise
+
+
+def configured_endpoint() -> str | None:
+    """The endpoint that the environment names, ours before boto3's own; None for AWS's, or one in a configuration file."""
+    names = ["S3_ENDPOINT_URL"]
+    if os.environ.get("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS", "").lower() != "true":
+        names += ["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"]
+    return next((os.environ[name] for name in names if os.environ.get(name)), None)
 
 
 def _check(bucket: str, checksum: str, extra_args: dict[str, Any]) -> None:

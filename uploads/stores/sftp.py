@@ -133,8 +133,9 @@ class SftpStore:
         port = f":{self._port}" if self._port != 22 else ""  # noqa: PLR2004  # ssh's
         options = {"key_filename": self._key_filename, "known_hosts": self._known_hosts}
         query = "&".join(f"{key}={quote(value)}" for key, value in options.items() if value)
+        host = f"[{self._host}]" if ":" in self._host else self._host
         return (
-            f"sftp://{user}{self._host}{port}{quote(posixpath.join(self._root, name) if name else self._root)}"
+            f"sftp://{user}{host}{port}{quote(posixpath.join(self._root, name) if name else self._root)}"
             + (f"?{query}" if query else "")
         )
 

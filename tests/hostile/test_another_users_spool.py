@@ -1,0 +1,108 @@
+"""Spools that another user owns, and what they could make of somebody else's rights."""
+
+import json
+import os
+import sys
+
+import pytest
+
+from tests.servers.stores import MemoryStore
+from uploads import UploadQueue
+from uploads.command_line import main
+from uploads.commands import EXIT_FAILED, EXIT_OK, gc, resume, status, verify
+from uploads.errors import SpoolUnusable
+from uploads.spool import Spool
+
+ANOTHER_USER = 12345
+
+by_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can make files of another user")
+
+
+@pytest.fixture
+def theirs(make_queue, make_file, tmp_path):
+    """A spool of another user, which asks to have a file written outside."""
+    queue = make_queue(tmp_path / "store")
+    queue.close(0)
+    for path in (queue.spool.path, *queue.spool.path.rglob("*")):
+        os.chown(path, ANOTHER_USER, ANOTHER_USER)
+    return queue.spool
+
+
+@by_root
+@pytest.mark.parametrize("command", [resume, gc, verify])
+def test_a_command_refuses_another_users_spool_unless_told_to_trust_it(theirs, command):
+    """Its owner decides which store it names, and so where files are written with these rights."""
+    with pytest.raises(SpoolUnusable, match="--trust"):
+        command(theirs.path)
+
+    command(theirs.path, trust=True)
+
+
+@by_root
+def test_trust_is_an_option_of_the_command_line(theirs, capsys):
+    """And `status`, which only reads, does not ask for it."""
+    assert main(["resume", str(theirs.path)]) == EXIT_FAILED
+    assert f"got user {ANOTHER_USER}" in capsys.readouterr().err
+    assert main(["status", str(theirs.path)]) == EXIT_OK
+    assert main(["resume", str(theirs.path), "--trust"]) == EXIT_OK
+
+
+@by_root
+def test_a_queue_refuses_another_users_spool(theirs, tmp_path):
+    """What waits in it would go to this user's store."""
+    with pytest.raises(SpoolUnusable, match="must belong to user 0"):
+        UploadQueue(tmp_path / "store", spool=theirs.path)
+
+
+@by_root
+def test_a_description_that_somebody_else_wrote_is_not_believed(tmp_path):
+    """Where the spool's folder is another user's they can replace the file that names the store."""
+    spool = Spool(tmp_path / "spool")
+    spool.create({"uri": (tmp_path / "store").as_uri()})
+    (spool.path / "spool.json").unlink()
+    (spool.path / "spool.json").write_text(json.dumps({"version": 1, "store": {"uri": "file:///etc"}}))
+    os.chown(spool.path / "spool.json", ANOTHER_USER, ANOTHER_USER)
+
+    with pytest.raises(SpoolUnusable, match=f"got user {ANOTHER_USER}"):
+        resume(spool.path)
+
+
+@pytest.mark.parametrize("name", ["pending", "inflight", "done", "failed", "failed/corrupt", "tmp"])
+def test_a_folder_of_the_spool_that_is_a_link_is_refused_even_when_trusted(tmp_path, name):
+    """What is behind it is not the spool's."""
+    spool = Spool(tmp_path / "spool")
+    spool.create()
+    (tmp_path / "outside").mkdir()
+    (spool.path / name).rename(tmp_path / "was")
+    (spool.path / name).symlink_to(tmp_path / "outside")
+
+    for command in (resume, gc):
+        with pytest.raises(SpoolUnusable, match="got a symlink"):
+            command(spool.path, store=MemoryStore(), trust=True)
+    with pytest.raises(SpoolUnusable, match="got a symlink"):
+        UploadQueue(tmp_path / "store", spool=spool.path)
+
+
+def test_what_a_spool_says_is_shown_escaped(tmp_path, capsys):
+    """A name or a reason that clears the screen or writes over a line does not."""
+    spool = Spool(tmp_path / "spool")
+    spool.create()
+    failed = spool.failed / "rejected" / f"{1:012d}-{'0' * 16}-{'1' * 16}"
+    failed.mkdir()
+    (failed / "reason.json").write_text(
+        json.dumps(
+            {
+                "identifier": "1" * 16,
+                "remote_name": "a\x1b[2J\rb\u202ec",
+                "state": "rejected",
+                "reason": "\x9b31m" + os.fsdecode(b"caf\xe9"),
+            }
+        )
+    )
+
+    main(["status", str(spool.path)])
+
+    shown = capsys.readouterr().out
+    assert r"rejected a\x1b[2J\rb\u202ec: \x9b31mcaf\udce9" in shown
+    assert shown.isascii() or sys.stdout.encoding.lower() == "utf-8"
+    assert status(spool.path)["failures"][0]["remote_name"].startswith("a\x1b")

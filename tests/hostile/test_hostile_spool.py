@@ -1,0 +1,192 @@
+"""A spool that somebody else wrote: nothing outside it is read, written or removed, whatever it holds."""
+
+import json
+import os
+import shutil
+
+import pytest
+
+from tests.servers.stores import MemoryStore
+from uploads._files import append_line
+from uploads.commands import resume
+from uploads.entry import Entry, folder_of
+from uploads.errors import ManifestUnreadable
+from uploads.names import name_key
+from uploads.outcome import Outcome, UploadState
+from uploads.ownership import OwnerLock
+from uploads.spool import Spool
+from uploads.stores._s3_parts import abandon_parts
+
+IDENTIFIER = "0123456789abcdef"
+
+
+@pytest.fixture
+def spool(tmp_path):
+    """An empty spool."""
+    spool = Spool(tmp_path / "spool")
+    spool.create()
+    return spool
+
+
+@pytest.fixture
+def outside(tmp_path):
+    """A file that a hostile spool wants."""
+    path = tmp_path / "outside/secret"
+    path.parent.mkdir()
+    path.write_bytes(b"secret")
+    return path
+
+
+def _record(name):
+    entry = Entry(
+        IDENTIFIER,
+        1,
+        name,
+        overwrite=True,
+        size=6,
+        crc32=None,
+        staging="copied",
+        source="/a",
+        after=(),
+        submitted_at="",
+    )
+    return json.loads(entry.to_text())
+
+
+def _plant(spool, name="a", **changes):
+    """An entry as somebody could write it with an editor; returns its folder."""
+    record = _record(name) | changes
+    folder = spool.pending / folder_of(1, name_key(record["remote_name"]), IDENTIFIER)
+    folder.mkdir()
+    (folder / "entry.json").write_text(json.dumps(record))
+    (folder / "data").write_bytes(b"secret")
+    return folder
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"remote_name": "../../outside/new"},
+        {"remote_name": "/etc/new"},
+        {"remote_name": "a\x1b[2Jb"},
+        {"identifier": "../../../../x"},
+        {"after": ["zz"]},
+        {"after": [3]},
+        {"sequence": "1"},
+        {"sequence": -1},
+        {"size": 1e300},
+        {"size": None},
+        {"overwrite": 1},
+        {"staging": ["moved"]},
+        {"source": 7},
+        {"store": {}},
+    ],
+    ids=lambda change: "-".join(f"{key}" for key in change),
+)
+def test_a_manifest_is_checked_again_when_it_is_read(change):
+    """What `submit` refuses, and what no release wrote, is unreadable."""
+    record = _record("a")
+
+    with pytest.raises(ManifestUnreadable, match="must be a JSON object of an entry"):
+        Entry.parse(json.dumps(record | change).encode())
+
+
+def test_a_name_that_leaves_the_store_is_set_aside(spool, tmp_path):
+    """The entry fails as corrupt, and the store is not asked to keep it."""
+    _plant(spool, "../escaped")
+    store = MemoryStore()
+
+    resume(spool.path, store=store)
+
+    assert store.objects == {}
+    assert [len(folders) for folders in spool.list_failed().values()] == [0, 1, 0]
+    assert not (tmp_path / "escaped").exists()
+
+
+@pytest.mark.parametrize("kind", ["link", "fifo", "folder"])
+def test_bytes_that_are_no_regular_file_are_not_sent(spool, outside, kind):
+    """A link to a file outside, a FIFO that nobody writes and a folder fail as corrupt."""
+    folder = _plant(spool)
+    (folder / "data").unlink()
+    if kind == "link":
+        (folder / "data").symlink_to(outside)
+    elif kind == "fifo":
+        os.mkfifo(folder / "data")
+    else:
+        (folder / "data").mkdir()
+    store = MemoryStore()
+
+    resume(spool.path, store=store)
+
+    assert store.objects == {}
+    assert [len(folders) for folders in spool.list_failed().values()] == [0, 1, 0]
+
+
+@pytest.mark.parametrize("kind", ["link", "fifo", "folder", "huge"])
+def test_a_manifest_that_is_no_small_regular_file_is_unreadable(spool, outside, kind):
+    """The same of the manifest; a huge one is not read into memory."""
+    folder = _plant(spool)
+    manifest = folder / "entry.json"
+    manifest.rename(outside.with_name("manifest"))
+    if kind == "link":
+        manifest.symlink_to(outside.with_name("manifest"))
+    elif kind == "fifo":
+        os.mkfifo(manifest)
+    elif kind == "folder":
+        manifest.mkdir()
+    else:
+        with manifest.open("wb") as stream:
+            stream.truncate(1 << 40)
+
+    with pytest.raises(ManifestUnreadable, match="small regular file"):
+        Entry.read(folder)
+
+
+def test_an_entry_that_is_a_link_to_a_folder_outside_is_none(spool, outside):
+    """Nothing behind it is sent or removed."""
+    folder = _plant(spool)
+    shutil.move(folder, outside.parent / "entry")
+    folder.symlink_to(outside.parent / "entry")
+    store = MemoryStore()
+
+    resume(spool.path, store=store)
+
+    assert store.objects == {}
+    assert sorted(path.name for path in (outside.parent / "entry").iterdir()) == ["data", "entry.json"]
+
+
+@pytest.mark.parametrize("name", ["queue.lock", "drain.lock"])
+def test_a_lock_that_is_a_link_is_not_followed(spool, outside, name):
+    """The holder's name is not written over somebody's file."""
+    (spool.path / name).symlink_to(outside)
+
+    with pytest.raises(OSError, match="Too many levels"):
+        OwnerLock(spool.path / name, "test").acquire()
+
+    assert outside.read_bytes() == b"secret"
+
+
+def test_a_log_that_is_a_link_is_not_appended_to(spool, outside):
+    """What was delivered is not written into somebody's file."""
+    log = spool.path / "delivered.jsonl"
+    log.symlink_to(outside)
+
+    with pytest.raises(OSError, match="Too many levels"):
+        append_line(log, json.dumps(Outcome(IDENTIFIER, "a", UploadState.DONE).to_json()))
+
+    assert outside.read_bytes() == b"secret"
+
+
+def test_notes_of_parts_cannot_abort_uploads_of_others(tmp_path):
+    """A key beyond the store's prefix, or one that is no text, is not asked for."""
+
+    class NothingIsAsked:
+        pass
+
+    for key in ("other/run.pt", 7, None):
+        notes = tmp_path / "multipart.json"
+        notes.write_text(json.dumps({"key": key, "upload_id": "1"}))
+
+        abandon_parts(NothingIsAsked(), notes, "mine/")
+
+        assert not notes.exists()

@@ -1,0 +1,230 @@
+"""A spool, a live drain or a worker of one store, and files that are for another: they are refused or left alone, never mixed."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import attrs
+import pytest
+
+from tests.servers.stores import MemoryStore
+from uploads import open_store
+from uploads._default_spool import default_spools
+from uploads._intake import Intake
+from uploads._room import Room
+from uploads._worker_link import WorkerOrder
+from uploads.command_line import main
+from uploads.commands import resume, verify
+from uploads.drain import Drain
+from uploads.errors import SpoolError, SpoolUnusable
+from uploads.outcome import UploadState
+from uploads.ownership import owner_of
+from uploads.spool import Spool
+from uploads.stores.uris import identity_of
+
+LIMIT_SECONDS = 120
+
+
+class NamedStore(MemoryStore):
+    """A store of another name than the others have."""
+
+    def __init__(self, name):
+        super().__init__()
+        self.name = name
+
+    def uri(self, name=""):
+        return f"memory://{self.name}/{name}"
+
+
+@pytest.fixture
+def waiting(tmp_path, make_file):
+    """A spool with an entry for `memory://store` that waits; nobody has it."""
+    spool = Spool(tmp_path / "spool")
+    spool.create({"uri": "memory://store/"})
+    room = Room(spool.path, spool_bytes=None, free_bytes=0, wait_seconds=0.0, clock=time.monotonic)
+    how = {"overwrite": True, "after": (), "to_disk": False, "register": lambda entry: None}
+    source = make_file("first", b"first")
+    Intake(spool, room, "memory://store").accept("0" * 16, source, "checkpoint", 5, "copy", **how)
+    return spool
+
+
+def test_a_spool_with_files_for_another_store_is_refused(waiting, make_queue):
+    """The message names both stores; the files of the first stay, and nothing is locked."""
+    other = NamedStore("other")
+
+    with pytest.raises(SpoolUnusable, match=r"entries for memory://store where memory://other is asked"):
+        make_queue(other)
+
+    assert len(waiting.list_pending()) == 1
+    assert other.objects == {}
+    assert owner_of(waiting.queue_lock) is None
+    assert make_queue(store := MemoryStore()).drain(LIMIT_SECONDS).is_empty
+    assert store.objects == {"checkpoint": b"first"}
+
+
+def test_an_empty_spool_may_be_given_another_store(make_queue, make_file):
+    """What went to the first is not looked for in the second."""
+    first, second = MemoryStore(), NamedStore("second")
+    for store, name in ((first, "a"), (second, "b")):
+        queue = make_queue(store)
+        queue.submit(make_file(), name).result(LIMIT_SECONDS)
+        queue.close(LIMIT_SECONDS)
+
+    assert queue.spool.describe()["store"]["uri"] == second.uri()
+    assert [outcome.remote_name for outcome in queue.spool.delivered()] == ["a", "b"]
+    assert verify(
+        queue.spool.path, store=NamedStore("second")
+    )  # Where one is given everything is looked for.
+
+
+def test_a_live_drain_leaves_alone_what_is_for_another_store(waiting):
+    """As the worker of a killed trainer does, which then has nothing to do and ends; a drain of the right store brings it."""
+    other, right = NamedStore("other"), MemoryStore()
+    drain = Drain(waiting, other)
+    drain.start()
+    assert drain.wait_idle(LIMIT_SECONDS)
+    drain.rescan()
+    assert drain.wait_idle(LIMIT_SECONDS)
+    drain.stop(LIMIT_SECONDS)
+    assert other.objects == {}
+    assert len(waiting.list_pending()) == 1
+
+    drain = Drain(waiting, right)
+    drain.start()
+    assert drain.wait_idle(LIMIT_SECONDS)
+    drain.stop(LIMIT_SECONDS)
+
+    assert right.objects == {"checkpoint": b"first"}
+
+
+def test_a_newer_file_for_another_store_supersedes_nothing(waiting):
+    """Each store gets its own."""
+    (folder,) = waiting.list_pending()
+    entry = waiting.entry_of(folder)
+    newer = attrs.evolve(entry, identifier="f" * 16, sequence=entry.sequence + 1, store="memory://other")
+    staged = waiting.new_folder()
+    (staged / "data").write_bytes(b"newer")
+    waiting.write_manifest(staged, attrs.evolve(newer, size=5, crc32=None))
+    waiting.publish(staged, newer, to_disk=False)
+    store = MemoryStore()
+
+    drain = Drain(waiting, store)
+    drain.start()
+    assert drain.wait_idle(LIMIT_SECONDS)
+    drain.stop(LIMIT_SECONDS)
+
+    assert store.objects == {"checkpoint": b"first"}
+    assert waiting.list_pending() == [newer.folder]
+    assert [outcome.state for outcome in waiting.delivered()] == [UploadState.DONE]
+
+
+def test_resume_brings_files_to_another_store_only_when_told(waiting, tmp_path):
+    """`--store` is such a wish: the first store may have moved."""
+    (waiting.path / "spool.json").write_text(
+        json.dumps({"version": 1, "store": {"uri": (tmp_path / "wrong").as_uri()}})
+    )
+
+    assert main(["resume", str(waiting.path)]) == 1
+    assert not (tmp_path / "wrong").exists()
+    assert main(["resume", str(waiting.path), "--store", str(tmp_path / "right")]) == 0
+
+    assert (tmp_path / "right/checkpoint").read_bytes() == b"first"
+
+
+@pytest.mark.parametrize("name", ["S3_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"])
+def test_an_endpoint_of_the_environment_is_the_stores(name, monkeypatch):
+    """The next start with another endpoint has another default spool, and `resume` from another shell comes back."""
+    plain = open_store("s3://bucket/run").uri()
+    monkeypatch.setenv(name, "http://user:hush@127.0.0.1:9000/")
+    first = open_store("s3://bucket/run").uri()
+    monkeypatch.setenv(name, "http://127.0.0.1:9001")
+    second = open_store("s3://bucket/run").uri()
+
+    identities = [identity_of(uri) for uri in (plain, first, second)]
+    assert identities == [
+        "s3://bucket/run",
+        "s3://bucket/run?endpoint_url=http://127.0.0.1:9000",
+        "s3://bucket/run?endpoint_url=http://127.0.0.1:9001",
+    ]
+    assert len({next(default_spools(identity)) for identity in identities}) == 3
+    monkeypatch.delenv(name)
+    assert identity_of(open_store(first).uri()) == identities[1]
+
+
+def test_settings_that_may_change_between_runs_are_no_other_store():
+    """Of the options only those that say which server."""
+    uris = [
+        "s3://bucket/run?endpoint_url=http://127.0.0.1:9000",
+        "s3://bucket/run/?endpoint_url=http://127.0.0.1:9000/&region=eu&checksum=md5&part_bytes=5",
+        "s3://bucket/run?endpoint_url=http://127.0.0.1:9000&profile=mine&create_only=head",
+    ]
+
+    assert len({identity_of(open_store(uri).uri()) for uri in uris}) == 1
+
+
+def test_a_worker_that_would_open_another_store_ends(waiting, tmp_path):
+    """Its order says which one it must be; here the environment has changed meanwhile."""
+    order = WorkerOrder(
+        str(waiting.path), str(tmp_path / "store"), {}, 1, 0.0, store_identity="s3://bucket/run"
+    )
+
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "uploads._worker"],
+        input=json.dumps(attrs.asdict(order)) + "\n",
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_SECONDS,
+        check=False,
+    )
+
+    assert done.returncode != 0
+    assert "must open the store s3://bucket/run" in done.stderr
+    assert len(waiting.list_pending()) == 1
+
+
+def test_the_worker_of_a_killed_trainer_gets_nothing_of_a_new_one(
+    tmp_path, make_file, make_queue, moto, prefix
+):
+    """It lives on with a store that does not answer. A trainer with another store is told so, and by default has a spool of its own."""
+    dead = "s3://bucket/first?endpoint_url=http://127.0.0.1:9"
+    program = (
+        "import os, signal, sys\n"
+        "from uploads import UploadQueue\n"
+        f"queue = UploadQueue({dead!r}, spool=sys.argv[1], free_bytes=0)\n"
+        "queue.submit(sys.argv[2], 'checkpoint')\n"
+        "print(queue._drainer.pid, flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    spool = tmp_path / "spool"
+    trainer = subprocess.run(
+        [sys.executable, "-c", program, str(spool), str(make_file())],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        timeout=LIMIT_SECONDS,
+        check=False,
+    )
+    assert trainer.returncode == -signal.SIGKILL
+    try:
+        with pytest.raises(SpoolUnusable, match="entries for s3://bucket/first"):
+            make_queue(moto.uri(prefix), spool=spool)
+        own = make_queue(moto.uri(prefix), spool=None)
+        own.submit(make_file("second", b"second"), "checkpoint").result(LIMIT_SECONDS)
+    finally:
+        os.kill(int(trainer.stdout), signal.SIGKILL)
+
+    assert moto.objects(prefix) == {"checkpoint": b"second"}
+
+
+def test_what_resume_cannot_know_is_asked_for(make_queue, moto, prefix):
+    """An object that was to be encrypted with a key of the user's is not sent without it."""
+    queue = make_queue(open_store(moto.uri(prefix)), spool=None)
+    queue.close(0)
+    about = {"uri": moto.uri(prefix), "options": {}, "left_out": ["SSECustomerKey", "aws_secret_access_key"]}
+    queue.spool.belong_to(about)
+
+    with pytest.raises(SpoolError, match="must be resumed with SSECustomerKey, which no file keeps"):
+        resume(queue.spool.path)
