@@ -4,25 +4,32 @@ import copy
 from pathlib import PurePath
 from typing import Any
 
+from events import safe_text
+
 __all__ = ["own_copy"]
 
+_DEEPEST = 100
 _IMMUTABLE = (str, bytes, bool, int, float, type(None), PurePath)
 
 
-def own_copy(value: Any) -> Any:
+def own_copy(value: Any, parents: tuple[Any, ...] = ()) -> Any:
     """Returns a value that shares nothing with the given one; tensors come out detached and in host memory.
 
-    What cannot be copied (a lock, a generator, an open file) is returned as its text.
+    What cannot be copied (a lock, a generator, an open file) is returned as its text, and so is what contains itself or
+    is nested more than a hundred levels deep.
     """
     if isinstance(value, _IMMUTABLE):
         return value
-    if type(value) is dict:
-        return {key: own_copy(item) for key, item in value.items()}
-    if type(value) in {list, tuple}:
-        return type(value)(own_copy(item) for item in value)
+    if type(value) in {dict, list, tuple}:
+        if len(parents) >= _DEEPEST or any(value is parent for parent in parents):
+            return f"<{type(value).__name__} that contains itself, or is nested too deeply>"
+        parents = (*parents, value)
+        if type(value) is dict:
+            return {key: own_copy(item, parents) for key, item in value.items()}
+        return type(value)(own_copy(item, parents) for item in value)
     if hasattr(value, "detach") and hasattr(value, "cpu"):
         return value.detach().to("cpu", copy=True)
     try:
         return copy.deepcopy(value)
     except Exception:  # noqa: BLE001  # anything may refuse to be copied, for a reason of its own
-        return repr(value)
+        return safe_text(value)

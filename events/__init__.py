@@ -15,7 +15,7 @@ from ._summary import Aggregation
 from .binned_values import BinnedValues
 from .callback import Callback
 from .code_snapshot import CodeSnapshot
-from .config import plain_config
+from .config import plain_config, safe_text
 from .destination import Destination, MetricsTaker
 from .engine import Engine
 from .errors import (
@@ -94,6 +94,7 @@ __all__ = [
     "redact",
     "redact_arguments",
     "redact_text",
+    "safe_text",
 ]
 
 __project__ = "training-destinations"

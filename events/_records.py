@@ -9,8 +9,9 @@ from typing import Any, SupportsIndex
 
 from . import checks
 from ._delivery import Delivery
-from .config import plain_config
+from .config import plain_config, safe_text
 from .errors import EngineClosedError, RecordError
+from .host_values import short
 from .redaction import redact, redact_table, redact_text
 from .state import State
 
@@ -64,7 +65,7 @@ class RecordLogger:
             RecordError: a row has another length than the header.
             EngineClosedError: the run is closed.
         """
-        name, step = self._prefix + name, self._step(step)
+        name, step = self._name(name), self._step(step)
 
         def prepare(columns: Any, rows: Any) -> tuple[Any, ...]:
             checks.check_table(columns, rows, name)
@@ -99,11 +100,17 @@ class RecordLogger:
             RecordError: something is no image, or a mask has another size than its image.
             EngineClosedError: the run is closed.
         """
-        name, step = self._prefix + name, self._step(step)
-        labels = None if mask_class_labels is None else redact(dict(mask_class_labels))
+        name, step = self._name(name), self._step(step)
         to_host = self._delivery.to_host
+        given: Any = mask_class_labels
 
         def prepare(images: Any, masks: Any) -> tuple[Any, ...]:
+            labels = given and redact(
+                {
+                    index: label if isinstance(label, str | int | float) else safe_text(label)
+                    for index, label in given.items()
+                }
+            )
             checks.check_images(images, name, channels_last, masks)
             masks = None if masks is None else {key: to_host(mask) for key, mask in masks.items()}
             return to_host(images), name, channels_last, step, masks, labels, use_table
@@ -117,7 +124,7 @@ class RecordLogger:
             RecordError: it is no string.
             EngineClosedError: the run is closed.
         """
-        name, step = self._prefix + name, self._step(step)
+        name, step = self._name(name), self._step(step)
 
         def prepare(text: Any) -> tuple[Any, ...]:
             checks.check_text(text, name)
@@ -138,7 +145,7 @@ class RecordLogger:
             RecordError: the shape or the sample rate is none.
             EngineClosedError: the run is closed.
         """
-        name, step = self._prefix + name, self._step(step)
+        name, step = self._name(name), self._step(step)
 
         def prepare(audio: Any) -> tuple[Any, ...]:
             checks.check_audio(audio, sample_rate, name)
@@ -161,7 +168,7 @@ class RecordLogger:
             RecordError: the frames have another shape, or no rate.
             EngineClosedError: the run is closed.
         """
-        name, step = self._prefix + name, self._step(step)
+        name, step = self._name(name), self._step(step)
 
         def prepare(video: Any) -> tuple[Any, ...]:
             checks.check_video(video, fps, name)
@@ -184,7 +191,7 @@ class RecordLogger:
             RecordError: there are no values, or the bins are none.
             EngineClosedError: the run is closed.
         """
-        name, step = self._prefix + name, self._step(step)
+        name, step = self._name(name), self._step(step)
         to_host = self._delivery.to_host
 
         def prepare(values: Any) -> tuple[Any, ...]:
@@ -209,7 +216,7 @@ class RecordLogger:
             RecordError: a shape is another, or colours and points differ in number.
             EngineClosedError: the run is closed.
         """
-        name, step = self._prefix + name, self._step(step)
+        name, step = self._name(name), self._step(step)
         to_host = self._delivery.to_host
 
         def prepare(points: Any, colors: Any) -> tuple[Any, ...]:
@@ -252,8 +259,19 @@ class RecordLogger:
     ) -> None:
         self._require_open(action)
         self.poll()
+
+        def checked(*given: Any) -> tuple[Any, ...]:
+            try:
+                return prepare(*given)
+            except (RecordError, TypeError) as error:
+                if isinstance(error, RecordError) or action == "log_hyperparameters":
+                    raise
+                raise _unreadable(action, name, error) from error
+            except Exception as error:  # the methods of a value that is no proper array, list or dict
+                raise _unreadable(action, name, error) from error
+
         try:
-            self._delivery.log_record(action, name, given, prepare, may_wait=may_wait)
+            self._delivery.log_record(action, name, given, checked, may_wait=may_wait)
         finally:
             self._refresh()
 
@@ -262,6 +280,11 @@ class RecordLogger:
         is_hindered = bool(self._prefix or self._is_stopped or self.is_busy)
         self._has_detour = is_hindered or self._delivery.is_paced
         self._may_put_off = self._delivery.is_paced and not is_hindered
+
+    def _name(self, name: Any) -> str:
+        if not isinstance(name, str):
+            raise RecordError(f"name must be a string, got {short(name)} ({type(name).__name__}).")
+        return self._prefix + name
 
     def _step(self, step: int | None) -> int:
         return int(self._state.timestamp.batch) if step is None else whole_step(step)
@@ -279,5 +302,14 @@ def whole_step(step: SupportsIndex) -> int:
         return step
     try:
         return operator.index(step)
-    except TypeError:
-        raise RecordError(f"step must be a whole number, got {step!r} ({type(step).__name__}).") from None
+    except Exception:  # noqa: BLE001  # a value's own methods
+        raise RecordError(
+            f"step must be a whole number, got {short(step)} ({type(step).__name__})."
+        ) from None
+
+
+def _unreadable(action: str, name: str, error: Exception) -> RecordError:
+    what = f"{action}({name!r})" if name else action
+    return RecordError(
+        f"{what} must get values that can be read, got {type(error).__name__}: {safe_text(error)}"
+    )

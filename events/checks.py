@@ -5,16 +5,19 @@ Only shapes are looked at, never the values of arrays: a check costs microsecond
 
 import itertools
 import math
+import stat
 from collections.abc import Mapping
 from numbers import Integral, Real
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any
 
 from .binned_values import BinnedValues
 from .errors import RecordError
+from .host_values import short
 
 __all__ = [
     "check_audio",
+    "check_file",
     "check_histogram",
     "check_images",
     "check_point_cloud",
@@ -25,12 +28,15 @@ __all__ = [
 ]
 
 _CHANNELS = (1, 3, 4)
+_MOST_BINS = 100_000
 
 
 def check_table(columns: Any, rows: Any, name: str) -> None:
     """Refuses a table of which a column is no string, or a row is shorter or longer than the header."""
     if not _is_list(columns) or not all(isinstance(column, str) for column in columns):
-        raise RecordError(f"table {name!r} must have a list of strings as its columns, got {columns!r:.80}.")
+        raise RecordError(
+            f"table {name!r} must have a list of strings as its columns, got {short(columns, 80)}."
+        )
     if not _is_list(rows):
         # A generator would be read empty here, and arrive nowhere.
         raise RecordError(
@@ -39,7 +45,7 @@ def check_table(columns: Any, rows: Any, name: str) -> None:
     for index, row in enumerate(rows):
         if not _is_list(row):
             raise RecordError(
-                f"table {name!r} must have a list for each row, got {row!r:.80} as row {index}."
+                f"table {name!r} must have a list for each row, got {short(row, 80)} as row {index}."
             )
         if len(row) != len(columns):
             raise RecordError(
@@ -72,6 +78,7 @@ def _image_sizes(images: Any, what: str, *, channels_last: bool) -> list[tuple[i
             for size in _image_sizes(image, f"image {index} of {what}", channels_last=channels_last)
         ]
     if isinstance(images, str | PurePath):
+        check_file(images, what)
         return [None]
     shape = _shape(images)
     if shape is None:
@@ -135,7 +142,11 @@ def check_text(text: Any, name: str) -> None:
 def check_audio(audio: Any, sample_rate: Any, name: str) -> None:
     """Refuses a sound of which the shape is not (samples,) or (channels, samples), or without a sample rate."""
     if not _is_number(sample_rate, Integral) or sample_rate <= 0:
-        raise RecordError(f"audio {name!r} must have a sample rate of at least 1 Hz, got {sample_rate!r}.")
+        raise RecordError(
+            f"audio {name!r} must have a sample rate of at least 1 Hz, got {short(sample_rate)}."
+        )
+    if isinstance(audio, str | PurePath):
+        check_file(audio, f"audio {name!r}")
     if isinstance(audio, str | bytes | PurePath):
         return
     shape = _shape(audio)
@@ -147,6 +158,8 @@ def check_audio(audio: Any, sample_rate: Any, name: str) -> None:
 
 def check_video(video: Any, fps: Any, name: str) -> None:
     """Refuses frames of which the shape is not (T, C, H, W), or without frames per second."""
+    if isinstance(video, str | PurePath):
+        check_file(video, f"video {name!r}")
     if isinstance(video, str | bytes | PurePath):
         return
     shape = _shape(video)
@@ -156,7 +169,7 @@ def check_video(video: Any, fps: Any, name: str) -> None:
             f"got {shape or type(video).__name__}."
         )
     if not _is_number(fps, Real) or not 0 < fps < math.inf:
-        raise RecordError(f"video {name!r} must have frames per second, got fps={fps!r}. Write fps=30.")
+        raise RecordError(f"video {name!r} must have frames per second, got fps={short(fps)}. Write fps=30.")
 
 
 def check_histogram(values: Any, bins: Any, name: str) -> None:
@@ -174,11 +187,15 @@ def check_histogram(values: Any, bins: Any, name: str) -> None:
         raise RecordError(f"histogram {name!r} must have at least one value, got shape {shape}.")
     if _is_number(bins, Integral):
         if bins < 1:
-            raise RecordError(f"histogram {name!r} must have at least one bin, got bins={bins}.")
+            raise RecordError(f"histogram {name!r} must have at least one bin, got bins={short(bins)}.")
+        if bins > _MOST_BINS:
+            raise RecordError(
+                f"histogram {name!r} must have at most {_MOST_BINS:,} bins, got bins={short(bins)}."
+            )
         return
     if not _are_edges(bins):
         raise RecordError(
-            f"histogram {name!r} must have a number of bins or rising edges, got bins={bins!r:.80}."
+            f"histogram {name!r} must have a number of bins or rising edges, got bins={short(bins, 80)}."
         )
 
 
@@ -188,6 +205,8 @@ def _are_edges(bins: Any) -> bool:
         return False
     if shape is not None and len(shape) != 1:
         return False
+    if (len(bins) if shape is None else shape[0]) > _MOST_BINS + 1:
+        raise RecordError(f"histogram must have at most {_MOST_BINS:,} bins, got more edges than that.")
     edges = list(bins) if shape is None else bins.tolist()
     # Said so that NaN, which is neither more nor less than anything, is refused too.
     return (
@@ -217,7 +236,7 @@ def check_point_cloud(points: Any, colors: Any, name: str) -> None:
 def check_traces(traces: Any) -> None:
     """Refuses traces that have no names."""
     if not isinstance(traces, Mapping) or not all(isinstance(name, str) for name in traces):
-        raise RecordError(f"traces must be a dict from name to value, got {traces!r:.80}.")
+        raise RecordError(f"traces must be a dict from name to value, got {short(traces, 80)}.")
 
 
 def _is_list(value: Any) -> bool:
@@ -234,6 +253,20 @@ def _is_number(value: Any, kind: type) -> bool:
     return isinstance(value, kind) and not isinstance(value, bool)
 
 
+def check_file(path: Any, what: str) -> None:
+    """Refuses a pipe, a device or a folder: to read one might never end. A file that is missing is for who reads it."""
+    try:
+        mode = Path(path).stat().st_mode
+    except (OSError, ValueError):
+        return
+    if not stat.S_ISREG(mode):
+        raise RecordError(f"{what} must be a regular file, got {short(str(path), 200)}.")
+
+
 def _shape(value: Any) -> tuple[int, ...] | None:
+    if getattr(value, "is_nested", False):
+        raise RecordError("tensor must have one shape, got a nested one. Log its parts, or a padded tensor.")
+    if getattr(value, "is_meta", False):
+        raise RecordError("tensor must have values, got one on the meta device.")
     shape = getattr(value, "shape", None)
     return None if shape is None else tuple(int(size) for size in shape)

@@ -22,12 +22,22 @@ __all__ = [
     "is_plain",
     "quick_host_metrics",
     "reader_of",
+    "short",
     "to_host",
 ]
 
 _PLAIN_TYPES = frozenset({float, int, bool})
 ARE_PLAIN = _PLAIN_TYPES.issuperset
 _is_cpu = attrgetter("is_cpu")
+_DEEPEST = 100
+
+
+def short(value: Any, length: int = 40) -> str:
+    """Returns the beginning of a value's `repr`, or of a text that says that it has none."""
+    try:
+        return f"{value!r:.{length}}"
+    except Exception as error:  # noqa: BLE001  # a user's own class
+        return f"<{type(value).__name__} without a repr: {type(error).__name__}>"
 
 
 def is_plain(metrics: Mapping[str, Any]) -> bool:
@@ -39,7 +49,7 @@ def is_plain(metrics: Mapping[str, Any]) -> bool:
         if ARE_PLAIN(map(type, metrics.values())):
             "".join(metrics)
             return True
-    except (TypeError, AttributeError):  # No mapping, or a name that is no string.
+    except Exception:  # noqa: BLE001, S110  # no mapping, or a name that is no string
         pass
     return False
 
@@ -146,7 +156,7 @@ def flatten_metrics(metrics: Any, prefix: str = "") -> FlatMetrics:
     of a DTensor, the part that this rank has.
     """
     flat = FlatMetrics()
-    _collect(metrics.items(), prefix, flat)
+    _collect(metrics.items(), prefix, flat, (metrics,))
     return flat
 
 
@@ -167,17 +177,22 @@ def is_on_device(value: Any) -> bool:
 
 def is_function(value: Any) -> bool:
     """Says whether a value is to be had by calling it; a class, a metric and a model are none."""
-    return (
-        callable(value)
-        and not isinstance(value, type)
-        and not hasattr(value, "shape")
-        and not hasattr(value, "forward")
-        and not hasattr(value, "compute")
-    )
+    try:
+        return (
+            callable(value)
+            and not isinstance(value, type)
+            and not hasattr(value, "shape")
+            and not hasattr(value, "forward")
+            and not hasattr(value, "compute")
+        )
+    except Exception:  # noqa: BLE001  # attributes that raise when they are looked at
+        return False
 
 
 def to_host(value: Any, copy: Callable[[Any], Any] | None = None) -> Any:
     """Returns tensors detached and in host memory, in lists, tuples and dicts too; everything else as it is.
+
+    A tensor on the meta device, which has no values, becomes its text.
 
     A tensor that is in host memory already is not copied.
 
@@ -191,28 +206,44 @@ def to_host(value: Any, copy: Callable[[Any], Any] | None = None) -> Any:
         return {key: to_host(item, copy) for key, item in value.items()}
     if hasattr(value, "detach") and hasattr(value, "cpu"):
         value = _local(value)
+        if getattr(value, "is_meta", False):
+            return str(value)  # It has no values that could be copied.
         return copy(value) if copy is not None and is_on_device(value) else value.detach().cpu()
     return value
 
 
-def _collect(items: Iterable[tuple[Any, Any]], prefix: str, flat: FlatMetrics) -> None:
-    tensor_types = _tensor_types()
+def _collect(
+    items: Iterable[tuple[Any, Any]], prefix: str, flat: FlatMetrics, parents: tuple[Any, ...] = ()
+) -> None:
     for key, value in items:
         if not isinstance(key, str):
-            flat.errors.append(f"metric must have a string as its name, got {key!r} ({type(key).__name__}).")
+            flat.errors.append(
+                f"metric must have a string as its name, got {short(key)} ({type(key).__name__})."
+            )
             continue
         name = prefix + key
-        kind = type(value)
-        if kind not in _PLAIN_TYPES and kind not in tensor_types and isinstance(value, Mapping):
-            _collect(value.items(), f"{name}/", flat)
-        elif name in flat.values:
-            flat.errors.append(
-                f"metric {name!r} must be given once, got it again from a nested dict. Rename one of them."
-            )
-        elif kind in _PLAIN_TYPES:
-            flat.values[name] = value
-        elif kind not in tensor_types or not _collect_tensor(name, value, flat):
-            _collect_one(name, value, flat)
+        try:
+            _collect_item(name, value, flat, parents)
+        except Exception as error:  # noqa: BLE001  # a value's own methods; the others are logged
+            flat.errors.append(f"metric {name!r} must be a scalar, got {short(value)}: {error!r:.200}.")
+
+
+def _collect_item(name: str, value: Any, flat: FlatMetrics, parents: tuple[Any, ...]) -> None:
+    tensor_types = _tensor_types()
+    kind = type(value)
+    if kind not in _PLAIN_TYPES and kind not in tensor_types and isinstance(value, Mapping):
+        if len(parents) > _DEEPEST or any(value is parent for parent in parents):
+            flat.errors.append(f"metric {name!r:.80} must be a scalar, got a dict that contains itself.")
+        else:
+            _collect(value.items(), f"{name}/", flat, (*parents, value))
+    elif name in flat.values:
+        flat.errors.append(
+            f"metric {name!r} must be given once, got it again from a nested dict. Rename one of them."
+        )
+    elif kind in _PLAIN_TYPES:
+        flat.values[name] = value
+    elif kind not in tensor_types or not _collect_tensor(name, value, flat):
+        _collect_one(name, value, flat)
 
 
 def _collect_tensor(name: str, value: Any, flat: FlatMetrics) -> bool:
@@ -282,5 +313,5 @@ def _complaint(name: str, value: Any) -> str:
     elif hasattr(value, "compute"):
         got, hint = f"a {type(value).__name__}", "Log what its compute() returns."
     else:
-        got, hint = f"{value!r:.40} ({type(value).__name__})", "Log a number."
+        got, hint = f"{short(value)} ({type(value).__name__})", "Log a number."
     return f"metric {name!r} must be a scalar, got {got}. {hint}"

@@ -14,9 +14,10 @@ from ._delivery import Delivery
 from ._device import DeviceCopies
 from ._faults import Faults
 from ._records import RecordLogger, whole_step
+from .checks import check_file
 from .destination import Destination, MetricsTaker
 from .errors import RecordError
-from .host_values import ARE_PLAIN, is_plain, quick_host_metrics, reader_of
+from .host_values import ARE_PLAIN, is_plain, quick_host_metrics, reader_of, short
 from .names import format_name
 from .state import State
 
@@ -157,7 +158,7 @@ class Logger(RecordLogger):
                 "".join(metrics)
             else:
                 values = quick_host_metrics(metrics)
-        except (TypeError, AttributeError):  # No mapping, or a name that is no string.
+        except Exception:  # noqa: BLE001  # no mapping, a name that is no string: the long way says it better
             values = None
         if values is None:
             self._log_metrics_carefully(metrics, step)  # type: ignore[arg-type]
@@ -211,7 +212,7 @@ class Logger(RecordLogger):
         self._require_open("log_metrics")
         if not isinstance(metrics, Mapping):
             raise RecordError(
-                f"metrics must be a dict from name to number, got {metrics!r:.80} ({type(metrics).__name__})."
+                f"metrics must be a dict from name to number, got {short(metrics, 80)} ({type(metrics).__name__})."
             )
         self.poll()
         try:
@@ -223,6 +224,8 @@ class Logger(RecordLogger):
 
     def log_scalar(self, name: str, value: Any, step: int | None = None) -> None:
         """Logs one scalar; see `log_metrics`."""
+        if not isinstance(name, str):
+            raise RecordError(f"metric must have a string as its name, got {short(name)}.")
         self.log_metrics({name: value}, step)
 
     def upload_file(self, remote_file_name: str, file_path: Path | str, *, overwrite: bool = False) -> None:
@@ -238,6 +241,7 @@ class Logger(RecordLogger):
         Raises:
             FileNotFoundError: there is no such file, and a destination would have taken it.
             IsADirectoryError: it is a directory.
+            RecordError: it is a pipe or a device.
             EngineClosedError: the run is closed.
         """
         name = format_name(remote_file_name, self._state)
@@ -250,6 +254,7 @@ class Logger(RecordLogger):
                 )
             if not path.exists():
                 raise FileNotFoundError(f"file to upload as {name!r} must exist, got {str(path)!r}.")
+            check_file(path, f"file to upload as {name!r}")
         self._each(
             "upload_file",
             lambda destination: destination.upload_file(self._state, name, path, overwrite=overwrite),
@@ -375,7 +380,7 @@ class Logger(RecordLogger):
 
 def _prefix(before: str, name: Any) -> str:
     if not isinstance(name, str) or not name:
-        raise RecordError(f'namespace must be a name, got {name!r}. Write namespace("train").')
+        raise RecordError(f'namespace must be a name, got {short(name)}. Write namespace("train").')
     return f"{before}{name}/"
 
 

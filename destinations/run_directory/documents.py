@@ -14,6 +14,8 @@ from typing import Any
 
 import yaml
 
+from events import plain_config
+
 from .disk import DISK, Disk
 from .files import replace_file, strict_json
 from .hyperparameters import flat_hyperparameters
@@ -89,7 +91,8 @@ class Documents:
 
     def take_hyperparameters(self, hyperparameters: dict[str, Any]) -> None:
         """Adds hyperparameters to those of earlier calls."""
-        self.hyperparameters = _merged(self.hyperparameters, hyperparameters)
+        # Also given without a logger, which makes them plain: a value that YAML refuses would cost all the others.
+        self.hyperparameters = _merged(self.hyperparameters, plain_config(hyperparameters))
 
     def take_checkpoint(self, path: str | None) -> None:
         """Says which checkpoint is the newest."""
