@@ -57,18 +57,19 @@ def open_temporary(path: Path, disk: Disk = DISK) -> tuple[int, str]:
     return disk.open(name, os.O_RDWR | os.O_CREAT | os.O_TRUNC), name
 
 
-def remove_temporaries(folder: Path, *, but_own: bool = False) -> None:
+def remove_temporaries(folder: Path, *, but_own: bool = False, disk: Disk = DISK) -> None:
     """Removes what a dead process left half written.
 
     Args:
         folder: where.
         but_own: leaves what this process is writing: another rank of it may have its files there.
+        disk: what is written by.
     """
     for path in folder.glob(".*.tmp"):
         if but_own and f".{os.getpid()}-" in path.name:
             continue
         with contextlib.suppress(OSError):
-            path.unlink()
+            disk.unlink(path)
 
 
 def append_line(path: Path, record: dict[str, Any]) -> None:

@@ -3,19 +3,26 @@
 What is in the mapping belongs to the kernel: it outlives the process, whatever ends it. The writer thread takes it from
 there (`drain.py`) and prepares the next segment, so that the training thread hardly ever opens a file itself.
 
-**Threading.** `try_append` belongs to one thread. `prepare`, `sample` and the reading side belong to the writer thread. They
-meet in deques and single attributes, whose operations are atomic; no lock is taken.
+**Threading.** Any thread may call `try_append`. It takes no lock: one call into the mapping adds the whole row, or refuses where
+the segment is full. Everything else (new names, the next segment, rows that wait) is done under one lock. `prepare`,
+`sample` and the reading side belong to the writer thread.
+
+**Signals.** A handler may log, and may raise, between any two instructions. So the steps to the next segment can be repeated:
+what an interrupted call has done is found done by the next one, and one assignment makes the new segment the current one.
 """
 
 import contextlib
 import functools
+import itertools
 import marshal
 import mmap
 import operator
+import os
+import threading
 import time
 import zlib
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -27,6 +34,7 @@ from .frames import (
     FLOAT_BYTES,
     FLOAT_TAG,
     HEADER,
+    MAGIC,
     VALUES_AT,
     boundary_frame,
     encode,
@@ -34,8 +42,7 @@ from .frames import (
     keys_frame,
     resume_frame,
 )
-from .journal_folder import SPARE
-from .layout import POSITION, Position, segment_number, segment_path, segment_paths
+from .layout import POSITION, Position, column_of, segment_number, segment_path, segment_paths
 from .segment_chain import end_of_journal
 from .segments import AppendedSegment, MapFile, MappedSegment
 
@@ -58,10 +65,20 @@ class TryAppend(Protocol):
 
 SEGMENT_BYTES = 1 << 20
 WAITING_BYTES = 64 << 20
+_RETRY_SECONDS = 0.2
 _KEPT_OPEN = 16
 _SAMPLES_KEPT = 4096
 _NUMBERS = frozenset({float, int, bool})
 _MARSHAL_VERSION = 2
+_MOST_INTEGER_BITS = 4096
+_MOST_NAME_CHARACTERS = 16_384
+# Each metric is a cell in every row of the CSV: a name that holds the step makes it grow with the square of the steps.
+_MOST_LATE_NAMES = 5000
+_MANY_LATE_NAMES = 500
+# A payload that has so much more than its floats may hold an integer that is too large; the careful path looks.
+_SHORT_BYTES = 512
+
+_names_of_spares = itertools.count()
 
 
 class _Schema(NamedTuple):
@@ -73,6 +90,20 @@ class _Schema(NamedTuple):
     """The types of the values in a frame of floats."""
 
 
+@attrs.define(eq=False)
+class _Writing:
+    """The segment that is being written, with all that depends on it: replaced as one."""
+
+    segment: "Segment"
+    numbers: Iterator[int] = attrs.field(factory=itertools.count)
+    by_names: dict[tuple[str, ...], _Schema] = attrs.field(factory=dict)
+    by_length: dict[int, _Schema] = attrs.field(factory=dict)
+    """The schemas of the latest rows, for the fast path."""
+    append: TryAppend = attrs.field(init=False)
+    is_left: bool = False
+    """Whether the next segment counts whatever became of this one."""
+
+
 @attrs.define
 class JournalCounts:
     """What became of the rows of this session."""
@@ -81,6 +112,8 @@ class JournalCounts:
     """Rows that the disk has no room for; they are in memory."""
     dropped: int = 0
     """Rows for which there was no room in memory either."""
+    refused: int = 0
+    """Values that cannot be written, such as integers of thousands of digits."""
 
 
 class Journal:
@@ -93,9 +126,11 @@ class Journal:
         folder: where the segments are; it is there already.
         state: the run, for the epoch.
         map_file: maps segments; None where they are written by system calls.
-        on_full: called in the training thread with what kept a segment from being made.
+        on_full: called in the thread that logs with what kept a segment from being made.
+        on_refused: called in the thread that logs about metrics that are not taken, or are too many: with the kind of refusal,
+            and a message.
         on_append: called with `try_append`, which is another for each segment, whenever it changes.
-        clock: the time in seconds since 1970.
+        clock: the time in seconds since 1970; what it returns is made a float.
         make_segment: makes a segment from path, number and size, in the place of those two ways.
     """
 
@@ -107,6 +142,7 @@ class Journal:
         map_file: MapFile | None = mmap.mmap,
         segment_bytes: int = SEGMENT_BYTES,
         on_full: Callable[[OSError], None] = lambda _: None,
+        on_refused: Callable[[str, str], None] = lambda *_: None,
         on_append: Callable[[TryAppend], None] = lambda _: None,
         clock: Callable[[], float] = time.time,
         make_segment: "Callable[[Path, int, int], Segment] | None" = None,
@@ -118,15 +154,19 @@ class Journal:
         )
         self._segment_bytes = segment_bytes
         self._on_full = on_full
+        self._on_refused = on_refused
         self._on_append = on_append
         self._is_abandoned = False
-        self._clock = clock
-        self._spares: deque[Any] = deque(maxlen=1)
-        self._by_length: dict[int, _Schema] = {}
-        self._by_names: dict[tuple[str, ...], _Schema] = {}
+        self._is_closed = False
+        # A row of integers for times would be unreadable.
+        self._clock = clock if clock is time.time else lambda: float(clock())
+        # Guards everything that the fast path does not do.
+        self._lock = threading.RLock()
+        self._spares: deque[Segment] = deque(maxlen=1)
         self._waiting: deque[tuple[Any, ...]] = deque()
         self._waiting_bytes = 0
         self._retry_at = 0.0
+        self._late_names = 0
         self._on_first_row: Callable[[int], None] | None = None
         self.counts = JournalCounts()
         self.names: dict[str, None] = {}
@@ -137,13 +177,12 @@ class Journal:
         """The segments of this session that are not drained yet; the last one is being written."""
         self.try_append: TryAppend = self._refuse
         """Takes a row; it is another for each segment."""
-        self._last_number = _last_number(folder)
-        self._segment: Segment | None = None
-        # What ended the writing to a segment: the training thread, or somebody else.
-        self._ended: Segment | None = None
-        self._left: Segment | None = None
-        self._follows = end_of_journal(folder)
-        self._use(self._new_segment(segment_bytes))
+        self._first_number = _last_number(folder) + 1
+        self._first_follows = end_of_journal(folder)
+        self._writing: _Writing | None = None
+        # The segment that follows, from when it was chosen until it is the current one.
+        self._next: Segment | None = None
+        self._roll(segment_bytes)
 
     # --- the training thread ---------------------------------------------------------------------------------------
 
@@ -153,12 +192,15 @@ class Journal:
         Raises:
             RecordError: a value is no number.
         """
+        if step is not None and type(step) is not int:
+            step = operator.index(step)
         if not self.try_append(metrics, step):
             self.try_append(_plain(metrics), step)
 
-    def _fast_append(self, write: Callable[[bytes], object]) -> TryAppend:
+    def _fast_append(self, writing: _Writing) -> TryAppend:
         """Returns the call that is made for each row: everything it needs is a local name."""
-        by_length, state, slow = self._by_length, self._state, self._append_carefully
+        by_length, write = writing.by_length, writing.segment.write
+        state, slow = self._state, self._append_carefully
         now, dumps, adler32, pack = self._clock, marshal.dumps, zlib.adler32, HEADER.pack
         are_numbers = _NUMBERS.issuperset
 
@@ -175,7 +217,11 @@ class Journal:
                     data = dumps((schema, step, state.timestamp.epoch.value, now(), values), _MARSHAL_VERSION)
                     # Each value begins with its type. Where the first is a float, the second begins nine bytes later, and
                     # so on: one look at every ninth byte says that all are floats, in a quarter of the time of `type`.
-                    if data[VALUES_AT::FLOAT_BYTES] == tags or are_numbers(map(type, values)):
+                    if data[VALUES_AT::FLOAT_BYTES] == tags or (
+                        type(step) is int
+                        and len(data) <= _SHORT_BYTES + FLOAT_BYTES * len(values)
+                        and are_numbers(map(type, values))
+                    ):
                         write(pack(len(data), adler32(data)) + data)
                         return True
                 except (KeyError, ValueError, OSError):
@@ -190,69 +236,147 @@ class Journal:
 
         Returns:
             Whether the row was taken; False where it is not one of plain numbers.
+
+        Raises:
+            RecordError: the journal is closed.
         """
         if type(metrics) is not dict:
             return False
         row = metrics.copy() if read is None else {name: read(value) for name, value in metrics.items()}
         if not (_NUMBERS.issuperset(map(type, row.values())) and all(isinstance(name, str) for name in row)):
             return False
-        if not row or self._is_abandoned:
+        if self._is_abandoned:
+            return True
+        if self._is_closed:
+            return self._refuse(metrics)
+        row = self._without_unwritable(row)
+        if not row:
             return True
         if step is None:
             step = int(self._state.timestamp.batch)
-        if self._on_first_row is not None:
-            announce, self._on_first_row = self._on_first_row, None
-            announce(step)
-        epoch = int(self._state.timestamp.epoch)
-        if self._waiting and not self._write_waiting():
-            self._wait(("row", row, step, epoch, self._clock()))
-        elif not self._is_sampled(row, step):
-            self._write_or_wait(("row", row, step, epoch, self._clock()))
+        if step.bit_length() > _MOST_INTEGER_BITS:
+            self._refuse_values(
+                len(row),
+                "step",
+                f"step must be a number of at most {_MOST_INTEGER_BITS} bits, got one of {step.bit_length()}. "
+                "Its metrics are not written.",
+            )
+            return True
+        self._take(("row", row, step, int(self._state.timestamp.epoch), self._clock()))
         return True
 
-    def _is_sampled(self, row: dict[str, float], step: int) -> bool:
-        """Makes the row fit for the fast path, takes that, and its time; False where there is no room for it."""
-        segment = self._segment
-        room = 0 if segment is None else self._room(segment)
-        if segment is None or room < 64 + 16 * len(row) + 64 * len(self._by_names):
+    def _without_unwritable(self, row: dict[str, float]) -> dict[str, float]:
+        """Returns the row without the values that no reader could read back; they are counted and reported."""
+        writing = self._writing
+        is_known = writing is not None and tuple(row) in writing.by_names
+        if not is_known:
+            late = [name for name in row if name not in self.names]
+            for name in late:
+                if len(column_of(name)) > _MOST_NAME_CHARACTERS:
+                    del row[name]
+                    self._refuse_values(
+                        1,
+                        "long name",
+                        f"the name of a metric must have at most {_MOST_NAME_CHARACTERS} characters, got "
+                        f"{len(name)}: {name[:40]!r}…. Its values are not written.",
+                    )
+                elif self._late_names >= _MOST_LATE_NAMES:
+                    del row[name]
+                    self._refuse_values(
+                        1,
+                        "new name",
+                        f"metric {name!r:.80} is not written: new metrics came with {_MOST_LATE_NAMES} rows already, and "
+                        "each is a column of metrics.csv. Leave the step out of the names; it is an argument.",
+                    )
+        for name, value in list(row.items()):
+            if type(value) is int and value.bit_length() > _MOST_INTEGER_BITS:
+                del row[name]
+                self._refuse_values(
+                    1,
+                    "integer",
+                    f"metric {name!r:.80} must be a number of at most {_MOST_INTEGER_BITS} bits, got an integer of "
+                    f"{value.bit_length()}. It is not written; the other metrics of the call are.",
+                )
+        return row
+
+    def _refuse_values(self, count: int, kind: str, message: str) -> None:
+        self.counts.refused += count
+        self._on_refused(kind, message)
+
+    def _take(self, entry: tuple[Any, ...]) -> None:
+        """Writes an entry, or has it wait."""
+        if self._lock._is_owned():  # type: ignore[attr-defined]  # noqa: SLF001  # as Condition asks it
+            # A signal handler or finalizer has interrupted this very code; that writes the entry when it is done.
+            self._wait(entry)
+            return
+        with self._lock:
+            if entry[0] == "row" and self._on_first_row is not None:
+                announce = self._on_first_row
+                announce(entry[2])
+                self._on_first_row = None
+            if self._waiting and not self._write_waiting():
+                self._wait(entry)
+            elif not self._is_sampled(entry):
+                self._write_or_wait(entry)
+            if self._waiting:
+                self._write_waiting()
+            self._publish()
+
+    def _is_sampled(self, entry: tuple[Any, ...]) -> bool:
+        """Makes a row fit for the fast path, takes that, and its time; False where there is no room for it."""
+        writing = self._writing
+        if entry[0] != "row" or writing is None:
             return False
+        _, row, step, _, _ = entry
         try:
-            schema = self._schema(tuple(row), segment)
-            data = encode((schema, step, 0, 0.0, tuple(row.values())))
+            schema = self._schema(tuple(row), writing)
+            data = encode((schema.number, step, 0, 0.0, tuple(row.values())))
+            # Room for the row and to spare, so that the fast path does not come back here.
+            if writing.segment.room() < 2 * len(data) + 64:
+                return False
         except (ValueError, OSError):
             return False
-        if self._room(segment) < 2 * len(data) + 64:
+        if len(data) > _SHORT_BYTES + FLOAT_BYTES * len(row):
             return False
+        writing.by_length[len(row)] = schema
         start = time.perf_counter_ns()
-        self.try_append(row, step)
+        writing.append(row, step)
         self.samples_ns.append(time.perf_counter_ns() - start)
         return True
 
     def mark_resume(self, step: int, at: float | None) -> None:
         """Says that earlier rows beyond a step no longer count; see `frames.Resume`."""
-        self._write_or_wait(("resume", step, at))
+        self._mark(("resume", step, at))
 
     def mark_boundary(self) -> None:
         """Keeps rows before and after from sharing a row in the CSV, though they have one step."""
-        self._write_or_wait(("boundary",))
+        self._mark(("boundary",))
+
+    def _mark(self, entry: tuple[Any, ...]) -> None:
+        with self._lock:
+            self._write_or_wait(entry)
 
     def on_first_row(self, announce: Callable[[int], None]) -> None:
         """Calls once, before the next row is written, with its step."""
         self._on_first_row = announce
-        self._by_length.clear()
+        self.sample()
 
     def write_waiting(self) -> None:
         """Tries to write what waits in memory; at close, the last chance."""
-        self._retry_at = 0.0
-        if self._waiting:
-            self._write_waiting()
+        if self._lock._is_owned():  # type: ignore[attr-defined]  # noqa: SLF001  # as in `_take`
+            return
+        with self._lock:
+            self._retry_at = 0.0
+            if self._waiting:
+                self._write_waiting()
+                self._publish()
 
     def _write_or_wait(self, entry: tuple[Any, ...]) -> None:
         try:
             is_written = (not self._waiting or self._write_waiting()) and self._write(entry)
         except OSError as error:
             self._wait(entry)
-            # Told when the row waits already: whoever hears of it finds that not all is written.
+            # Told when the row waits already: the report must not say that all is written.
             self._on_full(error)
         else:
             if not is_written:
@@ -266,6 +390,8 @@ class Journal:
         self._waiting.append(entry)
         self._waiting_bytes += size
         self.counts.waiting = len(self._waiting)
+        # The next row takes the careful path, which writes this one first.
+        self.sample()
 
     def _write_waiting(self) -> bool:
         if time.monotonic() < self._retry_at:
@@ -284,110 +410,136 @@ class Journal:
         return True
 
     def _write(self, entry: tuple[Any, ...]) -> bool:
-        """Writes an entry into this segment, or a new one; False where it fits into neither.
+        """Writes an entry into this segment, or the next one; False where another write is in the middle of it.
 
         Raises:
-            OSError: no new one can be made, for the disk is full or the folder gone.
+            OSError: no segment can be made, for the disk is full or the folder gone.
         """
-        for _ in range(2):
-            segment = self._segment
-            if segment is not None:
-                try:
-                    segment.write(self._frame(entry, segment))
-                except (ValueError, OSError):
-                    pass
-                else:
-                    return True
+        for _ in range(3):
+            if self._is_abandoned:
+                return True
+            writing = self._writing
             try:
-                self._roll(entry)
+                if writing is not None:
+                    writing.segment.write(self._frame(entry, writing))
+                    return True
+            except BlockingIOError:
+                return False
             except OSError:
-                self._retry_at = time.monotonic() + 0.2
+                self._retry_at = time.monotonic() + _RETRY_SECONDS
+                raise
+            except ValueError:
+                pass  # It is full.
+            try:
+                self._roll(max(self._segment_bytes, self._needed_bytes(entry)))
+            except OSError:
+                self._retry_at = time.monotonic() + _RETRY_SECONDS
                 raise
         return False
 
-    def _frame(self, entry: tuple[Any, ...], segment: "Segment") -> bytes:
+    def _frame(self, entry: tuple[Any, ...], writing: _Writing) -> bytes:
         kind, *rest = entry
         if kind == "row":
             row, step, epoch, at = rest
-            schema = self._schema_entry(tuple(row), segment).number
+            schema = self._schema(tuple(row), writing).number
             return encode((schema, step, epoch, at, tuple(row.values())))
         return boundary_frame() if kind == "boundary" else resume_frame(*rest)
 
-    def _schema(self, names: tuple[str, ...], segment: "Segment") -> int:
-        """Returns the number of a schema in this segment, and makes it the one for rows of this length."""
-        schema = self._by_length[len(names)] = self._schema_entry(names, segment)
-        return schema.number
+    def _needed_bytes(self, entry: tuple[Any, ...]) -> int:
+        """Returns the size of a segment that has room for an entry, whatever it is."""
+        if entry[0] != "row":
+            return 0
+        row = entry[1]
+        keys = len(keys_frame(0, tuple(row)))
+        return 4 * (256 + keys + len(encode((0, 0, 0, 0.0, tuple(row.values())))))
 
-    def _schema_entry(self, names: tuple[str, ...], segment: "Segment") -> "_Schema":
-        schema = self._by_names.get(names)
+    def _schema(self, names: tuple[str, ...], writing: _Writing) -> _Schema:
+        """Returns the schema of names in a segment, which is told of those that it does not have yet."""
+        schema = writing.by_names.get(names)
         if schema is None:
-            number = len(self._by_names)
-            segment.write(keys_frame(number, names))
-            schema = self._by_names[names] = _Schema(number, _values_of(names), FLOAT_TAG * len(names))
-            self.names.update(dict.fromkeys(names))
+            # Never twice, whatever interrupts what follows: rows of one number would get the names of another.
+            number = next(writing.numbers)
+            writing.segment.write(keys_frame(number, names))
+            schema = writing.by_names[names] = _Schema(number, _values_of(names), FLOAT_TAG * len(names))
+            self._note_names(names)
         return schema
 
-    def _room(self, segment: "Segment") -> int:
-        return segment.size - segment.end()
+    def _note_names(self, names: tuple[str, ...]) -> None:
+        known = len(self.names)
+        self.names.update(dict.fromkeys(names))
+        if len(self.names) > known:
+            self._late_names += 1
+            if self._late_names == _MANY_LATE_NAMES:
+                self._on_refused(
+                    "many names",
+                    f"new metrics came with {_MANY_LATE_NAMES} rows, the last is {names[-1]!r:.80}: each is a column of "
+                    f"metrics.csv, an empty cell in every row that lacks it. After {_MOST_LATE_NAMES} no new ones are "
+                    "taken. Leave the step out of the names; it is an argument.",
+                )
 
-    def _roll(self, entry: tuple[Any, ...]) -> None:
-        """Goes on in the next segment: the spare one, or, where the writer thread has not made it yet, a new one."""
-        self._end_segment()
-        needed = self._segment_bytes
-        if entry[0] == "row":
-            needed = max(needed, 4 * (256 + sum(64 + 8 * len(name) for name in entry[1])))
-        spare = None
+    def _roll(self, needed: int) -> None:
+        """Continues in the next segment: the spare one, or, where the writer thread has not made it yet, a new one.
+
+        Each step may be the last one, and is then done or found done by the next call.
+
+        Raises:
+            OSError: none can be made.
+        """
+        before = self._writing
+        follows = self._first_follows
+        least = self._first_number
+        if before is not None:
+            # Sealed before anything else: a shorter row must not overtake one that waits for the next segment.
+            end = before.segment.seal()
+            follows = None if before.is_left else (before.segment.number, end)
+            least = before.segment.number + 1
+        following = self._next
+        if following is None or following.size < needed:
+            following = self._next = self._unused(needed)
+        number = least
+        while os.path.lexists(path := segment_path(self._folder, number)) and not following.is_at(path):
+            number += 1
+        try:
+            # A file that is in the way belongs to no chain that is known here.
+            if follows is not None and number == least and following.end() == len(MAGIC):
+                following.write(follows_frame(*follows))
+            following.move(path, number)
+        except OSError:
+            self._next = None
+            following.discard()
+            raise
+        if following not in self.segments:
+            self.segments.append(following)
+        if before is self._writing:
+            self._writing = self._first_use(following)
+        self._next = None
+        self._publish()
+
+    def _unused(self, needed: int) -> "Segment":
+        """Returns a segment without a number that has room for so many bytes."""
         with contextlib.suppress(IndexError):
             spare = self._spares.popleft()
-        if spare is not None:
-            number = self._last_number + 1
-            try:
-                if spare.size >= needed:
-                    self._link(spare)
-                    spare.move(segment_path(self._folder, number), number)
-                    self._use(spare)
-                    return
-            except OSError:
-                pass  # The folder is gone; a new segment says what is the matter.
-            spare.close()
-        self._use(self._new_segment(needed))
+            # Of a folder that is gone, or too small.
+            if spare.size >= needed and spare.is_at(spare.path):
+                return spare
+            spare.discard()
+        return self._make(self._spare_path(), 0, needed)
 
-    def _new_segment(self, size: int) -> "Segment":
-        number = self._last_number + 1
-        segment = self._make(segment_path(self._folder, number), number, size)
-        try:
-            self._link(segment)
-        except BaseException:
-            segment.close()
-            with contextlib.suppress(OSError):
-                segment.path.unlink()
-            raise
-        return segment
+    def _spare_path(self) -> Path:
+        """Returns a path that no other segment ever had; `remove_temporaries` knows such names."""
+        return self._folder / f".segment.{os.getpid()}-{next(_names_of_spares)}.tmp"
 
-    def _end_segment(self) -> None:
-        """Makes this segment full, for a shorter row must not overtake one that waits; notes where it ends."""
-        segment = self._segment
-        if segment is None or segment is self._ended:
-            return
-        end = segment.end()
-        # Asked afterwards: what another thread has made full says another end.
-        self._follows = None if segment is self._left else (segment.number, end)
-        self._ended = segment
-        segment.seal()
+    def _first_use(self, segment: "Segment") -> _Writing:
+        writing = _Writing(segment)
+        writing.append = self._fast_append(writing)
+        return writing
 
-    def _link(self, segment: "Segment") -> None:
-        """Says in a new segment which place of the journal it follows, where that is known."""
-        if self._follows is not None:
-            segment.write(follows_frame(*self._follows))
-
-    def _use(self, segment: "Segment") -> None:
-        self._last_number = segment.number
-        self._by_names.clear()
-        self._by_length.clear()
-        self.segments.append(segment)
-        self._segment = segment
-        self.try_append = self._fast_append(segment.write)
-        self._on_append(self.try_append)
+    def _publish(self) -> None:
+        """Has the fast path write to the current segment."""
+        writing = self._writing
+        if writing is not None and self.try_append is not writing.append and not self._is_closed:
+            self._on_append(writing.append)
+            self.try_append = writing.append
 
     def _refuse(
         self, metrics: Any, step: int | None = None, read: Callable[[Any], Any] | None = None
@@ -402,25 +554,25 @@ class Journal:
         Raises:
             OSError: there is no room.
         """
-        if self._spares or self._segment is None:
+        if self._spares or self._is_closed:
             return
-        path = self._folder / SPARE
-        with contextlib.suppress(FileNotFoundError):
-            path.unlink()
-        spare = self._make(path, 0, self._segment_bytes)
+        spare = self._make(self._spare_path(), 0, self._segment_bytes)
         spare.populate()
         self._spares.append(spare)
 
     def leave_segment(self) -> None:
         """Has the next row begin a new segment, which counts whatever became of this one; any thread may call."""
-        segment = self._segment
-        if segment is not None:
-            self._left = segment
-            segment.seal()
+        with self._lock:
+            writing = self._writing
+            if writing is not None:
+                writing.is_left = True
+                writing.segment.seal()
 
     def sample(self) -> None:
         """Has the next call take the careful path, which takes the time."""
-        self._by_length.clear()
+        writing = self._writing
+        if writing is not None:
+            writing.by_length.clear()
 
     def retire(self) -> None:
         """Lets go of the mappings of segments that are full, and of the oldest files if there are many."""
@@ -433,20 +585,28 @@ class Journal:
     def abandon_in_child(self) -> None:
         """Makes a forked child write nothing: the files are its parent's."""
         self._is_abandoned = True
-        self._segment = None
+        # The thread that held it is not in the child.
+        self._lock = threading.RLock()
+        self.sample()
         self._spares.clear()
-        self._by_length.clear()
+        for segment in list(self.segments):
+            segment.close()
 
     def close(self) -> None:
         """Ends writing, and removes the spare; the segments stay."""
-        self.try_append = self._refuse
-        self._segment = None
-        self._by_length.clear()
-        with contextlib.suppress(IndexError):
-            spare = self._spares.popleft()
-            spare.close()
-            with contextlib.suppress(OSError):
-                spare.path.unlink()
+        with self._lock:
+            self._is_closed = True
+            self.try_append = self._refuse
+            if self._writing is not None:
+                # Another thread may still hold the call that writes to it.
+                self._writing.segment.seal()
+            self.sample()
+            unused = [*self._spares, *([self._next] if self._next is not None else [])]
+            self._spares.clear()
+            self._next = None
+        for segment in unused:
+            if segment not in self.segments:
+                segment.discard()
 
 
 def _last_number(folder: Path) -> int:

@@ -7,10 +7,7 @@ from .disk import DISK, Disk
 from .files import remove_temporaries
 from .layout import POSITION, segment_paths
 
-__all__ = ["SPARE", "make_journal", "remove_journal", "sync_journal"]
-
-SPARE = "spare.tmp"
-"""The next segment, until it is needed."""
+__all__ = ["make_journal", "remove_journal", "sync_journal"]
 
 
 def make_journal(folder: Path, disk: Disk = DISK) -> None:
@@ -24,9 +21,7 @@ def make_journal(folder: Path, disk: Disk = DISK) -> None:
         folder = folder.parent
     for path in reversed(missing):
         disk.make_folder(path)
-    remove_temporaries(target)
-    with contextlib.suppress(FileNotFoundError):
-        disk.unlink(target / SPARE)
+    remove_temporaries(target, disk=disk)
 
 
 def sync_journal(folder: Path, run_dir: Path, disk: Disk = DISK) -> None:
@@ -41,6 +36,7 @@ def remove_journal(folder: Path, disk: Disk = DISK) -> None:
         disk.unlink(path)
     # Without a position, segments that come back would be taken for new ones.
     disk.sync_folder(folder)
+    remove_temporaries(folder, disk=disk)
     with contextlib.suppress(OSError):
         with contextlib.suppress(FileNotFoundError):
             disk.unlink(folder / POSITION)

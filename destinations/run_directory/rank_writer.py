@@ -109,6 +109,7 @@ class RankWriter:
         self._is_failing = False
         # The kinds of errors that were reported since all was well.
         self._reported: set[tuple[str, int | None]] = set()
+        self._refusals: set[str] = set()
         self._had_rows = (run_dir / metrics_name(self._rank)).exists() or bool(segment_paths(self._folder))
         self.journal = self._open_journal(state, map_file if self._is_mapped(journal_kind) else None)
         self._csv = MetricsCsv(run_dir / metrics_name(self._rank))
@@ -201,6 +202,7 @@ class RankWriter:
                 state,
                 map_file=map_file,
                 on_full=self._no_segment,
+                on_refused=self._refused,
                 on_append=self._on_append,
                 clock=self._clock,
             )
@@ -393,6 +395,13 @@ class RankWriter:
         """Called in the training thread when a row found no room on disk."""
         self._failed(error)
         self.timer.wake()
+
+    def _refused(self, kind: str, message: str) -> None:
+        """Called in the thread that logs about metrics that are not taken; the first message of each kind is reported."""
+        if kind not in self._refusals:
+            self._refusals.add(kind)
+            _log.warning("run folder %s: %s", self._run_dir, message)
+        self._are_documents_due = True
 
     def _recovered(self, failures: int) -> None:
         """Says so, once everything was written that there was to write.

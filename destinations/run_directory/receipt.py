@@ -35,6 +35,7 @@ def overhead_receipt(
         "csv_rewrites": drain.rewrites,
         "waiting_rows": journal.counts.waiting,
         "dropped": journal.counts.dropped,
+        "refused": journal.counts.refused,
         "damaged_bytes": drain.damaged_bytes,
         "safe_on_disk_to_step": drain.durable_step,
         "media": media,

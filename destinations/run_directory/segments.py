@@ -7,12 +7,13 @@ import contextlib
 import errno
 import mmap
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
 from .disk import DISK, Disk
-from .frames import MAGIC
+from .frames import MAGIC, frames
 
 __all__ = [
     "AppendedSegment",
@@ -45,11 +46,12 @@ class Segment(Protocol):
     size: int
 
     def write(self, data: bytes, /) -> object:
-        """Adds bytes, all or none.
+        """Adds bytes, all or none; any thread may call.
 
         Raises:
             ValueError: the segment is full.
-            OSError: the disk is.
+            BlockingIOError: this thread is in the middle of a write already: a signal handler has interrupted it.
+            OSError: the disk is full.
         """
 
     def populate(self) -> None:
@@ -58,20 +60,33 @@ class Segment(Protocol):
     def end(self) -> int:
         """Returns up to where there may be frames."""
 
-    def seal(self) -> None:
-        """Makes the segment full: whatever still holds its `write` is refused."""
+    def room(self) -> int:
+        """Returns how many bytes fit in; less than 1 where the segment is sealed."""
+
+    def seal(self) -> int:
+        """Makes the segment full: whatever still holds its `write` is refused.
+
+        Returns:
+            Where its frames end; the same each time.
+        """
 
     def fileno(self) -> int:
         """Returns the descriptor to read and to sync."""
 
+    def is_at(self, path: Path) -> bool:
+        """Says whether the file at a path is this one."""
+
     def move(self, path: Path, number: int) -> None:
-        """Gives the file its name."""
+        """Gives the file its name and its number; does nothing where it has them."""
 
     def unmap(self) -> None:
-        """Ends writing; reading goes on."""
+        """Ends writing; reading is still possible."""
 
     def close(self) -> None:
         """Lets go of the file."""
+
+    def discard(self) -> None:
+        """Lets go of the file, and removes it."""
 
 
 class _File:
@@ -87,8 +102,15 @@ class _File:
     def fileno(self) -> int:
         return self._fd
 
+    def is_at(self, path: Path) -> bool:
+        try:
+            return self._fd >= 0 and os.path.samestat(path.stat(), os.fstat(self._fd))
+        except OSError:
+            return False
+
     def move(self, path: Path, number: int) -> None:
-        self._disk.replace(self.path, path)
+        if not self.is_at(path):
+            self._disk.replace(self.path, path)
         self.path, self.number = path, number
 
     def close(self) -> None:
@@ -100,10 +122,12 @@ class _File:
     def unmap(self) -> None:
         """Nothing is mapped."""
 
-    def _discard(self) -> None:
+    def discard(self) -> None:
+        is_in_place = self.is_at(self.path)
         self.close()
-        with contextlib.suppress(OSError):
-            self._disk.unlink(self.path)
+        if is_in_place:
+            with contextlib.suppress(OSError):
+                self._disk.unlink(self.path)
 
 
 class MappedSegment(_File):
@@ -116,11 +140,14 @@ class MappedSegment(_File):
         self, path: Path, number: int, size: int, map_file: MapFile = mmap.mmap, disk: Disk = DISK
     ) -> None:
         super().__init__(path, number, size, disk)
+        self._sealed_at = -1
+        # An offset at which a frame begins or the frames end, as late as is known.
+        self._boundary = len(MAGIC)
         try:
             _allocate(self._fd, size)
             self._map = map_file(self._fd, size)
         except BaseException:
-            self._discard()
+            self.discard()
             raise
         self.write = self._map.write
         self.write(MAGIC)
@@ -135,15 +162,32 @@ class MappedSegment(_File):
 
     def end(self) -> int:
         """Returns up to where there may be frames."""
+        if self._sealed_at >= 0:
+            return self._sealed_at
         return self.size if self._map.closed else self._map.tell()
 
-    def seal(self) -> None:
+    def room(self) -> int:
+        """Returns how many bytes fit in."""
+        return 0 if self._map.closed else self.size - self._map.tell()
+
+    def seal(self) -> int:
         """Makes the segment full."""
-        if not self._map.closed:
-            self._map.seek(self.size)
+        if self._sealed_at < 0:
+            if not self._map.closed:
+                at = self._map.tell()
+                if at < self.size:
+                    self._boundary = at
+                self._map.seek(self.size)
+            # Between the two calls a row of another thread, or of a signal handler, may have come: it is looked for.
+            end = self._boundary
+            data = b"" if self._fd < 0 else os.pread(self._fd, self.size - end, end)
+            for offset, _ in frames(data):
+                end = self._boundary + offset
+            self._sealed_at = end
+        return self._sealed_at
 
     def unmap(self) -> None:
-        """Ends writing; reading goes on."""
+        """Ends writing; reading is still possible."""
         if hasattr(self, "_map"):
             self._map.close()
 
@@ -154,10 +198,13 @@ class AppendedSegment(_File):
     def __init__(self, path: Path, number: int, size: int, disk: Disk = DISK) -> None:
         super().__init__(path, number, size, disk)
         self._end = 0
+        self._is_sealed = False
+        # Guards the end of the file.
+        self._lock = threading.RLock()
         try:
             self.write(MAGIC)
         except BaseException:
-            self._discard()
+            self.discard()
             raise
 
     def populate(self) -> None:
@@ -165,18 +212,27 @@ class AppendedSegment(_File):
 
     def write(self, data: bytes) -> None:
         """Adds bytes, all or none."""
-        if self._fd < 0 or self._end + len(data) > self.size:
-            raise ValueError("segment is full")
-        self._disk.write(self._fd, data, self._end)
-        self._end += len(data)
+        if self._lock._is_owned():  # type: ignore[attr-defined]  # noqa: SLF001  # as Condition asks it
+            raise BlockingIOError(errno.EWOULDBLOCK, "this thread writes to the segment already")
+        with self._lock:
+            if self._fd < 0 or self._is_sealed or self._end + len(data) > self.size:
+                raise ValueError("segment is full")
+            self._disk.write(self._fd, data, self._end)
+            self._end += len(data)
 
     def end(self) -> int:
         """Returns up to where there may be frames."""
         return self._end
 
-    def seal(self) -> None:
+    def room(self) -> int:
+        """Returns how many bytes fit in."""
+        return 0 if self._is_sealed else self.size - self._end
+
+    def seal(self) -> int:
         """Makes the segment full."""
-        self.size = 0
+        with self._lock:
+            self._is_sealed = True
+            return self._end
 
 
 def _allocate(fd: int, size: int) -> None:

@@ -1,0 +1,297 @@
+"""The journal changes segments while others interfere: the writer thread, signals, other threads, a fork, files in the way.
+
+After each interference the rows are read as another process would find them after SIGKILL, and once more after the drain.
+"""
+
+import dis
+import functools
+import itertools
+import os
+import sys
+import threading
+from pathlib import Path
+from typing import Self
+
+import pytest
+
+from destinations.run_directory import journal as journal_module
+from destinations.run_directory import read_rows
+from destinations.run_directory import segments as segments_module
+from destinations.run_directory.drain import Drain
+from destinations.run_directory.journal import Journal
+from destinations.run_directory.layout import journal_path, segment_path
+from destinations.run_directory.metrics_csv import MetricsCsv
+from destinations.run_directory.segments import AppendedSegment, MappedSegment
+from events import State
+
+SEGMENT_BYTES = 2048
+TRACED_FILES = {journal_module.__file__, segments_module.__file__}
+
+
+class Written:
+    """A journal with small segments, and the drain of its run."""
+
+    def __init__(self, run_dir: Path, **options) -> None:
+        self.run_dir = run_dir
+        self.folder = journal_path(run_dir, 0)
+        self.folder.mkdir(parents=True)
+        self.journal = Journal(self.folder, State("x"), **{"segment_bytes": SEGMENT_BYTES, **options})
+        self.drain = Drain(run_dir, self.folder, MetricsCsv(run_dir / "metrics.csv"), self.journal)
+
+    def log(self, steps) -> None:
+        for step in steps:
+            self.journal.append(row(step), step)
+
+    def on_disk(self) -> list[tuple[int, dict[str, float]]]:
+        """What a reader finds, as after a kill."""
+        return [(one.step, one.metrics) for one in read_rows(self.run_dir)]
+
+    def close(self) -> list[tuple[int, dict[str, float]]]:
+        """Drains and closes; returns what the CSV has."""
+        self.journal.write_waiting()
+        self.journal.leave_segment()
+        self.drain.run(final=True)
+        self.journal.close()
+        return self.on_disk()
+
+
+def row(step: int) -> dict[str, float]:
+    """A row that is another at each step, with new names now and then."""
+    metrics = {"a": step + 0.5, "b": float(step)}
+    return {**metrics, f"c{step // 20}": step} if step % 20 == 7 else metrics
+
+
+def rows(steps) -> list[tuple[int, dict[str, float]]]:
+    """Steps with their rows."""
+    return [(step, row(step)) for step in steps]
+
+
+class PreparedInBetween(MappedSegment):
+    """Has the writer thread prepare the next spare just before this one is given its name."""
+
+    prepare = staticmethod(lambda: None)
+
+    def move(self, path, number):
+        self.prepare()
+        super().move(path, number)
+
+
+def test_a_spare_prepared_during_the_change_leaves_the_one_in_use_alone(tmp_path):
+    """The writer thread may prepare a spare between two steps of the training thread: no row goes to an unlinked file."""
+    written = Written(tmp_path, make_segment=PreparedInBetween)
+    PreparedInBetween.prepare = staticmethod(written.journal.prepare)
+    written.journal.prepare()
+
+    written.log(range(200))
+    seen = written.on_disk()
+    assert len(written.journal.segments) > 2
+    PreparedInBetween.prepare = staticmethod(lambda: None)
+
+    assert seen == rows(range(200))
+    assert written.close() == rows(range(200))
+    assert not list(written.folder.glob(".*"))
+
+
+def test_a_file_in_the_way_of_the_next_segment_is_left_alone(tmp_path):
+    """Where a number is taken, the next one is used, and no row is lost to readers."""
+    written = Written(tmp_path)
+    in_the_way = segment_path(written.folder, written.journal.segments[-1].number + 1)
+    in_the_way.write_bytes(b"somebody's")
+
+    written.log(range(100))
+    seen, content = written.on_disk(), in_the_way.read_bytes()
+
+    assert content == b"somebody's"
+    assert seen == rows(range(100))
+    assert written.close() == rows(range(100))
+
+
+@functools.cache
+def places_of_signals(code) -> frozenset[int]:
+    """Returns the instructions before which CPython looks for signals: after calls, jumps back and at the beginning."""
+    instructions = list(dis.get_instructions(code))
+    return frozenset(
+        after.offset
+        for before, after in itertools.pairwise(instructions)
+        if before.opname.startswith(("CALL", "JUMP_BACKWARD", "RESUME"))
+    )
+
+
+class Interrupted:
+    """Calls `interrupt` in the middle of the journal's own code, as a signal does: at the n-th place that it comes to."""
+
+    def __init__(self, when: int, interrupt) -> None:
+        self._left = when
+        self._interrupt = interrupt
+
+    @property
+    def was_called(self) -> bool:
+        return self._left <= 0
+
+    def __enter__(self) -> Self:
+        sys.settrace(self._trace)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        sys.settrace(None)
+
+    def _trace(self, frame, event, argument):
+        if frame.f_code.co_filename not in TRACED_FILES:
+            return None
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        return self._step
+
+    def _step(self, frame, event, argument):
+        if event == "opcode" and frame.f_lasti in places_of_signals(frame.f_code):
+            self._left -= 1
+            if self._left == 0:
+                sys.settrace(None)
+                self._interrupt()
+        return self._step
+
+
+def interrupt_by_ctrl_c() -> None:
+    """Does what Python does at SIGINT."""
+    raise KeyboardInterrupt
+
+
+KINDS = {"mapped": MappedSegment, "appended": AppendedSegment}
+
+
+def at_the_end_of_a_segment(run_dir: Path, kind: str) -> tuple[Written, int]:
+    """Returns a journal that has room for one row more in its segment, and the step of that row."""
+    written = Written(run_dir, make_segment=KINDS[kind])
+    written.journal.prepare()
+    step = 0
+    while written.journal.segments[-1].room() > 150:
+        written.log([step])
+        step += 1
+    return written, step
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_ctrl_c_anywhere_in_a_change_of_segments_loses_no_row(tmp_path, kind):
+    """Ctrl-C at any place, caught: all rows whose call returned are there once, and the journal still works."""
+    when, is_done = 1, False
+    while not is_done:
+        written, step = at_the_end_of_a_segment(tmp_path / str(when), kind)
+        caught = []
+        with Interrupted(when, interrupt_by_ctrl_c) as interrupted:
+            for each in range(step, step + 5):
+                try:
+                    written.log([each])
+                except KeyboardInterrupt:
+                    caught.append(each)
+        is_done = not interrupted.was_called
+        written.log(range(step + 5, step + 45))
+        seen = written.on_disk()
+
+        expected = [one for one in rows(range(step + 45)) if one[0] not in caught or one in seen]
+        assert len(written.journal.segments) > 2
+        assert seen == expected, f"at place {when}"
+        if is_done or when % 16 == 0:
+            assert written.close() == expected, f"at place {when}"
+        when += 1
+    assert when > 100
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_handler_that_logs_anywhere_in_a_change_of_segments_loses_no_row(tmp_path, kind):
+    """A signal handler logs in the middle of a call: both rows are there, and nothing waits for itself."""
+    when, is_done = 1, False
+    while not is_done:
+        written, step = at_the_end_of_a_segment(tmp_path / str(when), kind)
+        of_handler = {"handler": float(when), "x": 1.0}
+        with Interrupted(when, lambda: written.journal.append(of_handler, 1000)) as interrupted:  # noqa: B023
+            written.log(range(step, step + 5))
+        is_done = not interrupted.was_called
+        written.log(range(step + 5, step + 45))
+        seen = sorted(written.on_disk(), key=lambda one: one[0])
+
+        expected = rows(range(step + 45)) + ([] if is_done else [(1000, of_handler)])
+        assert seen == expected, f"at place {when}"
+        if is_done or when % 16 == 0:
+            assert len(written.close()) == len(expected), f"at place {when}"
+        when += 1
+    assert when > 100
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_threads_that_log_at_once_lose_nothing(tmp_path, kind):
+    """Threads with names of their own, while segments change and rows are drained: each row is there once, with its values."""
+    written = Written(tmp_path, make_segment=KINDS[kind], segment_bytes=4096)
+    begin = threading.Barrier(5)
+    expected = []
+
+    def metrics_of(thread: int, step: int) -> dict[str, float]:
+        return {f"t{thread}/{name}": step + thread / 8 for name in "ab"[: 1 + (step + thread) % 2]} | {
+            f"t{thread}/c": step
+        }
+
+    def log(thread: int) -> None:
+        begin.wait(60)
+        for step in range(300):
+            written.journal.append(metrics_of(thread, step), 10 * step + thread)
+
+    threads = [threading.Thread(target=log, args=(thread,)) for thread in range(4)]
+    for thread in range(4):
+        expected += [(10 * step + thread, metrics_of(thread, step)) for step in range(300)]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        for thread in threads:
+            thread.start()
+        begin.wait(60)
+        while any(thread.is_alive() for thread in threads):
+            written.drain.run()
+            written.journal.retire()
+            written.journal.prepare()
+            written.journal.sample()
+        for thread in threads:
+            thread.join(60)
+    finally:
+        sys.setswitchinterval(interval)
+
+    assert sorted(written.on_disk(), key=lambda one: one[0]) == sorted(expected, key=lambda one: one[0])
+    assert sorted(written.close(), key=lambda one: one[0]) == sorted(expected, key=lambda one: one[0])
+    assert written.journal.counts.dropped == 0
+
+
+class ForksInBetween(MappedSegment):
+    """Forks a child in the middle of a change of segments, as a signal handler may; the child logs on, and ends."""
+
+    fork = staticmethod(lambda: None)
+
+    def move(self, path, number):
+        self.fork()
+        super().move(path, number)
+
+
+@pytest.mark.filterwarnings("ignore:This process")
+def test_a_fork_in_the_middle_of_a_change_writes_nothing(tmp_path):
+    """A child that is forked inside a call writes nothing into its parent's journal; the parent loses nothing."""
+    children = []
+    written = Written(tmp_path, make_segment=ForksInBetween)
+    is_child = []
+
+    def fork() -> None:
+        ForksInBetween.fork = staticmethod(lambda: None)
+        pid = os.fork()
+        if pid == 0:
+            is_child.append(True)
+            written.journal.abandon_in_child()
+        else:
+            children.append(os.waitpid(pid, 0)[1])
+
+    ForksInBetween.fork = staticmethod(fork)
+    try:
+        written.log(range(50))
+        if is_child:
+            written.log(range(500, 600))
+    finally:
+        if is_child:
+            os._exit(0)
+
+    assert children == [0]
+    assert written.on_disk() == rows(range(50))
+    assert written.close() == rows(range(50))

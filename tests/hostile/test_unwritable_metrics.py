@@ -1,0 +1,80 @@
+"""Metrics that no CSV can hold, clocks that tell no float, names that hold the step: each costs itself and nothing else."""
+
+import logging
+import time
+
+import pytest
+
+from destinations.run_directory import read_rows, read_series
+from tests.test_run_directory.conftest import drive, elsewhere  # noqa: F401  # fixtures
+
+UNWRITABLE = {
+    "a huge integer": ({"bad": 10**5000}, "at most 4096 bits"),
+    "an integer of a megabyte": ({"bad": 1 << (8 << 20)}, "at most 4096 bits"),
+    "a long name": ({"n" * 200_000: 1.0}, "at most 16384 characters"),
+    "a name that is long as it is written": ({"\ud800" * 10_000: 1.0}, "at most 16384 characters"),
+}
+
+
+@pytest.mark.parametrize("kind", UNWRITABLE)
+def test_an_unwritable_metric_costs_itself(drive, tmp_path, caplog, kind):  # noqa: F811
+    """Other metrics of the call, and all later rows, are in the CSV; one warning says what is not, and it is counted."""
+    caplog.set_level(logging.WARNING)
+    bad, said = UNWRITABLE[kind]
+    run = drive(flush_seconds=1000).fit()
+
+    for step in range(50):
+        run.log({"a": float(step), **(bad if step % 10 == 5 else {})}, step)
+    refused = run.destination._writer.journal.counts.refused
+    run.close()
+
+    assert refused == 5
+    assert read_series(tmp_path / "run", "a") == [(step, float(step)) for step in range(50)]
+    assert [said in one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING] == [True]
+    assert not (tmp_path / "run" / "journal").exists()
+
+
+def test_a_step_that_no_csv_can_hold_costs_its_row(drive, tmp_path):  # noqa: F811
+    """A step of thousands of digits is refused; the rows around it are there."""
+    run = drive(flush_seconds=1000).fit()
+
+    run.log({"a": 1.0}, 0)
+    run.log({"a": 2.0}, 10**5000)
+    run.log({"a": 3.0}, 1)
+    run.close()
+
+    assert read_series(tmp_path / "run", "a") == [(0, 1.0), (1, 3.0)]
+
+
+def test_a_clock_of_whole_seconds_loses_no_row(drive, tmp_path):  # noqa: F811
+    """What a clock returns is made a float, which a row of the journal needs."""
+    run = drive(flush_seconds=1000, clock=lambda: int(time.time())).fit()
+
+    for step in range(3000):
+        run.log({"a": float(step), "b": step}, step)
+    seen = read_series(tmp_path / "run", "a")
+    run.close()
+
+    expected = [(step, float(step)) for step in range(3000)]
+    assert seen == read_series(tmp_path / "run", "a") == expected
+    assert all(type(one.time) is float for one in read_rows(tmp_path / "run"))
+
+
+def test_a_new_name_at_each_step_is_bounded_and_warned_of(drive, tmp_path, caplog):  # noqa: F811
+    """After five thousand rows that brought new names no more are taken; other metrics of those rows are."""
+    caplog.set_level(logging.WARNING)
+    run = drive(flush_seconds=1000).fit()
+
+    for step in range(6000):
+        run.log({"a": float(step), f"loss/{step}": 1.0}, step)
+    run.close()
+
+    with (tmp_path / "run" / "metrics.csv").open() as file:
+        columns = file.readline().count(",") + 1
+    size = (tmp_path / "run" / "metrics.csv").stat().st_size
+    warnings = [one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING]
+    assert columns == 3 + 5001
+    assert size < 6000 * (columns + 100)
+    assert ["new metrics came with 500 rows" in warnings[0], "is not written" in warnings[1]] == [True, True]
+    assert len(warnings) == 2
+    assert read_series(tmp_path / "run", "a") == [(step, float(step)) for step in range(6000)]
