@@ -24,14 +24,19 @@ def redact(value: Any) -> Any:
     return uploads.redact(value)
 
 
-def redact_text(text: str) -> str:
+def redact_text(text: str, *, only_literals: bool = False) -> str:
     """Returns the text with everything that looks like a secret replaced: keys, passwords in URLs, `token=…`.
 
     Takes time in proportion to the length of the text, whatever it says.
+
+    Args:
+        text: any text.
+        only_literals: for source code, where `token = next(tokens)` is no secret: of what is assigned to a name, only quoted
+            strings are taken out.
     """
     import uploads
 
-    return uploads.redact_text(text)
+    return uploads.redact_text(text, only_literals=only_literals)
 
 
 def redact_arguments(arguments: Sequence[str]) -> list[str]:

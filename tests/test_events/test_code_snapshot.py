@@ -59,8 +59,8 @@ def test_code_is_kept_and_nothing_else(keep, folder):
     }
 
 
-def test_in_a_repository_git_says_what_belongs_to_it(keep, folder):
-    """As the files are now, new ones among them; ignored and deleted ones are left out."""
+def test_in_a_repository_git_says_what_belongs_to_it(keep, folder, caplog):
+    """As the files are now; deleted ones are left out, and new ones, which are named."""
     (folder / ".gitignore").write_text("*.yaml\n__pycache__\n.env.py\n")
     (folder / "old.py").write_bytes(b"")
     git(folder, "init")
@@ -69,7 +69,8 @@ def test_in_a_repository_git_says_what_belongs_to_it(keep, folder):
     (folder / "train.py").write_bytes(b"print(2)")
     (folder / "old.py").unlink()
 
-    assert keep(CodeSnapshot(folder)) == {"models/net.py": b"x = 2", "train.py": b"print(2)"}
+    assert keep(CodeSnapshot(folder)) == {"train.py": b"print(2)"}
+    assert "left out files that git does not track; `git add` them (1): models/net.py" in caplog.text
 
 
 def test_where_git_does_not_answer_nothing_is_kept(keep, folder, tmp_path, monkeypatch, caplog):
@@ -94,7 +95,7 @@ def test_what_is_too_large_is_left_out_and_named(keep, folder, caplog):
     kept = keep(CodeSnapshot(folder, max_file_bytes=500, max_bytes=10))
 
     assert kept == {"config.yaml": b"lr: 1", "models/net.py": b"x = 2"}
-    assert "left out 2 files, too large or not readable: train.py, zeros.py" in caplog.text
+    assert "left out files that are too large (2): train.py, zeros.py" in caplog.text
 
 
 def test_the_same_code_is_the_same_archive(folder):
