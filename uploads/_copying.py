@@ -8,11 +8,11 @@ import os
 import threading
 import zlib
 
-__all__ = ["copy_all", "crc32_of", "reflink"]
+__all__ = ["READ_BYTES", "copy_all", "crc32_of", "reflink"]
 
 _FICLONE = 0x40049409  # ioctl_ficlone(2)
 _STRIDE_BYTES = 1 << 30
-_READ_BYTES = 1 << 20
+READ_BYTES = 1 << 20
 _kept = threading.local()
 _NO_KERNEL_COPY = {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EBADF, errno.EPERM}
 
@@ -44,7 +44,7 @@ def copy_all(source: int, target: int) -> tuple[int, int | None]:
     """
     buffer = _buffer()
     count = os.preadv(source, [buffer], 0)
-    if count < _READ_BYTES:
+    if count < READ_BYTES:
         _write(target, buffer[:count], 0)
         return count, zlib.crc32(buffer[:count])
     total = 0
@@ -76,5 +76,5 @@ def _buffer() -> memoryview:
     """1 MiB of this thread's own, kept: new memory for each file takes longer than to read it."""
     kept: memoryview | None = getattr(_kept, "buffer", None)
     if kept is None:
-        kept = _kept.buffer = memoryview(bytearray(_READ_BYTES))
+        kept = _kept.buffer = memoryview(bytearray(READ_BYTES))
     return kept

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
+import contextlib
+import re
 from typing import TYPE_CHECKING
 
 import attrs
 
-from ._files import read_bytes, replace_json
+from ._files import read_json, replace_json
 from .entry import CHECKSUM_FILE, DATA_FILE, Entry
-from .errors import BytesCorrupt, RemoteExists, StoreParked
+from .errors import RemoteExists, SpoolDamaged, StoreParked
 from .outcome import Outcome, UploadState
 from .stores.body import Body, Digest
 
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 __all__ = ["deliver"]
 
 _REMEMBER_DIGEST_BYTES = 64 << 20
+_BLOCK_BYTES = 4096
+_SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 def deliver(folder: Path, entry: Entry, store: Store, *, retried: bool, suspect: bool = False) -> Outcome:
@@ -37,29 +40,20 @@ def deliver(folder: Path, entry: Entry, store: Store, *, retried: bool, suspect:
         StoreError: From the store; the caller decides whether to try again.
         OSError: The spool could not be read.
     """
-    try:
-        known = _remembered_digest(folder) if entry.size >= _REMEMBER_DIGEST_BYTES else None
-        opened = Body(f"{folder}/{DATA_FILE}", entry.identifier, known)
-    except (FileNotFoundError, BytesCorrupt) as error:
-        if not folder.is_dir():
-            raise
-        found = "no file" if isinstance(error, FileNotFoundError) else "something that is no regular file"
+    opened = _opened(folder, entry)
+    if isinstance(opened, str):
+        uri = store.uri(entry.remote_name)
         return Outcome(
-            entry.identifier,
-            entry.remote_name,
-            UploadState.CORRUPT,
-            store.uri(entry.remote_name),
-            entry.size,
-            reason=f"staged bytes must be in the entry's folder, got {found}. Submit the file again.",
+            entry.identifier, entry.remote_name, UploadState.CORRUPT, uri, entry.size, reason=opened
         )
     with opened as body:
         crc32 = _noted_crc32(folder) if entry.crc32 is None else entry.crc32
         damage = _damage(entry, body.digest, crc32)
-        if not damage and crc32 is None and suspect:
-            damage = "staged bytes must be on the disk, got a loss of power before it was known to have them. Submit the file again."
+        if not damage and crc32 is None and suspect and _has_blank_block(body):
+            damage = "staged bytes must be on the disk, got a loss of power before it was known to have them, and zeros where it may not. Submit the file again."
         if damage:
             return _outcome(entry, store, body, UploadState.CORRUPT, damage)
-        _remember_digest(folder, body.digest)
+        _remember_digest(folder, body.digest, is_noted=crc32 is not None)
         if retried or not entry.overwrite:
             existing = _look(store, entry.remote_name)
             if existing is not None and _is_ours(store, existing, body, entry):
@@ -75,21 +69,50 @@ def deliver(folder: Path, entry: Entry, store: Store, *, retried: bool, suspect:
         return _outcome(entry, store, body, UploadState.DONE)
 
 
+def _opened(folder: Path, entry: Entry) -> Body | str:
+    """The staged bytes, or what is wrong with them."""
+    try:
+        size = (folder / DATA_FILE).lstat().st_size
+        if size != entry.size:  # Not read: what is damaged may be of any size.
+            return _wrong_size(entry, size)
+        known = _remembered_digest(folder) if entry.size >= _REMEMBER_DIGEST_BYTES else None
+        return Body(f"{folder}/{DATA_FILE}", entry.identifier, known)
+    except FileNotFoundError:
+        if not folder.is_dir():
+            raise
+        return "staged bytes must be in the entry's folder, got no file. Submit the file again."
+    except SpoolDamaged as error:
+        return f"staged bytes must be in the entry's folder: {error}. Submit the file again."
+
+
 def _damage(entry: Entry, digest: Digest, crc32: int | None) -> str:
     """What is wrong with the staged bytes; empty where nothing is."""
     if digest.size != entry.size:
-        return f"staged bytes must be {entry.size}, got {digest.size}. The spool's copy was changed; submit the file again."
+        return _wrong_size(entry, digest.size)
     if crc32 is not None and digest.crc32 != crc32:
         return f"staged bytes must have CRC-32 {crc32:08x}, got {digest.crc32:08x}. The spool's copy was changed; submit the file again."
     return ""
 
 
+def _has_blank_block(body: Body) -> bool:
+    """Whether a block is all zeros, as file systems leave those that a loss of power kept from the disk."""
+    return any(
+        not any(chunk[offset : offset + _BLOCK_BYTES])
+        for chunk in body.chunks()
+        for offset in range(0, len(chunk), _BLOCK_BYTES)
+    )
+
+
+def _wrong_size(entry: Entry, size: int) -> str:
+    return (
+        f"staged bytes must be {entry.size}, got {size}. The spool's copy was changed; submit the file again."
+    )
+
+
 def _noted_crc32(folder: Path) -> int | None:
-    """Of a large file, computed behind the training loop's back; None where that did not come to pass."""
-    try:
-        return int(json.loads(read_bytes(folder / CHECKSUM_FILE))["crc32"])
-    except (OSError, ValueError, TypeError, KeyError):
-        return None
+    """Of a large file, computed behind the training loop's back or by an earlier attempt; None where neither came to pass."""
+    crc32 = read_json(folder / CHECKSUM_FILE).get("crc32")
+    return crc32 if isinstance(crc32, int) else None
 
 
 def _look(store: Store, name: str) -> RemoteObject | None:
@@ -140,12 +163,16 @@ def _outcome(entry: Entry, store: Store, body: Body, state: UploadState, reason:
 
 def _remembered_digest(folder: Path) -> Digest | None:
     """A large file is read in whole once, not at every attempt; its parts are checked as they are sent."""
-    try:
-        return Digest(**json.loads(read_bytes(folder / "digest.json")))
-    except (OSError, ValueError, TypeError):
-        return None
+    match read_json(folder / "digest.json"):
+        case {"size": int(size), "sha256": str(sha256), "crc32": int(crc32)} if _SHA256.fullmatch(sha256):
+            return Digest(size, sha256, crc32)
+    return None
 
 
-def _remember_digest(folder: Path, digest: Digest) -> None:
-    if digest.size >= _REMEMBER_DIGEST_BYTES and not (folder / "digest.json").exists():
-        replace_json(folder / "digest.json", attrs.asdict(digest))
+def _remember_digest(folder: Path, digest: Digest, *, is_noted: bool) -> None:
+    """Keeps what was read for later attempts, by which time the bytes may have rotted; a full disk is no reason to stop."""
+    with contextlib.suppress(OSError):
+        if not is_noted:
+            replace_json(folder / CHECKSUM_FILE, {"crc32": digest.crc32})
+        if digest.size >= _REMEMBER_DIGEST_BYTES and not (folder / "digest.json").exists():
+            replace_json(folder / "digest.json", attrs.asdict(digest))

@@ -1,17 +1,19 @@
-"""How the spool reads and writes its files: small ones whole or not at all, for this user alone.
+"""How the spool reads and writes its small files: whole or not at all, for this user alone.
 
-A spool may have been written by somebody else, so nothing is opened through a symlink, only regular files are read, and only up
-to a limit.
+What is read may be damaged or hostile: only regular files of a bounded size are, links are not followed, a FIFO is not waited for.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
 import stat
 import uuid
 from typing import TYPE_CHECKING, Any
+
+from .errors import SpoolDamaged
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -28,11 +30,13 @@ __all__ = [
     "replace_json",
     "rmdir",
     "unlink",
+    "write_all",
     "write_text",
 ]
 
 _READ_BYTES = 1 << 16
-_LIMIT_BYTES = 4 << 20  # A note of a file in 10,000 parts has less.
+_MOST_BYTES = 16 << 20  # A manifest names what it comes after, with twenty bytes for each.
+_NOT_A_FILE = {errno.ELOOP, errno.EISDIR, errno.ENXIO, errno.ENODEV}
 
 # Paths as text: to make a Path takes longer than the system takes for these five, and each is done for every upload.
 
@@ -63,30 +67,38 @@ def rmdir(path: str) -> None:
 
 
 def open_regular(path: str | Path, flags: int = os.O_RDONLY) -> int:
-    """A descriptor of a regular file; neither follows a symlink nor waits for the writer of a FIFO.
+    """A descriptor of a regular file. Does not follow a link, and does not wait for the other end of a FIFO.
 
     Raises:
-        OSError: ELOOP for a symlink, EINVAL for a folder, a FIFO or a device, and whatever else `os.open` raises.
+        SpoolDamaged: Something else is there.
+        OSError: It could not be opened; says nothing about what is there.
     """
-    descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+    try:
+        descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        if error.errno in _NOT_A_FILE:
+            raise SpoolDamaged(f"{path} must be a regular file, got {error.strerror}") from error
+        raise
+    mode = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(mode):
         os.close(descriptor)
-        raise OSError(errno.EINVAL, "must be a regular file", str(path))
+        raise SpoolDamaged(f"{path} must be a regular file, got {stat.filemode(mode)}")
     return descriptor
 
 
-def read_bytes(path: str | Path, limit: int = _LIMIT_BYTES) -> bytes:
+def read_bytes(path: str | Path) -> bytes:
     """A small file, whole.
 
     Raises:
-        OSError: EFBIG for a file beyond the limit, and what `open_regular` raises.
+        SpoolDamaged: Not a regular file, or larger than any that the spool writes.
+        OSError: It could not be read.
     """
     descriptor = open_regular(path)
     try:
+        if os.fstat(descriptor).st_size > _MOST_BYTES:
+            raise SpoolDamaged(f"{path} must have at most {_MOST_BYTES} bytes, got more")
         data = piece = os.read(descriptor, _READ_BYTES)
-        while len(piece) == _READ_BYTES:
-            if len(data) > limit:
-                raise OSError(errno.EFBIG, f"must have at most {limit} bytes", str(path))
+        while len(piece) == _READ_BYTES and len(data) <= _MOST_BYTES:
             piece = os.read(descriptor, _READ_BYTES)
             data += piece
     finally:
@@ -94,13 +106,25 @@ def read_bytes(path: str | Path, limit: int = _LIMIT_BYTES) -> bytes:
     return data
 
 
+def write_all(descriptor: int, data: bytes) -> None:
+    """Writes everything: one call may take a part, on a disk that is nearly full for instance."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]
+
+
 def write_text(path: str | Path, text: str) -> None:
-    """Writes a new file for this user alone."""
+    """Writes a new file for this user alone.
+
+    Raises:
+        ValueError: It is larger than what can be read again.
+    """
+    data = _encoded(text)
+    if len(data) > _MOST_BYTES:
+        raise ValueError(f"{path} must have at most {_MOST_BYTES} bytes, got {len(data)}")
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
-        data = memoryview(_encoded(text))
-        while data:
-            data = data[os.write(descriptor, data) :]
+        write_all(descriptor, data)
     finally:
         os.close(descriptor)
 
@@ -116,12 +140,22 @@ def replace_json(path: Path, value: dict[str, Any]) -> None:
 
 
 def append_line(path: Path, line: str) -> None:
-    """Appends one whole line with one write, mending a line that a crash tore before."""
+    """Appends one whole line or nothing; begins a line of its own where a crash tore the last one. One thread at a time.
+
+    Raises:
+        SpoolDamaged: Not a regular file.
+        OSError: The line could not be written.
+    """
     descriptor = open_regular(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
     try:
         size = os.fstat(descriptor).st_size
         torn = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
-        os.write(descriptor, _encoded("\n" * torn + line + "\n"))
+        try:
+            write_all(descriptor, b"\n" * torn + _encoded(line) + b"\n")
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.ftruncate(descriptor, size)
+            raise
     finally:
         os.close(descriptor)
 
@@ -139,11 +173,11 @@ def read_json(path: Path) -> dict[str, Any]:
     """The object in the file; empty where there is none, or something else."""
     try:
         value = json.loads(read_bytes(path))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}
 
 
 def _encoded(text: str) -> bytes:
-    r"""UTF-8; the bytes of a path that are none become `\\udcXX`, which JSON reads back as they were."""
-    return text.encode(errors="backslashreplace")
+    r"""As UTF-8. Half a surrogate pair, as names of files that are not UTF-8 have, becomes `\udcXX`, which JSON reads back."""
+    return text.encode("utf-8", "backslashreplace")

@@ -50,12 +50,16 @@ class Filing:
             unfiled, self._unfiled = self._unfiled, {}
         done = set(self._spool.list_done()) if unfiled else set()
         for folder, outcome in unfiled.items():
-            if folder in done:
-                self._settle_late(folder, outcome)
+            self._settle_late(folder, outcome, is_done=folder in done)
 
-    def _settle_late(self, folder: str, outcome: Outcome) -> None:
+    def _settle_late(self, folder: str, outcome: Outcome, *, is_done: bool) -> None:
         try:
-            self._spool.file_away(folder, outcome)
+            if is_done:
+                self._spool.file_away(folder, outcome)
+            else:
+                self._spool.settle(folder, outcome)
+        except FileNotFoundError:
+            pass  # Its folder was deleted.
         except OSError:
             with self._lock:
                 self._unfiled[folder] = outcome

@@ -51,24 +51,30 @@ class Flusher:
         self._fsync = fsync
         self._sync_disk = sync_disk
         self._lock = threading.Lock()
-        self._folders: list[tuple[str, bool, bool]] = []
+        self._folders: list[tuple[str, bool]] = []
         self._wanted = threading.Event()
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def add(self, folder: str, *, checksum: bool = False, unchecked: bool = False) -> None:
+    def add(self, folder: str, *, unchecked: bool = False) -> None:
         """Has the entry written out within the delay; returns at once.
 
         Args:
             folder: The entry's.
-            checksum: Whether to compute and note its checksum before.
-            unchecked: Whether nothing but a note can tell later that the disk has its bytes.
+            unchecked: Whether it has no checksum: one is computed and noted before, and that the disk has its bytes is noted after.
         """
         with self._lock:
-            self._folders.append((folder, checksum, unchecked))
+            self._folders.append((folder, unchecked))
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="uploads-flusher", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._run, name="uploads-flusher", daemon=True)
+                try:
+                    thread.start()
+                except (
+                    RuntimeError
+                ) as error:  # The next entry tries again; the kernel writes this one out by itself.
+                    _log.warning("the disk is not told to write entries out: %s", error)
+                    return
+                self._thread = thread
         self._wanted.set()
 
     def stop(self, timeout_seconds: float) -> None:
@@ -85,21 +91,27 @@ class Flusher:
             self._wanted.clear()
             with self._lock:
                 added, self._folders = self._folders, []
-            for folder, checksum, _ in added:
-                if checksum:  # Not while it is being uploaded: then it is being read already.
-                    note_crc32(self._spool.pending / folder)
-            left = self._left(added) if len(added) > _BURST else added
-            if len(left) > _BURST:
-                self._flush_disk([(folder, unchecked) for folder, _, unchecked in left])
-            else:
-                for folder, _, unchecked in left:
-                    self._flush(folder, unchecked=unchecked)
-                with contextlib.suppress(OSError):
-                    fsync_path(self._spool.pending)
+            try:
+                self._write_out(added)
+            except OSError as error:  # No descriptor to list the spool, for instance.
+                self._doubt(self._spool.path, len(added), error)
             if self._stopping.is_set() and not self._wanted.is_set():
                 return
 
-    def _left(self, added: list[tuple[str, bool, bool]]) -> list[tuple[str, bool, bool]]:
+    def _write_out(self, added: list[tuple[str, bool]]) -> None:
+        for folder, unchecked in added:
+            if unchecked:  # Not while it is being uploaded: then it is being read already.
+                note_crc32(self._spool.pending / folder)
+        left = self._left(added) if len(added) > _BURST else added
+        if len(left) > _BURST:
+            self._flush_disk(left)
+        else:
+            for folder, unchecked in left:
+                self._flush(folder, unchecked=unchecked)
+            with contextlib.suppress(OSError):
+                fsync_path(self._spool.pending)
+
+    def _left(self, added: list[tuple[str, bool]]) -> list[tuple[str, bool]]:
         """Those that still have bytes here: to have the whole disk written out for what is in the store already slows the rest down."""
         places = (self._spool.pending, self._spool.inflight, self._spool.pending)  # As in _flush.
         failed = {folder for folders in self._spool.list_failed().values() for folder in folders}

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import shutil
 import threading
 from typing import TYPE_CHECKING, Literal
 
 from ._notes import utc_now
-from .entry import DATA_FILE, Entry
+from .entry import DATA_FILE, MAXIMUM_SEQUENCE, Entry
+from .errors import SpoolFull
 from .staging import Staged, is_on_same_disk, measure_to_move, stage_copy, stage_link
 
 if TYPE_CHECKING:
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
     from .spool import Spool
 
 __all__ = ["How", "Intake"]
+
+_log = logging.getLogger("uploads")
 
 How = Literal["copy", "move", "link"]
 
@@ -39,6 +43,7 @@ class Intake:
         self._store = store
         self._sequence = spool.last_sequence()
         self._lock = threading.Lock()
+        self._is_child = False
 
     def accept(
         self,
@@ -52,6 +57,7 @@ class Intake:
         after: tuple[str, ...],
         to_disk: bool,
         register: Callable[[Entry], None],
+        announce: Callable[[Entry], None] = lambda _: None,
     ) -> Entry:
         """Makes the file an entry. Either it is pending when this returns, or nothing has changed.
 
@@ -65,6 +71,7 @@ class Intake:
             after: For the manifest.
             to_disk: Whether to wait for the disk.
             register: Called just before the entry becomes visible; where it raises, nothing has changed.
+            announce: Called when it is visible, in the order of numbers: the older of two entries of one name is heard of first.
 
         Raises:
             SpoolFull: No room.
@@ -85,6 +92,7 @@ class Intake:
                     after=after,
                     to_disk=to_disk,
                     register=register,
+                    announce=announce,
                 )
             except BaseException:
                 shutil.rmtree(folder, ignore_errors=True)
@@ -96,6 +104,7 @@ class Intake:
     def forget_after_fork(self) -> None:
         """In a forked child: the parent's lock may be held by a thread that does not exist here."""
         self._lock = threading.Lock()
+        self._is_child = True
 
     def _stage(
         self,
@@ -109,10 +118,17 @@ class Intake:
         after: tuple[str, ...],
         to_disk: bool,
         register: Callable[[Entry], None],
+        announce: Callable[[Entry], None],
     ) -> Entry:
         rename = how == "move" and is_on_same_disk(source, folder)
-        staged = _take(source, folder / DATA_FILE, how, rename=rename, checksum=to_disk)
+        # A forked child has no flusher that would compute it later.
+        checksum = to_disk or self._is_child
+        staged = _take(source, folder / DATA_FILE, how, rename=rename, checksum=checksum)
         with self._lock:
+            if self._sequence >= MAXIMUM_SEQUENCE:
+                raise SpoolFull(
+                    f"spool {self._spool.path} has no number left for an entry. Choose another with spool=…"
+                )
             self._sequence += 1
             entry = Entry(
                 identifier,
@@ -135,14 +151,18 @@ class Intake:
             register(entry)
             with _moved(source, folder / DATA_FILE) if rename else contextlib.nullcontext():
                 self._spool.publish(folder, entry, to_disk=to_disk)
+            announce(entry)
         if how == "move" and not rename:
-            source.unlink()
+            try:
+                source.unlink()
+            except OSError as error:  # What is pending can no longer be refused.
+                _log.warning("%s was taken, but could not be removed: %s", source, error.strerror)
         return entry
 
 
 def _take(source: Path, target: Path, how: How, *, rename: bool, checksum: bool) -> Staged:
     if rename:
-        return measure_to_move(source)
+        return measure_to_move(source, checksum=checksum)
     if how == "link":
         return stage_link(source, target)
     return stage_copy(source, target, checksum=checksum)

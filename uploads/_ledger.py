@@ -140,7 +140,7 @@ class Ledger:
                 unseen.remove(self._on_the_way_in)
         if not unseen:
             return
-        for folder in itertools.chain(self._spool.pending_folders(), self._spool.inflight_folders()):
+        for folder in itertools.chain(*self._spool.list_unfinished()):
             unseen.remove(folder)
         gone = {identifier_of(folder): folder for folder in unseen}
         if not gone:
@@ -149,7 +149,7 @@ class Ledger:
             for folder in set(failed) & set(gone.values()):
                 noted = reason_of(self._spool.failed / state / folder)
                 self.close(folder, noted or Outcome(identifier_of(folder), folder, state))
-        for outcome in self._spool.delivered():
+        for outcome in self._spool.delivered(gone):
             if outcome.identifier in gone:
                 self.close(gone[outcome.identifier], outcome)
         with self._changed:

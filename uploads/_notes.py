@@ -101,8 +101,10 @@ def note_reason(folder: Path, outcome: Outcome) -> None:
 
 def reason_of(folder: Path) -> Outcome | None:
     """Why a failed entry failed, where the note could be written."""
-    record = read_json(folder / _REASON_FILE)
-    return Outcome.from_json(record) if record else None
+    try:
+        return Outcome.from_json(read_json(folder / _REASON_FILE))
+    except (ValueError, TypeError, KeyError):
+        return None
 
 
 def utc_now() -> str:

@@ -148,6 +148,10 @@ def _as_text(found: dict[str, Any]) -> str:
         for what in ("drained_by", "submitted_by")
         if (who := found[what]) is not None
     ]
+    if found["quarantined"]:
+        lines.append(
+            f"  {len(found['quarantined'])} damaged, in quarantine/: {', '.join(found['quarantined'])}"
+        )
     if found["drained_by"] and said.get("parked_because"):
         lines.append(f"  waits: {said['parked_because']}")
     lines += [

@@ -64,7 +64,10 @@ def status(path: str | Path, *, entries: int = _ENTRIES_SHOWN) -> dict[str, Any]
         entries: The most entries to describe one by one, of those that wait and of each kind of failure.
     """
     spool = existing(path, trust=True)
-    waiting, inflight, failed = spool.list_pending(), spool.list_inflight(), spool.list_failed()
+    waiting, inflight = spool.list_unfinished()
+    failed = spool.list_failed()  # After those: what fails between the two is in the second.
+    ended = {folder for folders in failed.values() for folder in folders}
+    inflight = [folder for folder in inflight if folder not in ended]
     return {
         "spool": str(spool.path),
         "store": spool.describe().get("store", {}).get("uri"),
@@ -73,6 +76,7 @@ def status(path: str | Path, *, entries: int = _ENTRIES_SHOWN) -> dict[str, Any]
         "pending": len(waiting),
         "inflight": len(inflight),
         "failed": {str(state): len(folders) for state, folders in failed.items()},
+        "quarantined": spool.quarantined(),
         "entries": [
             described
             for folder in (*inflight[:entries], *waiting[:entries])
@@ -113,6 +117,7 @@ def resume(
         SpoolUnusable: It is another user's, and not to be trusted.
     """
     spool = existing(path, trust=trust)
+    spool.create(trust=trust)  # What is missing of it, or damaged.
     spool.sweep_tmp()
     drain = Drain(
         spool, store or _store_of(spool), workers=workers, role="resume", any_store=store is not None
@@ -173,6 +178,7 @@ def gc(
         StoreError: What is half sent could not be removed from the store; its entry is kept.
     """
     spool = existing(path, trust=trust)
+    spool.create(trust=trust)  # What is missing of it, or damaged.
     lock = OwnerLock(spool.drain_lock, "gc")
     lock.acquire()
     try:
@@ -231,11 +237,10 @@ def _is_at(store: Store, outcome: Outcome) -> bool:
 
 def exit_code(spool: Spool) -> int:
     """What the state of the spool is as an exit code."""
-    if any(spool.list_failed().values()):
+    is_left = any(spool.list_unfinished())
+    if any(spool.list_failed().values()):  # After that: what fails between the two is in the second.
         return EXIT_FAILED
-    # What is in flight may be put back between two looks, so that the third finds it.
-    left = spool.list_pending() or spool.list_inflight() or spool.list_pending()
-    return EXIT_LEFT if left else EXIT_OK
+    return EXIT_LEFT if is_left else EXIT_OK
 
 
 def _describe(spool: Spool, folder: str) -> dict[str, Any] | None:

@@ -125,7 +125,7 @@ class Drain:
 
     def _take_over(self) -> None:
         self._spool.recover()
-        for past in self._spool.delivered():
+        for past in self._spool.superseded():
             self._schedule.remember(past.identifier, replaced_by=past.superseded_by)
         for folders in self._spool.list_failed().values():
             for folder in folders:

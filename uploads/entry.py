@@ -6,7 +6,6 @@ manifests, gives the order (a counter, never the clock), what belongs to the sam
 
 from __future__ import annotations
 
-import errno
 import functools
 import json
 import re
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from ._files import read_bytes
-from .errors import ManifestUnreadable
+from .errors import ManifestUnreadable, SpoolDamaged
 from .names import check_remote_name, name_key
 
 if TYPE_CHECKING:
@@ -26,6 +25,7 @@ __all__ = [
     "DATA_FILE",
     "FLUSHED_FILE",
     "MANIFEST_FILE",
+    "MAXIMUM_SEQUENCE",
     "Entry",
     "folder_of",
     "identifier_of",
@@ -41,6 +41,7 @@ CHECKSUM_FILE = "crc32.json"
 FLUSHED_FILE = "flushed"
 _VERSION = 1
 _IDENTIFIER = re.compile(r"[0-9a-f]{16}")
+MAXIMUM_SEQUENCE = 10**12 - 1
 _FOLDER = re.compile(r"(\d{12})-([0-9a-f]{16})-([0-9a-f]{16})")
 
 
@@ -126,10 +127,8 @@ class Entry:
         """
         try:
             text = read_bytes(f"{folder}/{MANIFEST_FILE}")
-        except OSError as error:
-            if error.errno in {errno.ELOOP, errno.EINVAL, errno.EFBIG}:
-                raise ManifestUnreadable(f"a manifest must be a small regular file, got {error}") from error
-            raise
+        except SpoolDamaged as error:
+            raise ManifestUnreadable(f"a manifest cannot be read: {error}") from error
         entry = cls.parse(text)
         if entry.folder != folder.name:
             raise ManifestUnreadable(f"manifest in {folder} must describe its own folder, got {entry.folder}")
@@ -151,7 +150,7 @@ class Entry:
                 )
             entry = cls(**{**record, "after": tuple(record["after"])})
             _check(entry)
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise ManifestUnreadable(
                 f"a manifest must be a JSON object of an entry, got {text[:40]!r} ({error})"
             ) from error

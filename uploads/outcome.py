@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import enum
+import re
 from typing import Any
 
 import attrs
 
 __all__ = ["Outcome", "UploadState"]
+
+_IDENTIFIER = re.compile(r"[0-9a-f]{1,16}")
 
 
 class UploadState(enum.StrEnum):
@@ -70,6 +73,19 @@ class Outcome:
 
     @classmethod
     def from_json(cls, record: dict[str, Any]) -> Outcome:
-        """The inverse of `to_json`; keys it does not know are ignored."""
+        """The inverse of `to_json`; keys it does not know are ignored.
+
+        Raises:
+            ValueError: Damaged; or one of KeyError and TypeError.
+        """
         known = {field.name: record[field.name] for field in attrs.fields(cls) if field.name in record}
-        return cls(**{**known, "state": UploadState(known["state"])})
+        outcome = cls(**{**known, "state": UploadState(known["state"])})
+        texts: list[object] = [outcome.remote_name, outcome.uri, outcome.reason, outcome.sha256 or ""]
+        identifiers = [outcome.identifier, outcome.superseded_by or "0"]
+        if (
+            not all(isinstance(text, str) for text in texts)
+            or not all(_IDENTIFIER.fullmatch(identifier) for identifier in identifiers)
+            or type(outcome.size) is not int
+        ):
+            raise ValueError(f"an outcome must have texts, a size and identifiers, got {record}")
+        return outcome

@@ -13,7 +13,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from ._files import open_regular
-from .errors import SpoolOwned
+from .errors import SpoolDamaged, SpoolOwned
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -99,7 +99,7 @@ def owner_of(path: Path) -> dict[str, Any] | None:
     """Who holds the lock at this path: pid, host, role, since; None where nobody does."""
     try:
         descriptor = open_regular(path)
-    except FileNotFoundError:
+    except (FileNotFoundError, SpoolDamaged):
         return None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)

@@ -6,6 +6,7 @@
       drain.lock         held by the process that uploads; its text says who
       status.json        what the uploading process last said about itself; replaced atomically
       delivered.jsonl    one line per entry that has left the spool
+      delivered.old.jsonl  the lines before those: at 16 MiB the log gets this name, and the one that had it goes
       tmp/               entries being staged; swept when their process is gone
       pending/SEQUENCE-NAMEKEY-IDENTIFIER/
         entry.json       what was asked for
@@ -18,6 +19,9 @@
       inflight/…         the same folder while it is being uploaded
       done/…             delivered; gone as soon as `delivered.jsonl` has the line
       failed/{conflict,corrupt,rejected}/…   the same folder and `reason.json`; kept until `gc --failed`
+      quarantine/        what was damaged and stood in the way; never read again, and never deleted
+
+One damaged file costs itself: it is put into quarantine or passed over, which the log says, and the rest is delivered.
 
 Many processes may submit into a spool, one at a time may drain it. Nothing here is pickled; no database is involved,
 since neither write-ahead logs nor memory maps can be trusted on the network file systems that clusters keep homes on.
@@ -26,17 +30,20 @@ since neither write-ahead logs nor memory maps can be trusted on the network fil
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import json
 import logging
 import os
+import re
 import shutil
 import socket
 import stat
 import tempfile
+import threading
 import uuid
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from ._disk import MOUNTS, boot_id, network_file_system_of
 from ._files import (
@@ -53,7 +60,7 @@ from ._files import (
     unlink,
     write_text,
 )
-from ._notes import note_reason
+from ._notes import note_reason, reason_of
 from .entry import (
     DATA_FILE,
     MANIFEST_FILE,
@@ -62,18 +69,22 @@ from .entry import (
     is_entry_folder,
     sequence_of,
 )
-from .errors import ManifestUnreadable, SpoolUnusable
+from .errors import ManifestUnreadable, SpoolDamaged, SpoolUnusable
 from .outcome import Outcome, UploadState
 from .stores.uris import identity_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Container, Iterator
 
 __all__ = ["FAILED_STATES", "Spool", "is_alive"]
 
 _log = logging.getLogger("uploads")
 
 _VERSION = 1
+_LOG_BYTES = 16 << 20  # Of about 40,000 entries.
+_LINE_BYTES = 1 << 20
+_IDENTIFIER = re.compile(rb'"identifier": "([0-9a-f]{16})"')
+_IN_THE_WAY = {errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR, errno.EISDIR}
 _LOOKS = 10  # An entry changes its place a few times in its life; one without a manifest is not looked for for ever.
 FAILED_STATES = (UploadState.CONFLICT, UploadState.CORRUPT, UploadState.REJECTED)
 
@@ -85,10 +96,20 @@ class Spool:
         path: Where.
         boot: Which boot of the machine this is; asked of the system by default.
         mounts: Where the system says what is mounted.
+        log_bytes: The most that one of the two files of `delivered.jsonl` may have.
     """
 
-    def __init__(self, path: str | Path, *, boot: str | None = None, mounts: Path = MOUNTS) -> None:
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        boot: str | None = None,
+        mounts: Path = MOUNTS,
+        log_bytes: int = _LOG_BYTES,
+    ) -> None:
         self._mounts = mounts
+        self._log_bytes = log_bytes
+        self._logging = threading.Lock()  # Guards the log of what was delivered: one line at a time.
         self.boot = boot_id() if boot is None else boot
         self.path = Path(path).absolute()
         self.tmp = self.path / "tmp"
@@ -99,26 +120,30 @@ class Spool:
         self.queue_lock = self.path / "queue.lock"
         self.drain_lock = self.path / "drain.lock"
         self._delivered = self.path / "delivered.jsonl"
+        self._delivered_before = self.path / "delivered.old.jsonl"
+        self._quarantine = self.path / "quarantine"
         self._status = self.path / "status.json"
         self._description = self.path / "spool.json"
         self._token = uuid.uuid4().hex
         self._numbers = itertools.count()
 
-    def create(self, store: dict[str, Any] | None = None) -> None:
+    def create(self, store: dict[str, Any] | None = None, *, trust: bool = False) -> None:
         """Makes the folders that are missing, for this user alone; one that was there keeps its permissions.
 
         Args:
             store: For `belong_to`, where nobody else can have the spool yet.
+            trust: For `check_owner`.
 
         Raises:
             SpoolUnusable: It cannot be written, is from a newer version, or is not this user's (see `check_owner`).
         """
         folders = self._folders()
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            for folder in (self.path, *folders):
-                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self.check_owner()
+            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            for folder in folders:
+                self._make_place(folder)
+            self.check_owner(trust=trust)
+            self._set_aside_damaged_files()
             self.describe()
             if store is not None:
                 self.belong_to(store)
@@ -145,14 +170,15 @@ class Spool:
             SpoolUnusable: One is a symlink or something else, or is another user's.
             OSError: It cannot be looked at or written.
         """
-        for folder in self._folders():
+        folders = [folder for folder in self._folders() if os.path.lexists(folder)]
+        for folder in folders:
             if not stat.S_ISDIR(folder.lstat().st_mode):
                 raise SpoolUnusable(
                     f"{folder} must be a folder, got a symlink or a file. Choose another spool."
                 )
         if trust:
             return
-        places = [*self._folders(), *(file for file in (self._description,) if file.exists())]
+        places = [*folders, *(file for file in (self._description,) if file.exists())]
         theirs = {place.lstat().st_uid for place in places} - {os.geteuid()}
         if not theirs:
             return
@@ -191,6 +217,76 @@ class Spool:
                     f"a spool must be writable, got {self.path}: {error.strerror}. Choose another with spool=…"
                 ) from error
 
+    def _make_place(self, folder: Path) -> None:
+        try:
+            folder.mkdir(mode=0o700, parents=True)
+        except FileExistsError:
+            mode = folder.lstat().st_mode
+            if stat.S_ISLNK(mode):
+                raise SpoolUnusable(
+                    f"{folder} must be a folder of the spool itself, got a symlink to {folder.readlink()}. "
+                    "Move what is behind it into its place, or choose another spool with spool=…"
+                ) from None
+            if not stat.S_ISDIR(mode):
+                self.set_aside(folder, "it is not a folder")
+                folder.mkdir(mode=0o700, exist_ok=True)
+
+    def _set_aside_damaged_files(self) -> None:
+        """Puts files that are not what their name says into quarantine, since they would stop whoever uses them."""
+        for path in (
+            self.queue_lock,
+            self.drain_lock,
+            self._status,
+            self._description,
+            self._delivered,
+            self._delivered_before,
+        ):
+            with contextlib.suppress(FileNotFoundError):
+                if not stat.S_ISREG(path.lstat().st_mode):
+                    self.set_aside(path, "it is not a regular file")
+        try:
+            is_description = _is_object(read_bytes(self._description))
+        except FileNotFoundError:
+            return
+        except SpoolDamaged:
+            is_description = False
+        if not is_description:
+            self.set_aside(self._description, "it does not describe a spool")
+
+    def _set_aside_damaged_entries(self) -> None:
+        for place in self._entry_places():
+            with os.scandir(place) as listing:
+                damaged = [
+                    item.name
+                    for item in listing
+                    if is_entry_folder(item.name) and not item.is_dir(follow_symlinks=False)
+                ]
+            for name in damaged:
+                self.set_aside(place / name, "it is not the folder of an entry")
+
+    def set_aside(self, path: Path, problem: str) -> None:
+        """Moves something damaged out of the way, into `quarantine/`, and says so; also where it cannot be moved."""
+        target = self._quarantine / f"{path.name}.{uuid.uuid4().hex[:8]}"
+        try:
+            self._quarantine.mkdir(mode=0o700, exist_ok=True)
+            if self._quarantine.is_symlink():
+                raise NotADirectoryError(errno.ENOTDIR, "it is a symlink", str(self._quarantine))
+            path.rename(target)
+        except FileNotFoundError:
+            pass  # Another process did so.
+        except OSError as error:
+            _log.error(
+                "%s is damaged: %s. It could not be moved to %s: %s", path, problem, target, error.strerror
+            )
+        else:
+            _log.error(
+                "%s is damaged: %s. It was moved to %s; the rest is not affected", path, problem, target
+            )
+
+    def quarantined(self) -> list[str]:
+        """The names of what was moved into `quarantine/`."""
+        return sorted(path.name for path in _children(self._quarantine))
+
     def describe(self) -> dict[str, Any]:
         """What `spool.json` says; empty where there is none.
 
@@ -198,6 +294,8 @@ class Spool:
             SpoolUnusable: It is from a newer version.
         """
         about = read_json(self._description)
+        if not isinstance(about.get("store", {}), dict):
+            del about["store"]
         if about.get("version", _VERSION) != _VERSION:
             raise SpoolUnusable(
                 f"spool {self.path} must have version {_VERSION}, got {about['version']!r}. Use the release that wrote it."
@@ -226,9 +324,18 @@ class Spool:
         """
         if to_disk:
             fsync_entry(staged)
-        rename(str(staged), f"{self.pending}/{entry.folder}")
+        place = f"{self.pending}/{entry.folder}"
+        rename(str(staged), place)
         if to_disk:
-            fsync_path(self.pending)
+            try:
+                fsync_path(self.pending)
+            except OSError as error:
+                try:
+                    rename(place, str(staged))
+                except FileNotFoundError:  # It is being uploaded already, and can no longer be refused.
+                    _log.error("the disk must keep the name of %s, got %s", place, error.strerror)
+                else:
+                    raise
 
     def sweep_tmp(self) -> int:
         """Clears what dead processes of this host left half staged; returns how many were removed.
@@ -240,18 +347,39 @@ class Spool:
             host, _, pid = folder.name.rpartition("-")[0].rpartition("-")
             if host != socket.gethostname() or (pid.isdigit() and is_alive(int(pid))):
                 continue
-            entry = _moved_entry(folder)
+            try:
+                entry = _moved_entry(folder)
+            except (
+                ManifestUnreadable
+            ) as error:  # What it holds may be a file that was moved, and is nowhere else.
+                self.set_aside(folder, str(error))
+                continue
             if entry is not None:
-                folder.rename(self.pending / entry.folder)
+                self._rename_entry(folder, self.pending / entry.folder)
+                continue
+            if folder.is_symlink() or not folder.is_dir():  # `rmtree` waits for the other end of a FIFO.
+                folder.unlink(missing_ok=True)
             else:
                 shutil.rmtree(folder, ignore_errors=True)
-                swept += 1
+            swept += 1
         return swept
 
     def last_sequence(self) -> int:
         """The highest sequence number in the spool; 0 in an empty one."""
         folders = (name for place in self._entry_places() for name in _entries(place))
         return max((sequence_of(name) for name in folders), default=0)
+
+    def _rename_entry(self, source: Path, target: Path) -> None:
+        """Moves an entry of an earlier process; what cannot be moved is said and left, what has no place is put into quarantine."""
+        try:
+            source.rename(target)
+        except FileNotFoundError:
+            pass  # Somebody deleted it.
+        except OSError as error:
+            if error.errno in _IN_THE_WAY:
+                self.set_aside(source, f"there is a second entry of this name at {target}")
+            else:
+                _log.error("%s could not be moved to %s: %s", source, target, error.strerror)
 
     # What is where.
 
@@ -270,6 +398,21 @@ class Spool:
     def list_inflight(self) -> list[str]:
         """The names of the folders that are being uploaded, or were when their process died."""
         return sorted(self.inflight_folders())
+
+    def list_unfinished(self) -> tuple[list[str], list[str]]:
+        """The names of the folders that wait and of those that are being uploaded, in the order of submission.
+
+        An entry that changes its place meanwhile is in one of the two: what is in flight is listed again until that brings nothing new.
+        """
+        pending: set[str] = set()
+        inflight = set(self.inflight_folders())
+        for _ in range(_LOOKS):
+            pending.update(self.pending_folders())
+            taken = set(self.inflight_folders())
+            if taken <= inflight:
+                break
+            inflight |= taken
+        return sorted(pending - inflight), sorted(inflight)
 
     def is_pending(self, folder: str) -> bool:
         """Whether the entry waits."""
@@ -331,7 +474,12 @@ class Spool:
             (self.inflight / folder).rename(self.failed / outcome.state / folder)
             note_reason(self.failed / outcome.state / folder, outcome)
             return
-        place = self.pending if outcome.state is UploadState.SUPERSEDED else self.inflight
+        place = self.inflight
+        if (
+            outcome.state is UploadState.SUPERSEDED
+        ):  # Noted first: after a crash it must not be taken for delivered.
+            place = self.pending
+            note_reason(place / folder, outcome)
         rename(f"{place}/{folder}", f"{self.done}/{folder}")
         with contextlib.suppress(FileNotFoundError):
             unlink(f"{self.done}/{folder}/{DATA_FILE}")
@@ -339,32 +487,88 @@ class Spool:
 
     def file_away(self, folder: str, outcome: Outcome) -> None:
         """Appends the line to `delivered.jsonl` and removes what is left of the folder; a crash between the two repeats the line."""
-        append_line(self._delivered, json.dumps({"folder": folder, **outcome.to_json()}, ensure_ascii=False))
+        line = json.dumps({"folder": folder, **outcome.to_json()}, ensure_ascii=False)
+        with self._logging:
+            self._log_delivered(line)
         remove_entry(f"{self.done}/{folder}")
+
+    def _log_delivered(self, line: str) -> None:
+        try:
+            if self._delivered.lstat().st_size + len(line) > self._log_bytes:
+                self._delivered.replace(self._delivered_before)
+        except FileNotFoundError:
+            pass
+        except IsADirectoryError:
+            self.set_aside(self._delivered_before, "it is not a regular file")
+        try:
+            append_line(self._delivered, line)
+        except SpoolDamaged as error:
+            self.set_aside(self._delivered, str(error))
+            append_line(self._delivered, line)
 
     def recover(self) -> None:
         """What a drain does when it takes the spool over: interrupted uploads wait again, delivered ones are filed away."""
+        self._set_aside_damaged_entries()
         for folder in self.list_inflight():
-            self.release(folder)
+            self._rename_entry(self.inflight / folder, self.pending / folder)
         for folder in self.list_done():
-            with contextlib.suppress(OSError):
+            try:
                 self.file_away(folder, self._outcome_of_done(folder))
+            except ManifestUnreadable as error:
+                self.set_aside(self.done / folder, f"it was delivered, but {error}")
+            except OSError as error:
+                _log.error("what was delivered of %s could not be noted: %s", folder, error)
 
     # What was delivered, and what the draining process says.
 
-    def delivered(self) -> Iterator[Outcome]:
-        """Every line of `delivered.jsonl`, oldest first; a torn last line is passed over."""
-        with (
-            contextlib.suppress(FileNotFoundError),
-            os.fdopen(open_regular(self._delivered), encoding="utf-8", errors="replace") as lines,
-        ):
-            for line in lines:
-                with contextlib.suppress(ValueError, TypeError, KeyError):
-                    yield Outcome.from_json(json.loads(line))
+    def delivered(self, among: Container[str] | None = None) -> Iterator[Outcome]:
+        """The lines of `delivered.jsonl` and of the file before it, oldest first; lines that cannot be read are passed over, which is said.
+
+        Args:
+            among: The identifiers to look for; None for all.
+        """
+        unreadable = 0
+        for line in self._delivered_lines():
+            if among is not None:
+                found = _IDENTIFIER.search(line)
+                if found is not None and found[1].decode() not in among:
+                    continue
+            outcome = _outcome_in(line)
+            if outcome is not None:
+                yield outcome
+            elif line.strip():
+                unreadable += 1
+        if unreadable:
+            _log.warning("%d lines of %s cannot be read and are passed over", unreadable, self._delivered)
+
+    def superseded(self) -> Iterator[Outcome]:
+        """Those of `delivered` that a newer version replaced: all that a new schedule needs, and far faster."""
+        for line in self._delivered_lines():
+            if b'"superseded"' in line and (outcome := _outcome_in(line)) is not None:
+                yield outcome
 
     def forget_delivered(self) -> None:
         """Removes `delivered.jsonl`; `verify` then knows nothing about what was delivered before."""
         self._delivered.unlink(missing_ok=True)
+        self._delivered_before.unlink(missing_ok=True)
+
+    def _delivered_lines(self) -> Iterator[bytes]:
+        """Lines of both files, of each at most the last `log_bytes`."""
+        with contextlib.ExitStack() as opened:
+            files: list[BinaryIO] = []
+            # The newer first: where it changes its name between the two, it is found twice and not missed.
+            for path in (self._delivered, self._delivered_before):
+                with contextlib.suppress(OSError):
+                    files.insert(0, opened.enter_context(open(open_regular(path), "rb")))  # noqa: PTH123  # a descriptor
+            if len(files) > 1 and os.path.sameopenfile(files[0].fileno(), files[1].fileno()):
+                files.pop()
+            for file in files:
+                size = os.fstat(file.fileno()).st_size
+                if size > self._log_bytes + _LINE_BYTES:
+                    file.seek(size - self._log_bytes)
+                    file.readline(_LINE_BYTES)
+                while file.tell() < size and (line := file.readline(_LINE_BYTES)):
+                    yield line
 
     def write_status(self, status: dict[str, Any]) -> None:
         """Replaces `status.json`; a full disk is no reason to stop."""
@@ -387,6 +591,9 @@ class Spool:
 
     def _outcome_of_done(self, folder: str) -> Outcome:
         entry = Entry.read(self.done / folder)
+        noted = reason_of(self.done / folder)
+        if noted is not None and noted.identifier == entry.identifier:
+            return noted
         return Outcome(identifier_of(folder), entry.remote_name, UploadState.DONE, size=entry.size)
 
 
@@ -421,26 +628,46 @@ def remove_entry(folder: str) -> None:
 def _children(folder: Path) -> list[Path]:
     try:
         return list(folder.iterdir())
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return []
 
 
 def _entries(folder: Path) -> Iterator[str]:
-    with contextlib.suppress(FileNotFoundError), os.scandir(folder) as listing:
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as listing:
         for item in listing:
             if is_entry_folder(item.name) and item.is_dir(follow_symlinks=False):
                 yield item.name
 
 
 def _moved_entry(staged: Path) -> Entry | None:
-    """The entry in a folder under `tmp/`, where a rename had brought its data before its process died."""
-    if (staged / DATA_FILE).is_symlink() or not (staged / DATA_FILE).is_file():
-        return None
+    """The entry in a folder under `tmp/`, where a rename had brought its data before its process died.
+
+    Raises:
+        ManifestUnreadable: It has data and a manifest, which is damaged.
+    """
     try:
-        entry = Entry.parse(read_bytes(staged / MANIFEST_FILE))
-    except (OSError, ManifestUnreadable):
+        os.close(open_regular(staged / DATA_FILE))
+        text = read_bytes(staged / MANIFEST_FILE)
+    except SpoolDamaged as error:
+        raise ManifestUnreadable(str(error)) from error
+    except OSError:
         return None
+    entry = Entry.parse(text)
     return entry if entry.staging == "moved" else None
+
+
+def _is_object(text: bytes) -> bool:
+    try:
+        return isinstance(json.loads(text), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+def _outcome_in(line: bytes) -> Outcome | None:
+    try:
+        return Outcome.from_json(json.loads(line))
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return None
 
 
 def is_alive(pid: int) -> bool:

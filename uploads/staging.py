@@ -1,7 +1,13 @@
 """Takes a file's bytes into the spool, so that the caller may rewrite, rename or delete it from then on.
 
 Runs in the caller's thread. What it costs: a reflink or a rename is instant whatever the size; a copy takes about as long as `cp`.
-A copy of 1 MiB or more is checksummed later, by the flusher, unless the caller waits for the disk anyway.
+A file of 1 MiB or more is checksummed later, by the flusher, unless the caller waits for the disk anyway.
+
+A copy is of one state of the file, as far as can be seen: size, mtime and ctime are the same before and after it. The kernel
+gives both times by a clock that ticks every 1 to 10 ms, so that a write in the tick in which a copy begins would not show;
+a file that was written in the present tick is copied in the next. A file below 1 MiB is read again and compared.
+What cannot be seen: a large file that is written through a memory map, since that need not touch its times, and a file
+on a file system whose times are coarser than that, or by another machine's clock.
 """
 
 from __future__ import annotations
@@ -10,16 +16,22 @@ import contextlib
 import errno
 import os
 import stat
+import sys
+import time
 from typing import TYPE_CHECKING
 
 import attrs
 
-from ._copying import copy_all, crc32_of, reflink
+from ._copying import READ_BYTES, copy_all, crc32_of, reflink
 from .errors import InvalidSource, UnstableSource
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+_FILE_CLOCK = 5 if sys.platform == "linux" else time.CLOCK_REALTIME  # CLOCK_REALTIME_COARSE
+_TICK_SECONDS = 0.001
+_MOST_TICKS = 20
 
 __all__ = ["Staged", "files_of", "is_on_same_disk", "measure_to_move", "size_of", "stage_copy", "stage_link"]
 
@@ -48,17 +60,43 @@ def stage_copy(source: Path, target: Path, *, checksum: bool = False) -> Staged:
     """
     with _opened(source) as descriptor:
         for _ in range(2):
-            before = os.fstat(descriptor)
+            before = _at_rest(descriptor)
             staged = _copy_once(descriptor, target, checksum=checksum)
-            if staged.size == before.st_size and _unchanged(before, os.fstat(descriptor)):
-                return staged
+            if _unchanged(before, os.fstat(descriptor)) and _is_still(descriptor, staged):
+                if staged.size == before.st_size:
+                    return staged
+                raise InvalidSource(
+                    f"a source must have the size that its file system says, got {staged.size} bytes of {before.st_size} in {source}. "
+                    "Copy it to a regular file first."
+                )
     raise UnstableSource(
         f"{source} must not change while it is submitted, got two different states. Submit it when its writer has closed it."
     )
 
 
-def measure_to_move(source: Path) -> Staged:
-    """What a rename will bring, without touching the file; nothing is read, so there is no checksum.
+def _at_rest(descriptor: int) -> os.stat_result:
+    """The file's state, once a write from now on would give it another ctime; waits a few milliseconds where it was just written."""
+    about = os.fstat(descriptor)
+    for _ in range(_MOST_TICKS):
+        if about.st_ctime_ns < time.clock_gettime_ns(_FILE_CLOCK):
+            break
+        time.sleep(_TICK_SECONDS)
+        about = os.fstat(descriptor)
+    return about
+
+
+def _is_still(descriptor: int, staged: Staged) -> bool:
+    """Whether a small file that was copied still has the bytes of the copy: a memory map writes without touching the times."""
+    return (
+        staged.staging != "copied"
+        or staged.crc32 is None
+        or staged.size >= READ_BYTES
+        or crc32_of(descriptor) == staged.crc32
+    )
+
+
+def measure_to_move(source: Path, *, checksum: bool = False) -> Staged:
+    """What a rename will bring, without touching the file; a small one is read for its checksum.
 
     Raises:
         InvalidSource: Not a readable regular file; a symlink is refused, since only the link would move.
@@ -67,7 +105,9 @@ def measure_to_move(source: Path) -> Staged:
         raise InvalidSource(
             f"a source to move must be a regular file, got the symlink {source}. Submit what it points to."
         )
-    return Staged(size_of(source), None, "moved")
+    with _opened(source) as descriptor:
+        size = os.fstat(descriptor).st_size
+        return Staged(size, crc32_of(descriptor) if checksum or size < READ_BYTES else None, "moved")
 
 
 def is_on_same_disk(source: Path, folder: Path) -> bool:
@@ -158,7 +198,8 @@ def _copy_once(descriptor: int, target: Path, *, checksum: bool) -> Staged:
         # A store of files gives the object the source's permissions; the drain must be able to read the copy.
         os.fchmod(written, stat.S_IMODE(os.fstat(descriptor).st_mode) & 0o777 | stat.S_IRUSR)
         if reflink(descriptor, written):
-            return Staged(os.fstat(written).st_size, None, "reflinked")
+            size = os.fstat(written).st_size
+            return Staged(size, crc32_of(written) if checksum or size < READ_BYTES else None, "reflinked")
         size, crc32 = copy_all(descriptor, written)
         return Staged(size, crc32_of(written) if checksum and crc32 is None else crc32, "copied")
     finally:

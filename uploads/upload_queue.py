@@ -12,6 +12,7 @@ import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
+from ._files import write_text
 from ._flusher import Flusher
 from ._forking import forget_in_child
 from ._intake import How, Intake
@@ -24,8 +25,10 @@ from .download import POINTER_SUFFIX, download_file
 from .errors import (
     QueueClosed,
     RemoteNameTaken,
+    SpoolError,
     SpoolFull,
     SpoolOwned,
+    SpoolUnusable,
     UploadError,
     UploadsIncomplete,
 )
@@ -60,7 +63,8 @@ class UploadQueue:
     A file is safe when `submit` returns: its bytes are the spool's, and survive `kill -9` of this process.
     The queue starts working when it is made; what an earlier process left in the spool is uploaded along.
 
-    **Threading.** Every method may be called from any thread. `submit` blocks for as long as staging takes, never for the network.
+    **Threading.** Every method may be called from any thread. Versions of one name are delivered in the order in which they became
+    pending, the last step of `submit`; of two threads that submit one name at once, the one whose copy is ready later wins. `submit` blocks for as long as staging takes, never for the network.
 
     **Fork.** A forked child may submit, which only stages; the parent's drain finds it within seconds. Its `close` does nothing.
 
@@ -192,7 +196,7 @@ class UploadQueue:
             InvalidRemoteName: At once, like the next four; nothing was staged.
             InvalidSource: Neither a readable regular file nor a folder.
             RemoteNameTaken: `overwrite=False`, and this name is on its way already.
-            UnstableSource: The file changed while it was copied, twice.
+            UnstableSource: The file changed while it was copied, twice. Of a folder, the files before it are on their way.
             QueueClosed: After `close`.
             SpoolFull: No room, and the queue has `raise_errors`; else the handle is in state `refused`.
         """
@@ -212,6 +216,9 @@ class UploadQueue:
                 source, name, how, overwrite=overwrite, after=identifiers, to_disk=to_disk
             )
         files = [(path, check_remote_name(f"{name}/{inner}")) for path, inner in files_of(source)]
+        for path, inner in files:  # Before the first is staged: a folder is refused whole.
+            self._refuse_if_useless(inner, overwrite=overwrite)
+            size_of(path)
         handles = tuple(
             self._submit_file(path, inner, how, overwrite=overwrite, after=identifiers, to_disk=to_disk)
             for path, inner in files
@@ -225,9 +232,16 @@ class UploadQueue:
         A newer pointer replaces an older one.
         """
         name = check_remote_name(remote_name + POINTER_SUFFIX)
-        text = self.spool.new_folder() / "pointer"
         try:
-            text.write_text(target.remote_name, encoding="utf-8")
+            self._mend_spool()
+            text = self.spool.new_folder() / "pointer"
+        except OSError as error:
+            return self._refused(name, 0, _as_spool_full(error, self.spool.path, 0))
+        try:
+            try:
+                write_text(text, target.remote_name)
+            except OSError as error:
+                return self._refused(name, 0, _as_spool_full(error, self.spool.path, 0))
             return self._submit_file(
                 text,
                 name,
@@ -306,13 +320,12 @@ class UploadQueue:
         self, source: Path, name: str, how: How, *, overwrite: bool, after: tuple[str, ...], to_disk: bool
     ) -> UploadHandle:
         self._refuse_if_useless(name, overwrite=overwrite)
-        size = size_of(source)
-        if not self.spool.tmp.is_dir():
-            _log.error("the spool %s was deleted and is made anew", self.spool.path)
-            self.spool.create()
         identifier = uuid.uuid4().hex[:16]
         handle = UploadHandle(identifier, name, self._uri_of, self._state_of)
+        size = 0
         try:
+            size = size_of(source)
+            self._mend_spool()
             entry = self._intake.accept(
                 identifier,
                 source,
@@ -323,25 +336,29 @@ class UploadQueue:
                 after=after,
                 to_disk=to_disk,
                 register=lambda entry: self._follow(entry, handle),
+                announce=self._announce,
             )
         except BaseException as error:
             if handle.folder:
                 self._ledger.strike(handle.folder)
-            if isinstance(error, SpoolFull):
+            if isinstance(error, SpoolFull | SpoolUnusable):
                 return self._refused(name, size, error)
             if isinstance(error, OSError) and not isinstance(error, UploadError):
                 return self._refused(name, size, _as_spool_full(error, self.spool.path, size))
             raise
+        if not self._is_child and not to_disk:
+            self._flusher.add(entry.folder, unchecked=entry.crc32 is None)
+        return handle
+
+    def _announce(self, entry: Entry) -> None:
         self._ledger.confirm(entry.folder)
         if not self._is_child:
             self._drainer.add([entry.folder])
-            if not to_disk:
-                self._flusher.add(
-                    entry.folder,
-                    checksum=entry.crc32 is None and entry.staging == "copied",
-                    unchecked=entry.crc32 is None,
-                )
-        return handle
+
+    def _mend_spool(self) -> None:
+        if not self.spool.tmp.is_dir():
+            _log.error("the spool %s was deleted and is made anew", self.spool.path)
+            self.spool.create()
 
     def _refuse_if_useless(self, name: str, *, overwrite: bool) -> None:
         if self._closed is not None:
@@ -359,7 +376,7 @@ class UploadQueue:
         handle.folder = entry.folder
         self._ledger.open(entry.folder, handle)
 
-    def _refused(self, name: str, size: int, error: SpoolFull) -> UploadHandle:
+    def _refused(self, name: str, size: int, error: SpoolError) -> UploadHandle:
         if self._raise_errors:
             raise error
         _log.error("%s was not taken: %s", name, error)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import os
 import stat
@@ -48,14 +47,7 @@ class Body:
     def __init__(self, path: str | Path, identifier: str, digest: Digest | None = None) -> None:
         self.identifier = identifier
         self._held: bytes | None = None
-        try:
-            self._descriptor = open_regular(path)
-        except OSError as error:
-            if error.errno in {errno.ELOOP, errno.EINVAL}:
-                raise BytesCorrupt(
-                    f"staged bytes must be a regular file, got something else at {path}"
-                ) from error
-            raise
+        self._descriptor = open_regular(path)
         self.mode = stat.S_IMODE(os.fstat(self._descriptor).st_mode) & 0o777
         try:
             self.digest = self.measure() if digest is None else digest

@@ -1,0 +1,385 @@
+"""Files of a spool that are not what the spool wrote: each costs itself, and the rest is delivered."""
+
+import contextlib
+import json
+import logging
+import os
+import shutil
+import signal
+
+import pytest
+
+from tests.servers.stores import MemoryStore, StoreThatWaits
+from tests.test_uploads.conftest import SOON
+from uploads import UploadQueue, UploadState, commands
+from uploads.entry import Entry
+from uploads.errors import BytesCorrupt, SpoolUnusable
+from uploads.outcome import Outcome
+from uploads.spool import Spool
+
+LIMIT_SECONDS = 60
+HUGE_BYTES = 1 << 40
+CONTENTS = {"victim": b"victim", "failed": b"failed", "moved": b"moved", "later": b"later"}
+PLACES = ["tmp", "pending", "inflight", "done", "failed", "failed/corrupt"]
+FILES = [
+    *PLACES[:1],
+    *PLACES[2:],
+    "spool.json",
+    "status.json",
+    "queue.lock",
+    "drain.lock",
+    "delivered.jsonl",
+    "delivered.old.jsonl",
+    "quarantine",
+    "TMP",
+    "TMP/data",
+    "TMP/entry.json",
+    "pending/VICTIM",
+    "inflight/VICTIM",
+    "done/VICTIM",
+    "failed/rejected/FAILED",
+    "failed/rejected/FAILED/reason.json",
+    "failed/rejected/FAILED/entry.json",
+    "done/DONE/entry.json",
+    *(
+        f"pending/VICTIM/{name}"
+        for name in (
+            "entry.json",
+            "data",
+            "crc32.json",
+            "digest.json",
+            "attempts.json",
+            "flushed",
+            "multipart.json",
+        )
+    ),
+]
+
+
+@pytest.fixture(autouse=True)
+def _limit():
+    """A FIFO that is waited for would stop the tests."""
+
+    def stop(*_):
+        raise KeyboardInterrupt  # Nothing that is tested may take it for an error of a file.
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(LIMIT_SECONDS)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+def _entry(number, name, size, **changes):
+    return Entry(
+        f"{number:016x}",
+        number,
+        name,
+        overwrite=True,
+        size=size,
+        crc32=None,
+        **{"staging": "moved", "source": "/a", "after": (), "submitted_at": "now", **changes},
+    )
+
+
+def _publish(spool, number, name):
+    entry = _entry(number, name, len(CONTENTS[name]))
+    folder = spool.new_folder()
+    (folder / "data").write_bytes(CONTENTS[name])
+    spool.write_manifest(folder, entry)
+    spool.publish(folder, entry, to_disk=False)
+    return entry.folder
+
+
+def _spool_with_everything(path):
+    """A spool with each kind of file in it; returns it and what stands for what in names of files."""
+    spool = Spool(path)
+    spool.create({"uri": "memory://store/"})
+    (path / "quarantine").mkdir()
+    names = {"VICTIM": _publish(spool, 1, "victim"), "FAILED": _publish(spool, 2, "failed")}
+    spool.claim(names["FAILED"])
+    spool.settle(names["FAILED"], Outcome(f"{2:016x}", "failed", UploadState.REJECTED, reason="no"))
+    victim = spool.pending / names["VICTIM"]
+    for name in ("crc32.json", "digest.json", "attempts.json", "flushed"):
+        (victim / name).write_text("{}")
+    names["DONE"] = _entry(3, "done", 4).folder
+    (spool.done / names["DONE"]).mkdir()
+    (spool.done / names["DONE"] / "entry.json").write_text(_entry(3, "done", 4).to_text())
+    staged = spool.new_folder()
+    (staged / "data").write_bytes(CONTENTS["moved"])
+    spool.write_manifest(staged, _entry(4, "moved", 5))
+    dead = staged.with_name(staged.name.replace(f"-{os.getpid()}-", "-1999999999-"))
+    names["TMP"] = str(staged.rename(dead).relative_to(path))
+    lines = [json.dumps(Outcome(f"{9:016x}", "é", UploadState.DONE, size=1).to_json(), ensure_ascii=False)]
+    for log in ("delivered.jsonl", "delivered.old.jsonl"):
+        (path / log).write_text("\n".join(lines) + "\n")
+    for lock in ("queue.lock", "drain.lock", "status.json"):
+        (path / lock).touch()
+    _publish(spool, 5, "later")
+    return spool, names
+
+
+def _remove(path):
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+DAMAGES = {
+    "empty": lambda path, outside: path.write_bytes(b""),
+    "garbage": lambda path, outside: path.write_bytes(b'\xff\xfe{"a": \0\n[1e999]\n' * 5),
+    "wrong": lambda path, outside: path.write_text(
+        '{"version": 1, "store": 7, "crc32": Infinity, "size": "x"}'
+    ),
+    "deep": lambda path, outside: path.write_text("[" * 100_000),
+    "folder": lambda path, outside: (path / "inner").mkdir(parents=True),
+    "symlink": lambda path, outside: path.symlink_to(outside),
+    "fifo": lambda path, outside: os.mkfifo(path),
+    "huge": lambda path, outside: (path.touch(), os.truncate(path, HUGE_BYTES)),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_file_costs_itself(tmp_path, damage):
+    """Every file of a spool is replaced in turn: it opens, does not hang, delivers the other entries as they were, and deletes nothing."""
+    outside = tmp_path / "outside"
+    for number, file in enumerate(FILES):
+        if damage == "symlink" and file in PLACES:
+            continue  # Refused, see below.
+        outside.write_bytes(b"not ours")
+        spool, names = _spool_with_everything(tmp_path / f"spool-{number}")
+        path = spool.path / file
+        for word, name in names.items():
+            path = type(path)(str(path).replace(word, name))
+        _remove(path)
+        DAMAGES[damage](path, outside)
+        store = MemoryStore()
+
+        with contextlib.suppress(SpoolUnusable):  # It says that a folder is none.
+            commands.status(spool.path)
+        with UploadQueue(
+            store, spool=spool.path, isolation="threads", policy=SOON, free_bytes=0, close_at_exit=False
+        ) as queue:
+            backlog = queue.drain(LIMIT_SECONDS)
+        commands.status(spool.path)
+        commands.verify(spool.path, store=store)
+
+        about = (file, damage, backlog)
+        assert backlog.remaining == (), about
+        assert {name: CONTENTS[name] for name in store.objects} == store.objects, about
+        hit = {"victim"} if "VICTIM" in file else {"moved"} if "TMP" in file.upper() else set()
+        assert {"later", "moved", "victim"} - hit <= set(store.objects), about
+        assert outside.read_bytes() == b"not ours", about
+        left = {
+            one.read_bytes() for one in spool.path.rglob("data") if one.is_file() and one.stat().st_size < 100
+        }
+        for name in {"victim", "moved"} - set(store.objects):
+            assert CONTENTS[name] in left or path.name in {"data", names["VICTIM"], "tmp"} or "TMP" in file, (
+                about
+            )
+
+
+def test_a_log_torn_within_a_letter_does_not_stop_the_spool(make_queue, make_file, tmp_path, caplog):
+    """A full disk tore a line in the middle of a letter that is not ASCII: the queue opens, and the other lines count."""
+    spool = Spool(tmp_path / "spool")
+    spool.create()
+    line = json.dumps(
+        Outcome(f"{1:016x}", "é", UploadState.DONE, size=1).to_json(), ensure_ascii=False
+    ).encode()
+    (spool.path / "delivered.jsonl").write_bytes(line[: line.index(b"\xc3") + 1] + b"\n" + line + b"\n")
+
+    queue = make_queue(MemoryStore())
+
+    queue.submit(make_file(), "a").result(LIMIT_SECONDS)
+    assert [outcome.remote_name for outcome in queue.spool.delivered()] == ["é", "a"]
+    assert "1 lines of" in caplog.text
+
+
+def test_an_empty_manifest_among_what_is_done_is_put_into_quarantine(make_queue, make_file, tmp_path, caplog):
+    """What a full disk left of a delivered entry does not make the spool unusable; `status` shows it."""
+    spool = Spool(tmp_path / "spool")
+    spool.create()
+    folder = _entry(1, "a", 1).folder
+    (spool.done / folder).mkdir()
+    (spool.done / folder / "entry.json").touch()
+
+    make_queue(MemoryStore()).submit(make_file(), "b").result(LIMIT_SECONDS)
+
+    [name] = commands.status(spool.path)["quarantined"]
+    assert name.startswith(folder)
+    assert (spool.path / "quarantine" / name / "entry.json").exists()
+    assert f"{folder} is damaged" in caplog.text
+
+
+def test_a_second_folder_of_an_entry_is_put_into_quarantine(make_queue, tmp_path):
+    """An entry that is there twice, as a copied spool may have it, is delivered once and does not stop the others."""
+    spool, names = _spool_with_everything(tmp_path / "spool")
+    shutil.copytree(spool.pending / names["VICTIM"], spool.inflight / names["VICTIM"])
+    store = MemoryStore()
+
+    make_queue(store).drain(LIMIT_SECONDS)
+
+    assert store.objects["victim"] == b"victim"
+    assert [name.partition(".")[0] for name in spool.quarantined()] == [names["VICTIM"]]
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_place_that_is_a_symlink_is_refused(tmp_path, place):
+    """What is behind the link is not the spool's, and is neither read nor hidden."""
+    (tmp_path / "spool" / place).parent.mkdir(parents=True)
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "spool" / place).symlink_to(tmp_path / "elsewhere")
+
+    with pytest.raises(SpoolUnusable, match="got a symlink"):
+        Spool(tmp_path / "spool").create()
+
+
+def test_the_last_number_is_refused_and_not_lost(make_queue, make_file, tmp_path):
+    """An entry with a number that the format cannot hold would never be found; it is refused."""
+    spool = Spool(tmp_path / "spool")
+    spool.create()
+    last = _entry(10**12 - 1, "a", 1).folder
+    (spool.failed / "rejected" / last).mkdir()
+
+    handle = make_queue(MemoryStore()).submit(make_file(), "b")
+
+    assert handle.state is UploadState.REFUSED
+
+
+@pytest.mark.parametrize("size", [10, 3 << 20], ids=["small", "large"])
+def test_a_moved_file_that_rots_is_corrupt(make_queue, make_file, gate, size):
+    """One byte of a file that was taken by rename changes in the spool: it is not sent."""
+    store = StoreThatWaits(gate)
+    queue = make_queue(store, workers=1)
+    queue.submit(make_file("blocker"), "blocker")
+    store.started.acquire()
+    handle = queue.submit(make_file(content=bytes(size)), "a", move=True)
+    queue._flusher.stop(LIMIT_SECONDS)
+    [folder] = queue.spool.list_pending()
+    with (queue.spool.pending / folder / "data").open("r+b") as data:
+        data.write(b"1")
+
+    gate.set()
+
+    assert isinstance(handle.exception(LIMIT_SECONDS), BytesCorrupt)
+    assert set(store.objects) == {"blocker"}
+
+
+@pytest.mark.parametrize("staging", ["moved", "copied", "reflinked"])
+def test_whole_files_of_another_boot_are_delivered(tmp_path, staging):
+    """The trainer was killed and the machine started anew before anything noted that the disk has the bytes: they are all there, and sent."""
+    spool = Spool(tmp_path / "spool", boot="before")
+    spool.create()
+    contents = {f"n{number}": os.urandom(1_500_000 + number) for number in range(4)}
+    for number, (name, content) in enumerate(contents.items()):
+        entry = _entry(number + 1, name, len(content), staging=staging, boot="before")
+        folder = spool.new_folder()
+        (folder / "data").write_bytes(content)
+        spool.write_manifest(folder, entry)
+        spool.publish(folder, entry, to_disk=False)
+    store = MemoryStore()
+
+    code = commands.resume(spool.path, store=store)
+
+    assert (code, store.objects) == (commands.EXIT_OK, contents)
+
+
+def test_a_file_of_another_boot_with_a_hole_is_corrupt(tmp_path):
+    """Zeros are what a loss of power leaves of bytes that did not reach the disk: without a checksum they are not sent."""
+    spool = Spool(tmp_path / "spool", boot="before")
+    spool.create()
+    content = os.urandom(8192) + bytes(4096) + os.urandom(8192)
+    entry = _entry(1, "a", len(content), boot="before")
+    folder = spool.new_folder()
+    (folder / "data").write_bytes(content)
+    spool.write_manifest(folder, entry)
+    spool.publish(folder, entry, to_disk=False)
+
+    code = commands.resume(spool.path, store=MemoryStore())
+
+    assert code == commands.EXIT_FAILED
+    assert spool.list_failed()[UploadState.CORRUPT] == [entry.folder]
+
+
+def test_what_was_delivered_is_kept_in_bounded_files(tmp_path):
+    """The log of what was delivered is cut at its limit, the newest lines are kept, and opening a spool reads only what a schedule needs."""
+    spool = Spool(tmp_path / "spool", log_bytes=20_000)
+    spool.create()
+    for number in range(1, 301):
+        folder = _entry(number, f"n{number}", 1).folder
+        (spool.done / folder).mkdir()
+        spool.file_away(
+            folder,
+            Outcome(
+                f"{number:016x}",
+                f"n{number}",
+                UploadState.SUPERSEDED if number == 299 else UploadState.DONE,
+                superseded_by=f"{300:016x}" if number == 299 else None,
+            ),
+        )
+
+    logs = sorted(path.name for path in spool.path.glob("delivered*"))
+    kept = [outcome.remote_name for outcome in spool.delivered()]
+
+    assert logs == ["delivered.jsonl", "delivered.old.jsonl"]
+    assert sum((spool.path / log).stat().st_size for log in logs) <= 40_000
+    assert len(kept) > 50
+    assert kept == [f"n{number}" for number in range(301 - len(kept), 301)]
+    assert [outcome.remote_name for outcome in spool.superseded()] == ["n299"]
+    assert [outcome.remote_name for outcome in spool.delivered({f"{298:016x}"})] == ["n298"]
+
+
+class SpoolThatTurns(Spool):
+    """One whose entry goes from pending to in flight, or back, each time before a place is listed."""
+
+    turns = 0
+
+    def _turn(self):
+        if self.turns > 0:
+            self.turns -= 1
+            for folder in super().list_pending():
+                self.claim(folder)
+                return
+            for folder in super().list_inflight():
+                self.release(folder)
+
+    def pending_folders(self):
+        self._turn()
+        return super().pending_folders()
+
+    def inflight_folders(self):
+        self._turn()
+        return super().inflight_folders()
+
+
+@pytest.mark.parametrize("turns", range(5))
+@pytest.mark.parametrize("start", ["pending", "inflight"])
+def test_an_entry_that_changes_its_place_is_listed_once(tmp_path, turns, start):
+    """Whoever looks at a spool while an entry is tried and put back sees it, and once."""
+    spool = SpoolThatTurns(tmp_path / "spool")
+    spool.create()
+    entry = _entry(1, "later", 5)
+    staged = spool.new_folder()
+    spool.write_manifest(staged, entry)
+    spool.publish(staged, entry, to_disk=False)
+    if start == "inflight":
+        spool.claim(entry.folder)
+    spool.turns = turns
+
+    pending, inflight = spool.list_unfinished()
+
+    assert [*pending, *inflight] == [entry.folder]
+
+
+def test_the_log_says_what_is_damaged(tmp_path, caplog):
+    """Nothing is put into quarantine without a word."""
+    spool = Spool(tmp_path / "spool")
+    spool.create({"uri": "file:///store"})
+    (spool.path / "spool.json").write_text("{")
+
+    with caplog.at_level(logging.ERROR, "uploads"):
+        spool.create({"uri": "file:///store"})
+
+    assert "spool.json is damaged: it does not describe a spool. It was moved to" in caplog.text
+    assert spool.describe()["store"] == {"uri": "file:///store"}
