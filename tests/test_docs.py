@@ -1,5 +1,6 @@
 """The docs say what the code does: what they enumerate is compared, what they show is run."""
 
+import ast
 import inspect
 import re
 import subprocess
@@ -96,3 +97,19 @@ def test_every_feature_of_others_is_shown_by_tests_that_are_there():
     assert [name for name, _ in rows] == [f"F{number:02}" for number in range(1, 53)]
     named = {ROOT / "tests" / path for _, paths in rows for path in paths.split(", ")}
     assert [path for path in named if not path.is_file()] == []
+
+
+def test_every_test_that_reliability_names_is_there():
+    """Each `path::name` is a function of that file."""
+    text = (ROOT / "docs/reliability.md").read_text(encoding="utf-8")
+    named = re.findall(r"`(tests/[\w/.]+)(?:::(\w+))?", text)
+    tests = {
+        (path, node.name)
+        for path in {path for path, _ in named}
+        if (ROOT / path).is_file()
+        for node in ast.walk(ast.parse((ROOT / path).read_text(encoding="utf-8")))
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
+    }
+
+    assert [one for one in named if one not in tests] == []
+    assert len(named) > 100
