@@ -3,10 +3,12 @@
 `upload_file` copies a file into the queue's spool in the training thread; everything else happens elsewhere.
 """
 
+import re
 import time
 from collections import OrderedDict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
+from urllib.parse import quote
 
 from events import Interval, Logger, State, WriteRate, format_run_name
 from uploads import FolderHandle, Store, UploadError, UploadHandle, UploadQueue, open_store
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Artifacts"]
 
+_PLACEHOLDER = re.compile(r"\{[^{}]*\}")
 _POINTER_SUFFIX = ".symlink"
 _HANDLES_KEPT = 256
 _LOOK_SECONDS = 0.2
@@ -45,7 +48,8 @@ class Artifacts(LoggerDestination):
     for another.
 
     Args:
-        store: a URI or path for `uploads.open_store`, in which `{run_name}` and `{rank}` are filled in; or a `Store`.
+        store: a URI or path for `uploads.open_store`, in which `{run_name}` and `{rank}` are filled in, whatever characters the
+            name has; or a `Store`.
         remote_file_name: what a file is called there, around the name it was given: "checkpoints/{remote_file_name}".
         wait: what the end of `fit` means: that files are safe in the spool ("spooled"), or that they are in the store
             ("uploaded").
@@ -190,7 +194,7 @@ class Artifacts(LoggerDestination):
                 )
             store = self._store
             if isinstance(store, str | Path):
-                store = format_run_name(str(store), self._state)
+                store = _fill_in(str(store), self._state)
             # The engine closes it at the interpreter's end, after whoever still has a file for it.
             self._queue = UploadQueue(store, close_at_exit=False, **self._queue_options)
         return self._queue
@@ -219,3 +223,25 @@ class Artifacts(LoggerDestination):
                 queue.drain(min(_LOOK_SECONDS, remaining))
                 bar.update(total - left - bar.n)
             bar.update(total - queue.unsettled() - bar.n)
+
+
+def _fill_in(store: str, state: State) -> str:
+    """Returns the URI or path with the names of the run in it.
+
+    The URI means what it meant before: a `#`, `?` or `%` of a name is one of the prefix, and begins no options.
+
+    Raises:
+        ValueError: a name would leave the folder or prefix it is filled into.
+    """
+
+    def value(match: re.Match[str]) -> str:
+        filled = format_run_name(match[0], state)
+        if filled == match[0]:
+            return filled
+        if {"..", "."} & set(filled.split("/")):
+            raise ValueError(
+                f"a name in a store's URI must have no part '..' or '.', got {filled!r} for {match[0]}"
+            )
+        return quote(filled) if "://" in store else filled
+
+    return _PLACEHOLDER.sub(value, store)

@@ -211,6 +211,38 @@ def test_another_rank_has_a_queue_when_it_has_a_file(make_artifacts, tmp_path, m
     assert files_in(tmp_path / "store") == {"rank1.bin": b"content"}
 
 
+@pytest.mark.parametrize(
+    "name", ["sweep#1", "a?region=elsewhere", "50%2F", "a b+ü", "group/run", "{rank}&c=d"]
+)
+def test_a_run_name_is_part_of_the_prefix_whatever_it_holds(moto, make_artifacts, tmp_path, name):
+    """The options of the URI stay what they are: it still leads to the endpoint that it names."""
+    (tmp_path / "file").write_bytes(b"content")
+    uri = (
+        f"s3://bucket/names/{{run_name}}/{{rank:02d}}?endpoint_url={moto.endpoint_url}&addressing_style=path"
+    )
+    artifacts = make_artifacts(uri, isolation="threads")
+    state = State(run_name=name)
+    artifacts.init(state, Logger(state, []))
+
+    artifacts.upload_file(state, "ep1.pt", tmp_path / "file", overwrite=False)
+    artifacts.post_close()
+
+    assert moto.objects(f"names/{name}/00") == {"ep1.pt": b"content"}
+
+
+@pytest.mark.parametrize(
+    "template", ["store/{run_name}", "s3://bucket/{run_name}", "file:///store/{run_name}"]
+)
+def test_a_run_name_that_leaves_its_folder_is_refused(make_artifacts, template, tmp_path, monkeypatch):
+    """When the run begins, not with the first file."""
+    monkeypatch.chdir(tmp_path)
+    artifacts = make_artifacts(template)
+    state = State(run_name="../../x")
+
+    with pytest.raises(ValueError, match=r"must have no part '\.\.' or '\.'"):
+        artifacts.init(state, Logger(state, []))
+
+
 def test_files_arrive_at_an_s3_server(moto, make_artifacts, tmp_path):
     """Through the worker process that URIs of remote stores have by default, and back."""
     uri = moto.uri("artifacts")
