@@ -19,8 +19,11 @@ _CONTROLS = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0
     ord("\n"): "\\n",
     ord("\r"): "\\r",
     ord("\t"): "\\t",
-    0x2028: "\\u2028",
-    0x2029: "\\u2029",
+    # Line and paragraph separators, and what changes the direction of the text around it.
+    **{
+        code: f"\\u{code:04x}"
+        for code in (0x61C, 0x200E, 0x200F, *range(0x2028, 0x202F), *range(0x2066, 0x206A))
+    },
 }
 
 

@@ -1,22 +1,31 @@
-"""Writing files so that nobody ever sees half of one."""
+"""Files, written so that nobody ever sees half of one, and read so that no foreign one does harm."""
 
 import contextlib
+import errno
 import itertools
 import json
 import math
 import os
+import stat
 from pathlib import Path
 from typing import Any
 
 from .disk import DISK, Disk
 
 __all__ = [
+    "MOST_BYTES",
     "append_line",
+    "open_regular",
     "open_temporary",
+    "read_open",
+    "read_regular",
     "remove_temporaries",
     "replace_file",
     "strict_json",
 ]
+
+MOST_BYTES = 32 << 20
+"""The largest document, and the longest line of an index, that is read."""
 
 _counter = itertools.count()
 
@@ -70,6 +79,51 @@ def remove_temporaries(folder: Path, *, but_own: bool = False, disk: Disk = DISK
             continue
         with contextlib.suppress(OSError):
             disk.unlink(path)
+
+
+def open_regular(path: Path | str) -> int:
+    """Opens a file to read it: a regular file only, never through a symbolic link, and without waiting for a FIFO.
+
+    Raises:
+        OSError: it is something else, or cannot be opened.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise OSError(errno.ELOOP, "it is a symbolic link", str(path)) from None
+        raise
+    mode = os.fstat(fd).st_mode
+    if stat.S_ISREG(mode):
+        return fd
+    os.close(fd)
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+
+
+def read_regular(path: Path | str, most_bytes: int = MOST_BYTES) -> bytes:
+    """Returns the content of a file; see `open_regular`.
+
+    Raises:
+        OSError: it cannot be read, or is larger than `most_bytes`.
+    """
+    fd = open_regular(path)
+    try:
+        return read_open(fd, os.fstat(fd).st_size, str(path), most_bytes)
+    finally:
+        os.close(fd)
+
+
+def read_open(fd: int, size: int, name: str, most_bytes: int = MOST_BYTES) -> bytes:
+    """Returns the content of an open regular file, which may grow meanwhile; see `read_regular`."""
+    raw = os.read(fd, size + 1) if size <= most_bytes else b""
+    # A read returns less than it was asked for beyond 2 GiB, and more than expected where the file grew.
+    while size < len(raw) <= most_bytes and (more := os.read(fd, 1 << 16)):
+        raw += more
+    if size > most_bytes or len(raw) > most_bytes:
+        raise OSError(errno.EFBIG, f"it is larger than {most_bytes >> 20} MiB", name)
+    return raw
 
 
 def append_line(path: Path, record: dict[str, Any]) -> None:

@@ -55,6 +55,8 @@ _MARSHAL_VERSION = 2
 _INT32 = struct.Struct("<i")
 _FLOAT64 = struct.Struct("<d")
 _DIGIT_BITS = 15
+# Those of integers a hundred times as large as floats are; the time to read one grows with their square.
+_MOST_DIGITS = 10_000
 _NUMBERS = frozenset({float, int, bool})
 
 # A row of floats with a step that fits: the common case is read in one go.
@@ -166,7 +168,7 @@ def frames(data: bytes, offset: int = 0) -> Iterator[tuple[int, Record]]:
             return
         try:
             record = _record(payload)
-        except (ValueError, struct.error, IndexError, TypeError):
+        except (ValueError, struct.error, IndexError, TypeError, RecursionError):
             record = Other()
         yield offset, record
 
@@ -177,14 +179,15 @@ def _record(payload: bytes) -> Record:
             _ROW_HEAD.unpack_from(payload)
         )
         tags = (tag, schema_tag, step_tag, epoch_tag, time_tag, values_tag)
-        if tags == _ROW_TAGS and payload[VALUES_AT::FLOAT_BYTES] == FLOAT_TAG * count:
+        fits = count * FLOAT_BYTES == len(payload) - VALUES_AT
+        if tags == _ROW_TAGS and fits and payload[VALUES_AT::FLOAT_BYTES] == FLOAT_TAG * count:
             return schema, step, epoch, time, struct.unpack_from(f"<{'xd' * count}", payload, _ROW_HEAD.size)
     value, end = _value(payload, 0)
     if end != len(payload):
         raise ValueError("a payload must be one value")
     match value:
-        case ("keys", int(schema), str(names)):
-            return Keys(schema, tuple(json.loads(names)))
+        case ("keys", int(schema), str(text)):
+            return Keys(schema, _names(text))
         case ("boundary",):
             return Boundary()
         case ("resume", int(step), float() | None as time):
@@ -195,6 +198,13 @@ def _record(payload: bytes) -> Record:
             if _NUMBERS.issuperset(map(type, values)):
                 return schema, step, epoch, time, values
     raise ValueError("a payload must be a row, keys or a resume")
+
+
+def _names(text: str) -> tuple[str, ...]:
+    names = json.loads(text)
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise ValueError("names must be a list of texts")
+    return tuple(names)
 
 
 def _value(data: bytes, offset: int) -> tuple[Any, int]:
@@ -209,9 +219,13 @@ def _value(data: bytes, offset: int) -> tuple[Any, int]:
     if tag == b"i":
         return number, offset
     if tag == b"l":
+        if abs(number) > _MOST_DIGITS:
+            raise ValueError(f"an integer must have {_MOST_DIGITS} digits at most, got {abs(number)}")
         digits = struct.unpack_from(f"<{abs(number)}H", data, offset)
         magnitude = sum(digit << (_DIGIT_BITS * place) for place, digit in enumerate(digits))
         return (-magnitude if number < 0 else magnitude), offset + 2 * len(digits)
+    if number < 0:
+        raise ValueError(f"a length must not be negative, got {number}")
     if tag == b"u":
         return data[offset : offset + number].decode("utf-8", "surrogatepass"), offset + number
     if tag == b"(":

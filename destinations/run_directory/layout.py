@@ -13,6 +13,8 @@ from typing import Any
 
 import attrs
 
+from .files import read_regular
+
 __all__ = [
     "ABANDONED_FOLDER",
     "ARTIFACTS_FOLDER",
@@ -81,6 +83,7 @@ TERMINAL_STATUSES = frozenset({"completed", "failed", "interrupted", "preempted"
 OWN_COLUMNS = ("step", "epoch", "time")
 
 _LONGEST_NAME_BYTES = 120
+_SEGMENT = re.compile(rf"[0-9]+{re.escape(SEGMENT_SUFFIX)}")
 _UNSAFE = re.compile(r"[^\w .,=+@()\[\]-]")
 
 
@@ -117,10 +120,10 @@ def segment_number(path: Path) -> int:
 def segment_paths(journal: Path) -> list[Path]:
     """Returns the segments that are there, oldest first."""
     try:
-        names = [path for path in journal.iterdir() if path.name.endswith(SEGMENT_SUFFIX)]
+        paths = [path for path in journal.iterdir() if _SEGMENT.fullmatch(path.name)]
     except (FileNotFoundError, NotADirectoryError):
         return []
-    return sorted((path for path in names if path.name[0].isdigit()), key=segment_number)
+    return sorted(paths, key=segment_number)
 
 
 def column_of(key: str) -> str:
@@ -201,8 +204,11 @@ class Position:
     def read(cls, path: Path) -> "Position | None":
         """Reads the file; None where there is none, or it cannot be understood."""
         try:
-            data: dict[str, Any] = json.loads(path.read_bytes())
+            data: dict[str, Any] = json.loads(read_regular(path))
             states = tuple(CsvState(**state) for state in data["states"])
-            return cls(int(data["generation"]), states)
-        except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError):
+            numbers = [data["generation"], *(value for state in states for value in attrs.astuple(state))]
+        except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError, RecursionError):
             return None
+        # Whatever else it says is damage.
+        is_sound = states and all(type(number) is int and 0 <= number < 1 << 63 for number in numbers)
+        return cls(data["generation"], states) if is_sound else None

@@ -16,7 +16,7 @@ from .frames import Boundary, Resume
 from .layout import OWN_COLUMNS, column_of
 from .snapshot import take_snapshot
 
-__all__ = ["MetricRow", "csv_rows", "read_rows", "read_series", "rows_of", "with_journal"]
+__all__ = ["MetricRow", "csv_rows", "read_rows", "read_series", "rows_of", "with_journal", "within_float"]
 
 
 @attrs.frozen
@@ -82,7 +82,17 @@ def rows_of(columns: list[str], body: bytes) -> Iterator[MetricRow]:
             columns[:] = cells
             continue
         step, epoch, time = (found.pop(name, None) for name in OWN_COLUMNS)
-        yield MetricRow(_whole(step), epoch, time, found)
+        yield MetricRow(_whole(step), within_float(epoch), within_float(time), found)
+
+
+def within_float(value: float | None) -> float | None:
+    """Returns a number that is surely within what a float holds: an integer that is not becomes infinite."""
+    if isinstance(value, int):
+        try:
+            float(value)
+        except OverflowError:
+            return float("inf") if value > 0 else float("-inf")
+    return value
 
 
 def _whole(step: float | None) -> int | None:

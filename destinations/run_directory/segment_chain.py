@@ -7,6 +7,7 @@ to that place leaves it out. Where a later one does follow, as that of the next 
 
 from pathlib import Path
 
+from .files import read_regular
 from .frames import MAGIC, Follows, Keys, Other, frames
 from .layout import POSITION, Position, segment_number, segment_paths
 
@@ -17,6 +18,9 @@ Place = tuple[int, int]
 
 FIRST_BYTES = 128
 """What the first bytes of a segment and a `Follows` fit into."""
+
+# A segment holds a row at least, however long: its writer makes it as large as that needs.
+_MOST_SEGMENT_BYTES = 1 << 30
 
 
 def follows(data: bytes, place: Place) -> bool:
@@ -73,7 +77,7 @@ def journal_records(folder: Path, place: Place, *, are_kept: bool = True) -> tup
 def _segment_data(path: Path) -> bytes | None:
     """Returns the content of a segment, empty where it is none; None where it was taken away."""
     try:
-        data = path.read_bytes()
+        data = read_regular(path, _MOST_SEGMENT_BYTES)
     except (FileNotFoundError, NotADirectoryError):
         return None
     return data if data.startswith(MAGIC) else b""

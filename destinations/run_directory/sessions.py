@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from .disk import DISK, Disk
-from .files import replace_file, strict_json
+from .files import read_regular, replace_file, strict_json
 from .layout import HEARTBEAT, SESSIONS
 
 __all__ = ["SessionLog"]
@@ -69,12 +69,12 @@ class SessionLog:
     def read(run_dir: Path) -> list[dict[str, Any]]:
         """Returns the lines of a run, oldest first; a damaged one is left out."""
         try:
-            text = (run_dir / SESSIONS).read_text(encoding="utf-8", errors="replace")
+            text = read_regular(run_dir / SESSIONS).decode("utf-8", "replace")
         except (FileNotFoundError, NotADirectoryError):
             return []
         lines = []
         for line in text.splitlines():
-            with contextlib.suppress(ValueError):
+            with contextlib.suppress(ValueError, RecursionError):
                 record = json.loads(line)
                 if isinstance(record, dict):
                     lines.append(record)

@@ -3,15 +3,17 @@
 Reads and never writes. A snapshot has each row once, and all of those whose call had returned before it was taken, whatever
 the writer does meanwhile, and however it ended. The rows of the CSV are read from the open file later, in pieces: what counts of
 a file never changes, for a writer replaces a file and does not rewrite it. A CSV that no position knows, such as another
-program's, may be rewritten in place; it is read at once.
+program's, may be rewritten in place; it is read at once, up to 64 MiB.
 """
 
+import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Self
 
 from .csv_text import header_end, header_line, parse_header
+from .files import open_regular
 from .frames import MAGIC
 from .layout import (
     OWN_COLUMNS,
@@ -28,6 +30,8 @@ __all__ = ["CsvPart", "Snapshot", "metric_columns", "take_snapshot"]
 _TRIES = 100
 _CHUNK_BYTES = 1 << 20
 _HEADER_BYTES = 64 << 10
+_LONGEST_LINE = 64 << 20
+_MOST_HELD_BYTES = 64 << 20
 _OWN_HEADER = header_line(OWN_COLUMNS).rstrip()
 
 
@@ -75,6 +79,8 @@ class CsvPart:
                 return
             whole = len(piece) if at + len(piece) >= self.end else piece.rfind(b"\n") + 1
             if whole == 0:
+                if length >= _LONGEST_LINE:
+                    raise OSError(errno.EFBIG, f"a line has more than {_LONGEST_LINE >> 20} MiB")
                 length *= 2
                 continue
             yield piece[:whole]
@@ -141,13 +147,13 @@ def take_snapshot(run_dir: Path, rank: int, *, with_records: bool = True) -> Sna
         with_records: whether to read the journal, too.
 
     Raises:
-        RuntimeError: the writer replaced a file each of a hundred times.
+        OSError: a file cannot be read, is no regular file, or was replaced by the writer each of a hundred times.
     """
     for _ in range(_TRIES):
         snapshot = _try(run_dir, rank, with_records)
         if snapshot is not None:
             return snapshot
-    raise RuntimeError(
+    raise OSError(
         f"metrics in {run_dir} must stand still for a moment, got a new file each of {_TRIES} times. Try again."
     )
 
@@ -185,8 +191,9 @@ def _read(
         segment, offset = known.segment, known.offset
         if state is not None:
             end = state.csv_bytes
-    if state is None and header.startswith(_OWN_HEADER):
-        # A run that has ended, or whose position is lost: our own writer adds lines, or replaces the file.
+    if state is None and (header.startswith(_OWN_HEADER) or size > _MOST_HELD_BYTES):
+        # A run that has ended, or whose position is lost: our own writer adds lines, or replaces the file. What another
+        # program wrote is not held in memory where it is too large: where it is cut meanwhile, reading ends.
         end = _last_line_end(fd, size)
     elif state is None:
         held = b"" if fd < 0 else _whole(fd)
@@ -211,7 +218,7 @@ def _read(
 
 def _open(path: Path) -> int:
     try:
-        return os.open(path, os.O_RDONLY)
+        return open_regular(path)
     except (FileNotFoundError, NotADirectoryError):
         return -1
 
@@ -234,6 +241,8 @@ def _header(fd: int) -> tuple[bytes, int]:
         end = header_end(data)
         if end or length >= size:
             return data[:end], size
+        if length >= _LONGEST_LINE:
+            raise OSError(errno.EFBIG, f"the header has more than {_LONGEST_LINE >> 20} MiB")
         length *= 4
 
 

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image
 
+from destinations.run_directory.files import read_regular
 from events import BinnedValues
 
-from ._files import read_pixels, read_points, read_sound, read_table
-from ._sources import path_inside
+from ._files import MOST_MEDIUM_BYTES, open_image, read_pixels, read_points, read_sound, read_table
+from ._lines import file_inside
 
 __all__ = ["cloud_of", "histogram_of", "image_of", "mask_of", "sound_of", "table_of"]
 
@@ -23,7 +23,7 @@ _MOST_SHOWN_AS_NAN = 1000
 
 def image_of(run_dir: Path, line: dict[str, Any]) -> Array:
     """Returns the pixels of an image, `(H, W)` or `(C, H, W)`: uint8, or floats in the range that they were stretched from."""
-    with Image.open(path_inside(run_dir, line["path"])) as picture:
+    with open_image(file_inside(run_dir, line["path"])) as picture:
         pixels = np.asarray(picture if picture.mode in {"L", "RGB", "RGBA"} else picture.convert("RGBA"))
     if pixels.ndim == 3:  # noqa: PLR2004  # with channels
         pixels = np.moveaxis(pixels, -1, 0)
@@ -41,21 +41,21 @@ def image_of(run_dir: Path, line: dict[str, Any]) -> Array:
 
 def mask_of(run_dir: Path, paths: dict[str, str]) -> Array:
     """Returns the class indices of a mask, `(H, W)`."""
-    return read_pixels(path_inside(run_dir, paths["path"]))
+    return read_pixels(file_inside(run_dir, paths["path"]))
 
 
 def sound_of(run_dir: Path, line: dict[str, Any]) -> "Array | bytes":
     """Returns a sound as int16 `(samples,)` or `(channels, samples)`, or the bytes of a file that has other samples."""
-    path, shape = path_inside(run_dir, line["path"]), line.get("shape")
+    path, shape = file_inside(run_dir, line["path"]), line.get("shape")
     if shape is None:
-        return path.read_bytes()
+        return read_regular(path, MOST_MEDIUM_BYTES)
     samples, _ = read_sound(path)
     return samples[:, 0] if len(shape) == 1 else samples.T
 
 
 def cloud_of(run_dir: Path, line: dict[str, Any]) -> tuple[Array, Array | None]:
     """Returns points as float32 `(N, 3)`, and their colours as uint8 `(N, 3)` or `(N, 4)`, or None."""
-    return read_points(path_inside(run_dir, line["path"]))
+    return read_points(file_inside(run_dir, line["path"]))
 
 
 def histogram_of(line: dict[str, Any]) -> Any:
@@ -75,4 +75,4 @@ def histogram_of(line: dict[str, Any]) -> Any:
 def table_of(run_dir: Path, line: dict[str, Any]) -> tuple[list[str], list[list[Any]]]:
     """Returns columns and rows of a table, each value of the type of its column."""
     types = [str(column.get("type")) for column in line.get("columns", ())]
-    return read_table(path_inside(run_dir, line["path"]), types)
+    return read_table(file_inside(run_dir, line["path"]), types)

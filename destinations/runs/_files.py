@@ -3,26 +3,57 @@
 Pure functions of a path. Importing this module imports neither numpy nor Pillow.
 """
 
+import contextlib
 import csv
 import io
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from destinations.run_directory.files import open_regular, read_regular
 
 if TYPE_CHECKING:
     import numpy as np
+    import PIL.Image
 
-__all__ = ["read_pixels", "read_points", "read_sound", "read_table"]
+__all__ = ["MOST_MEDIUM_BYTES", "open_image", "read_pixels", "read_points", "read_sound", "read_table"]
 
+MOST_MEDIUM_BYTES = 1 << 30
+"""The largest file that is read whole."""
+# For some others, Pillow starts programs.
+_IMAGE_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
 _PLY_TYPES = {"float": "<f4", "float32": "<f4", "double": "<f8", "uchar": "u1", "uint8": "u1"}
+
+
+@contextlib.contextmanager
+def open_image(path: Path) -> "Iterator[PIL.Image.Image]":
+    """Opens an image file, and closes it again.
+
+    Raises:
+        OSError: the file cannot be read, or is no image.
+        ValueError: it is damaged, or decodes to more than is sensible; the text names its path.
+    """
+    import struct
+
+    import PIL.Image
+
+    try:
+        with _opened(path) as file, PIL.Image.open(file, formats=_IMAGE_FORMATS) as image:
+            yield image
+    except (SyntaxError, EOFError, struct.error, PIL.Image.DecompressionBombError) as error:
+        raise ValueError(f"image must be one that can be decoded, got {path} ({error}).") from error
+
+
+def _opened(path: Path) -> BinaryIO:
+    return os.fdopen(open_regular(path), "rb")
 
 
 def read_pixels(path: Path) -> "np.ndarray[Any, Any]":
     """Returns the pixels of an image file as it has them: `(H, W)`, or `(H, W, C)`."""
     import numpy as np
-    import PIL.Image
 
-    with PIL.Image.open(path) as image:
+    with open_image(path) as image:
         return np.array(image)
 
 
@@ -37,14 +68,16 @@ def read_sound(path: Path) -> "tuple[np.ndarray[Any, np.dtype[np.int16]], int]":
     import numpy as np
 
     try:
-        with wave.open(str(path), "rb") as file:
+        with _opened(path) as raw, wave.open(raw) as file:
             channels, width, rate = file.getnchannels(), file.getsampwidth(), file.getframerate()
-            data = file.readframes(file.getnframes())
-    except (wave.Error, EOFError) as error:
+            frames = min(file.getnframes(), MOST_MEDIUM_BYTES // max(1, channels * width))
+            data = file.readframes(frames)
+    except (wave.Error, EOFError, RuntimeError) as error:
         raise ValueError(f"sound must be a WAV file, got {path} ({error}). Open its path.") from error
     if width != 2:  # noqa: PLR2004  # bytes
         raise ValueError(f"sound must have 16 bits, got {8 * width} in {path}. Open its path.")
-    return np.frombuffer(data, "<i2").reshape(-1, channels), rate
+    whole = len(data) - len(data) % (2 * channels)
+    return np.frombuffer(data[:whole], "<i2").reshape(-1, channels), rate
 
 
 def read_points(
@@ -60,7 +93,7 @@ def read_points(
     """
     import numpy as np
 
-    head, mark, body = path.read_bytes().partition(b"end_header\n")
+    head, mark, body = read_regular(path, MOST_MEDIUM_BYTES).partition(b"end_header\n")
     lines = [line.split() for line in io.StringIO(head.decode("ascii", "replace"))]
     if not mark or lines[:1] != [["ply"]] or ["format", "binary_little_endian", "1.0"] not in lines:
         raise ValueError(f"point cloud must be a binary little-endian PLY, got {path}. Open its path.")
@@ -69,7 +102,7 @@ def read_points(
         fields = [(line[2], _PLY_TYPES[line[1]]) for line in lines if line[:1] == ["property"]]
         vertices = np.frombuffer(body, np.dtype(fields), count)
         points = np.stack([vertices[axis] for axis in "xyz"], axis=1).astype(np.float32)
-    except (StopIteration, KeyError, IndexError, ValueError) as error:
+    except (StopIteration, KeyError, IndexError, TypeError, ValueError) as error:
         raise ValueError(f"point cloud must have x, y and z, got {path} ({error}).") from error
     shades = [name for name, _ in fields if name in {"red", "green", "blue", "alpha"}]
     if not shades:
@@ -88,9 +121,13 @@ def read_table(path: Path, types: Sequence[str]) -> tuple[list[str], list[list[A
     Returns:
         The names of the columns, and the rows, each cell with its type; the text itself where it does not fit. In a column of
         numbers an empty cell is None; in one of floats a number without a point is an int, as it was logged.
+
+    Raises:
+        ValueError: it is no such CSV; the text names its path.
     """
-    with path.open(newline="", encoding="utf-8", errors="replace") as file:
-        reader = csv.reader(file)
+    text = read_regular(path, MOST_MEDIUM_BYTES).decode("utf-8", "replace")
+    reader = csv.reader(io.StringIO(text, newline=""))
+    try:
         columns = next(reader, [])
         kinds = [*types, *["str"] * (len(columns) - len(types))]
         rows = [
@@ -98,6 +135,8 @@ def read_table(path: Path, types: Sequence[str]) -> tuple[list[str], list[list[A
             [_cell(cell, kind) for cell, kind in zip(cells or [""], kinds, strict=False)] if columns else []
             for cells in reader
         ]
+    except csv.Error as error:
+        raise ValueError(f"table must be a CSV, got {path} ({error}). Open its path.") from error
     return columns, rows
 
 

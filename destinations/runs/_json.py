@@ -6,6 +6,7 @@ from typing import Any
 
 __all__ = ["clean_text", "read_object", "written_texts"]
 
+_TOO_LARGE = 1 << 63
 _fast_loads: Callable[[bytes], Any]
 _fast_dumps: Callable[[Sequence[str]], str]
 try:
@@ -26,18 +27,24 @@ def read_object(raw: bytes) -> dict[str, Any]:
         ValueError: it is none; the text says why.
     """
     try:
-        data = _fast_loads(raw)
-    except ValueError:
-        # orjson is strict: no NaN, no lone surrogates, no integers beyond 64 bits.
         try:
-            data = json.loads(raw)
-        except RecursionError:
-            raise ValueError("it is nested too deeply") from None
+            data = _fast_loads(raw)
+        except ValueError:
+            # orjson is strict: no NaN, no lone surrogates, no integers beyond 64 bits.
+            data = json.loads(raw, parse_int=_integer)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
     if not isinstance(data, dict):
         raise ValueError(f"it is no object but {type(data).__name__}")  # noqa: TRY004  # of bad content, not of a bad call
     # Only an escape can be a lone surrogate, which neither SQLite nor a terminal takes.
     # To look for one byte is ten times faster than for several.
     return _cleaned(data) if b"\\" in raw and (b"\\ud" in raw or b"\\uD" in raw) else data
+
+
+def _integer(digits: str) -> float:
+    """Returns an integer; beyond 64 bits the nearest float, as the index has it."""
+    number = float(digits)
+    return int(digits) if abs(number) < _TOO_LARGE else number
 
 
 def written_texts(texts: Sequence[str]) -> str:

@@ -13,7 +13,7 @@ from typing import Any, Self
 
 import attrs
 
-from destinations.run_directory.files import replace_file
+from destinations.run_directory.files import read_regular, replace_file
 
 from ._sources import Position
 from .errors import RunsError
@@ -105,9 +105,9 @@ class Ledger:
 def read_ledger(path: Path) -> dict[str, Any]:
     """Returns what a ledger says; nothing where there is none."""
     try:
-        found = json.loads(path.read_bytes())
+        found = json.loads(read_regular(path))
     except (FileNotFoundError, NotADirectoryError):
         return {}
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {"state": "open"}
     return found if isinstance(found, dict) else {"state": "open"}

@@ -1,60 +1,139 @@
-"""Files of one JSON object per line, as a run leaves them: the last line may be torn, others may be damaged."""
+"""Files of JSON as others left them: one object, or one object per line, of which the last may be torn and others damaged."""
 
 import json
-from pathlib import Path
+import math
+import os
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
 from typing import Any
 
-import attrs
+from destinations.run_directory.files import MOST_BYTES, open_regular, read_regular
 
-__all__ = ["Lines", "number_of", "read_lines", "read_object"]
+__all__ = ["file_inside", "is_shallow", "json_lines", "number_of", "path_inside", "read_object", "whole_of"]
 
-_NUMBERS = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
+_NUMBERS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+_LARGEST_INT = (1 << 63) - 1
+_DEEPEST = 100
 
 
-@attrs.frozen
-class Lines:
-    """What a file holds.
+def json_lines(path: Path, *, with_torn: bool = False) -> Iterator[dict[str, Any] | None]:
+    """Yields the lines of a file that are JSON objects, and None for each that is none, or longer than 32 MiB.
 
-    Attributes:
-        records: the lines that are JSON objects, in order.
-        damaged: how many lines are not; a last line without an end is being written and is none of them.
+    Args:
+        path: the file; nothing is yielded where there is none.
+        with_torn: whether a last line without an end counts where it is an object; it is never damaged, but being written.
+
+    Raises:
+        OSError: the file cannot be read.
     """
-
-    records: tuple[dict[str, Any], ...]
-    damaged: int
-
-
-def read_lines(path: Path) -> Lines:
-    """Reads a file; nothing where there is none."""
     try:
-        data = path.read_bytes()
+        fd = open_regular(path)
     except (FileNotFoundError, NotADirectoryError):
-        return Lines((), 0)
-    *lines, rest = data.split(b"\n")
-    records, damaged = [], 0
-    for line in [*lines, rest]:
-        try:
-            record = json.loads(line) if line.strip() else None
-        except (ValueError, RecursionError):
-            record, damaged = None, damaged + (line is not rest)
-        else:
-            damaged += record is not None and not isinstance(record, dict)
-        if isinstance(record, dict):
-            records.append(record)
-    return Lines(tuple(records), damaged)
+        return
+    with os.fdopen(fd, "rb") as file:
+        is_beyond = False
+        while line := file.readline(MOST_BYTES):
+            is_whole = line.endswith(b"\n")
+            is_long = is_beyond or (not is_whole and len(line) == MOST_BYTES)
+            is_beyond = is_long and not is_whole
+            if is_long:
+                if is_whole:
+                    yield None
+                continue
+            record = _object(line)
+            if is_whole and line.strip() and record is None:
+                yield None
+            elif record is not None and (is_whole or with_torn):
+                yield record
+
+
+def _object(raw: bytes) -> dict[str, Any] | None:
+    try:
+        found = json.loads(raw)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) and is_shallow(found) else None
+
+
+def is_shallow(value: Any) -> bool:
+    """Says whether a value is nested no deeper than what later walks it by recursion can take."""
+    level = [value]
+    for _ in range(_DEEPEST):
+        level = [
+            item
+            for one in level
+            if isinstance(one, dict | list)
+            for item in (one.values() if isinstance(one, dict) else one)
+        ]
+        if not level:
+            return True
+    return False
 
 
 def read_object(path: Path) -> dict[str, Any]:
     """Reads a file that is one JSON object; an empty one where there is none, or none that can be read."""
     try:
-        data = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError):
+        return _object(read_regular(path)) or {}
+    except OSError:
         return {}
-    return data if isinstance(data, dict) else {}
 
 
 def number_of(value: Any) -> float | None:
-    """Returns a number as strict JSON has it, where NaN and infinities are texts; None for what is none."""
+    """Returns a number as strict JSON has it, where NaN and infinities are texts; None for what is none.
+
+    An integer beyond 64 bits is the nearest float.
+    """
     if isinstance(value, str):
         return _NUMBERS.get(value)
-    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    if isinstance(value, float) or abs(value) <= _LARGEST_INT:
+        return value
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
+
+
+def whole_of(value: Any) -> int | None:
+    """Returns a number as an integer; None for what is none, not finite, or beyond 64 bits."""
+    number = number_of(value)
+    if number is None or not math.isfinite(number) or abs(number) > _LARGEST_INT:
+        return None
+    return int(number)
+
+
+def path_inside(run_dir: Path, relative: Any) -> Path:
+    """Returns a file that a record names; it need not be there.
+
+    Raises:
+        ValueError: the path leads out of the folder of the run, also by a link on its way.
+    """
+    parts = PurePosixPath(str(relative))
+    if not parts.parts or parts.is_absolute() or ".." in parts.parts or "\0" in str(relative):
+        raise ValueError(f"path of a record must stay in the folder of its run, got {relative!r}.")
+    path = run_dir / parts
+    # Of the file itself, a link is refused when it is opened.
+    folder = path.parent
+    while folder != run_dir:
+        if folder.is_symlink():
+            raise ValueError(
+                f"path of a record must stay in the folder of its run, got {relative!r}, with a link."
+            )
+        folder = folder.parent
+    return path
+
+
+def file_inside(run_dir: Path, relative: Any) -> Path:
+    """Returns a regular file that a record names.
+
+    Raises:
+        FileNotFoundError: it is not there, is a link, or is not inside the folder of the run.
+    """
+    try:
+        path = path_inside(run_dir, relative)
+        if not path.is_symlink() and path.is_file():
+            return path
+    except ValueError:
+        pass
+    raise FileNotFoundError(f"file of a record must be in the folder of its run, got {relative!r}.")

@@ -8,7 +8,6 @@ import heapq
 import itertools
 import json
 import math
-import os
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -18,6 +17,7 @@ from typing import Any, NamedTuple
 import attrs
 
 from destinations.run_directory.csv_text import parse_header
+from destinations.run_directory.files import read_regular
 from destinations.run_directory.frames import Resume
 from destinations.run_directory.layout import (
     ABANDONED_FOLDER,
@@ -31,8 +31,10 @@ from destinations.run_directory.layout import (
     TRACES_INDEX,
     metrics_name,
 )
-from destinations.run_directory.rows import MetricRow, rows_of, with_journal
+from destinations.run_directory.rows import MetricRow, rows_of, with_journal, within_float
 from destinations.run_directory.snapshot import take_snapshot
+
+from ._lines import json_lines, number_of, whole_of
 
 __all__ = ["INDEXES", "Item", "Position", "RewoundError", "items_of", "ranks_of"]
 
@@ -40,6 +42,9 @@ INDEXES = (MEDIA_INDEX, TABLES_INDEX, HISTOGRAMS_INDEX, TEXTS_INDEX, TRACES_INDE
 
 # Lines of one call are written one after the other; while a run is alive, its last call may not have all of them yet.
 _SETTLED_SECONDS = 5.0
+_MOST_DIGITS = 10
+_MOST_ABANDONED_BYTES = 1 << 30
+_NUMERIC = b"0123456789+-.eE,\nnaif"
 # What one call of a `log_*` method makes several lines of.
 _GROUPED = {"image", "point_cloud"}
 
@@ -143,7 +148,7 @@ def ranks_of(run_dir: Path) -> list[int]:
     ):
         for path in run_dir.glob(pattern):
             number = path.name.removeprefix(before).removesuffix(after)
-            if number.isdecimal():
+            if number.isascii() and number.isdecimal() and len(number) < _MOST_DIGITS:
                 found.add(int(number))
     return sorted(found)
 
@@ -164,7 +169,7 @@ def _abandoned_rows(path: Path, position: Position) -> Iterator[Item]:
     key = f"{ABANDONED_FOLDER}/{path.name}"
     if key in position.lines:
         return
-    header, _, body = path.read_bytes().partition(b"\n")
+    header, _, body = read_regular(path, _MOST_ABANDONED_BYTES).partition(b"\n")
     rank, branch = _branch_of(path)
     count = 0
     for row in rows_of(parse_header(header + b"\n"), body):
@@ -178,7 +183,9 @@ def _branch_of(path: Path) -> tuple[int, str]:
     """Returns the rank of a file of abandoned rows, `metrics.rank1.step4.1a2b3c4d.csv`, and what tells its branch from others."""
     stem, _, branch = path.stem.partition(".step")
     rank = stem.removeprefix("metrics.rank")
-    return int(rank) if rank.isdecimal() else 0, f"step{branch}"
+    return int(rank) if rank.isascii() and rank.isdecimal() and len(
+        rank
+    ) < _MOST_DIGITS else 0, f"step{branch}"
 
 
 def _rows(run_dir: Path, rank: int) -> Iterator[MetricRow]:
@@ -200,7 +207,10 @@ def _rows_of(columns: list[str], chunk: bytes) -> Iterator[MetricRow]:
     They are read as JSON, which gives back integers of any size and floats exactly. What is no JSON, such as quotes, a second
     header or an unusual number, takes the way of `rows_of`.
     """
-    text = chunk.decode("utf-8", "replace").rstrip("\n")
+    # What else JSON may have is no cell: texts, lists, true.
+    if chunk.translate(None, _NUMERIC):
+        return rows_of(columns, chunk)
+    text = chunk.decode("ascii").rstrip("\n")
     for found, replacement in (
         ("\n", "],["),
         (",,", ",null,"),
@@ -212,7 +222,7 @@ def _rows_of(columns: list[str], chunk: bytes) -> Iterator[MetricRow]:
     text = f"[[{'null' if text.startswith(',') else ''}{text}{'null' if text.endswith(',') else ''}]]"
     try:
         lines = json.loads(text.replace("nan", "NaN").replace("inf", "Infinity"))
-    except ValueError:
+    except (ValueError, RecursionError):
         return rows_of(columns, chunk)
     places = [columns.index(name) if columns.count(name) == 1 else None for name in OWN_COLUMNS]
     if (
@@ -234,8 +244,8 @@ def _plain_rows(columns: list[str], lines: list[list[Any]], places: list[int | N
             step = int(step) if math.isfinite(step) else None
         yield MetricRow(
             step,
-            None if at_epoch is None else line[at_epoch],
-            None if at_time is None else line[at_time],
+            None if at_epoch is None else within_float(line[at_epoch]),
+            None if at_time is None else within_float(line[at_time]),
             {name: value for place, name in names if (value := line[place]) is not None},
         )
 
@@ -290,7 +300,7 @@ def _group_of(row: MetricRow) -> tuple[int | None, float | None]:
 
 
 def _new_lines(path: Path, name: str, position: Position, settled_at: float | None) -> Iterator[Item]:
-    lines = itertools.islice(_json_lines(path), position.lines.get(name, 0), None)
+    lines = itertools.islice(json_lines(path), position.lines.get(name, 0), None)
     last = _last_of_each(path) if name == ARTIFACTS_INDEX else {}
     waiting: list[dict[str, Any]] = []
     count = 0
@@ -299,7 +309,7 @@ def _new_lines(path: Path, name: str, position: Position, settled_at: float | No
         position.lines[name] = position.lines.get(name, 0) + count
         first = waiting[0]
         kind = str(first.get("type")) if name == MEDIA_INDEX else _KINDS[name]
-        return Item(kind, _time_of(first), _step_of(first), None, {}, tuple(waiting))
+        return Item(kind, _time_of(first), whole_of(first.get("step")), None, {}, tuple(waiting))
 
     for number, line in enumerate(lines, position.lines.get(name, 0)):
         if waiting and not _is_of_same_call(waiting[-1], line):
@@ -327,28 +337,9 @@ _KINDS = {
 }
 
 
-def _json_lines(path: Path) -> Iterator[dict[str, Any] | None]:
-    """Yields the whole lines of an index; None for one that is damaged."""
-    try:
-        file = path.open("rb")
-    except (FileNotFoundError, NotADirectoryError):
-        return
-    with file:
-        for text in file:
-            if not text.endswith(b"\n"):
-                return
-            try:
-                line = json.loads(text)
-            except ValueError:
-                line = None
-            yield line if isinstance(line, dict) else None
-
-
 def _last_of_each(path: Path) -> dict[str, int]:
     """Returns the number of the last line of each name."""
-    return {
-        str(line.get("name")): number for number, line in enumerate(_json_lines(path)) if line is not None
-    }
+    return {str(line.get("name")): number for number, line in enumerate(json_lines(path)) if line is not None}
 
 
 def _is_of_same_call(one: dict[str, Any], other: dict[str, Any] | None) -> bool:
@@ -357,29 +348,11 @@ def _is_of_same_call(one: dict[str, Any], other: dict[str, Any] | None) -> bool:
     return (
         other.get("type") in _GROUPED
         and all(one.get(key) == other.get(key) for key in ("type", "name", "tag", "step", "time"))
-        and one.get("index") is not None
-        and other.get("index") == int(one["index"]) + 1
+        and (index := whole_of(one.get("index"))) is not None
+        and other.get("index") == index + 1
     )
 
 
 def _time_of(line: dict[str, Any]) -> float | None:
-    value = line.get("time")
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
-
-
-def _step_of(line: dict[str, Any]) -> int | None:
-    value = line.get("step")
-    return int(value) if isinstance(value, int | float) and math.isfinite(value) else None
-
-
-def path_inside(run_dir: Path, relative: str) -> Path:
-    """Returns a file that an index names.
-
-    Raises:
-        FileNotFoundError: it is not there, or not inside the folder of the run.
-    """
-    path = run_dir / relative
-    inside = os.path.realpath(run_dir) + os.sep
-    if not os.path.realpath(path).startswith(inside) or not path.is_file():
-        raise FileNotFoundError(f"file of a record must be in the folder of its run, got {relative!r}.")
-    return path
+    value = number_of(line.get("time"))
+    return None if value is None else float(value)

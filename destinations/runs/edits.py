@@ -15,7 +15,7 @@ from typing import Any
 
 import attrs
 
-from destinations.run_directory.files import replace_file, strict_json
+from destinations.run_directory.files import read_regular, replace_file, strict_json
 from destinations.run_directory.layout import EDITS
 
 from ._json import clean_text, read_object
@@ -119,7 +119,7 @@ def edit_run(
 def _content(path: Path) -> dict[str, Any]:
     """Returns the file as it is, fields of later versions among them; an unreadable one is begun anew."""
     try:
-        return read_object(path.read_bytes())
+        return read_object(read_regular(path))
     except (FileNotFoundError, ValueError):
         return {}
 

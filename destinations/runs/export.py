@@ -8,7 +8,9 @@ import contextlib
 import csv
 import io
 import json
+import logging
 import math
+import os
 import shutil
 import tempfile
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -31,6 +33,8 @@ __all__ = ["ExportFormat", "export_metrics", "export_runs"]
 
 ExportFormat = Literal["csv", "jsonl", "parquet"]
 
+_log = logging.getLogger("destinations")
+
 _SUFFIXES: dict[str, ExportFormat] = {
     ".csv": "csv",
     ".jsonl": "jsonl",
@@ -49,6 +53,7 @@ def export_runs(
     destination: Destination,
     *,
     format: ExportFormat | None = None,  # noqa: A002  # the word
+    overwrite: bool = False,
 ) -> int:
     """Writes a row for each run: its fields, then `hparams.…`, then `summary.…`; returns how many.
 
@@ -59,12 +64,15 @@ def export_runs(
         runs: what to export; what is known of them is held in memory.
         destination: a path, or a stream that is open for writing and stays open.
         format: "csv", "jsonl" or "parquet". Default: what the suffix of the path says.
+        overwrite: whether to replace an existing file.
 
     Raises:
         ValueError: the suffix says nothing.
+        FileExistsError: the file exists, and is not to be overwritten.
         ImportError: Parquet without DuckDB.
     """
     chosen = _format(destination, format)
+    _check_new(destination, overwrite=overwrite)
     rows = [flat_record(run.record if isinstance(run, Run) else run) for run in runs]
     names = dict.fromkeys(FLAT_FIELDS)
     for group in ("hparams.", "summary."):
@@ -90,6 +98,8 @@ def export_metrics(
     format: ExportFormat | None = None,  # noqa: A002  # the word
     metrics: Collection[str] | None = None,
     rank: int = 0,
+    overwrite: bool = False,
+    on_damaged: Callable[[Run, Exception], object] | None = None,
 ) -> int:
     """Writes a row for each value of each metric: `run_id`, `metric`, `step`, `time`, `value`; returns how many.
 
@@ -102,13 +112,18 @@ def export_metrics(
         format: "csv", "jsonl" or "parquet". Default: what the suffix of the path says.
         metrics: columns to export; all where None.
         rank: whose.
+        overwrite: whether to replace an existing file.
+        on_damaged: called with a run whose rows cannot be read, or not to their end, and why; the others follow. Default: a
+            warning of the logger "destinations".
 
     Raises:
         ValueError: the suffix says nothing.
+        FileExistsError: the file exists, and is not to be overwritten.
         ImportError: Parquet without DuckDB.
     """
     chosen = _format(destination, format)
-    blocks = ((run.run_id, _picked(block, metrics)) for run in runs for block in run.blocks(rank))
+    _check_new(destination, overwrite=overwrite)
+    blocks = _blocks_of(runs, metrics, rank, on_damaged or _warn_of)
     if chosen == "parquet":
         with _parquet_path(destination) as (path, folder):
             return _write_parquet_points(blocks, path, folder)
@@ -122,6 +137,23 @@ def export_metrics(
             stream.writelines(lines)
             count += len(lines)
     return count
+
+
+def _blocks_of(
+    runs: Iterable[Run],
+    metrics: Collection[str] | None,
+    rank: int,
+    on_damaged: Callable[[Run, Exception], object],
+) -> "Iterator[tuple[str, Block]]":
+    for run in runs:
+        try:
+            yield from ((run.run_id, _picked(block, metrics)) for block in run.blocks(rank))
+        except (OSError, ValueError) as error:
+            on_damaged(run, error)
+
+
+def _warn_of(run: Run, error: Exception) -> None:
+    _log.warning("metrics of run %s in %s cannot be read to their end: %s", run.run_id, run.path, error)
 
 
 # --- where to ----------------------------------------------------------------------------------------------------------
@@ -139,6 +171,13 @@ def _format(destination: Destination, wanted: ExportFormat | None) -> ExportForm
             f'format must be known by the suffix .csv, .jsonl or .parquet, got {suffix!r}. Or give it: format="csv".'
         )
     return found
+
+
+def _check_new(destination: Destination, *, overwrite: bool) -> None:
+    if isinstance(destination, str | PathLike) and not overwrite and os.path.lexists(destination):
+        raise FileExistsError(
+            f"file to export to must be new, got {os.fspath(destination)!r}, which exists. Choose another, or overwrite it."
+        )
 
 
 @contextlib.contextmanager
@@ -181,9 +220,15 @@ def _parquet_path(destination: Destination) -> Iterator[tuple[Path, Path]]:
 
 @contextlib.contextmanager
 def _beside(path: Path) -> Iterator[Path]:
-    temporary = path.with_name(f".{path.name}.tmp")
+    # A name of its own: the folder may be another's, and two may export at once.
+    fd, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+    os.close(fd)
+    temporary = Path(name)
     try:
         yield temporary
+        mask = os.umask(0)
+        os.umask(mask)
+        temporary.chmod(0o666 & ~mask)
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)

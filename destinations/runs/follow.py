@@ -18,6 +18,7 @@ from typing import Self
 import attrs
 
 from destinations.run_directory.csv_text import parse_header
+from destinations.run_directory.files import open_regular, read_regular
 from destinations.run_directory.frames import MAGIC, Keys, frames
 from destinations.run_directory.layout import (
     ABANDONED_FOLDER,
@@ -36,6 +37,7 @@ __all__ = ["Follower", "Point", "follow_metric", "follow_rows"]
 
 # The CSV has microseconds, of times that have a few more digits.
 _TIME_SECONDS = 2e-6
+_MOST_ABANDONED_BYTES = 1 << 30
 
 
 @attrs.frozen
@@ -200,7 +202,7 @@ class Follower:
         segment = self._segment
         for number in later:
             try:
-                fd = os.open(segment_path(self._journal, number), os.O_RDONLY)
+                fd = open_regular(segment_path(self._journal, number))
             except (FileNotFoundError, NotADirectoryError):
                 return False
             first = os.pread(fd, FIRST_BYTES, 0)
@@ -225,7 +227,7 @@ class Follower:
 
     def _enter_segment(self, number: int, offset: int) -> bool:
         try:
-            fd = os.open(segment_path(self._journal, number), os.O_RDONLY)
+            fd = open_regular(segment_path(self._journal, number))
         except (FileNotFoundError, NotADirectoryError):
             return False
         self._leave_segment()
@@ -329,7 +331,7 @@ class Follower:
     def _is_abandoned(self, row: MetricRow) -> bool:
         """Says whether a resume has taken a row away since the CSV was looked at last."""
         for path in self._abandoned_files() - self._abandoned:
-            header, _, body = path.read_bytes().partition(b"\n")
+            header, _, body = read_regular(path, _MOST_ABANDONED_BYTES).partition(b"\n")
             if any(_is_part(row, one) for one in rows_of(parse_header(header + b"\n"), body)):
                 return True
         return False

@@ -8,24 +8,31 @@ call did not have them.
 import csv
 import io
 import os
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from destinations.run_directory.files import open_regular, read_regular
 from destinations.run_directory.hyperparameters import flat_hyperparameters
 from destinations.run_directory.layout import HPARAMS
 
 from ._json import clean_text
+from ._lines import is_shallow
 from .reading import Reading, sound_hparams
-from .record import Scalar
 
-__all__ = ["METRICS", "last_values", "read_lightning"]
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from .record import Scalar
+
+__all__ = ["METRICS", "last_values", "read_hparams", "read_lightning"]
 
 METRICS = "metrics.csv"
 
 _BLOCK_BYTES = 1 << 20
 _MOST_YAML_BYTES = 4 << 20
 _MOST_VALUES = 100_000
+_LONGEST_LINE = 16 << 20
+_MOST_LOOKED_AT = 64 << 20
 # What counts rows rather than being measured.
 _OWN_COLUMNS = frozenset({"step", "epoch", "time", "created_at"})
 
@@ -47,14 +54,14 @@ def read_lightning(run_dir: Path, path: str) -> Reading:
     times.append(metrics.stat().st_mtime)
     try:
         times.append((run_dir / HPARAMS).stat().st_mtime)
-        hparams = _read_hparams(run_dir / HPARAMS)
+        hparams = sound_hparams(flat_hyperparameters(read_hparams(run_dir / HPARAMS)))
     except FileNotFoundError:
         pass
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         problem = f"{HPARAMS} cannot be read: {_first_line(error)}"
     try:
         summary = last_values(metrics)
-    except ValueError as error:
+    except (ValueError, csv.Error) as error:
         summary, problem = {}, f"{METRICS} cannot be read: {_first_line(error)}"
     return Reading(
         run_id=clean_text(path or run_dir.name),
@@ -70,14 +77,14 @@ def read_lightning(run_dir: Path, path: str) -> Reading:
 
 
 def last_values(path: Path) -> dict[str, float]:
-    """Returns the last value of each column; reads from the end, a mebibyte at a time, for as long as a column has none.
+    """Returns the last value of each column that has one in the last 64 MiB; reads from the end, for as long as one has none.
 
     Raises:
         OSError: the file cannot be read.
         ValueError: it is no CSV in UTF-8.
     """
-    with path.open("rb") as file:
-        header = file.readline()
+    with os.fdopen(open_regular(path), "rb") as file:
+        header = file.readline(_MOST_LOOKED_AT)
         names = next(csv.reader([header.decode("utf-8-sig")]), [])
         if not header.endswith(b"\n"):
             return {}
@@ -87,7 +94,8 @@ def last_values(path: Path) -> dict[str, float]:
         end = file.seek(0, os.SEEK_END)
         tail = b""
         is_last = True
-        while end > start and len(found) < len(wanted):
+        first = max(start, end - _MOST_LOOKED_AT)
+        while end > first and len(found) < len(wanted):
             begin = max(start, end - _BLOCK_BYTES)
             file.seek(begin)
             block = file.read(end - begin) + tail
@@ -97,6 +105,8 @@ def last_values(path: Path) -> dict[str, float]:
                 is_last = not block
             cut = 0 if begin == start else block.find(b"\n") + 1
             tail, block = block[:cut], block[cut:]
+            if len(tail) > _LONGEST_LINE:
+                raise ValueError(f"a line has more than {_LONGEST_LINE >> 20} MiB")
             _take_last(block, wanted, found)
             end = begin
     return {clean_text(names[index]): found[index] for index in sorted(found)}
@@ -115,18 +125,26 @@ def _take_last(block: bytes, wanted: set[int], found: dict[int, float]) -> None:
                     continue
 
 
-def _read_hparams(path: Path) -> Mapping[str, Scalar]:
+def read_hparams(path: Path) -> dict[str, Any]:
+    """Returns the content of `hparams.yaml`; empty where it is no mapping.
+
+    Raises:
+        OSError: it cannot be read, or is too large.
+        ValueError: it is damaged, or holds more than is sensible.
+    """
     import yaml
 
-    raw = path.read_bytes()
-    if len(raw) > _MOST_YAML_BYTES:
-        raise ValueError(f"it has {len(raw)} bytes")
+    raw = read_regular(path, _MOST_YAML_BYTES)
     try:
         data = yaml.load(raw, Loader=_loader(yaml))  # noqa: S506  # the loader builds plain values only
-    except (yaml.YAMLError, RecursionError) as error:
-        raise ValueError(str(error) or "it is nested too deeply") from error
+    except (yaml.YAMLError, ArithmeticError, AttributeError, LookupError, TypeError) as error:
+        raise ValueError(str(error)) from error
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
     _check_size(data)
-    return sound_hparams(flat_hyperparameters(data)) if isinstance(data, dict) else {}
+    if not is_shallow(data):
+        raise ValueError("it is nested too deeply")
+    return data if isinstance(data, dict) else {}
 
 
 def _loader(yaml: Any) -> Any:
@@ -134,7 +152,11 @@ def _loader(yaml: Any) -> Any:
     base = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
     class Loader(base):  # type: ignore[misc, valid-type]  # whichever PyYAML was built with
-        pass
+        def flatten_mapping(self, node: Any) -> None:
+            super().flatten_mapping(node)
+            if len(node.value) > _MOST_VALUES:
+                # Mappings that are merged twice into one, and that twice into the next.
+                raise yaml.YAMLError(f"it has more than {_MOST_VALUES} values")
 
     def plain(loader: Any, _: str, node: Any) -> Any:
         if isinstance(node, yaml.MappingNode):

@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from ._files import read_pixels, read_points, read_sound
+from destinations.run_directory.files import read_regular
+
+from ._files import MOST_MEDIUM_BYTES, open_image, read_pixels, read_points, read_sound
 
 if TYPE_CHECKING:
     import numpy as np
@@ -24,7 +26,7 @@ class Medium:
         step: of the call; None where the run does not say.
         index: which of those of one call.
         time: of the call, in seconds since 1970; None where the run does not say.
-        path: the file, absolute.
+        path: the file, absolute; of a run that others wrote it may be a link, which `load` and `read_bytes` refuse.
         size: bytes; None where the run does not say.
         shape: of the array that was logged; None where it was a file.
         caption: where there is one.
@@ -40,8 +42,12 @@ class Medium:
     caption: str | None
 
     def read_bytes(self) -> bytes:
-        """Returns the content of the file."""
-        return self.path.read_bytes()
+        """Returns the content of the file.
+
+        Raises:
+            OSError: it is missing, a symbolic link, no regular file, or larger than a gibibyte.
+        """
+        return read_regular(self.path, MOST_MEDIUM_BYTES)
 
 
 @attrs.frozen
@@ -77,9 +83,7 @@ class Image(Medium):
 
     def load(self) -> "PIL.Image.Image":
         """Returns the image, read whole."""
-        import PIL.Image
-
-        with PIL.Image.open(self.path) as image:
+        with open_image(self.path) as image:
             image.load()
             return image
 

@@ -56,7 +56,13 @@ def read_sidecar(raw: bytes, non_finite: Callable[[], Mapping[str, Any]]) -> Rea
     Raises:
         ValueError: it is no sidecar; the text says why.
     """
-    data = read_object(raw)
+    try:
+        return _reading(read_object(raw), raw, non_finite)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def _reading(data: dict[str, Any], raw: bytes, non_finite: Callable[[], Mapping[str, Any]]) -> Reading:
     run_id = data.get("run_id")
     if not isinstance(run_id, str) or not run_id:
         raise ValueError("it has no run_id")

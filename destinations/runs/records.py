@@ -1,12 +1,13 @@
 """What a run has beside metrics: tables, images, sounds, videos, point clouds, histograms, texts, traces, artifacts.
 
 The indexes of a run (`media.jsonl` and its like) are read at each call, so that a run that is being written shows what is new. What
-a record says of a file is there at once; the file is read by `load`. A torn last line is left out, damaged lines are counted by
-`Records.damaged_lines`, and nothing of it raises. Importing this module imports neither numpy nor Pillow.
+a record says of a file is there at once; the file is read by `load`. A torn last line is left out, damaged lines and those longer than 32 MiB are
+counted by `Records.damaged_lines`; an index that cannot be read is an `OSError`. Importing this module imports neither numpy nor Pillow.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import attrs
@@ -21,14 +22,14 @@ from destinations.run_directory.layout import (
 )
 
 from ._files import read_table
-from ._lines import number_of, read_lines
+from ._lines import json_lines, number_of, path_inside, whole_of
 from .errors import MetricNotFoundError
 from .media import Audio, Image, Mask, Medium, PointCloud, Video
 
 if TYPE_CHECKING:
     import numpy as np
 
-__all__ = ["Artifact", "Histogram", "Records", "Table", "TableEntry", "Text", "Trace"]
+__all__ = ["Artifact", "Histogram", "RecordCount", "Records", "Table", "TableEntry", "Text", "Trace"]
 
 
 @attrs.frozen
@@ -72,8 +73,8 @@ class Table:
     rows: tuple[tuple[Any, ...], ...]
 
     def to_dicts(self) -> list[dict[str, Any]]:
-        """Returns each row by column; of columns of one name, the last."""
-        return [dict(zip(self.columns, row, strict=True)) for row in self.rows]
+        """Returns each row by column, as far as it has cells; of columns of one name, the last."""
+        return [dict(zip(self.columns, row, strict=False)) for row in self.rows]
 
 
 @attrs.frozen(eq=False)
@@ -135,6 +136,35 @@ class Artifact:
     path: Path
     size: int | None
     sha256: str | None
+
+
+@attrs.define
+class RecordCount:
+    """What there is of one kind of record.
+
+    Attributes:
+        count: how many.
+        size: bytes of their files.
+        names: how many of each name, of the first thousand names.
+    """
+
+    count: int = 0
+    size: int = 0
+    names: Counter[str] = attrs.field(factory=Counter)
+
+
+_MOST_NAMES = 1000
+_KINDS: dict[type, str] = {
+    Image: "images",
+    Audio: "audio",
+    Video: "videos",
+    PointCloud: "point_clouds",
+    TableEntry: "tables",
+    Histogram: "histograms",
+    Text: "texts",
+    Trace: "traces",
+    Artifact: "artifacts",
+}
 
 
 class _Named(Protocol):
@@ -244,35 +274,52 @@ class Records:
 
     def damaged_lines(self) -> dict[str, int]:
         """Returns how many lines of each index cannot be understood; only indexes that have some."""
-        makers: dict[str, Callable[[dict[str, Any]], object]] = {
-            MEDIA_INDEX: self._medium,
-            TABLES_INDEX: self._table_entry,
-            HISTOGRAMS_INDEX: _histogram,
-            TEXTS_INDEX: _text_record,
-            TRACES_INDEX: _trace,
-            ARTIFACTS_INDEX: self._artifact,
+        counts = {
+            index: sum(one is None for one in self._tried(index, made)) for index, made in self._makers()
         }
-        counts = {}
-        for index, made in makers.items():
-            lines = read_lines(self._run_dir / index)
-            count = lines.damaged + len(lines.records) - sum(1 for _ in self._made(index, made))
-            if count:
-                counts[index] = count
-        return counts
+        return {index: count for index, count in counts.items() if count}
+
+    def overview(self) -> "dict[str, RecordCount]":
+        """Returns how many records there are of each kind, "images", "audio" and so on; without holding them."""
+        found: dict[str, RecordCount] = {}
+        for index, made in self._makers():
+            for record in self._tried(index, made):
+                if record is not None and (kind := _KINDS.get(type(record))):
+                    one = found.setdefault(kind, RecordCount())
+                    one.count += 1
+                    one.size += max(0, getattr(record, "size", None) or 0)
+                    name = getattr(record, "name", "")
+                    if name in one.names or len(one.names) < _MOST_NAMES:
+                        one.names[name] += 1
+        return {kind: found[kind] for kind in _KINDS.values() if kind in found}
 
     # --- inside ----------------------------------------------------------------------------------------------------
 
     def _made(self, index: str, made: Callable[[dict[str, Any]], _Record]) -> Iterator[_Record]:
         """Returns the records of an index; those that lack what makes them one are counted by `damaged_lines`."""
-        for record in read_lines(self._run_dir / index).records:
+        return (found for found in self._tried(index, made) if found is not None)
+
+    def _tried(self, index: str, made: Callable[[dict[str, Any]], _Record]) -> Iterator[_Record | None]:
+        """Yields what is made of each line; None where that fails."""
+        for record in json_lines(self._run_dir / index, with_torn=True):
             try:
-                found = made(record)
-            except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
-                continue
+                found = None if record is None else made(record)
+            except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError):
+                found = None
             yield found
 
-    def _media(self, kind: type[_AnyMedium]) -> list[_AnyMedium]:
-        return [medium for medium in self._made(MEDIA_INDEX, self._medium) if isinstance(medium, kind)]
+    def _makers(self) -> list[tuple[str, Callable[[dict[str, Any]], object]]]:
+        return [
+            (MEDIA_INDEX, self._medium),
+            (TABLES_INDEX, self._table_entry),
+            (HISTOGRAMS_INDEX, _histogram),
+            (TEXTS_INDEX, _text_record),
+            (TRACES_INDEX, _trace),
+            (ARTIFACTS_INDEX, self._artifact),
+        ]
+
+    def _media(self, kind: type[_AnyMedium]) -> Iterator[_AnyMedium]:
+        return (medium for medium in self._made(MEDIA_INDEX, self._medium) if isinstance(medium, kind))
 
     def _medium(self, record: dict[str, Any]) -> Medium:
         shape = record.get("shape")
@@ -320,7 +367,7 @@ class Records:
             number_of(record.get("time")),
             self._inside(record["path"]),
             _whole(record.get("size")),
-            int(record.get("rows", 0)),
+            whole_of(record.get("rows")) or 0,
             tuple((str(one["name"]), str(one.get("type", "str"))) for one in record["columns"]),
         )
 
@@ -335,11 +382,7 @@ class Records:
         )
 
     def _inside(self, path: Any) -> Path:
-        """Returns a path of a record, which may not lead out of the run."""
-        parts = PurePosixPath(str(path))
-        if parts.is_absolute() or ".." in parts.parts:
-            raise ValueError(f"path must stay in the run, got {path!r}")
-        return self._run_dir / str(path)
+        return path_inside(self._run_dir, path)
 
 
 def _histogram(record: dict[str, Any]) -> Histogram:
@@ -366,17 +409,24 @@ def _trace(record: dict[str, Any]) -> Trace:
 
 
 def _chosen(records: Iterable[_NamedRecord], name: str | None, step: int | None) -> list[_NamedRecord]:
-    found = list(records)
-    if name is not None:
-        named = [record for record in found if record.name == name]
-        if not named:
-            raise MetricNotFoundError(name, dict.fromkeys(record.name for record in found))
-        found = named
-    return found if step is None else [record for record in found if record.step == step]
+    found: list[_NamedRecord] = []
+    others: dict[str, None] = {}
+    is_known = name is None
+    for record in records:
+        if name is not None and record.name != name:
+            if len(others) < _MOST_NAMES:
+                others[record.name] = None
+            continue
+        is_known = True
+        if step is None or record.step == step:
+            found.append(record)
+    if name is not None and not is_known:
+        raise MetricNotFoundError(name, others)
+    return found
 
 
 def _whole(value: Any) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
+    return whole_of(value) if isinstance(value, int) else None
 
 
 def _text(value: Any) -> str | None:

@@ -19,8 +19,8 @@ import attrs
 
 from destinations.run_directory.layout import SIDECAR, column_of
 
-from ._lines import read_object
-from ._sources import Item, Position, RewoundError, items_of, path_inside, ranks_of
+from ._lines import file_inside, read_object, whole_of
+from ._sources import Item, Position, RewoundError, items_of, ranks_of
 from .errors import RunNotFoundError
 from .liveness import is_alive
 from .run import Run
@@ -255,14 +255,14 @@ class _Replay:
         except FileNotFoundError as error:
             self._report.missing.append(str(error))
             return
-        except (ValueError, KeyError, TypeError, OSError, StopIteration) as error:
+        except Exception as error:  # noqa: BLE001  # a damaged record does not keep the others back
             self._note(item.kind, error)
             return
         for call in calls:
             if self._attempt(item.kind, call):
                 self._report.records[item.kind] += 1
         self._waiting_records += 1
-        self._waiting_bytes += sum(int(line.get("size") or 0) for line in item.lines)
+        self._waiting_bytes += sum(max(0, whole_of(line.get("size")) or 0) for line in item.lines)
         if self._waiting_records >= _RECORDS_BETWEEN_FLUSHES or self._waiting_bytes >= _BYTES_BETWEEN_FLUSHES:
             self._waiting_records = self._waiting_bytes = 0
             self._destination.flush()
@@ -387,10 +387,10 @@ def _calls(
     elif item.kind == "audio":
         from ._decode import sound_of
 
-        sound, rate = sound_of(run_dir, line), int(line.get("sample_rate") or 44100)
+        sound, rate = sound_of(run_dir, line), whole_of(line.get("sample_rate")) or 44100
         yield lambda: destination.log_audio(sound, rate, name, step)
     elif item.kind == "video":
-        path = path_inside(run_dir, line["path"])
+        path = file_inside(run_dir, line["path"])
         yield lambda: destination.log_video(path, line.get("fps"), name, step)
     elif item.kind == "table":
         from ._decode import table_of
@@ -407,7 +407,7 @@ def _calls(
     elif item.kind == "traces":
         yield lambda: destination.log_traces(dict(line.get("traces") or {}))
     elif item.kind == "artifact":
-        path = path_inside(run_dir, line["path"])
+        path = file_inside(run_dir, line["path"])
         yield lambda: destination.upload_file(state, name, path, overwrite=True)
 
 

@@ -21,13 +21,13 @@ from destinations.run_directory.layout import (
     summary_name,
 )
 
-from ._lines import number_of, read_object
+from ._lines import is_shallow, number_of, read_object, whole_of
 from ._sources import ranks_of
 from .errors import RunNotFoundError
 from .liveness import is_alive
 from .media import Audio, Image, PointCloud, Video
 from .record import RunKind, RunRecord, Scalar
-from .records import Artifact, Histogram, Records, Table, TableEntry, Text, Trace
+from .records import Artifact, Histogram, RecordCount, Records, Table, TableEntry, Text, Trace
 
 if TYPE_CHECKING:
     import threading
@@ -200,13 +200,13 @@ class Run:
     @property
     def hyperparameters(self) -> dict[str, Any]:
         """Hyperparameters nested as they were logged; flat where only that is known, empty where there are none."""
-        import yaml
+        from .foreign import read_hparams
 
         try:
-            found = yaml.safe_load((self.path / HPARAMS).read_text(encoding="utf-8"))
-        except (OSError, ValueError, yaml.YAMLError):
-            found = None
-        return found if isinstance(found, dict) and found else dict(self.hparams)
+            found = read_hparams(self.path / HPARAMS)
+        except (OSError, ValueError):
+            found = {}
+        return found or dict(self.hparams)
 
     @property
     def summary(self) -> dict[str, MetricSummary]:
@@ -234,7 +234,7 @@ class Run:
         from destinations.run_directory.sessions import SessionLog
 
         try:
-            return SessionLog.read(self.path)
+            return [line for line in SessionLog.read(self.path) if is_shallow(line)]
         except OSError:
             return []
 
@@ -380,6 +380,10 @@ class Run:
         """Returns files that were kept in the run; as `images`."""
         return self._records.artifacts(name)
 
+    def record_counts(self) -> "dict[str, RecordCount]":
+        """Returns how many records there are of each kind, "images", "tables" and so on, without holding them in memory."""
+        return self._records.overview()
+
     def damaged_lines(self) -> dict[str, int]:
         """Returns how many lines of each index cannot be understood; they are left out of all else."""
         return self._records.damaged_lines()
@@ -409,16 +413,14 @@ def _metric_summary(record: Mapping[str, Any]) -> MetricSummary:
     bounds = {
         name: value if value is not None and math.isfinite(value) else None for name, value in numbers.items()
     }
-    count, non_finite = number_of(record.get("count")), number_of(record.get("non_finite"))
-    steps = {name: number_of(record.get(name)) for name in ("min_step", "max_step")}
     return MetricSummary(
         last=numbers["last"],
         min=bounds["min"],
         max=bounds["max"],
-        min_step=None if steps["min_step"] is None else int(steps["min_step"]),
-        max_step=None if steps["max_step"] is None else int(steps["max_step"]),
-        count=int(count or 0),
-        non_finite=int(non_finite or 0),
+        min_step=whole_of(record.get("min_step")),
+        max_step=whole_of(record.get("max_step")),
+        count=whole_of(record.get("count")) or 0,
+        non_finite=whole_of(record.get("non_finite")) or 0,
         mean=numbers["mean"],
     )
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from destinations.run_directory.files import open_regular, read_open
 from destinations.run_directory.layout import (
     ABANDONED_FOLDER,
     ARTIFACTS_FOLDER,
@@ -64,17 +65,10 @@ class Disk:
 
     def read(self, path: str) -> tuple[bytes, os.stat_result]:
         """Returns the content of a file, and what is known of the very file that was read."""
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        fd = open_regular(path)
         try:
             state = os.fstat(fd)
-            raw = os.read(fd, state.st_size + 1)
-            while len(raw) > state.st_size:
-                # It grew; or it is no regular file.
-                more = os.read(fd, 1 << 16)
-                if not more:
-                    break
-                raw += more
-            return raw, state
+            return read_open(fd, state.st_size, path), state
         finally:
             os.close(fd)
 

@@ -37,6 +37,13 @@ class Terminal(io.StringIO):
         return True
 
 
+def written(text):
+    """Returns what a line is on a terminal."""
+    stream = io.StringIO()
+    Screen(stream).line(text)
+    return stream.getvalue()
+
+
 def lines(columns, rows, width=None, *, colors=False):
     """Returns the lines of a table."""
     return table_lines([Column(title) for title in columns], rows, Screen(io.StringIO(), width, colors))
@@ -137,7 +144,7 @@ def test_colours_are_for_terminals(monkeypatch):
 
     assert [on_terminal.has_colors, in_file.has_colors, without.has_colors] == [True, False, False]
     assert not Screen.of(Terminal()).has_colors
-    assert on_terminal.styled("a", "red") == "\x1b[31ma\x1b[0m"
+    assert written(on_terminal.styled("a", "red")) == "\x1b[31ma\x1b[0m\n"
     assert in_file.styled("a", "red") == "a"
 
 
@@ -147,8 +154,8 @@ def test_colours_take_no_room(monkeypatch):
 
     shown = lines(["status", "n"], rows, colors=True)
 
-    assert shown[1] == "\x1b[32mrunning\x1b[0m  1"
-    assert shown[2] == "\x1b[31mfailed \x1b[0m  2"
+    assert written(shown[1]) == "\x1b[32mrunning\x1b[0m  1\n"
+    assert written(shown[2]) == "\x1b[31mfailed \x1b[0m  2\n"
 
 
 def test_only_terminals_have_a_width(monkeypatch):

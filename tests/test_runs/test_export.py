@@ -221,7 +221,7 @@ def test_an_export_that_fails_leaves_the_file_as_it_was(tmp_path):
         yield
 
     with pytest.raises(OSError, match="disk"):
-        export_metrics(broken(), path)
+        export_metrics(broken(), path, overwrite=True)
 
     assert path.read_text() == "before"
     assert {path.name for path in tmp_path.iterdir()} == {"metrics.csv"}

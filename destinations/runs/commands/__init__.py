@@ -162,6 +162,7 @@ def _add_reading(commands: _Commands) -> None:
     parser.add_argument(
         "--output", "-o", metavar="FILE", help="a .csv, .parquet or .jsonl file; CSV on the screen without it"
     )
+    parser.add_argument("--overwrite", action="store_true", help="replace the file where it exists")
 
 
 def _add_editing(commands: _Commands) -> None:

@@ -53,7 +53,7 @@ def note(options: argparse.Namespace, session: Session) -> int:
         if options.json:
             session.screen.json({"run_id": run.record.run_id, "notes": run.record.notes})
         elif options.text is None and run.record.notes:
-            session.screen.line(run.record.notes)
+            session.screen.lines(run.record.notes.split("\n"))
     return EXIT_OK
 
 

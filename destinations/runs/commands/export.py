@@ -23,9 +23,11 @@ def export(options: argparse.Namespace, session: Session) -> int:
     runs = _selected(options, session)
     on_screen: ExportFormat = "jsonl" if options.json else "csv"
     chosen = None if output is not None else on_screen
-    count = (export_metrics if options.metrics else export_runs)(
-        runs, session.screen.stream if output is None else output, format=chosen
-    )
+    target = session.screen.data_stream() if output is None else output
+    if options.metrics:
+        count = export_metrics(runs, target, format=chosen, overwrite=options.overwrite)
+    else:
+        count = export_runs(runs, target, format=chosen, overwrite=options.overwrite)
     if output is None:
         return EXIT_OK
     if options.json:

@@ -157,4 +157,7 @@ def as_json(record: RunRecord, now: float) -> dict[str, Any]:
 def _local_time(seconds: float) -> str:
     from datetime import datetime
 
-    return datetime.fromtimestamp(seconds).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    try:
+        return datetime.fromtimestamp(seconds).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    except (OSError, OverflowError, ValueError):  # Beyond the calendar.
+        return value_text(seconds)

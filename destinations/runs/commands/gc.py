@@ -1,26 +1,44 @@
-"""`gc`: which run folders could go, and, when told to, their deletion."""
+"""`gc`: which run folders could go, and, when told to, their deletion.
+
+Deletes nothing but files that a run wrote: those that `run_directory.layout` names, and those that the indexes of the run name.
+A folder that holds anything else, such as code, weights or another run, is kept as it is, and the command says why.
+"""
 
 import argparse
 import contextlib
+import fcntl
 import os
-import shutil
-import uuid
+import re
 from collections.abc import Iterator
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+from typing import Any
 
 import attrs
 
+from destinations.run_directory.files import open_regular
 from destinations.run_directory.layout import (
+    ABANDONED_FOLDER,
+    ARTIFACTS_FOLDER,
     ARTIFACTS_INDEX,
+    EDITS,
+    ENVIRONMENT,
+    HEARTBEAT,
     HISTOGRAMS_INDEX,
+    HPARAMS,
+    JOURNAL_FOLDER,
+    MEDIA_FOLDER,
     MEDIA_INDEX,
+    SESSIONS,
     SIDECAR,
+    SUMMARY,
+    TABLES_FOLDER,
     TABLES_INDEX,
     TEXTS_INDEX,
     TRACES_INDEX,
     metrics_name,
 )
-from destinations.runs import RunRecord, is_alive
+from destinations.runs import Run, RunNotFoundError, RunRecord, is_alive
+from destinations.runs._lines import json_lines
 
 from .fields import status_of, status_style
 from .running import EXIT_FAILED, EXIT_OK, open_selected
@@ -31,49 +49,118 @@ from .text import age_text, bytes_text
 __all__ = ["gc"]
 
 _INDEXES = (ARTIFACTS_INDEX, HISTOGRAMS_INDEX, MEDIA_INDEX, TABLES_INDEX, TEXTS_INDEX, TRACES_INDEX)
-_SUCCESS = {"completed", "finished"}
+# Of one that does not say how it ended, nobody knows.
+_KEPT_STATUSES = {"completed", "finished", "unknown"}
+_WEIGHTS = frozenset(
+    (
+        ".bin",
+        ".ckpt",
+        ".distcp",
+        ".gguf",
+        ".ggml",
+        ".h5",
+        ".hdf5",
+        ".joblib",
+        ".keras",
+        ".mlmodel",
+        ".msgpack",
+        ".npy",
+        ".npz",
+        ".onnx",
+        ".orbax",
+        ".pb",
+        ".pickle",
+        ".pkl",
+        ".pt",
+        ".pt2",
+        ".pte",
+        ".pth",
+        ".safetensors",
+        ".tflite",
+        ".torchscript",
+        ".weights",
+    )
+)
+_NAMES = {SIDECAR, SUMMARY, HEARTBEAT, HPARAMS, ENVIRONMENT, SESSIONS, EDITS, *_INDEXES, ".lock"}
+# Paths below the folder of a run; `files.open_temporary` says what temporaries are called.
+_KNOWN = re.compile(
+    "|".join(
+        (
+            *map(re.escape, sorted(_NAMES)),
+            r"(metrics|summary)(\.rank\d+)?\.(csv|json)",
+            r"\.lock\.rank\d+",
+            rf"{ABANDONED_FOLDER}/\.?metrics(\.rank\d+)?\.step-?\d+(\.[0-9a-f]+\.csv|\.tmp)",
+            rf"{JOURNAL_FOLDER}/rank\d+/(\d+\.journal|position\.json|spare[\w.-]*|\.[\w.-]+\.tmp)",
+            r"\.(sidecar|summary|hparams|environment|sessions|edits|metrics)[\w.-]*\.tmp",
+        )
+    )
+)
+_FOLDERS = re.compile(
+    rf"({MEDIA_FOLDER}|{TABLES_FOLDER}|{ARTIFACTS_FOLDER})(/.*)?|{ABANDONED_FOLDER}|{JOURNAL_FOLDER}(/rank\d+)?"
+)
+# The last to go: what is interrupted half-way is still the same run, and goes with the next `gc --delete`.
+_LAST = (EDITS, SIDECAR)
+
+
+class _KeptError(Exception):
+    """A folder is not deleted; the text says why."""
 
 
 @attrs.frozen
 class Candidate:
-    """A folder that could go."""
+    """A folder that could go.
+
+    Attributes:
+        record: the run.
+        reason: why it could go.
+        untouched_seconds: how long nothing in it was changed.
+        size: bytes.
+        kept: why it stays all the same; None where nothing speaks against it.
+    """
 
     record: RunRecord
     reason: str
     untouched_seconds: float
     size: int
+    kept: str | None
 
 
 def gc(options: argparse.Namespace, session: Session) -> int:
     """Shows what could go, and deletes it with `--delete`."""
     with open_selected(options, session) as runs:
         found = list(_candidates(runs.records(archived=None), options.older_than, session.clock()))
-        failed = {}
+        failed: dict[Path, str] = {}
         if options.delete:
-            for candidate in found:
-                try:
-                    _delete(candidate.record.path)
-                except OSError as error:
-                    failed[candidate.record.path] = str(error)
+            for number, candidate in enumerate(found):
+                if candidate.kept is None:
+                    try:
+                        _delete(candidate.record.path, session.clock())
+                    except _KeptError as error:
+                        found[number] = attrs.evolve(candidate, kept=str(error))
+                    except OSError as error:
+                        failed[candidate.record.path] = str(error)
             runs.scan()
     if options.json:
-        session.screen.json(
-            [
-                {
-                    "run_id": one.record.run_id,
-                    "path": str(one.record.path),
-                    "reason": one.reason,
-                    "bytes": one.size,
-                    "deleted": options.delete and one.record.path not in failed,
-                }
-                for one in found
-            ]
-        )
+        session.screen.json([_as_json(one, options, failed) for one in found])
     else:
-        _show(found, options, session)
+        _show([one for one in found if one.kept is None], options, session)
+        for one in found:
+            if one.kept is not None:
+                session.note(f"kept {one.record.path}: {one.kept}")
     for path, problem in failed.items():
         session.note(f"run folder must be one that can be deleted, got {str(path)!r}: {problem}.")
     return EXIT_FAILED if failed else EXIT_OK
+
+
+def _as_json(one: Candidate, options: argparse.Namespace, failed: dict[Path, str]) -> dict[str, Any]:
+    return {
+        "run_id": one.record.run_id,
+        "path": str(one.record.path),
+        "reason": one.reason,
+        "bytes": one.size,
+        "kept": one.kept,
+        "deleted": options.delete and one.kept is None and one.record.path not in failed,
+    }
 
 
 def _show(found: list[Candidate], options: argparse.Namespace, session: Session) -> None:
@@ -120,12 +207,12 @@ def _candidates(records: list[RunRecord], older_than: float, now: float) -> Iter
             continue
         size, touched_at = _size_and_time(record.path)
         if now - touched_at >= older_than:
-            yield Candidate(record, reason, now - touched_at, size)
+            yield Candidate(record, reason, now - touched_at, size, _why_kept(record.path))
 
 
 def _why_empty(record: RunRecord) -> str | None:
     """Says that a run is of no use to anybody: it ended without success, and nothing was logged that is still there."""
-    if record.status in _SUCCESS or record.summary or record.checkpoint_path or record.notes:
+    if record.status in _KEPT_STATUSES or record.summary or record.checkpoint_path or record.notes:
         return None
     # A folder that cannot be read well is for people to look at.
     if record.problem or not (record.path / SIDECAR).is_file():
@@ -133,13 +220,23 @@ def _why_empty(record: RunRecord) -> str | None:
     has_rows = any(
         _has_content(path) for path in (record.path / metrics_name(0), *record.path.glob("metrics*.csv"))
     )
-    has_rows = has_rows or any((record.path / "journal").rglob("*.journal"))
+    has_rows = has_rows or any((record.path / JOURNAL_FOLDER).rglob("*.journal"))
     has_records = any(_has_content(record.path / name) for name in _INDEXES)
     return (
-        None
-        if has_rows or has_records or any(record.path.rglob("*.ckpt"))
-        else "ended without success, empty"
+        None if has_rows or has_records or _has_checkpoints(record.path) else "ended without success, empty"
     )
+
+
+def _has_checkpoints(folder: Path) -> bool:
+    try:
+        return any(_is_weights(name) for name, is_folder in _content(folder) if not is_folder)
+    except OSError:
+        # What cannot be looked at may be anything.
+        return True
+
+
+def _is_weights(name: str) -> bool:
+    return PurePosixPath(name).suffix.lower() in _WEIGHTS
 
 
 def _has_content(path: Path) -> bool:
@@ -147,6 +244,77 @@ def _has_content(path: Path) -> bool:
         return path.stat().st_size > 0
     except OSError:
         return False
+
+
+def _content(folder: Path) -> Iterator[tuple[str, bool]]:
+    """Yields what is below a folder, each with whether it is a folder, which comes behind what is in it; links are files.
+
+    Raises:
+        OSError: some of it cannot be looked at.
+    """
+
+    def refuse(error: OSError) -> None:
+        raise error
+
+    for parent, folders, names in os.walk(folder, topdown=False, onerror=refuse):
+        base = os.path.relpath(parent, folder)
+        prefix = "" if base == "." else f"{base}/"
+        links = [name for name in folders if os.path.islink(os.path.join(parent, name))]  # noqa: PTH114, PTH118  # as below
+        yield from ((f"{prefix}{name}", False) for name in (*names, *links))
+        if prefix:
+            yield base, True
+
+
+def _why_kept(folder: Path) -> str | None:
+    try:
+        _files_to_delete(folder)
+    except _KeptError as error:
+        return str(error)
+    except OSError as error:
+        return f"it cannot be looked at: {error}"
+    return None
+
+
+def _files_to_delete(folder: Path) -> tuple[list[str], list[str]]:
+    """Returns the files of a run, and the folders that are empty without them, deepest first.
+
+    Raises:
+        _KeptError: there is something else in the folder.
+        OSError: some of it cannot be looked at.
+    """
+    files, folders = [], []
+    named = _named_by_indexes(folder)
+    for name, is_folder in _content(folder):
+        if is_folder:
+            if not _FOLDERS.fullmatch(name):
+                raise _KeptError(f"it holds {name}/, which is no folder of a run")
+            folders.append(name)
+        elif _is_weights(name):
+            raise _KeptError(f"it holds {name}, which looks like weights")
+        elif not _KNOWN.fullmatch(name) and name not in named:
+            raise _KeptError(f"it holds {name}, which no run wrote")
+        else:
+            files.append(name)
+    return files, folders
+
+
+def _named_by_indexes(folder: Path) -> set[str]:
+    """Returns the files that the records of a run name."""
+    named: set[str] = set()
+    for index in (MEDIA_INDEX, TABLES_INDEX, ARTIFACTS_INDEX):
+        for line in json_lines(folder / index, with_torn=True):
+            waiting: list[Any] = [line]
+            while waiting:
+                value = waiting.pop()
+                if isinstance(value, dict):
+                    named.update(
+                        str(value[key]) for key in ("path", "overlay") if isinstance(value.get(key), str)
+                    )
+                    waiting.extend(value.values())
+    return {name for name in named if PurePosixPath(name).parts[:1] in _RECORD_FOLDERS}
+
+
+_RECORD_FOLDERS = {(MEDIA_FOLDER,), (TABLES_FOLDER,), (ARTIFACTS_FOLDER,)}
 
 
 def _size_and_time(folder: Path) -> tuple[int, float]:
@@ -161,8 +329,36 @@ def _size_and_time(folder: Path) -> tuple[int, float]:
     return size, touched_at
 
 
-def _delete(folder: Path) -> None:
-    """Deletes a folder; what is interrupted half-way is no run any more, and goes with the next `gc --delete`."""
-    doomed = folder.with_name(f".deleted-{folder.name}-{uuid.uuid4().hex[:8]}")
-    folder.rename(doomed)
-    shutil.rmtree(doomed)
+def _delete(folder: Path, now: float) -> None:
+    """Deletes the files of a run, and its folder; everything is looked at again just before."""
+    try:
+        record = Run.open(folder).record
+    except RunNotFoundError:
+        raise _KeptError("it is no run any more") from None
+    if is_alive(record.status, record.heartbeat_at, now) or _is_locked(folder):
+        raise _KeptError("it is being written")
+    files, folders = _files_to_delete(folder)
+    for name in [*(name for name in files if name not in _LAST), *(name for name in _LAST if name in files)]:
+        (folder / name).unlink()
+    # A folder that has got something else meanwhile stays.
+    for name in folders:
+        (folder / name).rmdir()
+    folder.rmdir()
+
+
+def _is_locked(folder: Path) -> bool:
+    """Says whether a process holds the lock of the writer."""
+    for path in folder.glob(".lock*"):
+        try:
+            fd = open_regular(path)
+        except OSError:
+            continue
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:
+            continue
+        finally:
+            os.close(fd)
+    return False

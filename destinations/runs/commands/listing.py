@@ -8,7 +8,7 @@ from typing import Any
 from destinations.runs import MetricNotFoundError, Run, RunRecord, Runs
 
 from .fields import as_json, cell_of, check_fields, column_of, field_of
-from .running import EXIT_OK, open_selected
+from .running import EXIT_OK, left_out_if_damaged, open_selected
 from .screen import Session
 from .table import Cell, Column, table_lines
 from .text import value_text
@@ -84,10 +84,11 @@ def best(options: argparse.Namespace, session: Session) -> int:
         selection = {**selection_of(options), "limit": None}
         ranked: list[tuple[float, int | None, Run]] = []
         for run in runs.query(**selection):
-            found = run.summary.get(options.metric)
-            value = None if found is None else found.max if options.is_max else found.min
-            if found is not None and value is not None:
-                ranked.append((value, found.max_step if options.is_max else found.min_step, run))
+            with left_out_if_damaged(run, session):
+                found = run.summary.get(options.metric)
+                value = None if found is None else found.max if options.is_max else found.min
+                if found is not None and value is not None:
+                    ranked.append((value, found.max_step if options.is_max else found.min_step, run))
         if not ranked and options.metric not in runs.metric_names():
             raise MetricNotFoundError(options.metric, runs.metric_names())
     ranked.sort(key=lambda item: -item[0] if options.is_max else item[0])

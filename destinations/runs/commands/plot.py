@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from destinations._formatting import one_line
 from destinations.runs import MetricNotFoundError, Run
 
 from .running import EXIT_OK, UsageError, find_runs
@@ -85,8 +86,8 @@ def _label(run: Run) -> str:
 
 
 def _plain(text: str) -> str:
-    """Returns a text in which matplotlib finds no formula."""
-    return text.replace("$", r"\$")
+    """Returns a text in which matplotlib finds no formula, and nothing that a font has no shape for."""
+    return one_line(text).replace("$", r"\$")
 
 
 def _require_matplotlib() -> None:

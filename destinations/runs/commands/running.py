@@ -1,14 +1,25 @@
 """How a command runs: it gets its options, the runs it asks for and a screen; its errors become a message and an exit code."""
 
 import argparse
+import contextlib
+import logging
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from destinations.runs import FilterError, RootError, Run, RunNotFoundError, Runs, RunsError, open_runs
+from destinations.runs import (
+    DatasetError,
+    FilterError,
+    RootError,
+    Run,
+    RunNotFoundError,
+    Runs,
+    RunsError,
+    open_runs,
+)
 
-from .screen import Session
+from .screen import NotesHandler, Session
 
 __all__ = [
     "EXIT_FAILED",
@@ -18,6 +29,7 @@ __all__ = [
     "Command",
     "UsageError",
     "find_runs",
+    "left_out_if_damaged",
     "open_selected",
     "roots_of",
     "run_command",
@@ -27,6 +39,8 @@ EXIT_OK = 0
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_TIMEOUT = 124
+
+_MOST_PROBLEMS = 5
 
 Command = Callable[[argparse.Namespace, Session], int]
 
@@ -38,17 +52,21 @@ class UsageError(RunsError):
 def run_command(command: Command, options: argparse.Namespace, session: Session | None) -> int:
     """Runs a command; returns its exit code."""
     session = Session() if session is None else session
+    log, handler = logging.getLogger("destinations"), NotesHandler(session)
+    log.addHandler(handler)
     try:
         return command(options, session)
-    except (UsageError, FilterError, RootError) as error:
-        session.note(str(error))
-        return EXIT_USAGE
-    except RunsError as error:
-        session.note(str(error))
+    except (UsageError, FilterError, RootError, DatasetError) as error:
+        # The text is about what the user wrote, with the place below it.
+        for line in str(error).split("\n"):
+            session.note(line)
+        return EXIT_FAILED if isinstance(error, DatasetError) else EXIT_USAGE
     except BrokenPipeError:
         raise
-    except (ImportError, OSError) as error:
+    except (RunsError, ImportError, OSError, ValueError) as error:
         session.note(str(error))
+    finally:
+        log.removeHandler(handler)
     return EXIT_FAILED
 
 
@@ -70,7 +88,24 @@ def roots_of(options: argparse.Namespace, session: Session) -> list[str]:
 
 def open_selected(options: argparse.Namespace, session: Session) -> Runs:
     """Opens the runs below the roots; says beside the results what the scan could not read."""
-    return open_runs(*roots_of(options, session), clock=session.clock)
+    runs = open_runs(*roots_of(options, session), clock=session.clock)
+    problems = runs.report.problems
+    for path, problem in problems[:_MOST_PROBLEMS]:
+        session.note(f"{path}: {problem}")
+    if len(problems) > _MOST_PROBLEMS:
+        session.note(f"and {len(problems) - _MOST_PROBLEMS} more: destinations runs scan lists them")
+    return runs
+
+
+@contextlib.contextmanager
+def left_out_if_damaged(run: Run, session: Session) -> Iterator[None]:
+    """Keeps one run that cannot be read from ending a command over many; says which, and why."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except Exception as error:  # noqa: BLE001  # the other runs are wanted, whatever is wrong with this one
+        session.note(f"run {run.run_id} in {run.path} is left out: {error}")
 
 
 def find_runs(names: Sequence[str], options: argparse.Namespace, session: Session) -> list[Run]:

@@ -1,21 +1,33 @@
 """Where a command writes: how wide it is, whether it shows colours, and what it does with JSON.
 
+Everything that a command shows passes here, and with it what others wrote: names, tags, notes, paths. Characters that move a
+terminal's cursor, change its state or begin a line are shown as escapes, whatever they stand in.
+
 Colours are for terminals alone, and for none where `NO_COLOR` is set (https://no-color.org).
 """
 
+import io
 import json
+import logging
 import os
+import re
+import secrets
 import shutil
 import sys
 import time
 from collections.abc import Callable, Iterable
-from typing import IO, Any
+from typing import IO, Any, cast
 
 import attrs
 
-from destinations._formatting import plain
+from destinations._formatting import one_line, plain
 
-__all__ = ["STYLES", "Screen", "Session"]
+__all__ = ["STYLES", "NotesHandler", "Screen", "Session"]
+
+# Where a style begins or ends in a line: what nobody who wrote a name could know.
+_MARK = f"<{secrets.token_hex(8)}:"
+_STYLE_MARK = re.compile(rf"{_MARK}(\d+);")
+_ODD = re.compile("[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
 STYLES = {
     "bold": "1",
@@ -57,7 +69,8 @@ class Screen:
 
     def line(self, text: str = "") -> None:
         """Writes a line."""
-        self.stream.write(f"{_encodable(text, self.stream)}\n")
+        shown = _STYLE_MARK.sub("\x1b[\\1m", one_line(text))
+        self.stream.write(f"{_encodable(shown, self.stream)}\n")
 
     def lines(self, lines: Iterable[str]) -> None:
         """Writes several lines."""
@@ -66,15 +79,23 @@ class Screen:
 
     def json(self, value: Any) -> None:
         """Writes a value as strict JSON, indented; NaN and infinities as texts."""
-        self.line(json.dumps(plain(value), ensure_ascii=False, indent=2, allow_nan=False))
+        text = json.dumps(plain(value), ensure_ascii=False, indent=2, allow_nan=False)
+        self.lines(map(_plain_json, text.split("\n")))
 
     def json_line(self, value: Any) -> None:
         """Writes a value as one line of strict JSON."""
-        self.line(json.dumps(plain(value), ensure_ascii=False, allow_nan=False, separators=(",", ":")))
+        text = json.dumps(plain(value), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        self.line(_plain_json(text))
 
     def styled(self, text: str, style: str | None) -> str:
         """Returns a text in a colour, where colours are shown."""
-        return f"\x1b[{STYLES[style]}m{text}\x1b[0m" if style and self.has_colors else text
+        if not style or not self.has_colors:
+            return text
+        return f"{_MARK}{STYLES[style]};{text}{_MARK}0;"
+
+    def data_stream(self) -> IO[str]:
+        """Returns where data goes as it is; on a terminal with escapes shown as such."""
+        return cast("IO[str]", _EscapingStream(self.stream)) if self.is_terminal else self.stream
 
     def clear(self) -> None:
         """Begins a new page: over the old one on a terminal, below it elsewhere."""
@@ -104,8 +125,37 @@ class Session:
     environment: "os._Environ[str] | dict[str, str]" = attrs.field(factory=lambda: os.environ)
 
     def note(self, text: str) -> None:
-        """Writes a message beside the results."""
-        self.errors.write(f"{_encodable(text, self.errors)}\n")
+        """Writes a message beside the results, in one line."""
+        self.errors.write(f"{_encodable(one_line(text), self.errors)}\n")
+
+
+class NotesHandler(logging.Handler):
+    """Shows log records of this package as messages beside the results."""
+
+    def __init__(self, session: Session) -> None:
+        super().__init__(logging.WARNING)
+        self._session = session
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Writes one."""
+        self._session.note(record.getMessage())
+
+
+class _EscapingStream(io.TextIOBase):
+    """Writes lines of data to a terminal, each as `Screen.line` would."""
+
+    def __init__(self, stream: IO[str]) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        lines = text.split("\n")
+        self._stream.write(_encodable("\n".join(map(one_line, lines)), self._stream))
+        return len(text)
+
+
+def _plain_json(line: str) -> str:
+    """Returns a line of JSON, which has odd characters in its texts alone, with JSON's own escapes for them."""
+    return line if line.isprintable() else _ODD.sub(lambda match: f"\\u{ord(match[0]):04x}", line)
 
 
 def _encodable(text: str, stream: IO[str]) -> str:

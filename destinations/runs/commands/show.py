@@ -1,7 +1,7 @@
 """`show`: everything that is known of a run, on one page."""
 
 import argparse
-from collections import Counter
+import itertools
 from typing import Any
 
 import attrs
@@ -17,7 +17,7 @@ from .text import NOTHING, age_text, bytes_text, cut, pad, sparkline, value_text
 __all__ = ["show"]
 
 _SPARKS = 24
-_KINDS = ("images", "audio", "videos", "point_clouds", "tables", "histograms", "texts", "traces", "artifacts")
+_MOST_NAMES = 100
 
 
 def show(options: argparse.Namespace, session: Session) -> int:
@@ -135,21 +135,18 @@ def _course(run: Run, name: str) -> str:
 
 
 def _counts(run: Run) -> dict[str, int]:
-    return {kind: count for kind in _KINDS if (count := len(getattr(run, kind)()))}
+    return {kind: one.count for kind, one in run.record_counts().items()}
 
 
 def _record_texts(run: Run) -> dict[str, str]:
     texts = {}
-    for kind in _KINDS:
-        found = getattr(run, kind)()
-        if found:
-            names = Counter(getattr(one, "name", "") for one in found)
-            size = sum(getattr(one, "size", None) or 0 for one in found)
-            named = ", ".join(
-                f"{name} ({count})" if count > 1 else name for name, count in names.items() if name
-            )
-            about = f", {bytes_text(size)}" if size else ""
-            texts[kind.replace("_", " ")] = f"{len(found)}{about}{f': {value_text(named)}' if named else ''}"
+    for kind, found in run.record_counts().items():
+        names = itertools.islice(found.names.items(), _MOST_NAMES)
+        named = ", ".join(f"{name} ({count})" if count > 1 else name for name, count in names if name)
+        if len(found.names) > _MOST_NAMES:
+            named += ", …"
+        about = f", {bytes_text(found.size)}" if found.size else ""
+        texts[kind.replace("_", " ")] = f"{found.count}{about}{f': {value_text(named)}' if named else ''}"
     return texts
 
 

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 
 import attrs
 
+from destinations._formatting import one_line
+
 from .screen import Screen
 from .text import ELLIPSIS, cut, pad, width_of
 
@@ -42,7 +44,15 @@ def table_lines(columns: Sequence[Column], rows: Sequence[Sequence[Cell | str]],
     Where the screen is too narrow, the widest columns are cut, "…" in the place of what is gone; where there is no room for all
     of them, the last ones are left out, and a "…" in the line of titles says so.
     """
-    table = [[cell if isinstance(cell, Cell) else Cell(cell) for cell in row] for row in rows]
+    # Escaped before it is measured: an escape takes more room than what it stands for.
+    table = [
+        [
+            Cell(one_line(cell.text), cell.style) if isinstance(cell, Cell) else Cell(one_line(cell))
+            for cell in row
+        ]
+        for row in rows
+    ]
+    columns = [attrs.evolve(column, title=one_line(column.title)) for column in columns]
     widths = [
         max([width_of(column.title), *(width_of(row[index].text) for row in table)])
         for index, column in enumerate(columns)
