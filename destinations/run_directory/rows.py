@@ -8,6 +8,7 @@ import csv
 import io
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import attrs
 
@@ -85,7 +86,7 @@ def rows_of(columns: list[str], body: bytes) -> Iterator[MetricRow]:
         yield MetricRow(_whole(step), within_float(epoch), within_float(time), found)
 
 
-def within_float(value: float | None) -> float | None:
+def within_float(value: Any) -> Any:
     """Returns a number that is surely within what a float holds: an integer that is not becomes infinite."""
     if isinstance(value, int):
         try:
