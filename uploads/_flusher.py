@@ -83,6 +83,8 @@ class Flusher:
         self._wanted.set()
         if self._thread is not None:
             self._thread.join(timeout_seconds)
+        elif self._folders:
+            self._run()
 
     def _run(self) -> None:
         while True:

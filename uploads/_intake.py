@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import logging
 import os
 import shutil
+import stat
 import threading
+import time
+import weakref
 from typing import TYPE_CHECKING, Literal
 
 from ._notes import utc_now
@@ -27,6 +31,11 @@ _log = logging.getLogger("uploads")
 
 How = Literal["copy", "move", "link"]
 
+_DIGITS = 12  # As in the name of an entry's folder.
+_MOST = 9 * 10 ** (_DIGITS - 1)  # A number beyond was not counted by us.
+_TRIES = 100
+_TRY_SECONDS = 0.001
+
 
 class Intake:
     """Gives entries their numbers. Its lock guards the numbers and their order on disk; staging itself is done outside it.
@@ -41,7 +50,7 @@ class Intake:
         self._spool = spool
         self._room = room
         self._store = store
-        self._sequence = spool.last_sequence()
+        self._numbers = _Numbers(spool.numbers, spool.last_sequence())
         self._lock = threading.Lock()
         self._is_child = False
 
@@ -54,7 +63,7 @@ class Intake:
         how: How,
         *,
         overwrite: bool,
-        after: tuple[str, ...],
+        after: dict[str, str],
         to_disk: bool,
         register: Callable[[Entry], None],
         announce: Callable[[Entry], None] = lambda _: None,
@@ -68,7 +77,7 @@ class Intake:
             size: Bytes to book; returned where this raises.
             how: To take the bytes.
             overwrite: For the manifest.
-            after: For the manifest.
+            after: For the manifest: remote names by identifier.
             to_disk: Whether to wait for the disk.
             register: Called just before the entry becomes visible; where it raises, nothing has changed.
             announce: Called when it is visible, in the order of numbers: the older of two entries of one name is heard of first.
@@ -115,7 +124,7 @@ class Intake:
         how: How,
         *,
         overwrite: bool,
-        after: tuple[str, ...],
+        after: dict[str, str],
         to_disk: bool,
         register: Callable[[Entry], None],
         announce: Callable[[Entry], None],
@@ -125,14 +134,14 @@ class Intake:
         checksum = to_disk or self._is_child
         staged = _take(source, folder / DATA_FILE, how, rename=rename, checksum=checksum)
         with self._lock:
-            if self._sequence >= MAXIMUM_SEQUENCE:
+            sequence = self._numbers.next()
+            if sequence > MAXIMUM_SEQUENCE:
                 raise SpoolFull(
                     f"spool {self._spool.path} has no number left for an entry. Choose another with spool=…"
                 )
-            self._sequence += 1
             entry = Entry(
                 identifier,
-                self._sequence,
+                sequence,
                 name,
                 overwrite,
                 staged.size,
@@ -140,10 +149,11 @@ class Intake:
                 staged.staging,
                 # For people: bytes that are not UTF-8 are shown, since no manifest could hold them.
                 os.fsencode(source.absolute()).decode(errors="backslashreplace"),
-                after,
+                tuple(after),
                 utc_now(),
                 boot="" if to_disk or staged.crc32 is not None else self._spool.boot,
                 store=self._store,
+                after_names=tuple(after.values()),
             )
             # The manifest comes first: should we die right after the rename below, the file is gone from where it was,
             # and the next queue finds an entry that is complete.
@@ -158,6 +168,58 @@ class Intake:
             except OSError as error:  # What is pending can no longer be refused.
                 _log.warning("%s was taken, but could not be removed: %s", source, error.strerror)
         return entry
+
+
+class _Numbers:
+    """The sequence numbers of a spool, shared with forked children and with later processes through the file `sequence`.
+
+    A lock of the system's, which dies with its process, guards the file. Where the lock or the file cannot be had, numbers
+    go on from the last that this process knows: training does not wait for a child that was stopped at the wrong moment.
+    Not thread-safe.
+
+    Args:
+        path: The file.
+        last: The highest number that is known to have been given.
+    """
+
+    def __init__(self, path: Path, last: int) -> None:
+        self._last = last
+        self._descriptor = -1
+        with contextlib.suppress(OSError):
+            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+            descriptor = os.open(path, flags, 0o600)
+            weakref.finalize(self, os.close, descriptor)
+            if stat.S_ISREG(os.fstat(descriptor).st_mode):
+                self._descriptor = descriptor
+
+    def next(self) -> int:
+        """One more than any process has given."""
+        noted = 0
+        has_lock = self._descriptor >= 0 and self._acquire()
+        try:
+            if has_lock:
+                with contextlib.suppress(OSError, ValueError):
+                    noted = int(os.pread(self._descriptor, _DIGITS, 0))
+            self._last = max(self._last, noted if 0 <= noted < _MOST else 0) + 1
+            if has_lock:
+                with contextlib.suppress(OSError):
+                    os.pwrite(self._descriptor, b"%0*d" % (_DIGITS, self._last), 0)
+        finally:
+            if has_lock:
+                fcntl.lockf(self._descriptor, fcntl.LOCK_UN)
+        return self._last
+
+    def _acquire(self) -> bool:
+        for _ in range(_TRIES):
+            try:
+                fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                time.sleep(_TRY_SECONDS)
+            except OSError:
+                return False
+            else:
+                return True
+        return False
 
 
 def _take(source: Path, target: Path, how: How, *, rename: bool, checksum: bool) -> Staged:

@@ -50,6 +50,7 @@ class Ledger:
         )
         self._failures: list[Outcome] = []
         self._missing: set[str] = set()
+        self._adopted: set[str] = set()  # Of other processes that submit here; nothing is booked for them.
 
     def inherit(self, folders: Iterable[str]) -> None:
         """Takes in what earlier processes left."""
@@ -65,6 +66,31 @@ class Ledger:
             self._handles[folder] = handle
             self._on_the_way_in = folder
 
+    def adopt(self) -> list[str]:
+        """Takes in what other processes, such as a forked child, submitted to the spool; returns their folders.
+
+        Raises:
+            OSError: The spool cannot be listed.
+        """
+        adopted = []
+        for folder in itertools.chain(self._spool.pending_folders(), self._spool.inflight_folders()):
+            with self._changed:
+                if folder in self._folders:
+                    continue
+                self._add(folder)
+                self._adopted.add(folder)
+            # Only now: what has ended since it was listed would never be heard of.
+            if self._spool.state_of(folder) in {UploadState.PENDING, UploadState.INFLIGHT}:
+                adopted.append(folder)
+            else:
+                self.strike(folder)
+        return adopted
+
+    def knows(self, folder: str) -> bool:
+        """Whether the entry is on its way."""
+        with self._changed:
+            return folder in self._folders
+
     def confirm(self, folder: str) -> None:
         """The entry that was opened is in the spool now."""
         with self._changed:
@@ -75,6 +101,8 @@ class Ledger:
         """Takes an entry out that never came to be."""
         with self._changed:
             self._remove(folder)
+            if not self._folders:
+                self._changed.notify_all()
 
     def is_on_its_way(self, name: str) -> bool:
         """Whether an entry of this remote name has not ended."""
@@ -85,6 +113,7 @@ class Ledger:
         """The end of an entry; the second time it is told nothing happens."""
         with self._changed:
             handle = self._handles.get(folder)
+            is_booked = sequence_of(folder) > self._inherited_to and folder not in self._adopted
             if not self._remove(folder):
                 return
             if outcome.state is UploadState.LOST and handle is not None:
@@ -92,7 +121,7 @@ class Ledger:
                 outcome = attrs.evolve(outcome, remote_name=handle.remote_name)
             if outcome.state.is_failure:
                 self._failures.append(outcome)
-            elif sequence_of(folder) > self._inherited_to:
+            elif is_booked:
                 self._free(outcome.size)
             if not self._folders:
                 self._changed.notify_all()
@@ -154,6 +183,9 @@ class Ledger:
                 self.close(gone[outcome.identifier], outcome)
         with self._changed:
             missing = {folder for folder in gone.values() if folder in self._folders}
+        # It may have changed its place while the places were listed one after the other.
+        missing = {folder for folder in missing if self._spool.place_of(folder) is None}
+        with self._changed:
             lost, self._missing = missing & self._missing, missing
         reason = f"its folder was deleted from {self._spool.path}"
         for folder in sorted(lost):
@@ -170,6 +202,7 @@ class Ledger:
     def _remove(self, folder: str) -> bool:
         """Forgets an entry; whether it was known."""
         self._handles.pop(folder, None)
+        self._adopted.discard(folder)
         is_known = self._folders.remove(folder)
         if is_known:
             self._names[number_of(key_of(folder))] -= 1

@@ -27,6 +27,7 @@ __all__ = [
     "note_attempt",
     "note_crc32",
     "note_flushed",
+    "note_interruption",
     "note_reason",
     "reason_of",
     "utc_now",
@@ -41,6 +42,14 @@ def note_attempt(folder: Path, count: int, reason: str) -> None:
     """Keeps how often an entry failed and why, for `status`."""
     with contextlib.suppress(OSError):
         replace_json(folder / _ATTEMPTS_FILE, {"count": count, "reason": reason, "at": utc_now()})
+
+
+def note_interruption(folder: Path) -> int:
+    """Keeps that the process ended which was uploading the entry; returns how many attempts were noted."""
+    count = attempts_of(folder).get("count")
+    count = count + 1 if isinstance(count, int) and count > 0 else 1
+    note_attempt(folder, count, "the process that was uploading it ended")
+    return count
 
 
 def attempts_of(folder: Path) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -20,9 +21,11 @@ if TYPE_CHECKING:
     from .retry import RetryPolicy
     from .stores import Store
 
-__all__ = ["Drainer", "Isolation", "choose_isolation", "make_drainer", "order_for", "take_spool"]
+__all__ = ["Drainer", "Isolation", "choose_isolation", "order_for", "start_drainer", "take_spool"]
 
 Isolation = Literal["threads", "process"]
+
+_log = logging.getLogger("uploads")
 
 
 class Drainer(Protocol):
@@ -55,7 +58,7 @@ def choose_isolation(asked: Isolation | None, store: Store | str | Path) -> Isol
     return asked or ("process" if isinstance(store, str | Path) and is_remote(store) else "threads")
 
 
-def make_drainer(
+def start_drainer(
     isolation: Isolation,
     spool: Spool,
     store: Store,
@@ -63,7 +66,7 @@ def make_drainer(
     policy: RetryPolicy | None,
     ledger: Ledger,
 ) -> Drainer:
-    """What will empty the spool, not started yet; it tells the ledger what became of entries.
+    """Starts what empties the spool, and tells the ledger what became of entries. Threads do it where no process can be started.
 
     Args:
         isolation: Where.
@@ -72,17 +75,29 @@ def make_drainer(
         order: What a worker process is told; threads do as much.
         policy: As the user gave it.
         ledger: Hears.
+
+    Raises:
+        SpoolOwned: Threads were asked for, and a live process drains the spool.
+        RuntimeError: No thread can be started.
     """
-    if isolation == "threads":
-        return Drain(
-            spool,
-            store,
-            workers=order.workers,
-            policy=policy,
-            on_settled=ledger.close,
-            on_idle=ledger.look_up,
-        )
-    return WorkerLink(order, on_settled=ledger.close, look_up=ledger.look_up)
+    if isolation == "process":
+        link = WorkerLink(order, on_settled=ledger.close, look_up=ledger.look_up)
+        try:
+            link.start()
+        except OSError as error:
+            _log.warning("no worker process can be started, so that threads of this one upload: %s", error)
+        else:
+            return link
+    drain = Drain(
+        spool,
+        store,
+        workers=order.workers,
+        policy=policy,
+        on_settled=ledger.close,
+        on_idle=ledger.look_up,
+    )
+    drain.start()
+    return drain
 
 
 def order_for(

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING
 
 import attrs
 
+from ._packed import NumberTable
 from ._past import Past
-from .entry import identifier_of, key_of, number_of
+from .entry import identifier_of, key_of, number_of, sequence_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -27,11 +28,12 @@ __all__ = ["Counts", "Schedule", "Standing"]
 
 
 class Standing(enum.Enum):
-    """How an entry stands towards those it comes after: all there, some still on their way, or one failed."""
+    """How an entry stands towards those it comes after: all there, some still on their way, one failed, or nothing known of one."""
 
     FREE = enum.auto()
     HELD = enum.auto()
     BROKEN = enum.auto()
+    UNKNOWN = enum.auto()
 
 
 @attrs.frozen
@@ -84,6 +86,10 @@ class Schedule:
         self._unread = 0  # Of them were announced since the last reading began.
         self._is_being_read = False
         self._past = Past()
+        self._delivered_sequence = (
+            NumberTable()
+        )  # Key → of the newest that was delivered and may replace others.
+        self._delivered_identity = NumberTable()
         self._holding: dict[int, set[int]] = defaultdict(set)  # Identity → keys held until it settles.
         self._waiting = 0
         self._closed_until = float("-inf")
@@ -185,18 +191,44 @@ class Schedule:
 
     def hold(self, folder: str, after: Iterable[str]) -> Standing:
         """How the entry stands; where it is HELD it waits again, until one of those it comes after has settled."""
+        standing = Standing.FREE
         with self._changed:
             for identifier in after:
                 identity = number_of(identifier)
                 wanted = self._past.newest(identity)
                 if self._past.has_failed(wanted):
                     return Standing.BROKEN
+                if self._past.was_delivered(wanted):
+                    continue
                 # What took its place came later, and may be beyond the window.
                 if wanted in self._known or (wanted != identity and self._beyond):
                     self._holding[wanted].add(_key(folder))
                     self._return(folder)
                     return Standing.HELD
-            return Standing.FREE
+                standing = Standing.UNKNOWN
+            return standing
+
+    def delay(self, folder: str, seconds: float) -> None:
+        """Leaves the entry and those behind it in its line alone for a while, whether or not they are here already."""
+        key = _key(folder)
+        with self._changed:
+            self._resting.add(key)
+            heapq.heappush(self._delayed, (self._clock() + seconds, key))
+
+    def note_delivered(self, folder: str) -> None:
+        """The entry, which may replace others of its name, is in the store: those that came before it are not to follow."""
+        with self._changed:
+            key, sequence = _key(folder), sequence_of(folder)
+            if sequence > self._delivered_sequence[key]:
+                self._delivered_sequence[key] = sequence
+                self._delivered_identity[key] = _identity(folder)
+
+    def delivered_after(self, folder: str) -> str | None:
+        """The identifier of a newer entry of the same remote name that is in the store; a forked child's may be found late."""
+        key = _key(folder)
+        with self._changed:
+            is_newer = self._delivered_sequence[key] > sequence_of(folder)
+            return f"{self._delivered_identity[key]:016x}" if is_newer else None
 
     def settle(self, folder: str, *, failed: bool = False, replaced_by: str | None = None) -> None:
         """The entry has left the line for good."""

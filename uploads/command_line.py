@@ -7,6 +7,7 @@ Exit codes: 0 everything was delivered, 1 something is left, 2 wrong usage, 3 an
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import json
 import re
@@ -17,11 +18,12 @@ import attrs
 
 from .commands import EXIT_FAILED, EXIT_OK, EXIT_OWNED, exit_code, gc, resume, status, verify
 from .errors import SpoolOwned, UploadError
+from .retry import check_seconds, check_workers
 from .spool import Spool
 from .stores import open_store
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 __all__ = ["add_commands", "main"]
 
@@ -52,9 +54,9 @@ def add_commands(subparsers: Any) -> None:
             )
         if name == "resume":
             command.add_argument(
-                "--workers", type=int, default=4, metavar="N", help="uploads at the same time (4)"
+                "--workers", type=_workers, default=4, metavar="N", help="uploads at the same time (4)"
             )
-            command.add_argument("--timeout", type=float, metavar="SECONDS", help="stop after this long")
+            command.add_argument("--timeout", type=_seconds, metavar="SECONDS", help="stop after this long")
             command.add_argument(
                 "--follow", action="store_true", help="wait for more when everything is uploaded"
             )
@@ -75,6 +77,27 @@ def main(arguments: list[str] | None = None) -> int:
     add_commands(parser.add_subparsers(required=True, metavar="COMMAND"))
     options = parser.parse_args(arguments)
     return int(options.run(options))
+
+
+def _workers(text: str) -> int:
+    workers = int(text)
+    with _argument():
+        check_workers(workers)
+    return workers
+
+
+def _seconds(text: str) -> float:
+    with _argument():
+        return check_seconds("SECONDS", float(text))
+
+
+@contextlib.contextmanager
+def _argument() -> Iterator[None]:
+    """What is wrong with an argument, as argparse shows it."""
+    try:
+        yield
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def _with_exit_code(run: Callable[[argparse.Namespace], int], options: argparse.Namespace) -> int:

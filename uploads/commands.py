@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import math
 import shutil
 import threading
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ from .entry import Entry
 from .errors import ManifestUnreadable, SpoolError, SpoolUnusable
 from .outcome import Outcome, UploadState
 from .ownership import OwnerLock, owner_of
+from .retry import check_seconds, check_workers
 from .spool import Spool
 from .stores import open_store
 from .stores.store import Resuming
@@ -115,7 +117,10 @@ def resume(
     Raises:
         SpoolOwned: A live process drains it already.
         SpoolUnusable: It is another user's, and not to be trusted.
+        ValueError: A bad argument.
     """
+    check_workers(workers)
+    limit_seconds = check_seconds("timeout_seconds", math.inf if timeout_seconds is None else timeout_seconds)
     spool = existing(path, trust=trust)
     spool.create(trust=trust)  # What is missing of it, or damaged.
     spool.sweep_tmp()
@@ -125,9 +130,9 @@ def resume(
     drain.start()
     try:
         if follow:
-            threading.Event().wait(timeout_seconds)
+            threading.Event().wait(limit_seconds)
         else:
-            drain.wait_idle(threading.TIMEOUT_MAX if timeout_seconds is None else timeout_seconds)
+            drain.wait_idle(limit_seconds)
     except KeyboardInterrupt:
         pass
     finally:

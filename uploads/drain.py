@@ -21,7 +21,7 @@ from ._credentials import CredentialWatch
 from ._delivery import deliver
 from ._filing import Filing
 from ._health import Health
-from ._notes import has_attempts, may_have_lost_bytes, note_attempt, utc_now
+from ._notes import has_attempts, may_have_lost_bytes, note_attempt, note_interruption, utc_now
 from ._reading import Reader
 from ._redact import redact
 from ._schedule import Counts, Schedule, Standing
@@ -46,6 +46,7 @@ __all__ = ["Drain"]
 _log = logging.getLogger("uploads")
 
 _TICK_SECONDS = 1.0
+_FEWEST_THREADS = 2
 _STATUS_SECONDS = 5.0
 _RESCAN_SECONDS = 10.0
 
@@ -112,19 +113,44 @@ class Drain:
 
         Raises:
             SpoolOwned: A live process drains it.
+            RuntimeError: No thread can be started.
         """
         self._lock.acquire()
         try:
             self._take_over()
+            self._start_threads()
         except BaseException:
             self._lock.release()
             raise
-        self._running = self._workers + 1
-        self._threads = [self._thread(self._serve, f"uploads-{number}") for number in range(self._workers)]
-        self._threads.append(self._thread(self._keep_house, "uploads-housekeeping"))
+
+    def _start_threads(self) -> None:
+        """Starts one thread that uploads and the one that keeps house, or raises; of the others as many as the system allows."""
+        self._running = 1  # This thread: the spool is not given back before all have been started.
+        try:
+            for number in range(self._workers + 1):
+                target, name = (
+                    (self._keep_house, "housekeeping") if number == 1 else (self._serve, str(number))
+                )
+                self._threads.append(self._thread(target, f"uploads-{name}"))
+        except RuntimeError as error:
+            if len(self._threads) < _FEWEST_THREADS:
+                self.stop()
+                raise
+            _log.warning(
+                "only %d of %d uploads run at the same time: %s",
+                len(self._threads) - 1,
+                self._workers,
+                error,
+            )
+        finally:
+            self._leave()
 
     def _take_over(self) -> None:
+        interrupted = self._spool.list_inflight()
         self._spool.recover()
+        for folder in interrupted:  # It may be what ended the process before: others go first.
+            count = note_interruption(self._spool.pending / folder)
+            self._schedule.delay(folder, self._policy.delay_seconds(count))
         for past in self._spool.superseded():
             self._schedule.remember(past.identifier, replaced_by=past.superseded_by)
         for folders in self._spool.list_failed().values():
@@ -186,38 +212,47 @@ class Drain:
 
     def _thread(self, target: Callable[[], None], name: str) -> threading.Thread:
         thread = threading.Thread(target=self._run, args=(target,), name=name, daemon=True)
-        thread.start()
+        with self._leaving:
+            self._running += 1
+        try:
+            thread.start()
+        except BaseException:
+            self._leave()
+            raise
         return thread
 
     def _run(self, target: Callable[[], None]) -> None:
         try:
             target()
         finally:
-            with self._leaving:
-                self._running -= 1
-                last = self._running == 0
-            if last:
-                self._give_back()
+            self._leave()
 
-    def _give_back(self) -> None:
-        self._filing.catch_up()
-        self._spool.write_status(self.status())
-        self._lock.release()
+    def _leave(self) -> None:
+        """The last to leave gives the spool back."""
+        with self._leaving:
+            self._running -= 1
+            last = self._running == 0
+        if last:
+            try:
+                self._filing.catch_up()
+                self._spool.write_status(self.status())
+            finally:
+                self._lock.release()
 
     def _serve(self) -> None:
         while not self._stopping.is_set():
             try:
                 self._reader.read_if_low()
-            except OSError:  # No descriptor for it, for instance; what is in memory goes on meanwhile.
+            except Exception:  # noqa: BLE001  # no descriptor for it, for instance; what is in memory goes on meanwhile
                 self._stopping.wait(_TICK_SECONDS)
             folder = self._schedule.next(timeout_seconds=_TICK_SECONDS)
             if folder is None:
                 continue
             try:
                 self._work_on(folder)
-            except Exception:  # noqa: BLE001  # a disk that fails even to rename must not end the thread
-                _log.exception("the spool could not note what became of %s; it is tried again", folder)
+            except BaseException as error:  # noqa: BLE001  # a disk that fails even to rename, or a callback, must not end the thread
                 self._schedule.retry(folder, self._policy.cap_seconds)
+                _say(logging.ERROR, f"the spool could not note what became of {folder}", error)
 
     def _work_on(self, folder: str) -> None:
         try:
@@ -249,8 +284,10 @@ class Drain:
         if standing is Standing.HELD:
             return None
         place = self._spool.claim(folder)
+        if standing is Standing.UNKNOWN:
+            standing = self._ask_store(entry)
         if standing is Standing.BROKEN:
-            reason = "what it comes after failed. Submit both again."
+            reason = "what it comes after failed, or was never submitted to this spool. Submit both again."
             return Outcome(
                 entry.identifier,
                 entry.remote_name,
@@ -269,17 +306,25 @@ class Drain:
         if outcome.state is UploadState.DONE:
             self._health.worked()
             self._schedule.wake()
+            if entry.overwrite:
+                self._schedule.note_delivered(folder)
         return outcome
 
+    def _ask_store(self, entry: Entry) -> Standing:
+        """Whether the store has what an entry comes after, where the spool does not know any more what became of it."""
+        if len(entry.after_names) == len(entry.after):
+            is_there = all(self._store.head(name) for name in entry.after_names)
+        else:  # A manifest without the names, from before they were kept.
+            past = self._spool.delivered(among=set(entry.after))
+            there = {outcome.identifier for outcome in past if not outcome.state.is_failure}
+            is_there = there >= set(entry.after)
+        return Standing.FREE if is_there else Standing.BROKEN
+
     def _superseded(self, folder: str, entry: Entry) -> bool:
-        newest = self._schedule.newer_than(folder)
-        if newest is None or not entry.overwrite:
+        if not entry.overwrite:
             return False
-        try:
-            newer = Entry.read(self._spool.pending / newest)
-        except (ManifestUnreadable, OSError):
-            return False
-        if not newer.overwrite or (newer.remote_name, newer.store) != (entry.remote_name, entry.store):
+        newest = self._schedule.delivered_after(folder) or self._newer_that_waits(folder, entry)
+        if newest is None:
             return False
         self._abandon(self._spool.pending / folder)
         outcome = Outcome(
@@ -288,15 +333,27 @@ class Drain:
             UploadState.SUPERSEDED,
             self._store.uri(entry.remote_name),
             entry.size,
-            superseded_by=newer.identifier,
+            superseded_by=newest,
         )
         self._settle(folder, outcome)
         return True
 
+    def _newer_that_waits(self, folder: str, entry: Entry) -> str | None:
+        """The identifier of a newer version that may replace this one."""
+        newest = self._schedule.newer_than(folder)
+        if newest is None:
+            return None
+        try:
+            newer = Entry.read(self._spool.pending / newest)
+        except (ManifestUnreadable, OSError):
+            return None
+        is_of_the_same = (newer.remote_name, newer.store) == (entry.remote_name, entry.store)
+        return newer.identifier if newer.overwrite and is_of_the_same else None
+
     def _settle(self, folder: str, outcome: Outcome) -> None:
         if outcome.state.is_failure:
             self._abandon(self._spool.inflight / folder)
-            _log.error("%s was not uploaded (%s): %s", outcome.remote_name, outcome.state, outcome.reason)
+            _say(logging.ERROR, f"{outcome.remote_name} was not uploaded ({outcome.state}): {outcome.reason}")
         with contextlib.suppress(
             FileNotFoundError
         ):  # The spool was deleted under us, but the bytes are where they belong.
@@ -379,7 +436,7 @@ class Drain:
 
     def _lose(self, folder: str) -> None:
         reason = f"{folder} must be in the spool {self._spool.path}, got nothing: its folder was deleted"
-        _log.error("%s", reason)
+        _say(logging.ERROR, reason)
         self._spool.create()
         self._schedule.settle(folder, failed=True)
         self._on_settled(folder, Outcome(identifier_of(folder), folder, UploadState.LOST, reason=reason))
@@ -393,7 +450,7 @@ class Drain:
             is_new = cause not in self._said
             self._said.add(cause)
         if is_new:
-            _log.warning("%s", text)
+            _say(logging.WARNING, text)
 
     # Housekeeping.
 
@@ -402,7 +459,7 @@ class Drain:
         last_status = last_scan = self._clock()
         while not self._stopping.wait(_TICK_SECONDS):
             now = self._clock()
-            with contextlib.suppress(OSError):
+            try:
                 self._filing.catch_up()
                 # A parked store starts over when its credentials files change, and in any case before each probe.
                 if self._health.parked_because and credentials.renew(anyway=self._health.wants_renewal()):
@@ -415,3 +472,13 @@ class Drain:
                     last_scan = now
                     if self._schedule.wait_idle(0):
                         self._on_idle()
+            except OSError:
+                pass  # A full disk, for instance; the next turn comes.
+            except Exception as error:  # noqa: BLE001  # a store that cannot be asked, a callback
+                self._say_once(repr(error), f"uploads are not looked after as they should be: {error!r}")
+
+
+def _say(level: int, text: str, error: BaseException | None = None) -> None:
+    """Logs; a handler that raises must not keep an entry from its end."""
+    with contextlib.suppress(Exception):
+        _log.log(level, "%s", text, exc_info=error)

@@ -89,6 +89,7 @@ class Entry:
         staging: "copied", "reflinked", "moved" or "linked".
         source: Where the bytes came from, for people.
         after: Identifiers of entries that must be in the store before this one is.
+        after_names: Their remote names, in the same order.
         submitted_at: ISO 8601, UTC; for people, never for order.
         boot: During which boot of the machine bytes without a checksum were left to the page cache; empty where the disk had them,
             or a checksum tells.
@@ -107,6 +108,7 @@ class Entry:
     submitted_at: str
     boot: str = ""
     store: str = ""
+    after_names: tuple[str, ...] = ()
 
     @functools.cached_property
     def folder(self) -> str:
@@ -148,7 +150,8 @@ class Entry:
                 raise ManifestUnreadable(
                     f"a manifest must have version {_VERSION}, got {version!r}. Use the release that wrote it."
                 )
-            entry = cls(**{**record, "after": tuple(record["after"])})
+            after_names = tuple(record.get("after_names", ()))
+            entry = cls(**{**record, "after": tuple(record["after"]), "after_names": after_names})
             _check(entry)
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise ManifestUnreadable(
@@ -164,7 +167,8 @@ def _check(entry: Entry) -> None:
         ValueError: A field is not of its kind, or the remote name is one that `submit` refuses.
         TypeError: As above.
     """
-    check_remote_name(entry.remote_name)
+    for name in (entry.remote_name, *entry.after_names):
+        check_remote_name(name)
     if not all(_IDENTIFIER.fullmatch(identifier) for identifier in (entry.identifier, *entry.after)):
         raise ValueError("an identifier must have sixteen hexadecimal digits")
     numbers = (entry.sequence, entry.size, entry.crc32 or 0)

@@ -15,6 +15,7 @@ from .errors import (
     UploadTimeout,
 )
 from .outcome import Outcome, UploadState
+from .retry import check_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -101,7 +102,8 @@ class UploadHandle:
         Raises:
             UploadTimeout: It took longer; the upload goes on.
         """
-        if self._outcome is None and not self._event().wait(timeout_seconds):
+        seconds = None if timeout_seconds is None else check_seconds("timeout_seconds", timeout_seconds)
+        if self._outcome is None and not self._event().wait(seconds):
             raise UploadTimeout(
                 f"{self.remote_name!r} must end within {timeout_seconds} s, got state {self.state}. It goes on; ask again later."
             )

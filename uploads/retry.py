@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import random
+import threading
 from typing import TYPE_CHECKING
 
 import attrs
@@ -10,7 +12,24 @@ import attrs
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["RetryPolicy"]
+__all__ = ["RetryPolicy", "check_seconds", "check_workers"]
+
+
+def check_seconds(name: str, seconds: float) -> float:
+    """The time, which may be infinite, as what a wait of Python's takes.
+
+    Raises:
+        ValueError: Negative, or not a number.
+    """
+    if math.isnan(seconds) or seconds < 0:
+        raise ValueError(f"{name} must be a number of seconds from 0 to inf, got {seconds}")
+    return min(float(seconds), threading.TIMEOUT_MAX / 2)
+
+
+def check_workers(workers: int) -> None:
+    """Raises ValueError where there would be nobody to upload."""
+    if workers < 1:
+        raise ValueError(f"workers must be at least 1, got {workers}")
 
 
 @attrs.frozen

@@ -4,6 +4,7 @@
       spool.json         format, version, and the store this spool is for (never its secrets)
       queue.lock         held by the process that submits; its text says who
       drain.lock         held by the process that uploads; its text says who
+      sequence           the number that was given to an entry last
       status.json        what the uploading process last said about itself; replaced atomically
       delivered.jsonl    one line per entry that has left the spool
       delivered.old.jsonl  the lines before those: at 16 MiB the log gets this name, and the one that had it goes
@@ -119,6 +120,7 @@ class Spool:
         self.failed = self.path / "failed"
         self.queue_lock = self.path / "queue.lock"
         self.drain_lock = self.path / "drain.lock"
+        self.numbers = self.path / "sequence"
         self._delivered = self.path / "delivered.jsonl"
         self._delivered_before = self.path / "delivered.old.jsonl"
         self._quarantine = self.path / "quarantine"
@@ -514,6 +516,8 @@ class Spool:
         for folder in self.list_done():
             try:
                 self.file_away(folder, self._outcome_of_done(folder))
+            except FileNotFoundError:  # Killed while it was removed, which comes after its line.
+                remove_entry(f"{self.done}/{folder}")
             except ManifestUnreadable as error:
                 self.set_aside(self.done / folder, f"it was delivered, but {error}")
             except OSError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import errno
 import logging
 import shutil
@@ -17,7 +18,7 @@ from ._flusher import Flusher
 from ._forking import forget_in_child
 from ._intake import How, Intake
 from ._ledger import Ledger
-from ._opening import choose_isolation, make_drainer, order_for, take_spool
+from ._opening import choose_isolation, order_for, start_drainer, take_spool
 from ._redact import redact
 from ._room import Room
 from .backlog import Backlog
@@ -25,9 +26,7 @@ from .download import POINTER_SUFFIX, download_file
 from .errors import (
     QueueClosed,
     RemoteNameTaken,
-    SpoolError,
     SpoolFull,
-    SpoolOwned,
     SpoolUnusable,
     UploadError,
     UploadsIncomplete,
@@ -35,7 +34,7 @@ from .errors import (
 from .handle import FolderHandle, UploadHandle
 from .names import check_remote_name
 from .outcome import Outcome, UploadState
-from .retry import RetryPolicy
+from .retry import RetryPolicy, check_seconds, check_workers
 from .staging import files_of, size_of
 from .stores import open_store
 from .stores.uris import identity_of
@@ -94,6 +93,7 @@ class UploadQueue:
     Raises:
         SpoolOwned: Another live queue has this spool.
         SpoolUnusable: It cannot be written.
+        RuntimeError: Neither a worker process nor a thread can be started.
         ValueError: A bad argument.
     """
 
@@ -116,45 +116,45 @@ class UploadQueue:
         policy: RetryPolicy | None = None,
         store_options: dict[str, Any] | None = None,
     ) -> None:
-        if workers < 1:
-            raise ValueError(f"workers must be at least 1, got {workers}")
+        check_workers(workers)
+        self._exit_seconds = check_seconds("exit_seconds", exit_seconds)
+        self._give_back_seconds = check_seconds("give_back_seconds", give_back_seconds)
+        grace_seconds = check_seconds("grace_seconds", grace_seconds)
+        full_wait_seconds = check_seconds("full_wait_seconds", full_wait_seconds)
         self._store = open_store(store, **(store_options or {})) if isinstance(store, str | Path) else store
         isolation = choose_isolation(isolation, store)
         self._durability = durability
-        self._exit_seconds = exit_seconds
-        self._give_back_seconds = give_back_seconds
         self._raise_errors = raise_errors
         self._closing = threading.Lock()  # Guards _closed.
         self._closed: Backlog | None = None
         self._has_ended = False
         self._is_child = False
         self.spool, self._owner = take_spool(spool, store, self._store, store_options or {})
-        self.spool.sweep_tmp()
-        self._room = Room(
-            self.spool.path,
-            spool_bytes=spool_bytes,
-            free_bytes=free_bytes,
-            wait_seconds=full_wait_seconds,
-            clock=time.monotonic,
-        )
-        self._intake = Intake(self.spool, self._room, identity_of(self._store.uri()))
-        self._flusher = Flusher(self.spool)
-        self._ledger = Ledger(self.spool, self._room.give)
-        self._uri_of, self._state_of = self._store.uri, self._ledger.state_of  # Shared by all handles.
-        self._ledger.inherit((*self.spool.pending_folders(), *self.spool.inflight_folders()))
-        order = order_for(
-            self.spool,
-            store,
-            self._store,
-            store_options or {},
-            workers=workers,
-            grace_seconds=grace_seconds,
-            policy=(policy or RetryPolicy()).to_json(),
-        )
-        self._drainer = make_drainer(isolation, self.spool, self._store, order, policy, self._ledger)
         try:
-            self._drainer.start()
-        except SpoolOwned:
+            self.spool.sweep_tmp()
+            self._room = Room(
+                self.spool.path,
+                spool_bytes=spool_bytes,
+                free_bytes=free_bytes,
+                wait_seconds=full_wait_seconds,
+                clock=time.monotonic,
+            )
+            self._intake = Intake(self.spool, self._room, identity_of(self._store.uri()))
+            self._flusher = Flusher(self.spool)
+            self._ledger = Ledger(self.spool, self._room.give)
+            self._uri_of, self._state_of = self._store.uri, self._ledger.state_of  # Shared by all handles.
+            self._ledger.inherit((*self.spool.pending_folders(), *self.spool.inflight_folders()))
+            order = order_for(
+                self.spool,
+                store,
+                self._store,
+                store_options or {},
+                workers=workers,
+                grace_seconds=grace_seconds,
+                policy=(policy or RetryPolicy()).to_json(),
+            )
+            self._drainer = start_drainer(isolation, self.spool, self._store, order, policy, self._ledger)
+        except BaseException:  # Nobody will close what was never made.
             self._owner.release()
             raise
         forget_in_child(self)
@@ -189,7 +189,8 @@ class UploadQueue:
             move: Takes the file by rename: instant, and gone from where it was. A folder's files are moved one by one.
             link: Takes the file by hard link: instant but for one reading. **Dangerous** where the file is later rewritten in place
                 (as `torch.save` to the same path does): the upload then fails as corrupt. Safe for writers that replace by rename.
-            after: Handles of uploads that must be in the store before this one is.
+            after: Handles of uploads to this queue that must be in the store before this one is. Where one was refused, so is
+                this. Of another queue only what is in its store already is accepted.
             durability: For this file, where it differs from the queue's.
 
         Raises:
@@ -198,29 +199,28 @@ class UploadQueue:
             RemoteNameTaken: `overwrite=False`, and this name is on its way already.
             UnstableSource: The file changed while it was copied, twice. Of a folder, the files before it are on their way.
             QueueClosed: After `close`.
-            SpoolFull: No room, and the queue has `raise_errors`; else the handle is in state `refused`.
+            ValueError: `move` and `link` together, or `after` names an upload of another queue that has not ended.
+            UploadError: No room (`SpoolFull`), or what it comes after was refused, and the queue has `raise_errors`; else the
+                handle is in state `refused`.
         """
         source = Path(source)
         name = check_remote_name(source.name if remote_name is None else remote_name)
         if move and link:
             raise ValueError("a file must be submitted with move=True or link=True, got both")
         how: How = "move" if move else "link" if link else "copy"
-        identifiers = tuple(
-            handle.identifier
-            for one in after
-            for handle in (one.handles if isinstance(one, FolderHandle) else (one,))
-        )
+        try:
+            names = self._names_before(after)
+        except UploadError as error:
+            return self._refused(name, 0, error)
         to_disk = (durability or self._durability) == "power"
         if not source.is_dir():
-            return self._submit_file(
-                source, name, how, overwrite=overwrite, after=identifiers, to_disk=to_disk
-            )
+            return self._submit_file(source, name, how, overwrite=overwrite, after=names, to_disk=to_disk)
         files = [(path, check_remote_name(f"{name}/{inner}")) for path, inner in files_of(source)]
         for path, inner in files:  # Before the first is staged: a folder is refused whole.
             self._refuse_if_useless(inner, overwrite=overwrite)
             size_of(path)
         handles = tuple(
-            self._submit_file(path, inner, how, overwrite=overwrite, after=identifiers, to_disk=to_disk)
+            self._submit_file(path, inner, how, overwrite=overwrite, after=names, to_disk=to_disk)
             for path, inner in files
         )
         return FolderHandle(name, self._store.uri(name), handles)
@@ -232,6 +232,10 @@ class UploadQueue:
         A newer pointer replaces an older one.
         """
         name = check_remote_name(remote_name + POINTER_SUFFIX)
+        try:
+            names = self._names_before((target,))
+        except UploadError as error:
+            return self._refused(name, 0, error)
         try:
             self._mend_spool()
             text = self.spool.new_folder() / "pointer"
@@ -247,7 +251,7 @@ class UploadQueue:
                 name,
                 "move",
                 overwrite=True,
-                after=(target.identifier,),
+                after=names,
                 to_disk=self._durability == "power",
             )
         finally:
@@ -278,8 +282,18 @@ class UploadQueue:
 
         Blocks for at most `timeout_seconds`.
         """
-        self._ledger.wait_empty(timeout_seconds)
+        self._wait(check_seconds("timeout_seconds", timeout_seconds))
         return self.backlog()
+
+    def _wait(self, timeout_seconds: float) -> None:
+        """Until nothing is left, also of what other processes submitted here."""
+        deadline = time.monotonic() + timeout_seconds
+        while self._ledger.wait_empty(max(0.0, deadline - time.monotonic())):
+            with contextlib.suppress(OSError):
+                if adopted := self._ledger.adopt():
+                    self._drainer.add(adopted)
+                    continue
+            return
 
     def close(self, timeout_seconds: float = 30.0) -> Backlog:
         """Drains up to the limit, stops, and names what was not delivered. A second call returns what the first did.
@@ -289,6 +303,7 @@ class UploadQueue:
         Raises:
             UploadsIncomplete: Something was not delivered, and the queue has `raise_errors`.
         """
+        timeout_seconds = check_seconds("timeout_seconds", timeout_seconds)
         with self._closing:
             if self._closed is not None or self._is_child:
                 return self._closed or self.backlog()
@@ -296,7 +311,7 @@ class UploadQueue:
         give_back_seconds = 0.0
         try:
             atexit.unregister(self._close_at_exit)
-            self._ledger.wait_empty(timeout_seconds)
+            self._wait(timeout_seconds)
             give_back_seconds = self._give_back_seconds
         finally:  # Also when Ctrl-C ends the wait; then nothing is waited for.
             closed = self._end(give_back_seconds)
@@ -305,19 +320,24 @@ class UploadQueue:
         return closed
 
     def _end(self, give_back_seconds: float) -> Backlog:
-        self._drainer.stop(give_back_seconds)
-        self._flusher.stop(give_back_seconds)
-        self._owner.release()
-        self._closed = self.backlog()
+        try:
+            self._drainer.stop(give_back_seconds)
+            self._flusher.stop(give_back_seconds)
+        finally:  # Also when Ctrl-C ends that wait.
+            with contextlib.suppress(OSError):  # What others delivered, and what others submitted.
+                self._ledger.look_up()
+                self._ledger.adopt()
+            self._owner.release()
+            self._closed = self.backlog()
+            self._has_ended = True
         if not self._closed.is_empty:
             _log.warning("%s", self._closed)
-        self._has_ended = True
         return self._closed
 
     # Submitting.
 
     def _submit_file(
-        self, source: Path, name: str, how: How, *, overwrite: bool, after: tuple[str, ...], to_disk: bool
+        self, source: Path, name: str, how: How, *, overwrite: bool, after: dict[str, str], to_disk: bool
     ) -> UploadHandle:
         self._refuse_if_useless(name, overwrite=overwrite)
         identifier = uuid.uuid4().hex[:16]
@@ -360,6 +380,35 @@ class UploadQueue:
             _log.error("the spool %s was deleted and is made anew", self.spool.path)
             self.spool.create()
 
+    def _names_before(self, after: Sequence[UploadHandle | FolderHandle]) -> dict[str, str]:
+        """The remote names of what must be in the store before, by identifier; without what is there for certain.
+
+        Raises:
+            UploadError: One was refused, or failed in another queue: it will never be there.
+            ValueError: One is on its way in another queue.
+        """
+        names = {}
+        for one in after:
+            for handle in one.handles if isinstance(one, FolderHandle) else (one,):
+                is_ours = handle._look == self._state_of or self._knows(handle)  # noqa: SLF001  # the queue is the other half of a handle
+                error = handle.exception(0) if handle.done() else None
+                if error is not None and not (is_ours and handle.folder):
+                    raise type(error)(
+                        f"what it comes after, {handle.remote_name!r}, was not uploaded: {error}"
+                    )
+                if handle.done() and handle.state is UploadState.DONE:
+                    continue
+                if not is_ours:
+                    raise ValueError(
+                        f"after= must have handles of this queue, got one of {handle.uri}. Wait for it first, with result()."
+                    )
+                names[handle.identifier] = handle.remote_name
+        return names
+
+    def _knows(self, handle: UploadHandle) -> bool:
+        """Whether an earlier queue of this process left the entry in this spool."""
+        return bool(handle.folder) and self._ledger.knows(handle.folder)
+
     def _refuse_if_useless(self, name: str, *, overwrite: bool) -> None:
         if self._closed is not None:
             raise QueueClosed(
@@ -376,7 +425,7 @@ class UploadQueue:
         handle.folder = entry.folder
         self._ledger.open(entry.folder, handle)
 
-    def _refused(self, name: str, size: int, error: SpoolError) -> UploadHandle:
+    def _refused(self, name: str, size: int, error: UploadError) -> UploadHandle:
         if self._raise_errors:
             raise error
         _log.error("%s was not taken: %s", name, error)

@@ -157,7 +157,7 @@ def test_a_window_full_of_what_waits_for_what_is_beyond_is_read_on(publish, run_
 
 
 def test_what_took_ones_place_and_was_deleted_is_not_waited_for():
-    """When the whole rest of the spool has been read and it is not there, what waited for it goes on."""
+    """When the whole rest of the spool has been read and it is not there, the store is asked."""
     schedule = Schedule(time.monotonic, window=2)
     target, pointer, other = (
         Entry(f"{number:016x}", number, name, True, 0, None, "copied", "", (), "").folder  # noqa: FBT003  # overwrite
@@ -172,7 +172,7 @@ def test_what_took_ones_place_and_was_deleted_is_not_waited_for():
     schedule.take_in(Reading(set(), {}, 0), lambda folder: True)
 
     assert schedule.next(0) == pointer
-    assert schedule.hold(pointer, [identifier_of(target)]) is Standing.FREE
+    assert schedule.hold(pointer, [identifier_of(target)]) is Standing.UNKNOWN
 
 
 class SpoolWithAnOldListing(Spool):
@@ -313,9 +313,9 @@ def test_the_queue_looks_when_its_worker_is_idle():
     order = WorkerOrder("spool", "/store", {}, 1, 0.0)
     link = WorkerLink(order, on_settled=lambda *_: None, look_up=lambda: looks.append("look"))
 
-    owned = [link._hear({"idle": True}), link._hear({"owner": 1})]
+    settled = [link._hear(b'{"idle": true}'), link._hear(b'{"owner": 1}')]
 
-    assert (owned, looks) == ([False, True], ["look", "look"])
+    assert (settled, looks) == ([False, False], ["look", "look"])
 
 
 def test_the_past_is_forgotten_when_it_no_longer_matters():

@@ -211,7 +211,8 @@ class Programs:
         program = self.programs.pop(0)
         if program is None:
             raise OSError(11, "Resource temporarily unavailable")
-        self.started.append(subprocess.Popen(["sh", "-c", program], **options))
+        answering = f"exec >/dev/fd/{command[-1]}; {program}"
+        self.started.append(subprocess.Popen(["sh", "-c", answering], **options))
         return self.started[-1]
 
 

@@ -1,0 +1,349 @@
+"""What is said of uploads is true: of those of a forked child, of another process, and of what a pointer points at."""
+
+import contextlib
+import logging
+import math
+import os
+import shutil
+import time
+
+import pytest
+
+from tests.servers.stores import MemoryStore, StoreThatRejects, StoreThatWaits
+from tests.test_uploads.conftest import SOON
+from uploads import UploadQueue, UploadState
+from uploads._intake import Intake
+from uploads._room import Room
+from uploads.command_line import main
+from uploads.drain import Drain
+from uploads.ownership import owner_of
+from uploads.spool import Spool
+
+LIMIT_SECONDS = 120
+
+
+def _in_child(act):
+    """Runs this in a forked child; returns when it has ended well."""
+    pid = os.fork()
+    if not pid:
+        code = 1
+        try:
+            act()
+            code = 0
+        finally:
+            os._exit(code)
+    assert os.waitpid(pid, 0)[1] == 0
+
+
+# A forked child.
+
+
+def test_closing_names_what_a_child_submitted(make_queue, make_file, gate):
+    """A file that nobody announced to the parent is not called uploaded: its name is said."""
+    queue = make_queue(StoreThatWaits(gate), give_back_seconds=0.1)
+    source = make_file()
+    _in_child(lambda: queue.submit(source, "of the child"))
+
+    closed = queue.close(0)
+
+    assert closed.remaining == ("of the child",)
+
+
+def test_closing_delivers_what_a_child_submitted(make_queue, make_file):
+    """Within the limit, the parent's `close` brings the child's file to the store; its bytes were never booked, nor are they freed."""
+    store = MemoryStore()
+    queue = make_queue(store, spool_bytes=1 << 20)
+    source = make_file()
+    _in_child(lambda: queue.submit(source, "of the child"))
+
+    assert queue.close(LIMIT_SECONDS).is_empty
+
+    assert store.objects == {"of the child": b"content"}
+    assert queue._room._held_bytes == 0
+
+
+def test_the_child_replaces_what_the_parent_submitted_before_it(make_queue, make_file, gate):
+    """The parent has submitted more files than the child knows; the child's version of a name comes later all the same."""
+    store = StoreThatWaits(gate)
+    queue = make_queue(store, workers=1)
+    old, new = make_file("old", b"old"), make_file("new", b"new")
+    queue.submit(old, "blocks")
+    store.started.acquire(timeout=LIMIT_SECONDS)
+    ready, go = os.pipe()
+    pid = os.fork()
+    if not pid:
+        os.read(ready, 1)  # Forked before, submits after.
+        queue.submit(new, "latest", overwrite=True)
+        os._exit(0)
+    for name in ("x", "y", "latest"):
+        queue.submit(old, name, overwrite=True)
+    os.write(go, b"x")
+    assert os.waitpid(pid, 0)[1] == 0
+    os.close(ready), os.close(go)
+
+    gate.set()
+    assert queue.drain(LIMIT_SECONDS).is_empty
+
+    assert store.objects["latest"] == b"new"
+
+
+def test_what_the_child_submitted_before_does_not_replace_the_newer(make_queue, make_file):
+    """The parent's newer version is delivered before anybody finds the child's older one, which then makes way."""
+    store = MemoryStore()
+    queue = make_queue(store)
+    old, new = make_file("old", b"old"), make_file("new", b"new")
+    _in_child(lambda: queue.submit(old, "latest", overwrite=True))
+    queue.submit(new, "latest", overwrite=True).result(LIMIT_SECONDS)
+
+    assert queue.drain(LIMIT_SECONDS).is_empty
+
+    assert store.objects["latest"] == b"new"
+    assert [outcome.state for outcome in queue.spool.delivered()] == ["done", "superseded"]
+
+
+def test_numbers_do_not_begin_anew_in_an_empty_spool(make_queue, make_file):
+    """A worker of an earlier queue may still be there, to which a smaller number means an older version."""
+    first = make_queue()
+    folder = first.submit(make_file(), "a").result(LIMIT_SECONDS) and first.submit(make_file(), "b").folder
+    assert first.close(LIMIT_SECONDS).is_empty
+
+    assert make_queue().submit(make_file(), "c").folder > folder
+
+
+@pytest.mark.parametrize("content", [b"", b"garbage", b"999999999999", b"-5", b"\xff" * 40])
+def test_a_damaged_counter_is_made_up_for(make_queue, make_file, tmp_path, content):
+    """Numbers go on from the highest in the spool."""
+    (tmp_path / "spool").mkdir()
+    (tmp_path / "spool/sequence").write_bytes(content)
+    queue = make_queue()
+
+    handles = [queue.submit(make_file(), name) for name in ("a", "b")]
+
+    assert [handle.result(LIMIT_SECONDS).state for handle in handles] == [UploadState.DONE] * 2
+    assert handles[0].folder < handles[1].folder
+
+
+# What comes after something.
+
+
+def test_what_comes_after_a_refused_file_is_refused(make_queue, make_file):
+    """A pointer to a file for which there was no room would point at nothing."""
+    store = MemoryStore()
+    queue = make_queue(store, spool_bytes=3)
+    target = queue.submit(make_file(), "target")
+
+    pointer = queue.submit_pointer("latest", target)
+    file = queue.submit(make_file("small", b"s"), "small", after=[target])
+
+    assert [one.state for one in (target, pointer, file)] == [UploadState.REFUSED] * 3
+    assert "'target', was not uploaded" in str(pointer.exception(0))
+    assert [failure.remote_name for failure in queue.close(LIMIT_SECONDS).failures] == [
+        "target",
+        "latest.symlink",
+        "small",
+    ]
+    assert store.objects == {}
+
+
+def test_what_comes_after_an_upload_of_another_queue_must_wait_for_it(tmp_path, make_file, make_queue, gate):
+    """This queue hears nothing of the other's uploads: one on its way is a bad argument, one that is there is fine, one that failed refuses."""
+    store = MemoryStore()
+    other = UploadQueue(StoreThatWaits(gate), spool=tmp_path / "other", free_bytes=0)
+    queue = make_queue(store)
+    theirs = other.submit(make_file(), "target")
+    try:
+        with pytest.raises(ValueError, match="handles of this queue"):
+            queue.submit_pointer("latest", theirs)
+        with pytest.raises(ValueError, match="handles of this queue"):
+            queue.submit(make_file(), "name", after=[theirs])
+
+        gate.set()
+        theirs.result(LIMIT_SECONDS)
+        assert queue.submit_pointer("latest", theirs).result(LIMIT_SECONDS).state is UploadState.DONE
+    finally:
+        other.close(LIMIT_SECONDS)
+    assert set(store.objects) == {"latest.symlink"}
+
+
+def test_what_comes_after_a_failed_upload_of_another_queue_is_refused(tmp_path, make_file, make_queue):
+    """It would wait for something that this queue's store never gets."""
+    other = UploadQueue(StoreThatRejects({"target"}), spool=tmp_path / "other", free_bytes=0)
+    theirs = other.submit(make_file(), "target")
+    assert theirs.exception(LIMIT_SECONDS)
+    other.close(LIMIT_SECONDS)
+
+    assert make_queue().submit_pointer("latest", theirs).state is UploadState.REFUSED
+
+
+@pytest.fixture
+def left(tmp_path, make_file):
+    """A spool in which a pointer waits for a target of which it knows nothing any more."""
+    spool = Spool(tmp_path / "spool")
+    spool.create()
+    room = Room(spool.path, spool_bytes=None, free_bytes=0, wait_seconds=0.0, clock=time.monotonic)
+    intake = Intake(spool, room)
+    names = {}
+    for name in ("target", "latest.symlink"):
+        entry = intake.accept(
+            f"{len(names) + 1:016x}",
+            make_file(),
+            name,
+            7,
+            "copy",
+            overwrite=True,
+            after=dict(names),
+            to_disk=False,
+            register=lambda _: None,
+        )
+        names[entry.identifier] = entry.remote_name
+    shutil.rmtree(spool.pending / spool.list_pending()[0])
+    return spool
+
+
+def test_what_comes_after_something_unknown_fails(left, make_queue):
+    """The target was deleted while no process looked, and the store does not have it: the pointer is not put, and kept."""
+    store = MemoryStore()
+
+    failures = make_queue(store).drain(LIMIT_SECONDS).failures
+
+    assert [(failure.remote_name, failure.state) for failure in failures] == [("latest.symlink", "rejected")]
+    assert len(left.list_failed()[UploadState.REJECTED]) == 1
+    assert store.objects == {}
+
+
+def test_what_comes_after_something_unknown_that_is_there_is_put(left, make_queue):
+    """The line about the target was lost, with the disk for instance; the store has it, and says so."""
+    store = MemoryStore()
+    store.objects["target"] = b"content"
+
+    assert make_queue(store).drain(LIMIT_SECONDS).is_empty
+
+    assert set(store.objects) == {"target", "latest.symlink"}
+
+
+# Callbacks and handlers that raise.
+
+
+class HandlerThatRaises(logging.Handler):
+    """As a handler that sends records to a service which is down."""
+
+    def emit(self, record):
+        raise ConnectionError("the service is down")
+
+
+@contextlib.contextmanager
+def _raising_log():
+    handler = HandlerThatRaises()
+    logging.getLogger("uploads").addHandler(handler)
+    try:
+        yield
+    finally:
+        logging.getLogger("uploads").removeHandler(handler)
+
+
+def test_a_log_handler_that_raises_keeps_no_upload_from_its_end(make_queue, make_file):
+    """One entry fails, which is logged; it ends, and so do the others."""
+    store = StoreThatRejects({"bad"})
+    queue = make_queue(store, workers=1)
+
+    with _raising_log():
+        bad = queue.submit(make_file(), "bad")
+        good = queue.submit(make_file(), "good")
+
+        assert bad.exception(LIMIT_SECONDS) is not None
+        assert good.result(LIMIT_SECONDS).state is UploadState.DONE
+    assert len(queue.spool.list_failed()[UploadState.REJECTED]) == 1
+
+
+class Stop(BaseException):
+    """What is no Exception."""
+
+
+@pytest.mark.parametrize("error", [ValueError, Stop, SystemExit])
+def test_a_callback_that_raises_costs_itself(tmp_path, make_file, error):
+    """The drain's threads outlive what its callbacks raise; every entry is delivered, and the lock is given back."""
+    spool = Spool(tmp_path / "spool")
+    store = MemoryStore()
+    with UploadQueue(store, spool=spool.path, free_bytes=0, close_at_exit=False) as queue:
+        queue.drain(LIMIT_SECONDS)
+    heard = []
+
+    def raises(folder, outcome):
+        heard.append(outcome.remote_name)
+        raise error("callback")
+
+    drain = Drain(spool, store, workers=1, policy=SOON, on_settled=raises)
+    drain.start()
+    room = Room(spool.path, spool_bytes=None, free_bytes=0, wait_seconds=0.0, clock=time.monotonic)
+    intake = Intake(spool, room)
+    for number in range(3):
+        entry = intake.accept(
+            f"{number + 1:016x}",
+            make_file(),
+            f"n{number}",
+            7,
+            "copy",
+            overwrite=False,
+            after={},
+            to_disk=False,
+            register=lambda _: None,
+        )
+        drain.add([entry.folder])
+
+    assert drain.wait_idle(LIMIT_SECONDS)
+
+    drain.stop(LIMIT_SECONDS)
+    assert (heard, sorted(store.objects)) == (["n0", "n1", "n2"], ["n0", "n1", "n2"])
+    assert owner_of(spool.drain_lock) is None
+
+
+# Arguments.
+
+
+def test_waits_may_be_infinite(make_queue, make_file):
+    """`math.inf` is no number of seconds that Python's waits take; ours do."""
+    queue = make_queue(exit_seconds=math.inf, give_back_seconds=math.inf, full_wait_seconds=math.inf)
+    handle = queue.submit(make_file(), "a")
+
+    assert handle.result(math.inf).state is UploadState.DONE
+    assert queue.drain(math.inf).is_empty
+    assert queue.close(math.inf).is_empty
+
+
+@pytest.mark.parametrize("seconds", [-1.0, math.nan])
+@pytest.mark.parametrize(
+    "name", ["exit_seconds", "give_back_seconds", "grace_seconds", "full_wait_seconds", "timeout_seconds"]
+)
+def test_times_that_are_none_are_bad_arguments(make_queue, name, seconds):
+    """They raise at once, by name; a close that raises has not closed."""
+    act = make_queue().close if name == "timeout_seconds" else lambda value: make_queue(**{name: value})
+
+    with pytest.raises(ValueError, match=f"{name} must be a number of seconds"):
+        act(seconds)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--workers", "0"], "workers must be at least 1, got 0"),
+        (["--workers", "two"], "--workers"),
+        (["--timeout", "-1"], "must be a number of seconds"),
+        (["--timeout", "nan"], "must be a number of seconds"),
+    ],
+)
+def test_bad_options_of_resume_are_wrong_usage(tmp_path, capsys, arguments, said):
+    """They end with exit code 2 and say what is wrong; nobody waits for ever."""
+    with pytest.raises(SystemExit) as ended:
+        main(["resume", str(tmp_path), *arguments])
+
+    assert ended.value.code == 2
+    assert said in capsys.readouterr().err
+
+
+def test_resume_may_take_for_ever(make_queue, tmp_path, make_file, capsys):
+    """`--timeout inf` is no limit, as without."""
+    store = tmp_path / "store"
+    with make_queue(str(store)) as queue:
+        queue.submit(make_file(), "a").result(LIMIT_SECONDS)
+
+    assert main(["resume", str(queue.spool.path), "--timeout", "inf"]) == 0
