@@ -183,7 +183,7 @@ class Ledger:
                 self.close(gone[outcome.identifier], outcome)
         with self._changed:
             missing = {folder for folder in gone.values() if folder in self._folders}
-        # It may have changed its place while the places were listed one after the other.
+        # It may have changed its place while the places were listed one after the other, or its line is still to be written.
         missing = {folder for folder in missing if self._spool.place_of(folder) is None}
         with self._changed:
             lost, self._missing = missing & self._missing, missing

@@ -347,3 +347,15 @@ def test_resume_may_take_for_ever(make_queue, tmp_path, make_file, capsys):
         queue.submit(make_file(), "a").result(LIMIT_SECONDS)
 
     assert main(["resume", str(queue.spool.path), "--timeout", "inf"]) == 0
+
+
+def test_a_delivered_entry_that_was_half_removed_is_removed(make_queue, make_file):
+    """A kill between the two steps that remove it, after its line: nothing of it stays in `done/`."""
+    queue = make_queue()
+    folder = queue.submit(make_file(), "a").result(LIMIT_SECONDS) and queue.submit(make_file(), "b").folder
+    assert queue.close(LIMIT_SECONDS).is_empty
+    (queue.spool.done / folder).mkdir()
+
+    assert make_queue().drain(LIMIT_SECONDS).is_empty
+
+    assert queue.spool.list_done() == []
