@@ -10,6 +10,8 @@ import stat
 from pathlib import Path
 from typing import Any
 
+from events import plain_config, safe_text
+
 from .disk import DISK, Disk
 
 __all__ = [
@@ -147,11 +149,18 @@ def append_line(path: Path, record: dict[str, Any]) -> None:
 
 
 def strict_json(value: Any, indent: int | None = None) -> str:
-    """Returns JSON that every reader takes: NaN and infinities become the strings "NaN", "Infinity" and "-Infinity"."""
+    """Returns JSON that every reader takes: NaN and infinities become the strings "NaN", "Infinity" and "-Infinity".
+
+    What JSON cannot hold becomes its text.
+    """
     try:
-        return json.dumps(value, indent=indent, allow_nan=False, default=str)
-    except ValueError:
-        return json.dumps(_finite(value), indent=indent, allow_nan=False, default=str)
+        return json.dumps(value, indent=indent, allow_nan=False, default=safe_text)
+    except (ValueError, TypeError, RecursionError):
+        pass
+    try:
+        return json.dumps(_finite(value), indent=indent, allow_nan=False, default=safe_text)
+    except (ValueError, TypeError, RecursionError):
+        return json.dumps(_finite(plain_config({"": value})[""]), indent=indent, allow_nan=False)
 
 
 def _finite(value: Any) -> Any:

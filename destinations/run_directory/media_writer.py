@@ -4,6 +4,7 @@ The `log_*` methods take copies in the training thread; encoding and writing is 
 """
 
 import csv
+import errno
 import functools
 import hashlib
 import io
@@ -11,11 +12,12 @@ import math
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from destinations._lane import Lane
+from destinations._lane import Lane, TryLater
 from destinations.media import (
     clouds_of,
     copy_of,
@@ -30,9 +32,10 @@ from destinations.media import (
     to_numpy,
     wav_bytes,
 )
-from events import BinnedValues, RecordError
+from events import BinnedValues, RecordError, safe_text
 
 from .files import append_line, open_temporary, replace_file
+from .folders import HeldFolder, named_by_path
 from .layout import (
     ARTIFACTS_FOLDER,
     ARTIFACTS_INDEX,
@@ -51,6 +54,7 @@ __all__ = ["FileKeeping", "MediaWriter"]
 
 FileKeeping = Literal["auto", "copy", "link", "off"]
 
+_INDICES_KEPT = 1000
 _VIDEO_SUFFIXES = {b"\x1aE\xdf\xa3": ".webm", b"GIF8": ".gif", b"RIFF": ".avi"}
 
 
@@ -58,15 +62,30 @@ class MediaWriter:
     """The writer of one run's media.
 
     Args:
-        run_dir: the folder of the run.
+        folder: the folder of the run.
         lane: who does the work.
         clock: the time in seconds since 1970.
+        on_deleted: called when the folder is found to be deleted, to have it restored.
     """
 
-    def __init__(self, run_dir: Path, lane: Lane, clock: Callable[[], float] = time.time) -> None:
-        self._run_dir = run_dir
+    def __init__(
+        self,
+        folder: HeldFolder,
+        lane: Lane,
+        clock: Callable[[], float] = time.time,
+        on_deleted: Callable[[], object] = lambda: None,
+    ) -> None:
+        self._folder = folder
+        self._run_dir = folder.path
         self._lane = lane
         self._clock = clock
+        self._on_deleted = on_deleted
+        self._accepted: Counter[str] = Counter()
+        self._done: Counter[str] = Counter()
+        self.lost: Counter[str] = Counter()
+        """How many "media" and "files" were accepted and could not be written; complete after `settle`."""
+        # The next index of files that begin and end alike, the newest last; another one is found by looking.
+        self._next_indices: dict[tuple[Path, int, str], int] = {}
         self.bytes_written = 0
         self.files_written = 0
 
@@ -197,7 +216,7 @@ class MediaWriter:
             text = io.StringIO(newline="")
             writer = csv.writer(text, lineterminator="\n")
             writer.writerow(columns)
-            writer.writerows(rows)
+            writer.writerows([_cell(value) for value in row] for row in rows)
             path, size = self._write_free(
                 TABLES_FOLDER, name, step, ".csv", text.getvalue().encode("utf-8", "backslashreplace")
             )
@@ -244,6 +263,28 @@ class MediaWriter:
             raise FileExistsError(
                 f"artifact {remote_name!r} must be new, got one that exists. Pass overwrite=True."
             )
+        try:
+            self._copy_file(source, target, keeping)
+        except OSError as error:
+            self.lost["files"] += 1
+            self._accepted["files"] += 1
+            named_by_path(error, self._folder.where)
+            raise
+
+        def work(at: float = self._clock()) -> None:
+            with target.open("rb") as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+            size = target.stat().st_size
+            self.bytes_written += size
+            path = target.relative_to(self._run_dir).as_posix()
+            append_line(
+                self._run_dir / ARTIFACTS_INDEX,
+                {"step": step, "name": remote_name, "time": at, "path": path, "size": size, "sha256": digest},
+            )
+
+        self._put(work, 0, f"artifact {remote_name!r}", "files")
+
+    def _copy_file(self, source: Path, target: Path, keeping: FileKeeping) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         fd, name = open_temporary(target)
         os.close(fd)
@@ -259,35 +300,42 @@ class MediaWriter:
             temporary.unlink(missing_ok=True)
             raise
 
-        def work(at: float = self._clock()) -> None:
-            with target.open("rb") as file:
-                digest = hashlib.file_digest(file, "sha256").hexdigest()
-            size = target.stat().st_size
-            self.bytes_written += size
-            path = target.relative_to(self._run_dir).as_posix()
-            append_line(
-                self._run_dir / ARTIFACTS_INDEX,
-                {"step": step, "name": remote_name, "time": at, "path": path, "size": size, "sha256": digest},
-            )
-
-        self._put(work, 0, f"artifact {remote_name!r}")
+    def settle(self) -> None:
+        """Counts as lost whatever has not been written, once the lane has stopped."""
+        self.lost.update(self._accepted - self._done - self.lost)
 
     # --- files -----------------------------------------------------------------------------------------------------
 
-    def _put(self, work: Callable[[], object], size: int, kind: str) -> None:
-        self._lane.put(work, size=size, kind=kind)
+    def _put(self, work: Callable[[], object], size: int, kind: str, group: str = "media") -> None:
+        def counted() -> None:
+            if self._folder.is_deleted:
+                self._on_deleted()
+                raise TryLater("run folder must be there, got one that was deleted") from FileNotFoundError(
+                    errno.ENOENT, "the run folder was deleted"
+                )
+            try:
+                work()
+            except Exception as error:
+                self.lost[group] += 1
+                named_by_path(error, self._folder.where)
+                raise
+            self._done[group] += 1
+
+        self._accepted[group] += 1
+        if not self._lane.put(counted, size=size, kind=kind):
+            self.lost[group] += 1
 
     def _write_media(self, name: str, step: int, suffix: str, data: bytes) -> tuple[str, int]:
         return self._write_free(MEDIA_FOLDER, name, step, suffix, data)
 
     def _write_free(self, folder: str, name: str, step: int, suffix: str, data: bytes) -> tuple[str, int]:
         """Writes a file under the first name that is free: what was logged before, also by a session before, stays."""
-        path = next(self._free_paths(folder, name, step, suffix))
+        path = self._free_path(folder, name, step, suffix)
         replace_file(path, data)
         return self._wrote(path, len(data))
 
     def _write_video(self, name: str, step: int, frames: Any, fps: float) -> tuple[str, int]:
-        path = next(self._free_paths(MEDIA_FOLDER, name, step, ".mp4"))
+        path = self._free_path(MEDIA_FOLDER, name, step, ".mp4")
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(f".{path.name}.tmp")
         try:
@@ -302,15 +350,16 @@ class MediaWriter:
         self.files_written += 1
         return path.relative_to(self._run_dir).as_posix(), size
 
-    def _free_paths(self, folder: str, name: str, step: int, suffix: str) -> Iterator[Path]:
+    def _free_path(self, folder: str, name: str, step: int, suffix: str) -> Path:
         parent = self._run_dir / folder / label_name(name)
-        taken = {path.name for path in parent.glob(f"{step:08d}_*")} if parent.is_dir() else set()
-        index = sum(entry.endswith(suffix) for entry in taken)
-        while True:
-            candidate = f"{step:08d}_{index}{suffix}"
-            if candidate not in taken:
-                yield parent / candidate
+        key = (parent, step, suffix)
+        index = self._next_indices.pop(key, 0)
+        while os.path.lexists(parent / f"{step:08d}_{index}{suffix}"):
             index += 1
+        self._next_indices[key] = index + 1
+        if len(self._next_indices) > _INDICES_KEPT:
+            del self._next_indices[next(iter(self._next_indices))]
+        return parent / f"{step:08d}_{index}{suffix}"
 
 
 def artifact_path(run_dir: Path, remote_name: str) -> Path:
@@ -369,6 +418,11 @@ def _size_of(value: Any) -> int:
     if hasattr(value, "getbands"):
         return int(math.prod(value.size)) * len(value.getbands())
     return 0
+
+
+def _cell(value: Any) -> Any:
+    """Returns what the CSV module writes: numbers as they are, everything else as text."""
+    return value if value is None or isinstance(value, str | int | float) else safe_text(value)
 
 
 def _column_type(values: Iterable[Any]) -> str:

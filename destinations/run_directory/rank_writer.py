@@ -23,11 +23,11 @@ from .documents import Documents, read_json, restore_statistics, write_summary
 from .drain import Drain
 from .environment import EnvironmentFile, rank_layout
 from .files import remove_temporaries
+from .folders import named_by_path
 from .journal import Journal, TryAppend
 from .journal_folder import make_journal, remove_journal, sync_journal
 from .layout import (
     HEARTBEAT,
-    SIDECAR,
     journal_path,
     metrics_name,
     segment_paths,
@@ -45,7 +45,7 @@ from .timer import Timer
 if TYPE_CHECKING:
     from events import State
 
-__all__ = ["JournalKind", "RankWriter", "existing_run"]
+__all__ = ["JournalKind", "RankWriter"]
 
 _log = logging.getLogger("destinations")
 
@@ -69,6 +69,7 @@ class RankWriter:
         journal_kind: whether the journal is mapped.
         receipt_of_media: what the media lane has to say for the receipt.
         on_append: called with the call that logs a row, whenever it is another.
+        on_restored: called when the folder was moved or deleted, and its path has one again that is ours.
         map_file: maps a file, from its descriptor and size.
         clock: the time of rows, in seconds since 1970.
     """
@@ -85,6 +86,7 @@ class RankWriter:
         journal_kind: JournalKind,
         receipt_of_media: Callable[[], dict[str, Any]],
         on_append: Callable[[TryAppend], None],
+        on_restored: Callable[[], None] = lambda: None,
         map_file: MapFile = mmap.mmap,
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -97,6 +99,7 @@ class RankWriter:
         self._sessions = sessions
         self._receipt_of_media = receipt_of_media
         self._on_append = on_append
+        self._on_restored = on_restored
         self._environment = EnvironmentFile(run_dir, rank_layout(state), self._failed)
         self._folder = journal_path(run_dir, self._rank)
         make_journal(self._folder)
@@ -128,8 +131,13 @@ class RankWriter:
         self._documents_at = -math.inf
         self._are_documents_due = True
         self._ended = False
+        self._deadline = math.inf
         self.timer = Timer(
-            self._tick, flush_seconds, self._failed, name=f"run-directory-{run_dir.name}-rank{self._rank}"
+            self._tick,
+            flush_seconds,
+            self._failed,
+            name=f"run-directory-{run_dir.name}-rank{self._rank}",
+            on_end=self._end,
         )
 
     @property
@@ -159,20 +167,17 @@ class RankWriter:
 
         What cannot be drained in time stays in the journal, where readers find it, and the next session.
         """
-        deadline = time.monotonic() + timeout_seconds
+        self._deadline = time.monotonic() + timeout_seconds
         self.journal.write_waiting()
         self.journal.leave_segment()
-        if self.timer.stop(timeout_seconds):
-            self._environment.wait(max(0.0, deadline - time.monotonic()))
-            self.journal.close()
+        if not self.timer.is_started:
             self._end()
-        else:
+        elif not self.timer.stop(timeout_seconds):
             _log.warning(
                 "run folder %s: rows are still in its journal after %.0f s; readers find them there.",
                 self._run_dir,
                 timeout_seconds,
             )
-            self.journal.close()
 
     def forget_in_child(self) -> None:
         """Makes a forked child write nothing."""
@@ -302,6 +307,7 @@ class RankWriter:
             return
         self._run_dir.mkdir(parents=True, exist_ok=True)
         self._lock.renew()
+        self._on_restored()
         self._environment_due = self._documents is not None
         self._are_documents_due = True
         self._documents_at = -math.inf
@@ -342,8 +348,14 @@ class RankWriter:
             "host": socket.gethostname(),
             "pid": os.getpid(),
             "overhead": self.receipt(),
+            "lost": self.lost(),
         }
         self._documents.write_sidecar(self._drain.statistics, more, durable=durable)
+
+    def lost(self) -> dict[str, int]:
+        """Returns how much that was accepted is not in the folder, by "rows", "media", "files" and "early"."""
+        lost = {"rows": self.journal.counts.dropped, **self._receipt_of_media().get("lost", {})}
+        return {kind: count for kind, count in lost.items() if count}
 
     def receipt(self) -> dict[str, Any]:
         """Returns what logging cost."""
@@ -356,15 +368,25 @@ class RankWriter:
         )
 
     def _end(self) -> None:
-        """Takes the journal away where nothing is left in it, and gives up the lock."""
+        """Takes the journal away where nothing is left in it, and gives up the lock; the end of the writer thread.
+
+        There, and not in the thread that closes the run: that one may be interrupted while it waits.
+        """
+        try:
+            self._environment.wait(max(0.0, self._deadline - time.monotonic()))
+            self.journal.close()
+            self._remove_journal()
+        finally:
+            self._csv.close()
+            self._lock.release()
+            self._ended = True
+
+    def _remove_journal(self) -> None:
         for segment in list(self.journal.segments):
             segment.close()
         is_clean = self._is_open and self._is_well and not self.journal.counts.waiting
         if is_clean and self._drain.is_through():
             remove_journal(self._folder)
-        self._csv.close()
-        self._lock.release()
-        self._ended = True
 
     # --- what goes wrong -------------------------------------------------------------------------------------------
 
@@ -373,7 +395,7 @@ class RankWriter:
 
         Called in the training thread, the writer thread, and that of the environment.
         """
-        text = f"{type(error).__name__}: {redact_text(str(error))}"
+        text = f"{type(error).__name__}: {redact_text(str(named_by_path(error, self._run_dir)))}"
         kind = (type(error).__name__, getattr(error, "errno", None))
         with self._failing:
             self._failures += 1
@@ -417,10 +439,3 @@ class RankWriter:
             self._is_failing = False
             self._reported.clear()
         _log.warning("run folder %s is written to again.", self._run_dir)
-
-
-def existing_run(run_dir: Path, rank: int) -> bool:
-    """Says whether a folder holds a run already."""
-    return any((run_dir / name).exists() for name in (SIDECAR, metrics_name(rank))) or bool(
-        segment_paths(journal_path(run_dir, rank))
-    )

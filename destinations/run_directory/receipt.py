@@ -1,12 +1,24 @@
-"""What logging cost: the part of `sidecar.json` that says so."""
+"""What logging cost, and what it lost: the parts of `sidecar.json` that say so."""
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .drain import Drain
     from .journal import Journal
 
-__all__ = ["overhead_receipt", "percentile"]
+__all__ = ["loss_text", "overhead_receipt", "percentile"]
+
+_WORDS = {"early": "records logged before init", "files": "files", "media": "media and texts", "rows": "rows"}
+
+
+def loss_text(lost: Mapping[str, int]) -> str:
+    """Returns what was accepted and is not in the folder as a part of a sentence; empty where nothing was lost.
+
+    Args:
+        lost: how many, by "rows", "media", "files" and "early", as the sidecar has them.
+    """
+    return ", ".join(f"{count:,} {_WORDS.get(kind, kind)}" for kind, count in sorted(lost.items()) if count)
 
 
 def percentile(values: list[int], share: float) -> int | None:

@@ -14,18 +14,19 @@ from pathlib import Path
 from typing import Any, Literal
 
 from destinations._lane import Lane
-from events import RecordError, RunStatus, State, WriteRate, format_run_name, redact_text
+from events import RecordError, RunStatus, State, WriteRate, format_run_name, redact_text, safe_text
 
 from . import forks
 from .documents import Documents
 from .errors import RunNotOpenError, RunPathError
-from .folders import check_new, check_path
+from .folders import HeldFolder, check_new, check_path
 from .journal import TryAppend
 from .layout import lock_name
 from .lock import WriterLock
 from .media_records import MediaRecords
 from .media_writer import FileKeeping, MediaWriter
 from .rank_writer import JournalKind, RankWriter
+from .receipt import loss_text
 from .sessions import SessionLog
 
 __all__ = ["RunDirectory"]
@@ -128,6 +129,7 @@ class RunDirectory(MediaRecords):
         self._sessions: SessionLog | None = None
         self._media: MediaWriter | None = None
         self._lane: Lane | None = None
+        self._folder: HeldFolder | None = None
         self._keeping = "copy" if self._keep_files == "auto" else self._keep_files
         self._is_silent = False
         self._is_resume_due = False
@@ -135,6 +137,7 @@ class RunDirectory(MediaRecords):
         self._checkpoint: str | None = None
 
         self._early: list[Callable[[], None]] = []
+        self._early_lost = 0
 
     # --- what users ask --------------------------------------------------------------------------------------------
 
@@ -163,17 +166,26 @@ class RunDirectory(MediaRecords):
             self._is_silent = True
             self._early.clear()
             return
-        run_dir = Path(format_run_name(self._template, state)).absolute()
-        self._open(run_dir, state)
+        run_dir = Path(format_run_name(self._template, state))
+        check_path(run_dir)
+        self._open(run_dir.absolute(), state)
         others = [one for one in state.callbacks if one is not self and hasattr(one, "can_upload_files")]
         if self._keep_files == "auto" and any(one.can_upload_files() for one in others):
             self._keeping = "off"
         early, self._early = self._early, []
         for call in early:
-            call()
+            try:
+                call()
+            except Exception as error:  # noqa: BLE001  # it costs itself, not the run that begins
+                self._early_lost += 1
+                _log.error(
+                    "run folder %s: a record logged before init could not be taken (%s: %s).",
+                    self._run_dir,
+                    type(error).__name__,
+                    redact_text(safe_text(error)),
+                )
 
     def _open(self, run_dir: Path, state: State) -> None:
-        check_path(run_dir)
         try:
             run_dir.mkdir(parents=True, exist_ok=True)
             lock = WriterLock(run_dir / lock_name(state.rank))
@@ -187,7 +199,11 @@ class RunDirectory(MediaRecords):
                 check_new(run_dir, state.rank)
             self._start(run_dir, state, lock)
         except BaseException as error:
+            # All or nothing: a folder that is half open would take records and lose them.
+            if self._writer is not None:
+                self._writer.close(0.0)
             lock.release()
+            self._release()
             if isinstance(error, OSError) and not isinstance(error, RecordError):
                 raise RunPathError(
                     f"run folder must be one that can be written to, got {str(run_dir)!r}: {error}."
@@ -196,16 +212,17 @@ class RunDirectory(MediaRecords):
 
     def _start(self, run_dir: Path, state: State, lock: WriterLock) -> None:
         self._run_dir = run_dir
+        folder = self._folder = HeldFolder(run_dir)
         if state.rank == 0:
             self._documents = Documents(
-                run_dir, self._run_id or uuid.uuid4().hex[:12], self._tags, self._notes, self._clock()
+                folder.path, self._run_id or uuid.uuid4().hex[:12], self._tags, self._notes, self._clock()
             )
             array_job = os.environ.get("SLURM_ARRAY_JOB_ID")
             if array_job:
                 self._documents.add_tag(f"sweep:{array_job}")
-            self._sessions = SessionLog(run_dir, self._clock())
+            self._sessions = SessionLog(folder.path, self._clock())
             self._lane = Lane(f"run-directory-{run_dir.name}-media")
-            self._media = MediaWriter(run_dir, self._lane, self._clock)
+            self._media = MediaWriter(folder, self._lane, self._clock, self._wake_writer)
         self._writer = RankWriter(
             run_dir,
             state,
@@ -216,6 +233,7 @@ class RunDirectory(MediaRecords):
             journal_kind=self._journal_kind,
             receipt_of_media=self._media_receipt,
             on_append=self._take_append,
+            on_restored=folder.renew,
             map_file=self._map_file,
             clock=self._clock,
         )
@@ -294,18 +312,38 @@ class RunDirectory(MediaRecords):
             self._sessions.own["end"] = ended_at
 
     def post_close(self) -> None:
-        """Writes everything, lets go of the folder."""
-        lane, writer = self._lane, self._writer
-        if lane is not None and not lane.stop(self._close_seconds):
-            _log.warning(
-                "run folder %s: media were dropped after %.0f s.", self._run_dir, self._close_seconds
-            )
-        if writer is not None:
-            writer.close(self._close_seconds)
+        """Writes everything, lets go of the folder; after Ctrl-C the threads end by themselves, and let go of it then."""
+        media, lost = self._media, self._early_lost + len(self._early)
+        try:
+            self._stop(self._close_seconds)
+        except BaseException:
+            self._stop(0.0)
+            raise
+        finally:
+            if text := loss_text({**({} if media is None else media.lost), "early": lost}):
+                _log.warning("run folder %s: lost %s.", self._run_dir or self._template, text)
+            self._release()
+            self._was_closed = True
+
+    def _stop(self, seconds: float) -> None:
+        """Stops lane and writer, each for as long as that may take."""
+        if self._lane is not None and self._media is not None:
+            is_done = self._lane.stop(seconds)
+            self._media.settle()
+            if not is_done:
+                _log.warning("run folder %s: media were dropped after %.0f s.", self._run_dir, seconds)
+        if self._writer is not None:
+            self._writer.close(seconds)
+
+    def _release(self) -> None:
         forks.discard(self)
         self.__dict__.pop("try_log_metrics", None)
         self._close_state()
-        self._was_closed = True
+
+    def _wake_writer(self) -> None:
+        writer = self._writer
+        if writer is not None:
+            writer.timer.wake()
 
     # --- records ---------------------------------------------------------------------------------------------------
 
@@ -357,12 +395,20 @@ class RunDirectory(MediaRecords):
         """Keeps what comes before `init` for it; does nothing on a rank that writes nothing, or in a forked child."""
         if self._is_silent:
             return
-        if not self._was_closed and len(self._early) < _MOST_EARLY_RECORDS:
-            self._early.append(call)
-        else:
+        if self._was_closed:
             raise RunNotOpenError(
                 f"{what} must be logged between init and post_close, got some before or after."
             )
+        if len(self._early) < _MOST_EARLY_RECORDS:
+            self._early.append(call)
+            return
+        if not self._early_lost:
+            _log.error(
+                "run folder %s is not open: %d records wait for init, later ones are lost and counted.",
+                self._template,
+                _MOST_EARLY_RECORDS,
+            )
+        self._early_lost += 1
 
     def _map_file(self, fd: int, size: int) -> mmap.mmap:
         """Maps a file to be written to; OSError where the file system does not let it."""
@@ -385,6 +431,7 @@ class RunDirectory(MediaRecords):
             "errors": dict(counts.errors),
             "files": self._media.files_written,
             "bytes": self._media.bytes_written,
+            "lost": dict(self._media.lost) | ({"early": self._early_lost} if self._early_lost else {}),
         }
 
     def forget_in_child(self) -> None:

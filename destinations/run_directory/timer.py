@@ -18,6 +18,7 @@ class Timer:
         seconds: between the end of a call and the next.
         on_error: takes what `work` raised.
         name: of the thread.
+        on_end: called at the end of the thread, in it.
     """
 
     def __init__(
@@ -26,11 +27,13 @@ class Timer:
         seconds: float,
         on_error: Callable[[Exception], None],
         name: str,
+        on_end: Callable[[], None] = lambda: None,
     ) -> None:
         self._work = work
         self._seconds = seconds
         self._on_error = on_error
         self._name = name
+        self._on_end = on_end
         self._wake = threading.Event()
         # Guards the three counters below, and tells those who wait in `flush`.
         self._turn = threading.Condition()
@@ -38,6 +41,11 @@ class Timer:
         self._done = 0
         self._is_stopping = False
         self._thread: threading.Thread | None = None
+
+    @property
+    def is_started(self) -> bool:
+        """Whether there is, or was, a thread."""
+        return self._thread is not None
 
     def start(self) -> None:
         """Starts the thread; does nothing where it runs."""
@@ -74,6 +82,12 @@ class Timer:
         self._thread = None
         self._turn = threading.Condition()
 
+    def _attempt_end(self) -> None:
+        try:
+            self._on_end()
+        except Exception as error:  # noqa: BLE001  # handed on
+            self._on_error(error)
+
     def _run(self) -> None:
         while True:
             if not self._is_stopping:
@@ -92,5 +106,6 @@ class Timer:
                 self._done = turn
                 self._turn.notify_all()
             if is_last:
+                self._attempt_end()
                 return
             time.sleep(0)

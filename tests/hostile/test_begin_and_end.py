@@ -1,10 +1,13 @@
 """Runs that begin or end badly: nothing of an earlier session is put aside, nothing is held after the end."""
 
+import threading
+import time
+
 import pytest
 
 from destinations import RunDirectory
-from destinations.run_directory import read_series
-from events import Run
+from destinations.run_directory import RunPathError, read_series
+from events import Engine, Logger, Run, State
 
 
 @pytest.fixture(autouse=True)
@@ -46,3 +49,127 @@ def test_a_run_that_trains_again_from_the_beginning_puts_the_old_rows_aside(tmp_
 
     assert read_series(tmp_path / "run", "loss") == [(step, float(step)) for step in range(3)]
     assert len(list((tmp_path / "run" / "abandoned").iterdir())) == 1
+
+
+class InterruptsWait(float):
+    """Seconds to wait that raise Ctrl-C where a wait begins, at the n-th time."""
+
+    def __new__(cls, nth):
+        one = super().__new__(cls, 60.0)
+        one.left = nth
+        return one
+
+    def __radd__(self, other):
+        self.left -= 1
+        if self.left == 0:
+            raise KeyboardInterrupt
+        return other + float(self)
+
+
+def _join_threads_of(name):
+    for thread in threading.enumerate():
+        if thread.name.startswith(f"run-directory-{name}"):
+            thread.join(60)
+            assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("nth", [1, 2], ids=["while media are written", "while rows are written"])
+def test_ctrl_c_during_close_releases_the_folder(nth, tmp_path):
+    """In a notebook the process lives on: lock and threads are gone, rows are there, and the folder may be opened again."""
+    destination = RunDirectory(tmp_path / "run", flush_seconds=1000, close_seconds=InterruptsWait(nth))
+
+    def interrupted():
+        with Run(destination, run_name="r") as run:
+            run.batch_start()
+            run.log_metrics({"loss": 1.0}, 0)
+            run.log_text("a text")
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    _join_threads_of("run")
+
+    assert read_series(tmp_path / "run", "loss") == [(0, 1.0)]
+    with Run(destination, run_name="r") as run:
+        run.eval_start()
+        run.log_metrics({"test": 2.0}, 0)
+    assert read_series(tmp_path / "run", "loss") == [(0, 1.0)]
+
+
+def test_a_clock_that_fails_at_close_keeps_no_lock(tmp_path):
+    """What `close` raises does not keep `post_close` from releasing the folder."""
+
+    class Clock:
+        fails = False
+
+        def __call__(self):
+            if self.fails:
+                raise OSError("no clock")
+            return time.time()
+
+    clock = Clock()
+    with Run(RunDirectory(tmp_path / "run", clock=clock), run_name="r"):
+        clock.fails = True
+
+    _join_threads_of("run")
+    with Run(RunDirectory(tmp_path / "run"), run_name="r"):
+        pass
+
+
+def test_a_folder_that_cannot_be_opened_is_refused_when_the_run_begins(tmp_path):
+    """And nothing of it stays open: the folder is free, and so is the destination."""
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "journal").write_text("in the way")
+    destination = RunDirectory(tmp_path / "run")
+
+    with (
+        pytest.raises(RunPathError, match="must be one that can be written to"),
+        Run(destination, run_name="r"),
+    ):
+        pytest.fail("the run has begun")
+
+    assert destination.run_dir is None
+    (tmp_path / "run" / "journal").unlink()
+    with Run(destination, run_name="r") as run:
+        run.log_metrics({"loss": 1.0}, 0)
+    assert read_series(tmp_path / "run", "loss") == [(0, 1.0)]
+
+
+def test_a_run_without_init_never_raises_and_says_what_it_lost(tmp_path, caplog):
+    """The first thousand records wait for `init`; what comes after them is counted."""
+    logger = Logger(State("r"), RunDirectory(tmp_path / "run"))
+    engine = Engine(logger.state, logger)
+
+    for step in range(1500):
+        logger.log_metrics({"loss": 1.0}, step)
+    engine.close()
+
+    assert f"run folder {tmp_path / 'run'} is not open: 1000 records wait for init" in caplog.text
+    assert "lost 1,500 records logged before init." in caplog.text
+
+
+def test_a_record_that_fails_at_init_costs_itself(tmp_path, caplog):
+    """The run begins, and has the other records that came before it."""
+    destination = RunDirectory(tmp_path / "run")
+    destination.log_metrics({"before": 1.0}, 0)
+    destination.log_text("bad", "../outside")
+    destination.log_metrics({"after": 2.0}, 1)
+
+    with Run(destination, run_name="r"):
+        pass
+
+    assert read_series(tmp_path / "run", "before") == [(0, 1.0)]
+    assert read_series(tmp_path / "run", "after") == [(1, 2.0)]
+
+
+def test_a_working_directory_that_is_gone_is_named(tmp_path, monkeypatch):
+    """A relative folder is refused at once; an absolute one works."""
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+
+    with pytest.raises(RunPathError, match="must be an absolute path where the working directory is gone"):
+        RunDirectory("run")
+    with Run(RunDirectory(tmp_path / "run"), run_name="r") as run:
+        run.log_metrics({"loss": 1.0}, 0)
+
+    assert read_series(tmp_path / "run", "loss") == [(0, 1.0)]
