@@ -12,7 +12,7 @@ import attrs
 
 from ._notes import reason_of
 from ._packed import NumberTable, PackedFolders
-from .entry import identifier_of, key_of, number_of, sequence_of
+from .entry import identifier_of, key_of, number_of
 from .errors import ManifestUnreadable
 from .names import name_key
 from .outcome import Outcome, UploadState
@@ -34,7 +34,7 @@ class Ledger:
 
     Args:
         spool: Where what nobody told us is looked up.
-        free: Called with the bytes of each entry of this queue that has left the spool.
+        free: Called with the bytes of each entry that has left the spool, and not for `failed/`.
     """
 
     def __init__(self, spool: Spool, free: Callable[[int], None]) -> None:
@@ -44,7 +44,6 @@ class Ledger:
         self._folders = PackedFolders()
         self._names = NumberTable()  # Key → how many entries have it.
         self._handles: weakref.WeakValueDictionary[str, UploadHandle] = weakref.WeakValueDictionary()
-        self._inherited_to = 0  # The last sequence number of earlier processes; nothing is booked up to it.
         self._on_the_way_in = (
             ""  # The entry that is opened and not yet in the spool; they come one at a time.
         )
@@ -57,7 +56,6 @@ class Ledger:
         with self._changed:
             for folder in sorted(folders):
                 self._add(folder)
-                self._inherited_to = sequence_of(folder)
 
     def open(self, folder: str, handle: UploadHandle) -> None:
         """Takes an entry in, before anybody can tell us that it has ended."""
@@ -113,7 +111,7 @@ class Ledger:
         """The end of an entry; the second time it is told nothing happens."""
         with self._changed:
             handle = self._handles.get(folder)
-            is_booked = sequence_of(folder) > self._inherited_to and folder not in self._adopted
+            is_booked = folder not in self._adopted
             if not self._remove(folder):
                 return
             if outcome.state is UploadState.LOST and handle is not None:

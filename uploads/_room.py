@@ -62,6 +62,11 @@ class Room:
                 self._changed.wait(min(left, _LOOK_AGAIN_SECONDS))
             self._held_bytes += size
 
+    def hold(self, size: int) -> None:
+        """Books bytes that earlier processes left, whether there is room or not."""
+        with self._changed:
+            self._held_bytes += size
+
     def give(self, size: int) -> None:
         """Returns bytes that have left the spool."""
         with self._changed:

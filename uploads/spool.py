@@ -32,17 +32,18 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import itertools
 import json
 import logging
 import os
 import re
 import shutil
-import socket
 import stat
 import tempfile
 import threading
 import uuid
+import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -86,6 +87,7 @@ _LOG_BYTES = 16 << 20  # Of about 40,000 entries.
 _LINE_BYTES = 1 << 20
 _IDENTIFIER = re.compile(rb'"identifier": "([0-9a-f]{16})"')
 _IN_THE_WAY = {errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR, errno.EISDIR}
+_LOCK = ".lock"
 _LOOKS = 10  # An entry changes its place a few times in its life; one without a manifest is not looked for for ever.
 FAILED_STATES = (UploadState.CONFLICT, UploadState.CORRUPT, UploadState.REJECTED)
 
@@ -126,7 +128,7 @@ class Spool:
         self._quarantine = self.path / "quarantine"
         self._status = self.path / "status.json"
         self._description = self.path / "spool.json"
-        self._token = uuid.uuid4().hex
+        self._staging = (0, "")  # The process that stages, and under which lock.
         self._numbers = itertools.count()
 
     def create(self, store: dict[str, Any] | None = None, *, trust: bool = False) -> None:
@@ -307,10 +309,53 @@ class Spool:
     # Staging.
 
     def new_folder(self) -> Path:
-        """A folder under `tmp/` to stage an entry in; its name says whose it is, so that it can be swept when they are gone."""
-        folder = self.tmp / f"{socket.gethostname()}-{os.getpid()}-{self._token}{next(self._numbers)}"
+        """A folder under `tmp/` to stage an entry in; its name says under which lock, so that it can be swept when that is free."""
+        pid, token = self._staging
+        # A forked child stages under a lock of its own, and so does whoever finds the spool deleted and made again.
+        if pid != os.getpid() or not exists(f"{self.tmp}/{token}{_LOCK}"):
+            token = self._lock_staging()
+            self._staging = os.getpid(), token
+        folder = self.tmp / f"{token}-{next(self._numbers)}"
         mkdir(str(folder))
         return folder
+
+    def _lock_staging(self) -> str:
+        """Takes a lock of a new name, which this process holds until it ends or the spool is collected.
+
+        The kernel's lock says who lives; a process id or the name of a host would not, since both are given again.
+        """
+        while True:
+            token = uuid.uuid4().hex
+            path = f"{self.tmp}/{token}{_LOCK}"
+            descriptor = open_regular(path, os.O_RDWR | os.O_CREAT)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:  # Somebody sweeps, and took it for a dead one's.
+                os.close(descriptor)
+                continue
+            except BaseException:
+                os.close(descriptor)
+                raise
+            weakref.finalize(self, _end_staging, descriptor, path, os.getpid())
+            if exists(path):  # Else they have removed it.
+                return token
+
+    def _is_staging(self, token: str) -> bool:
+        """Whether the process that stages under this token lives; the lock of a dead one is removed."""
+        path = f"{self.tmp}/{token}{_LOCK}"
+        try:
+            descriptor = open_regular(path, os.O_RDWR)
+        except OSError as error:
+            return error.errno not in {errno.ENOENT, errno.ELOOP, errno.EINVAL, errno.EISDIR}
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            with contextlib.suppress(FileNotFoundError):
+                unlink(path)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(descriptor)
+        return False
 
     def write_manifest(self, staged: Path, entry: Entry) -> None:
         """Says in the staged folder what it is."""
@@ -340,14 +385,16 @@ class Spool:
                     raise
 
     def sweep_tmp(self) -> int:
-        """Clears what dead processes of this host left half staged; returns how many were removed.
+        """Clears what dead processes left half staged; returns how many were removed.
 
         A file that had been moved here is nowhere else: its entry is complete, and becomes pending.
         """
         swept = 0
-        for folder in _children(self.tmp):
-            host, _, pid = folder.name.rpartition("-")[0].rpartition("-")
-            if host != socket.gethostname() or (pid.isdigit() and is_alive(int(pid))):
+        found = _children(self.tmp)
+        tokens = {path.name.removesuffix(_LOCK).partition("-")[0] for path in found}
+        dead = {token for token in tokens if not self._is_staging(token)}
+        for folder in found:
+            if folder.name.partition("-")[0] not in dead:
                 continue
             try:
                 entry = _moved_entry(folder)
@@ -415,6 +462,15 @@ class Spool:
                 break
             inflight |= taken
         return sorted(pending - inflight), sorted(inflight)
+
+    def staged_bytes(self) -> int:
+        """How many bytes of files wait, are in flight, or failed."""
+        total = 0
+        for place in self._entry_places():
+            for folder in _entries(place):
+                with contextlib.suppress(FileNotFoundError):
+                    total += (place / folder / DATA_FILE).lstat().st_size
+        return total
 
     def is_pending(self, folder: str) -> bool:
         """Whether the entry waits."""
@@ -627,6 +683,13 @@ def remove_entry(folder: str) -> None:
         rmdir(folder)
     except OSError:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _end_staging(descriptor: int, path: str, pid: int) -> None:
+    if os.getpid() == pid:  # Else it is a forked child's copy of the parent's.
+        with contextlib.suppress(OSError):
+            unlink(path)
+    os.close(descriptor)
 
 
 def _children(folder: Path) -> list[Path]:

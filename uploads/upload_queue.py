@@ -79,7 +79,7 @@ class UploadQueue:
             By default remote stores given by URI get a process, anything else threads.
         durability: "process": what was submitted survives the process at once and a loss of power within about a second.
             "power": it survives a loss of power when `submit` returns, for the price of waiting for the disk.
-        spool_bytes: The most that may wait in the spool.
+        spool_bytes: The most that may be in the spool, with what earlier processes left there and what failed.
         free_bytes: What is left free on the spool's disk.
         full_wait_seconds: How long `submit` waits for room before it refuses.
         exit_seconds: How long the interpreter's exit may take for uploads.
@@ -144,6 +144,10 @@ class UploadQueue:
             self._ledger = Ledger(self.spool, self._room.give)
             self._uri_of, self._state_of = self._store.uri, self._ledger.state_of  # Shared by all handles.
             self._ledger.inherit((*self.spool.pending_folders(), *self.spool.inflight_folders()))
+            if (
+                spool_bytes is not None
+            ):  # Else nobody asks, and a hundred thousand files need not be looked at.
+                self._room.hold(self.spool.staged_bytes())
             order = order_for(
                 self.spool,
                 store,

@@ -108,7 +108,7 @@ def _spool_with_everything(path):
     staged = spool.new_folder()
     (staged / "data").write_bytes(CONTENTS["moved"])
     spool.write_manifest(staged, _entry(4, "moved", 5))
-    dead = staged.with_name(staged.name.replace(f"-{os.getpid()}-", "-1999999999-"))
+    dead = staged.with_name(f"{'0' * 32}-0")  # A name that nobody holds the lock of.
     names["TMP"] = str(staged.rename(dead).relative_to(path))
     lines = [json.dumps(Outcome(f"{9:016x}", "é", UploadState.DONE, size=1).to_json(), ensure_ascii=False)]
     for log in ("delivered.jsonl", "delivered.old.jsonl"):

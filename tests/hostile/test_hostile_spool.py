@@ -138,7 +138,7 @@ def test_a_manifest_that_is_no_small_regular_file_is_unreadable(spool, outside, 
         with manifest.open("wb") as stream:
             stream.truncate(1 << 40)
 
-    with pytest.raises(ManifestUnreadable, match="small regular file"):
+    with pytest.raises(ManifestUnreadable, match="a manifest cannot be read"):
         Entry.read(folder)
 
 

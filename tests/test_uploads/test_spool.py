@@ -118,10 +118,8 @@ def test_recovering_returns_what_was_in_flight_and_files_what_was_done(spool):
 
 
 def _make_nobodys(staged):
-    """As if a process had made it that is gone: its number is above the highest that Linux gives."""
-    dead = staged.with_name(staged.name.replace(f"-{os.getpid()}-", "-1999999999-"))
-    assert dead != staged
-    return staged.rename(dead)
+    """As if a process had made it that is gone: nobody holds the lock that its name speaks of."""
+    return staged.rename(staged.with_name(f"{'0' * 32}-0"))
 
 
 def test_only_what_the_dead_left_half_staged_is_swept(spool):
@@ -132,7 +130,7 @@ def test_only_what_the_dead_left_half_staged_is_swept(spool):
     swept = spool.sweep_tmp()
 
     assert swept == 1
-    assert list(spool.tmp.iterdir()) == [mine]
+    assert [path for path in spool.tmp.iterdir() if path.is_dir()] == [mine]
 
 
 def test_a_file_that_was_moved_by_the_dead_is_adopted(spool):
@@ -145,7 +143,7 @@ def test_a_file_that_was_moved_by_the_dead_is_adopted(spool):
     spool.sweep_tmp()
 
     assert spool.list_pending() == [one.folder]
-    assert list(spool.tmp.iterdir()) == []
+    assert [path for path in spool.tmp.iterdir() if path.is_dir()] == []
 
 
 @pytest.mark.parametrize(

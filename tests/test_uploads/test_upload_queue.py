@@ -47,7 +47,8 @@ LIMIT_SECONDS = 120
 
 def _staged_files(queue):
     places = (queue.spool.tmp, queue.spool.pending, queue.spool.inflight, queue.spool.done)
-    return sorted(str(path.relative_to(queue.spool.path)) for place in places for path in place.rglob("*"))
+    found = (path for place in places for path in place.rglob("*") if path.suffix != ".lock")
+    return sorted(str(path.relative_to(queue.spool.path)) for path in found)
 
 
 def test_a_submitted_file_arrives_and_leaves_no_trace_in_the_spool(make_queue, make_file, tmp_path):
