@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import re
 from typing import TYPE_CHECKING
 
@@ -10,9 +11,10 @@ import attrs
 
 from ._files import read_json, replace_json
 from .entry import CHECKSUM_FILE, DATA_FILE, Entry
-from .errors import RemoteExists, SpoolDamaged, StoreParked
+from .errors import RemoteExists, SpoolDamaged, StoreParked, TransientStoreError
 from .outcome import Outcome, UploadState
 from .stores.body import Body, Digest
+from .stores.store import Replacing
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -21,12 +23,22 @@ if TYPE_CHECKING:
 
 __all__ = ["deliver"]
 
+_log = logging.getLogger("uploads")
+
 _REMEMBER_DIGEST_BYTES = 64 << 20
 _BLOCK_BYTES = 4096
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
-def deliver(folder: Path, entry: Entry, store: Store, *, retried: bool, suspect: bool = False) -> Outcome:
+def deliver(
+    folder: Path,
+    entry: Entry,
+    store: Store,
+    *,
+    retried: bool,
+    is_answer_lost: bool = False,
+    suspect: bool = False,
+) -> Outcome:
     """Tries once; returns how it ended, or raises what may pass.
 
     Args:
@@ -34,6 +46,8 @@ def deliver(folder: Path, entry: Entry, store: Store, *, retried: bool, suspect:
         entry: Its manifest.
         store: Where to.
         retried: Whether an earlier attempt may have succeeded without our knowing.
+        is_answer_lost: Whether one was sent and not answered. Where the name is taken and the store does not let us look by whom, it was
+            that one.
         suspect: Whether a loss of power may have taken bytes; then nothing is sent that no checksum vouches for.
 
     Raises:
@@ -60,12 +74,13 @@ def deliver(folder: Path, entry: Entry, store: Store, *, retried: bool, suspect:
                 return _outcome(entry, store, body, UploadState.DONE)
             if existing is not None and not entry.overwrite:
                 return _conflict(entry, store, body, existing)
+        if entry.overwrite and isinstance(store, Replacing):
+            store.replace(entry.remote_name, body, notes=folder / "multipart.json")
+            return _outcome(entry, store, body, UploadState.DONE)
         try:
             store.put(entry.remote_name, body, overwrite=entry.overwrite, notes=folder / "multipart.json")
         except RemoteExists:
-            existing = _look(store, entry.remote_name)
-            if existing is None or not _is_ours(store, existing, body, entry):
-                return _conflict(entry, store, body, existing)
+            return _taken(entry, store, body, is_answer_lost=is_answer_lost)
         return _outcome(entry, store, body, UploadState.DONE)
 
 
@@ -83,6 +98,28 @@ def _opened(folder: Path, entry: Entry) -> Body | str:
         return "staged bytes must be in the entry's folder, got no file. Submit the file again."
     except SpoolDamaged as error:
         return f"staged bytes must be in the entry's folder: {error}. Submit the file again."
+
+
+def _taken(entry: Entry, store: Store, body: Body, *, is_answer_lost: bool) -> Outcome:
+    """What it means that a create-only put found the name taken."""
+    try:
+        existing = store.head(entry.remote_name)
+    except StoreParked as error:
+        if not error.may_be_the_entry:
+            raise
+        if not is_answer_lost:
+            return _conflict(entry, store, body, None)
+        _log.warning(
+            "%s exists, and these credentials may not read it: taken for the upload of entry %s whose answer was lost",
+            store.uri(entry.remote_name),
+            entry.identifier,
+        )
+        return _outcome(entry, store, body, UploadState.DONE)
+    if existing is None:
+        raise TransientStoreError(f"{store.uri(entry.remote_name)} was taken a moment ago and is free now")
+    if not _is_ours(store, existing, body, entry):
+        return _conflict(entry, store, body, existing)
+    return _outcome(entry, store, body, UploadState.DONE)
 
 
 def _damage(entry: Entry, digest: Digest, crc32: int | None) -> str:

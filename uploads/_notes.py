@@ -38,10 +38,11 @@ _ATTEMPTS_FILE = "attempts.json"
 _REASON_FILE = "reason.json"
 
 
-def note_attempt(folder: Path, count: int, reason: str) -> None:
-    """Keeps how often an entry failed and why, for `status`."""
+def note_attempt(folder: Path, count: int, reason: str, *, is_answer_lost: bool = False) -> None:
+    """Keeps how often an entry failed and why, for `status`, and whether an attempt may have succeeded all the same."""
+    noted = {"count": count, "reason": reason, "at": utc_now(), "is_answer_lost": is_answer_lost}
     with contextlib.suppress(OSError):
-        replace_json(folder / _ATTEMPTS_FILE, {"count": count, "reason": reason, "at": utc_now()})
+        replace_json(folder / _ATTEMPTS_FILE, noted)
 
 
 def note_interruption(folder: Path) -> int:
@@ -53,7 +54,7 @@ def note_interruption(folder: Path) -> int:
 
 
 def attempts_of(folder: Path) -> dict[str, Any]:
-    """What `note_attempt` kept: count, reason, at."""
+    """What `note_attempt` kept: count, reason, at, is_answer_lost."""
     return read_json(folder / _ATTEMPTS_FILE)
 
 

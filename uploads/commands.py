@@ -194,6 +194,8 @@ def gc(
                 for folder in folders:
                     _remove_failed(spool.failed / state / folder, store, spool)
                     removed["failed"] += 1
+        for notes in spool.list_to_abort():
+            _abandon(notes, store, spool)
         if delivered:
             spool.forget_delivered()
     finally:
@@ -311,3 +313,9 @@ def _remove_failed(place: Path, store: Store | None, spool: Spool) -> None:
         if isinstance(owner, Resuming) and theirs in {"", identity_of(owner.uri())}:
             owner.abandon(notes)
     shutil.rmtree(place)
+
+
+def _abandon(notes: Path, store: Store | None, spool: Spool) -> None:
+    owner = store or _store_of(spool)
+    if isinstance(owner, Resuming):
+        owner.abandon(notes)

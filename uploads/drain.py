@@ -21,7 +21,7 @@ from ._credentials import CredentialWatch
 from ._delivery import deliver
 from ._filing import Filing
 from ._health import Health
-from ._notes import has_attempts, may_have_lost_bytes, note_attempt, note_interruption, utc_now
+from ._notes import attempts_of, has_attempts, may_have_lost_bytes, note_attempt, note_interruption, utc_now
 from ._reading import Reader
 from ._redact import redact
 from ._schedule import Counts, Schedule, Standing
@@ -49,6 +49,7 @@ _TICK_SECONDS = 1.0
 _FEWEST_THREADS = 2
 _STATUS_SECONDS = 5.0
 _RESCAN_SECONDS = 10.0
+_ABANDON_FAILURES = 5  # Tidying up is tried as often as an upload is that failed so many times.
 
 
 class Drain:
@@ -107,6 +108,8 @@ class Drain:
         self._attempts: dict[str, Attempts] = {}
         self._filing = Filing(spool)
         self._said: set[str] = set()
+        self._abandoning = threading.Lock()  # Held by the thread that tidies up; guards the next.
+        self._next_abandoning = float("-inf")
 
     def start(self) -> None:
         """Takes the spool over from whoever had it before and starts the threads.
@@ -247,6 +250,7 @@ class Drain:
                 self._stopping.wait(_TICK_SECONDS)
             folder = self._schedule.next(timeout_seconds=_TICK_SECONDS)
             if folder is None:
+                self._abandon_rest()
                 continue
             try:
                 self._work_on(folder)
@@ -296,11 +300,14 @@ class Drain:
                 entry.size,
                 reason=reason,
             )
+        attempts = self._attempts_of(folder)
+        noted = attempts_of(place) if has_attempts(place) else None
         outcome = deliver(
             place,
             entry,
             self._store,
-            retried=self._attempts_of(folder).count > 0 or has_attempts(place),
+            retried=attempts.count > 0 or noted is not None,
+            is_answer_lost=attempts.is_answer_lost or bool(noted and noted.get("is_answer_lost")),
             suspect=may_have_lost_bytes(place, entry, self._spool.boot),
         )
         if outcome.state is UploadState.DONE:
@@ -351,8 +358,9 @@ class Drain:
         return newer.identifier if newer.overwrite and is_of_the_same else None
 
     def _settle(self, folder: str, outcome: Outcome) -> None:
+        # Also of what was delivered: an attempt before the one that succeeded may have begun an upload that is not needed.
+        self._abandon(self._spool.inflight / folder)
         if outcome.state.is_failure:
-            self._abandon(self._spool.inflight / folder)
             _say(logging.ERROR, f"{outcome.remote_name} was not uploaded ({outcome.state}): {outcome.reason}")
         with contextlib.suppress(
             FileNotFoundError
@@ -371,12 +379,26 @@ class Drain:
         if isinstance(self._store, Resuming) and notes.exists():
             try:
                 self._store.abandon(notes)
-            except Exception as error:  # noqa: BLE001  # tidying up must not undo a decision; `gc` tries again
+            except Exception as error:  # noqa: BLE001  # tidying up must not undo a decision
                 _log.warning(
-                    "what was half sent of %s could not be removed: %s. `uploads gc` tries again.",
-                    place.name,
-                    redact(str(error)),
+                    "what was half sent of %s could not be removed yet: %s", place.name, redact(str(error))
                 )
+                with contextlib.suppress(OSError):
+                    self._spool.keep_for_abort(notes, place.name)
+
+    def _abandon_rest(self) -> None:
+        """Has the store forget what it did not when it was asked. By one thread at a time, when there is nothing else to do."""
+        if self._clock() < self._next_abandoning or not self._abandoning.acquire(blocking=False):
+            return
+        try:
+            if isinstance(self._store, Resuming):
+                for notes in self._spool.list_to_abort():
+                    self._store.abandon(notes)
+        except Exception as error:  # noqa: BLE001  # as above
+            _log.debug("what was half sent could not be removed yet: %s", redact(str(error)))
+        finally:
+            self._next_abandoning = self._clock() + self._policy.delay_seconds(_ABANDON_FAILURES)
+            self._abandoning.release()
 
     # Failures.
 
@@ -422,7 +444,12 @@ class Drain:
 
     def _return(self, folder: str, attempts: Attempts, verdict: Verdict, delay_seconds: float) -> None:
         if (self._spool.inflight / folder).is_dir():
-            note_attempt(self._spool.inflight / folder, attempts.count, verdict.reason)
+            note_attempt(
+                self._spool.inflight / folder,
+                attempts.count,
+                verdict.reason,
+                is_answer_lost=attempts.is_answer_lost,
+            )
             self._spool.release(folder)
         self._schedule.retry(folder, delay_seconds)
 

@@ -111,7 +111,7 @@ class ManifestUnreadable(SpoolError):
 
 
 class StoreError(UploadError):
-    """What a store answered, in our words."""
+    """What a store answered, in our words. Raised itself for an answer that is not known to be the store's: a proxy's, a captive portal's."""
 
 
 class TransientStoreError(StoreError):
@@ -120,11 +120,15 @@ class TransientStoreError(StoreError):
     Args:
         message: What happened, without secrets.
         retry_after_seconds: How long the server asked us to wait, where it did.
+        is_answer_lost: Whether the request may have been carried out all the same.
     """
 
-    def __init__(self, message: str, retry_after_seconds: float | None = None) -> None:
+    def __init__(
+        self, message: str, retry_after_seconds: float | None = None, *, is_answer_lost: bool = False
+    ) -> None:
         super().__init__(message)
         self.retry_after_seconds = retry_after_seconds
+        self.is_answer_lost = is_answer_lost
 
 
 class StoreParked(StoreError):

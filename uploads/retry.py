@@ -44,7 +44,7 @@ class RetryPolicy:
         retry_after_cap_seconds: The longest that a server's Retry-After is obeyed.
         probe_first_seconds: How soon a parked store is probed; doubles up to `probe_cap_seconds`.
         probe_cap_seconds: The longest between two probes of a parked store.
-        unknown_tries: After how many failures that nobody classified an entry is rejected.
+        unknown_tries: After how many failures that nobody classified an entry is rejected, once the store has taken others.
         corrupt_tries: After how many corruptions on the wire an entry counts as corrupt.
         denied_tries: After how many denials an entry is rejected while the store takes others.
         uniform: Draws between two bounds; injected by tests.

@@ -19,6 +19,7 @@
         multipart.json   what a store needs to continue a half-sent file
       inflight/…         the same folder while it is being uploaded
       done/…             delivered; gone as soon as `delivered.jsonl` has the line
+      half-sent/FOLDER.json  `multipart.json` of an entry that has ended, until the store has forgotten the parts
       failed/{conflict,corrupt,rejected}/…   the same folder and `reason.json`; kept until `gc --failed`
       quarantine/        what was damaged and stood in the way; never read again, and never deleted
 
@@ -120,6 +121,7 @@ class Spool:
         self.inflight = self.path / "inflight"
         self.done = self.path / "done"
         self.failed = self.path / "failed"
+        self._to_abort = self.path / "half-sent"
         self.queue_lock = self.path / "queue.lock"
         self.drain_lock = self.path / "drain.lock"
         self.numbers = self.path / "sequence"
@@ -578,6 +580,15 @@ class Spool:
                 self.set_aside(self.done / folder, f"it was delivered, but {error}")
             except OSError as error:
                 _log.error("what was delivered of %s could not be noted: %s", folder, error)
+
+    def keep_for_abort(self, notes: Path, folder: str) -> None:
+        """Keeps what a store needs to forget a half-sent file, whatever becomes of its entry."""
+        self._to_abort.mkdir(mode=0o700, exist_ok=True)
+        notes.rename(self._to_abort / f"{folder}.json")
+
+    def list_to_abort(self) -> list[Path]:
+        """What `keep_for_abort` kept."""
+        return sorted(_children(self._to_abort))
 
     # What was delivered, and what the draining process says.
 

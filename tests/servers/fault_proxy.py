@@ -26,19 +26,49 @@ class Request:
 
 @attrs.frozen
 class Answer:
-    """An answer in the server's stead, after the server has done its work where `after_forwarding`."""
+    """An answer in the server's stead, after the server has done its work where `after_forwarding`; a page where it is not XML."""
 
     status: int
     code: str = ""
     headers: tuple[tuple[str, str], ...] = ()
     after_forwarding: bool = False
+    page: bytes = b""
 
     def body(self) -> bytes:
-        return (
+        return self.page or (
             f"<?xml version='1.0'?><Error><Code>{self.code}</Code><Message>scripted</Message></Error>".encode()
             if self.code
             else b""
         )
+
+
+PAGE = b"<!DOCTYPE html><html><head><title>Welcome</title></head><body>Please log in<br></body></html>"
+
+
+def captive_portal(request: Request) -> Answer:
+    """A plan: a static page for every request, as a hotel's web server has it, with an ETag of its kind."""
+    return Answer(200, page=PAGE, headers=(("Content-Type", "text/html"), ("ETag", '"5f2a-61bc7"')))
+
+
+def front(status: int) -> Answer:
+    """What a proxy in front answers on its own behalf: a status and a page, no header of the store's."""
+    return Answer(status, page=PAGE, headers=(("Content-Type", "text/html"), ("Server", "squid")))
+
+
+@attrs.frozen
+class Late:
+    """Leaves the client without an answer, and forwards the request once the event is set; then sets `is_done`."""
+
+    event: threading.Event = attrs.field(factory=threading.Event)
+    is_done: threading.Event = attrs.field(factory=threading.Event)
+
+
+@attrs.frozen
+class Dribble:
+    """Forwards the request, and answers with so many bytes of headers one by one, this many seconds apart, before the rest."""
+
+    count: int
+    seconds: float
 
 
 class Reset:
@@ -168,15 +198,22 @@ class FaultProxy:
             self.arrived.notify_all()
         if isinstance(fault, Reset):
             _tear_down(handler)
+        elif isinstance(fault, Late):
+            fault.event.wait(60)
+            self._forward(handler, body)
+            fault.is_done.set()
+            _tear_down(handler)
+        elif isinstance(fault, Dribble):
+            self._forward(handler, body)
+            self._dribble(handler, fault)
         elif isinstance(fault, Hang):
             self._ended.wait()
             _tear_down(handler)
         elif isinstance(fault, Answer):
             if fault.after_forwarding:
                 self._forward(handler, body)
-            _answer(
-                handler, fault.status, [("Content-Type", "application/xml"), *fault.headers], fault.body()
-            )
+            headers = {"Content-Type": "application/xml", **dict(fault.headers)}
+            _answer(handler, fault.status, headers.items(), fault.body())
         else:
             if isinstance(fault, Corrupt):
                 body = bytes([body[0] ^ 1]) + body[1:]
@@ -186,6 +223,17 @@ class FaultProxy:
                 handler.close_connection = True  # In peace: a reset would also discard what is on its way.
             else:
                 _answer(handler, status, headers, answer)
+
+    def _dribble(self, handler, fault: Dribble) -> None:
+        with contextlib.suppress(OSError):
+            handler.wfile.write(b"HTTP/1.1 200 OK\r\nX-Pad: ")
+            for _ in range(fault.count):
+                handler.wfile.write(b"a")
+                handler.wfile.flush()
+                if self._ended.wait(fault.seconds):
+                    return
+            handler.wfile.write(b"\r\nx-amz-request-id: 1\r\nContent-Length: 0\r\n\r\n")
+            handler.wfile.flush()
 
     def _forward(self, handler, body: bytes):
         connection = http.client.HTTPConnection(self._upstream, timeout=60)

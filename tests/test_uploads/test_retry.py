@@ -6,7 +6,15 @@ import json
 import pytest
 
 from uploads._verdicts import Action, Attempts, judge
-from uploads.errors import BytesCorrupt, ManifestUnreadable, RejectedByStore, StoreParked, TransientStoreError
+from uploads.errors import (
+    BytesCorrupt,
+    ManifestUnreadable,
+    RejectedByStore,
+    RemoteNotFound,
+    StoreError,
+    StoreParked,
+    TransientStoreError,
+)
 from uploads.outcome import UploadState
 from uploads.retry import RetryPolicy
 
@@ -52,10 +60,10 @@ def test_what_a_first_failure_means(error, action):
     [(BytesCorrupt("bad digest"), 5, UploadState.CORRUPT), (KeyError("a bug"), 10, UploadState.REJECTED)],
 )
 def test_what_nobody_can_explain_ends_after_a_while(error, tries, state):
-    """Fault 20: corruption on the wire five times, unknown failures ten times."""
+    """Corruption on the wire five times, unknown failures ten times, while others get through."""
     attempts = Attempts()
 
-    verdicts = [judge(error, attempts, LONGEST, successes=0) for _ in range(tries)]
+    verdicts = [judge(error, attempts, LONGEST, successes=count) for count in range(1, tries + 1)]
 
     assert [verdict.action for verdict in verdicts] == [Action.RETRY] * (tries - 1) + [Action.FAIL]
     assert verdicts[-1].state is state
@@ -78,10 +86,32 @@ def test_a_denial_is_about_the_name_only_while_others_get_through():
 
     assert {judge(denied, lonely, LONGEST, successes=0).action for _ in range(100)} == {Action.PARK}
     assert [judge(denied, surrounded, LONGEST, successes=count).action for count in (1, 2, 3)] == [
-        Action.PARK,
-        Action.PARK,
+        Action.RETRY,
+        Action.RETRY,
         Action.FAIL,
     ]
+
+
+@pytest.mark.parametrize(
+    "error", [StoreError("a proxy's answer"), RemoteNotFound("404"), KeyError("a bug")], ids=repr
+)
+def test_what_the_store_did_not_refuse_never_fails_while_nothing_gets_through(error):
+    """However often: it may be the network, a proxy or a bug that a restart mends."""
+    attempts = Attempts()
+
+    actions = {judge(error, attempts, LONGEST, successes=0).action for _ in range(1000)}
+
+    assert Action.FAIL not in actions
+
+
+def test_an_answer_that_is_not_the_stores_never_fails_an_entry():
+    """Others are not held up for it where they get through; where none does, the store is probed."""
+    foreign, attempts = StoreError("a proxy's answer"), Attempts()
+
+    assert {judge(foreign, attempts, LONGEST, successes=count).action for count in range(1, 1000)} == {
+        Action.RETRY
+    }
+    assert judge(foreign, attempts, LONGEST, successes=999).action is Action.PARK
 
 
 def test_a_policy_reaches_another_process_whole():

@@ -567,12 +567,10 @@ def test_parts_without_proof_are_checked_by_size(moto, make_file, etag, are_prov
     parts = [{"PartNumber": number, "ETag": '"4f08eef4096726bff1125e1b1b734644"'} for number in (1, 2)]
     with Body(make_file(content=b"four"), "id") as body, Stubber(client) as server:
         server.add_response("complete_multipart_upload", {"ETag": f'"{etag}"'})
-        server.add_response("head_object", {"ContentLength": 3})
+        server.add_response("head_object", {"ContentLength": 3, "ETag": '"d316408c159ea701ab954894bd3a92c2"'})
 
         with pytest.raises(BytesCorrupt, match="must have 4 bytes in the store, got 3"):
-            Requests(client, BUCKET, "md5", {}).complete(
-                "key", "id", parts, body, create_only=False, are_proven=are_proven
-            )
+            Requests(client, BUCKET, "md5", {}).complete("key", "id", parts, body, {}, are_proven=are_proven)
 
 
 def test_extra_arguments_reach_the_requests_that_take_them(proxy, at_proxy, make_file):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import email.utils
+import re
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +25,7 @@ from uploads.errors import (
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["code_of", "translated"]
+__all__ = ["check_sender", "code_of", "is_from_store", "required", "translated"]
 
 _TRANSIENT = {
     "ConditionalRequestConflict",
@@ -73,6 +74,10 @@ _CORRUPT = {"BadDigest", "InvalidDigest", "XAmzContentChecksumMismatch", "XAmzCo
 _EXISTS = {"412", "PreconditionFailed"}
 _NOT_FOUND = {"404", "NoSuchKey", "NotFound"}
 
+_ETAG = re.compile(r'"?[0-9a-f]{32}(-\d+)?"?')
+
+_NOT_FOUND_STATUS = 404
+_PRECONDITION_FAILED = 412
 _TOO_MANY = 429
 _SERVER_ERROR = 500
 _NOT_IMPLEMENTED = 501
@@ -86,13 +91,66 @@ def translated(what: str) -> Iterator[None]:
         what: The request, for the message.
     """
     from botocore.exceptions import BotoCoreError, ClientError
+    from botocore.parsers import ResponseParserError
 
     try:
         yield
+    except ResponseParserError as error:  # A page where XML was expected.
+        raise StoreError(
+            f"{_not_the_store(what, 200)} It could not be parsed: {redact(str(error))}"
+        ) from error
     except ClientError as error:
         raise _from_answer(what, error) from error
     except BotoCoreError as error:
         raise _from_client(what, error) from error
+
+
+def is_from_store(answer: dict[str, Any]) -> bool:
+    """Whether the answer carries what only an S3 server sends: a header of its own, or an ETag as S3 makes them.
+
+    A captive portal or a proxy answers with a status and a page. The ETag of a page is not 32 hexadecimal digits.
+
+    Args:
+        answer: As botocore parsed it, an error's too.
+    """
+    headers = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {})
+    return any(name.startswith(("x-amz-", "x-amzn-", "x-goog-")) for name in headers) or bool(
+        _ETAG.fullmatch(answer.get("ETag") or "")
+    )
+
+
+def check_sender(what: str, answer: dict[str, Any]) -> None:
+    """Raises StoreError where a success is not the store's.
+
+    Args:
+        what: The request, for the message.
+        answer: As botocore parsed it.
+    """
+    if not is_from_store(answer):
+        status = answer.get("ResponseMetadata", {}).get("HTTPStatusCode")
+        raise StoreError(_not_the_store(what, status))
+
+
+def required(what: str, answer: dict[str, Any], field: str) -> Any:
+    """A field that every S3 server's answer has.
+
+    Raises:
+        StoreError: It is missing.
+    """
+    if answer.get(field) is None:
+        raise StoreError(
+            _not_the_store(
+                f"{what} without {field}", answer.get("ResponseMetadata", {}).get("HTTPStatusCode")
+            )
+        )
+    return answer[field]
+
+
+def _not_the_store(what: str, status: object) -> str:
+    return (
+        f"{what}: HTTP {status} must come from an S3 server, got an answer without its headers. "
+        "A proxy or a captive portal may stand between: check the network and endpoint_url."
+    )
 
 
 def code_of(error: BaseException | None) -> str:
@@ -103,11 +161,20 @@ def code_of(error: BaseException | None) -> str:
     return str(response.get("Error", {}).get("Code", ""))
 
 
-def _from_answer(what: str, error: Any) -> StoreError:  # noqa: C901  # a table of codes, read from top to bottom
+def _from_answer(what: str, error: Any) -> StoreError:  # noqa: C901, PLR0912  # a table of codes, read from top to bottom
     code = code_of(error)
     about = error.response.get("ResponseMetadata", {})
     status, headers = about.get("HTTPStatusCode", 0), about.get("HTTPHeaders", {})
     text = redact(f"{what}: {error}")
+    is_head = error.operation_name == "HeadObject"  # Its answers have no body, so no code.
+    if is_head and status == _NOT_FOUND_STATUS:
+        return RemoteNotFound(text)  # If it was a proxy's, the put that follows tells.
+    if is_head and status < _SERVER_ERROR and status not in {_PRECONDITION_FAILED, _TOO_MANY}:
+        return StoreParked(
+            f"{text}. Check the credentials; grant s3:GetObject and s3:ListBucket.", may_be_the_entry=True
+        )
+    if status < _SERVER_ERROR and status != _TOO_MANY and _is_foreign(code, error.response):
+        return StoreError(f"{_not_the_store(what, status)} It said: {redact(str(error))}")
     if code in _EXISTS:
         return RemoteExists(text)
     if code in _NOT_FOUND:
@@ -131,8 +198,14 @@ def _from_answer(what: str, error: Any) -> StoreError:  # noqa: C901  # a table 
     if code in _REJECTED:
         return RejectedByStore(text)
     if status >= _SERVER_ERROR:
-        return TransientStoreError(text, _retry_after_seconds(headers))
-    return StoreError(text)
+        return TransientStoreError(text, _retry_after_seconds(headers), is_answer_lost=True)
+    # The store refuses, for a reason that is not known here: about this name, if others get through.
+    return StoreParked(text, may_be_the_entry=True)
+
+
+def _is_foreign(code: str, answer: dict[str, Any]) -> bool:
+    """Whether an error has neither a code, which only S3's XML has, nor a header of the store's own."""
+    return (not code or code.isdigit()) and not is_from_store(answer)
 
 
 def _from_client(what: str, error: Any) -> StoreError:
@@ -142,7 +215,12 @@ def _from_client(what: str, error: Any) -> StoreError:
     if isinstance(error, exceptions.SSLError):
         return StoreParked(f"{text}. Check the server's certificate.")
     if isinstance(error, (exceptions.HTTPClientError, exceptions.ConnectionError)):
-        return TransientStoreError(text)
+        never_sent = (
+            exceptions.EndpointConnectionError,
+            exceptions.ConnectTimeoutError,
+            exceptions.ProxyConnectionError,
+        )
+        return TransientStoreError(text, is_answer_lost=not isinstance(error, never_sent))
     if isinstance(error, exceptions.ParamValidationError):
         return RejectedByStore(text)
     if isinstance(error, exceptions.IncompleteReadError):

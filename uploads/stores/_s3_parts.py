@@ -81,20 +81,25 @@ class PartsUpload:
         self._sent: dict[int, _Part] = {}
         self._error: BaseException | None = None
 
-    def run(self, *, create_only: bool) -> None:
+    def run(self, condition: dict[str, str], *, overwrite: bool) -> None:
         """Sends what the server does not have yet and puts the object together.
 
+        Args:
+            condition: Of the last request, see `Requests.put`.
+            overwrite: Whether to keep the parts where the condition does not hold, to be tried with another.
+
         Raises:
-            RemoteExists: Create-only, and the name is taken; the parts are gone from the server.
+            RemoteExists: The condition does not hold.
             BytesCorrupt: The bytes changed since they were checked; the parts are gone from the server.
             StoreError: Any other; the parts stay for the next attempt.
         """
         self._sent = self._continue() or self._begin()
         try:
             self._send_missing()
-            self._complete(create_only=create_only)
-        except (RemoteExists, BytesCorrupt):
-            self._abort()
+            self._complete(condition)
+        except (RemoteExists, BytesCorrupt) as error:
+            if not (overwrite and isinstance(error, RemoteExists)):
+                self._abort()
             raise
         except TransientStoreError as error:
             if code_of(error) == "NoSuchUpload":
@@ -110,10 +115,12 @@ class PartsUpload:
         if "upload_id" not in noted:
             # We died between asking for an upload and noting its id. Another rank's upload of the very same name would
             # start over.
-            self._requests.abort_all(self._key)
+            with translated(f"abort uploads of {self._key}"):
+                self._requests.abort_all(self._key)
             return None
         if noted.get("part_bytes") != self._part_bytes:
-            self._requests.abort(self._key, noted["upload_id"])
+            with translated(f"abort {self._key}"):
+                self._requests.abort(self._key, noted["upload_id"])
             return None
         self._upload_id = noted["upload_id"]
         try:
@@ -137,27 +144,40 @@ class PartsUpload:
 
     def _send_missing(self) -> None:
         crc32 = 0
-        senders = []
-        for number in range(1, self._count() + 1):
-            self._slots.acquire()  # noqa: SIM115, RUF100  # given back by the sender, in another thread
-            data = self._read_part(number)
-            crc32 = zlib.crc32(data, crc32)
-            if number in self._sent or self._failed():
-                self._slots.release()
-                continue
-            sender = threading.Thread(
-                target=self._send, args=(number, data), name=f"uploads-part-{number}", daemon=True
-            )
-            sender.start()
-            senders.append(sender)
-        for sender in senders:
-            sender.join()
+        senders: list[threading.Thread] = []
+        try:
+            for number in range(1, self._count() + 1):
+                crc32 = self._send_part(number, crc32, senders)
+        finally:
+            for sender in senders:
+                sender.join()
         if self._error is not None:
             raise self._error
         if crc32 != self._body.digest.crc32:
             raise BytesCorrupt(
                 f"{self._key} must be sent as it was checked, got other bytes when the parts were read"
             )
+
+    def _send_part(self, number: int, crc32: int, senders: list[threading.Thread]) -> int:
+        """Reads a part and has it sent, where it is not there yet; returns the CRC-32 of all bytes so far."""
+        with contextlib.ExitStack() as stack:
+            self._slots.acquire()  # noqa: SIM115, RUF100  # given back below, also if the part cannot be read
+            stack.callback(self._slots.release)
+            data = self._read_part(number)
+            crc32 = zlib.crc32(data, crc32)
+            if number in self._sent or self._failed():
+                return crc32
+            sender = threading.Thread(
+                target=self._send, args=(number, data), name=f"uploads-part-{number}", daemon=True
+            )
+            stack.pop_all()  # From here on `_send` gives the slot back.
+            try:
+                sender.start()
+            except RuntimeError:  # No more threads, or the interpreter is ending.
+                self._send(number, data)
+            else:
+                senders.append(sender)
+        return crc32
 
     def _send(self, number: int, data: bytes) -> None:
         try:
@@ -174,7 +194,7 @@ class PartsUpload:
         finally:
             self._slots.release()
 
-    def _complete(self, *, create_only: bool) -> None:
+    def _complete(self, condition: dict[str, str]) -> None:
         parts = [self._sent[number] for number in range(1, self._count() + 1)]
         with translated(f"complete {self._key}"):
             self._requests.complete(
@@ -182,7 +202,7 @@ class PartsUpload:
                 self._upload_id,
                 [part.to_request() for part in parts],
                 self._body,
-                create_only=create_only,
+                condition,
                 are_proven=all(part.is_proven for part in parts),
             )
 

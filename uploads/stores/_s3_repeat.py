@@ -32,6 +32,7 @@ _OWN = {
     "content-length",
     "content-md5",
     "expect",
+    "if-match",
     "if-none-match",
     "x-amz-checksum-sha256",
     "x-amz-content-sha256",
@@ -142,6 +143,10 @@ class Repeater:
         return {
             "ETag": response.headers.get("ETag", ""),
             "ChecksumSHA256": response.headers.get("x-amz-checksum-sha256"),
+            "ResponseMetadata": {
+                "HTTPStatusCode": response.status_code,
+                "HTTPHeaders": {name.lower(): value for name, value in response.headers.items()},
+            },
         }
 
     def _send(self, request: Any) -> Any:

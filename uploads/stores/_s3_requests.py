@@ -11,7 +11,9 @@ import time
 import zlib
 from typing import TYPE_CHECKING, Any, Literal
 
-from uploads.errors import BytesCorrupt, TransientStoreError
+from uploads.errors import BytesCorrupt, StoreError, TransientStoreError
+
+from ._s3_errors import check_sender, required
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -31,6 +33,7 @@ _REPEATED_BYTES = 1 << 20  # Above, the server is asked for "100 Continue" befor
 _HEADERS = {
     "ChecksumSHA256": "x-amz-checksum-sha256",
     "ContentMD5": "content-md5",
+    "IfMatch": "if-match",
     "IfNoneMatch": "if-none-match",
 }
 
@@ -80,17 +83,23 @@ class Requests:
         self._checksum = checksum
         self._extra_args = extra_args
 
-    def put(self, key: str, body: Body, *, create_only: bool) -> None:
-        """The whole file in one request."""
+    def put(self, key: str, body: Body, condition: dict[str, str]) -> None:
+        """The whole file in one request.
+
+        Args:
+            key: Of the object.
+            body: The bytes.
+            condition: `IfNoneMatch` or `IfMatch`, which the server has to compare; empty for none.
+        """
         data = body.read_whole()
-        headers = {"IfNoneMatch": "*"} if create_only else {}
+        headers = dict(condition)
         if self._checksum == "aws":
             headers["ChecksumSHA256"] = base64.b64encode(bytes.fromhex(body.digest.sha256)).decode()
         elif self._checksum == "md5":
             headers["ContentMD5"] = _md5(data)
         answer = self._repeat(key, body, data, headers) or self._put_object(key, body, data, headers)
         if not self._echoed(answer, "ChecksumSHA256", headers, data):
-            self.check_size(key, body)
+            self.check_object(key, body)
 
     def _repeat(self, key: str, body: Body, data: bytes, headers: dict[str, str]) -> dict[str, Any] | None:
         """A put like an earlier one; None where there was none."""
@@ -118,11 +127,10 @@ class Requests:
         headers = self._extra("CreateMultipartUpload")
         if self._checksum == "aws":
             headers |= {"ChecksumAlgorithm": "CRC32", "ChecksumType": "FULL_OBJECT"}
-        return str(
-            self._client.create_multipart_upload(
-                Bucket=self._bucket, Key=key, Metadata=_metadata(body), **headers
-            )["UploadId"]
+        answer = self._client.create_multipart_upload(
+            Bucket=self._bucket, Key=key, Metadata=_metadata(body), **headers
         )
+        return str(required(f"create upload of {key}", answer, "UploadId"))
 
     def put_part(self, key: str, upload_id: str, number: int, data: bytes) -> dict[str, Any]:
         """One part; the answer, and under "IsProven" whether it proves that the server has these bytes."""
@@ -139,6 +147,7 @@ class Requests:
             Body=_to_send(data),
             **headers,
         )
+        required(f"part {number} of {key}", answer, "ETag")
         return {**answer, "IsProven": self._echoed(answer, "ChecksumCRC32", headers, data)}
 
     def complete(
@@ -147,8 +156,8 @@ class Requests:
         upload_id: str,
         parts: list[dict[str, Any]],
         body: Body,
+        condition: dict[str, str],
         *,
-        create_only: bool,
         are_proven: bool,
     ) -> None:
         """Makes the object of its parts.
@@ -158,10 +167,10 @@ class Requests:
             upload_id: From `create_upload`.
             parts: All of them, in order, as the request lists them.
             body: What they are of.
-            create_only: Whether there must be no such object.
+            condition: As in `put`.
             are_proven: Whether the server is known to have the bytes of every part.
         """
-        headers = self._extra("CompleteMultipartUpload") | ({"IfNoneMatch": "*"} if create_only else {})
+        headers = self._extra("CompleteMultipartUpload") | condition
         if self._checksum == "aws":
             headers |= {
                 "ChecksumType": "FULL_OBJECT",
@@ -172,7 +181,7 @@ class Requests:
         )
         # Some servers read the whole object again to answer a HEAD.
         if not (are_proven and answer.get("ETag", "").strip('"') == _etag_of(parts)):
-            self.check_size(key, body)
+            self.check_object(key, body)
 
     def list_parts(self, key: str, upload_id: str) -> Iterator[dict[str, Any]]:
         """What the server has of an upload."""
@@ -196,11 +205,21 @@ class Requests:
                     if upload["Key"] == key:
                         self.abort(key, upload["UploadId"])
 
-    def check_size(self, key: str, body: Body) -> None:
-        """For answers that say nothing about the bytes: at least the size must be right."""
-        size = self._client.head_object(Bucket=self._bucket, Key=key)["ContentLength"]
+    def check_object(self, key: str, body: Body) -> None:
+        """For answers that say nothing about the bytes: at least the size must be right, and the object not another entry's.
+
+        What answered may be no S3 server, and an older object of that name may have the same size.
+        """
+        answer = self._client.head_object(Bucket=self._bucket, Key=key)
+        check_sender(f"head {key}", answer)
+        size = required(f"head {key}", answer, "ContentLength")
         if size != body.digest.size:
             raise BytesCorrupt(f"{key} must have {body.digest.size} bytes in the store, got {size}")
+        metadata = {name.lower(): value for name, value in answer.get("Metadata", {}).items()}
+        if metadata.get("entry-id", body.identifier) != body.identifier:
+            raise StoreError(
+                f"{key} must be the object of entry {body.identifier} after it was put, got that of {metadata['entry-id']}"
+            )
 
     def _extra(self, operation: str) -> dict[str, Any]:
         members = self._client.meta.service_model.operation_model(operation).input_shape.members

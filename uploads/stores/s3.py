@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from uploads.errors import (
+    RejectedByStore,
     RemoteExists,
     RemoteNotFound,
     StoreParked,
@@ -20,7 +21,7 @@ from uploads.errors import (
 )
 
 from ._create_only import CreateOnly, CreateOnlyPolicy
-from ._s3_errors import code_of, translated
+from ._s3_errors import check_sender, code_of, required, translated
 from ._s3_parts import PartsUpload, abandon_parts, part_bytes_for
 from ._s3_repeat import Repeater
 from ._s3_requests import Checksum, Requests
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 __all__ = ["S3Store", "configured_endpoint"]
 
 _CHUNK_BYTES = 1 << 20
+_REPLACE_TRIES = 3
+_NO_CONDITIONS = {"InvalidArgument", "InvalidRequest", "NotImplemented", "501"}
 _USER_AGENT = "training-destinations"
 
 
@@ -118,23 +121,68 @@ class S3Store:
             "checksum": None if checksum == "aws" else checksum,
             "create_only": None if create_only == "require" else create_only,
         }
+        self._takes_conditions = True  # Until the server refuses If-Match.
         self._lock = threading.Lock()  # Guards the client and its repeater.
         self._client: Any = None
         self._repeater: Repeater | None = None
 
     def put(self, name: str, body: Body, *, overwrite: bool, notes: Path | None = None) -> RemoteObject:
-        key = self._key(name)
-        requests = self._requests()
-        create_only = not overwrite and self._create_only.may_be_asked(self.uri(), self)
+        if overwrite:
+            self._put(name, body, {}, notes)
+        elif self._create_only.may_be_asked(self.uri(), self):
+            self._put(name, body, {"IfNoneMatch": "*"}, notes)
+        elif self.head(name) is not None:
+            raise RemoteExists(f"{self.uri(name)} exists")
+        else:
+            self._put(name, body, {}, notes)
+        return RemoteObject(name, body.digest.size, body.identifier, body.digest.sha256)
+
+    def replace(self, name: str, body: Body, *, notes: Path | None = None) -> RemoteObject:
+        for _ in range(_REPLACE_TRIES):
+            condition = self._condition_now(name) if self._takes_conditions else {}
+            try:
+                self._put(name, body, condition, notes, overwrite=True)
+            except (RemoteExists, RemoteNotFound):
+                if not condition:
+                    raise
+            except (RejectedByStore, StoreParked) as error:
+                if not condition or code_of(error) not in _NO_CONDITIONS:
+                    raise
+                self._takes_conditions = False
+            else:
+                return RemoteObject(name, body.digest.size, body.identifier, body.digest.sha256)
+        raise TransientStoreError(
+            f"{self.uri(name)} must not change while it is replaced. It is tried again."
+        )
+
+    def _condition_now(self, name: str) -> dict[str, str]:
+        try:
+            found = self.head(name)
+        except StoreParked as error:
+            if error.may_be_the_entry:  # These credentials may put and not look.
+                return {}
+            raise
+        if found is None:
+            return {"IfNoneMatch": "*"}
+        return {"IfMatch": found.version} if found.version else {}
+
+    def _put(
+        self,
+        name: str,
+        body: Body,
+        condition: dict[str, str],
+        notes: Path | None,
+        *,
+        overwrite: bool = False,
+    ) -> None:
+        key, requests = self._key(name), self._requests()
         if body.digest.size <= self._part_bytes:
             with translated(f"put {key}"):
-                requests.put(key, body, create_only=create_only)
-        else:
-            part_bytes = part_bytes_for(body.digest.size, self._part_bytes)
-            PartsUpload(requests, key, body, part_bytes=part_bytes, slots=self._slots, notes=notes).run(
-                create_only=create_only
-            )
-        return RemoteObject(name, body.digest.size, body.identifier, body.digest.sha256)
+                requests.put(key, body, condition)
+            return
+        part_bytes = part_bytes_for(body.digest.size, self._part_bytes)
+        upload = PartsUpload(requests, key, body, part_bytes=part_bytes, slots=self._slots, notes=notes)
+        upload.run(condition, overwrite=overwrite)
 
     def head(self, name: str) -> RemoteObject | None:
         try:
@@ -142,12 +190,14 @@ class S3Store:
                 answer = self._connected().head_object(Bucket=self.bucket, Key=self._key(name))
         except RemoteNotFound:
             return None
+        what = f"head {self._key(name)}"
+        check_sender(what, answer)
         metadata = {
             key.lower(): value for key, value in answer.get("Metadata", {}).items()
         }  # Some servers capitalise.
         return RemoteObject(
             name,
-            answer["ContentLength"],
+            required(what, answer, "ContentLength"),
             metadata.get("entry-id"),
             metadata.get("sha256"),
             answer.get("ETag"),
@@ -167,6 +217,11 @@ class S3Store:
         if version is not None and answer.get("ETag") != version:  # Some servers ignore If-Match.
             answer["Body"].close()
             raise TransientStoreError(f"{self.uri(name)} must not change while it is read. Start over.")
+        if offset and not str(answer.get("ContentRange", "")).startswith(f"bytes {offset}-"):
+            answer["Body"].close()
+            raise TransientStoreError(
+                f"{self.uri(name)} must be read from byte {offset} on, got another range"
+            )
         with contextlib.closing(answer["Body"]) as stream, translated(f"get {self._key(name)}"):
             while chunk := stream.read(_CHUNK_BYTES):
                 yield chunk
@@ -246,9 +301,10 @@ class S3Store:
         """Puts a small object create-only, to see what the server makes of it."""
         try:
             with translated(f"probe {self.uri()}"):
-                self._connected().put_object(
+                answer = self._connected().put_object(
                     Bucket=self.bucket, Key=self._key(name), Body=b"probe", IfNoneMatch="*"
                 )
+                check_sender(f"probe {self.uri()}", answer)
         except StoreParked as error:
             if code_of(error) == "NotImplemented":
                 raise NotImplementedError(str(error)) from error

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from .body import Body
 
-__all__ = ["RemoteObject", "Renewable", "Resuming", "Store"]
+__all__ = ["RemoteObject", "Renewable", "Replacing", "Resuming", "Store"]
 
 
 @attrs.frozen
@@ -87,6 +87,21 @@ class Store(Protocol):
 
     def uri(self, name: str = "") -> str:
         """What `open_store` (without a name) or `download_file` (with one) takes to come back here."""
+        ...
+
+
+@runtime_checkable
+class Replacing(Protocol):
+    """A store that can put on a condition, so that an older put never replaces a newer one."""
+
+    def replace(self, name: str, body: Body, *, notes: Path | None = None) -> RemoteObject:
+        """As `put` with `overwrite=True`, on the condition that the object is still the one that was there just before.
+
+        A put that timed out here, and that the server carries out later, is then refused where a newer one came first.
+
+        Raises:
+            TransientStoreError: The object kept changing.
+        """
         ...
 
 

@@ -1,0 +1,271 @@
+"""Answers that are not the store's, that come late or never, and credentials that may do little: nothing fails that was not clearly refused."""
+
+import errno
+import logging
+import os
+import threading
+
+import pytest
+
+from tests.servers.counting_s3 import CountingS3
+from tests.servers.fault_proxy import Answer, FaultProxy, Late, captive_portal, front
+from uploads import UploadState, open_store
+from uploads.errors import StoreError
+from uploads.stores import Body
+
+LIMIT_SECONDS = 120
+MANY_REQUESTS = 60  # More than would have failed every entry when ten unknown answers did.
+PART_BYTES = 5 << 20
+LARGE = os.urandom(1 << 20) * 12
+SMALL_PARTS = f"&part_bytes={PART_BYTES}"
+
+
+@pytest.fixture
+def s3_behind():
+    """A small S3 server and a proxy before it."""
+    server = CountingS3()
+    proxy = FaultProxy(server.endpoint_url)
+    yield server, proxy
+    proxy.close()
+    server.close()
+
+
+def uri_at(proxy, prefix):
+    """The URI of a store behind the proxy."""
+    return f"s3://bucket/{prefix}?endpoint_url={proxy.url}"
+
+
+def until(proxy, count, fault_of):
+    """A plan: the fault for the first `count` requests, then none."""
+    return lambda request: fault_of(request) if len(proxy.seen) <= count else None
+
+
+def wait_for_requests(proxy, count):
+    """Until the proxy has seen more."""
+    with proxy.arrived:
+        assert proxy.arrived.wait_for(lambda: len(proxy.seen) > count, LIMIT_SECONDS)
+
+
+def submit_all(queue, make_file, count, **options):
+    """Handles of as many small files."""
+    return [
+        queue.submit(make_file(f"{number}", b"content %d" % number), f"n{number}", **options)
+        for number in range(count)
+    ]
+
+
+def test_an_expired_token_as_aws_says_it_is_renewed(s3_behind, make_queue, make_file, tmp_path, monkeypatch):
+    """A HEAD is answered 400 without a body and a PUT 400 ExpiredToken; the rotated file is read and everything arrives."""
+    server, proxy = s3_behind
+    file = tmp_path / "credentials"
+    file.write_text("[default]\naws_access_key_id = OLDKEY\naws_secret_access_key = s\n")
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(file))
+
+    def expired(request):
+        if "OLDKEY" not in request.headers.get("Authorization", ""):
+            return None
+        return Answer(400, "" if request.method == "HEAD" else "ExpiredToken", (("x-amz-request-id", "1"),))
+
+    proxy.plan = expired
+    handles = submit_all(make_queue(uri_at(proxy, "p")), make_file, 3)
+    wait_for_requests(proxy, MANY_REQUESTS)
+    assert not any(handle.done() for handle in handles)
+
+    new = tmp_path / "new-credentials"
+    new.write_text("[default]\naws_access_key_id = NEWKEY\naws_secret_access_key = s\n")
+    new.replace(file)
+
+    assert {handle.result(LIMIT_SECONDS).state for handle in handles} == {UploadState.DONE}
+    assert len(server.under("p")) == 3
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize("status", [302, 400, 401, 403, 404, 407, 418])
+def test_a_proxys_refusals_fail_nothing(s3_behind, make_queue, make_file, status, overwrite):
+    """However long a front answers in the store's stead: afterwards everything is delivered."""
+    server, proxy = s3_behind
+    proxy.plan = until(proxy, MANY_REQUESTS, lambda _: front(status))
+
+    handles = submit_all(make_queue(uri_at(proxy, "p")), make_file, 4, overwrite=overwrite)
+
+    assert {handle.result(LIMIT_SECONDS).state for handle in handles} == {UploadState.DONE}
+    assert sorted(server.under("p")) == ["n0", "n1", "n2", "n3"]
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_captive_portal_is_not_a_store(s3_behind, make_queue, make_file, overwrite):
+    """It says 200 to everything; neither a conflict, nor corrupt, nor done follows from that."""
+    server, proxy = s3_behind
+    proxy.plan = until(proxy, MANY_REQUESTS, captive_portal)
+
+    handles = submit_all(make_queue(uri_at(proxy, "p")), make_file, 8, overwrite=overwrite)
+
+    assert {handle.result(LIMIT_SECONDS).state for handle in handles} == {UploadState.DONE}
+    assert len(server.under("p")) == 8
+
+
+def test_a_put_that_a_portal_swallowed_is_not_taken_for_done(s3_behind, make_file):
+    """An older object of the same name and size proves nothing."""
+    _server, proxy = s3_behind
+    store = open_store(uri_at(proxy, "p"))
+    with Body(make_file("old", b"old bytes"), "entry-1") as body:
+        store.put("name", body, overwrite=True)
+    proxy.plan = lambda request: captive_portal(request) if request.method == "PUT" else None
+
+    with Body(make_file("new", b"new bytes"), "entry-2") as body, pytest.raises(StoreError, match="entry-2"):
+        store.put("name", body, overwrite=True)
+
+
+@pytest.mark.parametrize("part_bytes", ["", SMALL_PARTS], ids=["one request", "parts"])
+def test_a_portals_page_is_not_a_file(s3_behind, make_file, part_bytes):
+    """Neither by looking nor by reading, and no upload in parts begins there."""
+    _server, proxy = s3_behind
+    store = open_store(uri_at(proxy, "p") + part_bytes)
+    proxy.plan = captive_portal
+
+    with pytest.raises(StoreError, match="captive portal"):
+        store.head("name")
+    with Body(make_file(content=LARGE), "id") as body, pytest.raises(StoreError):
+        store.put("name", body, overwrite=True)
+
+
+def test_credentials_that_may_only_put_make_no_conflict_of_a_lost_answer(
+    s3_behind, make_queue, make_file, caplog
+):
+    """The name is taken by the attempt whose answer was lost; that it could not be compared is said."""
+    server, proxy = s3_behind
+    lost = [True]
+
+    def put_only(request):
+        if request.method in {"HEAD", "GET"}:
+            return Answer(403, headers=(("x-amz-request-id", "1"),))
+        if "/name" in request.path and lost:
+            lost.clear()
+            return Answer(502, after_forwarding=True)
+        return None
+
+    proxy.plan = put_only
+    with caplog.at_level(logging.WARNING, "uploads"):
+        handle = make_queue(uri_at(proxy, "p")).submit(make_file(), "name")
+
+        assert handle.result(LIMIT_SECONDS).state is UploadState.DONE
+    assert server.under("p") == {"name": b"content"}
+    assert any("may not read it" in record.message for record in caplog.records)
+
+
+def test_credentials_that_may_only_put_see_a_real_conflict(s3_behind, make_queue, make_file):
+    """Where no answer was lost, the object is another's, and the bytes are kept."""
+    server, proxy = s3_behind
+    server.objects["p/name"] = b"theirs"
+    proxy.plan = lambda request: (
+        Answer(403, headers=(("x-amz-request-id", "1"),)) if request.method in {"HEAD", "GET"} else None
+    )
+
+    handle = make_queue(uri_at(proxy, "p")).submit(make_file(), "name")
+
+    assert handle.exception(LIMIT_SECONDS) is not None
+    assert handle.state is UploadState.CONFLICT
+    assert server.under("p") == {"name": b"theirs"}
+
+
+def test_a_put_that_the_server_carries_out_late_does_not_replace_a_newer_one(
+    moto, proxy, prefix, make_queue, make_file
+):
+    """The first version timed out here; the second is delivered; then the server carries out the first."""
+    late = Late()
+    taken = threading.Event()
+
+    def first_put_is_late(request):
+        if request.method == "PUT" and not taken.is_set():
+            taken.set()
+            return late
+        return None
+
+    proxy.plan = first_put_is_late
+    queue = make_queue(moto.at(proxy.url).uri(prefix) + "&read_timeout_seconds=3", workers=1)
+    queue.submit(make_file("one", b"version 1"), "name", overwrite=True)
+    assert taken.wait(LIMIT_SECONDS)
+
+    second = queue.submit(make_file("two", b"version 2"), "name", overwrite=True)
+    assert second.result(LIMIT_SECONDS).state is UploadState.DONE
+    late.event.set()
+    assert late.is_done.wait(LIMIT_SECONDS)
+
+    assert moto.objects(prefix) == {"name": b"version 2"}
+
+
+class BodyThatCannotBeRead(Body):
+    """Its parts raise what a failing disk raises."""
+
+    def read(self, offset, count):
+        raise OSError(errno.EIO, "Input/output error")
+
+
+def test_parts_that_cannot_be_read_hold_up_no_other_upload(moto, prefix, make_file):
+    """As many failed reads as there are slots for parts; the next upload goes through."""
+    store = open_store(moto.uri(prefix) + SMALL_PARTS + "&part_threads=2")
+    file = make_file(content=LARGE)
+    for _ in range(2):
+        with BodyThatCannotBeRead(file, "id") as body, pytest.raises(OSError, match="Input/output"):
+            store.put("a", body, overwrite=True)
+
+    with Body(file, "id") as body:
+        put = threading.Thread(target=store.put, args=("b", body), kwargs={"overwrite": True}, daemon=True)
+        put.start()
+        put.join(LIMIT_SECONDS)
+        assert not put.is_alive()
+
+    assert moto.objects(prefix) == {"b": LARGE}
+
+
+def test_no_upload_in_parts_is_left_after_answers_of_503(moto, proxy, prefix, make_queue, make_file):
+    """Every request is carried out and answered 503 the first three times, also those that tidy up."""
+    seen = {}
+
+    def first_thrice(request):
+        key = (request.method, request.path.partition("uploadId")[0])
+        seen[key] = seen.get(key, 0) + 1
+        if request.method == "GET" or ".uploads-probe-" in request.path or seen[key] > 3:
+            return None
+        return Answer(503, "ServiceUnavailable", after_forwarding=request.method != "DELETE")
+
+    file = make_file(content=LARGE)
+    queue = make_queue(moto.at(proxy.url).uri(prefix) + SMALL_PARTS, workers=2)
+    proxy.plan = first_thrice
+    handles = [queue.submit(file, f"n{number}", overwrite=bool(number % 2)) for number in range(4)]
+
+    assert {handle.result(LIMIT_SECONDS).state for handle in handles} == {UploadState.DONE}
+    assert sorted(moto.objects(prefix)) == ["n0", "n1", "n2", "n3"]
+    assert moto.open_uploads(prefix) == 0
+
+
+def test_what_could_not_be_aborted_is_aborted_later(moto, proxy, prefix, make_queue, make_file):
+    """A newer version takes the place of one that was half sent, while the server refuses to forget its parts."""
+    refusals = [3]
+
+    def plan(request):
+        if request.method == "DELETE" and refusals[0]:
+            refusals[0] -= 1
+            return Answer(503, "ServiceUnavailable")
+        return Answer(503, "SlowDown") if "partNumber=3" in request.path and refusals[0] else None
+
+    proxy.plan = plan
+    queue = make_queue(moto.at(proxy.url).uri(prefix) + SMALL_PARTS, workers=1)
+    queue.submit(make_file("one", LARGE), "name", overwrite=True)
+    with proxy.arrived:
+        assert proxy.arrived.wait_for(
+            lambda: any("partNumber=3" in request.path for request in proxy.seen), LIMIT_SECONDS
+        )
+    newer = queue.submit(make_file("two", b"small"), "name", overwrite=True)
+
+    assert newer.result(LIMIT_SECONDS).state is UploadState.DONE
+    with proxy.arrived:
+        assert proxy.arrived.wait_for(lambda: not refusals[0], LIMIT_SECONDS)
+        assert proxy.arrived.wait_for(
+            lambda: sum(request.method == "DELETE" for request in proxy.seen) > 3, LIMIT_SECONDS
+        )
+    queue.close(LIMIT_SECONDS)
+    assert moto.open_uploads(prefix) == 0
+    assert list((queue.spool.path / "half-sent").iterdir()) == []
