@@ -6,7 +6,9 @@ whatever the writer does meanwhile, and however it ended.
 
 import csv
 import io
-from collections.abc import Iterator
+import itertools
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +17,20 @@ import attrs
 from .csv_text import number, parse_header
 from .frames import Boundary, Resume
 from .layout import OWN_COLUMNS, column_of
-from .snapshot import take_snapshot
+from .snapshot import CsvPart, take_snapshot
 
-__all__ = ["MetricRow", "csv_rows", "read_rows", "read_series", "rows_of", "with_journal", "within_float"]
+__all__ = [
+    "MetricRow",
+    "csv_rows",
+    "has_any",
+    "last_csv_rows",
+    "last_rows",
+    "read_rows",
+    "read_series",
+    "rows_of",
+    "with_journal",
+    "within_float",
+]
 
 
 @attrs.frozen
@@ -46,6 +59,63 @@ def read_series(run_dir: Path | str, name: str, rank: int = 0) -> list[tuple[int
     """Returns step and value of every row that has a metric."""
     column = column_of(name)
     return [(row.step, row.metrics[column]) for row in read_rows(run_dir, rank) if column in row.metrics]
+
+
+def last_rows(
+    run_dir: Path | str, count: int, rank: int = 0, wanted: Collection[str] = ()
+) -> list[MetricRow]:
+    """Returns the last rows of a rank, oldest first, reading the CSV from its end; see `read_rows`.
+
+    The file of another program may name its columns anew in the middle: it is read from its beginning, in little memory.
+
+    Args:
+        run_dir: the folder of the run.
+        count: how many at most.
+        rank: whose rows.
+        wanted: columns; rows that have none of them do not count. All rows where empty.
+    """
+    with take_snapshot(Path(run_dir), rank) as snapshot:
+        resumes = [record for record in snapshot.records if isinstance(record, Resume)]
+        found = deque(_wanted(with_journal([], snapshot.records), wanted, ()), maxlen=count)
+        in_csv = last_csv_rows(snapshot.csv, count - len(found), wanted, resumes)
+        return [*in_csv, *found]
+
+
+def last_csv_rows(
+    csv_part: CsvPart, count: int, wanted: Collection[str] = (), resumes: Sequence[Resume] = ()
+) -> list[MetricRow]:
+    """Returns the last rows of a CSV, oldest first, without those that a resume drops; see `last_rows`."""
+    if count <= 0:
+        return []
+    columns = parse_header(csv_part.header)
+    pieces: list[list[MetricRow]] = []
+    if tuple(columns[: len(OWN_COLUMNS)]) == OWN_COLUMNS:
+        for chunk in csv_part.chunks_from_end():
+            if b'"' in chunk:
+                break  # A quoted cell may hold the end of a line.
+            pieces.append(list(_wanted(rows_of(list(columns), chunk), wanted, resumes)))
+            if sum(map(len, pieces)) >= count:
+                return [row for piece in reversed(pieces) for row in piece][-count:]
+        else:
+            return [row for piece in reversed(pieces) for row in piece]
+    rows = itertools.chain.from_iterable(rows_of(columns, chunk) for chunk in csv_part.chunks())
+    return list(deque(_wanted(rows, wanted, resumes), maxlen=count))
+
+
+def _wanted(
+    rows: Iterable[MetricRow], wanted: Collection[str], resumes: Sequence[Resume]
+) -> Iterator[MetricRow]:
+    for row in rows:
+        time = float("nan") if row.time is None else row.time
+        if any(resume.drops(row.step, time) for resume in resumes):
+            continue
+        if has_any(row, wanted):
+            yield row
+
+
+def has_any(row: MetricRow, wanted: Collection[str]) -> bool:
+    """Says whether a row has one of some columns; of none, any row has."""
+    return not wanted or any(name in row.metrics for name in wanted)
 
 
 def csv_rows(data: bytes, header_bytes: int) -> Iterator[MetricRow]:

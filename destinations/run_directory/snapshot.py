@@ -29,6 +29,7 @@ __all__ = ["CsvPart", "Snapshot", "metric_columns", "take_snapshot"]
 
 _TRIES = 100
 _CHUNK_BYTES = 1 << 20
+_TAIL_BYTES = 256 << 10
 _HEADER_BYTES = 64 << 10
 _LONGEST_LINE = 64 << 20
 _MOST_HELD_BYTES = 64 << 20
@@ -86,6 +87,24 @@ class CsvPart:
             yield piece[:whole]
             at += whole
             length = chunk_bytes
+
+    def chunks_from_end(self, chunk_bytes: int = _TAIL_BYTES) -> Iterator[bytes]:
+        """Returns the rows in pieces of whole lines, the last piece first; see `chunks`."""
+        first, end, length = len(self.header), self.end, chunk_bytes
+        while end > first:
+            start = max(first, end - length)
+            piece = self._piece(start, end - start)
+            if len(piece) < end - start:
+                return  # It was cut meanwhile.
+            # The first line is a part of one, unless it is the first of all.
+            skipped = 0 if start == first else piece.find(b"\n") + 1
+            if start > first and skipped in {0, len(piece)}:
+                if length >= _LONGEST_LINE:
+                    raise OSError(errno.EFBIG, f"a line has more than {_LONGEST_LINE >> 20} MiB")
+                length *= 2
+                continue
+            yield piece[skipped:]
+            end, length = start + skipped, chunk_bytes
 
     def _piece(self, at: int, length: int) -> bytes:
         if self._held is not None:

@@ -8,10 +8,11 @@ that a resume took away; what comes after is new. No clock is asked.
 Reads and never writes. A follower belongs to one thread.
 """
 
+import itertools
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Self
 
@@ -29,7 +30,7 @@ from destinations.run_directory.layout import (
     segment_path,
     segment_paths,
 )
-from destinations.run_directory.rows import MetricRow, rows_of
+from destinations.run_directory.rows import MetricRow, has_any, last_csv_rows, rows_of
 from destinations.run_directory.segment_chain import FIRST_BYTES, Place, follows
 from destinations.run_directory.snapshot import CsvPart, take_snapshot
 
@@ -62,6 +63,8 @@ def follow_rows(
     is_over: Callable[[], bool],
     poll_seconds: float,
     stop: threading.Event | None = None,
+    last: int | None = None,
+    wanted: Collection[str] = (),
 ) -> Iterator[MetricRow]:
     """Returns rows as they come, the ones that there are first; see `Run.follow`.
 
@@ -71,12 +74,18 @@ def follow_rows(
         is_over: whether no more rows will come; asked before each look at the files.
         poll_seconds: how long to wait after each look.
         stop: ends the following.
+        last: of the rows that there are, only so many, the last ones; all where None.
+        wanted: columns; rows that have none of them are left out. All rows where empty.
     """
     stop = threading.Event() if stop is None else stop
     with Follower(run_dir, rank) as follower:
+        is_first = True
         while not stop.is_set():
             was_over = is_over()
-            yield from follower.poll()
+            # At first there may be very many.
+            rows = follower.begin(last, wanted) if is_first else follower.poll()
+            yield from (row for row in rows if has_any(row, wanted))
+            is_first = False
             if was_over or stop.wait(poll_seconds):
                 return
 
@@ -150,12 +159,38 @@ class Follower:
 
     def poll(self) -> list[MetricRow]:
         """Returns the rows that came since the last call, at the first all that there are."""
+        if not self._is_begun:
+            return list(self.begin())
         rows: list[MetricRow] = []
         if self._segment is None:
             self._look_at_csv(rows)
         else:
             self._follow_journal(rows)
         return rows
+
+    def begin(self, last: int | None = None, wanted: Collection[str] = ()) -> Iterator[MetricRow]:
+        """Yields the rows that there are, without holding those of the CSV; to be iterated to its end before `poll`.
+
+        Args:
+            last: only so many, the last ones; all where None.
+            wanted: columns, of which a row has one to be among the last; any row where empty.
+        """
+        rows: list[MetricRow] = []
+        stamp = self._stamp_of_files()
+        with take_snapshot(self._run_dir, self._rank, with_records=False) as snapshot:
+            self._first = next(_rows(snapshot.csv), None)
+            if last is None:
+                for row in _rows(snapshot.csv):
+                    self._csv_rows += 1
+                    yield row
+            else:
+                rows = last_csv_rows(snapshot.csv, last, wanted)
+                # The number of rows tells a file that is rewritten in place, which those of our own writer never are.
+                is_own = self._first is None or self._first.time is not None
+                self._csv_rows = len(rows) if is_own else sum(1 for _ in _rows(snapshot.csv))
+            self._hold(snapshot.csv)
+        self._go_on_from(snapshot.place, stamp, rows)
+        yield from rows if last is None else deque((row for row in rows if has_any(row, wanted)), maxlen=last)
 
     def close(self) -> None:
         """Lets go of the files."""
@@ -251,6 +286,10 @@ class Follower:
             if not self._take_csv(snapshot.csv, rows):
                 return
             self._hold(snapshot.csv)
+        self._go_on_from(place, stamp, rows)
+
+    def _go_on_from(self, place: Place | None, stamp: object, rows: list[MetricRow]) -> None:
+        """Takes the rows of the journal from a place on, where the CSV ends."""
         self._is_begun = True
         self._stamp = stamp
         if place is None:
@@ -268,19 +307,16 @@ class Follower:
 
     def _take_csv(self, csv: CsvPart, rows: list[MetricRow]) -> bool:
         """Takes the rows of a CSV that are new; False where it is being rewritten by a program that does so in place."""
-        if not self._is_begun:
-            found = list(_rows(csv))
-            self._count(found, 0)
-            rows += found
-            return True
         if self._is_continued(csv):
             found = list(_rows(csv, None if self._csv.fileno() < 0 else self._csv.end))
-            self._count(found, self._csv_rows)
+            if self._csv_rows == 0 and found:
+                self._first = found[0]
+            self._csv_rows += len(found)
             rows += self._unknown(found, iter(()))
             return True
-        return self._take_other(csv, list(_rows(csv)), rows)
+        return self._take_other(csv, rows)
 
-    def _unknown(self, found: list[MetricRow], before: Iterator[MetricRow]) -> list[MetricRow]:
+    def _unknown(self, found: Iterable[MetricRow], before: Iterator[MetricRow]) -> list[MetricRow]:
         """Returns the rows of a CSV that were not handed out.
 
         Args:
@@ -340,19 +376,20 @@ class Follower:
         stem = metrics_name(self._rank).removesuffix(".csv")
         return {*(self._run_dir / ABANDONED_FOLDER).glob(f"{stem}.step*.csv")}
 
-    def _take_other(self, csv: CsvPart, found: list[MetricRow], rows: list[MetricRow]) -> bool:
-        """Takes the new rows of a file that has replaced the one before."""
-        if any(row.time is not None for row in found) and not self._is_same_file(csv):
-            rows += self._unknown(found, _rows(self._csv))
-        elif self._first is not None and found[:1] == [self._first]:
-            if len(found) < self._csv_rows:
+    def _take_other(self, csv: CsvPart, rows: list[MetricRow]) -> bool:
+        """Takes the new rows of a file that has replaced the one before; those that are known are not held."""
+        first = next(_rows(csv), None)
+        found = _Counted(_rows(csv))
+        new: list[MetricRow]
+        if not self._is_same_file(csv) and any(row.time is not None for row in _rows(csv)):
+            new = self._unknown(found, _rows(self._csv))
+        else:
+            known = self._csv_rows if first is not None and first == self._first else 0
+            new = list(itertools.islice(found, known, None))
+            if found.count < known or (first is None and self._csv_rows):
                 return False
-            rows += found[self._csv_rows :]
-        elif found:
-            rows += found
-        elif self._csv_rows:
-            return False
-        self._count(found, 0)
+        rows += new
+        self._first, self._csv_rows = first, found.count
         return True
 
     def _is_continued(self, csv: CsvPart) -> bool:
@@ -366,11 +403,6 @@ class Follower:
             return False
         return os.path.samestat(os.fstat(csv.fileno()), os.fstat(self._csv.fileno()))
 
-    def _count(self, found: list[MetricRow], before: int) -> None:
-        self._csv_rows = before + len(found)
-        if before == 0 and found:
-            self._first = found[0]
-
     def _stamp_of_files(self) -> object:
         """Returns what changes when there is something to read; None where that cannot be told."""
         if self._journal.exists():
@@ -380,6 +412,19 @@ class Follower:
         except OSError:
             return None
         return found.st_ino, found.st_size, found.st_mtime_ns
+
+
+class _Counted:
+    """Rows that are counted as they are taken."""
+
+    def __init__(self, rows: Iterator[MetricRow]) -> None:
+        self._rows = rows
+        self.count = 0
+
+    def __iter__(self) -> Iterator[MetricRow]:
+        for row in self._rows:
+            self.count += 1
+            yield row
 
 
 def _rows(csv: CsvPart, start: int | None = None) -> Iterator[MetricRow]:

@@ -6,7 +6,7 @@ is read when it is asked for. Importing this module does not import numpy; readi
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
@@ -17,6 +17,7 @@ from destinations.run_directory.layout import (
     HEARTBEAT,
     HPARAMS,
     SIDECAR,
+    column_of,
     metrics_name,
     summary_name,
 )
@@ -286,6 +287,8 @@ class Run:
         poll_seconds: float = 1.0,
         stop: "threading.Event | None" = None,
         until_end: bool = False,
+        last: int | None = None,
+        only: Collection[str] = (),
     ) -> "Iterator[Point]": ...
 
     @overload
@@ -297,6 +300,8 @@ class Run:
         poll_seconds: float = 1.0,
         stop: "threading.Event | None" = None,
         until_end: bool = False,
+        last: int | None = None,
+        only: Collection[str] = (),
     ) -> "Iterator[MetricRow]": ...
 
     def follow(
@@ -307,6 +312,8 @@ class Run:
         poll_seconds: float = 1.0,
         stop: "threading.Event | None" = None,
         until_end: bool = False,
+        last: int | None = None,
+        only: Collection[str] = (),
     ) -> "Iterator[Point] | Iterator[MetricRow]":
         """Returns rows as they come: first those that there are, then each new one once, in the order of logging.
 
@@ -321,13 +328,18 @@ class Run:
             poll_seconds: how long to wait after each look at the files.
             stop: ends the iterator when it is set, at once.
             until_end: ends the iterator when the run has ended or is not alive any more, and all its rows were handed out.
+            last: of the rows that there are, only so many, the last ones, which are read from the end of the file.
+            only: columns; rows that have none of them are left out.
         """
         from .follow import follow_metric, follow_rows
 
         def is_over() -> bool:
             return until_end and not self._is_alive_now()
 
-        rows = follow_rows(self.path, rank, is_over=is_over, poll_seconds=poll_seconds, stop=stop)
+        wanted = {*only} if name is None else {column_of(name), name, *only}
+        rows = follow_rows(
+            self.path, rank, is_over=is_over, poll_seconds=poll_seconds, stop=stop, last=last, wanted=wanted
+        )
         return rows if name is None else follow_metric(rows, name)
 
     # --- records ---------------------------------------------------------------------------------------------------

@@ -1,12 +1,11 @@
 """`tail` and `wait`: runs that are being written."""
 
 import argparse
-from collections import deque
 from collections.abc import Iterable
 from typing import Any
 
 from destinations.run_directory.layout import column_of
-from destinations.run_directory.rows import MetricRow, read_rows
+from destinations.run_directory.rows import MetricRow, last_rows
 from destinations.runs import MetricNotFoundError, Run
 
 from .running import EXIT_FAILED, EXIT_OK, EXIT_TIMEOUT, find_runs
@@ -21,24 +20,17 @@ def tail(options: argparse.Namespace, session: Session) -> int:
     (run,) = find_runs([options.run_name], options, session)
     wanted = {column_of(name) for name in options.metric or ()}
     if options.no_follow or not run.alive:
-        rows = list(read_rows(run.path))
-        if wanted and not any(wanted & row.metrics.keys() for row in rows):
-            raise MetricNotFoundError(options.metric[0], {name for row in rows for name in row.metrics})
-        _print(deque(_chosen(rows, wanted), maxlen=options.lines), options, session)
+        rows = last_rows(run.path, options.lines, wanted=wanted)
+        if wanted and not rows and options.lines:
+            raise MetricNotFoundError(options.metric[0], run.metric_names())
+        _print(rows, options, session)
         return EXIT_OK
-    # What is there is counted first, and then read again: the iterator goes on from the last rows without a gap.
-    known = sum(1 for _ in _chosen(read_rows(run.path), wanted))
-    rows_to_skip = max(0, known - options.lines)
-    for number, row in enumerate(_chosen(run.follow(until_end=True, poll_seconds=options.interval), wanted)):
-        if number >= rows_to_skip:
-            _print([row], options, session)
-            session.screen.flush()
+    followed = run.follow(until_end=True, poll_seconds=options.interval, last=options.lines, only=wanted)
+    for row in followed:
+        _print([row], options, session)
+        session.screen.flush()
     session.note(f"run {run.run_id}: {run.reload().status}")
     return EXIT_OK
-
-
-def _chosen(rows: Iterable[MetricRow], wanted: set[str]) -> Iterable[MetricRow]:
-    return (row for row in rows if not wanted or wanted & row.metrics.keys())
 
 
 def _print(rows: Iterable[MetricRow], options: argparse.Namespace, session: Session) -> None:

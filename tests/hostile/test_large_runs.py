@@ -1,0 +1,154 @@
+"""Runs of very many rows and records: what is asked for is read, and not more."""
+
+import json
+import threading
+import tracemalloc
+from pathlib import Path
+
+import pytest
+
+from destinations.run_directory.rows import last_rows, read_rows
+from destinations.runs import Run
+from destinations.runs._lines import json_lines
+from tests.hostile.foreign_runs import command
+from tests.test_runs.folders import write_run
+from tests.test_runs.written import Written
+
+ROWS = 200_000
+MIB = 1 << 20
+
+
+def bytes_read():
+    """Returns how many bytes this process has read from files."""
+    return int(Path("/proc/self/io").read_text().split()[1])
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory):
+    """A finished run of many rows."""
+    run = write_run(tmp_path_factory.mktemp("large") / "run")
+    with (run / "metrics.csv").open("w") as file:
+        file.write("step,epoch,time,loss,rare\n")
+        file.writelines(f"{row},0,{row}.5,0.{row},{row if row == 7 else ''}\n" for row in range(ROWS))
+    return run
+
+
+def test_the_last_rows_are_read_from_the_end(large):
+    """However long the file: less than a mebibyte for ten rows."""
+    before = bytes_read()
+    code, output, _ = command("tail", large, "-n", "10", "--no-follow")
+    read = bytes_read() - before
+
+    assert code == 0
+    assert [line.split()[1] for line in output.splitlines()] == [str(row) for row in range(ROWS - 10, ROWS)]
+    assert read < MIB < (large / "metrics.csv").stat().st_size / 4
+
+
+def test_the_last_rows_are_the_last_of_all(large):
+    """Read from the end or from the beginning, the rows are the same; of a metric that is rare, too."""
+    rows = read_rows(large)
+
+    assert last_rows(large, 12_345) == rows[-12_345:]
+    assert last_rows(large, 5, wanted={"rare"}) == [rows[7]]
+    assert last_rows(large, 0) == []
+    assert last_rows(large, ROWS + 1) == rows
+
+
+def test_the_last_rows_of_a_run_that_is_being_written(tmp_path):
+    """Those of the journal are the last; what a resume took away is not among them."""
+    with Written(tmp_path / "run", flush_seconds=600.0) as run:
+        for step in range(4):
+            run.log({"loss": float(step)}, step)
+        run.flush()
+        for step in range(4, 6):
+            run.log({"loss": float(step)}, step)
+
+        found = [last_rows(tmp_path / "run", count) for count in range(8)]
+        rows = read_rows(tmp_path / "run")
+
+    assert found == [rows[len(rows) - count :] if count <= 6 else rows for count in range(8)]
+
+
+@pytest.mark.parametrize("header", ["loss,step", "step,epoch,time,loss"])
+def test_a_file_that_names_its_columns_again(tmp_path, header):
+    """The rows of another program's file are those of its last header; quoted cells may have several lines."""
+    run = write_run(tmp_path / "run")
+    cells = ",".join("1" for _ in header.split(","))
+    (run / "metrics.csv").write_text(f'{header}\n{cells}\nstep,epoch,time,other\n2,0,2.0,5\n3,0,3.0,"6"\n')
+
+    assert last_rows(run, 2) == read_rows(run)[-2:]
+
+
+def test_following_holds_no_more_than_is_new(large):
+    """Memory does not grow with the rows that there are; nor with those that were handed out."""
+    stop = threading.Event()
+    tracemalloc.start()
+    try:
+        count = sum(1 for _ in _until(Run.open(large).follow(stop=stop, poll_seconds=0), ROWS, stop))
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert count == ROWS
+    assert most < 40 * MIB
+
+
+def test_following_from_the_last_rows_on(large):
+    """The first rows are not read at all."""
+    stop = threading.Event()
+    before = bytes_read()
+    rows = list(_until(Run.open(large).follow(stop=stop, poll_seconds=0, last=3), 3, stop))
+
+    assert [row.step for row in rows] == [ROWS - 3, ROWS - 2, ROWS - 1]
+    assert bytes_read() - before < 4 * MIB
+
+
+def test_rows_that_come_after_the_last_ones(tmp_path):
+    """Each comes once: those of the CSV, of the journal, and those that are logged then, also after new columns."""
+    stop = threading.Event()
+    with Written(tmp_path / "run", flush_seconds=600.0) as run:
+        for step in range(10):
+            run.log({"loss": float(step)}, step)
+        run.flush()
+        run.log({"loss": 10.0}, 10)
+        rows = Run.open(tmp_path / "run").follow(stop=stop, poll_seconds=0, last=3)
+        found = [next(rows).step for _ in range(3)]
+        run.log({"loss": 11.0, "new": 1.0}, 11)
+        run.flush()
+        found += [next(rows).step]
+        run.log({"loss": 12.0}, 12)
+        found += [next(rows).step]
+        stop.set()
+
+    assert found == [8, 9, 10, 11, 12]
+
+
+def test_records_are_counted_without_holding_them(tmp_path):
+    """Many lines, and a line of 40 MiB, which is left out and counted."""
+    run = write_run(tmp_path / "run")
+    line = json.dumps({"step": 1, "name": "note", "text": "x" * 50})
+    with (run / "texts.jsonl").open("w") as file:
+        file.writelines(f"{line}\n" for _ in range(50_000))
+        file.write('{"text": "')
+        file.writelines("y" * MIB for _ in range(40))
+        file.write(f'"}}\n{line}\n')
+    read = Run.open(run)
+    tracemalloc.start()
+    try:
+        counts = read.record_counts()
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert counts["texts"].count == 50_001
+    assert read.damaged_lines() == {"texts.jsonl": 1}
+    assert sum(one is None for one in json_lines(run / "texts.jsonl")) == 1
+    assert most < 150 * MIB
+
+
+def _until(rows, count, stop):
+    """Yields so many rows, then stops the follower."""
+    for number, row in enumerate(rows, 1):
+        if number == count:
+            stop.set()
+        yield row
