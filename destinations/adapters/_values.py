@@ -32,12 +32,15 @@ def samples_in(batch: Any) -> int:
     return next((count for count in map(samples_in, parts) if count), 0)
 
 
-def plain_values(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Returns the scalars of what a trainer logs, and everything else, which is no metric: strings, lists, None."""
+def plain_values(values: Mapping[Any, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Returns the scalars of what a trainer logs, and everything else, which is no metric: strings, lists, None.
+
+    Names that are no strings, which trainers let through, become strings.
+    """
     metrics: dict[str, Any] = {}
     others: dict[str, Any] = {}
     for name, value in values.items():
-        (metrics if _is_scalar(value) else others)[name] = value
+        (metrics if _is_scalar(value) else others)[str(name)] = value
     return metrics, others
 
 

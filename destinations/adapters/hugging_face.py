@@ -150,7 +150,7 @@ class TransformersCallback(SessionOwner, TrainerCallback, ExportableState):
     ) -> None:
         """Logs."""
         self._know(args, state)
-        metrics, others = plain_values({_name(key): value for key, value in (logs or {}).items()})
+        metrics, others = plain_values({_name(str(key)): value for key, value in (logs or {}).items()})
         logger = self._session.logger
         if metrics:
             logger.log_metrics(metrics, int(state.global_step))

@@ -95,7 +95,7 @@ class KerasCallback(SessionOwner, keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
         """Logs; `EPOCH_END`."""
-        own = {name: value for name, value in (logs or {}).items() if not name.startswith("val_")}
+        own = {name: value for name, value in (logs or {}).items() if not str(name).startswith("val_")}
         self._log("train_epoch", own, max(0, int(self._session.state.timestamp.batch) - 1))
         self._session.epoch_end()
 

@@ -3,6 +3,7 @@
 Everything runs in the thread that logs.
 """
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
@@ -187,8 +188,8 @@ class TorchRLLogger(TorchRLBase):
 
 
 def _host_value(value: Any) -> Any:
-    """Returns a tensor in host memory as a number or a list; anything else as it is."""
+    """Returns an array in host memory as a number or a list; anything else as it is."""
     device = getattr(value, "device", None)
     if device is None or getattr(device, "type", "cpu") != "cpu" or not hasattr(value, "tolist"):
         return value
-    return value.item() if value.numel() == 1 else value.tolist()
+    return value.item() if math.prod(value.shape) == 1 else value.tolist()

@@ -35,7 +35,7 @@ from ._mlflow_values import (
     tag_key,
 )
 from ._names import Names, clean_texts, without_surrogates
-from ._sink import Row, Sink, Stamp
+from ._sink import Row, Sink, Stamp, number
 
 __all__ = ["MLflowPlan", "MLflowSink"]
 
@@ -252,7 +252,7 @@ class MLflowSink(Sink):
 
         def log(some: Sequence[Row]) -> None:
             metrics = [
-                Metric(key(name), float(value), milliseconds(at), step)
+                Metric(key(name), number(value), milliseconds(at), step)
                 for values, step, at in some
                 for name, value in values.items()
             ]

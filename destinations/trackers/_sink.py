@@ -1,11 +1,12 @@
 """What a tracker does in the thread of its lane: the shape to fill in."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import attrs
 
-__all__ = ["Row", "RowsRefused", "Sink", "Stamp"]
+__all__ = ["Row", "RowsRefused", "Sink", "Stamp", "number"]
 
 Row = tuple[dict[str, float], int, float]
 """The metrics of one call, their step, and when that was, in seconds since the epoch."""
@@ -30,6 +31,14 @@ class RowsRefused(Exception):
     def __init__(self, count: int) -> None:
         super().__init__(count)
         self.count = count
+
+
+def number(value: float) -> float:
+    """Returns a number as a float; an integer that is too large for one is infinite."""
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
 
 
 class Sink:

@@ -33,6 +33,7 @@ from destinations.media import (
 from events import BinnedValues, RecordError
 
 from ._gif import gif_bytes
+from ._sink import number
 
 __all__ = [
     "audio_values",
@@ -59,14 +60,6 @@ _DATA_TYPES = {"f": types_pb2.DT_FLOAT, "u": types_pb2.DT_UINT8}
 def clean(name: str) -> str:
     """Returns a name that UTF-8 can hold: lone surrogates are written out."""
     return name.encode("utf-8", "backslashreplace").decode()
-
-
-def number(value: float) -> float:
-    """Returns a number as a float; an integer that is too large for one is infinite."""
-    try:
-        return float(value)
-    except OverflowError:
-        return math.inf if value > 0 else -math.inf
 
 
 # --- images and video ----------------------------------------------------------------------------------------------

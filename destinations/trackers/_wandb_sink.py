@@ -20,7 +20,7 @@ from destinations._formatting import plain
 from events import RecordError
 
 from ._names import Names, clean_texts, without_surrogates
-from ._sink import Row, RowsRefused, Sink, Stamp
+from ._sink import Row, RowsRefused, Sink, Stamp, number
 from ._wandb_service import end_service, has_service, kill_service, require_login, service_lock, settings_for
 from ._wandb_values import artifact_name, cell_of, few_bins, mask_of, media_key, metric_key, path_in_artifact
 
@@ -28,6 +28,7 @@ __all__ = ["WandBPlan", "WandBSink"]
 
 _log = logging.getLogger("destinations")
 
+_INT64 = 2**63
 _EXIT_CODES = {"completed": 0, "interrupted": 255}
 _VIDEO_SUFFIXES = {b"\x1aE\xdf\xa3": "webm", b"GIF8": "gif", b"OggS": "ogg"}
 
@@ -191,7 +192,10 @@ class WandBSink(Sink):
         run, key, step_metric = self._run(), self._metric_names.key, self._plan.step_metric
         failed: list[Exception] = []
         for metrics, step, at in rows:
-            row: dict[str, Any] = {key(name): value for name, value in metrics.items()}
+            row: dict[str, Any] = {
+                key(name): value if -_INT64 <= value < _INT64 else number(value)
+                for name, value in metrics.items()
+            }
             row[step_metric], row["_timestamp"] = step, at
             try:
                 run.log(row)

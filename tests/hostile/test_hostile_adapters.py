@@ -1,0 +1,117 @@
+"""Names and values that no trainer should log, and that one does."""
+
+import contextlib
+import math
+import types
+
+import numpy as np
+import pytest
+
+from destinations import InMemory
+from events import RecordError
+
+
+class WithoutRepr:
+    def __repr__(self):
+        raise RuntimeError("no repr")
+
+
+ENDLESS = {}
+ENDLESS["again"] = ENDLESS
+
+NAMES = {
+    "line break": "a\nb",
+    "nul": "a\0b",
+    "surrogate": "a\ud800b",
+    "long": "n" * 10_000,
+    "path": "../../x",
+    "escape": "\x1b[31mred",
+    "placeholder": "{x}",
+    "empty": "",
+    "number": 5,
+    "none": None,
+    "tuple": ("a", 1),
+}
+VALUES = {
+    "nan": math.nan,
+    "infinity": -math.inf,
+    "huge": 10**400,
+    "nested": {"a": {"b": 1}},
+    "none": None,
+    "text": "x",
+    "complex": 1j,
+    "list": [1, 2],
+    "no repr": WithoutRepr(),
+    "object": object(),
+    "array": np.arange(5),
+    "empty array": np.zeros(0),
+    "endless": ENDLESS,
+    "bytes": b"\xff",
+    "set": {1},
+    "raises": lambda: 1 / 0,
+    "surrogate": "\ud800",
+    "half": np.float16(2),
+}
+
+
+def hugging_face(destination):
+    """Returns the function of its callback that logs a dictionary."""
+    pytest.importorskip("transformers")
+    from destinations.adapters.hugging_face import TransformersCallback
+
+    callback = TransformersCallback(destination)
+    arguments = types.SimpleNamespace(process_index=0, world_size=1, local_process_index=0)
+    state = types.SimpleNamespace(global_step=1)
+    return lambda values: callback.on_log(arguments, state, None, logs=values)
+
+
+def accelerate(destination):
+    """Returns the function of its tracker that logs a dictionary."""
+    pytest.importorskip("accelerate")
+    from destinations.adapters.accelerate_tracker import AccelerateTracker
+
+    tracker = AccelerateTracker(destination, run_name="mine")
+    return lambda values: tracker.log(values, step=1)
+
+
+def torchrl(destination):
+    """Returns the function of its logger that logs a dictionary."""
+    pytest.importorskip("torchrl")
+    from destinations.adapters.torchrl_logger import TorchRLLogger
+
+    logger = TorchRLLogger(destination, exp_name="mine")
+    return lambda values: logger.log_metrics(values, 1)
+
+
+def lightning(destination):
+    """Returns the function of its logger that logs a dictionary."""
+    pytest.importorskip("lightning")
+    from destinations.adapters.lightning_logger import LightningLogger
+
+    logger = LightningLogger(destination)
+
+    def log(values):
+        with contextlib.suppress(RecordError):  # A bad value is the caller's to know, as with `Logger`.
+            logger.log_metrics(values, 1)
+
+    return log
+
+
+def good_of(destination):
+    """Returns the values of the good metrics that arrived."""
+    rows = [record.value for record in destination.records if record.kind == "metrics"]
+    return [value for row in rows for name, value in row.items() if name.endswith("good")]
+
+
+@pytest.mark.parametrize("adapter", [hugging_face, accelerate, torchrl, lightning])
+def test_what_cannot_be_a_metric_does_not_take_the_others_with_it(adapter):
+    """Every good value beside a bad one arrives, and nothing else than documented comes out."""
+    destination = InMemory()
+    log = adapter(destination)
+
+    for value in VALUES.values():
+        log({"bad": value, "good": 1.0})
+    for name in NAMES.values():
+        log({name: 2.0, "good": 3.0})
+
+    assert good_of(destination) == [1.0] * len(VALUES) + [3.0] * len(NAMES)
