@@ -24,16 +24,18 @@ class Backlog:
         spool: The folder that holds it.
         remaining: Names that are still on their way; `python -m uploads resume SPOOL` finishes them.
         failures: How the others ended that did not end well: in `failed/` of the spool, or never staged.
+        left_behind: What earlier processes left in other default spools for the same store.
     """
 
     spool: Path
     remaining: tuple[str, ...]
     failures: tuple[Outcome, ...]
+    left_behind: tuple[Backlog, ...] = ()
 
     @property
     def is_empty(self) -> bool:
         """Whether everything was delivered."""
-        return not self.remaining and not self.failures
+        return not (self.remaining or self.failures or self.left_behind)
 
     @property
     def resume_command(self) -> str:
@@ -52,6 +54,7 @@ class Backlog:
                 f"{len(self.failures)} failed: {_shorten(tuple(f'{failure.remote_name} ({failure.state}: {failure.reason})' for failure in self.failures))}"
             )
             lines.append(f"look at them with: python -m uploads status {self.spool}")
+        lines += [f"left by an earlier process: {backlog}" for backlog in self.left_behind]
         return "\n".join(lines) or "everything was uploaded"
 
 

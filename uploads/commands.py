@@ -21,7 +21,7 @@ from .retry import check_seconds, check_workers
 from .spool import Spool
 from .stores import open_store
 from .stores.store import Resuming
-from .stores.uris import identity_of
+from .stores.uris import identity_of, kept_options
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -226,15 +226,18 @@ def existing(path: str | Path, *, trust: bool = False) -> Spool:
 
 def _store_of(spool: Spool) -> Store:
     about = spool.describe().get("store")
-    if not about:
+    if not isinstance(about, dict) or not isinstance(about.get("uri"), str):
         raise SpoolError(f"spool {spool.path} must name its store, got none. Give one with --store URI.")
-    about_objects = [name for name in about.get("left_out", ()) if name[:1].isupper()]
-    if about_objects:
+    options, left_out = about.get("options"), about.get("left_out")
+    missing = (
+        [str(name) for name in left_out if str(name)[:1].isupper()] if isinstance(left_out, list) else []
+    )
+    if missing:
         raise SpoolError(
-            f"spool {spool.path} must be resumed with {', '.join(about_objects)}, which no file keeps. "
+            f"spool {spool.path} must be resumed with {', '.join(missing)}, which no file keeps. "
             "Finish it from Python: UploadQueue(store, spool=…, store_options={…})."
         )
-    return open_store(about["uri"], **about.get("options", {}))
+    return open_store(about["uri"], **kept_options(options if isinstance(options, dict) else {}))
 
 
 def _is_at(store: Store, outcome: Outcome) -> bool:

@@ -10,7 +10,8 @@ import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .errors import BytesCorrupt, RemoteNotFound, TransientStoreError
+from .errors import BytesCorrupt, InvalidRemoteName, RemoteNotFound, TransientStoreError
+from .names import check_remote_name
 from .retry import RetryPolicy
 from .stores.uris import open_object
 
@@ -104,7 +105,11 @@ def _target_of(store: Store, pointer: str) -> str:
             raise RemoteNotFound(
                 f"a pointer must hold one name, got more than {_LONGEST_POINTER_BYTES} bytes in {pointer!r}"
             )
-    return text.decode(errors="replace").strip()
+    name = text.decode(errors="replace").strip()
+    try:
+        return check_remote_name(name)  # Whoever may write to the store may write a pointer.
+    except InvalidRemoteName as error:
+        raise RemoteNotFound(f"the pointer {pointer!r} must hold a name: {error}") from error
 
 
 def _fetch(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import errno
+import functools
 import logging
 import shutil
 import threading
@@ -13,6 +14,7 @@ import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
+from ._default_spool import LeftBehind
 from ._files import write_text
 from ._flusher import Flusher
 from ._forking import forget_in_child
@@ -37,7 +39,7 @@ from .outcome import Outcome, UploadState
 from .retry import RetryPolicy, check_seconds, check_workers
 from .staging import files_of, size_of
 from .stores import open_store
-from .stores.uris import identity_of
+from .stores.uris import identity_of, is_remote
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -72,7 +74,8 @@ class UploadQueue:
 
     Args:
         store: A URI or path for `open_store`, or a Store.
-        spool: The folder of entries; one queue at a time. The default is found again by the next start for the same store.
+        spool: The folder of entries; one queue at a time. The default is found again by the next start for the same store, which also
+            uploads what processes that are gone left in others of these.
         workers: Uploads at the same time.
         isolation: "process" uploads in a worker process, so that the training loop keeps its interpreter to itself; the worker is
             replaced when it dies and outlives this process by up to `grace_seconds`. "threads" uploads in threads of this process.
@@ -129,6 +132,7 @@ class UploadQueue:
         self._closed: Backlog | None = None
         self._has_ended = False
         self._is_child = False
+        self._left_behind: LeftBehind | None = None
         self.spool, self._owner = take_spool(spool, store, self._store, store_options or {})
         try:
             self.spool.sweep_tmp()
@@ -161,6 +165,21 @@ class UploadQueue:
         except BaseException:  # Nobody will close what was never made.
             self._owner.release()
             raise
+        if spool is None:
+            is_local = isinstance(store, str | Path) and not is_remote(store)
+            open_queue = functools.partial(
+                UploadQueue,
+                self._store.uri() if is_local else store,
+                workers=workers,
+                isolation=isolation,
+                free_bytes=free_bytes,
+                close_at_exit=False,
+                give_back_seconds=give_back_seconds,
+                grace_seconds=grace_seconds,
+                policy=policy,
+                store_options=store_options,
+            )
+            self._left_behind = LeftBehind(self.spool.path, lambda path: open_queue(spool=path))
         forget_in_child(self)
         if close_at_exit:
             atexit.register(self._close_at_exit)
@@ -274,12 +293,18 @@ class UploadQueue:
         return self._store.uri(remote_name)
 
     def unsettled(self) -> int:
-        """How many entries are on their way."""
-        return self._ledger.count()
+        """How many entries are on their way, with those that earlier processes left in other default spools."""
+        left = (
+            0
+            if self._left_behind is None
+            else sum(len(one.remaining) for one in self._left_behind.backlogs())
+        )
+        return self._ledger.count() + left
 
     def backlog(self) -> Backlog:
         """What was not delivered so far, by name."""
-        return Backlog(self.spool.path, self._ledger.remaining(), self._ledger.failures())
+        left_behind = () if self._left_behind is None else self._left_behind.backlogs()
+        return Backlog(self.spool.path, self._ledger.remaining(), self._ledger.failures(), left_behind)
 
     def drain(self, timeout_seconds: float) -> Backlog:
         """Waits until everything submitted so far and since has ended, well or not; returns what was not delivered.
@@ -297,7 +322,9 @@ class UploadQueue:
                 if adopted := self._ledger.adopt():
                     self._drainer.add(adopted)
                     continue
-            return
+            break
+        if self._left_behind is not None:
+            self._left_behind.wait(max(0.0, deadline - time.monotonic()))
 
     def close(self, timeout_seconds: float = 30.0) -> Backlog:
         """Drains up to the limit, stops, and names what was not delivered. A second call returns what the first did.
@@ -325,6 +352,8 @@ class UploadQueue:
 
     def _end(self, give_back_seconds: float) -> Backlog:
         try:
+            if self._left_behind is not None:
+                self._left_behind.stop(give_back_seconds)
             self._drainer.stop(give_back_seconds)
             self._flusher.stop(give_back_seconds)
         finally:  # Also when Ctrl-C ends that wait.
@@ -466,6 +495,7 @@ class UploadQueue:
 
     def _forget_after_fork(self) -> None:
         self._is_child = True
+        self._left_behind = None  # Its thread is the parent's.
         self._closing = threading.Lock()
         self._ledger.forget_after_fork()
         self._room.forget_after_fork()

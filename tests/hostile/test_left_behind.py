@@ -11,6 +11,7 @@ import pytest
 from tests.servers.stores import MemoryStore
 from uploads.errors import TransientStoreError
 from uploads.outcome import UploadState
+from uploads.ownership import owner_of
 from uploads.spool import Spool
 
 LIMIT_SECONDS = 120
@@ -110,3 +111,82 @@ def test_the_limit_of_a_spool_is_held_over_restarts(make_queue, make_file):
     assert queue.drain(LIMIT_SECONDS).is_empty
 
     assert queue.submit(make_file(content=b"x" * 250), "last").result(LIMIT_SECONDS)
+
+
+class Folder(MemoryStore):
+    """A store in memory that is found again by its name; it may be down."""
+
+    def __init__(self, name, *, is_down=False):
+        super().__init__()
+        self.name, self.is_down = name, is_down
+
+    def uri(self, name=""):
+        return f"memory://{self.name}/{name}"
+
+    def put(self, name, body, *, overwrite, notes=None):
+        if self.is_down:
+            raise TransientStoreError("no route to host")
+        return super().put(name, body, overwrite=overwrite)
+
+
+@pytest.fixture
+def three_ranks(make_queue, make_file, prefix):
+    """The default spools of three ranks that ended while their store was down, each with a file in it."""
+    ranks = [make_queue(Folder(prefix, is_down=True), spool=None) for _ in range(3)]
+    for number, rank in enumerate(ranks):
+        rank.submit(make_file(content=b"x"), f"rank{number}")
+    for rank in ranks:
+        rank.close(0)
+    return [rank.spool for rank in ranks]
+
+
+def test_what_other_ranks_left_is_found_by_a_single_one(three_ranks, make_queue, prefix):
+    """A training that is started again with fewer processes leaves nothing behind."""
+    store = Folder(prefix)
+    queue = make_queue(store, spool=None)
+
+    backlog = queue.drain(LIMIT_SECONDS)
+
+    assert sorted(store.objects) == ["rank0", "rank1", "rank2"]
+    assert (backlog.is_empty, str(backlog), queue.unsettled()) == (True, "everything was uploaded", 0)
+    assert [spool.list_pending() for spool in three_ranks] == [[], [], []]
+    assert [owner_of(spool.queue_lock) is None for spool in three_ranks] == [False, True, True]
+
+
+def test_what_other_ranks_left_is_named_while_it_cannot_be_uploaded(three_ranks, make_queue, prefix):
+    """With the command for each spool."""
+    queue = make_queue(Folder(prefix, is_down=True), spool=None)
+    assert queue.unsettled() == 3
+
+    backlog = queue.close(0)
+
+    assert not backlog.is_empty
+    for number, spool in enumerate(three_ranks):
+        assert f"rank{number}" in str(backlog)
+        assert f"resume {spool.path}" in str(backlog)
+    assert [len(spool.list_pending()) for spool in three_ranks] == [1, 1, 1]
+
+
+def test_the_spool_of_a_living_rank_is_its_own(make_queue, make_file, prefix):
+    """Its files are neither taken nor named by another."""
+    living = make_queue(Folder(prefix, is_down=True), spool=None)
+    living.submit(make_file(), "living")
+
+    other = make_queue(Folder(prefix), spool=None)
+
+    assert other.drain(LIMIT_SECONDS).is_empty
+    assert other.unsettled() == 0
+    assert living.unsettled() == 1
+
+
+def test_a_left_spool_that_is_damaged_keeps_no_other_waiting(three_ranks, make_queue, prefix):
+    """It is named, the others are emptied."""
+    damaged = three_ranks[1]
+    (damaged.path / "tmp").rename(damaged.path / "was")
+    (damaged.path / "tmp").symlink_to("/")
+    store = Folder(prefix)
+
+    backlog = make_queue(store, spool=None).drain(LIMIT_SECONDS)
+
+    assert sorted(store.objects) == ["rank0", "rank2"]
+    assert [(one.spool, one.remaining) for one in backlog.left_behind] == [(damaged.path, ("rank1",))]

@@ -73,7 +73,8 @@ def open_store(uri: str | Path, **options: Any) -> Store:
     host = urlsplit(f"//{authority}")
     if host.password is not None or (host.username is not None and scheme != "sftp"):
         raise ValueError(
-            f"a store's URI must have no credentials, got some in {redact(str(uri))!r}. Give them by store_options={{…}}."
+            f"a store's URI must have no credentials, got some before the '@' of one that starts with {scheme}://. "
+            "Give them by store_options={…}."
         )
     if scheme == "sftp":
         from .sftp import SftpStore

@@ -1,0 +1,146 @@
+"""Credentials of stores: not on disk, not in URIs, handles, logs, messages and names of folders."""
+
+import contextlib
+import json
+import logging
+
+import attrs
+import pytest
+
+from tests.servers.stores import MemoryStore
+from uploads import UploadQueue, download_file, open_store
+from uploads._default_spool import default_spools
+from uploads._worker_link import WorkerOrder
+from uploads.commands import resume
+from uploads.errors import RemoteNotFound, SpoolError
+from uploads.spool import Spool
+from uploads.stores.uris import identity_of
+
+LIMIT_SECONDS = 120
+HUSH = "hu5h-hu5h-hu5h"
+
+
+def _files(folder):
+    return b"".join(
+        str(path).encode() + (path.read_bytes() if path.is_file() else b"") for path in folder.rglob("*")
+    )
+
+
+@pytest.mark.parametrize("isolation", ["threads", "process"])
+def test_no_secret_of_a_store_reaches_disk_uri_or_log(
+    isolation, tmp_path, make_file, monkeypatch, caplog, moto, prefix
+):
+    """Given in the URI, by option, or as part of an endpoint; where one fails, too."""
+    monkeypatch.setenv("UPLOADS_HOME", str(tmp_path / "home"))
+    caplog.set_level(logging.DEBUG)
+    endpoint = moto.endpoint_url.replace("http://", f"http://user:{HUSH}@") + f"?sig={HUSH}"
+    options = {"endpoint_url": endpoint, "SSECustomerAlgorithm": "AES256", "SSECustomerKey": HUSH}
+    uri = f"s3://bucket/{prefix}?aws_access_key_id=AKIA0123456789ABCDEF&aws_secret_access_key={HUSH}"
+
+    queue = UploadQueue(uri, store_options=options, isolation=isolation, free_bytes=0)
+    handle = queue.submit(make_file(), "a")
+    with contextlib.suppress(TimeoutError):
+        handle.exception(5)
+    backlog = queue.close(0)
+
+    said = [handle.uri, queue.uri("b"), str(backlog), repr(queue.spool.describe()), caplog.text]
+    assert not [text for text in said if HUSH in text or "AKIA0123456789ABCDEF" in text]
+    assert HUSH.encode() not in _files(tmp_path / "home")
+    assert b"AKIA0123456789ABCDEF" not in _files(tmp_path / "home")
+    assert queue.spool.describe()["store"]["left_out"] == [
+        "SSECustomerAlgorithm",
+        "SSECustomerKey",
+        "aws_access_key_id",
+        "aws_secret_access_key",
+    ]
+
+
+@pytest.mark.parametrize(
+    "uri",
+    [
+        f"s3://AKIAKEY:{HUSH}@bucket/run",
+        f"sftp://me:{HUSH}@host/run",
+        f"az://{HUSH}@container",
+        f"gs://a:{HUSH}@b/c",
+    ],
+)
+def test_a_uri_with_credentials_is_refused_without_showing_them(uri, tmp_path, monkeypatch):
+    """They would be part of the store's name, and so of its spool's, or be dropped without a word."""
+    monkeypatch.setenv("UPLOADS_HOME", str(tmp_path / "home"))
+
+    with pytest.raises(ValueError, match="must have no credentials") as raised:
+        UploadQueue(uri)
+
+    assert HUSH not in str(raised.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_uri_of_no_store_is_refused_without_its_secrets():
+    """What is wrong with it is its scheme."""
+    with pytest.raises(ValueError, match="must be a path or start with") as raised:
+        open_store(f"ftp://host/bucket?aws_secret_access_key={HUSH}")
+
+    assert HUSH not in str(raised.value)
+
+
+def test_a_signed_query_stays_out_of_a_stores_uri():
+    """Azure's SAS, whole or in parts, and what a later release of a client may call a key."""
+    pytest.importorskip("obstore")
+    store = open_store(
+        "az://container/run?account_name=me",
+        azure_storage_sas_token=f"sv=1&sig={HUSH}",
+        endpoint=f"https://me.example/?sig={HUSH}",
+    )
+
+    assert store.uri() == "az://container/run?account_name=me"
+    assert identity_of(store.uri()) == store.uri()
+    assert HUSH not in str(next(default_spools(store.uri())))
+
+
+def test_the_order_of_a_worker_shows_no_secret():
+    """It may be part of a traceback."""
+    order = WorkerOrder("/spool", f"s3://bucket?aws_secret_access_key={HUSH}", {"password": HUSH}, 1, 0.0)
+
+    assert HUSH not in repr(order)
+    assert HUSH in json.dumps(attrs.asdict(order))
+
+
+@pytest.mark.parametrize(
+    "store",
+    [
+        7,
+        [],
+        {},
+        {"uri": 7},
+        {"uri": "file:///x", "options": 7, "left_out": 7},
+        {"uri": "s3://b", "options": {"backend": 1}},
+    ],
+    ids=str,
+)
+def test_a_description_that_is_none_is_an_error_or_taken_for_what_it_says(tmp_path, store):
+    """Options that no release writes are not passed on."""
+    spool = Spool(tmp_path / "spool")
+    spool.create()
+    (spool.path / "spool.json").write_text(json.dumps({"version": 1, "store": store}))
+
+    expected = (
+        contextlib.nullcontext()
+        if isinstance(store, dict) and isinstance(store.get("uri"), str)
+        else pytest.raises(SpoolError, match="must name its store")
+    )
+
+    with expected:
+        assert resume(spool.path) == 0
+
+
+@pytest.mark.parametrize("target", ["../outside", "/etc/passwd", "a\x1b[2Jb", "", "a//b"])
+def test_a_pointer_leads_to_no_name_that_submit_refuses(target, tmp_path):
+    """Whoever may write to the store may write a pointer."""
+    store = MemoryStore()
+    store.objects["latest.symlink"] = target.encode()
+    store.objects[target] = b"secret"
+
+    with pytest.raises(RemoteNotFound, match="must hold a name"):
+        download_file("latest", tmp_path / "file", store=store, progress_bar=False)
+
+    assert list(tmp_path.iterdir()) == []
