@@ -10,6 +10,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -20,10 +21,25 @@ _PR_SET_PTRACER = 0x59616D61  # prctl(2)
 _PR_SET_PTRACER_ANY = ctypes.c_ulong(-1)
 
 
+WIDTH = 1000
+"""How many metrics more a row has in the mode "busy"."""
+
+
+def _spin() -> None:
+    while True:
+        pass
+
+
 def log_rows(
     folder: str, mode: str, *, first: int = 0, last: int = 1_000_000_000, flush_seconds: float = 0.01
 ) -> None:
-    """Logs rows as fast as it can, or at a pace, with a new metric now and then; "left" neither trains nor ends."""
+    """Logs rows as fast as it can, or at a pace, with a new metric now and then; "left" neither trains nor ends.
+
+    "busy" has one thread more that keeps the interpreter from the others, and rows so wide that segments change all the time.
+    """
+    if mode == "busy":
+        sys.setswitchinterval(1e-5)
+        threading.Thread(target=_spin, daemon=True).start()
     destination = RunDirectory(Path(folder), flush_seconds=flush_seconds)
     state = State("crash", timestamp=Timestamp(batch=first))
     logger = Logger(state, [destination], raise_errors=True)
@@ -33,7 +49,9 @@ def log_rows(
         engine.run_event("fit_start")
     for step in range(first, last):
         metrics = {"a": step + 0.5, "b": float(step)}
-        if step % 40 == 39:
+        if mode == "busy":
+            metrics |= {f"wide{index}": float(step) for index in range(WIDTH)}
+        elif step % 40 == 39:
             metrics[f"extra{step // 40}"] = step
         logger.log_metrics(metrics, step)
         os.write(1, b"%d\n" % step)

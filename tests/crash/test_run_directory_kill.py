@@ -155,6 +155,28 @@ def test_fifty_random_kills_lose_no_row(tmp_path, start, block):
         assert not list(folder.glob(".*"))
 
 
+@pytest.mark.parametrize("block", range(int(os.environ.get("BUSY_KILLS", "4"))))
+def test_kills_of_a_busy_process_lose_no_row(tmp_path, start, block):
+    """SIGKILL while segments change all the time and threads get in each other's way: every acknowledged row is there."""
+    source = random.Random(block)
+    folder = tmp_path / "run"
+    child = start(folder, mode="busy", flush_seconds=source.choice([0.001, 0.02])).go()
+    output = child.output_until(source.randrange(100, 600))
+    child.kill()
+    output += child.rest()
+    last = acknowledged(output)
+
+    for _ in range(2):
+        series = [read_series(folder, name) for name in ("b", "wide0", "wide999")]
+        found = len(series[0])
+        assert found > last
+        assert all(one == [(step, float(step)) for step in range(found)] for one in series)
+        destination = RunDirectory(folder)
+        engine = Engine(state := State("again"), Logger(state, [destination], raise_errors=True))
+        engine.run_event("init")
+        engine.close()
+
+
 def test_a_run_killed_again_and_again_keeps_every_row(tmp_path, start):
     """Each process goes on where the one before was killed; the abandoned steps are in no reader's way."""
     folder, first = tmp_path / "run", 0
