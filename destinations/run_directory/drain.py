@@ -142,6 +142,18 @@ class Drain:
             data = reader.read(0, path.stat().st_size)
         return not any(isinstance(record, tuple) for _, record in frames(data, start))
 
+    def lost_rows(self) -> int:
+        """Returns how many rows of this session are in files that have no name any more; asked when nobody logs any more."""
+        lost = self.rows if self._csv.exists and not self._csv.is_in_place() else 0
+        for segment in [] if self._journal is None else list(self._journal.segments):
+            if segment.number < self._segment or segment.is_at(segment.path):
+                continue
+            start = self._offset if segment.number == self._segment else len(MAGIC)
+            with SegmentReader(segment.path, self._journal, segment.number) as reader:
+                data = reader.read(0, reader.size())
+            lost += sum(isinstance(record, tuple) for _, record in frames(data, start))
+        return lost
+
     # --- one pass --------------------------------------------------------------------------------------------------
 
     def run(self, *, final: bool = False) -> int:

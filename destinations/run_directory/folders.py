@@ -8,7 +8,7 @@ from pathlib import Path
 from .errors import RunExistsError, RunPathError
 from .layout import SIDECAR, journal_path, metrics_name, segment_paths
 
-__all__ = ["HeldFolder", "check_new", "check_path", "named_by_path"]
+__all__ = ["HeldFolder", "check_new", "check_path", "existing_run", "named_by_path"]
 
 _THROUGH = re.compile(r"^/proc/self/fd/\d+")
 
@@ -56,9 +56,17 @@ def named_by_path(error: Exception, run_dir: Path) -> Exception:
     return error
 
 
+def existing_run(run_dir: Path, rank: int) -> bool:
+    """Says whether a folder holds what this rank of a run writes; that other ranks have begun already does not count."""
+    names = (SIDECAR, metrics_name(rank)) if rank == 0 else (metrics_name(rank),)
+    return any((run_dir / name).exists() for name in names) or bool(
+        segment_paths(journal_path(run_dir, rank))
+    )
+
+
 def check_new(run_dir: Path, rank: int) -> None:
     """Refuses a folder that holds a run."""
-    if _existing_run(run_dir, rank):
+    if existing_run(run_dir, rank):
         raise RunExistsError(
             f'run folder {str(run_dir)!r} must be new with resume="never", got one that holds a run. '
             "Choose another folder, or leave resume out to continue the run."
@@ -82,10 +90,3 @@ def check_path(path: Path) -> None:
             return
         if os.path.lexists(folder):
             raise RunPathError(f"run folder must be a folder, got {str(path)!r}: {folder} is a file.")
-
-
-def _existing_run(run_dir: Path, rank: int) -> bool:
-    """Says whether a folder holds a run already."""
-    return any((run_dir / name).exists() for name in (SIDECAR, metrics_name(rank))) or bool(
-        segment_paths(journal_path(run_dir, rank))
-    )

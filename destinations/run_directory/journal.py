@@ -158,6 +158,7 @@ class Journal:
         self._on_append = on_append
         self._is_abandoned = False
         self._is_closed = False
+        self._is_given_up = False
         # A row of integers for times would be unreadable.
         self._clock = clock if clock is time.time else lambda: float(clock())
         # Guards everything that the fast path does not do.
@@ -246,6 +247,9 @@ class Journal:
         if not (_NUMBERS.issuperset(map(type, row.values())) and all(isinstance(name, str) for name in row)):
             return False
         if self._is_abandoned:
+            return True
+        if self._is_given_up:
+            self.counts.dropped += 1
             return True
         if self._is_closed:
             return self._refuse(metrics)
@@ -554,7 +558,7 @@ class Journal:
         Raises:
             OSError: there is no room.
         """
-        if self._spares or self._is_closed:
+        if self._spares or self._is_closed or self._is_given_up:
             return
         spare = self._make(self._spare_path(), 0, self._segment_bytes)
         spare.populate()
@@ -581,6 +585,14 @@ class Journal:
             segment.unmap()
             if len(full) - index > _KEPT_OPEN:
                 segment.close()
+
+    def give_up(self) -> None:
+        """Ends writing, for the folder is another run's; rows that come are dropped and counted. Any thread may call."""
+        with self._lock:
+            self._is_given_up = True
+            if self._writing is not None:
+                self._writing.segment.seal()
+            self.sample()
 
     def abandon_in_child(self) -> None:
         """Makes a forked child write nothing: the files are its parent's."""

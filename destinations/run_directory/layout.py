@@ -77,7 +77,7 @@ JOURNAL_FOLDER = "journal"
 POSITION = "position.json"
 SEGMENT_SUFFIX = ".journal"
 
-TERMINAL_STATUSES = frozenset({"completed", "failed", "interrupted", "preempted"})
+TERMINAL_STATUSES = frozenset({"completed", "failed", "failed to write", "interrupted", "preempted"})
 
 # The columns that every row has; they come first in a file that this project began.
 OWN_COLUMNS = ("step", "epoch", "time")

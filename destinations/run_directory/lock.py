@@ -35,6 +35,7 @@ class WriterLock:
 
     def __init__(self, path: Path, *, use_flock: bool = True) -> None:
         self._path = path
+        self._run_dir = path.parent
         self._use_flock = use_flock
         self._fd = -1
 
@@ -59,27 +60,43 @@ class WriterLock:
         """Gives the lock back, and takes the file away."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
-            with contextlib.suppress(OSError):
-                self._path.unlink()
+            # Never that of another process, which has the folder at this path now.
+            if self._is_at(self._path, fd):
+                with contextlib.suppress(OSError):
+                    self._path.unlink()
             os.close(fd)
 
     def is_in_place(self) -> bool:
-        """Says whether the path still names the file that is held."""
-        try:
-            return self._fd >= 0 and os.path.samestat(self._path.stat(), os.fstat(self._fd))
-        except OSError:
-            return False
+        """Says whether the file that is held is still in the folder."""
+        return self._fd >= 0 and self._is_at(self._path, self._fd)
 
-    def renew(self) -> None:
-        """Takes the lock at the path, and lets go of the file that it named before, wherever that is now.
+    def follow(self, folder: Path) -> None:
+        """Has the lock file looked for in a folder by another path, which stays true when the folder is moved."""
+        self._path = folder / self._path.name
+
+    def renew(self, run_dir: Path | None = None) -> None:
+        """Takes the lock again, and lets go of the file that was held before.
+
+        Args:
+            run_dir: where, instead of in the folder that is held.
 
         Raises:
             RunInUseError: another process has taken it meanwhile.
         """
-        before = self._fd
-        self.acquire()
+        again = WriterLock(
+            self._path if run_dir is None else run_dir / self._path.name, use_flock=self._use_flock
+        )
+        again.acquire()
+        before, self._fd = self._fd, again._fd
         if before >= 0:
             os.close(before)
+
+    @staticmethod
+    def _is_at(path: Path, fd: int) -> bool:
+        try:
+            return os.path.samestat(path.stat(), os.fstat(fd))
+        except OSError:
+            return False
 
     def forget_in_child(self) -> None:
         """Lets go of the descriptor in a forked child, which would hold the lock for as long as it lives."""
@@ -142,6 +159,6 @@ class WriterLock:
         owner = self.owner()
         who = f"process {owner.get('pid', '?')} on {owner.get('host', '?')}"
         return RunInUseError(
-            f"run folder {str(self._path.parent)!r} must have one writer, got a second one: {who} writes to it. "
+            f"run folder {str(self._run_dir)!r} must have one writer, got a second one: {who} writes to it. "
             "Wait for its end, or choose another folder."
         )

@@ -22,8 +22,9 @@ from events import redact_text
 from .documents import Documents, read_json, restore_statistics, write_summary
 from .drain import Drain
 from .environment import EnvironmentFile, rank_layout
+from .errors import RunInUseError
 from .files import remove_temporaries
-from .folders import named_by_path
+from .folders import HeldFolder, existing_run, named_by_path
 from .journal import Journal, TryAppend
 from .journal_folder import make_journal, remove_journal, sync_journal
 from .layout import (
@@ -37,7 +38,7 @@ from .lock import WriterLock
 from .metrics_csv import MetricsCsv
 from .receipt import overhead_receipt
 from .rows import csv_rows
-from .segments import MapFile, file_system_of, is_network_file_system
+from .segments import MapFile, allocate, file_system_of, is_network_file_system
 from .sessions import SessionLog
 from .statistics import Statistics
 from .timer import Timer
@@ -54,6 +55,8 @@ JournalKind = Literal["auto", "mapped", "appended"]
 _DOCUMENT_SECONDS = 5.0
 _TAIL_BYTES = 256
 _FLUSH_SECONDS = 10.0
+# For the last documents of a run on a full disk.
+_RESERVE_BYTES = 64 << 10
 _DRAIN_EARLY_SEGMENTS = 2
 
 
@@ -69,7 +72,7 @@ class RankWriter:
         journal_kind: whether the journal is mapped.
         receipt_of_media: what the media lane has to say for the receipt.
         on_append: called with the call that logs a row, whenever it is another.
-        on_restored: called when the folder was moved or deleted, and its path has one again that is ours.
+        held: the folder of the run, which everything is written to, wherever it is moved. Default: the one at `run_dir`.
         map_file: maps a file, from its descriptor and size.
         clock: the time of rows, in seconds since 1970.
     """
@@ -86,24 +89,27 @@ class RankWriter:
         journal_kind: JournalKind,
         receipt_of_media: Callable[[], dict[str, Any]],
         on_append: Callable[[TryAppend], None],
-        on_restored: Callable[[], None] = lambda: None,
+        held: HeldFolder | None = None,
         map_file: MapFile = mmap.mmap,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._clock = clock
         self._state = state
         self._run_dir = run_dir
+        self._held = held or HeldFolder(run_dir)
+        self._at = self._held.path
         self._rank = state.rank
         self._lock = lock
+        lock.follow(self._at)
         self._documents = documents
         self._sessions = sessions
         self._receipt_of_media = receipt_of_media
         self._on_append = on_append
-        self._on_restored = on_restored
-        self._environment = EnvironmentFile(run_dir, rank_layout(state), self._failed)
-        self._folder = journal_path(run_dir, self._rank)
+        self._environment = EnvironmentFile(self._at, rank_layout(state), self._failed)
+        self._folder = journal_path(self._at, self._rank)
         make_journal(self._folder)
-        remove_temporaries(run_dir, but_own=True)
+        remove_temporaries(self._at, but_own=True)
+        self._reserve = self._at / f".reserve.{os.getpid()}-{self._rank}.tmp"
         # Guards the five below: three threads may fail.
         self._failing = threading.Lock()
         self._failures = 0
@@ -113,11 +119,11 @@ class RankWriter:
         # The kinds of errors that were reported since all was well.
         self._reported: set[tuple[str, int | None]] = set()
         self._refusals: set[str] = set()
-        self._had_rows = (run_dir / metrics_name(self._rank)).exists() or bool(segment_paths(self._folder))
+        self._had_rows = (self._at / metrics_name(self._rank)).exists() or bool(segment_paths(self._folder))
         self.journal = self._open_journal(state, map_file if self._is_mapped(journal_kind) else None)
-        self._csv = MetricsCsv(run_dir / metrics_name(self._rank))
+        self._csv = MetricsCsv(self._at / metrics_name(self._rank))
         self._drain = Drain(
-            run_dir,
+            self._at,
             self._folder,
             self._csv,
             self.journal,
@@ -132,6 +138,11 @@ class RankWriter:
         self._are_documents_due = True
         self._ended = False
         self._deadline = math.inf
+        # Accepted rows that are not in the folder; known at the end.
+        self._lost_rows = 0
+        self._is_moved = False
+        # Why nothing is written any more: the folder is another run's.
+        self._disowned = ""
         self.timer = Timer(
             self._tick,
             flush_seconds,
@@ -225,13 +236,14 @@ class RankWriter:
     def _open(self) -> None:
         """Takes up what earlier sessions left; in the writer thread, for it may have much to read."""
         sync_journal(self._folder, self._run_dir)
+        self._keep_reserve()
         self._drain.open()
         if self._csv.exists:
             self._restore_statistics()
         self._is_open = True
 
     def _restore_statistics(self) -> None:
-        summary = read_json(self._run_dir / summary_name(self._rank))
+        summary = read_json(self._at / summary_name(self._rank))
         mark = summary.get("csv")
         if isinstance(mark, dict) and mark == self._csv_mark(int(mark.get("bytes", -1))):
             self._drain.statistics = restore_statistics(summary)
@@ -260,11 +272,21 @@ class RankWriter:
     # --- the writer thread -----------------------------------------------------------------------------------------
 
     def _tick(self, is_last: bool) -> None:  # called by the timer
+        if not self._disowned:
+            self._write_all(is_last)
+        elif is_last:
+            self._note_loss()
+
+    def _write_all(self, is_last: bool) -> None:
         self._touch()
         failures = self._failures
         self._is_well, is_well = False, True
         try:
             self._drain_journal(is_last)
+        except RunInUseError as error:
+            self._disown(error)
+            self._tick(is_last)
+            return
         except OSError as error:
             # The documents are tried all the same: they say what is the matter.
             is_well = False
@@ -276,7 +298,10 @@ class RankWriter:
             self._are_documents_due, self._documents_at = True, -math.inf
         now = time.monotonic()
         is_time = now - self._documents_at >= _DOCUMENT_SECONDS or (is_well and self._is_failing)
-        if is_last or (self._are_documents_due and is_time):
+        if is_last:
+            self._note_loss()
+            self._write_last_documents()
+        elif self._are_documents_due and is_time:
             self._documents_at = now
             self._write_summary()
             self._write_documents()
@@ -284,6 +309,26 @@ class RankWriter:
         self._is_well = is_well
         if is_well:
             self._recovered(failures)
+
+    def _write_last_documents(self) -> None:
+        """Writes how the run ended, on a full disk too: the reserve makes room."""
+        self._are_documents_due = False
+        try:
+            self._write_summary()
+            self._write_documents()
+        except OSError:
+            with contextlib.suppress(OSError):
+                self._reserve.unlink()
+            self._write_documents()
+            self._write_summary()
+
+    def _keep_reserve(self) -> None:
+        if self._documents is not None:
+            fd = os.open(self._reserve, os.O_RDWR | os.O_CREAT, 0o666)
+            try:
+                allocate(fd, _RESERVE_BYTES)
+            finally:
+                os.close(fd)
 
     def _is_completed(self) -> bool:
         """Says whether training went well that is over, though the run is still open."""
@@ -294,6 +339,10 @@ class RankWriter:
             self._open()
         self._restore_if_gone()
         drained = self._drain.run(final=is_last)
+        if is_last and self.journal.counts.waiting:
+            # What was drained has made room, perhaps.
+            self.journal.write_waiting()
+            drained += self._drain.run(final=True)
         self.journal.retire()
         if not is_last:
             self.journal.prepare()
@@ -302,17 +351,56 @@ class RankWriter:
             self.journal.sample()
 
     def _restore_if_gone(self) -> None:
-        """Takes the lock again, and has the documents written, where the folder was deleted or moved away."""
+        """Follows the folder where it was moved; makes it again, with all documents, where it was deleted.
+
+        Raises:
+            RunInUseError: it was deleted, and another run has its path.
+        """
         if self._lock.is_in_place():
+            self._note_move()
             return
-        self._run_dir.mkdir(parents=True, exist_ok=True)
-        self._lock.renew()
-        self._on_restored()
+        if self._held.is_deleted or not self._at.is_dir():
+            if existing_run(self._run_dir, self._rank):
+                raise RunInUseError(
+                    f"run folder {str(self._run_dir)!r} was deleted, and another run has taken its place."
+                )
+            self._run_dir.mkdir(parents=True, exist_ok=True)
+            self._lock.renew(self._run_dir)
+            self._held.renew()
+            _log.warning(
+                "run folder %s was deleted; it is made again, with the metrics that this process knows of. "
+                "Media and all else that was in it are gone.",
+                self._run_dir,
+            )
+        else:
+            self._lock.renew()
         self._environment_due = self._documents is not None
         self._are_documents_due = True
         self._documents_at = -math.inf
         if self._documents is not None:
             self._documents.forget_files()
+
+    def _note_move(self) -> None:
+        if self._is_moved:
+            return
+        try:
+            self._is_moved = not self._run_dir.samefile(self._at)
+        except OSError:
+            self._is_moved = True
+        if self._is_moved:
+            _log.warning(
+                "run folder %s was moved to %s, and is written to there.",
+                self._run_dir,
+                os.path.realpath(self._at),
+            )
+
+    def _disown(self, error: RunInUseError) -> None:
+        """Ends all writing, and says so: the folder is another run's now."""
+        self._disowned = str(error)
+        self.journal.give_up()
+        _log.error(
+            "%s Nothing is written any more; what was logged since is lost, and counted at the end.", error
+        )
 
     def _between_chunks(self) -> None:
         self.journal.sample()
@@ -324,7 +412,7 @@ class RankWriter:
         self._heartbeat_at = time.monotonic()
         if self._documents is None:
             return
-        path = self._run_dir / HEARTBEAT
+        path = self._at / HEARTBEAT
         try:
             os.utime(path)
         except FileNotFoundError:
@@ -336,7 +424,7 @@ class RankWriter:
     def _write_summary(self) -> None:
         run_id = self._documents.run_id if self._documents is not None else ""
         mark = (self._csv_mark(self._csv.size) if self._csv.exists else None) or {}
-        write_summary(self._run_dir, self._rank, run_id, self._drain.statistics, mark)
+        write_summary(self._at, self._rank, run_id, self._drain.statistics, mark)
 
     def _write_documents(self, *, durable: bool = True) -> None:
         if self._documents is None or self._sessions is None:
@@ -354,8 +442,25 @@ class RankWriter:
 
     def lost(self) -> dict[str, int]:
         """Returns how much that was accepted is not in the folder, by "rows", "media", "files" and "early"."""
-        lost = {"rows": self.journal.counts.dropped, **self._receipt_of_media().get("lost", {})}
+        lost = {
+            "rows": self._lost_rows or self.journal.counts.dropped,
+            **self._receipt_of_media().get("lost", {}),
+        }
         return {kind: count for kind, count in lost.items() if count}
+
+    def _note_loss(self) -> None:
+        """Compares what was accepted with what is safe, at the end; says what is not."""
+        rows = self.journal.counts.dropped + self.journal.counts.waiting + self._drain.lost_rows()
+        if not rows:
+            return
+        self._lost_rows = rows
+        reason = self._disowned or self._last_error
+        _log.error("run folder %s: %d rows of metrics are lost (%s).", self._run_dir, rows, reason)
+        if self._documents is not None and self._documents.status == "completed":
+            self._documents.status = "failed to write"
+            self._documents.exception = f"{rows} rows of metrics are lost ({reason})"
+        if self._sessions is not None and self._documents is not None:
+            self._sessions.own.update(status=self._documents.status, exception=self._documents.exception)
 
     def receipt(self) -> dict[str, Any]:
         """Returns what logging cost."""
@@ -377,6 +482,8 @@ class RankWriter:
             self.journal.close()
             self._remove_journal()
         finally:
+            with contextlib.suppress(OSError):
+                self._reserve.unlink()
             self._csv.close()
             self._lock.release()
             self._ended = True

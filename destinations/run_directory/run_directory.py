@@ -233,7 +233,7 @@ class RunDirectory(MediaRecords):
             journal_kind=self._journal_kind,
             receipt_of_media=self._media_receipt,
             on_append=self._take_append,
-            on_restored=folder.renew,
+            held=folder,
             map_file=self._map_file,
             clock=self._clock,
         )

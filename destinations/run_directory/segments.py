@@ -20,6 +20,7 @@ __all__ = [
     "MapFile",
     "MappedSegment",
     "Segment",
+    "allocate",
     "file_system_of",
     "is_network_file_system",
 ]
@@ -144,7 +145,7 @@ class MappedSegment(_File):
         # An offset at which a frame begins or the frames end, as late as is known.
         self._boundary = len(MAGIC)
         try:
-            _allocate(self._fd, size)
+            allocate(self._fd, size)
             self._map = map_file(self._fd, size)
         except BaseException:
             self.discard()
@@ -235,7 +236,8 @@ class AppendedSegment(_File):
             return self._end
 
 
-def _allocate(fd: int, size: int) -> None:
+def allocate(fd: int, size: int) -> None:
+    """Has the disk keep room for a file of a size."""
     try:
         os.posix_fallocate(fd, 0, size)
     except (AttributeError, OSError) as error:
