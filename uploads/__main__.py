@@ -1,4 +1,4 @@
-"""`python -m uploads status|resume|verify|gc SPOOL`."""
+"""`python -m uploads status|resume|retry|verify|gc SPOOL`."""
 
 import sys
 

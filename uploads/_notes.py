@@ -49,7 +49,7 @@ def note_interruption(folder: Path) -> int:
     """Keeps that the process ended which was uploading the entry; returns how many attempts were noted."""
     count = attempts_of(folder).get("count")
     count = count + 1 if isinstance(count, int) and count > 0 else 1
-    note_attempt(folder, count, "the process that was uploading it ended")
+    note_attempt(folder, count, "the process that was uploading it ended", is_answer_lost=True)
     return count
 
 

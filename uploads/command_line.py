@@ -1,4 +1,4 @@
-"""`python -m uploads status|resume|verify|gc SPOOL`, and the same sub-commands for another command line (`add_commands`).
+"""`python -m uploads status|resume|retry|verify|gc SPOOL`, and the same sub-commands for another command line (`add_commands`).
 
 Exit codes: 0 everything was delivered, 1 something is left, 2 wrong usage, 3 another process owns the spool,
 4 something failed for good or is not in the store as it was delivered.
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from .commands import EXIT_FAILED, EXIT_OK, EXIT_OWNED, exit_code, gc, resume, status, verify
+from .commands import EXIT_FAILED, EXIT_OK, EXIT_OWNED, exit_code, gc, resume, retry, status, verify
 from .errors import SpoolOwned, UploadError
 from .retry import check_seconds, check_workers
 from .spool import Spool
@@ -31,13 +31,14 @@ _CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2
 
 
 def add_commands(subparsers: Any) -> None:
-    """Adds the four sub-commands to what `ArgumentParser.add_subparsers` returned.
+    """Adds the sub-commands to what `ArgumentParser.add_subparsers` returned.
 
     The parsed namespace has `run`, to be called with the namespace; it prints errors to stderr and returns the exit code.
     """
     for name, run, text in (
         ("status", _run_status, "say what is in the spool and who works on it"),
         ("resume", _run_resume, "upload what is in the spool"),
+        ("retry", _run_retry, "have failed entries wait again, for resume or the next queue"),
         ("verify", _run_verify, "compare what was delivered with what is in the store"),
         ("gc", _run_gc, "remove what nobody needs"),
     ):
@@ -59,6 +60,10 @@ def add_commands(subparsers: Any) -> None:
             command.add_argument("--timeout", type=_seconds, metavar="SECONDS", help="stop after this long")
             command.add_argument(
                 "--follow", action="store_true", help="wait for more when everything is uploaded"
+            )
+        if name == "retry":
+            command.add_argument(
+                "names", metavar="NAME", nargs="*", help="remote names; all that failed without one"
             )
         if name == "gc":
             command.add_argument(
@@ -128,6 +133,12 @@ def _run_resume(options: argparse.Namespace) -> int:
         trust=options.trust,
     )
     return max(_run_status(options), code)
+
+
+def _run_retry(options: argparse.Namespace) -> int:
+    names = retry(options.spool, options.names, trust=options.trust)
+    _say(json.dumps(names) if options.json else "\n".join(f"waits again: {name}" for name in names))
+    return EXIT_OK
 
 
 def _run_verify(options: argparse.Namespace) -> int:

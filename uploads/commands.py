@@ -1,4 +1,4 @@
-"""What can be done with a spool from outside: `status`, `resume`, `verify`, `gc`, as functions; `command_line` prints what they return."""
+"""What can be done with a spool from outside: `status`, `resume`, `retry`, `verify`, `gc`, as functions; `command_line` prints what they return."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import attrs
 
 from ._notes import attempts_of, reason_of
 from .drain import Drain
-from .entry import Entry
+from .entry import Entry, key_of
 from .errors import ManifestUnreadable, SpoolError, SpoolUnusable
 from .outcome import Outcome, UploadState
 from .ownership import OwnerLock, owner_of
@@ -24,6 +24,7 @@ from .stores.store import Resuming
 from .stores.uris import identity_of, kept_options
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
     from .stores import Store
@@ -38,6 +39,7 @@ __all__ = [
     "exit_code",
     "gc",
     "resume",
+    "retry",
     "status",
     "verify",
 ]
@@ -201,6 +203,54 @@ def gc(
     finally:
         lock.release()
     return removed
+
+
+def retry(path: str | Path, names: Iterable[str] = (), *, trust: bool = False) -> list[str]:
+    """Has entries that failed wait again; returns their remote names. `resume`, or the next queue of this spool, uploads them.
+
+    An entry that would replace a newer version which was delivered since is left where it is.
+
+    Args:
+        path: The spool.
+        names: Their remote names; none for all that failed.
+        trust: Whether the spool may be another user's.
+
+    Raises:
+        SpoolOwned: A live process drains it; ask again when that has ended.
+        SpoolError: No entry of that name failed.
+    """
+    spool = existing(path, trust=trust)
+    lock = OwnerLock(spool.drain_lock, "retry")
+    lock.acquire()
+    try:
+        wanted, retried = set(names), []
+        found = {
+            folder: (state, entry)
+            for state, folders in spool.list_failed().items()
+            for folder in folders
+            if (entry := _readable(spool.failed / state / folder)) is not None
+        }
+        missing = wanted - {entry.remote_name for _, entry in found.values()}
+        if missing:
+            raise SpoolError(
+                f"a name to retry must be that of an entry that failed, got {', '.join(sorted(missing))}"
+            )
+        newest = spool.newest_delivered()
+        for folder, (state, entry) in sorted(found.items()):
+            is_old = entry.overwrite and newest.get(key_of(folder), "") > folder
+            if (not wanted or entry.remote_name in wanted) and not is_old:
+                spool.wait_again(state, folder)
+                retried.append(entry.remote_name)
+    finally:
+        lock.release()
+    return retried
+
+
+def _readable(place: Path) -> Entry | None:
+    try:
+        return Entry.read(place)
+    except (ManifestUnreadable, OSError):
+        return None  # It would be set aside again.
 
 
 def existing(path: str | Path, *, trust: bool = False) -> Spool:

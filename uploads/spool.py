@@ -70,6 +70,7 @@ from .entry import (
     Entry,
     identifier_of,
     is_entry_folder,
+    key_of,
     sequence_of,
 )
 from .errors import ManifestUnreadable, SpoolDamaged, SpoolUnusable
@@ -86,6 +87,7 @@ _log = logging.getLogger("uploads")
 _VERSION = 1
 _LOG_BYTES = 16 << 20  # Of about 40,000 entries.
 _LINE_BYTES = 1 << 20
+_FOLDER = re.compile(rb'"folder": "(\d{12}-[0-9a-f]{16}-[0-9a-f]{16})"')
 _IDENTIFIER = re.compile(rb'"identifier": "([0-9a-f]{16})"')
 _IN_THE_WAY = {errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR, errno.EISDIR}
 _LOCK = ".lock"
@@ -617,6 +619,22 @@ class Spool:
         for line in self._delivered_lines():
             if b'"superseded"' in line and (outcome := _outcome_in(line)) is not None:
                 yield outcome
+
+    def newest_delivered(self) -> dict[str, str]:
+        """Of each remote name's key, the newest entry's folder that was delivered, as far as `delivered.jsonl` knows."""
+        newest: dict[str, str] = {}
+        for line in self._delivered_lines():
+            found = _FOLDER.search(line)
+            if found is not None:
+                folder = found[1].decode()
+                newest[key_of(folder)] = max(folder, newest.get(key_of(folder), ""))
+        return newest
+
+    def wait_again(self, state: UploadState, folder: str) -> None:
+        """Failed → pending, to be looked at from the start. The caller drains the spool, or keeps others from it."""
+        (self.failed / state / folder).rename(self.pending / folder)
+        for name in ("reason.json", "digest.json"):
+            (self.pending / folder / name).unlink(missing_ok=True)
 
     def forget_delivered(self) -> None:
         """Removes `delivered.jsonl`; `verify` then knows nothing about what was delivered before."""

@@ -4,14 +4,16 @@ import errno
 import logging
 import os
 import threading
+from pathlib import Path
 
 import pytest
 
 from tests.servers.counting_s3 import CountingS3
 from tests.servers.fault_proxy import Answer, FaultProxy, Late, captive_portal, front
-from uploads import UploadState, open_store
-from uploads.errors import StoreError
+from uploads import LocalStore, UploadState, open_store
+from uploads.errors import RemoteExists, StoreError, StoreParked
 from uploads.stores import Body
+from uploads.stores.sftp import SftpStore
 
 LIMIT_SECONDS = 120
 MANY_REQUESTS = 60  # More than would have failed every entry when ten unknown answers did.
@@ -269,3 +271,83 @@ def test_what_could_not_be_aborted_is_aborted_later(moto, proxy, prefix, make_qu
     queue.close(LIMIT_SECONDS)
     assert moto.open_uploads(prefix) == 0
     assert list((queue.spool.path / "half-sent").iterdir()) == []
+
+
+def test_a_known_hosts_file_that_comes_later_is_waited_for(sshd_login, make_queue, make_file, tmp_path):
+    """Without it the host is not trusted; nothing is rejected, and the file is read when it is there."""
+    known_hosts = tmp_path / "known_hosts"
+    store = SftpStore(root=str(tmp_path / "there"), **{**sshd_login, "known_hosts": str(known_hosts)})
+    with Body(make_file(), "id") as body, pytest.raises(StoreParked, match="known_hosts"):
+        store.put("name", body, overwrite=True)
+    handle = make_queue(store).submit(make_file(), "name")
+    assert not handle.done()
+
+    known_hosts.write_text(Path(sshd_login["known_hosts"]).read_text())
+
+    assert handle.result(LIMIT_SECONDS).state is UploadState.DONE
+    store.renew()
+
+
+class BodyThatWaits(Body):
+    """Gives its second chunk when the gate opens."""
+
+    def __init__(self, path, identifier, started, gate):
+        super().__init__(path, identifier)
+        self.started = started
+        self.gate = gate
+
+    def chunks(self, chunk_bytes=1 << 20):
+        for number, chunk in enumerate(super().chunks(chunk_bytes)):
+            if number == 1:
+                self.started.set()
+                self.gate.wait(LIMIT_SECONDS)
+            yield chunk
+
+
+def test_a_new_session_of_one_thread_does_not_cut_the_uploads_of_others(sshd_login, make_file, tmp_path):
+    """A refused name has the store connect anew, while a large file is on its way."""
+    store = SftpStore(root=str(tmp_path / "there"), **sshd_login)
+    started, gate = threading.Event(), threading.Event()
+    errors = []
+
+    def put(body):
+        try:
+            store.put("large", body, overwrite=True)
+        except BaseException as error:  # noqa: BLE001  # compared below
+            errors.append(error)
+
+    with BodyThatWaits(make_file(content=LARGE), "id", started, gate) as body:
+        sender = threading.Thread(target=put, args=(body,), daemon=True)
+        sender.start()
+        assert started.wait(LIMIT_SECONDS)
+
+        store.renew()
+        with Body(make_file("small"), "id2") as small:
+            store.put("small", small, overwrite=True)
+        store.renew()
+        gate.set()
+        sender.join(LIMIT_SECONDS)
+
+    assert errors == []
+    assert sorted(found.name for found in store.list()) == ["large", "small"]
+    store.renew()
+
+
+class StoreWithoutHardLinks(LocalStore):
+    """A folder on a file system like FAT."""
+
+    @staticmethod
+    def _link(*_args, **_options):
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+
+def test_create_only_works_without_hard_links(tmp_path, make_file):
+    """The second of two is refused, and nothing is left beside the first."""
+    store = StoreWithoutHardLinks(tmp_path / "store")
+    with Body(make_file("one", b"1"), "a") as one, Body(make_file("two", b"2"), "b") as two:
+        store.put("name", one, overwrite=False)
+        with pytest.raises(RemoteExists):
+            store.put("name", two, overwrite=False)
+
+    assert [path.name for path in (tmp_path / "store").iterdir()] == ["name"]
+    assert (tmp_path / "store/name").read_bytes() == b"1"

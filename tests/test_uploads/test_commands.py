@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from tests.servers.stores import MemoryStore, StoreThatWaits
+from tests.servers.stores import MemoryStore, StoreThatRejects, StoreThatWaits
 from uploads import LocalStore, add_commands
 from uploads.command_line import main
 from uploads.commands import (
@@ -17,6 +17,7 @@ from uploads.commands import (
     exit_code,
     gc,
     resume,
+    retry,
     status,
     verify,
 )
@@ -111,6 +112,46 @@ def test_the_second_to_resume_hears_who_was_first(make_queue, capsys):
     assert main(["resume", str(queue.spool.path), "--store", "/nowhere"]) == EXIT_OWNED
     assert "must have one owner, got a second: the queue with pid" in capsys.readouterr().err
     assert status(queue.spool.path)["submitted_by"]["role"] == "queue"
+
+
+def test_retry_has_what_failed_wait_again(spool, tmp_path, capsys):
+    """Once its cause is mended it is uploaded by resume."""
+    (tmp_path / "store/c").unlink()
+
+    assert main(["retry", str(spool), "c"]) == EXIT_OK
+    assert capsys.readouterr().out == "waits again: c\n"
+    assert resume(spool) == EXIT_OK
+    assert (tmp_path / "store/c").read_bytes() == b"mine"
+
+
+def test_retry_of_a_name_that_did_not_fail_is_refused(spool, capsys):
+    """Nothing is moved for a misspelt name."""
+    assert main(["retry", str(spool), "c", "d"]) == EXIT_FAILED
+    assert "got d" in capsys.readouterr().err
+    assert status(spool)["failed"]["conflict"] == 1
+
+
+def test_retry_beside_a_live_queue_is_refused(make_queue, make_file, tmp_path, capsys):
+    """The queue has told its handles how the entries ended."""
+    (tmp_path / "store").mkdir()
+    (tmp_path / "store/c").write_bytes(b"theirs")
+    queue = make_queue()
+    queue.submit(make_file(), "c").exception(LIMIT_SECONDS)
+
+    assert main(["retry", str(queue.spool.path)]) == EXIT_OWNED
+    assert "must have one owner" in capsys.readouterr().err
+
+
+def test_retry_never_brings_an_older_version_back(make_queue, make_file, tmp_path):
+    """A newer version of the name was delivered since."""
+    queue = make_queue(StoreThatRejects({"name"}))
+    queue.submit(make_file(content=b"old"), "name", overwrite=True).exception(LIMIT_SECONDS)
+    queue._store.disliked = ()
+    queue.submit(make_file(content=b"new"), "name", overwrite=True).result(LIMIT_SECONDS)
+    queue.close(LIMIT_SECONDS)
+
+    assert retry(queue.spool.path) == []
+    assert status(queue.spool.path)["failed"]["rejected"] == 1
 
 
 def test_verify_compares_what_was_delivered(make_queue, make_file, tmp_path, capsys):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import hashlib
 import os
@@ -33,6 +34,8 @@ __all__ = ["LocalStore"]
 _CHUNK_BYTES = 1 << 20
 _PARTIAL = ".uploads-partial-"
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
+_RENAME_NOREPLACE = 1
 _PARKED = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT}
 _REJECTED = {errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.EFBIG, errno.EINVAL}
 
@@ -55,7 +58,7 @@ class LocalStore:
                 if overwrite:
                     os.replace(partial, leaf, src_dir_fd=folder, dst_dir_fd=folder)
                 else:
-                    os.link(partial, leaf, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
+                    self._create(folder, partial, leaf)
             except FileExistsError as error:
                 raise RemoteExists(f"{self.uri(name)} exists") from error
             finally:
@@ -128,6 +131,17 @@ class LocalStore:
         finally:
             os.close(folder)
 
+    _link = staticmethod(os.link)
+
+    def _create(self, folder: int, partial: str, leaf: str) -> None:
+        """Gives the file its name where that is free, in one step."""
+        try:
+            self._link(partial, leaf, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+            _rename_new(folder, partial, leaf)
+
     def _write(self, folder: int, leaf: str, body: Body) -> None:
         with contextlib.suppress(FileNotFoundError):  # Left by an attempt that was killed.
             os.unlink(leaf, dir_fd=folder)
@@ -144,6 +158,27 @@ class LocalStore:
             os.fsync(descriptor)
         if sha256.hexdigest() != body.digest.sha256:
             raise BytesCorrupt(f"{leaf} must be written as it was staged, got other bytes from the spool")
+
+
+def _rename_new(folder: int, source: str, target: str) -> None:
+    """Renames without replacing, for file systems without hard links (FAT, exFAT, some FUSE).
+
+    Raises:
+        FileExistsError: The target exists.
+        RejectedByStore: The file system can do neither.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    rename = getattr(libc, "renameat2", None)
+    if rename is not None:
+        if not rename(folder, os.fsencode(source), folder, os.fsencode(target), _RENAME_NOREPLACE):
+            return
+        code = ctypes.get_errno()
+        if code not in {errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP}:
+            raise OSError(code, os.strerror(code), target)
+    raise RejectedByStore(
+        f"overwrite=False must have a file system with hard links or renames that do not replace, got neither for {target!r}. "
+        "Use overwrite=True, or another folder."
+    )
 
 
 def _describe(name: str, found: os.stat_result) -> RemoteObject:

@@ -29,6 +29,14 @@ _CHUNK_BYTES = 1 << 20
 _PARTIAL = ".uploads-partial-"
 
 
+class _Link:
+    """A connection, and how many requests are under way on it."""
+
+    def __init__(self, client: Any) -> None:
+        self.client = client
+        self.sessions = 0
+
+
 class SftpStore:
     """Objects are files under a folder there. A put writes beside its goal and renames.
 
@@ -82,7 +90,7 @@ class SftpStore:
         self._timeout_seconds = float(timeout_seconds)
         self._read_back_bytes = int(read_back_bytes)
         self._lock = threading.Lock()  # Guards the connection.
-        self._client: Any = None
+        self._link: _Link | None = None
         self._sessions = threading.local()
 
     def put(self, name: str, body: Body, *, overwrite: bool, notes: Path | None = None) -> RemoteObject:
@@ -140,49 +148,74 @@ class SftpStore:
         )
 
     def renew(self) -> None:
-        """Connects anew at the next request."""
+        """Connects anew at the next request. What other threads are sending over the old connection goes on; the last of them closes it."""
         with self._lock:
-            client, self._client = self._client, None
-            self._sessions = threading.local()
-        if client is not None:
-            client.close()
+            old, self._link = self._link, None
+            is_free = old is not None and old.sessions == 0
+        if old is not None and is_free:
+            old.client.close()
 
     def credential_files(self) -> tuple[Path, ...]:
-        return (Path(self._key_filename),) if self._key_filename else ()
+        paths = ("~/.ssh/known_hosts", self._known_hosts, self._key_filename)
+        return tuple(Path(path).expanduser() for path in paths if path)
 
     def _path(self, name: str) -> str:
         return posixpath.join(self._root, check_remote_name(name))
 
-    def _connected(self) -> Any:
+    def _connect(self) -> Any:
+        client = self._paramiko.SSHClient()
+        try:
+            client.load_system_host_keys()
+            if self._known_hosts:
+                client.load_host_keys(self._known_hosts)
+            if self._key_filename:
+                Path(self._key_filename).open("rb").close()
+        except (
+            Exception
+        ) as error:  # Whatever a file that is missing, not readable or no list of keys makes paramiko raise.
+            raise StoreParked(
+                redact(f"connect to {self._host}: {error}. known_hosts and key_filename must be readable.")
+            ) from error
+        limit = self._timeout_seconds
+        client.connect(
+            self._host,
+            self._port,
+            self._username,
+            self._password,
+            key_filename=self._key_filename,
+            timeout=limit,
+            auth_timeout=limit,
+            banner_timeout=limit,
+        )
+        return client
+
+    @contextlib.contextmanager
+    def _linked(self) -> Iterator[_Link]:
+        """The connection, which is not closed while this lasts."""
         with self._lock:
-            if self._client is None:
-                client = self._paramiko.SSHClient()
-                client.load_system_host_keys()
-                if self._known_hosts:
-                    client.load_host_keys(self._known_hosts)
-                limit = self._timeout_seconds
-                client.connect(
-                    self._host,
-                    self._port,
-                    self._username,
-                    self._password,
-                    key_filename=self._key_filename,
-                    timeout=limit,
-                    auth_timeout=limit,
-                    banner_timeout=limit,
-                )
-                self._client = client
-            return self._client
+            if self._link is None:
+                self._link = _Link(self._connect())
+            link = self._link
+            link.sessions += 1
+        try:
+            yield link
+        finally:
+            with self._lock:
+                link.sessions -= 1
+                is_old = link is not self._link and link.sessions == 0
+            if is_old:
+                link.client.close()
 
     @contextlib.contextmanager
     def _session(self, what: str) -> Iterator[Any]:
         """This thread's session; a broken connection is given up, so that the next try makes a new one."""
         try:
-            sftp = getattr(self._sessions, "sftp", None)
-            if sftp is None:
-                sftp = self._sessions.sftp = self._connected().open_sftp()
-                sftp.get_channel().settimeout(self._timeout_seconds)
-            yield sftp
+            with self._linked() as link:
+                if getattr(self._sessions, "link", None) is not link:
+                    sftp = link.client.open_sftp()
+                    sftp.get_channel().settimeout(self._timeout_seconds)
+                    self._sessions.sftp, self._sessions.link = sftp, link
+                yield self._sessions.sftp
         except FileNotFoundError as error:
             raise RemoteNotFound(f"{what}: {error}") from error
         except (self._paramiko.AuthenticationException, self._paramiko.BadHostKeyException) as error:
@@ -202,6 +235,8 @@ class SftpStore:
         try:
             sftp.stat(folder)
         except FileNotFoundError:
+            if posixpath.dirname(folder) == folder:  # A server without a root: nothing to make.
+                raise
             self._make_folders(sftp, posixpath.dirname(folder))
             with contextlib.suppress(OSError):  # Another thread was first; the write says if not.
                 sftp.mkdir(folder)
