@@ -27,6 +27,7 @@ REDACTED = "[redacted]"
 _DEEPEST = 100
 _LONGEST_NAME = 200
 _LONGEST_HARMLESS = 200
+_NUMBERS = frozenset({float, int, bool, type(None)})
 _SHORTEST = 12
 """What is shorter, and has no sign that assigns, holds no secret that could be known."""
 
@@ -146,7 +147,7 @@ _NOTHING = _words(
     " hidden unknown str string int float bool bytes any secretstr redacted"
 )
 _PLACEHOLDER = re.compile(
-    r"\[redacted\].*|<redacted>.*|<[^<>]{0,60}>|\*+|[xX]{3,}|\.{2,}|\$[A-Z][A-Z0-9_]*|\$?\{[^{}]{0,60}\}|\$?\{\{[^{}]{0,60}\}\}|%\w+%"
+    r"\[redacted\].*|<redacted>.*|<[^<>]{0,60}>|\*+|[xX]{3,}|(?:\w{1,10} )?(?:\.{2,}|…)|\$[A-Z][A-Z0-9_]*|\$?\{[^{}]{0,60}\}|\$?\{\{[^{}]{0,60}\}\}|%\w+%"
 )
 # What code says without quotes: an attribute, an item, a call, a type.
 _CODE = re.compile(
@@ -264,7 +265,7 @@ _ASSIGNED = re.compile(
     (?:(?<!\S)(?P<dashes>--?+)|(?<!\w)(?<!\w[.-]))
     (?P<name>\w++(?:[.-]\w++)*+)
     (?:
-        \\?["'`]?\]?[ \t]{0,8}
+        (?:\\?["'`]\]?)?[ \t]{0,8}
         (?P<sign>:[ ]?(?:str|bytes|str[ ]\|[ ]None|Optional\[str\]|SecretStr)[ ]?=(?!=)|=>|:=|={1,3}|:(?!:)(?!//))
         [ \t]{0,8}
     |   (?(dashes)[ \t]{1,8}(?![-\s])|(?!))
@@ -426,6 +427,8 @@ def redact_arguments(arguments: Sequence[str]) -> list[str]:
 
 
 def _redact(value: Any, depth: int) -> Any:
+    if type(value) in _NUMBERS:
+        return value  # Soon, for a trace may hold a million.
     if isinstance(value, str):
         return redact_text(value)
     if not isinstance(value, Mapping | list | tuple | set | frozenset):

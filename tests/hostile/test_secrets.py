@@ -291,6 +291,8 @@ HARMLESS_TEXTS = [
         " ",
     ),
     *(
+        "vocab[token] = index",
+        'headers={"Authorization": "Bearer ..."}',
         "embedding of 'password'",
         "the API key was not accepted",
         "Invalid token",
