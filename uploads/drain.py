@@ -11,6 +11,7 @@ store parks it until a probe gets through; one that concerns the entry alone fai
 from __future__ import annotations
 
 import contextlib
+import importlib
 import logging
 import os
 import threading
@@ -128,6 +129,9 @@ class Drain:
 
     def _start_threads(self) -> None:
         """Starts one thread that uploads and the one that keeps house, or raises; of the others as many as the system allows."""
+        # Clients import it when they are first used, for us maybe at the interpreter's exit: then it can no longer register
+        # what it wants called at that time, and no client can be made.
+        importlib.import_module("concurrent.futures.thread")
         self._running = 1  # This thread: the spool is not given back before all have been started.
         try:
             for number in range(self._workers + 1):

@@ -1,0 +1,89 @@
+"""The interpreter's exit, on each Python that is found: what was submitted is delivered, although no thread may be started any more."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import boto3
+import pytest
+
+from uploads.spool import Spool
+
+LIMIT_SECONDS = 120
+HOME = Path(__file__).parents[2]
+
+EXITS = """
+import atexit, pathlib, sys
+from uploads import UploadQueue
+uri, isolation, folder = sys.argv[1], sys.argv[2], pathlib.Path(sys.argv[3])
+queue = UploadQueue(uri, spool=folder / "spool", free_bytes=0, isolation=isolation, workers=2, exit_seconds=60, give_back_seconds=60)
+for name, size in (("small", 7), ("parts", 11 << 20)):
+    (folder / name).write_bytes(b"x" * size)
+
+@atexit.register  # Called before what was registered earlier, such as the queue's own end.
+def submit():
+    for name in ("small", "parts"):
+        queue.submit(folder / name, name)
+"""
+
+
+def _interpreter(version):
+    """Where this Python is: as a command, or as one of pyenv's."""
+    found = shutil.which(f"python{version}")
+    home = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
+    others = sorted(home.glob(f"versions/{version}*/bin/python"))
+    for program in [found, *map(str, others)]:
+        if program and subprocess.run([program, "-V"], capture_output=True, check=False).returncode == 0:
+            return program
+    return None
+
+
+@pytest.fixture(params=["this", "3.12", "3.13", "3.14"])
+def python(request, tmp_path):
+    """An interpreter, and the environment in which it finds this package and what it needs, all of which is pure Python."""
+    program = sys.executable if request.param == "this" else _interpreter(request.param)
+    if program is None:
+        pytest.skip(f"no Python {request.param} was found")
+    packages = tmp_path / "packages"
+    packages.mkdir()
+    for name in (
+        "attr",
+        "attrs",
+        "boto3",
+        "botocore",
+        "s3transfer",
+        "jmespath",
+        "dateutil",
+        "urllib3",
+        "six.py",
+    ):
+        (packages / name).symlink_to(Path(boto3.__file__).parents[1] / name)
+    return program, {**os.environ, "PYTHONPATH": os.pathsep.join([str(HOME), str(packages)])}
+
+
+@pytest.mark.parametrize("isolation", ["threads", "process"])
+def test_what_is_submitted_while_the_interpreter_exits_is_delivered(
+    python, tmp_path, moto, prefix, isolation
+):
+    """Small and in parts, by threads and by a worker process. Python 3.12 starts no thread at that time."""
+    program, environment = python
+    uri = moto.uri(prefix) + f"&part_bytes={5 << 20}"
+
+    done = subprocess.run(
+        [program, "-c", EXITS, uri, isolation, tmp_path],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_SECONDS,
+        check=False,
+    )
+
+    assert {name: len(content) for name, content in moto.objects(prefix).items()} == {
+        "small": 7,
+        "parts": 11 << 20,
+    }, done.stderr
+    spool = Spool(tmp_path / "spool")
+    assert [outcome.state for outcome in spool.delivered()] == ["done", "done"]
+    assert "Traceback" not in done.stderr
