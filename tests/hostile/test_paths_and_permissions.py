@@ -96,6 +96,8 @@ def test_a_name_that_is_not_utf_8_must_be_given(make_queue, make_file, tmp_path)
         "file:relative",
         "file:/x",
         "s3:/bucket/x",
+        "sftp:///x",
+        "",
         Path("s3://bucket/x"),
         Path("sftp://host/x"),
     ],

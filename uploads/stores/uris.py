@@ -77,10 +77,12 @@ def open_store(uri: str | Path, **options: Any) -> Store:
             "Give them by store_options={…}."
         )
     if scheme == "sftp":
+        if not host.hostname:
+            raise ValueError("an SFTP store must have a host, got none. Write sftp://user@host/folder.")
         from .sftp import SftpStore
 
         username = None if host.username is None else unquote(host.username)
-        return SftpStore(host.hostname or "", f"/{path}", port=host.port or 22, username=username, **options)
+        return SftpStore(host.hostname, f"/{path}", port=host.port or 22, username=username, **options)
     if any(part in {".", ".."} for part in path.split("/")):
         raise ValueError(f"a store's prefix must have no part '.' or '..', got {path!r}")
     if scheme == "s3" and client == "boto3":
@@ -176,6 +178,8 @@ def _open_local(uri: str, options: dict[str, Any]) -> Store:
             )
         # As bytes, since not every path is UTF-8; a folder has no options, so "?" and "#" belong to it.
         return LocalStore("/" + os.fsdecode(unquote_to_bytes(os.fsencode(path))), **options)
+    if not uri:
+        raise ValueError("a store must be a path or a URI, got an empty text")
     if _ALMOST_A_URI.match(uri):
         raise ValueError(
             f"a store's URI must have '://' after its scheme, got {uri!r}. Give it as a string, since a Path drops a slash."
