@@ -61,6 +61,8 @@ def stage_copy(source: Path, target: Path, *, checksum: bool = False) -> Staged:
     with _opened(source) as descriptor:
         for _ in range(2):
             before = _at_rest(descriptor)
+            if before is None:
+                continue
             staged = _copy_once(descriptor, target, checksum=checksum)
             if _unchanged(before, os.fstat(descriptor)) and _is_still(descriptor, staged):
                 if staged.size == before.st_size:
@@ -74,15 +76,32 @@ def stage_copy(source: Path, target: Path, *, checksum: bool = False) -> Staged:
     )
 
 
-def _at_rest(descriptor: int) -> os.stat_result:
-    """The file's state, once a write from now on would give it another ctime; waits a few milliseconds where it was just written."""
-    about = os.fstat(descriptor)
+def _at_rest(descriptor: int) -> os.stat_result | None:
+    """The file's state, once a write from now on would give it another ctime; None where it is written all the time.
+
+    Waits a few milliseconds where the file was just written, up to twenty where its time is that of a clock ahead of ours.
+    """
+    first = None
     for _ in range(_MOST_TICKS):
-        if about.st_ctime_ns < time.clock_gettime_ns(_FILE_CLOCK):
-            break
+        now = time.clock_gettime_ns(
+            _FILE_CLOCK
+        )  # First: a write that begins after it has this time or a later one.
+        about = _settled(descriptor)
+        if about.st_ctime_ns < now:
+            return about
+        first = first or about
         time.sleep(_TICK_SECONDS)
-        about = os.fstat(descriptor)
-    return about
+    return about if first is not None and _unchanged(first, about) else None
+
+
+def _settled(descriptor: int) -> os.stat_result:
+    """The file's state when no write(2) that began before is under way, which has its time from when it began.
+
+    ext4 does not have readers wait for a writer, but who looks for a hole does; the position of the descriptor is not used.
+    """
+    with contextlib.suppress(OSError):
+        os.lseek(descriptor, 0, os.SEEK_HOLE)
+    return os.fstat(descriptor)
 
 
 def _is_still(descriptor: int, staged: Staged) -> bool:

@@ -26,6 +26,7 @@ from ._room import Room
 from .backlog import Backlog
 from .download import POINTER_SUFFIX, download_file
 from .errors import (
+    InvalidSource,
     QueueClosed,
     RemoteNameTaken,
     SpoolFull,
@@ -261,24 +262,21 @@ class UploadQueue:
             return self._refused(name, 0, error)
         try:
             self._mend_spool()
-            text = self.spool.new_folder() / "pointer"
-        except OSError as error:
-            return self._refused(name, 0, _as_spool_full(error, self.spool.path, 0))
-        try:
+            folder = self.spool.new_folder()
             try:
-                write_text(text, target.remote_name)
-            except OSError as error:
-                return self._refused(name, 0, _as_spool_full(error, self.spool.path, 0))
-            return self._submit_file(
-                text,
-                name,
-                "move",
-                overwrite=True,
-                after=names,
-                to_disk=self._durability == "power",
-            )
-        finally:
-            shutil.rmtree(text.parent, ignore_errors=True)
+                write_text(folder / "pointer", target.remote_name)
+                return self._submit_file(
+                    folder / "pointer",
+                    name,
+                    "move",
+                    overwrite=True,
+                    after=names,
+                    to_disk=self._durability == "power",
+                )
+            finally:
+                shutil.rmtree(folder, ignore_errors=True)
+        except (OSError, InvalidSource, SpoolUnusable) as error:  # The source is the spool's own here.
+            return self._refused(name, 0, _as_spool_full(error, self.spool.path, 0))
 
     def download_file(
         self, name: str, destination: str | Path, *, overwrite: bool = False, progress_bar: bool = True
@@ -505,6 +503,8 @@ class UploadQueue:
         atexit.unregister(self._close_at_exit)
 
 
-def _as_spool_full(error: OSError, spool: Path, size: int) -> SpoolFull:
-    what = "no room" if error.errno in _NO_ROOM else error.strerror
+def _as_spool_full(error: Exception, spool: Path, size: int) -> SpoolFull:
+    what = getattr(error, "strerror", None) or str(error)
+    if getattr(error, "errno", None) in _NO_ROOM:
+        what = "no room"
     return SpoolFull(f"spool {spool} must take {size} bytes, got {what}. Make room or choose another spool.")
