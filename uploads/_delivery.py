@@ -48,7 +48,7 @@ def deliver(
         retried: Whether an earlier attempt may have succeeded without our knowing.
         is_answer_lost: Whether one was sent and not answered. Where the name is taken and the store does not let us look by whom, it was
             that one.
-        suspect: Whether a loss of power may have taken bytes; then nothing is sent that no checksum vouches for.
+        suspect: Whether a loss of power may have taken bytes; then those without a checksum are sent only if no block is all zeros.
 
     Raises:
         StoreError: From the store; the caller decides whether to try again.

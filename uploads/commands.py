@@ -14,7 +14,8 @@ import attrs
 from ._notes import attempts_of, reason_of
 from .drain import Drain
 from .entry import Entry, key_of
-from .errors import ManifestUnreadable, SpoolError, SpoolUnusable
+from .errors import InvalidRemoteName, ManifestUnreadable, RejectedByStore, SpoolError, SpoolUnusable
+from .names import check_remote_name
 from .outcome import Outcome, UploadState
 from .ownership import OwnerLock, owner_of
 from .retry import check_seconds, check_workers
@@ -338,7 +339,10 @@ def _describe_failure(spool: Spool, state: UploadState, folder: str) -> dict[str
 
 
 def _problem(store: Store, outcome: Outcome) -> str:
-    found = store.head(outcome.remote_name)
+    try:
+        found = store.head(check_remote_name(outcome.remote_name))
+    except (InvalidRemoteName, RejectedByStore) as error:  # Of this line alone; the others are compared.
+        return str(error)
     if found is None:
         return "not there"
     if found.size != outcome.size:

@@ -383,3 +383,22 @@ def test_the_log_says_what_is_damaged(tmp_path, caplog):
 
     assert "spool.json is damaged: it does not describe a spool. It was moved to" in caplog.text
     assert spool.describe()["store"] == {"uri": "file:///store"}
+
+
+def test_a_line_with_a_bad_name_is_a_finding(tmp_path):
+    """`verify` looks up no name that could leave the store, and compares the others."""
+    spool = Spool(tmp_path / "spool")
+    spool.create({"uri": "memory://store/"})
+    for number, name in enumerate(("../outside", "there", "missing"), 1):
+        folder = _entry(number, name, 2).folder
+        (spool.done / folder).mkdir()
+        spool.file_away(folder, Outcome(f"{number:016x}", name, UploadState.DONE, size=2))
+    store = MemoryStore()
+    store.objects["there"] = b"ok"
+
+    findings = commands.verify(spool.path, store=store)
+
+    assert [finding.problem.partition(",")[0] for finding in findings] == [
+        "a remote name must have no empty part",
+        "not there",
+    ]
