@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+import textwrap
 
 import pytest
 
@@ -565,3 +566,32 @@ def test_an_environment_is_described_where_the_working_directory_is_gone(tmp_pat
 
     assert described["working_directory"] is None
     assert described["host"]
+
+
+def test_an_error_is_reported_without_secrets_where_no_file_can_be_opened():
+    """The rules are imported when a logger is made: a failure of a destination comes later, and finds no file free."""
+    program = """
+        import resource, sys
+        from events import Logger, State
+        from destinations import Functions
+
+        def fail(*arguments):
+            raise OSError("no file for password=hunter2")
+
+        state = State("mine")
+        logger = Logger(state, Functions(log_metrics=fail))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+        logger.log_metrics({"loss": 1.0})
+    """
+
+    result = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+    assert result.returncode == 0, result.stderr
+    assert "password=[redacted]" in result.stderr
+    assert WORD not in result.stderr
