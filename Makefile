@@ -2,6 +2,7 @@
 #             STORE=s3://bucket/prefix uploads what it leaves there, and not to store/
 # make test   set up, then lint, check types, run the tests
 # make test-composer   what a trainer of Composer's says, in an environment of its own: it needs an older torch
+# make soak   trainers and upload workers killed at random for SOAK_MINUTES (3): nothing that was accepted may be lost
 # make bench  the measured claims of the docs, as ratios against whatever peers are installed
 PYTHON ?= python3
 VENV := .venv
@@ -9,7 +10,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 COMPOSER := .venv-composer
 
-.PHONY: demo test test-composer lint types bench format clean
+.PHONY: demo test test-composer lint types bench soak format clean
 
 demo: $(READY)
 	$(BIN)/python docs/examples/digits.py $(if $(STORE),--store "$(STORE)")
@@ -29,6 +30,9 @@ types: $(READY)
 
 bench: $(READY)
 	$(BIN)/python -m tests.benchmarks
+
+soak: $(READY)
+	$(BIN)/python -m tests.soak
 
 format: $(READY)
 	$(BIN)/ruff check --fix .
