@@ -103,6 +103,8 @@ class FolderTarget(Target):
                 return path.parent
         # Braces would be placeholders.
         name = re.sub(r"[{}]", "_", self.record.path.name)
+        if name in {"", ".", ".."}:
+            raise SendingError(f"run must be in a folder with a name, got {str(self.record.path)!r}.")
         run_id = re.sub(r"[^\w.-]", "_", self.record.run_id)
         plain = parent / name
         return plain if not _has_content(plain) else parent / f"{name}-{run_id}"

@@ -21,7 +21,7 @@ _log = logging.getLogger("destinations")
 
 # "runs", so that no other program's database is taken for an index, and deleted.
 _APPLICATION_ID = 0x72756E73
-_BUSY_SECONDS = 60.0
+_BUSY_SECONDS = 10.0
 
 
 def cache_folder() -> Path:
@@ -56,6 +56,7 @@ class Database:
         tables: makes the tables; takes the open database.
         version: of the tables.
         on_new: called when another file, or another version of it, takes the place of the one before.
+        busy_seconds: how long to wait for another process that holds the file locked; then the index is in memory.
     """
 
     def __init__(
@@ -64,12 +65,14 @@ class Database:
         tables: Callable[[sqlite3.Connection], None],
         version: int,
         on_new: Callable[[], None],
+        busy_seconds: float = _BUSY_SECONDS,
     ) -> None:
         self.warnings: list[str] = []
         self._path = path
         self._tables = tables
         self._version = version
         self._on_new = on_new
+        self._busy_seconds = busy_seconds
         self._db = self._open()
         self._inode = self._file_inode()
         self.execute = self._db.execute
@@ -90,6 +93,11 @@ class Database:
         if self._path is not None and self._file_inode() != self._inode:
             self._reopen()
 
+    @property
+    def has_file(self) -> bool:
+        """Whether the database is in a file, and not in memory."""
+        return self._path is not None
+
     def is_sound(self) -> bool:
         """Says whether the whole database can be read; may take a while."""
         try:
@@ -105,7 +113,7 @@ class Database:
             self._warn(f"index {self._path} is damaged ({error}); it is made anew.")
             self._delete()
         elif self._file_inode() == self._inode:
-            self._warn(f"index {self._path} cannot be written ({error}); it is kept in memory.")
+            self._warn(f"index {self._path} cannot be used ({error}); it is kept in memory.")
             self._path = None
         self._reopen()
 
@@ -132,7 +140,7 @@ class Database:
     def _open_file(self, path: Path | None) -> sqlite3.Connection:
         db = sqlite3.connect(
             ":memory:" if path is None else str(path),
-            timeout=_BUSY_SECONDS,
+            timeout=self._busy_seconds,
             isolation_level=None,
             check_same_thread=False,
         )

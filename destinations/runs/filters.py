@@ -172,8 +172,9 @@ def _quoted(text: str, start: int) -> tuple[str, int]:
 
 def _number(text: str) -> float:
     if re.fullmatch(r"[-+]?\d[\d_]*", text) and not text.endswith("_"):
-        value = int(text.replace("_", ""))
-        return value if abs(value) <= _LARGEST_INT else float(text)
+        # First as a float: Python refuses to read integers of thousands of digits.
+        number = float(text.replace("_", ""))
+        return int(text.replace("_", "")) if abs(number) < _LARGEST_INT else number
     return float(text.replace("_", ""))
 
 

@@ -66,12 +66,13 @@ class Index:
     Args:
         root: the folder, absolute and without links.
         folder: where the file goes; None for an index in memory.
+        options: those of `Database`.
     """
 
-    def __init__(self, root: str, folder: Path | None) -> None:
+    def __init__(self, root: str, folder: Path | None, **options: Any) -> None:
         self.root = root
         path = None if folder is None else folder / index_name(root)
-        self.database = self._db = Database(path, self._make_tables, VERSION, self._forget)
+        self.database = self._db = Database(path, self._make_tables, VERSION, self._forget, **options)
         self._cells = Cells(self._db)
 
     def close(self) -> None:

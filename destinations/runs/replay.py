@@ -17,7 +17,7 @@ from typing import Any
 
 import attrs
 
-from destinations.run_directory.layout import SIDECAR, column_of
+from destinations.run_directory.layout import SIDECAR, column_of, label_name
 
 from ._lines import file_inside, read_object, whole_of
 from ._sources import Item, Position, RewoundError, items_of, ranks_of
@@ -183,7 +183,7 @@ class _Replay:
         self._about = _Facts.read(run)
         self._abandoned = abandoned
         self._of_rank = of_rank
-        self._main = _Rank(run.record.name, 0, destination)
+        self._main = _Rank(_name_inside(run.record.name), 0, destination)
         self._state = self._main.state
         self._ranks = {0: self._main}
         self._prefixes: dict[tuple[int, str], str] = {}
@@ -355,6 +355,12 @@ class _Replay:
             )
         else:
             self._state.status = RunStatus.COMPLETED
+
+
+def _name_inside(name: str) -> str:
+    """Returns a name of a run that leads out of no folder that it is filled into."""
+    parts = name.split("/")
+    return label_name(name) if {"..", "."} & {*parts} or not parts[0] or "\0" in name else name
 
 
 def _takes(destination: Any, method: str) -> bool:

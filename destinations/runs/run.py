@@ -100,6 +100,9 @@ class Run:
         from .scan import Scanner
 
         folder = Path(path).absolute()
+        if ".." in folder.parts:
+            # Its last part is to be the name of the folder.
+            folder = folder.resolve()
         found = Scanner(str(folder.parent), Known()).read_run(folder.name)
         if found is None or found.reading is None:
             raise RunNotFoundError(str(path))

@@ -26,6 +26,7 @@ from .run import Run
 
 __all__ = ["RunLike", "Runs"]
 
+_TRIES = 3
 _LAST_CHARACTER = "\U0010ffff"
 # Newest and greatest first, unless asked otherwise.
 _DESCENDING_GROUPS = frozenset({"summary"})
@@ -291,17 +292,22 @@ class Runs:
     def _asked(self, ask: Callable[[], Result]) -> Result:
         """Asks the indexes; where one of them turns out to be damaged, it is made anew, and asked again."""
         with self._lock:
-            try:
-                return ask()
-            except sqlite3.DatabaseError as error:
-                if isinstance(error, sqlite3.ProgrammingError):
+            for attempt in range(_TRIES):
+                try:
+                    return ask()
+                except sqlite3.ProgrammingError:
                     # Closed, or used in a way that it is not made for.
                     raise
-                for root in self._roots:
-                    if not root.index.database.is_sound():
-                        root.index.database.rescue(error)
-                self.scan()
-                return ask()
+                except sqlite3.DatabaseError as error:
+                    if attempt == _TRIES - 1:
+                        raise
+                    for root in self._roots:
+                        database = root.index.database
+                        # A file that looks sound and fails again has content that nobody of ours wrote.
+                        if database.has_file and (attempt or not database.is_sound()):
+                            database.rescue(error)
+                    self.scan()
+            raise AssertionError
 
     # --- finding one -----------------------------------------------------------------------------------------------
 
