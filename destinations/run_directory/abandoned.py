@@ -33,7 +33,8 @@ class AbandonedRows:
         self._size = 0
         self._pending = [header]
         self._crc32 = zlib.crc32(header)
-        self.is_empty = True
+        self.count = 0
+        """How many rows there are."""
 
     def write(self, line: bytes) -> None:
         """Adds a line."""
@@ -41,14 +42,16 @@ class AbandonedRows:
         if len(self._pending) >= _LINES_AT_ONCE:
             self._write()
         self._crc32 = zlib.crc32(line, self._crc32)
-        self.is_empty = False
+        self.count += 1
 
-    def keep(self) -> None:
-        """Gives the file its name; without it, nothing is left of it."""
+    def keep(self) -> Path:
+        """Gives the file its name, and returns that path; without it, nothing is left of it."""
         self._write()
         self._disk.sync(self._fd)
-        self._disk.replace(self._temporary, self._folder / f"{self._name}.{self._crc32:08x}.csv")
+        path = self._folder / f"{self._name}.{self._crc32:08x}.csv"
+        self._disk.replace(self._temporary, path)
         self._disk.sync_folder(self._folder)
+        return path
 
     def _write(self) -> None:
         data, self._pending = b"".join(self._pending), []

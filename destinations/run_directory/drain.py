@@ -56,7 +56,7 @@ class Drain:
         folder: the journal of the rank.
         csv: the file that rows go to.
         journal: the writing end, for what is being written now; None to drain what a dead process left.
-        on_rewound: called when rows have left the CSV, to compute statistics again.
+        on_rewound: called when rows have left the CSV, with their number, the step of the resume, and the file that has them now.
         between: called after each chunk of rows.
         clock: monotonic seconds.
         disk: what is written by.
@@ -70,7 +70,7 @@ class Drain:
         journal: "Journal | None" = None,
         *,
         statistics: Statistics | None = None,
-        on_rewound: Callable[[], None] = lambda: None,
+        on_rewound: Callable[[int, int, Path], None] = lambda *_: None,
         between: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
         disk: Disk = DISK,
@@ -429,12 +429,12 @@ class Drain:
         self._disk.make_folder(folder)
         with AbandonedRows(folder, self._csv.path.stem, resume.step, self._csv.header, self._disk) as aside:
             replacement = self._csv.prepare_without(resume.drops, aside.write)
-            if aside.is_empty:
+            if not aside.count:
                 replacement.discard()
                 return
-            aside.keep()
+            path = aside.keep()
         self._replace(replacement, end)
-        self._on_rewound()
+        self._on_rewound(aside.count, resume.step, path)
 
     def _replace(self, replacement: Replacement, offset: int) -> None:
         """Announces the new version, puts it into place, then forgets the old one."""

@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 import os
+import re
 import stat
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,9 @@ MOST_BYTES = 32 << 20
 """The largest document, and the longest line of an index, that is read."""
 
 _counter = itertools.count()
+# Written by a command that takes no lock.
+_OF_EDITS = ".edits.json."
+_OF_RANK = re.compile(r"\.\w+\.rank(\d+)\.")
 
 
 def replace_file(path: Path, content: bytes, *, durable: bool = False, disk: Disk = DISK) -> None:
@@ -68,16 +72,19 @@ def open_temporary(path: Path, disk: Disk = DISK) -> tuple[int, str]:
     return disk.open(name, os.O_RDWR | os.O_CREAT | os.O_TRUNC), name
 
 
-def remove_temporaries(folder: Path, *, but_own: bool = False, disk: Disk = DISK) -> None:
+def remove_temporaries(folder: Path, rank: int | None = None, *, disk: Disk = DISK) -> None:
     """Removes what a dead process left half written.
 
     Args:
         folder: where.
-        but_own: leaves what this process is writing: another rank of it may have its files there.
+        rank: of which rank, whose lock is held: those of other ranks, and of edits, may be being written. Default: all.
         disk: what is written by.
     """
     for path in folder.glob(".*.tmp"):
-        if but_own and f".{os.getpid()}-" in path.name:
+        of_rank = _OF_RANK.match(path.name)
+        if rank is not None and (
+            rank != (int(of_rank[1]) if of_rank else 0) or path.name.startswith(_OF_EDITS)
+        ):
             continue
         with contextlib.suppress(OSError):
             disk.unlink(path)

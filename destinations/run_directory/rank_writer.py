@@ -108,7 +108,7 @@ class RankWriter:
         self._environment = EnvironmentFile(self._at, rank_layout(state), self._failed)
         self._folder = journal_path(self._at, self._rank)
         make_journal(self._folder)
-        remove_temporaries(self._at, but_own=True)
+        remove_temporaries(self._at, self._rank)
         self._reserve = self._at / f".reserve.{os.getpid()}-{self._rank}.tmp"
         # Guards the five below: three threads may fail.
         self._failing = threading.Lock()
@@ -127,7 +127,7 @@ class RankWriter:
             self._folder,
             self._csv,
             self.journal,
-            on_rewound=self._compute_statistics,
+            on_rewound=self._rewound,
             between=self._between_chunks,
         )
         self._is_open = False
@@ -250,6 +250,17 @@ class RankWriter:
             self._add_rows_from(int(mark["bytes"]))
         else:
             self._compute_statistics()
+
+    def _rewound(self, rows: int, step: int, path: Path) -> None:
+        """Says which rows have left the CSV, and has the others counted again."""
+        _log.warning(
+            "run folder %s: training continues from step %d; %d rows of later steps were moved to %s.",
+            self._run_dir,
+            step,
+            rows,
+            path.relative_to(self._at),
+        )
+        self._compute_statistics()
 
     def _compute_statistics(self) -> None:
         """Reads the whole CSV: after rows have left it, or where the summary does not belong to it."""

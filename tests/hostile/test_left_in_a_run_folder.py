@@ -1,0 +1,45 @@
+"""What earlier and other processes left in a run folder: temporaries are removed where they are nobody's, rows are announced."""
+
+import logging
+
+from tests.test_run_directory.conftest import drive, elsewhere  # noqa: F401  # fixtures
+
+OF_RANK_0 = (".metrics.csv.7-0.tmp", ".sidecar.json.7-1.tmp", ".reserve.7-0.tmp")
+OF_RANK_1 = (".metrics.rank1.csv.7-0.tmp", ".summary.rank1.json.7-1.tmp")
+OF_EDITS = ".edits.json.7-0.tmp"
+
+
+def test_temporaries_of_a_rank_are_removed_by_that_rank(drive, tmp_path):  # noqa: F811
+    """A rank removes what its own dead process left, and nothing that another rank, or `edit`, may be writing."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    for name in (*OF_RANK_0, *OF_RANK_1, OF_EDITS):
+        (folder / name).touch()
+
+    drive(rank=1, all_ranks=True).close()
+    after_rank_1 = {path.name for path in folder.glob(".*.tmp")}
+    drive().close()
+    after_rank_0 = {path.name for path in folder.glob(".*.tmp")}
+
+    assert after_rank_1 == {*OF_RANK_0, OF_EDITS}
+    assert after_rank_0 == {OF_EDITS}
+
+
+def test_rows_that_are_put_aside_are_announced(drive, tmp_path, caplog):  # noqa: F811
+    """Training continues from step 10 of 30: a warning says how many rows were moved, and to which file."""
+    caplog.set_level(logging.WARNING)
+    run = drive().fit()
+    for step in range(30):
+        run.log({"a": float(step)}, step)
+    run.close()
+
+    again = drive(batch=10).fit()
+    again.log({"a": 10.0}, 10)
+    again.close()
+
+    (aside,) = (tmp_path / "run" / "abandoned").iterdir()
+    messages = [one.getMessage() for one in caplog.records if "abandoned/" in one.getMessage()]
+    assert len(aside.read_text().splitlines()) == 21
+    assert ["20 rows of later steps were moved to abandoned/" + aside.name in one for one in messages] == [
+        True
+    ]
