@@ -5,6 +5,7 @@ destination takes; everything else on this page may cost more.
 """
 
 import logging
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -241,18 +242,23 @@ class Logger(RecordLogger):
         Raises:
             FileNotFoundError: there is no such file, and a destination would have taken it.
             IsADirectoryError: it is a directory.
-            RecordError: it is a pipe or a device.
+            RecordError: it is a pipe or a device, or a name is none.
             EngineClosedError: the run is closed.
         """
-        name = format_name(remote_file_name, self._state)
-        path = Path(format_name(str(file_path), self._state))
+        name, path = self._file_names(remote_file_name, file_path)
         if self.has_file_upload_destination():
-            if path.is_dir():
+            try:
+                is_folder, is_there = path.is_dir(), path.exists()
+            except (OSError, ValueError) as error:
+                raise RecordError(
+                    f"file to upload as {name!r} must be one that can be read, got {str(path)!r:.200}: {error}."
+                ) from error
+            if is_folder:
                 raise IsADirectoryError(
                     f"file to upload as {name!r} must be a file, got the directory {str(path)!r}. "
                     "Upload its files one by one, or an archive of it."
                 )
-            if not path.exists():
+            if not is_there:
                 raise FileNotFoundError(f"file to upload as {name!r} must exist, got {str(path)!r}.")
             check_file(path, f"file to upload as {name!r}")
         self._each(
@@ -278,11 +284,12 @@ class Logger(RecordLogger):
         Raises:
             FileNotFoundError: no destination has it.
             FileExistsError: there is a local file already.
+            RecordError: a name is none.
             EngineClosedError: the run is closed.
         """
         self._require_open("download_file")
-        name = format_name(remote_file_name, self._state)
-        path = format_name(str(destination), self._state)
+        name, local = self._file_names(remote_file_name, destination)
+        path = str(local)
         asked = [one for one in self._destinations if self._takes_files(one)]
         for one in asked:
             try:
@@ -292,6 +299,18 @@ class Logger(RecordLogger):
             return
         names = ", ".join(type(one).__name__ for one in asked) or "none: no destination stores files"
         raise FileNotFoundError(f"file {name!r} must be in a destination, got asked for in {names}.")
+
+    def _file_names(self, remote: Any, local: Any) -> tuple[str, Path]:
+        """Returns the name of a file where it goes, and its path here, without placeholders."""
+        if not isinstance(remote, str):
+            raise RecordError(f"file must have a string as its name, got {short(remote)}.")
+        try:
+            text = os.fsdecode(local)
+        except Exception:  # noqa: BLE001  # a value's own methods
+            raise RecordError(f"file {remote!r:.200} must have a path, got {short(local)}.") from None
+        if "\0" in text:
+            raise RecordError(f"file {remote!r:.200} must have a path without NUL, got {text!r:.200}.")
+        return format_name(remote, self._state), Path(format_name(text, self._state))
 
     def has_file_upload_destination(self) -> bool:
         """Says whether `upload_file` reaches anybody."""

@@ -148,6 +148,34 @@ def test_a_file_that_may_never_end_is_refused(kind, tmp_path):
                 call()
 
 
+NO_FILES = [
+    (None, "f"),
+    (Bad(), "f"),
+    (b"n", "f"),
+    (3, "f"),
+    ("n", None),
+    ("n", Bad()),
+    ("n", 3),
+    ("n", "f\0"),
+]
+
+
+@pytest.mark.parametrize(("name", "path"), [*NO_FILES, ("n", "x" * 5000)], ids=lambda _: "")
+def test_a_file_without_a_name_or_a_path_is_refused_at_the_call(name, path, tmp_path):
+    """Up and down; the next file is taken."""
+    (tmp_path / "f").write_text("x")
+
+    with Run(RunDirectory(tmp_path / "run"), run_name="r") as run:
+        with pytest.raises(RecordError):
+            run.upload_file(name, path)
+        run.upload_file("good", tmp_path / "f")
+        with pytest.raises((RecordError, FileNotFoundError)):
+            run.download_file(name, path)
+
+    assert [path.name for path in (tmp_path / "run" / "artifacts").iterdir()] == ["good"]
+    assert run.logger.faults.counts == {}
+
+
 HYPERPARAMETERS = {
     **UNREADABLE,
     "complex array": np.array([1j, 2.0]),
