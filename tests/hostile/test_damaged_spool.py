@@ -402,3 +402,20 @@ def test_a_line_with_a_bad_name_is_a_finding(tmp_path):
         "a remote name must have no empty part",
         "not there",
     ]
+
+
+@pytest.mark.parametrize("damage", ["folder", "symlink", "fifo", "huge"])
+def test_a_log_that_is_damaged_while_it_is_used(make_queue, make_file, tmp_path, damage):
+    """Somebody puts something else in the place of `delivered.jsonl` during a run: it goes to quarantine or is renamed, and lines are written again."""
+    queue = make_queue(MemoryStore())
+    queue.submit(make_file(), "a").result(LIMIT_SECONDS)
+    log = queue.spool.path / "delivered.jsonl"
+    log.unlink()
+    (tmp_path / "outside").touch()
+    DAMAGES[damage](log, tmp_path / "outside")
+
+    queue.submit(make_file(), "b").result(LIMIT_SECONDS)
+    queue.close(LIMIT_SECONDS)
+
+    assert [outcome.remote_name for outcome in queue.spool.delivered()] == ["b"]
+    assert (tmp_path / "outside").read_bytes() == b""
