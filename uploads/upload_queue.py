@@ -361,8 +361,8 @@ class UploadQueue:
             self._owner.release()
             self._closed = self.backlog()
             self._has_ended = True
-        if not self._closed.is_empty:
-            _log.warning("%s", self._closed)
+            if not self._closed.is_empty:
+                _log.warning("%s", self._closed)
         return self._closed
 
     # Submitting.
@@ -487,7 +487,7 @@ class UploadQueue:
             self.close(self._exit_seconds)
         except UploadsIncomplete:
             pass
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, SystemExit):  # Ctrl-C; SIGTERM, where `exit_on_sigterm` was called.
             if not self._has_ended:  # It came before `close` was ready for it.
                 self._end(0.0)
 

@@ -87,3 +87,37 @@ def test_what_is_submitted_while_the_interpreter_exits_is_delivered(
     spool = Spool(tmp_path / "spool")
     assert [outcome.state for outcome in spool.delivered()] == ["done", "done"]
     assert "Traceback" not in done.stderr
+
+
+TERMINATED = """
+import os, signal, sys, threading
+from uploads import UploadQueue, exit_on_sigterm
+from tests.servers.stores import StoreThatWaits
+exit_on_sigterm()
+queue = UploadQueue(StoreThatWaits(threading.Event()), spool=sys.argv[1], free_bytes=0, exit_seconds=600, give_back_seconds=600)
+queue.submit(sys.argv[2], "name")
+os.kill(os.getpid(), signal.SIGTERM)
+"""
+
+
+def test_a_second_sigterm_ends_the_drain_at_once(tmp_path, make_file):
+    """Schedulers send it more than once: what is left is named, without a traceback, and the exit code is that of SIGTERM."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", TERMINATED, tmp_path / "spool", make_file()],
+        env={**os.environ, "PYTHONPATH": str(HOME)},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert any("finishing" in line for line in process.stderr)
+
+        process.terminate()
+
+        _, errors = process.communicate(timeout=LIMIT_SECONDS)
+    finally:
+        process.kill()
+        process.wait()
+    assert "python -m uploads resume" in errors
+    assert "Traceback" not in errors
+    assert process.returncode == 143
+    assert len(Spool(tmp_path / "spool").list_inflight()) == 1
