@@ -45,7 +45,7 @@ def waiting(tmp_path, make_file):
     spool = Spool(tmp_path / "spool")
     spool.create({"uri": "memory://store/"})
     room = Room(spool.path, spool_bytes=None, free_bytes=0, wait_seconds=0.0, clock=time.monotonic)
-    how = {"overwrite": True, "after": (), "to_disk": False, "register": lambda entry: None}
+    how = {"overwrite": True, "after": {}, "to_disk": False, "register": lambda entry: None}
     source = make_file("first", b"first")
     Intake(spool, room, "memory://store").accept("0" * 16, source, "checkpoint", 5, "copy", **how)
     return spool
@@ -171,17 +171,19 @@ def test_a_worker_that_would_open_another_store_ends(waiting, tmp_path):
         str(waiting.path), str(tmp_path / "store"), {}, 1, 0.0, store_identity="s3://bucket/run"
     )
 
-    done = subprocess.run(
-        [sys.executable, "-P", "-m", "uploads._worker"],
-        input=json.dumps(attrs.asdict(order)) + "\n",
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_SECONDS,
-        check=False,
-    )
+    answers = tmp_path / "answers"
+    with answers.open("wb") as stream:
+        done = subprocess.run(
+            [sys.executable, "-P", "-m", "uploads._worker", str(stream.fileno())],
+            input=json.dumps(attrs.asdict(order)) + "\n",
+            text=True,
+            timeout=LIMIT_SECONDS,
+            check=False,
+            pass_fds=(stream.fileno(),),
+        )
 
     assert done.returncode != 0
-    assert "must open the store s3://bucket/run" in done.stderr
+    assert "must open the store s3://bucket/run" in answers.read_text()
     assert len(waiting.list_pending()) == 1
 
 
