@@ -3,15 +3,16 @@
 import errno
 import logging
 import os
+import socket
 import threading
 from pathlib import Path
 
 import pytest
 
 from tests.servers.counting_s3 import CountingS3
-from tests.servers.fault_proxy import Answer, FaultProxy, Late, captive_portal, front
+from tests.servers.fault_proxy import Answer, Dribble, FaultProxy, Late, captive_portal, front
 from uploads import LocalStore, UploadState, open_store
-from uploads.errors import RemoteExists, StoreError, StoreParked
+from uploads.errors import RemoteExists, StoreError, StoreParked, TransientStoreError
 from uploads.stores import Body
 from uploads.stores.sftp import SftpStore
 
@@ -351,3 +352,40 @@ def test_create_only_works_without_hard_links(tmp_path, make_file):
 
     assert [path.name for path in (tmp_path / "store").iterdir()] == ["name"]
     assert (tmp_path / "store/name").read_bytes() == b"1"
+
+
+@pytest.mark.parametrize("content", [b"small", b"x" * (2 << 20)], ids=["small", "after 100 Continue"])
+def test_a_server_that_dribbles_is_given_up(s3_behind, make_file, content):
+    """Each byte comes within the limit for a piece; all of them would take three times as long as an answer may."""
+    _server, proxy = s3_behind
+    store = open_store(uri_at(proxy, "p") + "&read_timeout_seconds=0.5")
+    proxy.fail_first(1, Dribble(count=75, seconds=0.1))
+
+    with Body(make_file(content=content), "id") as body:
+        with pytest.raises(TransientStoreError, match="time"):
+            store.put("name", body, overwrite=True)
+        store.put("name", body, overwrite=True)
+
+
+def test_a_torn_continue_is_an_error(make_file):
+    """A server that closes the connection after "100 Continue", where botocore would read on for ever."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        store = open_store(f"s3://bucket?endpoint_url=http://127.0.0.1:{listening.getsockname()[1]}")
+        errors = []
+
+        def put():
+            try:
+                with Body(make_file(content=b"x" * (2 << 20)), "id") as body:
+                    store.put("name", body, overwrite=True)
+            except TransientStoreError as error:
+                errors.append(error)
+
+        sender = threading.Thread(target=put, daemon=True)
+        sender.start()
+        connection, _ = listening.accept()
+        connection.recv(1 << 16)
+        connection.sendall(b"HTTP/1.1 100 Continue\r\n")
+        connection.close()
+        sender.join(LIMIT_SECONDS)
+
+    assert len(errors) == 1

@@ -7,9 +7,10 @@ import contextlib
 import hashlib
 import io
 import re
+import socket
 import time
 import zlib
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from uploads.errors import BytesCorrupt, StoreError, TransientStoreError
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from ._s3_repeat import Repeater
     from .body import Body
 
-__all__ = ["Checksum", "DeadlineBody", "Requests"]
+__all__ = ["Checksum", "DeadlineBody", "PatientSocket", "Requests", "limit_waits"]
 
 Checksum = Literal["aws", "md5", "none"]
 
@@ -29,6 +30,7 @@ _MD5 = re.compile(r"[0-9a-f]{32}")
 _LEAST_BYTES_PER_SECOND = 32 << 10
 _PATIENCE_SECONDS = 60.0
 _SEND_BYTES = 256 << 10
+_ENDS = 100  # More than any reader asks for after the end, but one that never stops.
 _REPEATED_BYTES = 1 << 20  # Above, the server is asked for "100 Continue" before it is sent so much.
 _HEADERS = {
     "ChecksumSHA256": "x-amz-checksum-sha256",
@@ -55,6 +57,110 @@ class DeadlineBody(io.BytesIO):
                 f"the server must take {_LEAST_BYTES_PER_SECOND} bytes per second, got less"
             )
         return super().read(size if size is None or size < 0 else max(size, _SEND_BYTES))
+
+
+class PatientSocket:
+    """A connected socket that gives up on a server which is too slow over a whole request, however often it sends a byte.
+
+    The socket's own time limit is for each piece. Only waiting is counted, and what was received allows for more, so that a large object
+    may take as long as it takes. A stream that has ended is an error when it is read again and again, as botocore does after a torn
+    "100 Continue".
+
+    Args:
+        connected: The socket.
+        patience_seconds: How long a request may wait in all, besides a second for each 32 KiB that were received.
+        clock: Seconds, monotonic.
+    """
+
+    def __init__(
+        self, connected: Any, patience_seconds: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._socket = connected
+        self._patience_seconds = patience_seconds
+        self._clock = clock
+        self.begin()
+
+    def begin(self) -> None:
+        """A new request begins."""
+        self._waited_seconds = 0.0
+        self._received = 0
+        self._ends = 0
+
+    def recv_into(self, buffer: Any, count: int = 0, flags: int = 0) -> int:
+        """As of a socket.
+
+        Raises:
+            TimeoutError: The request has waited too long.
+            ConnectionError: The stream ended long ago.
+        """
+        left = self._patience_seconds + self._received / _LEAST_BYTES_PER_SECOND - self._waited_seconds
+        limit = self._socket.gettimeout()
+        started = self._clock()
+        try:
+            if left <= 0:
+                raise TimeoutError(f"an answer must come within {self._patience_seconds:.0f} s, got a part")
+            if limit is None or left < limit:
+                self._socket.settimeout(left)
+            received = int(self._socket.recv_into(buffer, count, flags))
+        finally:
+            self._waited_seconds += self._clock() - started
+            if limit is None or left < limit:
+                self._socket.settimeout(limit)
+        self._received += received
+        self._ends += received == 0
+        if self._ends > _ENDS:
+            raise ConnectionResetError("the server closed the connection in the middle of an answer")
+        return received
+
+    def makefile(self, mode: str = "rb", buffering: int | None = None) -> Any:
+        """As of a socket, for reading; the socket stays open until this is closed too."""
+        raw = socket.SocketIO(cast("Any", self), "r")
+        self._socket._io_refs += 1  # noqa: SLF001  # as `socket.makefile` does
+        return raw if buffering == 0 else io.BufferedReader(raw)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._socket, name)
+
+
+class _PatientConnection:
+    """Mixed into urllib3's connections."""
+
+    patience_seconds: float
+    sock: Any
+
+    def connect(self) -> None:
+        super().connect()  # type: ignore[misc]
+        self.sock = PatientSocket(self.sock, self.patience_seconds)
+
+    def request(self, *arguments: Any, **options: Any) -> Any:
+        if isinstance(self.sock, PatientSocket):
+            self.sock.begin()
+        return super().request(*arguments, **options)  # type: ignore[misc]
+
+
+def limit_waits(client: Any, patience_seconds: float) -> None:
+    """Has all requests of a client end in time; see PatientSocket.
+
+    Args:
+        client: From boto3, before its first request.
+        patience_seconds: See PatientSocket.
+    """
+    session = client._endpoint.http_session  # noqa: SLF001  # botocore has no other door to its connections
+    pools = {
+        scheme: type(
+            pool.__name__,
+            (pool,),
+            {
+                "ConnectionCls": type(
+                    pool.ConnectionCls.__name__,
+                    (_PatientConnection, pool.ConnectionCls),
+                    {"patience_seconds": patience_seconds},
+                )
+            },
+        )
+        for scheme, pool in session._pool_classes_by_scheme.items()  # noqa: SLF001  # as above
+    }
+    session._pool_classes_by_scheme = session._manager.pool_classes_by_scheme = pools  # noqa: SLF001  # as above
 
 
 class Requests:

@@ -24,7 +24,7 @@ from ._create_only import CreateOnly, CreateOnlyPolicy
 from ._s3_errors import check_sender, code_of, required, translated
 from ._s3_parts import PartsUpload, abandon_parts, part_bytes_for
 from ._s3_repeat import Repeater
-from ._s3_requests import Checksum, Requests
+from ._s3_requests import Checksum, Requests, limit_waits
 from .store import RemoteObject
 from .uris import compose_uri
 
@@ -37,6 +37,7 @@ __all__ = ["S3Store", "configured_endpoint"]
 
 _CHUNK_BYTES = 1 << 20
 _REPLACE_TRIES = 3
+_PATIENCE_LIMITS = 5  # S3 may take minutes to complete an upload in parts, and sends a space now and then.
 _NO_CONDITIONS = {"InvalidArgument", "InvalidRequest", "NotImplemented", "501"}
 _USER_AGENT = "training-destinations"
 
@@ -64,7 +65,7 @@ class S3Store:
         part_bytes: Files up to this size go in one request, larger ones in parts of this size (more for files above 10,000 parts).
         part_threads: Parts in flight at the same time, over all uploads; memory is this times `part_bytes` and one file below it per worker.
         connect_timeout_seconds: For a connection, and for each piece sent over it.
-        read_timeout_seconds: For an answer.
+        read_timeout_seconds: For each piece of an answer; five times as long for all of it, and a second more for each 32 KiB.
         extra_args: Arguments of S3's own requests, by their own names: `ServerSideEncryption="aws:kms"`, `StorageClass="STANDARD_IA"`,
             `ACL="bucket-owner-full-control"` (default `$S3_CANNED_ACL`).
     """
@@ -295,6 +296,7 @@ class S3Store:
             **{key: value for key, value in self._config.items() if value is not None},
         )
         client = session.client("s3", endpoint_url=self._endpoint_url, config=config)
+        limit_waits(client, _PATIENCE_LIMITS * self._config["read_timeout"])
         return client, Repeater(client, session.get_credentials())
 
     def put_probe(self, name: str) -> None:
