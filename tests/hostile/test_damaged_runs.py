@@ -248,15 +248,13 @@ def test_a_value_of_another_type(whole, root, name):
     for place in places(document):
         for value in ODD:
             # A different odd value for each place keeps the number of runs small; all come in turn.
-            if (count := count + 1) % 5:
+            if (count := count + 1) % 11:
                 continue
             changed = json.loads(lines[0])
             put(changed, place, value)
             damage(whole, root, name, f"run{count}").write_text(
                 "\n".join([json.dumps(changed), *lines[1:], ""])
             )
-            if name == "sidecar.json" and "run_id" not in place:
-                assert len(place) > 0
 
     check_all(root, whole)
 

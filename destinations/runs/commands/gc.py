@@ -91,7 +91,7 @@ _KNOWN = re.compile(
             r"\.lock\.rank\d+",
             rf"{ABANDONED_FOLDER}/\.?metrics(\.rank\d+)?\.step-?\d+(\.[0-9a-f]+\.csv|\.tmp)",
             rf"{JOURNAL_FOLDER}/rank\d+/(\d+\.journal|position\.json|spare[\w.-]*|\.[\w.-]+\.tmp)",
-            r"\.(sidecar|summary|hparams|environment|sessions|edits|metrics)[\w.-]*\.tmp",
+            r"\.(sidecar|summary|hparams|environment|sessions|edits|metrics|reserve)[\w.-]*\.tmp",
         )
     )
 )
