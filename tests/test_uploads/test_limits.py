@@ -127,7 +127,7 @@ def test_a_file_in_parts_is_in_memory_a_few_parts_at_a_time(tmp_path):
         with Body(source, "id") as body:
             slots = threading.BoundedSemaphore(2)
             PartsUpload(requests, "key", body, part_bytes=8 * MEBIBYTE, slots=slots, notes=None).run(
-                create_only=False
+                {}, overwrite=True
             )
         peak = tracemalloc.get_traced_memory()[1]
     finally:
