@@ -1,6 +1,7 @@
 """Answers that are not the store's, that come late or never, and credentials that may do little: nothing fails that was not clearly refused."""
 
 import errno
+import fcntl
 import logging
 import os
 import socket
@@ -389,3 +390,23 @@ def test_a_torn_continue_is_an_error(make_file):
         sender.join(LIMIT_SECONDS)
 
     assert len(errors) == 1
+
+
+def test_what_a_killed_writer_left_in_a_folder_is_swept(tmp_path, make_file):
+    """A half-written file that nobody writes any more; one that is locked, or new, stays."""
+    folder = tmp_path / "store"
+    folder.mkdir()
+    for name in ("dead", "locked", "new"):
+        (folder / f".uploads-partial-{name}").write_bytes(b"half")
+    for name in ("dead", "locked"):
+        os.utime(folder / f".uploads-partial-{name}", (1, 1))
+
+    with (folder / ".uploads-partial-locked").open("rb") as held, Body(make_file(), "id") as body:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        LocalStore(folder).put("name", body, overwrite=True)
+
+    assert sorted(path.name for path in folder.iterdir()) == [
+        ".uploads-partial-locked",
+        ".uploads-partial-new",
+        "name",
+    ]

@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import fcntl
 import hashlib
 import os
 import stat
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
@@ -36,6 +38,7 @@ _PARTIAL = ".uploads-partial-"
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 _RENAME_NOREPLACE = 1
+_YOUNG_SECONDS = 60.0  # A file that was just made is not locked yet, or about to get its name.
 _PARKED = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT}
 _REJECTED = {errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.EFBIG, errno.EINVAL}
 
@@ -49,10 +52,12 @@ class LocalStore:
 
     def __init__(self, root: str | Path) -> None:
         self.root = Path(root).absolute()
+        self._swept: set[tuple[int, int]] = set()
 
     def put(self, name: str, body: Body, *, overwrite: bool, notes: Path | None = None) -> RemoteObject:
         with _translated(name), self._parent(name, create=True) as (folder, leaf):
             partial = _PARTIAL + body.identifier
+            self._sweep(folder)
             try:
                 self._write(folder, partial, body)
                 if overwrite:
@@ -131,6 +136,18 @@ class LocalStore:
         finally:
             os.close(folder)
 
+    def _sweep(self, folder: int) -> None:
+        """Once in each folder, removes what writers left that were killed: half-written files that are a minute old and that nobody holds locked."""
+        about = os.fstat(folder)
+        place = (about.st_dev, about.st_ino)
+        if place in self._swept:
+            return
+        self._swept.add(place)
+        with contextlib.suppress(OSError), os.scandir(folder) as found:
+            for partial in [item.name for item in found if item.name.startswith(_PARTIAL)]:
+                with contextlib.suppress(OSError):  # Locked: it is being written. Or it is gone.
+                    _remove_unlocked(folder, partial)
+
     _link = staticmethod(os.link)
 
     def _create(self, folder: int, partial: str, leaf: str) -> None:
@@ -151,6 +168,8 @@ class LocalStore:
         )
         sha256 = hashlib.sha256()
         with os.fdopen(descriptor, "wb") as stream:
+            with contextlib.suppress(OSError):  # Not every network file system has locks.
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             for chunk in body.chunks(_CHUNK_BYTES):
                 sha256.update(chunk)
                 stream.write(chunk)
@@ -179,6 +198,16 @@ def _rename_new(folder: int, source: str, target: str) -> None:
         f"overwrite=False must have a file system with hard links or renames that do not replace, got neither for {target!r}. "
         "Use overwrite=True, or another folder."
     )
+
+
+def _remove_unlocked(folder: int, partial: str) -> None:
+    descriptor = os.open(partial, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if time.time() - os.fstat(descriptor).st_mtime > _YOUNG_SECONDS:
+            os.unlink(partial, dir_fd=folder)
+    finally:
+        os.close(descriptor)
 
 
 def _describe(name: str, found: os.stat_result) -> RemoteObject:
