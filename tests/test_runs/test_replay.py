@@ -46,6 +46,7 @@ def write_run(folder, steps=range(5), *, clock=None, error=None, **options):
     destination = RunDirectory(folder, clock=clock or time.time, **options)
     run = WritingRun(loggers=[destination], run_name=folder.name, raise_errors=True).__enter__()
     run.log_hyperparameters({"optim": {"lr": 0.1}, "layers": [1, 2]})
+    run.fit_start()
     for step in steps:
         run.log_metrics({"loss": 1 / (step + 1)}, step=step)
         run.log_metrics({"acc": step / 10}, step=step)
