@@ -7,7 +7,7 @@ and boto3 where they are used.
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from ._guard import require_own
+from .guard import require_own
 
 require_own("events")
 require_own("uploads")
@@ -15,18 +15,17 @@ require_own("uploads")
 if TYPE_CHECKING:
     from .artifacts import Artifacts
     from .base import LoggerDestination
-    from .console import Console
     from .functions import Functions
     from .in_memory import InMemory
-    from .progress_bar import ProgressBar
     from .run_directory import RunDirectory
-    from .text_file import TextFile
-    from .trackers.mlflow import MLflow
-    from .trackers.slack import Slack
-    from .trackers.tensorboard import TensorBoard
+    from .text.console import Console
+    from .text.progress_bar import ProgressBar
+    from .text.text_file import TextFile
+    from .trackers.mlflow.destination import MLflow
+    from .trackers.tensorboard.destination import TensorBoard
     from .trackers.trackio import Trackio
-    from .trackers.wandb import WandB
-    from .trackers.webhook import Webhook
+    from .trackers.wandb.destination import WandB
+    from .trackers.webhook import Slack, Webhook
 
 __all__ = [
     "Artifacts",
@@ -48,18 +47,18 @@ __all__ = [
 # Imported when asked for: whoever wants one destination, or reads a run, does not pay for all.
 _MODULES = {
     "Artifacts": ".artifacts",
-    "Console": ".console",
+    "Console": ".text.console",
     "Functions": ".functions",
     "InMemory": ".in_memory",
     "LoggerDestination": ".base",
-    "MLflow": ".trackers.mlflow",
-    "ProgressBar": ".progress_bar",
+    "MLflow": ".trackers.mlflow.destination",
+    "ProgressBar": ".text.progress_bar",
     "RunDirectory": ".run_directory",
-    "Slack": ".trackers.slack",
-    "TensorBoard": ".trackers.tensorboard",
-    "TextFile": ".text_file",
+    "Slack": ".trackers.webhook",
+    "TensorBoard": ".trackers.tensorboard.destination",
+    "TextFile": ".text.text_file",
     "Trackio": ".trackers.trackio",
-    "WandB": ".trackers.wandb",
+    "WandB": ".trackers.wandb.destination",
     "Webhook": ".trackers.webhook",
 }
 

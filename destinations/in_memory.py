@@ -8,8 +8,8 @@ import attrs
 
 from events import Logger, State, Time, Timestamp, WriteRate
 
-from ._copies import own_copy
 from .base import LoggerDestination
+from .copies import own_copy
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

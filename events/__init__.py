@@ -7,16 +7,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from . import monitor
-from ._device import DeviceCopies
-from ._monitor_event import Event as MonitorEvent
-from ._run_name import new_run_name
-from ._stat import Stat
-from ._summary import Aggregation
-from .binned_values import BinnedValues
 from .callback import Callback
-from .code_snapshot import CodeSnapshot
-from .config import plain_config, safe_text
-from .destination import Destination, MetricsTaker
+from .callbacks.code_snapshot import CodeSnapshot
+from .callbacks.stats_monitor import StatsMonitor
+from .callbacks.system_monitor import SystemMonitor
+from .callbacks.throughput import Throughput
+from .callbacks.timer import Timer
 from .engine import Engine
 from .errors import (
     CallbackInUseError,
@@ -29,23 +25,22 @@ from .errors import (
     UnknownEventError,
 )
 from .event import Event
-from .host_values import host_metrics
 from .interval import Interval
-from .logger import Logger
+from .logger.destination import Destination, MetricsTaker, WriteRate, is_due
+from .logger.device import DeviceCopies
+from .logger.logger import Logger
+from .logger.values import BinnedValues, host_metrics, plain_config, safe_text
+from .monitor.monitor_event import Event as MonitorEvent
+from .monitor.stat import Aggregation, Stat
 from .names import format_name, format_run_name
 from .redaction import redact, redact_arguments, redact_text
-from .run import Run
+from .run import Run, new_run_name
 from .state import Phase, RunStatus, State
-from .stats_monitor import StatsMonitor
-from .system_monitor import SystemMonitor
-from .throughput import Throughput
-from .timer import Timer
 from .timestamp import Time, Timestamp, TimeUnit
-from .write_rate import WriteRate, is_due
 
 if TYPE_CHECKING:
-    from .checkpoint import CheckpointSaver, read_checkpoint
-    from .trainer import Trainer
+    from .trainer.checkpoint import CheckpointSaver, read_checkpoint
+    from .trainer.trainer import Trainer
 
 __all__ = [
     "Aggregation",
@@ -99,7 +94,11 @@ __all__ = [
 
 __project__ = "training-destinations"
 
-_NEED_TORCH = {"CheckpointSaver": ".checkpoint", "Trainer": ".trainer", "read_checkpoint": ".checkpoint"}
+_NEED_TORCH = {
+    "CheckpointSaver": ".trainer.checkpoint",
+    "Trainer": ".trainer.trainer",
+    "read_checkpoint": ".trainer.checkpoint",
+}
 
 
 def __getattr__(name: str) -> Any:

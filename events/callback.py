@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 from .event import Event
 
 if TYPE_CHECKING:
-    from .logger import Logger
+    from .logger.logger import Logger
     from .state import State
 
 __all__ = ["Callback"]

@@ -18,7 +18,7 @@ from .event import Event
 from .state import RunStatus, State
 
 if TYPE_CHECKING:
-    from .logger import Logger
+    from .logger.logger import Logger
 
 __all__ = ["Engine"]
 

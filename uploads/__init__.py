@@ -10,17 +10,14 @@
 Importing this package starts nothing and loads no store's client.
 """
 
-from ._redact import redact, redact_arguments, redact_table, redact_text
-from .backlog import Backlog
 from .command_line import add_commands
 from .download import download_file
+from .drain.retry import RetryPolicy
 from .errors import RemoteConflict, UploadError
-from .exiting import exit_on_sigterm
-from .handle import FolderHandle, UploadHandle
-from .outcome import Outcome, UploadState
-from .retry import RetryPolicy
+from .handle import Backlog, FolderHandle, Outcome, UploadHandle, UploadState
+from .redaction import redact, redact_arguments, redact_table, redact_text
 from .stores import LocalStore, RemoteObject, Store, open_store
-from .upload_queue import UploadQueue
+from .upload_queue import UploadQueue, exit_on_sigterm
 
 __all__ = [
     "Backlog",

@@ -9,23 +9,391 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
+import hashlib
 import json
+import math
 import re
+import shutil
 import sys
+import threading
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from .commands import EXIT_FAILED, EXIT_OK, EXIT_OWNED, exit_code, gc, resume, retry, status, verify
-from .errors import SpoolOwned, UploadError
-from .retry import check_seconds, check_workers
-from .spool import Spool
+from .drain.drain import Drain
+from .errors import (
+    InvalidRemoteName,
+    ManifestUnreadable,
+    RejectedByStore,
+    SpoolError,
+    SpoolOwned,
+    SpoolUnusable,
+    UploadError,
+)
+from .handle import Outcome, UploadState, check_seconds, check_workers
+from .names import check_remote_name
+from .spool.entry import Entry, attempts_of, key_of, reason_of
+from .spool.ownership import OwnerLock, owner_of
+from .spool.spool import Spool
 from .stores import open_store
+from .stores.registry import identity_of, kept_options
+from .stores.store import Resuming
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
+    from pathlib import Path
 
-__all__ = ["add_commands", "main"]
+    from .stores import Store
+
+__all__ = [
+    "EXIT_FAILED",
+    "EXIT_LEFT",
+    "EXIT_OK",
+    "EXIT_OWNED",
+    "Finding",
+    "add_commands",
+    "existing",
+    "exit_code",
+    "gc",
+    "main",
+    "resume",
+    "retry",
+    "status",
+    "verify",
+]
+
+EXIT_OK = 0
+EXIT_LEFT = 1
+EXIT_OWNED = 3
+EXIT_FAILED = 4
+
+_ENTRIES_SHOWN = 20
+
+
+@attrs.frozen
+class Finding:
+    """A delivered object that is not in the store as it was delivered."""
+
+    uri: str
+    problem: str
+
+
+def status(path: str | Path, *, entries: int = _ENTRIES_SHOWN) -> dict[str, Any]:
+    """What is in the spool, who works on it, and what they last said. Reads only.
+
+    Args:
+        path: The spool.
+        entries: The most entries to describe one by one, of those that wait and of each kind of failure.
+    """
+    spool = existing(path, trust=True)
+    waiting, inflight = spool.list_unfinished()
+    failed = spool.list_failed()  # After those: what fails between the two is in the second.
+    ended = {folder for folders in failed.values() for folder in folders}
+    inflight = [folder for folder in inflight if folder not in ended]
+    return {
+        "spool": str(spool.path),
+        "store": spool.describe().get("store", {}).get("uri"),
+        "drained_by": owner_of(spool.drain_lock),
+        "submitted_by": owner_of(spool.queue_lock),
+        "pending": len(waiting),
+        "inflight": len(inflight),
+        "failed": {str(state): len(folders) for state, folders in failed.items()},
+        "quarantined": spool.quarantined(),
+        "entries": [
+            described
+            for folder in (*inflight[:entries], *waiting[:entries])
+            if (described := _describe(spool, folder)) is not None
+        ],
+        "failures": [
+            _describe_failure(spool, state, folder)
+            for state, folders in failed.items()
+            for folder in folders[:entries]
+        ],
+        "last_said": spool.read_status(),
+    }
+
+
+def resume(
+    path: str | Path,
+    *,
+    store: Store | None = None,
+    workers: int = 4,
+    timeout_seconds: float | None = None,
+    follow: bool = False,
+    give_back_seconds: float = 5.0,
+    trust: bool = False,
+) -> int:
+    """Uploads what is in the spool; returns the exit code. Blocks until everything has ended, the time is over, or Ctrl-C.
+
+    Args:
+        path: The spool.
+        store: Instead of the one that the spool names.
+        workers: Uploads at the same time.
+        timeout_seconds: None for no limit.
+        follow: Whether to wait for more once everything has ended.
+        give_back_seconds: How much longer to wait for what is then in flight.
+        trust: Whether the spool may be another user's.
+
+    Raises:
+        SpoolOwned: A live process drains it already.
+        SpoolUnusable: It is another user's, and not to be trusted.
+        ValueError: A bad argument.
+    """
+    check_workers(workers)
+    limit_seconds = check_seconds("timeout_seconds", math.inf if timeout_seconds is None else timeout_seconds)
+    spool = existing(path, trust=trust)
+    spool.create(trust=trust)  # What is missing of it, or damaged.
+    spool.sweep_tmp()
+    drain = Drain(
+        spool, store or _store_of(spool), workers=workers, role="resume", any_store=store is not None
+    )
+    drain.start()
+    try:
+        if follow:
+            threading.Event().wait(limit_seconds)
+        else:
+            drain.wait_idle(limit_seconds)
+    except KeyboardInterrupt:
+        pass
+    finally:
+        drain.stop(give_back_seconds)
+    return exit_code(spool)
+
+
+def verify(path: str | Path, *, store: Store | None = None, trust: bool = False) -> list[Finding]:
+    """Compares each delivered name, as it was last delivered, with what the store has. What went to another store is not compared, unless one is given.
+
+    Compared are the size and the SHA-256: that of the store's metadata, or else of the object, which is read for it.
+    """
+    spool = existing(path, trust=trust)
+    given = store is not None
+    store = store or _store_of(spool)
+    latest = {
+        outcome.remote_name: outcome
+        for outcome in spool.delivered()
+        if outcome.state is UploadState.DONE and (given or _is_at(store, outcome))
+    }
+    problems = ((outcome, _problem(store, outcome)) for outcome in latest.values())
+    return [
+        Finding(outcome.uri or store.uri(outcome.remote_name), problem)
+        for outcome, problem in problems
+        if problem
+    ]
+
+
+def gc(
+    path: str | Path,
+    *,
+    store: Store | None = None,
+    failed: bool = False,
+    delivered: bool = False,
+    trust: bool = False,
+) -> dict[str, int]:
+    """Removes what nobody needs: what dead processes left half staged and, when asked, more; returns how many of each.
+
+    Args:
+        path: The spool.
+        store: Instead of the one that the spool names.
+        failed: Whether to remove the entries that failed, with their bytes, and what is half sent of them.
+        delivered: Whether to forget what was delivered; `verify` then knows nothing of it.
+        trust: Whether the spool may be another user's.
+
+    Raises:
+        SpoolOwned: A live process drains it.
+        StoreError: What is half sent could not be removed from the store; its entry is kept.
+    """
+    spool = existing(path, trust=trust)
+    spool.create(trust=trust)  # What is missing of it, or damaged.
+    lock = OwnerLock(spool.drain_lock, "gc")
+    lock.acquire()
+    try:
+        removed = {"half_staged": spool.sweep_tmp(), "failed": 0}
+        spool.recover()
+        if failed:
+            for state, folders in spool.list_failed().items():
+                for folder in folders:
+                    _remove_failed(spool.failed / state / folder, store, spool)
+                    removed["failed"] += 1
+        for notes in spool.list_to_abort():
+            _abandon(notes, store, spool)
+        if delivered:
+            spool.forget_delivered()
+    finally:
+        lock.release()
+    return removed
+
+
+def retry(path: str | Path, names: Iterable[str] = (), *, trust: bool = False) -> list[str]:
+    """Has entries that failed wait again; returns their remote names. `resume`, or the next queue of this spool, uploads them.
+
+    An entry that would replace a newer version which was delivered since is left where it is.
+
+    Args:
+        path: The spool.
+        names: Their remote names; none for all that failed.
+        trust: Whether the spool may be another user's.
+
+    Raises:
+        SpoolOwned: A live process drains it; ask again when that has ended.
+        SpoolError: No entry of that name failed.
+    """
+    spool = existing(path, trust=trust)
+    lock = OwnerLock(spool.drain_lock, "retry")
+    lock.acquire()
+    try:
+        wanted, retried = set(names), []
+        found = {
+            folder: (state, entry)
+            for state, folders in spool.list_failed().items()
+            for folder in folders
+            if (entry := _readable(spool.failed / state / folder)) is not None
+        }
+        missing = wanted - {entry.remote_name for _, entry in found.values()}
+        if missing:
+            raise SpoolError(
+                f"a name to retry must be that of an entry that failed, got {', '.join(sorted(missing))}"
+            )
+        newest = spool.newest_delivered()
+        for folder, (state, entry) in sorted(found.items()):
+            is_old = entry.overwrite and newest.get(key_of(folder), "") > folder
+            if (not wanted or entry.remote_name in wanted) and not is_old:
+                spool.wait_again(state, folder)
+                retried.append(entry.remote_name)
+    finally:
+        lock.release()
+    return retried
+
+
+def _readable(place: Path) -> Entry | None:
+    try:
+        return Entry.read(place)
+    except (ManifestUnreadable, OSError):
+        return None  # It would be set aside again.
+
+
+def existing(path: str | Path, *, trust: bool = False) -> Spool:
+    """The spool at this path.
+
+    Args:
+        path: Where.
+        trust: Whether it may be another user's; what it holds then decides what is done with this user's rights.
+
+    Raises:
+        SpoolError: There is none.
+        SpoolUnusable: It is another user's, or its folders are none.
+    """
+    spool = Spool(path)
+    if not spool.pending.is_dir():
+        raise SpoolError(f"a spool must be a folder with pending/ in it, got {spool.path}")
+    try:
+        spool.check_owner(trust=trust)
+    except OSError as error:
+        raise SpoolUnusable(f"a spool must be whole, got {spool.path}: {error.strerror}") from error
+    return spool
+
+
+def _store_of(spool: Spool) -> Store:
+    about = spool.describe().get("store")
+    if not isinstance(about, dict) or not isinstance(about.get("uri"), str):
+        raise SpoolError(f"spool {spool.path} must name its store, got none. Give one with --store URI.")
+    options, left_out = about.get("options"), about.get("left_out")
+    missing = (
+        [str(name) for name in left_out if str(name)[:1].isupper()] if isinstance(left_out, list) else []
+    )
+    if missing:
+        raise SpoolError(
+            f"spool {spool.path} must be resumed with {', '.join(missing)}, which no file keeps. "
+            "Finish it from Python: UploadQueue(store, spool=…, store_options={…})."
+        )
+    return open_store(about["uri"], **kept_options(options if isinstance(options, dict) else {}))
+
+
+def _is_at(store: Store, outcome: Outcome) -> bool:
+    """Whether it was delivered to this store, and not to one that the spool was for before."""
+    return not outcome.uri or identity_of(outcome.uri) == identity_of(store.uri(outcome.remote_name))
+
+
+def exit_code(spool: Spool) -> int:
+    """What the state of the spool is as an exit code."""
+    is_left = any(spool.list_unfinished())
+    if any(spool.list_failed().values()):  # After that: what fails between the two is in the second.
+        return EXIT_FAILED
+    return EXIT_LEFT if is_left else EXIT_OK
+
+
+def _describe(spool: Spool, folder: str) -> dict[str, Any] | None:
+    """What is known of an entry that may change its place while we look; None where it has ended since it was listed."""
+    try:
+        entry = spool.entry_of(folder)
+    except (ManifestUnreadable, OSError) as error:
+        return {"folder": folder, "problem": str(error)}
+    place = spool.place_of(folder)
+    if place is None or place.parent not in {spool.pending, spool.inflight}:
+        return None
+    if entry is None:
+        return {"folder": folder, "problem": "it has no manifest"}
+    about = {
+        "remote_name": entry.remote_name,
+        "state": place.parent.name,
+        "size": entry.size,
+        "submitted_at": entry.submitted_at,
+    }
+    attempts = attempts_of(place)
+    return about | (
+        {"attempts": attempts.get("count"), "last_error": attempts.get("reason")} if attempts else {}
+    )
+
+
+def _describe_failure(spool: Spool, state: UploadState, folder: str) -> dict[str, Any]:
+    place = spool.failed / state / folder
+    outcome = reason_of(place)
+    return {
+        "remote_name": outcome.remote_name if outcome else folder,
+        "state": str(state),
+        "reason": outcome.reason if outcome else "",
+        "folder": str(place),
+    }
+
+
+def _problem(store: Store, outcome: Outcome) -> str:
+    try:
+        found = store.head(check_remote_name(outcome.remote_name))
+    except (InvalidRemoteName, RejectedByStore) as error:  # Of this line alone; the others are compared.
+        return str(error)
+    if found is None:
+        return "not there"
+    if found.size != outcome.size:
+        return f"must have {outcome.size} bytes, got {found.size}"
+    if outcome.sha256 is None:
+        return ""
+    sha256 = found.sha256 or _digest_in_store(store, outcome.remote_name)
+    return "" if sha256 == outcome.sha256 else f"must have SHA-256 {outcome.sha256}, got {sha256}"
+
+
+def _digest_in_store(store: Store, name: str) -> str:
+    sha256 = hashlib.sha256()
+    for chunk in store.get(name):
+        sha256.update(chunk)
+    return sha256.hexdigest()
+
+
+def _remove_failed(place: Path, store: Store | None, spool: Spool) -> None:
+    notes = place / "multipart.json"
+    if notes.exists():
+        owner = store or _store_of(spool)
+        theirs = ""
+        with contextlib.suppress(ManifestUnreadable, OSError):
+            theirs = Entry.read(place).store
+        if isinstance(owner, Resuming) and theirs in {"", identity_of(owner.uri())}:
+            owner.abandon(notes)
+    shutil.rmtree(place)
+
+
+def _abandon(notes: Path, store: Store | None, spool: Spool) -> None:
+    owner = store or _store_of(spool)
+    if isinstance(owner, Resuming):
+        owner.abandon(notes)
+
 
 _CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 

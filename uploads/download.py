@@ -10,10 +10,10 @@ import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .drain.retry import RetryPolicy
 from .errors import BytesCorrupt, InvalidRemoteName, RemoteNotFound, TransientStoreError
 from .names import check_remote_name
-from .retry import RetryPolicy
-from .stores.uris import open_object
+from .stores.registry import open_object
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

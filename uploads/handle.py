@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import enum
+import math
+import re
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import attrs
 
 from .errors import (
     BytesCorrupt,
@@ -14,13 +19,161 @@ from .errors import (
     UploadError,
     UploadTimeout,
 )
-from .outcome import Outcome, UploadState
-from .retry import check_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
-__all__ = ["FolderHandle", "UploadHandle"]
+__all__ = ["Backlog", "FolderHandle", "Outcome", "UploadHandle", "UploadState"]
+
+
+def check_seconds(name: str, seconds: float) -> float:
+    """The time, which may be infinite, as what a wait of Python's takes.
+
+    Raises:
+        ValueError: Negative, or not a number.
+    """
+    if math.isnan(seconds) or seconds < 0:
+        raise ValueError(f"{name} must be a number of seconds from 0 to inf, got {seconds}")
+    return min(float(seconds), threading.TIMEOUT_MAX / 2)
+
+
+def check_workers(workers: int) -> None:
+    """Raises ValueError where there would be nobody to upload."""
+    if workers < 1:
+        raise ValueError(f"workers must be at least 1, got {workers}")
+
+
+_IDENTIFIER = re.compile(r"[0-9a-f]{1,16}")
+
+
+class UploadState(enum.StrEnum):
+    """The states of an entry.
+
+    pending → inflight → done is the way of a file; inflight → pending is a retry.
+    Final: done, superseded (a newer version of the same name took its place), conflict (`overwrite=False` and the
+    name was taken), corrupt (the bytes were not those staged), rejected (the store will never take it), refused
+    (never staged: no room), lost (its folder was deleted by someone else).
+    """
+
+    PENDING = "pending"
+    INFLIGHT = "inflight"
+    DONE = "done"
+    SUPERSEDED = "superseded"
+    CONFLICT = "conflict"
+    CORRUPT = "corrupt"
+    REJECTED = "rejected"
+    REFUSED = "refused"
+    LOST = "lost"
+
+    @property
+    def is_final(self) -> bool:
+        """Whether nothing more will happen."""
+        return self not in {UploadState.PENDING, UploadState.INFLIGHT}
+
+    @property
+    def is_failure(self) -> bool:
+        """Whether the file is not, and will not be, in the store under its name."""
+        return self.is_final and self not in {UploadState.DONE, UploadState.SUPERSEDED}
+
+
+@attrs.frozen
+class Outcome:
+    """The end of one entry.
+
+    Attributes:
+        identifier: The entry's.
+        remote_name: The name that was asked for.
+        state: One of the final states.
+        uri: Where the bytes are, or would have been.
+        size: Bytes.
+        sha256: Hexadecimal digest of the bytes, where they were read.
+        reason: Why it failed; empty where it did not.
+        superseded_by: The identifier of the entry that took its place.
+    """
+
+    identifier: str
+    remote_name: str
+    state: UploadState
+    uri: str = ""
+    size: int = 0
+    sha256: str | None = None
+    reason: str = ""
+    superseded_by: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """A dictionary for `json.dumps`."""
+        return attrs.asdict(self, recurse=False)
+
+    @classmethod
+    def from_json(cls, record: dict[str, Any]) -> Outcome:
+        """The inverse of `to_json`; keys it does not know are ignored.
+
+        Raises:
+            ValueError: Damaged; or one of KeyError and TypeError.
+        """
+        known = {field.name: record[field.name] for field in attrs.fields(cls) if field.name in record}
+        outcome = cls(**{**known, "state": UploadState(known["state"])})
+        texts: list[object] = [outcome.remote_name, outcome.uri, outcome.reason, outcome.sha256 or ""]
+        identifiers = [outcome.identifier, outcome.superseded_by or "0"]
+        if (
+            not all(isinstance(text, str) for text in texts)
+            or not all(_IDENTIFIER.fullmatch(identifier) for identifier in identifiers)
+            or type(outcome.size) is not int
+        ):
+            raise ValueError(f"an outcome must have texts, a size and identifiers, got {record}")
+        return outcome
+
+
+_NAMES_SHOWN = 20
+
+
+@attrs.frozen
+class Backlog:
+    """What was not delivered when it was asked for.
+
+    Attributes:
+        spool: The folder that holds it.
+        remaining: Names that are still on their way; `python -m uploads resume SPOOL` finishes them.
+        failures: How the others ended that did not end well: in `failed/` of the spool, or never staged.
+        left_behind: What earlier processes left in other default spools for the same store.
+    """
+
+    spool: Path
+    remaining: tuple[str, ...]
+    failures: tuple[Outcome, ...]
+    left_behind: tuple[Backlog, ...] = ()
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether everything was delivered."""
+        return not (self.remaining or self.failures or self.left_behind)
+
+    @property
+    def resume_command(self) -> str:
+        """What finishes the rest."""
+        return f"python -m uploads resume {self.spool}"
+
+    def __str__(self) -> str:
+        lines = []
+        if self.remaining:
+            lines.append(
+                f"{len(self.remaining)} of the submitted files are not uploaded yet: {_shorten(self.remaining)}"
+            )
+            lines.append(f"nothing is lost; finish with: {self.resume_command}")
+        if self.failures:
+            lines.append(
+                f"{len(self.failures)} failed: {_shorten(tuple(f'{failure.remote_name} ({failure.state}: {failure.reason})' for failure in self.failures))}"
+            )
+            lines.append(f"look at them with: python -m uploads status {self.spool}")
+        lines += [f"left by an earlier process: {backlog}" for backlog in self.left_behind]
+        return "\n".join(lines) or "everything was uploaded"
+
+
+def _shorten(names: tuple[str, ...]) -> str:
+    rest = len(names) - _NAMES_SHOWN
+    return ", ".join(names[:_NAMES_SHOWN]) + (f" and {rest} more" if rest > 0 else "")
+
 
 _ERRORS: dict[UploadState, type[UploadError]] = {
     UploadState.CONFLICT: RemoteConflict,

@@ -6,53 +6,327 @@ import atexit
 import contextlib
 import errno
 import functools
+import hashlib
+import itertools
 import logging
+import os
+import re
 import shutil
+import signal
+import sys
 import threading
 import time
 import uuid
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 
-from ._default_spool import LeftBehind
-from ._files import write_text
-from ._flusher import Flusher
-from ._forking import forget_in_child
-from ._intake import How, Intake
-from ._ledger import Ledger
-from ._opening import choose_isolation, order_for, start_drainer, take_spool
-from ._redact import redact
-from ._room import Room
-from .backlog import Backlog
+from .disk import forget_in_child, write_text
 from .download import POINTER_SUFFIX, download_file
+from .drain.drain import Drain
+from .drain.retry import RetryPolicy
+from .drain.worker_link import WorkerLink, WorkerOrder
 from .errors import (
     InvalidSource,
+    ManifestUnreadable,
     QueueClosed,
     RemoteNameTaken,
     SpoolFull,
+    SpoolOwned,
     SpoolUnusable,
     UploadError,
     UploadsIncomplete,
 )
-from .handle import FolderHandle, UploadHandle
+from .handle import Backlog, FolderHandle, Outcome, UploadHandle, UploadState, check_seconds, check_workers
+from .ledger import Ledger
 from .names import check_remote_name
-from .outcome import Outcome, UploadState
-from .retry import RetryPolicy, check_seconds, check_workers
-from .staging import files_of, size_of
+from .redaction import redact
+from .spool.flush import Flusher
+from .spool.ownership import OwnerLock, owner_of
+from .spool.spool import Spool
+from .spool.staging import How, Intake, Room, files_of, size_of
 from .stores import open_store
-from .stores.uris import identity_of, is_remote
+from .stores.registry import identity_of, is_kept_option, is_remote, kept_options, options_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from types import TracebackType
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from types import FrameType, TracebackType
 
-    from ._opening import Isolation
-    from .entry import Entry
+    from .spool.entry import Entry
     from .stores import Store
 
-__all__ = ["UploadQueue"]
+__all__ = [
+    "Drainer",
+    "Isolation",
+    "LeftBehind",
+    "UploadQueue",
+    "choose_isolation",
+    "default_spools",
+    "exit_on_sigterm",
+    "order_for",
+    "start_drainer",
+    "take_spool",
+]
 
 _log = logging.getLogger("uploads")
+
+_LOOK_SECONDS = 0.5
+
+
+def default_spools(store_uri: str) -> Iterator[Path]:
+    """Spools for this store, numbered from 0, without end. A queue takes the first that no live queue has: what an earlier process left there is uploaded along.
+
+    Under `$UPLOADS_HOME`, else `$XDG_STATE_HOME/uploads`, else `~/.local/state/uploads`.
+    """
+    home = os.environ.get("UPLOADS_HOME")
+    state = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
+    root = Path(home or f"{state}/uploads").expanduser()
+    readable = re.sub(r"[^A-Za-z0-9]+", "-", store_uri.partition("?")[0]).strip("-")[:60]
+    digest = hashlib.sha256(store_uri.encode()).hexdigest()[:8]
+    for number in itertools.count():
+        yield root / f"{readable}-{digest}" / str(number)
+
+
+class LeftBehind:
+    """Uploads what processes that are gone left in the other default spools for the same store.
+
+    A thread of its own opens a queue for each, one after the other, and closes it when it is empty; a spool that a live process has is
+    left to it. So a training that is started again with fewer ranks leaves nothing behind.
+
+    Args:
+        own: The spool of the queue that this belongs to.
+        open_queue: Opens a queue on one of the others.
+    """
+
+    def __init__(self, own: Path, open_queue: Callable[[Path], UploadQueue]) -> None:
+        self._open_queue = open_queue
+        self._backlogs = {
+            path: found
+            for path in sorted(own.parent.iterdir())
+            if path != own and path.is_dir() and (found := _backlog_of(path)).remaining
+        }
+        self._current: tuple[Path, UploadQueue] | None = None
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="uploads-left-behind", daemon=True)
+        if self._backlogs:
+            self._thread.start()
+
+    def backlogs(self) -> tuple[Backlog, ...]:
+        """What is left in each of them, but for those that a live process has."""
+        current = self._current
+        found = dict(self._backlogs)  # Entries are replaced, by the thread alone.
+        if current is not None:
+            found[current[0]] = current[1].backlog()
+        return tuple(backlog for backlog in found.values() if not backlog.is_empty)
+
+    def wait(self, timeout_seconds: float) -> bool:
+        """Whether nothing more is done within this time."""
+        if self._backlogs and not self._stopping.is_set():
+            self._thread.join(timeout_seconds)
+        return not self._thread.is_alive()
+
+    def stop(self, timeout_seconds: float) -> None:
+        """Puts back what is in flight, and leaves the rest where it is."""
+        self._stopping.set()
+        if self._backlogs:
+            self._thread.join(timeout_seconds)
+
+    def _run(self) -> None:
+        for path in self._backlogs:
+            if self._stopping.is_set():
+                return
+            try:
+                self._finish(path)
+            except SpoolOwned:
+                self._backlogs[path] = Backlog(path, (), ())
+            except Exception as error:  # noqa: BLE001  # what is wrong with one must not keep the others waiting
+                _log.warning("what an earlier process left in %s is not uploaded: %s", path, error)
+
+    def _finish(self, path: Path) -> None:
+        queue = self._open_queue(path)
+        self._current = path, queue
+        try:
+            while queue.unsettled() and not self._stopping.is_set():
+                queue.drain(_LOOK_SECONDS)
+        finally:
+            self._backlogs[path] = queue.close(0.0)
+            self._current = None
+
+
+def _backlog_of(path: Path) -> Backlog:
+    """What is in a spool that nobody has; nothing in one that cannot be looked at."""
+    spool = Spool(path)
+    try:
+        if owner_of(spool.queue_lock) is not None:
+            return Backlog(path, (), ())
+        folders = [*spool.list_inflight(), *spool.list_pending()]
+    except OSError:
+        return Backlog(path, (), ())
+    return Backlog(path, tuple(_name_of(spool, folder) for folder in folders), ())
+
+
+def _name_of(spool: Spool, folder: str) -> str:
+    try:
+        entry = spool.entry_of(folder)
+    except (ManifestUnreadable, OSError):
+        return folder
+    return folder if entry is None else entry.remote_name
+
+
+Isolation = Literal["threads", "process"]
+
+
+class Drainer(Protocol):
+    """What empties the spool: a Drain in this process, or a WorkerLink to one in another."""
+
+    def start(self) -> None:
+        """Takes the spool over and begins."""
+
+    def add(self, folders: Iterable[str]) -> None:
+        """Hears of new entries."""
+
+    def stop(self, timeout_seconds: float = ...) -> None:
+        """Ends, and gives the spool back."""
+
+    def forget_after_fork(self) -> None:
+        """In a forked child: everything is the parent's."""
+
+
+def choose_isolation(asked: Isolation | None, store: Store | str | Path) -> Isolation:
+    """What was asked for; by default a process for stores over a network that are given by URI, threads for the rest.
+
+    Raises:
+        ValueError: A process was asked for, and the store cannot be sent to one.
+    """
+    is_uri = isinstance(store, str | Path)
+    if asked == "process" and not is_uri:
+        raise ValueError(
+            f"isolation='process' must have a store given by URI, got {store!r}. Give its URI, or isolation='threads'."
+        )
+    return asked or ("process" if isinstance(store, str | Path) and is_remote(store) else "threads")
+
+
+def start_drainer(
+    isolation: Isolation,
+    spool: Spool,
+    store: Store,
+    order: WorkerOrder,
+    policy: RetryPolicy | None,
+    ledger: Ledger,
+) -> Drainer:
+    """Starts what empties the spool, and tells the ledger what became of entries. Threads do it where no process can be started.
+
+    Args:
+        isolation: Where.
+        spool: The queue's.
+        store: The same as in the order, opened.
+        order: What a worker process is told; threads do as much.
+        policy: As the user gave it.
+        ledger: Hears.
+
+    Raises:
+        SpoolOwned: Threads were asked for, and a live process drains the spool.
+        RuntimeError: No thread can be started.
+    """
+    if isolation == "process":
+        link = WorkerLink(order, on_settled=ledger.close, look_up=ledger.look_up)
+        try:
+            link.start()
+        except OSError as error:
+            _log.warning("no worker process can be started, so that threads of this one upload: %s", error)
+        else:
+            return link
+    drain = Drain(
+        spool,
+        store,
+        workers=order.workers,
+        policy=policy,
+        on_settled=ledger.close,
+        on_idle=ledger.look_up,
+    )
+    drain.start()
+    return drain
+
+
+def order_for(
+    spool: Spool, given: Store | str | Path, store: Store, options: dict[str, Any], **how: Any
+) -> WorkerOrder:
+    """What a worker process is told: the store as it was opened here, wherever and in whatever environment it is opened there.
+
+    Args:
+        spool: The queue's.
+        given: How the user gave the store.
+        store: The same, opened.
+        options: Given with it, secrets included.
+        how: What else the order has.
+    """
+    everything = options_of(given) | options if isinstance(given, str | Path) else {}
+    return WorkerOrder(
+        str(spool.path), store.uri(), everything, **how, store_identity=identity_of(store.uri())
+    )
+
+
+def take_spool(
+    path: str | Path | None, given: Store | str | Path, store: Store, options: dict[str, Any]
+) -> tuple[Spool, OwnerLock]:
+    """The spool that was asked for, or the first of the default ones that nobody has: the lock decides, not a look before it.
+
+    Args:
+        path: Asked for, if any.
+        given: How the user gave the store.
+        store: The same, opened.
+        options: Given with it.
+
+    Raises:
+        SpoolOwned: Somebody has the one that was asked for.
+        SpoolUnusable: It cannot be written, is another user's, or holds entries for another store.
+    """
+    description = _description(given, store, options)
+    for candidate in default_spools(identity_of(store.uri())) if path is None else (path,):
+        spool = Spool(candidate)
+        spool.create()
+        owner = OwnerLock(spool.queue_lock, "queue")
+        try:
+            owner.acquire()
+        except SpoolOwned:
+            if path is not None:
+                raise
+        else:
+            try:
+                spool.belong_to(description)
+            except BaseException:
+                owner.release()
+                raise
+            return spool, owner
+    raise AssertionError("the default spools have no end")
+
+
+def _description(given: Store | str | Path, store: Store, options: dict[str, Any]) -> dict[str, Any]:
+    """What `spool.json` keeps for `resume`: of the options those that are known to be harmless, of the others their names."""
+    everything = options_of(given) | options if isinstance(given, str | Path) else {}
+    return {
+        "uri": store.uri(),
+        "options": kept_options(everything),
+        "left_out": sorted(name for name in everything if not is_kept_option(name)),
+    }
+
+
+def exit_on_sigterm() -> None:
+    """Makes SIGTERM raise SystemExit(143) in the main thread, so that `finally` blocks run and queues drain up to their `exit_seconds`.
+
+    A handler that was installed before is called first. Call it from the main thread.
+
+    Raises:
+        ValueError: Called from another thread.
+    """
+    earlier: Any = signal.getsignal(signal.SIGTERM)
+
+    def end(number: int, frame: FrameType | None) -> None:
+        if callable(earlier):
+            earlier(number, frame)
+        sys.exit(128 + number)
+
+    signal.signal(signal.SIGTERM, end)
+
 
 Durability = Literal["process", "power"]
 

@@ -8,10 +8,8 @@ from typing import Any
 
 from events import Callback, Destination, Logger
 
-from ._media import log_images
-from ._optional import missing
-from ._session import Session
-from ._values import plain_values, several
+from .media import log_images
+from .session import Session, missing, plain_values, several
 
 try:
     from accelerate.tracking import GeneralTracker, on_main_process

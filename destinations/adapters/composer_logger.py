@@ -12,9 +12,7 @@ from typing import Any
 from destinations.base import LoggerDestination
 from events import Callback, Destination, Event, Phase, RunStatus, State, Time, Timestamp
 
-from ._optional import missing
-from ._session import Session
-from ._values import plain_values, several
+from .session import Session, missing, plain_values, several
 
 try:
     from composer.core import Time as TheirTime

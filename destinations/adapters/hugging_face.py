@@ -9,9 +9,7 @@ from typing import Any
 
 from events import Callback, Destination, Event, Phase, RunStatus, Time, Timestamp, TimeUnit
 
-from ._optional import missing
-from ._session import Session, SessionOwner
-from ._values import length_of, plain_values, several
+from .session import Session, SessionOwner, length_of, missing, plain_values, several
 
 try:
     from transformers import TrainerCallback

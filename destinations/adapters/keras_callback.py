@@ -8,9 +8,7 @@ from typing import Any
 
 from events import Callback, Destination, Event, RunStatus, Time, TimeUnit
 
-from ._optional import missing
-from ._session import Session, SessionOwner
-from ._values import plain_values, several
+from .session import Session, SessionOwner, missing, plain_values, several
 
 try:
     import keras

@@ -11,10 +11,8 @@ from typing import Any, Self
 
 from events import Callback, Destination, Logger
 
-from ._media import log_images, log_videos
-from ._optional import missing
-from ._session import Session
-from ._values import plain_values, several
+from .media import log_images, log_videos
+from .session import Session, missing, plain_values, several
 
 try:
     from tensordict import TensorDictBase

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .errors import RunDirectoryError, RunExistsError, RunInUseError, RunNotOpenError, RunPathError
-    from .rows import MetricRow, read_rows, read_series
+    from .reader import MetricRow, read_rows, read_series
     from .run_directory import RunDirectory
 
 __all__ = [
@@ -24,10 +24,10 @@ __all__ = [
 ]
 
 _MODULES = {
-    "MetricRow": ".rows",
+    "MetricRow": ".reader",
     "RunDirectory": ".run_directory",
-    "read_rows": ".rows",
-    "read_series": ".rows",
+    "read_rows": ".reader",
+    "read_series": ".reader",
 }
 
 

@@ -6,8 +6,12 @@ waits for the disk only where there is something to lose: a file that is renamed
 a power loss.
 """
 
+import contextlib
 import json
+import os
+import socket
 import time
+import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,13 +20,41 @@ import yaml
 
 from events import plain_config
 
-from .disk import DISK, Disk
-from .files import replace_file, strict_json
-from .hyperparameters import flat_hyperparameters
-from .layout import FORMAT_VERSION, HPARAMS, SIDECAR, summary_name
+from .files import DISK, Disk, read_regular, replace_file, strict_json
+from .layout import FORMAT_VERSION, HEARTBEAT, HPARAMS, SESSIONS, SIDECAR, summary_name
 from .statistics import MetricStatistics, Statistics, is_finite
 
-__all__ = ["Documents", "read_json", "restore_statistics", "write_summary"]
+__all__ = [
+    "Documents",
+    "SessionLog",
+    "flat_hyperparameters",
+    "read_json",
+    "restore_statistics",
+    "write_summary",
+]
+
+_LONGEST_LIST = 100
+
+
+def flat_hyperparameters(hyperparameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns hyperparameters with dotted names, indices of lists among them; long lists stay one text."""
+    flat: dict[str, Any] = {}
+
+    def add(prefix: str, value: Any) -> None:
+        if isinstance(value, Mapping) and value:
+            for key, item in value.items():
+                add(f"{prefix}.{key}" if prefix else str(key), item)
+        elif isinstance(value, list | tuple) and 0 < len(value) <= _LONGEST_LIST:
+            for index, item in enumerate(value):
+                add(f"{prefix}.{index}", item)
+        elif isinstance(value, Mapping | list | tuple):
+            flat[prefix] = strict_json(value)
+        else:
+            flat[prefix] = value
+
+    add("", dict(hyperparameters))
+    return flat if hyperparameters else {}
+
 
 _SCHEMA_VERSION = 1
 
@@ -228,3 +260,75 @@ def _merged(old: dict[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
             _merged(before, value) if isinstance(before, dict) and isinstance(value, Mapping) else value
         )
     return merged
+
+
+class SessionLog:
+    """The lines of the run; the last one is this process's.
+
+    The file is small and is replaced as a whole, so that a line can be completed when its process ends. The line of a process
+    that ended without a word gets the status "killed" from the next one.
+
+    Args:
+        run_dir: the folder of the run.
+        now: when this session begins, in seconds since 1970.
+        disk: what is written by.
+    """
+
+    def __init__(self, run_dir: Path, now: float, disk: Disk = DISK) -> None:
+        self._run_dir = run_dir
+        self._disk = disk
+        self._lines = self.read(run_dir)
+        for line in self._lines:
+            if line.get("status") == "running":
+                line["status"] = "killed"
+                line["end"] = self._last_heartbeat()
+        self.own: dict[str, Any] = {
+            "session": uuid.uuid4().hex[:12],
+            "start": now,
+            "end": None,
+            "resume_step": None,
+            "status": "running",
+            "exception": None,
+            "pid": os.getpid(),
+            "host": socket.gethostname(),
+        }
+        self._lines.append(self.own)
+
+    @property
+    def is_first(self) -> bool:
+        """Whether nobody opened the run before."""
+        return len(self._lines) == 1
+
+    def write(self, standing: tuple[str, float | None] = ("running", None), *, durable: bool = True) -> None:
+        """Replaces the file.
+
+        Args:
+            standing: status and end of this session as long as it is not closed.
+            durable: whether to wait until the disk has it.
+        """
+        own = self.own
+        if own["end"] is None:
+            own = {**own, "status": standing[0], "end": standing[1]}
+        text = "".join(f"{strict_json(line)}\n" for line in [*self._lines[:-1], own])
+        replace_file(self._run_dir / SESSIONS, text.encode(), durable=durable, disk=self._disk)
+
+    @staticmethod
+    def read(run_dir: Path) -> list[dict[str, Any]]:
+        """Returns the lines of a run, oldest first; a damaged one is left out."""
+        try:
+            text = read_regular(run_dir / SESSIONS).decode("utf-8", "replace")
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        lines = []
+        for line in text.splitlines():
+            with contextlib.suppress(ValueError, RecursionError):
+                record = json.loads(line)
+                if isinstance(record, dict):
+                    lines.append(record)
+        return lines
+
+    def _last_heartbeat(self) -> float | None:
+        try:
+            return (self._run_dir / HEARTBEAT).stat().st_mtime
+        except OSError:
+            return None

@@ -8,16 +8,19 @@ import math
 import os
 import re
 import stat
+import weakref
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from events import plain_config, safe_text
 
-from .disk import DISK, Disk
-
 __all__ = [
+    "DISK",
     "MOST_BYTES",
+    "Disk",
     "append_line",
+    "discard",
+    "forget_in_children",
     "open_regular",
     "open_temporary",
     "read_open",
@@ -26,6 +29,56 @@ __all__ = [
     "replace_file",
     "strict_json",
 ]
+
+
+class Disk:
+    """The operating system's own calls; errors are `OSError`s as they come."""
+
+    def open(self, path: Path | str, flags: int) -> int:
+        """Opens a file; a new one may be read by whom the umask lets."""
+        return os.open(path, flags, 0o666)
+
+    def write(self, fd: int, data: bytes, offset: int) -> None:
+        """Writes all of the data at an offset."""
+        written = 0
+        while written < len(data):
+            written += os.pwrite(fd, data[written:], offset + written)
+
+    def truncate(self, fd: int, size: int) -> None:
+        """Cuts a file."""
+        os.ftruncate(fd, size)
+
+    def sync(self, fd: int) -> None:
+        """Waits until the disk has what is in a file, whether it was written or mapped."""
+        os.fdatasync(fd)
+
+    def sync_folder(self, path: Path) -> None:
+        """Waits until the disk has the names in a folder, where the file system can do that."""
+        with contextlib.suppress(OSError):
+            fd = os.open(path, os.O_RDONLY)
+            try:
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+
+    def replace(self, source: Path | str, target: Path) -> None:
+        """Gives a file another name, in the place of whatever has it."""
+        Path(source).replace(target)
+
+    def unlink(self, path: Path | str) -> None:
+        """Takes a file away."""
+        Path(path).unlink()
+
+    def make_folder(self, path: Path) -> None:
+        """Makes a folder, where there is none."""
+        path.mkdir(exist_ok=True)
+
+    def remove_folder(self, path: Path) -> None:
+        """Takes an empty folder away."""
+        path.rmdir()
+
+
+DISK = Disk()
 
 MOST_BYTES = 32 << 20
 """The largest document, and the longest line of an index, that is read."""
@@ -178,3 +231,33 @@ def _finite(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_finite(item) for item in value]
     return value
+
+
+class Forgetful(Protocol):
+    """What has a thread, a lock and files that are not a forked child's."""
+
+    def forget_in_child(self) -> None:
+        """Lets go of them, in the child."""
+
+
+_open: "weakref.WeakSet[Forgetful]" = weakref.WeakSet()
+_is_guarded: list[bool] = []
+
+
+def forget_in_children(one: Forgetful) -> None:
+    """Has `forget_in_child` called in each child that is forked from now on, until `discard`."""
+    if not _is_guarded:
+        os.register_at_fork(after_in_child=_forget_all)
+        _is_guarded.append(True)
+    _open.add(one)
+
+
+def discard(one: Forgetful) -> None:
+    """Takes it back."""
+    _open.discard(one)
+
+
+def _forget_all() -> None:
+    for one in list(_open):
+        one.forget_in_child()
+    _open.clear()

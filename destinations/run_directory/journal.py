@@ -24,12 +24,13 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 
 import attrs
 
 from events import RecordError
 
+from .files import DISK, Disk, remove_temporaries
 from .frames import (
     FLOAT_BYTES,
     FLOAT_TAG,
@@ -43,15 +44,96 @@ from .frames import (
     resume_frame,
 )
 from .layout import POSITION, Position, column_of, segment_number, segment_path, segment_paths
-from .segment_chain import end_of_journal
-from .segments import AppendedSegment, MapFile, MappedSegment
+from .segments import AppendedSegment, MapFile, MappedSegment, end_of_journal
 
 if TYPE_CHECKING:
     from events import State
 
     from .segments import Segment
 
-__all__ = ["Journal", "TryAppend"]
+__all__ = ["Journal", "SegmentReader", "TryAppend", "make_journal", "remove_journal", "sync_journal"]
+
+
+def make_journal(folder: Path, disk: Disk = DISK) -> None:
+    """Makes the folder and those around it, and takes out what a dead process had only prepared.
+
+    That it lasts is for `sync_journal`.
+    """
+    target, missing = folder, []
+    while not folder.is_dir():
+        missing.append(folder)
+        folder = folder.parent
+    for path in reversed(missing):
+        disk.make_folder(path)
+    remove_temporaries(target, disk=disk)
+
+
+def sync_journal(folder: Path, run_dir: Path, disk: Disk = DISK) -> None:
+    """Waits until the disk knows the folder by its path, from the folder that holds the run."""
+    for path in (run_dir.parent, run_dir, folder.parent, folder):
+        disk.sync_folder(path)
+
+
+def remove_journal(folder: Path, disk: Disk = DISK) -> None:
+    """Takes away a journal of which all rows are in the CSV; its folders too, where nothing else is in them."""
+    for path in segment_paths(folder):
+        disk.unlink(path)
+    # Without a position, segments that come back would be taken for new ones.
+    disk.sync_folder(folder)
+    remove_temporaries(folder, disk=disk)
+    with contextlib.suppress(OSError):
+        with contextlib.suppress(FileNotFoundError):
+            disk.unlink(folder / POSITION)
+        disk.remove_folder(folder)
+        disk.remove_folder(folder.parent)
+
+
+class SegmentReader:
+    """Reads a segment: from the descriptor that the journal has open, else from its path.
+
+    Args:
+        path: of the segment.
+        journal: the writing end, where it has the segment open.
+        number: of the segment.
+    """
+
+    def __init__(self, path: Path, journal: "Journal | None", number: int) -> None:
+        self._owned = -1
+        self._segment = None
+        if journal is not None:
+            self._segment = next((item for item in list(journal.segments) if item.number == number), None)
+        self._fd = -1 if self._segment is None else self._segment.fileno()
+        if self._fd >= 0:
+            # The journal may close its own descriptor meanwhile. Where there is no other, that one must do.
+            with contextlib.suppress(OSError):
+                self._fd = self._owned = os.dup(self._fd)
+        if self._fd < 0:
+            with contextlib.suppress(FileNotFoundError):
+                self._fd = self._owned = os.open(path, os.O_RDONLY)
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Returns bytes from an offset on, fewer where there are no more."""
+        if self._fd < 0:
+            return b""
+        if self._segment is not None and self._segment.size:
+            length = min(length, self._segment.end() - offset)
+        return os.pread(self._fd, max(0, length), offset)
+
+    def size(self) -> int:
+        """Returns how many bytes the file has."""
+        return os.fstat(self._fd).st_size if self._fd >= 0 else 0
+
+    def sync(self, disk: "Disk") -> None:
+        """Waits until the disk has the segment."""
+        if self._fd >= 0:
+            disk.sync(self._fd)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._owned >= 0:
+            os.close(self._owned)
 
 
 class TryAppend(Protocol):

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from destinations._lane import Lane, TryLater
+from destinations.background import Lane, TryLater
 from destinations.media import (
     clouds_of,
     copy_of,

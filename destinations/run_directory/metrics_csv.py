@@ -4,23 +4,107 @@ Belongs to the writer thread. What was added counts only once `drain.py` has wri
 """
 
 import contextlib
+import csv
+import io
 import os
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .csv_text import block_texts, header_end, header_line, number, parse_header, texts
-from .disk import DISK, Disk
-from .files import open_temporary
+from .files import DISK, Disk, open_temporary
 from .layout import OWN_COLUMNS, CsvState, Position, column_of
 
 if TYPE_CHECKING:
-    from .row_blocks import RowBlock
+    from .frames import RowBlock
 
-__all__ = ["MetricsCsv", "Plan"]
+__all__ = [
+    "MetricsCsv",
+    "Plan",
+    "block_texts",
+    "header_end",
+    "header_line",
+    "number",
+    "parse_header",
+    "texts",
+]
+
+# An extra, `fast`: it writes floats as text some twenty times faster than Python does, in their shortest form too.
+orjson: ModuleType | None
+try:
+    import orjson
+except ImportError:
+    orjson = None
+
+
+def header_line(columns: Iterable[str]) -> bytes:
+    """Returns the first line."""
+    return (",".join(map(_quoted, columns)) + "\n").encode()
+
+
+def _quoted(name: str) -> str:
+    if name and name.strip() == name and not any(mark in name for mark in ',"\n\r'):
+        return name
+    return '"' + name.replace('"', '""') + '"'
+
+
+def header_end(data: bytes) -> int:
+    """Returns where the header ends: after the first line feed outside quotes; 0 where it does not."""
+    end = 0
+    while (end := data.find(b"\n", end) + 1) > 0:
+        if data.count(b'"', 0, end) % 2 == 0:
+            return end
+    return 0
+
+
+def parse_header(line: bytes) -> list[str]:
+    """Returns the columns."""
+    return next(csv.reader(io.StringIO(line.decode("utf-8", "replace"), newline="")), [])
+
+
+def texts(values: Sequence[float], encoder: ModuleType | None = orjson) -> str:
+    """Returns the cells of values, joined by commas; without an encoder, by Python's own means."""
+    if encoder is not None:
+        with contextlib.suppress(TypeError):  # An integer of more than 64 bits.
+            data: bytes = encoder.dumps(values)
+            if b"l" not in data and b"t" not in data:  # No null, false or true.
+                return data[1:-1].decode()
+    text = ",".join(map(repr, values))
+    if "T" in text or "F" in text:
+        text = text.replace("True", "1").replace("False", "0")
+    return text
+
+
+def block_texts(
+    values: "np.ndarray[Any, np.dtype[np.float64]]", encoder: ModuleType | None = orjson
+) -> list[bytes]:
+    """Returns the cells of each row of floats, joined by commas; without an encoder, by Python's own means.
+
+    Args:
+        values: `(rows, metrics)`, both at least 1; in rows and columns one after the other.
+        encoder: the module `orjson`, or None.
+    """
+    if encoder is not None:
+        text: bytes = encoder.dumps(values, option=encoder.OPT_SERIALIZE_NUMPY)
+        if b"n" not in text:  # null: a NaN or an infinity, which JSON does not have.
+            return text[2:-2].split(b"],[")
+    # One call writes them all, half as fast again as one for each; what it writes for lists is "[[1.5, nan], [2.0, inf]]".
+    return repr(values.tolist())[2:-2].replace(", ", ",").encode().split(b"],[")
+
+
+def number(cell: str) -> float | None:
+    """Returns what a cell holds: an integer where it looks like one, else a float; None for what is no number."""
+    try:
+        return int(cell)
+    except ValueError:
+        try:
+            return float(cell)
+        except ValueError:
+            return None
+
 
 _COPY_BYTES = 128 << 10
 _HEADER_BYTES = 64 << 10

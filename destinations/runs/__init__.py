@@ -10,12 +10,11 @@ from .errors import (
     RunNotFoundError,
     RunsError,
 )
-from .findings import ScanReport
-from .liveness import HEARTBEAT_SECONDS, is_alive
-from .opening import open_runs
-from .record import RunRecord
+from .open import open_runs
+from .record import HEARTBEAT_SECONDS, RunRecord, is_alive
 from .run import Run
 from .runs import Runs
+from .scan import ScanReport
 
 __all__ = [
     "HEARTBEAT_SECONDS",

@@ -18,9 +18,9 @@ import attrs
 from destinations.run_directory.files import read_regular, replace_file, strict_json
 from destinations.run_directory.layout import EDITS
 
-from ._json import clean_text, read_object
 from .errors import EditError
-from .reading import Reading
+from .files import clean_text, read_object
+from .record import Reading
 
 __all__ = ["Edits", "apply_edits", "edit_run", "read_edits"]
 

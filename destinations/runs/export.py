@@ -18,12 +18,12 @@ from os import PathLike
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal, cast
 
-from destinations.run_directory.csv_text import texts
 from destinations.run_directory.files import strict_json
+from destinations.run_directory.metrics_csv import texts
 
-from ._sql import NOT_A_NUMBER, PARQUET, identifier, quoted
-from .comparing import FLAT_FIELDS, flat_record
 from .run import Run
+from .runs import FLAT_FIELDS, flat_record
+from .sql import NOT_A_NUMBER, PARQUET, identifier, quoted
 
 if TYPE_CHECKING:
     from .record import RunRecord

@@ -13,10 +13,9 @@ from typing import Any
 
 import attrs
 
-from .filter_tree import All, Any_, Compare, Exists, Field, In, IsTrue, Match, Node, Not
-from .findings import RUNNING
-from .liveness import HEARTBEAT_SECONDS
-from .record import Scalar
+from .filters import All, Any_, Compare, Exists, Field, In, IsTrue, Match, Node, Not
+from .record import HEARTBEAT_SECONDS, Scalar
+from .scan import RUNNING
 
 __all__ = ["Order", "Query", "Source", "compile_query"]
 

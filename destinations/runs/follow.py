@@ -18,7 +18,6 @@ from typing import Self
 
 import attrs
 
-from destinations.run_directory.csv_text import parse_header
 from destinations.run_directory.files import open_regular, read_regular
 from destinations.run_directory.frames import MAGIC, Keys, frames
 from destinations.run_directory.layout import (
@@ -30,9 +29,16 @@ from destinations.run_directory.layout import (
     segment_path,
     segment_paths,
 )
-from destinations.run_directory.rows import MetricRow, has_any, last_csv_rows, rows_of
-from destinations.run_directory.segment_chain import FIRST_BYTES, Place, follows
-from destinations.run_directory.snapshot import CsvPart, take_snapshot
+from destinations.run_directory.metrics_csv import parse_header
+from destinations.run_directory.reader import (
+    CsvPart,
+    MetricRow,
+    has_any,
+    last_csv_rows,
+    rows_of,
+    take_snapshot,
+)
+from destinations.run_directory.segments import FIRST_BYTES, Place, follows
 
 __all__ = ["Follower", "Point", "follow_metric", "follow_rows"]
 

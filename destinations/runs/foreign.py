@@ -11,13 +11,12 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from destinations.run_directory.documents import flat_hyperparameters
 from destinations.run_directory.files import open_regular, read_regular
-from destinations.run_directory.hyperparameters import flat_hyperparameters
 from destinations.run_directory.layout import HPARAMS
 
-from ._json import clean_text
-from ._lines import is_shallow
-from .reading import Reading, sound_hparams
+from .files import clean_text, is_shallow
+from .record import Reading, sound_hparams
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

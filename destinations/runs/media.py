@@ -1,20 +1,168 @@
 """The kinds of files that a run has beside metrics, as a reader sees them: what is known of each at once, and `load` for what it holds."""
 
-from collections.abc import Mapping
+import contextlib
+import csv
+import io
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import attrs
 
-from destinations.run_directory.files import read_regular
-
-from ._files import MOST_MEDIUM_BYTES, open_image, read_pixels, read_points, read_sound
+from destinations.run_directory.files import open_regular, read_regular
 
 if TYPE_CHECKING:
     import numpy as np
     import PIL.Image
 
-__all__ = ["Audio", "Image", "Mask", "Medium", "PointCloud", "Video"]
+__all__ = [
+    "MOST_MEDIUM_BYTES",
+    "Audio",
+    "Image",
+    "Mask",
+    "Medium",
+    "PointCloud",
+    "Video",
+    "open_image",
+    "read_pixels",
+    "read_points",
+    "read_sound",
+    "read_table",
+]
+
+MOST_MEDIUM_BYTES = 1 << 30
+"""The largest file that is read whole."""
+# For some others, Pillow starts programs.
+_IMAGE_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
+_PLY_TYPES = {"float": "<f4", "float32": "<f4", "double": "<f8", "uchar": "u1", "uint8": "u1"}
+
+
+@contextlib.contextmanager
+def open_image(path: Path) -> "Iterator[PIL.Image.Image]":
+    """Opens an image file, and closes it again.
+
+    Raises:
+        OSError: the file cannot be read, or is no image.
+        ValueError: it is damaged, or decodes to more than is sensible; the text names its path.
+    """
+    import struct
+
+    import PIL.Image
+
+    try:
+        with _opened(path) as file, PIL.Image.open(file, formats=_IMAGE_FORMATS) as image:
+            yield image
+    except (SyntaxError, EOFError, struct.error, PIL.Image.DecompressionBombError) as error:
+        raise ValueError(f"image must be one that can be decoded, got {path} ({error}).") from error
+
+
+def _opened(path: Path) -> BinaryIO:
+    return os.fdopen(open_regular(path), "rb")
+
+
+def read_pixels(path: Path) -> "np.ndarray[Any, Any]":
+    """Returns the pixels of an image file as it has them: `(H, W)`, or `(H, W, C)`."""
+    import numpy as np
+
+    with open_image(path) as image:
+        return np.array(image)
+
+
+def read_sound(path: Path) -> "tuple[np.ndarray[Any, np.dtype[np.int16]], int]":
+    """Returns the samples of a WAV file, int16 `(frames, channels)`, and its sample rate in Hz.
+
+    Raises:
+        ValueError: the file is another format, or has other than 16 bits; the text names its path.
+    """
+    import wave
+
+    import numpy as np
+
+    try:
+        with _opened(path) as raw, wave.open(raw) as file:
+            channels, width, rate = file.getnchannels(), file.getsampwidth(), file.getframerate()
+            frames = min(file.getnframes(), MOST_MEDIUM_BYTES // max(1, channels * width))
+            data = file.readframes(frames)
+    except (wave.Error, EOFError, RuntimeError) as error:
+        raise ValueError(f"sound must be a WAV file, got {path} ({error}). Open its path.") from error
+    if width != 2:  # noqa: PLR2004  # bytes
+        raise ValueError(f"sound must have 16 bits, got {8 * width} in {path}. Open its path.")
+    whole = len(data) - len(data) % (2 * channels)
+    return np.frombuffer(data[:whole], "<i2").reshape(-1, channels), rate
+
+
+def read_points(
+    path: Path,
+) -> "tuple[np.ndarray[Any, np.dtype[np.float32]], np.ndarray[Any, np.dtype[np.uint8]] | None]":
+    """Reads binary PLY of vertices alone (G. Turk, The PLY Polygon File Format, 1994).
+
+    Returns:
+        Points, float32 `(N, 3)`, and their colours, uint8 `(N, 3)` or `(N, 4)`, or None.
+
+    Raises:
+        ValueError: the file is not such a PLY; the text names its path.
+    """
+    import numpy as np
+
+    head, mark, body = read_regular(path, MOST_MEDIUM_BYTES).partition(b"end_header\n")
+    lines = [line.split() for line in io.StringIO(head.decode("ascii", "replace"))]
+    if not mark or lines[:1] != [["ply"]] or ["format", "binary_little_endian", "1.0"] not in lines:
+        raise ValueError(f"point cloud must be a binary little-endian PLY, got {path}. Open its path.")
+    try:
+        count = next(int(line[2]) for line in lines if line[:2] == ["element", "vertex"])
+        fields = [(line[2], _PLY_TYPES[line[1]]) for line in lines if line[:1] == ["property"]]
+        vertices = np.frombuffer(body, np.dtype(fields), count)
+        points = np.stack([vertices[axis] for axis in "xyz"], axis=1).astype(np.float32)
+    except (StopIteration, KeyError, IndexError, TypeError, ValueError) as error:
+        raise ValueError(f"point cloud must have x, y and z, got {path} ({error}).") from error
+    shades = [name for name, _ in fields if name in {"red", "green", "blue", "alpha"}]
+    if not shades:
+        return points, None
+    return points, np.stack([vertices[name] for name in shades], axis=1).astype(np.uint8)
+
+
+def read_table(path: Path, types: Sequence[str]) -> tuple[list[str], list[list[Any]]]:
+    """Reads the CSV of a table.
+
+    Args:
+        path: the file.
+        types: of its columns, as the index of tables has them: "bool", "int", "float", "str", or "empty". A column beyond them
+            is one of texts.
+
+    Returns:
+        The names of the columns, and the rows, each cell with its type; the text itself where it does not fit. In a column of
+        numbers an empty cell is None; in one of floats a number without a point is an int, as it was logged.
+
+    Raises:
+        ValueError: it is no such CSV; the text names its path.
+    """
+    text = read_regular(path, MOST_MEDIUM_BYTES).decode("utf-8", "replace")
+    reader = csv.reader(io.StringIO(text, newline=""))
+    try:
+        columns = next(reader, [])
+        kinds = [*types, *["str"] * (len(columns) - len(types))]
+        rows = [
+            # A line that is empty stands for a row of one empty value.
+            [_cell(cell, kind) for cell, kind in zip(cells or [""], kinds, strict=False)] if columns else []
+            for cells in reader
+        ]
+    except csv.Error as error:
+        raise ValueError(f"table must be a CSV, got {path} ({error}). Open its path.") from error
+    return columns, rows
+
+
+def _cell(text: str, kind: str) -> Any:
+    if kind == "str":
+        return text
+    if text == "" or kind == "empty":
+        return None
+    if text in {"True", "False"}:
+        return text == "True"
+    try:
+        return int(text) if kind == "int" or text.lstrip("-").isdigit() else float(text)
+    except ValueError:
+        return text
 
 
 @attrs.frozen

@@ -21,10 +21,9 @@ from destinations.run_directory.layout import (
     TRACES_INDEX,
 )
 
-from ._files import read_table
-from ._lines import json_lines, number_of, path_inside, whole_of
 from .errors import MetricNotFoundError
-from .media import Audio, Image, Mask, Medium, PointCloud, Video
+from .files import json_lines, number_of, path_inside, whole_of
+from .media import Audio, Image, Mask, Medium, PointCloud, Video, read_table
 
 if TYPE_CHECKING:
     import numpy as np

@@ -9,11 +9,9 @@ import attrs
 
 from destinations.run_directory.layout import SIDECAR
 
-from .findings import Found, Known, ScanReport
 from .index import Index
-from .liveness import HEARTBEAT_SECONDS
-from .reading import read_sidecar
-from .scan import Disk, Scanner
+from .record import HEARTBEAT_SECONDS, read_sidecar
+from .scan import Disk, Found, Known, Scanner, ScanReport
 
 __all__ = ["Root"]
 

@@ -22,18 +22,17 @@ from destinations.run_directory.layout import (
     summary_name,
 )
 
-from ._lines import is_shallow, number_of, read_object, whole_of
-from ._sources import ranks_of
 from .errors import RunNotFoundError
-from .liveness import is_alive
+from .files import is_shallow, number_of, read_object_file, whole_of
 from .media import Audio, Image, PointCloud, Video
-from .record import RunKind, RunRecord, Scalar
+from .record import RunKind, RunRecord, Scalar, is_alive
 from .records import Artifact, Histogram, RecordCount, Records, Table, TableEntry, Text, Trace
+from .sources import ranks_of
 
 if TYPE_CHECKING:
     import threading
 
-    from destinations.run_directory.rows import MetricRow
+    from destinations.run_directory.reader import MetricRow
 
     from .follow import Point
     from .series import Block, Series
@@ -96,8 +95,7 @@ class Run:
         Raises:
             RunNotFoundError: there is no run in the folder.
         """
-        from .findings import Known
-        from .scan import Scanner
+        from .scan import Known, Scanner
 
         folder = Path(path).absolute()
         if ".." in folder.parts:
@@ -222,7 +220,7 @@ class Run:
 
     def summary_of(self, rank: int) -> dict[str, MetricSummary]:
         """Returns `summary` of a rank."""
-        metrics = read_object(self.path / summary_name(rank)).get("metrics")
+        metrics = read_object_file(self.path / summary_name(rank)).get("metrics")
         if not isinstance(metrics, dict) or not metrics:
             return _computed_summary(self.path, rank)
         return {str(name): _metric_summary(one) for name, one in metrics.items() if isinstance(one, dict)}
@@ -230,12 +228,12 @@ class Run:
     @property
     def environment(self) -> dict[str, Any]:
         """The content of `environment.json`: host, code, packages, hardware, ranks. Empty where there is none."""
-        return read_object(self.path / ENVIRONMENT)
+        return read_object_file(self.path / ENVIRONMENT)
 
     @property
     def sessions(self) -> list[dict[str, Any]]:
         """One entry per process that opened the run, oldest first."""
-        from destinations.run_directory.sessions import SessionLog
+        from destinations.run_directory.documents import SessionLog
 
         try:
             return [line for line in SessionLog.read(self.path) if is_shallow(line)]
@@ -245,7 +243,7 @@ class Run:
     @property
     def receipt(self) -> dict[str, Any]:
         """What logging cost in the last session; empty where the run does not say."""
-        overhead = read_object(self.path / SIDECAR).get("overhead")
+        overhead = read_object_file(self.path / SIDECAR).get("overhead")
         return overhead if isinstance(overhead, dict) else {}
 
     # --- metrics ---------------------------------------------------------------------------------------------------
@@ -256,7 +254,7 @@ class Run:
 
     def metric_names(self, rank: int = 0) -> list[str]:
         """Returns the columns of all metrics of a rank, in the order of their first appearance."""
-        from destinations.run_directory.snapshot import metric_columns, take_snapshot
+        from destinations.run_directory.reader import metric_columns, take_snapshot
 
         with take_snapshot(self.path, rank) as snapshot:
             return metric_columns(snapshot)

@@ -10,7 +10,9 @@ from typing import Any
 from destinations.base import LoggerDestination
 from events import TimeUnit
 
-from ._samples import (
+from .dry_run import DryRun
+from .recording import RecordingDestination
+from .samples import (
     WEIRD_NAMES,
     LogsInClose,
     UploadsThatFail,
@@ -18,8 +20,6 @@ from ._samples import (
     is_lone_surrogate,
     pixels,
 )
-from .dry_run import DryRun
-from .recording import RecordingDestination
 
 __all__ = ["DestinationContract"]
 

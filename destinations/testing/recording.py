@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from destinations._copies import own_copy
 from destinations.base import LoggerDestination
+from destinations.copies import own_copy
 from events import Event, Logger, State
 
 if TYPE_CHECKING:

@@ -22,8 +22,7 @@ from destinations.media import (
 )
 from events import State, format_run_name
 
-from ._sink import Row, Sink, Stamp
-from ._tracker import Tracker, require_package
+from .tracker import Row, Sink, Stamp, Tracker, require_package
 
 __all__ = ["Trackio"]
 

@@ -22,7 +22,7 @@ def write_run(run_dir: Path, rows: int) -> None:
     """Writes a run that has ended."""
     import numpy as np
 
-    from destinations.run_directory.csv_text import block_texts, header_line
+    from destinations.run_directory.metrics_csv import block_texts, header_line
 
     source = np.random.default_rng(abs(hash(run_dir.name)) % 2**32)
     run_dir.mkdir(parents=True)
@@ -88,7 +88,8 @@ def _child(sender, function, arguments):
 def read_series(run_dir, plain):
     """Loads one metric of a large run; the best of three."""
     import destinations.runs.series
-    from destinations.runs import Run, _columns
+    from destinations.runs import Run
+    from destinations.runs import series as _columns
 
     if plain:
         _columns.read_blocks.__kwdefaults__["decoder"] = None

@@ -69,8 +69,7 @@ SYSTEMS = {"TensorBoard": _ours, "SummaryWriter": _summary_writer}
 
 def _hanging_microseconds():
     """Returns what a call takes at p50 while the tracker hangs, and its queue has been full for long."""
-    from destinations.trackers._sink import Sink
-    from destinations.trackers._tracker import Tracker
+    from destinations.trackers.tracker import Sink, Tracker
     from events import Engine, Logger, State
 
     may_go_on = threading.Event()

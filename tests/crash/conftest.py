@@ -10,7 +10,7 @@ import pytest
 from tests.servers import s3_servers
 from tests.servers.counting_s3 import CountingS3
 from tests.servers.fault_proxy import FaultProxy
-from uploads import commands
+from uploads import command_line as commands
 
 
 @pytest.fixture(scope="session")

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from destinations.run_directory.disk import Disk
+from destinations.run_directory.files import Disk
 
 Change = tuple[Any, ...]
 

@@ -14,14 +14,12 @@ from pathlib import Path
 import pytest
 
 from destinations.run_directory import read_rows
-from destinations.run_directory.documents import Documents, write_summary
+from destinations.run_directory.documents import Documents, SessionLog, write_summary
 from destinations.run_directory.drain import Drain
-from destinations.run_directory.journal import Journal
-from destinations.run_directory.journal_folder import make_journal, remove_journal, sync_journal
+from destinations.run_directory.journal import Journal, make_journal, remove_journal, sync_journal
 from destinations.run_directory.layout import journal_path
 from destinations.run_directory.metrics_csv import MetricsCsv
 from destinations.run_directory.segments import AppendedSegment
-from destinations.run_directory.sessions import SessionLog
 from destinations.run_directory.statistics import Statistics
 from events import State
 

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from uploads.spool import Spool
+from uploads.spool.spool import Spool
 
 LIMIT_SECONDS = 240
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from uploads.ownership import owner_of
-from uploads.spool import Spool
+from uploads.spool.ownership import owner_of
+from uploads.spool.spool import Spool
 
 LIMIT_SECONDS = 240
 TRAINER = """

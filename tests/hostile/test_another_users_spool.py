@@ -8,10 +8,9 @@ import pytest
 
 from tests.servers.stores import MemoryStore
 from uploads import UploadQueue
-from uploads.command_line import main
-from uploads.commands import EXIT_FAILED, EXIT_OK, gc, resume, status, verify
+from uploads.command_line import EXIT_FAILED, EXIT_OK, gc, main, resume, status, verify
 from uploads.errors import SpoolUnusable
-from uploads.spool import Spool
+from uploads.spool.spool import Spool
 
 ANOTHER_USER = 12345
 

@@ -11,11 +11,12 @@ import pytest
 
 from tests.servers.stores import MemoryStore, StoreThatWaits
 from tests.test_uploads.conftest import SOON
-from uploads import UploadQueue, UploadState, commands
-from uploads.entry import Entry
+from uploads import UploadQueue, UploadState
+from uploads import command_line as commands
 from uploads.errors import BytesCorrupt, SpoolUnusable
-from uploads.outcome import Outcome
-from uploads.spool import Spool
+from uploads.handle import Outcome
+from uploads.spool.entry import Entry
+from uploads.spool.spool import Spool
 
 LIMIT_SECONDS = 60
 HUGE_BYTES = 1 << 40

@@ -9,13 +9,12 @@ import pytest
 
 from destinations import RunDirectory, TextFile
 from destinations.runs import Run, Runs, open_runs
-from destinations.runs.database import index_name
 from destinations.runs.errors import FilterError
 from destinations.runs.export import export_metrics, export_runs
-from destinations.runs.index import Index
-from destinations.runs.replay import replay
+from destinations.runs.index import Index, index_name
 from destinations.runs.root import Root
 from destinations.runs.send import send
+from destinations.runs.send.replay import replay
 from tests.hostile.foreign_runs import NOW, command, write_full_run, write_lightning_run
 from tests.test_runs.folders import write_run
 

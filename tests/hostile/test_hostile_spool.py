@@ -7,15 +7,15 @@ import shutil
 import pytest
 
 from tests.servers.stores import MemoryStore
-from uploads._files import append_line
-from uploads.commands import resume
-from uploads.entry import Entry, folder_of
+from uploads.command_line import resume
+from uploads.disk import append_line
 from uploads.errors import ManifestUnreadable
+from uploads.handle import Outcome, UploadState
 from uploads.names import name_key
-from uploads.outcome import Outcome, UploadState
-from uploads.ownership import OwnerLock
-from uploads.spool import Spool
-from uploads.stores._s3_parts import abandon_parts
+from uploads.spool.entry import Entry, folder_of
+from uploads.spool.ownership import OwnerLock
+from uploads.spool.spool import Spool
+from uploads.stores.s3.parts import abandon_parts
 
 IDENTIFIER = "0123456789abcdef"
 

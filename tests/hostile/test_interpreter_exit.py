@@ -9,7 +9,7 @@ from pathlib import Path
 import boto3
 import pytest
 
-from uploads.spool import Spool
+from uploads.spool.spool import Spool
 
 LIMIT_SECONDS = 120
 HOME = Path(__file__).parents[2]

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from destinations.run_directory.rows import last_rows, read_rows
+from destinations.run_directory.reader import last_rows, read_rows
 from destinations.runs import Run
-from destinations.runs._lines import json_lines
+from destinations.runs.files import json_lines
 from tests.hostile.foreign_runs import command
 from tests.test_runs.folders import write_run
 from tests.test_runs.written import Written

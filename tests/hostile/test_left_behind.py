@@ -10,9 +10,9 @@ import pytest
 
 from tests.servers.stores import MemoryStore
 from uploads.errors import TransientStoreError
-from uploads.outcome import UploadState
-from uploads.ownership import owner_of
-from uploads.spool import Spool
+from uploads.handle import UploadState
+from uploads.spool.ownership import owner_of
+from uploads.spool.spool import Spool
 
 LIMIT_SECONDS = 120
 

@@ -11,7 +11,7 @@ import pytest
 from tests.servers.stores import MemoryStore, StoreThatWaits
 from uploads import UploadState
 from uploads.errors import InvalidSource, RemoteNameTaken, UnstableSource
-from uploads.staging import stage_copy
+from uploads.spool.staging import stage_copy
 
 LIMIT_SECONDS = 60
 WRITER = """

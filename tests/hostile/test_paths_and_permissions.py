@@ -8,7 +8,7 @@ import pytest
 
 from tests.servers.stores import MemoryStore
 from uploads import LocalStore, UploadQueue, open_store
-from uploads.commands import status
+from uploads.command_line import status
 from uploads.download import download_file
 from uploads.errors import InvalidRemoteName
 
@@ -64,7 +64,7 @@ def test_paths_that_are_not_utf_8_work(make_queue, make_file, tmp_path):
 def test_a_source_that_is_not_utf_8_is_named_in_its_manifest(make_queue, make_file, gate):
     """`status` prints it, whatever the terminal's encoding."""
     from tests.servers.stores import StoreThatWaits
-    from uploads.entry import Entry
+    from uploads.spool.entry import Entry
 
     queue = make_queue(StoreThatWaits(gate))
     queue.submit(make_file(f"{LATIN_1}.bin"), "a")

@@ -7,10 +7,10 @@ import textwrap
 
 import pytest
 
-import uploads._redact
 from destinations import InMemory, RunDirectory, TextFile
 from destinations.run_directory.environment import describe_environment
 from events import Logger, Run, State, redact, redact_arguments, redact_text
+from uploads import redaction
 
 # Invented, and put together from parts, so that no scanner takes them for real ones.
 LOW, UP, MIX, HEX = "abcdefghij", "ABCDEFGHIJ", "aB3dE6gH9k", "0a1b2c3d4e"
@@ -472,7 +472,7 @@ def _repetitions(parsed):
 
 def test_no_pattern_repeats_without_a_bound_and_gives_back():
     """An unbounded repetition is possessive: what it has taken is not tried again in a shorter form."""
-    module = vars(uploads._redact)
+    module = vars(redaction)
     patterns = [value for value in module.values() if isinstance(value, re.Pattern)]
     patterns += [step[1] for step in (*module["_FORMAT_STEPS"], *module["_PLACE_STEPS"])] + list(
         module["_QUOTED"].values()

@@ -9,12 +9,12 @@ import pytest
 
 from tests.servers.stores import MemoryStore
 from uploads import UploadQueue, download_file, open_store
-from uploads._default_spool import default_spools
-from uploads._worker_link import WorkerOrder
-from uploads.commands import resume
+from uploads.command_line import resume
+from uploads.drain.worker_link import WorkerOrder
 from uploads.errors import RemoteNotFound, SpoolError
-from uploads.spool import Spool
-from uploads.stores.uris import identity_of
+from uploads.spool.spool import Spool
+from uploads.stores.registry import identity_of
+from uploads.upload_queue import default_spools
 
 LIMIT_SECONDS = 120
 HUSH = "hu5h-hu5h-hu5h"

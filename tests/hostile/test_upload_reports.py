@@ -12,12 +12,11 @@ import pytest
 from tests.servers.stores import MemoryStore, StoreThatRejects, StoreThatWaits
 from tests.test_uploads.conftest import SOON
 from uploads import UploadQueue, UploadState
-from uploads._intake import Intake
-from uploads._room import Room
 from uploads.command_line import main
-from uploads.drain import Drain
-from uploads.ownership import owner_of
-from uploads.spool import Spool
+from uploads.drain.drain import Drain
+from uploads.spool.ownership import owner_of
+from uploads.spool.spool import Spool
+from uploads.spool.staging import Intake, Room
 
 LIMIT_SECONDS = 120
 

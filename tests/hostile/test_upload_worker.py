@@ -14,11 +14,11 @@ import pytest
 from tests.servers.fault_proxy import Reset
 from tests.servers.s3_servers import refusing_port
 from uploads import LocalStore, RetryPolicy, UploadQueue, UploadState
-from uploads._worker import _Voice
-from uploads._worker_link import WorkerLink, WorkerOrder
-from uploads.drain import Drain
-from uploads.ownership import owner_of
-from uploads.spool import Spool
+from uploads.drain.drain import Drain
+from uploads.drain.worker import _Voice
+from uploads.drain.worker_link import WorkerLink, WorkerOrder
+from uploads.spool.ownership import owner_of
+from uploads.spool.spool import Spool
 
 LIMIT_SECONDS = 120
 SOON = RetryPolicy(first_seconds=0.01, cap_seconds=0.05, probe_first_seconds=0.02, probe_cap_seconds=0.05)

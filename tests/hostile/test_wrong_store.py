@@ -12,18 +12,16 @@ import pytest
 
 from tests.servers.stores import MemoryStore
 from uploads import open_store
-from uploads._default_spool import default_spools
-from uploads._intake import Intake
-from uploads._room import Room
-from uploads._worker_link import WorkerOrder
-from uploads.command_line import main
-from uploads.commands import resume, verify
-from uploads.drain import Drain
+from uploads.command_line import main, resume, verify
+from uploads.drain.drain import Drain
+from uploads.drain.worker_link import WorkerOrder
 from uploads.errors import SpoolError, SpoolUnusable
-from uploads.outcome import UploadState
-from uploads.ownership import owner_of
-from uploads.spool import Spool
-from uploads.stores.uris import identity_of
+from uploads.handle import UploadState
+from uploads.spool.ownership import owner_of
+from uploads.spool.spool import Spool
+from uploads.spool.staging import Intake, Room
+from uploads.stores.registry import identity_of
+from uploads.upload_queue import default_spools
 
 LIMIT_SECONDS = 120
 
@@ -174,7 +172,7 @@ def test_a_worker_that_would_open_another_store_ends(waiting, tmp_path):
     answers = tmp_path / "answers"
     with answers.open("wb") as stream:
         done = subprocess.run(
-            [sys.executable, "-P", "-m", "uploads._worker", str(stream.fileno())],
+            [sys.executable, "-P", "-m", "uploads.drain.worker", str(stream.fileno())],
             input=json.dumps(attrs.asdict(order)) + "\n",
             text=True,
             timeout=LIMIT_SECONDS,

@@ -22,9 +22,9 @@ from destinations.run_directory import read_rows
 from tests.servers import s3_servers
 from tests.servers.fault_proxy import Answer, FaultProxy, Reset
 from tests.soak.trainer import content
-from uploads import commands
+from uploads import command_line as commands
 from uploads.errors import SpoolOwned
-from uploads.ownership import owner_of
+from uploads.spool.ownership import owner_of
 
 LIMIT_SECONDS = 300
 TRAINERS = 3

@@ -15,8 +15,7 @@ import pytest
 import torch
 
 from destinations import InMemory, LoggerDestination, RunDirectory
-from destinations.adapters.lightning_events import LightningEvents
-from destinations.adapters.lightning_logger import LightningLogger, RegistryLogger
+from destinations.adapters.lightning_logger import LightningEvents, LightningLogger, RegistryLogger
 from destinations.testing import RecordingDestination
 from events import Event
 

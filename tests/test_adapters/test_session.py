@@ -7,8 +7,7 @@ import sys
 import pytest
 
 from destinations import InMemory, RunDirectory
-from destinations.adapters._session import Session
-from destinations.adapters._values import length_of, plain_values, samples_in
+from destinations.adapters.session import Session, length_of, plain_values, samples_in
 from destinations.testing import RecordingDestination
 from events import Event, RunStatus, Timestamp
 

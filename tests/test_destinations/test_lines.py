@@ -6,8 +6,8 @@ import math
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from destinations._formatting import describe, exact, one_line, plain, short, table_text
-from destinations._lines import LineRecord, LineSplitter, json_line, text_lines
+from destinations.text.formatting import describe, exact, one_line, plain, short, table_text
+from destinations.text.text_file import LineRecord, LineSplitter, json_line, text_lines
 
 # A machine with other work takes what time it takes, for any example.
 at_any_speed = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])

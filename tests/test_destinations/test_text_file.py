@@ -18,8 +18,8 @@ import pytest
 from PIL import Image
 
 from destinations import LoggerDestination, TextFile
-from destinations._line_writer import LineWriter, open_new
 from destinations.testing import DryRun, RecordingDestination
+from destinations.text.text_file import LineWriter, open_new
 
 
 @pytest.fixture(autouse=True)

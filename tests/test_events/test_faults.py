@@ -6,7 +6,7 @@ import pytest
 
 from destinations import LoggerDestination
 from events import Engine, Event, Logger, RecordError, State
-from events._faults import Faults
+from events.logger.faults import Faults
 
 
 class Clock:

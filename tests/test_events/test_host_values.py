@@ -12,7 +12,7 @@ from tensordict import TensorDict
 
 from destinations import LoggerDestination
 from events import Logger, RecordError, State
-from events.host_values import host_metrics, is_plain, quick_host_metrics, to_host
+from events.logger.values import host_metrics, is_plain, quick_host_metrics, to_host
 
 
 class Received(LoggerDestination):

@@ -8,7 +8,7 @@ import torch
 
 from destinations import InMemory, LoggerDestination
 from events import Engine, Event, Logger, RecordError, State, WriteRate
-from events._faults import Faults
+from events.logger.faults import Faults
 
 
 class Clock:

@@ -5,7 +5,7 @@ import torch
 
 from destinations import InMemory
 from events import DeviceCopies, Logger, State
-from events._cuda import ScalarSlot
+from events.logger.cuda import ScalarSlot
 
 
 class Event:

@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from events import Aggregation, MonitorEvent, Stat, monitor
-from events._summary import Summary
-from events._window import Window, WindowCloser
+from events.monitor.stat import Summary, Window, WindowCloser
 
 HOUR = timedelta(hours=1)
 

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from events import Aggregation
-from events._summary import RESERVOIR_SAMPLES, Summary
+from events.monitor.stat import RESERVOIR_SAMPLES, Summary
 
 EVERYTHING = tuple(Aggregation)
 PERCENTILES = {Aggregation.P50: 50, Aggregation.P90: 90, Aggregation.P95: 95, Aggregation.P99: 99}

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from events import Run, SystemMonitor
-from events._nvml import Gpus
+from events.callbacks.system_monitor import Gpus
 
 
 class Sensor:

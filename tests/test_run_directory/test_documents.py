@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from destinations import LoggerDestination
-from destinations.run_directory.hyperparameters import flat_hyperparameters
-from destinations.run_directory.sessions import SessionLog
+from destinations.run_directory.documents import SessionLog, flat_hyperparameters
 from destinations.run_directory.statistics import Statistics
 
 

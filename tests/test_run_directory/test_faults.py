@@ -18,8 +18,9 @@ import torch
 from torch.utils.data import DataLoader
 
 from destinations import RunDirectory
+from destinations.background import Timer
 from destinations.run_directory import RunInUseError, read_rows, read_series
-from destinations.run_directory.documents import Documents
+from destinations.run_directory.documents import Documents, SessionLog
 from destinations.run_directory.drain import Drain
 from destinations.run_directory.journal import Journal
 from destinations.run_directory.layout import journal_path, segment_paths
@@ -27,8 +28,6 @@ from destinations.run_directory.lock import WriterLock
 from destinations.run_directory.metrics_csv import MetricsCsv
 from destinations.run_directory.rank_writer import RankWriter
 from destinations.run_directory.segments import MappedSegment, file_system_of, is_network_file_system
-from destinations.run_directory.sessions import SessionLog
-from destinations.run_directory.timer import Timer
 from events import State
 
 

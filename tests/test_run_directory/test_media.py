@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 
 from destinations import media
-from destinations._lane import Lane
+from destinations.background import Lane
 from events import BinnedValues, RecordError
 
 

@@ -15,10 +15,9 @@ from destinations import RunDirectory
 from destinations.run_directory import RunNotOpenError, read_rows, read_series
 from destinations.run_directory.drain import Drain
 from destinations.run_directory.frames import MAGIC
-from destinations.run_directory.journal import Journal
+from destinations.run_directory.journal import Journal, SegmentReader
 from destinations.run_directory.layout import journal_path, segment_paths
 from destinations.run_directory.metrics_csv import MetricsCsv
-from destinations.run_directory.segment_reader import SegmentReader
 from events import Engine, Logger, RecordError, State, WriteRate
 
 

@@ -12,8 +12,8 @@ import yaml
 
 from destinations import RunDirectory
 from destinations.run_directory import RunExistsError, RunInUseError, RunPathError, read_rows, read_series
+from destinations.run_directory.documents import SessionLog
 from destinations.run_directory.lock import WriterLock
-from destinations.run_directory.sessions import SessionLog
 from events import Timestamp
 
 

@@ -8,9 +8,8 @@ import numpy as np
 import orjson
 import pytest
 
-from destinations.run_directory.csv_text import block_texts, texts
-from destinations.run_directory.frames import boundary_frame, encode, frames, keys_frame
-from destinations.run_directory.row_blocks import row_block
+from destinations.run_directory.frames import boundary_frame, encode, frames, keys_frame, row_block
+from destinations.run_directory.metrics_csv import block_texts, texts
 
 
 def row(step, values, schema=0, epoch=1, time=1.5):

@@ -4,7 +4,7 @@ import pytest
 
 from destinations.run_directory.frames import MAGIC, encode, follows_frame, keys_frame
 from destinations.run_directory.layout import segment_path
-from destinations.run_directory.segment_chain import end_of_journal, follows, journal_records
+from destinations.run_directory.segments import end_of_journal, follows, journal_records
 
 START = (0, len(MAGIC))
 

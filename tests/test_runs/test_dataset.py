@@ -9,8 +9,8 @@ pytest.importorskip("duckdb")
 
 from destinations.runs import DatasetError, EditError, FilterError, MetricNotFoundError, Run, open_runs
 from destinations.runs.dataset import compact, is_dataset, open_dataset, sql
-from destinations.runs.dataset._store_files import StoreFile
 from destinations.runs.dataset.manifest import all_names, latest_manifest
+from destinations.runs.dataset.store_files import StoreFile
 from tests.servers import s3_servers
 from tests.test_runs.written import Written, change_sidecar, copy_as, write_csv, write_stable_pretraining
 from uploads import LocalStore, open_store

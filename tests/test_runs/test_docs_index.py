@@ -8,7 +8,7 @@ import pytest
 
 from destinations.runs import HEARTBEAT_SECONDS, FilterError, RunRecord, ScanReport
 from destinations.runs.filters import FIELDS, parse_filter
-from destinations.runs.liveness import is_terminal
+from destinations.runs.record import is_terminal
 
 TEXT = (Path(__file__).resolve().parents[2] / "docs" / "runs.md").read_text(encoding="utf-8")
 

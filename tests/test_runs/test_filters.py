@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 from destinations.runs import FilterError
 from destinations.runs.filter_sql import Order, compile_query
 from destinations.runs.filters import Field, matches, parse_field, parse_filter
-from destinations.runs.findings import RUNNING, Found
 from destinations.runs.index import Index
-from destinations.runs.reading import Reading
-from destinations.runs.record import RunRecord
+from destinations.runs.record import Reading, RunRecord
+from destinations.runs.scan import RUNNING, Found
 
 NOW = 1_700_000_000.0
 ROOT = "/runs"

@@ -6,8 +6,7 @@ import pytest
 
 from destinations.run_directory import read_rows
 from destinations.run_directory.drain import Drain
-from destinations.run_directory.journal import Journal
-from destinations.run_directory.journal_folder import make_journal, remove_journal
+from destinations.run_directory.journal import Journal, make_journal, remove_journal
 from destinations.run_directory.layout import journal_path, segment_paths
 from destinations.run_directory.metrics_csv import MetricsCsv
 from destinations.runs import Run

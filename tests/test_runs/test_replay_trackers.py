@@ -6,9 +6,9 @@ import pytest
 from destinations import RunDirectory
 from destinations.run_directory import read_rows
 from destinations.runs import Run
-from destinations.runs._targets import target_of
 from destinations.runs.send import send
-from destinations.testing._samples import every_kind_of_record
+from destinations.runs.send.targets import target_of
+from destinations.testing.samples import every_kind_of_record
 from events import Run as WritingRun
 
 pytestmark = [

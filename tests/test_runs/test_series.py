@@ -10,10 +10,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from destinations.run_directory import read_rows, read_series
-from destinations.run_directory.csv_text import header_line, parse_header
-from destinations.run_directory.rows import rows_of
+from destinations.run_directory.metrics_csv import header_line, parse_header
+from destinations.run_directory.reader import rows_of
 from destinations.runs import MetricNotFoundError, Run
-from destinations.runs._columns import MISSING_STEP, block_of_rows, orjson, read_blocks
+from destinations.runs.series import MISSING_STEP, block_of_rows, orjson, read_blocks
 from tests.test_runs.written import Written, write_csv
 
 # Neither a slow machine nor a busy one makes a property wrong.

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from destinations import TensorBoard
-from destinations.trackers._event_file import records
+from destinations.trackers.tensorboard.event_file import records
 
 PAGE = (Path(__file__).parents[2] / "docs" / "trackers.md").read_text(encoding="utf-8")
 BLOCKS = [

@@ -25,9 +25,9 @@ from PIL import Image
 
 from destinations import MLflow
 from destinations.testing import DestinationContract, DryRun
-from destinations.testing._samples import WEIRD_NAMES
-from destinations.trackers._mlflow_values import artifact_key, batches, entity_key, may_pass
-from destinations.trackers._names import Names
+from destinations.testing.samples import WEIRD_NAMES
+from destinations.trackers.mlflow.values import artifact_key, batches, entity_key, may_pass
+from destinations.trackers.names import Names
 from events import Run
 
 pytestmark = [

@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 
 from destinations import LoggerDestination
-from destinations._lane import Lane, TryLater
+from destinations.background import Lane, TryLater
 from destinations.testing import DestinationContract, DryRun
-from destinations.trackers._sink import RowsRefused, Sink, Stamp
-from destinations.trackers._tracker import Tracker, require_package
+from destinations.trackers.tracker import RowsRefused, Sink, Stamp, Tracker, require_package
 from events import RecordError
 
 SECONDS = 60.0

@@ -23,9 +23,9 @@ from destinations import RunDirectory, WandB
 from destinations.runs import Run as FolderRun
 from destinations.runs.send import send
 from destinations.testing import DestinationContract, DryRun
-from destinations.testing._samples import WEIRD_NAMES, every_kind_of_record
-from destinations.trackers._names import Names
-from destinations.trackers._wandb_values import artifact_name, few_bins, media_key, metric_key
+from destinations.testing.samples import WEIRD_NAMES, every_kind_of_record
+from destinations.trackers.names import Names
+from destinations.trackers.wandb.values import artifact_name, few_bins, media_key, metric_key
 from events import Run
 
 pytestmark = [

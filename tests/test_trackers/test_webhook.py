@@ -13,8 +13,7 @@ import pytest
 
 from destinations import Slack, Webhook
 from destinations.testing import DestinationContract, DryRun
-from destinations.trackers._http import DeliveryError, HttpRetry, JsonPost
-from destinations.trackers.webhook import Notice
+from destinations.trackers.webhook import DeliveryError, HttpRetry, JsonPost, Notice
 
 PATIENCE_SECONDS = 60
 AT_ONCE = HttpRetry(attempts=4, first_seconds=0.0, timeout_seconds=PATIENCE_SECONDS)

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from destinations import LoggerDestination
 from events import Callback, Logger, State, Trainer
-from events._distributed import leave
+from events.trainer.distributed import leave
 
 
 class Rows(LoggerDestination):

@@ -8,22 +8,22 @@ import pytest
 
 from tests.servers.stores import MemoryStore, StoreThatRejects, StoreThatWaits
 from uploads import LocalStore, add_commands
-from uploads.command_line import main
-from uploads.commands import (
+from uploads.command_line import (
     EXIT_FAILED,
     EXIT_LEFT,
     EXIT_OK,
     EXIT_OWNED,
     exit_code,
     gc,
+    main,
     resume,
     retry,
     status,
     verify,
 )
-from uploads.entry import Entry
 from uploads.errors import SpoolOwned
-from uploads.spool import Spool
+from uploads.spool.entry import Entry
+from uploads.spool.spool import Spool
 
 LIMIT_SECONDS = 120
 

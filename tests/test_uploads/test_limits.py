@@ -13,9 +13,9 @@ import uploads
 from tests.servers.stores import MemoryStore, StoreThatFails, StoreThatWaits
 from uploads import RetryPolicy, UploadState
 from uploads.errors import TransientStoreError
-from uploads.spool import Spool
+from uploads.spool.spool import Spool
 from uploads.stores import Body
-from uploads.stores._s3_parts import PartsUpload
+from uploads.stores.s3.parts import PartsUpload
 
 LIMIT_SECONDS = 240
 MEBIBYTE = 1 << 20

@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from uploads._packed import NumberTable, PackedFolders
-from uploads.entry import folder_of
+from uploads.drain.schedule import NumberTable, PackedFolders
+from uploads.spool.entry import folder_of
 
 FEW = st.one_of(st.integers(0, 40), st.integers(2**64 - 40, 2**64 - 1))
 

@@ -7,8 +7,8 @@ import pytest
 from tests.servers.recorded_disk import RecordedDisk
 from tests.servers.stores import MemoryStore
 from uploads import RetryPolicy, UploadQueue
-from uploads.drain import Drain
-from uploads.spool import Spool
+from uploads.drain.drain import Drain
+from uploads.spool.spool import Spool
 
 LIMIT_SECONDS = 120
 LARGE = bytes(range(256)) * 4097  # Above 1 MiB: copied without a checksum.

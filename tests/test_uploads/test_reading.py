@@ -8,15 +8,13 @@ import pytest
 
 from tests.servers.stores import MemoryStore
 from uploads import UploadState
-from uploads._ledger import Ledger
-from uploads._past import Past
-from uploads._reading import Reader, Reading
-from uploads._schedule import Counts, Schedule, Standing
-from uploads._worker_link import WorkerLink, WorkerOrder
-from uploads.drain import Drain
-from uploads.entry import Entry, folder_of, identifier_of
+from uploads.drain.drain import Drain
+from uploads.drain.schedule import Counts, Past, Reader, Reading, Schedule, Standing
+from uploads.drain.worker_link import WorkerLink, WorkerOrder
 from uploads.handle import UploadHandle
-from uploads.spool import Spool
+from uploads.ledger import Ledger
+from uploads.spool.entry import Entry, folder_of, identifier_of
+from uploads.spool.spool import Spool
 
 LIMIT_SECONDS = 60
 WINDOW = 8

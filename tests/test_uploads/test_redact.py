@@ -2,8 +2,8 @@
 
 import pytest
 
-from uploads._redact import redact
-from uploads.stores.uris import kept_options
+from uploads.redaction import redact
+from uploads.stores.registry import kept_options
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from uploads._verdicts import Action, Attempts, judge
+from uploads.drain.retry import Action, Attempts, RetryPolicy, judge
 from uploads.errors import (
     BytesCorrupt,
     ManifestUnreadable,
@@ -15,8 +15,7 @@ from uploads.errors import (
     StoreParked,
     TransientStoreError,
 )
-from uploads.outcome import UploadState
-from uploads.retry import RetryPolicy
+from uploads.handle import UploadState
 
 LONGEST = RetryPolicy(uniform=lambda low, high: high)
 

@@ -24,11 +24,11 @@ from uploads.errors import (
     StoreParked,
     TransientStoreError,
 )
-from uploads.stores import Body, _create_only
-from uploads.stores._s3_parts import part_bytes_for
-from uploads.stores._s3_repeat import Template, signed
-from uploads.stores._s3_requests import DeadlineBody, Requests
-from uploads.stores.s3 import S3Store
+from uploads.stores import Body, create_only
+from uploads.stores.s3.parts import part_bytes_for
+from uploads.stores.s3.repeat import Template, signed
+from uploads.stores.s3.requests import DeadlineBody, Requests
+from uploads.stores.s3.store import S3Store
 from uploads.stores.store import Renewable, Resuming
 
 LIMIT_SECONDS = 120
@@ -648,7 +648,7 @@ def test_a_file_of_any_size_fits_into_the_parts_that_s3_takes(size):
 
 def test_what_a_killed_trial_left_is_removed(moto, prefix):
     """The small object of a process that is gone goes with the next trial; that of a living one stays."""
-    host = _create_only._host()
+    host = create_only._host()
     client = moto.client()
     for pid in (NOBODYS_PID, os.getppid()):
         client.put_object(Bucket="bucket", Key=f"{prefix}/.uploads-probe-{host}-{pid}-x", Body=b"probe")

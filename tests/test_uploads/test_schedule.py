@@ -2,8 +2,8 @@
 
 import pytest
 
-from uploads._schedule import Counts, Schedule, Standing
-from uploads.entry import Entry, identifier_of
+from uploads.drain.schedule import Counts, Schedule, Standing
+from uploads.spool.entry import Entry, identifier_of
 
 
 class Clock:

@@ -7,14 +7,13 @@ import os
 import pytest
 
 from tests.servers.recorded_disk import RecordedDisk
-from uploads._files import append_line
-from uploads._flusher import Flusher
-from uploads._notes import reason_of
-from uploads.entry import Entry
+from uploads.disk import append_line
 from uploads.errors import ManifestUnreadable, SpoolOwned, SpoolUnusable
-from uploads.outcome import Outcome, UploadState
-from uploads.ownership import OwnerLock, owner_of
-from uploads.spool import Spool, fsync_entry
+from uploads.handle import Outcome, UploadState
+from uploads.spool.entry import Entry, reason_of
+from uploads.spool.flush import Flusher
+from uploads.spool.ownership import OwnerLock, owner_of
+from uploads.spool.spool import Spool, fsync_entry
 
 
 def _entry(sequence=1, name="a", **changes):

@@ -8,7 +8,7 @@ import zlib
 import pytest
 
 from uploads.errors import InvalidSource, UnstableSource
-from uploads.staging import files_of, measure_to_move, stage_copy, stage_link
+from uploads.spool.staging import files_of, measure_to_move, stage_copy, stage_link
 
 LARGE = os.urandom(1 << 20) * 40
 

@@ -21,8 +21,8 @@ from uploads.errors import (
 )
 from uploads.stores import Body
 from uploads.stores.cloud import CloudStore
+from uploads.stores.registry import open_object
 from uploads.stores.sftp import SftpStore
-from uploads.stores.uris import open_object
 
 KINDS = ["local", "s3-moto", "s3-rclone", "obstore-s3", "obstore-memory", "sftp"]
 

@@ -19,9 +19,7 @@ from tests.servers.stores import (
     StoreThatWaits,
 )
 from uploads import UploadQueue, UploadState
-from uploads._ledger import Ledger
-from uploads.drain import Drain
-from uploads.entry import Entry
+from uploads.drain.drain import Drain
 from uploads.errors import (
     BytesCorrupt,
     InvalidRemoteName,
@@ -37,10 +35,12 @@ from uploads.errors import (
     UploadsIncomplete,
     UploadTimeout,
 )
+from uploads.handle import Outcome
+from uploads.ledger import Ledger
 from uploads.names import name_key
-from uploads.outcome import Outcome
-from uploads.ownership import owner_of
-from uploads.spool import Spool
+from uploads.spool.entry import Entry
+from uploads.spool.ownership import owner_of
+from uploads.spool.spool import Spool
 
 LIMIT_SECONDS = 120
 
@@ -557,7 +557,7 @@ def test_power_durability_syncs_data_manifest_and_names_before_it_returns(make_q
 
 def test_process_durability_syncs_soon_after(tmp_path, make_file):
     """Fault 7: with durability="process" every entry is synced in the background."""
-    from uploads._flusher import Flusher
+    from uploads.spool.flush import Flusher
 
     synced = threading.Event()
     spool = Spool(tmp_path / "spool")
@@ -572,7 +572,7 @@ def test_process_durability_syncs_soon_after(tmp_path, make_file):
 
 def test_a_burst_is_synced_in_one_pass_over_the_disk(tmp_path):
     """Fault 7: a thousand small files do not cost three thousand waits for the journal."""
-    from uploads._flusher import Flusher
+    from uploads.spool.flush import Flusher
 
     passes = []
     spool = Spool(tmp_path / "spool")
@@ -595,7 +595,7 @@ def test_a_burst_is_synced_in_one_pass_over_the_disk(tmp_path):
 
 def test_a_burst_that_is_in_the_store_already_is_not_synced(tmp_path):
     """The disk is not written out for entries that have left; those that wait, are in flight or failed still reach it."""
-    from uploads._flusher import Flusher
+    from uploads.spool.flush import Flusher
 
     passes = []
     spool = Spool(tmp_path / "spool")
@@ -619,8 +619,8 @@ def test_a_burst_that_is_in_the_store_already_is_not_synced(tmp_path):
 
 def test_a_burst_of_failures_is_synced_too(tmp_path):
     """What failed is kept with its bytes, so the disk has to have them."""
-    from uploads._flusher import Flusher
-    from uploads.spool import Spool
+    from uploads.spool.flush import Flusher
+    from uploads.spool.spool import Spool
 
     passes = []
     spool = Spool(tmp_path / "spool")
@@ -638,7 +638,7 @@ def test_a_burst_of_failures_is_synced_too(tmp_path):
 
 def test_an_fsync_that_failed_is_counted_and_never_repeated(tmp_path, caplog):
     """Fault 8: a second fsync would say that all is well; the entry is marked instead, out loud."""
-    from uploads._flusher import Flusher
+    from uploads.spool.flush import Flusher
 
     calls = []
 

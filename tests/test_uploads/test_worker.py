@@ -12,9 +12,9 @@ import pytest
 
 from tests.servers.s3_servers import refusing_port
 from uploads import RetryPolicy, UploadQueue, UploadState
-from uploads._notes import attempts_of
-from uploads._worker_link import WorkerLink, WorkerOrder
-from uploads.ownership import owner_of
+from uploads.drain.worker_link import WorkerLink, WorkerOrder
+from uploads.spool.entry import attempts_of
+from uploads.spool.ownership import owner_of
 
 LIMIT_SECONDS = 180
 

@@ -11,7 +11,6 @@ import os
 import re
 from typing import TYPE_CHECKING, Any
 
-from uploads._redact import redact
 from uploads.errors import (
     BytesCorrupt,
     RejectedByStore,
@@ -21,17 +20,18 @@ from uploads.errors import (
     StoreParked,
     TransientStoreError,
 )
+from uploads.redaction import redact
 
-from ._create_only import CreateOnly, CreateOnlyPolicy
-from .s3 import configured_endpoint
+from .create_only import CreateOnly, CreateOnlyPolicy
+from .registry import compose_uri
+from .s3.store import configured_endpoint
 from .store import RemoteObject
-from .uris import compose_uri
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from .body import Body
+    from .store import Body
 
 __all__ = ["CloudStore"]
 

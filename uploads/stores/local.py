@@ -29,7 +29,7 @@ from .store import RemoteObject
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from .body import Body
+    from .store import Body
 
 __all__ = ["LocalStore"]
 

@@ -12,16 +12,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from uploads._redact import redact
 from uploads.errors import BytesCorrupt, RemoteExists, RemoteNotFound, StoreParked, TransientStoreError
 from uploads.names import check_remote_name
+from uploads.redaction import redact
 
 from .store import RemoteObject
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from .body import Body
+    from .store import Body
 
 __all__ = ["SftpStore"]
 

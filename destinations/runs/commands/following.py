@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from destinations.run_directory.layout import column_of
-from destinations.run_directory.rows import MetricRow, last_rows
+from destinations.run_directory.reader import MetricRow, last_rows
 from destinations.runs import MetricNotFoundError, Run
 
 from .running import EXIT_FAILED, EXIT_OK, EXIT_TIMEOUT, find_runs

@@ -38,7 +38,7 @@ from destinations.run_directory.layout import (
     metrics_name,
 )
 from destinations.runs import Run, RunNotFoundError, RunRecord, is_alive
-from destinations.runs._lines import json_lines
+from destinations.runs.files import json_lines
 
 from .fields import status_of, status_style
 from .running import EXIT_FAILED, EXIT_OK, open_selected

@@ -4,8 +4,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from destinations._formatting import one_line
 from destinations.runs import MetricNotFoundError, Run
+from destinations.text.formatting import one_line
 
 from .running import EXIT_OK, UsageError, find_runs
 from .screen import Session

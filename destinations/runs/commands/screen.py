@@ -20,7 +20,7 @@ from typing import IO, Any, cast
 
 import attrs
 
-from destinations._formatting import one_line, plain
+from destinations.text.formatting import one_line, plain
 
 __all__ = ["STYLES", "NotesHandler", "Screen", "Session"]
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import attrs
 
-from destinations._formatting import one_line
+from destinations.text.formatting import one_line
 
 from .screen import Screen
 from .text import ELLIPSIS, cut, pad, width_of

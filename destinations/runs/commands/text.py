@@ -8,7 +8,7 @@ import unicodedata
 from collections.abc import Sequence
 from typing import Any
 
-from destinations._formatting import one_line, plain, short
+from destinations.text.formatting import one_line, plain, short
 
 __all__ = [
     "ELLIPSIS",

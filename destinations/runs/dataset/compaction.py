@@ -18,16 +18,13 @@ from typing import Any
 import attrs
 
 from destinations.run_directory.layout import JOURNAL_FOLDER
-from destinations.runs._sql import PARQUET, quoted
 from destinations.runs.errors import DatasetError
 from destinations.runs.record import RunRecord
 from destinations.runs.run import Run
 from destinations.runs.series import run_blocks
+from destinations.runs.sql import PARQUET, quoted
 from uploads import RemoteConflict, Store, UploadQueue, open_store
 
-from ._staging import Staging
-from ._store_files import connect, path_of
-from ._tables import RunRow, write_batch, write_rows, write_table
 from .manifest import (
     TABLES,
     DataFile,
@@ -39,6 +36,9 @@ from .manifest import (
     manifests,
     read_manifest,
 )
+from .staging import Staging
+from .store_files import connect, path_of
+from .tables import RunRow, write_batch, write_rows, write_table
 
 __all__ = ["CompactReport", "compact"]
 
@@ -416,7 +416,7 @@ def _record_state(record: RunRecord) -> str:
 def _runs_of(source: "str | PathLike[str] | Iterable[Run]") -> Iterable[Run]:
     if not isinstance(source, str | PathLike):
         return source
-    from destinations.runs.opening import open_runs
+    from destinations.runs.open import open_runs
 
     with open_runs(source) as runs:
         return runs.query(archived=None)

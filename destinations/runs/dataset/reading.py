@@ -19,20 +19,19 @@ from typing import TYPE_CHECKING, Any, Self
 import attrs
 
 from destinations.run_directory.layout import column_of
-from destinations.runs._sql import quoted
 from destinations.runs.errors import DatasetError, EditError, MetricNotFoundError
-from destinations.runs.findings import Found, ScanReport
 from destinations.runs.index import Index
-from destinations.runs.reading import Reading
-from destinations.runs.record import RunRecord, Scalar
+from destinations.runs.record import Reading, RunRecord, Scalar
 from destinations.runs.root import Root
 from destinations.runs.run import MetricSummary, Run
 from destinations.runs.runs import Runs
+from destinations.runs.scan import Found, ScanReport
+from destinations.runs.sql import quoted
 from uploads import Store, open_store
 
-from ._store_files import connect, path_of
-from ._tables import COLUMNS, METRIC_COLUMNS, scalar_of
 from .manifest import Manifest, latest_manifest, manifests
+from .store_files import connect, path_of
+from .tables import COLUMNS, METRIC_COLUMNS, scalar_of
 
 if TYPE_CHECKING:
     from destinations.runs.series import Block, Series

@@ -1,0 +1,409 @@
+"""A thread that does the same work at an interval, and when asked."""
+
+import contextlib
+import logging
+import os
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+from typing import Literal
+
+import attrs
+
+from events import redact_text
+
+__all__ = ["Lane", "LaneCounts", "Timer", "TryLater", "WhenFull"]
+
+_log = logging.getLogger("destinations")
+
+WhenFull = Literal["wait", "drop_newest", "drop_oldest"]
+
+
+class TryLater(Exception):
+    """Raised by work that could not be done now, and is to be done again: the disk is full, nobody answers."""
+
+
+@attrs.define
+class LaneCounts:
+    """What became of the items of a lane."""
+
+    accepted: int = 0
+    done: int = 0
+    failed: int = 0
+    dropped: int = 0
+    errors: Counter[str] = attrs.field(factory=Counter)
+    """How often what was raised, by kind of work and exception."""
+
+
+@attrs.frozen
+class _Item:
+    work: Callable[[], object]
+    size: int
+    kind: str
+
+
+class Lane:
+    """A queue with one thread behind it, which starts with the first item.
+
+    When the queue is full, by number or by bytes, `put` does what `when_full` says: "wait" waits up to `wait_seconds` and then
+    drops the item, "drop_newest" drops it at once, "drop_oldest" makes room. Whatever is dropped is counted and reported.
+    A single item that is larger than `limit_bytes` is taken when the queue is empty. Where "wait" has waited in vain, later
+    calls do not wait until something has been done again: a lane that hangs costs its wait once.
+
+    **Timer.** With `tick`, the thread also calls that every `tick_seconds`, between two items, and soon after `wake`; the
+    first call is due that long after the first item. At the end of the thread, whatever ended it, comes `on_exit`.
+
+    After a fork the child has no thread: its `put` does nothing and returns False.
+
+    Args:
+        name: the name of the thread, and of the lane in messages.
+        limit: how many items may wait.
+        limit_bytes: how large they may be together.
+        when_full: what to do with an item for which there is no room.
+        wait_seconds: how long "wait" waits.
+        tick: what to do at intervals, in the lane's thread; what it raises is counted and reported as that of an item.
+        tick_seconds: the interval; also how long after `TryLater` an item is tried again.
+        on_exit: what to do at the end of the thread, in it.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        limit: int = 1000,
+        limit_bytes: int = 256 << 20,
+        when_full: WhenFull = "wait",
+        wait_seconds: float = 1.0,
+        tick: Callable[[], object] | None = None,
+        tick_seconds: float = 1.0,
+        on_exit: Callable[[], object] | None = None,
+    ) -> None:
+        if limit < 1:
+            raise ValueError(f"limit must be at least 1, got {limit}.")
+        self._name = name
+        self._limit = limit
+        self._limit_bytes = limit_bytes
+        self._when_full = when_full
+        self._wait_seconds = wait_seconds
+        self._tick = tick
+        self._tick_seconds = tick_seconds
+        self._on_exit = on_exit
+        # Guards everything below; held for moments only, never while work is done.
+        self._changed = threading.Condition()
+        self._items: deque[_Item] = deque()
+        self._bytes = 0
+        self._is_busy = False
+        self._is_stopping = False
+        self._is_awake = False
+        self._was_timer = False
+        # By the monotonic clock: when the timer is due, and until when the first item waits after it raised TryLater.
+        self._due_at = time.monotonic() + tick_seconds
+        self._paused_until = 0.0
+        # How many items had been settled when a call last waited in vain; None where the last wait was not.
+        self._stuck_at: int | None = None
+        self._thread: threading.Thread | None = None
+        self._pid = os.getpid()
+        self.counts = LaneCounts()
+
+    def put(
+        self, work: Callable[[], object], *, size: int = 0, kind: str = "work", is_kept: bool = False
+    ) -> bool:
+        """Queues work.
+
+        Args:
+            work: what the thread is to do.
+            size: how many bytes it holds on to.
+            kind: what to call it in messages.
+            is_kept: takes it also when the queue is full: for what is small and comes seldom.
+
+        Returns:
+            Whether it will be done.
+        """
+        if os.getpid() != self._pid:
+            return False
+        with self._changed:
+            dropped_before = self.counts.dropped
+            is_taken = not self._is_stopping and (is_kept or self._make_room(size))
+            if is_taken:
+                self._items.append(_Item(work, size, kind))
+                self._bytes += size
+                self.counts.accepted += 1
+                self._ensure_thread()
+                self._changed.notify_all()
+            else:
+                self.counts.dropped += 1
+            is_first = dropped_before == 0 and self.counts.dropped > 0
+        if is_first:
+            _log.warning(
+                "%s: something was dropped at a %s, for the queue is full (%d items, %d MiB). "
+                "What is dropped later is counted only.",
+                self._name,
+                kind,
+                self._limit,
+                self._limit_bytes >> 20,
+            )
+        return is_taken
+
+    def wake(self) -> None:
+        """Has the timer's work done soon."""
+        with self._changed:
+            self._is_awake = True
+            self._changed.notify_all()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is queued; what is being done now does not count."""
+        return not self._items
+
+    def flush(self, timeout_seconds: float) -> bool:
+        """Waits until all that was queued is done; False where that takes longer than the timeout."""
+        if os.getpid() != self._pid:
+            return True
+        with self._changed:
+            if self._items:
+                self._ensure_thread()
+            return self._changed.wait_for(lambda: not self._items and not self._is_busy, timeout_seconds)
+
+    def stop(self, timeout_seconds: float) -> bool:
+        """Does what is queued, then ends the thread; False where that takes longer than the timeout."""
+        deadline = time.monotonic() + timeout_seconds
+        is_done = self.flush(timeout_seconds)
+        if os.getpid() != self._pid:
+            return True
+        with self._changed:
+            self._is_stopping = True
+            if not is_done:
+                self.counts.dropped += len(self._items)
+                self._items.clear()
+                self._bytes = 0
+            self._changed.notify_all()
+            thread = self._thread
+        if thread is not None and is_done:
+            thread.join(max(0.1, deadline - time.monotonic()))
+        return is_done
+
+    def _make_room(self, size: int) -> bool:
+        if self._has_room(size):
+            return True
+        if self._when_full == "wait":
+            settled = self.counts.done + self.counts.failed
+            if settled == self._stuck_at:
+                return False
+            self._ensure_thread()
+            has_room = self._changed.wait_for(lambda: self._has_room(size), self._wait_seconds)
+            self._stuck_at = None if has_room else self.counts.done + self.counts.failed
+            return has_room
+        while self._when_full == "drop_oldest" and self._items and not self._has_room(size):
+            self._bytes -= self._items.popleft().size
+            self.counts.dropped += 1
+        return self._has_room(size)
+
+    def _has_room(self, size: int) -> bool:
+        return len(self._items) < self._limit and (not self._items or self._bytes + size <= self._limit_bytes)
+
+    def _ensure_thread(self) -> None:
+        """Starts the thread, also in place of one that died."""
+        if self._thread is None or not self._thread.is_alive():
+            self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+            self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            while self._turn():
+                time.sleep(0)
+        finally:
+            if self._on_exit is not None:
+                self._attempt(self._on_exit, "close")
+
+    def _turn(self) -> bool:
+        """Does one item, or the timer's work; False where the thread is to end."""
+        with self._changed:
+            self._is_busy = False
+            self._changed.notify_all()
+            while not (self._has_item() or self._is_stopping or self._is_due()):
+                self._changed.wait(self._seconds_to_wait())
+            # In turns, where both are always there.
+            is_due = self._is_due() and not (self._is_stopping or (self._was_timer and self._has_item()))
+            self._was_timer = is_due
+            if is_due:
+                self._is_awake = False
+                self._due_at = time.monotonic() + self._tick_seconds
+            # The timer's work may look at the queue, where the next item must still be.
+            item = self._items.popleft() if self._has_item() and not is_due else None
+            if item is not None:
+                self._bytes -= item.size
+                self._is_busy = True
+            elif self._is_stopping:
+                return False
+        if is_due and self._tick is not None:
+            with contextlib.suppress(TryLater):
+                self._attempt(self._tick, "timer")
+        if item is not None:
+            self._do(item)
+        return True
+
+    def _has_item(self) -> bool:
+        return bool(self._items) and (time.monotonic() >= self._paused_until)
+
+    def _is_due(self) -> bool:
+        return self._tick is not None and (self._is_awake or time.monotonic() >= self._due_at)
+
+    def _seconds_to_wait(self) -> float | None:
+        """Returns how long until there is something to do that nobody will say."""
+        moments = [self._due_at] if self._tick is not None else []
+        if self._items:
+            moments.append(self._paused_until)
+        return max(0.0, min(moments) - time.monotonic()) if moments else None
+
+    def _do(self, item: _Item) -> None:
+        try:
+            is_done = self._attempt(item.work, item.kind)
+        except TryLater:
+            # Put back, in front of what came after it.
+            with self._changed:
+                if self._is_stopping:
+                    self.counts.dropped += 1
+                    return
+                self._items.appendleft(item)
+                self._bytes += item.size
+                self._paused_until = time.monotonic() + self._tick_seconds
+            return
+        if is_done:
+            self.counts.done += 1
+        else:
+            self.counts.failed += 1
+
+    def _attempt(self, work: Callable[[], object], kind: str) -> bool:
+        """Does work; says whether it was done.
+
+        Raises:
+            TryLater: it is to be done again.
+        """
+        try:
+            work()
+        except TryLater as error:
+            self.note(kind, error.__cause__ or error, "is to be done again, for it raised")
+            raise
+        except BaseException as error:  # noqa: BLE001  # counted and reported
+            self.note(kind, error)
+            return False
+        return True
+
+    def note(self, kind: str, error: BaseException, became: str = "failed with") -> None:
+        """Counts what was raised, and reports the first of its kind; for the lane's own thread."""
+        name = f"{kind}: {type(error).__name__}"
+        self.counts.errors[name] += 1
+        if self.counts.errors[name] == 1:
+            _log.error(
+                "%s: a %s %s %s: %s. Training goes on; more of the kind are counted only.",
+                self._name,
+                kind,
+                became,
+                type(error).__name__,
+                redact_text(str(error)),
+            )
+
+
+class Timer:
+    """Calls `work` every `seconds`, and once more when it is stopped.
+
+    What `work` raises goes to `on_error`, and the next call comes all the same. A forked child has no thread; call
+    `forget_in_child` there.
+
+    Args:
+        work: called with whether this is the last time.
+        seconds: between the end of a call and the next.
+        on_error: takes what `work` raised.
+        name: of the thread.
+        on_end: called at the end of the thread, in it.
+    """
+
+    def __init__(
+        self,
+        work: Callable[[bool], None],
+        seconds: float,
+        on_error: Callable[[Exception], None],
+        name: str,
+        on_end: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._work = work
+        self._seconds = seconds
+        self._on_error = on_error
+        self._name = name
+        self._on_end = on_end
+        self._wake = threading.Event()
+        # Guards the three counters below, and tells those who wait in `flush`.
+        self._turn = threading.Condition()
+        self._begun = 0
+        self._done = 0
+        self._is_stopping = False
+        self._thread: threading.Thread | None = None
+
+    @property
+    def is_started(self) -> bool:
+        """Whether there is, or was, a thread."""
+        return self._thread is not None
+
+    def start(self) -> None:
+        """Starts the thread; does nothing where it runs."""
+        if self._thread is None or not self._thread.is_alive():
+            self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+            self._thread.start()
+
+    def wake(self) -> None:
+        """Has the work done soon; returns at once."""
+        self._wake.set()
+
+    def flush(self, timeout_seconds: float) -> bool:
+        """Waits for a call of `work` that begins after this one; False where that takes longer than the timeout."""
+        if self._thread is None or threading.current_thread() is self._thread:
+            return True
+        self.start()
+        with self._turn:
+            wanted = self._begun + 1
+            self._wake.set()
+            return self._turn.wait_for(lambda: self._done >= wanted, timeout_seconds)
+
+    def stop(self, timeout_seconds: float) -> bool:
+        """Does the work for the last time, and ends the thread; False where that takes longer than the timeout."""
+        thread = self._thread
+        if thread is None:
+            return True
+        self._is_stopping = True
+        self._wake.set()
+        thread.join(timeout_seconds)
+        return not thread.is_alive()
+
+    def forget_in_child(self) -> None:
+        """Forgets the thread, which is the parent's."""
+        self._thread = None
+        self._turn = threading.Condition()
+
+    def _attempt_end(self) -> None:
+        try:
+            self._on_end()
+        except Exception as error:  # noqa: BLE001  # handed on
+            self._on_error(error)
+
+    def _run(self) -> None:
+        while True:
+            if not self._is_stopping:
+                self._wake.wait(self._seconds)
+            with self._turn:
+                # Together: a call of `flush` is answered by this turn, or else by the next, and never costs both.
+                self._wake.clear()
+                self._begun += 1
+                turn = self._begun
+            is_last = self._is_stopping
+            try:
+                self._work(is_last)
+            except Exception as error:  # noqa: BLE001  # handed on
+                self._on_error(error)
+            with self._turn:
+                self._done = turn
+                self._turn.notify_all()
+            if is_last:
+                self._attempt_end()
+                return
+            time.sleep(0)

@@ -1,0 +1,469 @@
+"""Reading the metrics of a run, also while it is being written: the CSV, and what the journal has beyond it.
+
+Reads and never writes. No row is returned twice, and none is left out whose call had returned before the reading began,
+whatever the writer does meanwhile, and however it ended.
+"""
+
+import csv
+import errno
+import io
+import itertools
+import os
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import attrs
+
+from .files import open_regular
+from .frames import MAGIC, Boundary, Resume
+from .layout import OWN_COLUMNS, POSITION, Position, column_of, journal_path, metrics_name
+from .metrics_csv import header_end, header_line, number, parse_header
+from .segments import journal_records
+
+__all__ = [
+    "CsvPart",
+    "MetricRow",
+    "Snapshot",
+    "csv_rows",
+    "has_any",
+    "last_csv_rows",
+    "last_rows",
+    "metric_columns",
+    "read_rows",
+    "read_series",
+    "rows_of",
+    "take_snapshot",
+    "with_journal",
+    "within_float",
+]
+
+_TRIES = 100
+_CHUNK_BYTES = 1 << 20
+_TAIL_BYTES = 256 << 10
+_HEADER_BYTES = 64 << 10
+_LONGEST_LINE = 64 << 20
+_MOST_HELD_BYTES = 64 << 20
+_OWN_HEADER = header_line(OWN_COLUMNS).rstrip()
+
+
+class CsvPart:
+    """The rows of a CSV that count, up to a whole line.
+
+    Args:
+        fd: the open file, which belongs to this object; -1 where there is none.
+        header: the first line, with its end.
+        end: up to where the file counts.
+        held: the file up to there, where it was read already.
+    """
+
+    def __init__(self, fd: int, header: bytes, end: int, held: bytes | None = None) -> None:
+        self._fd = fd
+        self.header = header
+        self.end = end
+        self._held = held
+
+    @property
+    def size(self) -> int:
+        """How many bytes the rows have."""
+        return max(0, self.end - len(self.header))
+
+    def fileno(self) -> int:
+        """The descriptor; -1 where there is no file."""
+        return self._fd
+
+    def read(self) -> bytes:
+        """Returns the rows."""
+        return b"".join(self.chunks())
+
+    def chunks(self, start: int | None = None, chunk_bytes: int = _CHUNK_BYTES) -> Iterator[bytes]:
+        """Returns the rows in pieces of whole lines.
+
+        Args:
+            start: an offset in the file at which a line begins. Default: the first row.
+            chunk_bytes: how much to read at a time; a longer line is one piece.
+        """
+        at = len(self.header) if start is None else start
+        length = chunk_bytes
+        while at < self.end:
+            piece = self._piece(at, min(length, self.end - at))
+            if not piece:
+                return
+            whole = len(piece) if at + len(piece) >= self.end else piece.rfind(b"\n") + 1
+            if whole == 0:
+                if length >= _LONGEST_LINE:
+                    raise OSError(errno.EFBIG, f"a line has more than {_LONGEST_LINE >> 20} MiB")
+                length *= 2
+                continue
+            yield piece[:whole]
+            at += whole
+            length = chunk_bytes
+
+    def chunks_from_end(self, chunk_bytes: int = _TAIL_BYTES) -> Iterator[bytes]:
+        """Returns the rows in pieces of whole lines, the last piece first; see `chunks`."""
+        first, end, length = len(self.header), self.end, chunk_bytes
+        while end > first:
+            start = max(first, end - length)
+            piece = self._piece(start, end - start)
+            if len(piece) < end - start:
+                return  # It was cut meanwhile.
+            # The first line is a part of one, unless it is the first of all.
+            skipped = 0 if start == first else piece.find(b"\n") + 1
+            if start > first and skipped in {0, len(piece)}:
+                if length >= _LONGEST_LINE:
+                    raise OSError(errno.EFBIG, f"a line has more than {_LONGEST_LINE >> 20} MiB")
+                length *= 2
+                continue
+            yield piece[skipped:]
+            end, length = start + skipped, chunk_bytes
+
+    def _piece(self, at: int, length: int) -> bytes:
+        if self._held is not None:
+            return self._held[at : at + length]
+        pieces = []
+        while length > 0 and (piece := os.pread(self._fd, length, at)):
+            pieces.append(piece)
+            at, length = at + len(piece), length - len(piece)
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def take(self) -> int:
+        """Returns the descriptor, which belongs to the caller from now on; nothing can be read here any more."""
+        fd, self._fd = self._fd, -1
+        return fd
+
+    def close(self) -> None:
+        """Lets go of the file."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+
+class Snapshot:
+    """What the files held at one moment.
+
+    Attributes:
+        csv: the rows that the CSV has.
+        records: what the journal has beyond it, see `segment_chain.journal_records`.
+        place: segment and offset that the journal goes on from; None where no position says so.
+    """
+
+    def __init__(self, csv: CsvPart, records: tuple[object, ...], place: tuple[int, int] | None) -> None:
+        self.csv = csv
+        self.records = records
+        self.place = place
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.csv.close()
+
+
+def metric_columns(snapshot: Snapshot) -> list[str]:
+    """Returns the columns of all metrics, in the order of their first appearance."""
+    names = [name for name in parse_header(snapshot.csv.header) if name not in OWN_COLUMNS]
+    for record in snapshot.records:
+        if isinstance(record, tuple):
+            names += [column for column in map(column_of, record[0]) if column != "epoch"]
+    return list(dict.fromkeys(names))
+
+
+def take_snapshot(run_dir: Path, rank: int, *, with_records: bool = True) -> Snapshot:
+    """Returns what the files of a rank hold now; to be closed, as a context manager.
+
+    Args:
+        run_dir: the folder of the run.
+        rank: whose rows.
+        with_records: whether to read the journal, too.
+
+    Raises:
+        OSError: a file cannot be read, is no regular file, or was replaced by the writer each of a hundred times.
+    """
+    for _ in range(_TRIES):
+        snapshot = _try(run_dir, rank, with_records)
+        if snapshot is not None:
+            return snapshot
+    raise OSError(
+        f"metrics in {run_dir} must stand still for a moment, got a new file each of {_TRIES} times. Try again."
+    )
+
+
+def _try(run_dir: Path, rank: int, with_records: bool) -> Snapshot | None:
+    """Reads everything once; None where the writer replaced or took away a file meanwhile."""
+    folder = journal_path(run_dir, rank)
+    path = run_dir / metrics_name(rank)
+    position = Position.read(folder / POSITION)
+    fd = _open(path)
+    try:
+        snapshot = _read(folder, path, fd, position, with_records=with_records)
+    except BaseException:
+        if fd >= 0:
+            os.close(fd)
+        raise
+    if snapshot is None and fd >= 0:
+        os.close(fd)
+    return snapshot
+
+
+def _read(
+    folder: Path, path: Path, fd: int, position: Position | None, *, with_records: bool
+) -> Snapshot | None:
+    header, size = _header(fd)
+    held: bytes | None = None
+    end = size
+    segment, offset = 0, len(MAGIC)
+    state = None
+    if position is not None:
+        state = position.state_of(header, size)
+        if state is None and size and Position.read(folder / POSITION) != position:
+            return None
+        known = state or position.states[-1]
+        segment, offset = known.segment, known.offset
+        if state is not None:
+            end = state.csv_bytes
+    if state is None and (header.startswith(_OWN_HEADER) or size > _MOST_HELD_BYTES):
+        # A run that has ended, or whose position is lost: our own writer adds lines, or replaces the file. What another
+        # program wrote is not held in memory where it is too large: where it is cut meanwhile, reading ends.
+        end = _last_line_end(fd, size)
+    elif state is None:
+        held = b"" if fd < 0 else _whole(fd)
+        size, header = len(held), held[: header_end(held)]
+        end = held.rfind(b"\n") + 1
+    records: list[object] = []
+    last, is_whole = segment, True
+    if with_records:
+        records, (last, _), is_whole = journal_records(folder, (segment, offset))
+    after = Position.read(folder / POSITION)
+    csv = CsvPart(fd, header, end, held)
+    if after is None and position is None:
+        # A CSV that was only just begun, or that somebody else wrote; unless a whole session took place meanwhile.
+        return Snapshot(csv, tuple(records), None) if _size(path) == size else None
+    if after is None or position is None or after.generation != position.generation:
+        return None
+    if not is_whole and after != position:
+        return None  # A segment was drained and taken away before it was read: its rows are in lines not counted here.
+    drained_beyond = with_records and any(state.segment > last for state in after.states)
+    return None if drained_beyond else Snapshot(csv, tuple(records), (segment, offset))
+
+
+def _open(path: Path) -> int:
+    try:
+        return open_regular(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return -1
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except (FileNotFoundError, NotADirectoryError):
+        return 0
+
+
+def _header(fd: int) -> tuple[bytes, int]:
+    """Returns the first line and the size of a file."""
+    if fd < 0:
+        return b"", 0
+    size = os.fstat(fd).st_size
+    length = _HEADER_BYTES
+    while True:
+        data = os.pread(fd, length, 0)
+        end = header_end(data)
+        if end or length >= size:
+            return data[:end], size
+        if length >= _LONGEST_LINE:
+            raise OSError(errno.EFBIG, f"the header has more than {_LONGEST_LINE >> 20} MiB")
+        length *= 4
+
+
+def _last_line_end(fd: int, size: int) -> int:
+    """Returns where the last whole line ends."""
+    end = size
+    while end > 0:
+        start = max(0, end - _HEADER_BYTES)
+        found = os.pread(fd, end - start, start).rfind(b"\n")
+        if found >= 0:
+            return start + found + 1
+        end = start
+    return 0
+
+
+def _whole(fd: int) -> bytes:
+    with os.fdopen(os.dup(fd), "rb") as file:
+        file.seek(0)
+        return file.read()
+
+
+@attrs.frozen
+class MetricRow:
+    """One row: what was logged by one call, or by several of one step."""
+
+    step: int | None
+    epoch: float | None
+    time: float | None
+    metrics: dict[str, float]
+
+
+def read_rows(run_dir: Path | str, rank: int = 0) -> list[MetricRow]:
+    """Returns all rows of a rank, oldest first, with their metrics by column.
+
+    Args:
+        run_dir: the folder of the run.
+        rank: whose rows; others than rank 0 have some only where the run was made with `all_ranks=True`.
+    """
+    with take_snapshot(Path(run_dir), rank) as snapshot:
+        rows = list(rows_of(parse_header(snapshot.csv.header), snapshot.csv.read()))
+        return with_journal(rows, snapshot.records)
+
+
+def read_series(run_dir: Path | str, name: str, rank: int = 0) -> list[tuple[int | None, float]]:
+    """Returns step and value of every row that has a metric."""
+    column = column_of(name)
+    return [(row.step, row.metrics[column]) for row in read_rows(run_dir, rank) if column in row.metrics]
+
+
+def last_rows(
+    run_dir: Path | str, count: int, rank: int = 0, wanted: Collection[str] = ()
+) -> list[MetricRow]:
+    """Returns the last rows of a rank, oldest first, reading the CSV from its end; see `read_rows`.
+
+    The file of another program may name its columns anew in the middle: it is read from its beginning, in little memory.
+
+    Args:
+        run_dir: the folder of the run.
+        count: how many at most.
+        rank: whose rows.
+        wanted: columns; rows that have none of them do not count. All rows where empty.
+    """
+    with take_snapshot(Path(run_dir), rank) as snapshot:
+        resumes = [record for record in snapshot.records if isinstance(record, Resume)]
+        found = deque(_wanted(with_journal([], snapshot.records), wanted, ()), maxlen=count)
+        in_csv = last_csv_rows(snapshot.csv, count - len(found), wanted, resumes)
+        return [*in_csv, *found]
+
+
+def last_csv_rows(
+    csv_part: CsvPart, count: int, wanted: Collection[str] = (), resumes: Sequence[Resume] = ()
+) -> list[MetricRow]:
+    """Returns the last rows of a CSV, oldest first, without those that a resume drops; see `last_rows`."""
+    if count <= 0:
+        return []
+    columns = parse_header(csv_part.header)
+    pieces: list[list[MetricRow]] = []
+    if tuple(columns[: len(OWN_COLUMNS)]) == OWN_COLUMNS:
+        for chunk in csv_part.chunks_from_end():
+            if b'"' in chunk:
+                break  # A quoted cell may hold the end of a line.
+            pieces.append(list(_wanted(rows_of(list(columns), chunk), wanted, resumes)))
+            if sum(map(len, pieces)) >= count:
+                return [row for piece in reversed(pieces) for row in piece][-count:]
+        else:
+            return [row for piece in reversed(pieces) for row in piece]
+    rows = itertools.chain.from_iterable(rows_of(columns, chunk) for chunk in csv_part.chunks())
+    return list(deque(_wanted(rows, wanted, resumes), maxlen=count))
+
+
+def _wanted(
+    rows: Iterable[MetricRow], wanted: Collection[str], resumes: Sequence[Resume]
+) -> Iterator[MetricRow]:
+    for row in rows:
+        time = float("nan") if row.time is None else row.time
+        if any(resume.drops(row.step, time) for resume in resumes):
+            continue
+        if has_any(row, wanted):
+            yield row
+
+
+def has_any(row: MetricRow, wanted: Collection[str]) -> bool:
+    """Says whether a row has one of some columns; of none, any row has."""
+    return not wanted or any(name in row.metrics for name in wanted)
+
+
+def csv_rows(data: bytes, header_bytes: int) -> Iterator[MetricRow]:
+    """Returns the rows of a CSV; cells that hold no number are left out.
+
+    Args:
+        data: the file, up to where it counts.
+        header_bytes: how long its first line is.
+    """
+    return rows_of(parse_header(data[:header_bytes]), data[header_bytes:])
+
+
+def rows_of(columns: list[str], body: bytes) -> Iterator[MetricRow]:
+    """Returns the rows of whole lines; lines that cannot be understood are rows without metrics, or left out.
+
+    Args:
+        columns: what the first line named. A line that names columns, as some programs write when they go on in a file, replaces
+            the content of this list.
+        body: the lines.
+    """
+    reader = csv.reader(io.StringIO(body.decode("utf-8", "replace"), newline=""))
+    while True:
+        try:
+            cells = next(reader)
+        except StopIteration:
+            return
+        except csv.Error:  # A line that is too long to be one of numbers.
+            continue
+        found = {
+            column: value
+            for column, cell in zip(columns, cells, strict=False)
+            if cell and (value := number(cell)) is not None
+        }
+        if not found and any(cell in OWN_COLUMNS for cell in cells):
+            columns[:] = cells
+            continue
+        step, epoch, time = (found.pop(name, None) for name in OWN_COLUMNS)
+        yield MetricRow(_whole_step(step), within_float(epoch), within_float(time), found)
+
+
+def within_float(value: Any) -> Any:
+    """Returns a number that is surely within what a float holds: an integer that is not becomes infinite."""
+    if isinstance(value, int):
+        try:
+            float(value)
+        except OverflowError:
+            return float("inf") if value > 0 else float("-inf")
+    return value
+
+
+def _whole_step(step: float | None) -> int | None:
+    try:
+        return None if step is None else int(step)
+    except (ValueError, OverflowError):  # NaN and infinities.
+        return None
+
+
+def with_journal(rows: list[MetricRow], records: tuple[object, ...]) -> list[MetricRow]:
+    """Adds what the journal has to the rows of the CSV, as the writer would have."""
+    may_join = False
+    for record in records:
+        if isinstance(record, Resume):
+            rows = [
+                row
+                for row in rows
+                if not record.drops(row.step, float("nan") if row.time is None else row.time)
+            ]
+            may_join = False
+        elif isinstance(record, Boundary):
+            may_join = False
+        elif isinstance(record, tuple):
+            names, step, epoch, time, values = record
+            metrics = {
+                column_of(name): int(value) if isinstance(value, bool) else value
+                for name, value in zip(names, values, strict=True)
+            }
+            epoch = metrics.pop("epoch", epoch)
+            before = rows[-1] if may_join else None
+            if (
+                before
+                and before.step == step
+                and before.epoch == epoch
+                and before.metrics.keys().isdisjoint(metrics)
+            ):
+                rows[-1] = MetricRow(step, epoch, time, {**before.metrics, **metrics})
+            else:
+                rows.append(MetricRow(step, epoch, time, metrics))
+            may_join = True
+    return rows

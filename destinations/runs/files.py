@@ -1,0 +1,209 @@
+"""Files of JSON as others left them: one object, or one object per line, of which the last may be torn and others damaged."""
+
+import json
+import math
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from destinations.run_directory.files import MOST_BYTES, open_regular, read_regular
+
+__all__ = [
+    "clean_text",
+    "file_inside",
+    "is_shallow",
+    "json_lines",
+    "number_of",
+    "path_inside",
+    "read_object",
+    "read_object_file",
+    "whole_of",
+    "written_texts",
+]
+
+_TOO_LARGE = 1 << 63
+_fast_loads: Callable[[bytes], Any]
+_fast_dumps: Callable[[Sequence[str]], str]
+try:
+    import orjson
+except ImportError:
+    _fast_loads, _fast_dumps = json.loads, json.dumps
+else:
+    _fast_loads = orjson.loads
+
+    def _fast_dumps(texts: Sequence[str]) -> str:
+        return orjson.dumps(texts).decode()
+
+
+def read_object(raw: bytes) -> dict[str, Any]:
+    """Returns a JSON object; `NaN` and `Infinity` are read too, which stable-pretraining writes.
+
+    Raises:
+        ValueError: it is none; the text says why.
+    """
+    try:
+        try:
+            data = _fast_loads(raw)
+        except ValueError:
+            # orjson is strict: no NaN, no lone surrogates, no integers beyond 64 bits.
+            data = json.loads(raw, parse_int=_integer)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    if not isinstance(data, dict):
+        raise ValueError(f"it is no object but {type(data).__name__}")  # noqa: TRY004  # of bad content, not of a bad call
+    # Only an escape can be a lone surrogate, which neither SQLite nor a terminal takes.
+    # To look for one byte is ten times faster than for several.
+    return _cleaned(data) if b"\\" in raw and (b"\\ud" in raw or b"\\uD" in raw) else data
+
+
+def _integer(digits: str) -> float:
+    """Returns an integer; beyond 64 bits the nearest float, as the index has it."""
+    number = float(digits)
+    return int(digits) if abs(number) < _TOO_LARGE else number
+
+
+def written_texts(texts: Sequence[str]) -> str:
+    """Returns texts as a JSON list."""
+    return _fast_dumps(texts) if texts else "[]"
+
+
+def clean_text(text: str) -> str:
+    """Returns a text that UTF-8 can hold: a lone surrogate is written as an escape."""
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def _cleaned(value: Any) -> Any:
+    if isinstance(value, str):
+        return clean_text(value)
+    if isinstance(value, dict):
+        return {clean_text(key): _cleaned(item) for key, item in value.items()}
+    return [_cleaned(item) for item in value] if isinstance(value, list) else value
+
+
+_NUMBERS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+_LARGEST_INT = (1 << 63) - 1
+_DEEPEST = 100
+
+
+def json_lines(path: Path, *, with_torn: bool = False) -> Iterator[dict[str, Any] | None]:
+    """Yields the lines of a file that are JSON objects, and None for each that is none, or longer than 32 MiB.
+
+    Args:
+        path: the file; nothing is yielded where there is none.
+        with_torn: whether a last line without an end counts where it is an object; it is never damaged, but being written.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    try:
+        fd = open_regular(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    with os.fdopen(fd, "rb") as file:
+        is_beyond = False
+        while line := file.readline(MOST_BYTES):
+            is_whole = line.endswith(b"\n")
+            is_long = is_beyond or (not is_whole and len(line) == MOST_BYTES)
+            is_beyond = is_long and not is_whole
+            if is_long:
+                if is_whole:
+                    yield None
+                continue
+            record = _object(line)
+            if is_whole and line.strip() and record is None:
+                yield None
+            elif record is not None and (is_whole or with_torn):
+                yield record
+
+
+def _object(raw: bytes) -> dict[str, Any] | None:
+    try:
+        found = json.loads(raw)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) and is_shallow(found) else None
+
+
+def is_shallow(value: Any) -> bool:
+    """Says whether a value is nested no deeper than what later walks it by recursion can take."""
+    level = [value]
+    for _ in range(_DEEPEST):
+        level = [
+            item
+            for one in level
+            if isinstance(one, dict | list)
+            for item in (one.values() if isinstance(one, dict) else one)
+        ]
+        if not level:
+            return True
+    return False
+
+
+def read_object_file(path: Path) -> dict[str, Any]:
+    """Reads a file that is one JSON object; an empty one where there is none, or none that can be read."""
+    try:
+        return _object(read_regular(path)) or {}
+    except OSError:
+        return {}
+
+
+def number_of(value: Any) -> float | None:
+    """Returns a number as strict JSON has it, where NaN and infinities are texts; None for what is none.
+
+    An integer beyond 64 bits is the nearest float.
+    """
+    if isinstance(value, str):
+        return _NUMBERS.get(value)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    if isinstance(value, float) or abs(value) <= _LARGEST_INT:
+        return value
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
+
+
+def whole_of(value: Any) -> int | None:
+    """Returns a number as an integer; None for what is none, not finite, or beyond 64 bits."""
+    number = number_of(value)
+    if number is None or not math.isfinite(number) or abs(number) > _LARGEST_INT:
+        return None
+    return int(number)
+
+
+def path_inside(run_dir: Path, relative: Any) -> Path:
+    """Returns a file that a record names; it need not be there.
+
+    Raises:
+        ValueError: the path leads out of the folder of the run, also by a link on its way.
+    """
+    parts = PurePosixPath(str(relative))
+    if not parts.parts or parts.is_absolute() or ".." in parts.parts or "\0" in str(relative):
+        raise ValueError(f"path of a record must stay in the folder of its run, got {relative!r}.")
+    path = run_dir / parts
+    # Of the file itself, a link is refused when it is opened.
+    folder = path.parent
+    while folder != run_dir:
+        if folder.is_symlink():
+            raise ValueError(
+                f"path of a record must stay in the folder of its run, got {relative!r}, with a link."
+            )
+        folder = folder.parent
+    return path
+
+
+def file_inside(run_dir: Path, relative: Any) -> Path:
+    """Returns a regular file that a record names.
+
+    Raises:
+        FileNotFoundError: it is not there, is a link, or is not inside the folder of the run.
+    """
+    try:
+        path = path_inside(run_dir, relative)
+        if not path.is_symlink() and path.is_file():
+            return path
+    except ValueError:
+        pass
+    raise FileNotFoundError(f"file of a record must be in the folder of its run, got {relative!r}.")

@@ -1,0 +1,357 @@
+"""What a run folder holds, as calls to be made again: rows of metrics and the lines of its indexes, in the order of their times.
+
+Reads and never writes. A `Position` says what was handed on before, so that a run that is being written can be read again and
+again, and each thing comes once.
+"""
+
+import heapq
+import itertools
+import json
+import math
+import zlib
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import attrs
+
+from destinations.run_directory.files import read_regular
+from destinations.run_directory.frames import Resume
+from destinations.run_directory.layout import (
+    ABANDONED_FOLDER,
+    ARTIFACTS_INDEX,
+    HISTOGRAMS_INDEX,
+    JOURNAL_FOLDER,
+    MEDIA_INDEX,
+    OWN_COLUMNS,
+    TABLES_INDEX,
+    TEXTS_INDEX,
+    TRACES_INDEX,
+    metrics_name,
+)
+from destinations.run_directory.metrics_csv import parse_header
+from destinations.run_directory.reader import MetricRow, rows_of, take_snapshot, with_journal, within_float
+
+from .files import json_lines, number_of, whole_of
+
+__all__ = ["INDEXES", "Item", "Position", "RewoundError", "items_of", "ranks_of"]
+
+INDEXES = (MEDIA_INDEX, TABLES_INDEX, HISTOGRAMS_INDEX, TEXTS_INDEX, TRACES_INDEX, ARTIFACTS_INDEX)
+
+# Lines of one call are written one after the other; while a run is alive, its last call may not have all of them yet.
+_SETTLED_SECONDS = 5.0
+_MOST_DIGITS = 10
+_MOST_ABANDONED_BYTES = 1 << 30
+_NUMERIC = b"0123456789+-.eE,\nnaif"
+# What one call of a `log_*` method makes several lines of.
+_GROUPED = {"image", "point_cloud"}
+
+
+class RewoundError(Exception):
+    """What was handed on before is not what the run holds now: training went back to a checkpoint."""
+
+
+@attrs.define
+class Position:
+    """What was handed on before.
+
+    Rows of one step may be one row in the CSV, or several, and change from the one to the other when they leave the journal. What
+    stays is a group of rows, those of one step and epoch that follow each other, and how many values it has.
+
+    Attributes:
+        values: how many values all groups before the last one have.
+        crc32: of step, epoch and number of values of each of these groups.
+        step: of the last group.
+        epoch: of the last group.
+        names: how often each metric was handed on of the last group.
+        lines: how many lines of each index, and of each file of abandoned rows, were handed on.
+        others: the first five of other ranks, by rank.
+    """
+
+    values: int = 0
+    crc32: int = 0
+    step: int | None = None
+    epoch: float | None = None
+    names: dict[str, int] = attrs.field(factory=dict)
+    lines: dict[str, int] = attrs.field(factory=dict)
+    others: dict[str, dict[str, Any]] = attrs.field(factory=dict)
+
+
+class Item(NamedTuple):
+    """One call to be made again. A named tuple, because one is made for each row.
+
+    Attributes:
+        kind: "metrics", "image", "audio", "video", "point_cloud", "table", "histogram", "text", "traces" or "artifact".
+        time: when it was logged, in seconds since 1970; None where the run does not say.
+        step: its step; None where it has none.
+        epoch: its epoch; None where it is not known.
+        metrics: the values, for metrics.
+        lines: the lines of the index, for everything else; several where one call made them.
+        rank: whose metrics.
+        branch: of metrics that training left, the name of their branch.
+    """
+
+    kind: str
+    time: float | None
+    step: int | None
+    epoch: float | None
+    metrics: dict[str, float]
+    lines: tuple[dict[str, Any], ...]
+    rank: int = 0
+    branch: str = ""
+
+
+def items_of(
+    run_dir: Path, position: Position, settled_at: float | None = None, *, abandoned: bool = False
+) -> Iterator[Item]:
+    """Yields what is new since a position, oldest first; once all of it was taken, the position is the new one.
+
+    Args:
+        run_dir: the folder of the run.
+        position: what was handed on before.
+        settled_at: for a run that is being written, the time now: calls of a few seconds ago wait for their last lines.
+        abandoned: whether rows come, too, that training has left.
+
+    Raises:
+        RewoundError: rows that were handed on are not there any more.
+    """
+    sources: list[Iterator[Item]] = [_new_rows(_rows(run_dir, 0), position)]
+    sources += [_new_rows_of_rank(run_dir, rank, position) for rank in ranks_of(run_dir) if rank]
+    if abandoned:
+        sources += [_abandoned_rows(path, position) for path in (run_dir / ABANDONED_FOLDER).glob("*.csv")]
+    sources += [_new_lines(run_dir / name, name, position, settled_at) for name in INDEXES]
+    streams = [_timed(source) for source in sources]
+    for _, item in heapq.merge(*streams, key=lambda pair: pair[0]):
+        yield item
+
+
+def _timed(items: Iterable[Item]) -> Iterator[tuple[float, Item]]:
+    """Adds to each item a time to sort by, which never falls, so that the order of a source stays."""
+    latest = -math.inf
+    for item in items:
+        if item.time is not None and item.time > latest:
+            latest = item.time
+        yield latest, item
+
+
+# --- rows ----------------------------------------------------------------------------------------------------------
+
+
+def ranks_of(run_dir: Path) -> list[int]:
+    """Returns the ranks that have metrics."""
+    found = {0} if (run_dir / metrics_name(0)).exists() else set()
+    for pattern, before, after in (
+        ("metrics.rank*.csv", "metrics.rank", ".csv"),
+        (f"{JOURNAL_FOLDER}/rank*", "rank", ""),
+    ):
+        for path in run_dir.glob(pattern):
+            number = path.name.removeprefix(before).removesuffix(after)
+            if number.isascii() and number.isdecimal() and len(number) < _MOST_DIGITS:
+                found.add(int(number))
+    return sorted(found)
+
+
+def _new_rows_of_rank(run_dir: Path, rank: int, position: Position) -> Iterator[Item]:
+    own = Position(**position.others.get(str(rank), {}))
+    for item in _new_rows(_rows(run_dir, rank), own):
+        yield item._replace(rank=rank)
+    fields = attrs.asdict(own)
+    position.others = {
+        **position.others,
+        str(rank): {name: fields[name] for name in ("values", "crc32", "step", "epoch", "names")},
+    }
+
+
+def _abandoned_rows(path: Path, position: Position) -> Iterator[Item]:
+    """Yields the rows of a branch that training left; the file never changes."""
+    key = f"{ABANDONED_FOLDER}/{path.name}"
+    if key in position.lines:
+        return
+    header, _, body = read_regular(path, _MOST_ABANDONED_BYTES).partition(b"\n")
+    rank, branch = _branch_of(path)
+    count = 0
+    for row in rows_of(parse_header(header + b"\n"), body):
+        count += 1
+        if row.metrics:
+            yield Item("metrics", row.time, row.step, row.epoch, row.metrics, (), rank, branch)
+    position.lines[key] = count
+
+
+def _branch_of(path: Path) -> tuple[int, str]:
+    """Returns the rank of a file of abandoned rows, `metrics.rank1.step4.1a2b3c4d.csv`, and what tells its branch from others."""
+    stem, _, branch = path.stem.partition(".step")
+    rank = stem.removeprefix("metrics.rank")
+    return int(rank) if rank.isascii() and rank.isdecimal() and len(
+        rank
+    ) < _MOST_DIGITS else 0, f"step{branch}"
+
+
+def _rows(run_dir: Path, rank: int) -> Iterator[MetricRow]:
+    """Yields the rows of a rank, one chunk of the file at a time."""
+    with take_snapshot(run_dir, rank) as snapshot:
+        columns = parse_header(snapshot.csv.header)
+        in_csv = itertools.chain.from_iterable(_rows_of(columns, chunk) for chunk in snapshot.csv.chunks())
+        if any(isinstance(record, Resume) for record in snapshot.records):
+            # It may take rows of the CSV back.
+            yield from with_journal(list(in_csv), snapshot.records)
+        else:
+            yield from in_csv
+            yield from with_journal([], snapshot.records)
+
+
+def _rows_of(columns: list[str], chunk: bytes) -> Iterator[MetricRow]:
+    """Yields the rows of whole lines, as `rows_of` does, ten times faster where they hold plain numbers.
+
+    They are read as JSON, which gives back integers of any size and floats exactly. What is no JSON, such as quotes, a second
+    header or an unusual number, takes the way of `rows_of`.
+    """
+    # What else JSON may have is no cell: texts, lists, true.
+    if chunk.translate(None, _NUMERIC):
+        return rows_of(columns, chunk)
+    text = chunk.decode("ascii").rstrip("\n")
+    for found, replacement in (
+        ("\n", "],["),
+        (",,", ",null,"),
+        (",,", ",null,"),
+        ("[,", "[null,"),
+        (",]", ",null]"),
+    ):
+        text = text.replace(found, replacement)
+    text = f"[[{'null' if text.startswith(',') else ''}{text}{'null' if text.endswith(',') else ''}]]"
+    try:
+        lines = json.loads(text.replace("nan", "NaN").replace("inf", "Infinity"))
+    except (ValueError, RecursionError):
+        return rows_of(columns, chunk)
+    places = [columns.index(name) if columns.count(name) == 1 else None for name in OWN_COLUMNS]
+    if (
+        any(len(line) != len(columns) for line in lines)
+        or places[0] is None
+        or len({*columns}) < len(columns)
+    ):
+        return rows_of(columns, chunk)
+    return _plain_rows(columns, lines, places)
+
+
+def _plain_rows(columns: list[str], lines: list[list[Any]], places: list[int | None]) -> Iterator[MetricRow]:
+    at_step, at_epoch, at_time = places
+    own = {place for place in places if place is not None}
+    names = [(place, name) for place, name in enumerate(columns) if place not in own]
+    for line in lines:
+        step = None if at_step is None else line[at_step]
+        if isinstance(step, float):
+            step = int(step) if math.isfinite(step) else None
+        yield MetricRow(
+            step,
+            None if at_epoch is None else within_float(line[at_epoch]),
+            None if at_time is None else within_float(line[at_time]),
+            {name: value for place, name in names if (value := line[place]) is not None},
+        )
+
+
+def _new_rows(rows: Iterable[MetricRow], position: Position) -> Iterator[Item]:
+    values = crc32 = 0
+    is_found = not position.values and not position.names
+    last: tuple[tuple[int | None, float | None], list[MetricRow], int, int] | None = None
+    for key, group in itertools.groupby(rows, key=_group_of):
+        held = list(group)
+        size = sum(len(row.metrics) for row in held)
+        if not size:
+            continue
+        last = key, held, values, crc32
+        if is_found:
+            for row in held:
+                if row.metrics:
+                    yield Item("metrics", row.time, row.step, row.epoch, row.metrics, ())
+        elif values == position.values:
+            if crc32 != position.crc32 or key != (position.step, position.epoch):
+                raise RewoundError
+            is_found = True
+            yield from _new_in_group(held, Counter(position.names))
+        values += size
+        crc32 = zlib.crc32(repr((key, size)).encode(), crc32)
+    if not is_found:
+        raise RewoundError
+    if last is not None:
+        (position.step, position.epoch), held, position.values, position.crc32 = last
+        position.names = dict(Counter(name for row in held for name in row.metrics))
+
+
+def _new_in_group(rows: list[MetricRow], already: Counter[str]) -> Iterator[Item]:
+    """Yields rows without what was handed on of their group before."""
+    for row in rows:
+        new = {}
+        for name, value in row.metrics.items():
+            if already[name] > 0:
+                already[name] -= 1
+            else:
+                new[name] = value
+        if new:
+            yield Item("metrics", row.time, row.step, row.epoch, new, ())
+
+
+def _group_of(row: MetricRow) -> tuple[int | None, float | None]:
+    # The journal has whole numbers where the CSV has any.
+    return row.step, None if row.epoch is None or math.isnan(row.epoch) else float(row.epoch)
+
+
+# --- indexes -------------------------------------------------------------------------------------------------------
+
+
+def _new_lines(path: Path, name: str, position: Position, settled_at: float | None) -> Iterator[Item]:
+    lines = itertools.islice(json_lines(path), position.lines.get(name, 0), None)
+    last = _last_of_each(path) if name == ARTIFACTS_INDEX else {}
+    waiting: list[dict[str, Any]] = []
+    count = 0
+
+    def item() -> Item:
+        position.lines[name] = position.lines.get(name, 0) + count
+        first = waiting[0]
+        kind = str(first.get("type")) if name == MEDIA_INDEX else _KINDS[name]
+        return Item(kind, _time_of(first), whole_of(first.get("step")), None, {}, tuple(waiting))
+
+    for number, line in enumerate(lines, position.lines.get(name, 0)):
+        if waiting and not _is_of_same_call(waiting[-1], line):
+            yield item()
+            waiting, count = [], 0
+        count += 1
+        # Of a file that was written over, the first state is gone.
+        if line is not None and last.get(str(line.get("name")), number) == number:
+            waiting.append(line)
+    if waiting:
+        written_at = _time_of(waiting[-1])
+        is_settled = settled_at is None or written_at is None or settled_at - written_at >= _SETTLED_SECONDS
+        if is_settled or name != MEDIA_INDEX:
+            yield item()
+    elif count:
+        position.lines[name] = position.lines.get(name, 0) + count
+
+
+_KINDS = {
+    TABLES_INDEX: "table",
+    HISTOGRAMS_INDEX: "histogram",
+    TEXTS_INDEX: "text",
+    TRACES_INDEX: "traces",
+    ARTIFACTS_INDEX: "artifact",
+}
+
+
+def _last_of_each(path: Path) -> dict[str, int]:
+    """Returns the number of the last line of each name."""
+    return {str(line.get("name")): number for number, line in enumerate(json_lines(path)) if line is not None}
+
+
+def _is_of_same_call(one: dict[str, Any], other: dict[str, Any] | None) -> bool:
+    if other is None:
+        return True
+    return (
+        other.get("type") in _GROUPED
+        and all(one.get(key) == other.get(key) for key in ("type", "name", "tag", "step", "time"))
+        and (index := whole_of(one.get("index"))) is not None
+        and other.get("index") == index + 1
+    )
+
+
+def _time_of(line: dict[str, Any]) -> float | None:
+    value = number_of(line.get("time"))
+    return None if value is None else float(value)

@@ -1,0 +1,1 @@
+"""Destinations that people read: console, progress bar, text file."""

@@ -1,0 +1,454 @@
+"""What is done with MLflow's client, in the thread of a lane.
+
+What MLflow does not take as it is, names among it, is made so in `_mlflow_values.py`.
+"""
+
+import functools
+import itertools
+import json
+import shutil
+import tempfile
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from destinations.background import TryLater
+from destinations.text.formatting import plain, yaml_text
+from destinations.trackers.names import Names, clean_texts, without_surrogates
+from destinations.trackers.tracker import Row, Sink, Stamp, number
+
+from .values import (
+    artifact_key,
+    artifact_path,
+    asked,
+    batches,
+    cell_of,
+    cut,
+    entity_key,
+    json_bytes,
+    json_list,
+    log_each,
+    may_pass,
+    merged,
+    milliseconds,
+    tag_key,
+)
+
+__all__ = ["MLflowPlan", "MLflowSink"]
+
+_OTHERS_AT_ONCE = 100
+_LONGEST_TAG = 5000
+_LONGEST_PARAM = 6000
+# What servers took before 2.x; a client does not know how old its server is.
+_LONGEST_OLD_PARAM = 500
+_LONGEST_LIST_OF_TABLES = 4500
+_NAME_TAG = "metric_name."
+_CHANGED_TAG = "changed_param."
+_STATUSES = {"completed": "FINISHED", "failed": "FAILED", "interrupted": "KILLED", "preempted": "KILLED"}
+_VIDEO_SUFFIXES = {b"\x1aE\xdf\xa3": ".webm", b"GIF8": ".gif", b"RIFF": ".avi"}
+
+
+@attrs.frozen
+class MLflowPlan:
+    """What a run is made with.
+
+    Attributes:
+        tracking_uri: where to; None for MLflow's default.
+        experiment: the name of the experiment.
+        run_name: what the run is called.
+        tags: tags of the run.
+        artifact_location: of an experiment that is made.
+        log_system_metrics: whether MLflow's monitor of the machine runs along.
+        time: when the run began, in seconds since the epoch.
+    """
+
+    tracking_uri: str | None
+    experiment: str
+    run_name: str
+    tags: Mapping[str, str]
+    artifact_location: str | None
+    log_system_metrics: bool
+    time: float
+
+
+class MLflowSink(Sink):
+    """One run of MLflow.
+
+    The run is made with the first thing that is logged, or where training starts: until then, a checkpoint can say which run
+    is to go on.
+
+    Args:
+        plan: what the run is made with.
+        run_id: the id of a run to go on with; None for a new one.
+    """
+
+    def __init__(self, plan: MLflowPlan, run_id: str | None) -> None:
+        self._plan = plan
+        # Guards the id until the run is made, and the folder: both are also used in the training thread.
+        self._beginning = threading.Lock()
+        self._wanted_id = run_id
+        self.run_id: str | None = None
+        self._is_begun = False
+        self._client: Any = None
+        self._folder: Path | None = None
+        self._sequence = itertools.count()
+        self._metric_names = Names(entity_key)
+        self._artifact_names = Names(artifact_key)
+        self._params: dict[str, str] = {}
+        self._hyperparameters: dict[str, Any] = {}
+        self._tables: list[dict[str, str]] = []
+        self._monitor: Any = None
+
+    # --- in the training thread ------------------------------------------------------------------------------------
+
+    def go_on_with(self, run_id: str) -> None:
+        """Takes the id of the run that a checkpoint belongs to, where none was given and the run is not made yet."""
+        with self._beginning:
+            if not self._is_begun and self._wanted_id is None:
+                self._wanted_id = run_id
+
+    def stage(self, name: str, source: Path) -> Path:
+        """Returns a copy of a file, which lives until the sink is closed; its last part is that of the name."""
+        with self._beginning:
+            folder = Path(tempfile.mkdtemp(dir=self._temporary_folder()))
+        target = folder / (artifact_path(name).rpartition("/")[2])
+        shutil.copyfile(source, target)
+        return target
+
+    def download(self, name: str, target: Path) -> None:
+        """Brings an artifact back.
+
+        Raises:
+            FileNotFoundError: the run has none of that name.
+            OSError: nobody answers.
+        """
+        from mlflow.tracking import MlflowClient
+
+        client = MlflowClient(self._plan.tracking_uri)
+        with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+            try:
+                found = client.download_artifacts(self.run_id, artifact_path(name), folder)
+            except Exception as error:
+                if may_pass(error):
+                    raise OSError(f"file {name!r} could not be downloaded: {error}") from error
+                raise FileNotFoundError(f"file {name!r} must be an artifact of the run, got none.") from error
+            Path(found).replace(target)
+
+    # --- the run ---------------------------------------------------------------------------------------------------
+
+    def open(self) -> None:
+        # Seconds, before anything is waiting for it.
+        import mlflow.tracking  # noqa: F401
+
+    def resume(self, step: int, time: float | None) -> None:
+        self._run()
+
+    def _run(self) -> str:
+        """Returns the id of the run; makes it, or goes on with it, at the first call.
+
+        Raises:
+            TryLater: nobody answers.
+        """
+        if self.run_id is None:
+            with self._beginning:
+                self._is_begun = True
+            self.run_id = asked(self._begin)
+        return self.run_id
+
+    def _begin(self) -> str:
+        from mlflow.tracking import MlflowClient
+
+        if self._client is None:
+            self._client = MlflowClient(self._plan.tracking_uri)
+        run_id = self._new_run() if self._wanted_id is None else self._old_run(self._wanted_id)
+        if self._plan.log_system_metrics and self._monitor is None:
+            from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
+
+            self._monitor = SystemMetricsMonitor(
+                run_id, resume_logging=self._wanted_id is not None, tracking_uri=self._plan.tracking_uri
+            )
+            self._monitor.start()
+        return run_id
+
+    def _new_run(self) -> str:
+        plan = self._plan
+        tags = {entity_key(key): cut(str(value), _LONGEST_TAG) for key, value in plan.tags.items()}
+        run = self._client.create_run(
+            self._experiment_id(),
+            start_time=milliseconds(plan.time),
+            tags=tags,
+            run_name=without_surrogates(plan.run_name),
+        )
+        run_id: str = run.info.run_id
+        return run_id
+
+    def _experiment_id(self) -> str:
+        name = self._plan.experiment
+        found = self._client.get_experiment_by_name(name)
+        if found is None:
+            try:
+                made: str = self._client.create_experiment(
+                    name, artifact_location=self._plan.artifact_location
+                )
+            except Exception:
+                # Another rank or run was faster.
+                found = self._client.get_experiment_by_name(name)
+                if found is None:
+                    raise
+            else:
+                return made
+        if found.lifecycle_stage != "active":
+            raise ValueError(
+                f"experiment {name!r} must be active, got one that is deleted. Restore it, or take another name."
+            )
+        experiment_id: str = found.experiment_id
+        return experiment_id
+
+    def _old_run(self, run_id: str) -> str:
+        run = self._client.get_run(run_id)
+        self._client.update_run(run_id, status="RUNNING")
+        for key in run.data.metrics:
+            name = run.data.tags.get(tag_key(_NAME_TAG, key), key)
+            self._metric_names.take(name, key)
+        self._params = dict(run.data.params)
+        self._tables = json_list(run.data.tags.get("mlflow.loggedArtifacts"))
+        for key, value in self._plan.tags.items():
+            self._client.set_tag(run_id, entity_key(key), cut(str(value), _LONGEST_TAG))
+        return run_id
+
+    def finish(self, status: str, exception: str | None, time: float) -> None:
+        run_id = self._run()
+        self._stop_monitor()
+        if exception is not None:
+            self._set_tag("exception", exception)
+        asked(
+            lambda: self._client.set_terminated(
+                run_id, status=_STATUSES.get(status, "FAILED"), end_time=milliseconds(time)
+            )
+        )
+
+    def close(self) -> None:
+        self._stop_monitor()
+        self._client = None
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _stop_monitor(self) -> None:
+        monitor, self._monitor = self._monitor, None
+        if monitor is not None:
+            monitor.finish()
+
+    # --- records ---------------------------------------------------------------------------------------------------
+
+    def log_metrics(self, rows: Sequence[Row]) -> None:
+        from mlflow.entities import Metric
+
+        self._run()
+        self._note_names(name for row in rows for name in row[0])
+        key = self._metric_names.key
+
+        def log(some: Sequence[Row]) -> None:
+            metrics = [
+                Metric(key(name), number(value), milliseconds(at), step)
+                for values, step, at in some
+                for name, value in values.items()
+            ]
+            for batch in batches(metrics):
+                self._log_batch(metrics=batch)
+
+        try:
+            log(rows)
+        except TryLater:
+            raise
+        except Exception:  # noqa: BLE001  # one row that is not taken must not keep the others out
+            log_each(log, rows)
+
+    def _note_names(self, names: Iterable[str]) -> None:
+        """Writes down, as a tag, what a metric was called whose name MLflow does not take."""
+        for name in dict.fromkeys(names):
+            if not self._metric_names.has(name) and (key := self._metric_names.key(name)) != name:
+                self._set_tag(tag_key(_NAME_TAG, key), name)
+
+    def log_hyperparameters(self, hyperparameters: dict[str, Any], time: float) -> None:
+        from destinations.run_directory.documents import flat_hyperparameters
+
+        self._run()
+        self._hyperparameters = merged(self._hyperparameters, hyperparameters)
+        text = without_surrogates(yaml_text(self._hyperparameters))
+        names = Names(entity_key)
+        params = {
+            names.key(name): without_surrogates(str(plain(value)))
+            for name, value in flat_hyperparameters(self._hyperparameters).items()
+        }
+        self._log_params(params)
+        self._log_bytes("hparams.yaml", text.encode())
+
+    def _log_params(self, params: Mapping[str, str]) -> None:
+        """Logs parameters that are new; of one that has changed, which MLflow does not take, the value becomes a tag."""
+        from mlflow.entities import Param
+        from mlflow.utils import validation
+
+        longest = getattr(validation, "MAX_PARAM_VAL_LENGTH", _LONGEST_PARAM)
+        new = {key: cut(value, longest) for key, value in params.items() if key not in self._params}
+        changed = {
+            key: value
+            for key, value in params.items()
+            if key in self._params and self._params[key] != cut(value, len(self._params[key]))
+        }
+        for start in range(0, len(new), _OTHERS_AT_ONCE):
+            some = list(new.items())[start : start + _OTHERS_AT_ONCE]
+            try:
+                self._log_batch(params=[Param(key, value) for key, value in some])
+            except TryLater:
+                raise
+            except Exception:  # noqa: BLE001  # one that is not taken must not keep the others out
+                for key, value in some:
+                    self._log_param(key, value)
+            self._params.update(some)
+        for key, value in changed.items():
+            self._set_tag(tag_key(_CHANGED_TAG, key), value)
+
+    def _log_param(self, key: str, value: str) -> None:
+        from mlflow.entities import Param
+
+        for shorter in (value, cut(value, _LONGEST_OLD_PARAM)):
+            try:
+                self._log_batch(params=[Param(key, shorter)])
+            except TryLater:
+                raise
+            except Exception:  # noqa: BLE001, S112  # too long for an older server, or there with another value
+                continue
+            return
+        self._set_tag(tag_key(_CHANGED_TAG, key), value)
+
+    def log_table(self, stamp: Stamp, columns: list[str], rows: list[list[Any]]) -> None:
+        # As MLflow's own log_table writes it, and load_table reads it.
+        document = clean_texts(
+            {"columns": columns, "data": [[plain(cell_of(cell)) for cell in row] for row in rows]}
+        )
+        path = self._log_medium("tables", stamp, ".json", json_bytes(document))
+        entry = {"path": path, "type": "table"}
+        if len(json.dumps([*self._tables, entry])) < _LONGEST_LIST_OF_TABLES:
+            self._tables.append(entry)
+            self._set_tag("mlflow.loggedArtifacts", json.dumps(self._tables))
+
+    def log_images(
+        self,
+        stamp: Stamp,
+        images: Any,
+        *,
+        channels_last: bool,
+        masks: Mapping[str, Any] | None,
+        mask_class_labels: Mapping[int, str] | None,
+        use_table: bool,
+    ) -> None:
+        from destinations.media import images_of, mask_png, masks_of, overlay_png
+
+        by_mask = {name: list(masks_of(mask)) for name, mask in (masks or {}).items()}
+        found = list(images_of(images, channels_last))
+        for index, pixels in enumerate(found):
+            # MLflow shows one image for each key and step.
+            name = f"{stamp.name}/{index}" if len(found) > 1 else stamp.name
+            self._log_image(name, stamp, pixels.array)
+            for mask_name, one in by_mask.items():
+                masked = f"{name}/{mask_name}"
+                overlay = overlay_png(pixels.array, one[index])
+                self._log_image(masked, stamp, overlay)
+                self._log_medium("masks", attrs.evolve(stamp, name=masked), ".png", mask_png(one[index]))
+        if by_mask and mask_class_labels:
+            labels = {str(key): label for key, label in mask_class_labels.items()}
+            self._log_medium("masks", stamp, ".labels.json", json_bytes(clean_texts(labels)))
+
+    def _log_image(self, name: str, stamp: Stamp, image: Any) -> None:
+        import io
+
+        from PIL import Image
+
+        picture = Image.open(io.BytesIO(image)) if isinstance(image, bytes) else Image.fromarray(image)
+        run_id, key = self._run(), self._artifact_names.key(name)
+        asked(
+            lambda: self._client.log_image(
+                run_id, picture, key=key, step=stamp.step, timestamp=milliseconds(stamp.time)
+            )
+        )
+
+    def log_text(self, stamp: Stamp, text: str) -> None:
+        self._log_medium("texts", stamp, ".txt", without_surrogates(text).encode())
+
+    def log_audio(self, stamp: Stamp, audio: Any, sample_rate: int) -> None:
+        from destinations.media import wav_bytes
+
+        data = audio if isinstance(audio, bytes) else wav_bytes(audio, sample_rate)
+        self._log_medium("audio", stamp, ".wav", data)
+
+    def log_video(self, stamp: Stamp, video: Any, fps: float | None) -> None:
+        from destinations.media import mp4_file
+
+        if isinstance(video, bytes):
+            self._log_medium("videos", stamp, _VIDEO_SUFFIXES.get(video[:4], ".mp4"), video)
+        else:
+            self._log_medium("videos", stamp, ".mp4", functools.partial(mp4_file, video, fps or 1.0))
+
+    def log_histogram(self, stamp: Stamp, values: Any, bins: "int | Sequence[float]") -> None:
+        from destinations.media import histogram_record
+
+        self._log_medium("histograms", stamp, ".json", json_bytes(histogram_record(values, bins)))
+
+    def log_point_cloud(self, stamp: Stamp, points: Any, colors: Any) -> None:
+        from destinations.media import clouds_of, ply_bytes
+
+        for cloud, shades in clouds_of(points, colors):
+            self._log_medium("point_clouds", stamp, ".ply", ply_bytes(cloud, shades))
+
+    def log_traces(self, stamp: Stamp, traces: dict[str, Any]) -> None:
+        self._log_medium(
+            "traces", attrs.evolve(stamp, name="traces"), ".json", json_bytes(clean_texts(plain(traces)))
+        )
+
+    def log_file(self, name: str, copy: Path) -> None:
+        """Makes an artifact of a file that was staged, and deletes the copy."""
+        run_id, folder = self._run(), artifact_path(name).rpartition("/")[0]
+        asked(lambda: self._client.log_artifact(run_id, str(copy), folder or None))
+        shutil.rmtree(copy.parent, ignore_errors=True)
+
+    # --- requests --------------------------------------------------------------------------------------------------
+
+    def _log_batch(self, **entities: Any) -> None:
+        run_id = self._run()
+        # Synchronous also where the environment asks for MLflow's own thread: this one is a lane already.
+        asked(lambda: self._client.log_batch(run_id, **entities, synchronous=True))
+
+    def _set_tag(self, key: str, value: str) -> None:
+        run_id = self._run()
+        text = cut(without_surrogates(value), _LONGEST_TAG)
+        asked(lambda: self._client.set_tag(run_id, key, text, synchronous=True))
+
+    def _log_medium(
+        self, folder: str, stamp: Stamp, suffix: str, data: "bytes | Callable[[Path], None]"
+    ) -> str:
+        """Logs a file under its name, step and time; returns its path among the artifacts."""
+        at = f"{stamp.step:08d}_{milliseconds(stamp.time)}_{next(self._sequence)}{suffix}"
+        return self._log_bytes(f"{folder}/{self._artifact_names.key(stamp.name)}/{at}", data)
+
+    def _log_bytes(self, path: str, data: "bytes | Callable[[Path], None]") -> str:
+        parent, _, name = path.rpartition("/")
+        with self._beginning:
+            folder = Path(tempfile.mkdtemp(dir=self._temporary_folder()))
+        try:
+            if isinstance(data, bytes):
+                (folder / name).write_bytes(data)
+            else:
+                data(folder / name)
+            run_id = self._run()
+            asked(lambda: self._client.log_artifact(run_id, str(folder / name), parent or None))
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+        return path
+
+    def _temporary_folder(self) -> Path:
+        if self._folder is None:
+            self._folder = Path(tempfile.mkdtemp(prefix="destinations-mlflow-"))
+        return self._folder

@@ -1,0 +1,5 @@
+"""`TensorBoard`: the destination, and what its background thread does."""
+
+from .destination import TensorBoard
+
+__all__ = ["TensorBoard"]

@@ -1,0 +1,322 @@
+"""What `TensorBoard` does in the thread of its lane: records become events in one file.
+
+`tensorboard` is imported when the sink is opened, in that thread.
+"""
+
+import itertools
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from destinations.background import TryLater
+from destinations.trackers.tracker import Row, RowsRefused, Sink, Stamp
+
+from .event_file import GrowingFile, event_files, is_being_written, new_event_file, record_writer, records
+
+__all__ = ["TensorBoardSink"]
+
+_MOST_WAITING_BYTES = 8 << 20
+_MOST_TEMPLATES = 256
+_MOST_TEMPLATE_NAMES = 100_000
+_ADDED_LATER = "hyperparameters"
+
+
+class TensorBoardSink(Sink):
+    """The event file of one run.
+
+    A record that the disk does not take waits in memory, and behind it everything else in the queues of the lane.
+
+    Args:
+        folder: where the file goes.
+        started_at: when the run began, in seconds since the epoch.
+        write: `os.write`.
+    """
+
+    def __init__(self, folder: Path, started_at: float, write: Callable[[int, Any], int] = os.write) -> None:
+        self.folder = folder
+        self._started_at = started_at
+        self._write = write
+        self._earlier: list[Path] = []
+        self._file: GrowingFile | None = None
+        self._records: Any = None
+        self._protos: Any = None
+        self._summaries: Any = None
+        # An event for each set of names, to be filled in again and again; the oldest goes first.
+        self._templates: dict[tuple[str, ...], tuple[Any, list[Any]]] = {}
+        self._template_names = 0
+        # TensorBoard takes what a tag is from its first value: another kind of record gets another tag.
+        self._kinds: dict[str, str] = {}
+        self._hyperparameters: dict[str, Any] = {}
+        self._is_start_written = False
+        self._is_purge_due = False
+        self.path: Path | None = None
+
+    # --- the file --------------------------------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """Creates the file."""
+        from tensorboard.compat.proto import event_pb2, summary_pb2
+
+        from . import summaries
+
+        self._summaries = summaries
+        self._protos = (event_pb2, summary_pb2)
+        if self._file is None:
+            try:
+                self._earlier = [path for path in event_files(self.folder) if not is_being_written(path)]
+                self.path, descriptor = new_event_file(self.folder, time.time())
+            except OSError as error:
+                raise TryLater from error
+            self._file = GrowingFile(descriptor, self._write)
+            self._records = record_writer(self._file)
+            origin = event_pb2.SourceMetadata(writer="destinations.trackers.tensorboard.destination")
+            self._add(wall_time=self._started_at, file_version="brain.Event:2", source_metadata=origin)
+        self.flush()
+
+    def flush(self) -> None:
+        """Writes what waits.
+
+        Raises:
+            TryLater: the disk does not take it.
+        """
+        if self._file is not None:
+            try:
+                self._file.flush()
+            except OSError as error:
+                raise TryLater from error
+
+    def close(self) -> None:
+        """Writes what waits, and closes the file."""
+        file, self._file = self._file, None
+        if file is None:
+            return
+        try:
+            file.close()
+        except OSError as error:
+            raise OSError(
+                error.errno, f"{file.waiting_bytes} bytes were not written to {self.path}: {error.strerror}"
+            ) from error
+
+    def _begin(self, step: int | None) -> None:
+        """Comes before each record; the step is None for what is none of the training's.
+
+        Raises:
+            TryLater: too much waits for the disk.
+            RuntimeError: there is no file.
+        """
+        if self._file is None:
+            raise RuntimeError("event file must be open, got one that could not be opened.")
+        if self._file.waiting_bytes > _MOST_WAITING_BYTES:
+            self.flush()
+        if self._is_purge_due and step is not None:
+            self._is_purge_due = False
+            self._purge(step)
+        if self._hyperparameters and not self._is_start_written:
+            self._write_start()
+
+    def _add(self, **fields: Any) -> None:
+        event_pb2, _ = self._protos
+        self._records.write(event_pb2.Event(**fields).SerializeToString())
+
+    def _add_values(self, values: Sequence[Any], step: int, seconds: float) -> None:
+        _, summary_pb2 = self._protos
+        if values:
+            self._add(wall_time=seconds, step=step, summary=summary_pb2.Summary(value=values))
+
+    def _tag(self, name: str, kind: str) -> str:
+        """Returns the tag of a record: its name, unless another kind of record has it."""
+        name = self._summaries.clean(name)
+        for count in itertools.count():
+            tag = name if not count else f"{name}/{kind}" if count == 1 else f"{name}/{kind}{count}"
+            if self._kinds.setdefault(tag, kind) == kind:
+                return tag
+        raise AssertionError
+
+    # --- going on --------------------------------------------------------------------------------------------------
+
+    def resume(self, step: int, time: float | None) -> None:
+        """Takes out of sight what training goes through again.
+
+        Nothing is deleted: TensorBoard leaves out, at the mark that is written here, what has its step or a later one. What
+        of that belongs to the checkpoint is written again.
+        """
+        if not self._earlier:
+            return
+        if step == 0:
+            # Begun anew, or a loop that counts its steps itself: the first record says where.
+            self._is_purge_due = True
+            return
+        kept, abandoned = self._split(step, time)
+        if not abandoned:
+            return
+        first = min(abandoned)
+        self._purge(first)
+        for event_step, data in self._read_again(kept):
+            if event_step >= first:
+                self._records.write(data)
+
+    def _purge(self, step: int) -> None:
+        event_pb2, _ = self._protos
+        log = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
+        self._add(wall_time=self._started_at, step=step, session_log=log)
+
+    def _split(self, step: int, time: float | None) -> tuple[set[tuple[int, int]], list[int]]:
+        """Returns which events from a step on belong to the checkpoint, by file and place, and the steps of the others."""
+        event_pb2, _ = self._protos
+        seen: list[tuple[int, float, tuple[int, int]]] = []
+        for number, path in enumerate(self._earlier):
+            for place, data in enumerate(records(path)):
+                event = event_pb2.Event.FromString(data)
+                if event.step < step:
+                    continue
+                if event.HasField("session_log"):
+                    # What an earlier session took out of sight stays there.
+                    seen = [one for one in seen if one[0] < event.step]
+                elif event.HasField("summary"):
+                    seen.append((event.step, event.wall_time, (number, place)))
+        kept = {key for _, at, key in seen if time is not None and at <= time}
+        return kept, [event_step for event_step, _, key in seen if key not in kept]
+
+    def _read_again(self, keys: set[tuple[int, int]]) -> "list[tuple[int, bytes]]":
+        event_pb2, _ = self._protos
+        return [
+            (event_pb2.Event.FromString(data).step, data)
+            for number in sorted({number for number, _ in keys})
+            for place, data in enumerate(records(self._earlier[number]))
+            if (number, place) in keys
+        ]
+
+    # --- metrics ---------------------------------------------------------------------------------------------------
+
+    def log_metrics(self, rows: Sequence[Row]) -> None:
+        """Writes one event for each row."""
+        self._begin(rows[0][1])
+        refused: list[Exception] = []
+        for metrics, step, seconds in rows:
+            if metrics:
+                try:
+                    self._records.write(self._row(metrics, step, seconds))
+                except (ValueError, TypeError) as error:
+                    # The others of its chunk are written all the same.
+                    refused.append(error)
+        if refused:
+            raise RowsRefused(len(refused)) from refused[0]
+
+    def _row(self, metrics: dict[str, float], step: int, seconds: float) -> bytes:
+        names = tuple(metrics)
+        template = self._templates.get(names)
+        if template is None:
+            template = self._new_template(names)
+        event, values = template
+        event.wall_time = seconds
+        event.step = step
+        try:
+            for value, number in zip(values, metrics.values(), strict=True):
+                value.simple_value = number
+        except OverflowError:
+            for value, number in zip(values, metrics.values(), strict=True):
+                value.simple_value = self._summaries.number(number)
+        data: bytes = event.SerializeToString()
+        return data
+
+    def _new_template(self, names: tuple[str, ...]) -> tuple[Any, list[Any]]:
+        """Returns an event with the tags of these names, and its values: only numbers are left to fill in."""
+        event_pb2, _ = self._protos
+        event = event_pb2.Event()
+        for name in names:
+            event.summary.value.add(tag=self._tag(name, "metric"))
+        self._template_names += len(names)
+        while self._templates and (
+            len(self._templates) >= _MOST_TEMPLATES or self._template_names > _MOST_TEMPLATE_NAMES
+        ):
+            oldest = next(iter(self._templates))
+            self._template_names -= len(oldest)
+            del self._templates[oldest]
+        template = self._templates[names] = (event, list(event.summary.value))
+        return template
+
+    # --- everything else -------------------------------------------------------------------------------------------
+
+    def log_hyperparameters(self, hyperparameters: dict[str, Any], time: float) -> None:
+        """Keeps hyperparameters until the first record: TensorBoard reads those of a run once."""
+        self._hyperparameters = _merged(self._hyperparameters, hyperparameters)
+        if self._is_start_written:
+            self._begin(None)
+            values = self._summaries.hyperparameter_value(
+                self._tag(_ADDED_LATER, "text"), self._hyperparameters
+            )
+            self._add_values(values, 0, time)
+
+    def _write_start(self) -> None:
+        self._is_start_written = True
+        value = self._summaries.session_start_value(self._hyperparameters, self._started_at)
+        self._add_values([value], 0, self._started_at)
+
+    def finish(self, status: str, exception: str | None, time: float) -> None:
+        """Writes the end of the session, unless it is to go on: TensorBoard reads the first one for good."""
+        self._begin(None)
+        if self._is_start_written and status != "preempted":
+            self._add_values([self._summaries.session_end_value(status, time)], 0, time)
+
+    def log_images(
+        self,
+        stamp: Stamp,
+        images: Any,
+        *,
+        channels_last: bool,
+        masks: Mapping[str, Any] | None,
+        mask_class_labels: Mapping[int, str] | None,
+        use_table: bool,
+    ) -> None:
+        """Writes images as PNG, and once more with each mask laid over."""
+        self._write_values(
+            stamp,
+            "image",
+            "image_values",
+            images,
+            channels_last=channels_last,
+            masks=masks,
+            labels=mask_class_labels,
+        )
+
+    def log_text(self, stamp: Stamp, text: str) -> None:
+        self._write_values(stamp, "text", "text_value", text)
+
+    def log_table(self, stamp: Stamp, columns: list[str], rows: list[list[Any]]) -> None:
+        self._write_values(stamp, "text", "table_value", columns, rows)
+
+    def log_audio(self, stamp: Stamp, audio: Any, sample_rate: int) -> None:
+        self._write_values(stamp, "audio", "audio_values", audio, sample_rate)
+
+    def log_video(self, stamp: Stamp, video: Any, fps: float | None) -> None:
+        self._write_values(stamp, "image", "video_value", video, fps)
+
+    def log_histogram(self, stamp: Stamp, values: Any, bins: "int | Sequence[float]") -> None:
+        self._write_values(stamp, "histogram", "histogram_values", values, bins)
+
+    def log_point_cloud(self, stamp: Stamp, points: Any, colors: Any) -> None:
+        self._write_values(stamp, "mesh", "point_cloud_values", points, colors)
+
+    def log_traces(self, stamp: Stamp, traces: dict[str, Any]) -> None:
+        self._begin(stamp.step)
+        values = []
+        for name, value in traces.items():
+            values += self._summaries.trace_value(self._tag(f"traces/{name}", "text"), value)
+        self._add_values(values, stamp.step, stamp.time)
+
+    def _write_values(self, stamp: Stamp, kind: str, values_of: str, *args: Any, **options: Any) -> None:
+        self._begin(stamp.step)
+        values = getattr(self._summaries, values_of)(self._tag(stamp.name, kind), *args, **options)
+        self._add_values(values, stamp.step, stamp.time)
+
+
+def _merged(before: Mapping[str, Any], added: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns nested mappings put together; what was added takes precedence."""
+    merged = dict(before)
+    for name, value in added.items():
+        old = merged.get(name)
+        both = isinstance(old, Mapping) and isinstance(value, Mapping)
+        merged[name] = _merged(old, value) if both else value  # type: ignore[arg-type]
+    return merged

@@ -1,0 +1,337 @@
+"""Records as TensorBoard's summaries: lists of `Summary.Value`, as its plugins read them.
+
+Needs the package `tensorboard`; neither TensorFlow nor torch.
+"""
+
+import io
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from PIL import Image
+from tensorboard.compat.proto import summary_pb2, tensor_pb2, tensor_shape_pb2, types_pb2
+from tensorboard.plugins.hparams import metadata as hparams_metadata
+from tensorboard.plugins.hparams import plugin_data_pb2 as hparams_pb2
+from tensorboard.plugins.image import metadata as image_metadata
+from tensorboard.plugins.mesh import metadata as mesh_metadata
+from tensorboard.plugins.mesh import plugin_data_pb2 as mesh_pb2
+from tensorboard.plugins.text import metadata as text_metadata
+
+from destinations.media import (
+    class_color,
+    clouds_of,
+    histogram_record,
+    images_of,
+    masks_of,
+    overlay_png,
+    png_bytes,
+    to_numpy,
+    wav_bytes,
+)
+from destinations.text.formatting import describe, one_line, plain, short
+from destinations.trackers.tracker import number
+from events import BinnedValues, RecordError
+
+__all__ = [
+    "audio_values",
+    "clean",
+    "gif_bytes",
+    "histogram_values",
+    "hyperparameter_value",
+    "image_values",
+    "number",
+    "point_cloud_values",
+    "session_end_value",
+    "session_start_value",
+    "table_value",
+    "text_value",
+    "trace_value",
+    "video_value",
+]
+
+# Browsers take shorter times for a tenth of a second.
+_LEAST_MILLISECONDS = 20
+
+
+def gif_bytes(video: Any, fps: float | None) -> bytes:
+    """Returns a video as GIF.
+
+    Args:
+        video: frames `(T, C, H, W)` with 1, 3 or 4 channels, pixels scaled by the range of the whole video; or the bytes of a
+            file: GIF as it is, anything else decoded by PyAV.
+        fps: frames per second, for frames.
+
+    Raises:
+        ImportError: the bytes are no GIF, and PyAV is missing.
+        RecordError: it is no video.
+    """
+    if isinstance(video, bytes):
+        if video.startswith(b"GIF8"):
+            return video
+        video, fps = _decoded(video)
+    array = to_numpy(video)
+    if array.ndim != 4 or 0 in array.shape:  # noqa: PLR2004  # time, channels, rows, columns
+        raise RecordError(f"video must have shape (T, C, H, W), got {tuple(array.shape)}.")
+    count, channels, height, width = array.shape
+    # All frames as one tall image: they are scaled alike.
+    tall = next(images_of(np.moveaxis(array, 1, 0).reshape(channels, count * height, width))).array
+    frames = [Image.fromarray(frame) for frame in tall.reshape(count, height, *tall.shape[1:])]
+    frames = [frame.convert("RGB") if frame.mode == "RGBA" else frame for frame in frames]
+    buffer = io.BytesIO()
+    duration = max(_LEAST_MILLISECONDS, round(1000 / (fps or 1.0)))
+    frames[0].save(buffer, "GIF", save_all=True, append_images=frames[1:], duration=duration, loop=0)
+    return buffer.getvalue()
+
+
+def _decoded(data: bytes) -> tuple[Any, float]:
+    """Returns the frames of an encoded video, and its rate."""
+    try:
+        import av
+    except ImportError as error:
+        raise ImportError(
+            "video bytes must be GIF, or decoded by PyAV, got no package 'av'. "
+            'Install it: pip install "training-destinations[video]".',
+            name="av",
+        ) from error
+    try:
+        with av.open(io.BytesIO(data), "r") as container:
+            stream = container.streams.video[0]
+            frames = [frame.to_ndarray(format="rgb24") for frame in container.decode(stream)]
+            rate = float(stream.average_rate or 1)
+    except (av.FFmpegError, IndexError) as error:
+        raise RecordError(
+            f"video must be a file that PyAV can read, got one that it cannot: {error}."
+        ) from error
+    return np.moveaxis(np.stack(frames), -1, 1), rate
+
+
+Values = list[Any]
+
+MOST_TABLE_ROWS = 1000
+_DATA_TYPES = {"f": types_pb2.DT_FLOAT, "u": types_pb2.DT_UINT8}
+
+
+def clean(name: str) -> str:
+    """Returns a name that UTF-8 can hold: lone surrogates are written out."""
+    return name.encode("utf-8", "backslashreplace").decode()
+
+
+# --- images and video ----------------------------------------------------------------------------------------------
+
+
+def image_values(
+    tag: str,
+    images: Any,
+    *,
+    channels_last: bool,
+    masks: Mapping[str, Any] | None,
+    labels: Mapping[int, str] | None,
+) -> Values:
+    """Returns the images under a tag, and under "tag/mask" for each mask the images with it laid over."""
+    pixels = [one.array for one in images_of(images, channels_last)]
+    values = _images(tag, [(one.shape, png_bytes(one)) for one in pixels], "")
+    for mask_name, mask in (masks or {}).items():
+        overlays = [
+            (one.shape, overlay_png(one, found)) for one, found in zip(pixels, masks_of(mask), strict=True)
+        ]
+        values += _images(f"{tag}/{clean(mask_name)}", overlays, _legend(labels))
+    return values
+
+
+def _legend(labels: Mapping[int, str] | None) -> str:
+    """Returns what the classes mean, and which colour each has, as Markdown."""
+    rows = [
+        f"| {index} | {_cell(label)} | `{class_color(int(index))}` |"
+        for index, label in (labels or {}).items()
+    ]
+    return "\n".join(["| class | label | colour |", "|---|---|---|", *rows]) if rows else ""
+
+
+def _images(tag: str, encoded: Sequence[tuple[tuple[int, ...], bytes]], description: str) -> Values:
+    """Returns one value: the older form for one image, which more readers know, a tensor for several, or with a description."""
+    if not encoded:
+        return []
+    (height, width), first = encoded[0][0][:2], encoded[0][1]
+    if len(encoded) == 1 and not description:
+        image = summary_pb2.Summary.Image(height=height, width=width, encoded_image_string=first)
+        return [summary_pb2.Summary.Value(tag=tag, image=image)]
+    metadata = image_metadata.create_summary_metadata(None, clean(description))
+    strings = [str(width).encode(), str(height).encode(), *(data for _, data in encoded)]
+    return [summary_pb2.Summary.Value(tag=tag, metadata=metadata, tensor=_strings(strings))]
+
+
+def video_value(tag: str, video: Any, fps: float | None) -> Values:
+    """Returns a video as an animated GIF, which is what TensorBoard shows."""
+    data = gif_bytes(video, fps)
+    with Image.open(io.BytesIO(data)) as image:
+        width, height = image.size
+    return _images(tag, [((height, width), data)], "")
+
+
+# --- sound, numbers, points ----------------------------------------------------------------------------------------
+
+
+def audio_values(tag: str, audio: Any, sample_rate: int) -> Values:
+    """Returns a sound as WAV."""
+    data = audio if isinstance(audio, bytes) else wav_bytes(audio, sample_rate)
+    shape: tuple[int, ...] = () if isinstance(audio, bytes) else audio.shape
+    sound = summary_pb2.Summary.Audio(
+        sample_rate=sample_rate,
+        num_channels=shape[0] if len(shape) > 1 else 1,
+        length_frames=shape[-1] if shape else 0,
+        encoded_audio_string=data,
+        content_type="audio/wav",
+    )
+    return [summary_pb2.Summary.Value(tag=tag, audio=sound)]
+
+
+def histogram_values(tag: str, values: Any, bins: "int | Sequence[float]") -> Values:
+    """Returns a histogram; values that are not finite are left out, and a histogram of none is empty."""
+    if not isinstance(values, BinnedValues) and values.dtype.kind not in "biuf":
+        raise RecordError(f"histogram {tag!r} must have numbers, got dtype {values.dtype}.")
+    record = histogram_record(values, bins)
+    finite = record["count"] - record["non_finite"]
+    mean, std = record["mean"] or 0.0, record["std"] or 0.0
+    histogram = summary_pb2.HistogramProto(
+        min=record["min"] or 0.0,
+        max=record["max"] or 0.0,
+        num=finite,
+        sum=record["sum"] or 0.0,
+        sum_squares=finite * (std * std + mean * mean),
+        bucket_limit=record["edges"][1:],
+        bucket=record["counts"],
+    )
+    return [summary_pb2.Summary.Value(tag=tag, histo=histogram)]
+
+
+def point_cloud_values(tag: str, points: Any, colors: Any) -> Values:
+    """Returns clouds of points for the mesh plugin; several clouds are one batch, where they come as one array."""
+    clouds = list(clouds_of(points, colors))
+    if not clouds:
+        return []
+    types = mesh_pb2.MeshPluginData
+    parts = [(types.VERTEX, np.stack([cloud for cloud, _ in clouds]).astype(np.float32))]
+    shades = [shade for _, shade in clouds if shade is not None]
+    if shades:
+        parts.append((types.COLOR, np.ascontiguousarray(np.stack(shades)[..., :3])))
+    components = mesh_metadata.get_components_bitmask([kind for kind, _ in parts])
+    return [
+        summary_pb2.Summary.Value(
+            tag=mesh_metadata.get_instance_name(tag, kind),
+            metadata=mesh_metadata.create_summary_metadata(
+                tag, None, kind, components, list(array.shape), json_config="{}"
+            ),
+            tensor=_array(array),
+        )
+        for kind, array in parts
+    ]
+
+
+# --- text ----------------------------------------------------------------------------------------------------------
+
+
+def text_value(tag: str, text: str) -> Values:
+    """Returns a text, which TensorBoard shows as Markdown."""
+    metadata = text_metadata.create_summary_metadata(None, None)
+    # Without dimensions: a text in a list of one would be shown in a table of one cell.
+    tensor = tensor_pb2.TensorProto(
+        dtype=types_pb2.DT_STRING, tensor_shape=_shape(()), string_val=[clean(text).encode()]
+    )
+    return [summary_pb2.Summary.Value(tag=tag, metadata=metadata, tensor=tensor)]
+
+
+def table_value(tag: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> Values:
+    """Returns a table as Markdown, of `MOST_TABLE_ROWS` rows at most; a last line says how many more there were."""
+    lines = [[_cell(column) for column in columns], ["---"] * len(columns)]
+    lines += [[_cell(value) for value in row] for row in rows[:MOST_TABLE_ROWS]]
+    text = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    left_out = len(rows) - MOST_TABLE_ROWS
+    return text_value(tag, f"{text}\n\n({left_out:,} more rows)" if left_out > 0 else text)
+
+
+def _cell(value: Any) -> str:
+    value = describe(value)
+    text = short(value) if isinstance(value, float) else one_line(str(value))
+    return text.replace("\\", "\\\\").replace("|", "\\|")
+
+
+def trace_value(tag: str, value: Any) -> Values:
+    """Returns a trace as a block of JSON; what JSON has no form for as its text."""
+    text = value if isinstance(value, str) else json.dumps(plain(value), indent=1, ensure_ascii=False)
+    return text_value(tag, "".join(f"    {line}\n" for line in text.splitlines()))
+
+
+# --- hyperparameters -----------------------------------------------------------------------------------------------
+
+
+def session_start_value(hyperparameters: Mapping[str, Any], seconds: float) -> Any:
+    """Returns the start of a session for the hparams plugin, with nested names joined by ".".
+
+    There is no `Experiment` beside it: the plugin takes the first that it finds in any run for all of them, and would not
+    show what another run has besides. Without one, it finds hyperparameters and metrics of all runs by itself.
+    """
+    info = hparams_pb2.SessionStartInfo(start_time_secs=seconds)
+    for name, value in _flat(hyperparameters):
+        field = info.hparams[clean(name)]
+        if isinstance(value, bool):
+            field.bool_value = value
+        elif isinstance(value, int | float) and math.isfinite(number(value)):
+            field.number_value = number(value)
+        else:
+            field.string_value = clean(value if isinstance(value, str) else json.dumps(plain(value)))
+    return _hparams(hparams_metadata.SESSION_START_INFO_TAG, session_start_info=info)
+
+
+def session_end_value(status: str, seconds: float) -> Any:
+    """Returns the end of a session for the hparams plugin."""
+    number_of = {"completed": "STATUS_SUCCESS", "failed": "STATUS_FAILURE", "interrupted": "STATUS_FAILURE"}
+    from tensorboard.plugins.hparams import api_pb2
+
+    info = hparams_pb2.SessionEndInfo(
+        status=api_pb2.Status.Value(number_of.get(status, "STATUS_UNKNOWN")), end_time_secs=seconds
+    )
+    return _hparams(hparams_metadata.SESSION_END_INFO_TAG, session_end_info=info)
+
+
+def hyperparameter_value(tag: str, hyperparameters: Mapping[str, Any]) -> Values:
+    """Returns hyperparameters as a table."""
+    return table_value(tag, ["name", "value"], [[name, value] for name, value in _flat(hyperparameters)])
+
+
+def _hparams(tag: str, **content: Any) -> Any:
+    metadata = hparams_metadata.create_summary_metadata(hparams_pb2.HParamsPluginData(**content))
+    return summary_pb2.Summary.Value(tag=tag, metadata=metadata, tensor=hparams_metadata.NULL_TENSOR)
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    flat: list[tuple[str, Any]] = []
+    for name, value in values.items():
+        if isinstance(value, Mapping) and value:
+            flat += _flat(value, f"{prefix}{name}.")
+        else:
+            flat.append((f"{prefix}{name}", value))
+    return flat
+
+
+# --- tensors -------------------------------------------------------------------------------------------------------
+
+
+def _strings(strings: Sequence[bytes]) -> Any:
+    return tensor_pb2.TensorProto(
+        dtype=types_pb2.DT_STRING, tensor_shape=_shape((len(strings),)), string_val=strings
+    )
+
+
+def _array(array: Any) -> Any:
+    return tensor_pb2.TensorProto(
+        dtype=_DATA_TYPES[array.dtype.kind],
+        tensor_shape=_shape(array.shape),
+        tensor_content=array.tobytes(),
+    )
+
+
+def _shape(sizes: Sequence[int]) -> Any:
+    dims = [tensor_shape_pb2.TensorShapeProto.Dim(size=size) for size in sizes]
+    return tensor_shape_pb2.TensorShapeProto(dim=dims)

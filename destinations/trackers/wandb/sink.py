@@ -1,0 +1,345 @@
+"""What is done with W&B's own package, in the thread of a lane.
+
+What W&B or its service cannot hold is written out or shortened, see `_wandb_values.py`. A string that is no UTF-8 must never get there: one in the config or the summary makes every later call fail.
+"""
+
+import html
+import json
+import logging
+import shutil
+import sys
+import tempfile
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from destinations.text.formatting import plain
+from destinations.trackers.names import Names, clean_texts, without_surrogates
+from destinations.trackers.tracker import Row, RowsRefused, Sink, Stamp, number
+from events import RecordError
+
+from .service import end_service, has_service, kill_service, require_login, service_lock, settings_for
+from .values import artifact_name, cell_of, few_bins, mask_of, media_key, metric_key, path_in_artifact
+
+__all__ = ["WandBPlan", "WandBSink"]
+
+_log = logging.getLogger("destinations")
+
+_INT64 = 2**63
+_EXIT_CODES = {"completed": 0, "interrupted": 255}
+_VIDEO_SUFFIXES = {b"\x1aE\xdf\xa3": "webm", b"GIF8": "gif", b"OggS": "ogg"}
+
+
+@attrs.frozen
+class WandBPlan:
+    """What a run is made with.
+
+    Attributes:
+        arguments: for `wandb.init`.
+        more: for `wandb.init` too, over those; `settings` may be a dict.
+        resume: as `wandb.init` has it; None for "allow" where there is an id.
+        step_metric: the name of the metric that holds the step.
+        finish_seconds: how long the end may take for what is still on its way.
+    """
+
+    arguments: Mapping[str, Any]
+    more: Mapping[str, Any]
+    resume: str | None
+    step_metric: str
+    finish_seconds: float
+
+
+class WandBSink(Sink):
+    """One run of W&B.
+
+    The run is made with the first thing that is logged, or where training starts: until then, a checkpoint can say which
+    run is to go on.
+
+    Args:
+        plan: what the run is made with.
+        run_id: its id; None for a new one.
+    """
+
+    def __init__(self, plan: WandBPlan, run_id: str | None) -> None:
+        self._plan = plan
+        # Guards the id until the run is made: a checkpoint is loaded in the training thread.
+        self._beginning = threading.Lock()
+        self.run_id = run_id
+        self.run: Any = None
+        self._is_begun = False
+        self._error: Exception | None = None
+        self._folder: Path | None = None
+        self._metric_names = Names(self._metric_key)
+        self._media_names = Names(media_key)
+        self._exit_code: int | None = None
+        self._is_service_ours = False
+        self._hooks: tuple[Any, Any] | None = None
+
+    # --- in the training thread ------------------------------------------------------------------------------------
+
+    def go_on_with(self, run_id: str) -> None:
+        """Takes the id of the run that a checkpoint belongs to, where none was given and the run is not made yet."""
+        with self._beginning:
+            if not self._is_begun and self.run_id is None:
+                self.run_id = run_id
+
+    def stage(self, source: Path) -> Path:
+        """Returns a copy of a file, which lives until the sink is closed."""
+        with self._beginning:
+            folder = self._temporary_folder()
+        with tempfile.NamedTemporaryFile(dir=folder, delete=False) as target, source.open("rb") as file:
+            shutil.copyfileobj(file, target, 1 << 20)
+        return Path(target.name)
+
+    def abandon(self) -> bool:
+        """Ends W&B's service by force where the run did not end in time, is in it alone, and this run started it.
+
+        What was logged is in the run's own file then, which `wandb sync` sends.
+
+        Returns:
+            Whether the service was ended: who waits for it hears so.
+        """
+        run = self.run
+        if run is None and not self._is_service_ours:
+            return False
+        is_killed = self._is_service_ours and kill_service(self._hooks)
+        if run is not None:
+            _log.warning(
+                "WandB: run %s did not end within %g seconds. What was logged is in %s: send it with `wandb sync`.",
+                self.run_id,
+                self._plan.finish_seconds,
+                Path(str(run.settings.sync_dir)),
+            )
+        return is_killed
+
+    # --- the run ---------------------------------------------------------------------------------------------------
+
+    def resume(self, step: int, time: float | None) -> None:
+        self._run()
+
+    def _run(self) -> Any:
+        """Returns the run; makes it at the first call.
+
+        Raises:
+            Exception: it could not be made; the same at every call.
+        """
+        with self._beginning:
+            is_first, self._is_begun = not self._is_begun, True
+        if is_first:
+            try:
+                self._begin()
+            except Exception as error:
+                self._error = error
+                raise
+        if self.run is None:
+            raise self._error or RuntimeError("run of W&B must be open, got one that has ended.")
+        return self.run
+
+    def _begin(self) -> None:
+        import wandb
+
+        plan = self._plan
+        arguments: dict[str, Any] = {**plan.arguments, "id": self.run_id, **plan.more}
+        if arguments["id"] is not None:
+            arguments.setdefault("resume", plan.resume or "allow")
+        elif plan.resume is not None:
+            arguments.setdefault("resume", plan.resume)
+        settings = arguments.pop("settings", None) or {}
+        given = settings if isinstance(settings, Mapping) else settings.model_dump(exclude_unset=True)
+        arguments["settings"] = settings_for(wandb, given, plan.finish_seconds)
+        arguments = {name: clean_texts(value) for name, value in arguments.items() if value is not None}
+        if "dir" in arguments:
+            # Where there is none, W&B would take the folder of temporary files.
+            Path(arguments["dir"]).mkdir(parents=True, exist_ok=True)
+        arguments.setdefault("reinit", "create_new")
+        require_login(wandb, arguments)
+        with service_lock:
+            self._hooks = (sys.exit, sys.excepthook)
+            self._is_service_ours = not has_service()
+            run = wandb.init(**arguments)
+        self.run, self.run_id = run, run.id
+        run.define_metric(plan.step_metric)
+        run.define_metric("*", step_metric=plan.step_metric)
+
+    def finish(self, status: str, exception: str | None, time: float) -> None:
+        run = self._run()
+        if status == "preempted" and hasattr(run, "mark_preempting"):
+            run.mark_preempting()
+        if exception is not None:
+            run.summary.update({"exception": without_surrogates(exception)})
+        self._exit_code = _EXIT_CODES.get(status, 1)
+
+    def close(self) -> None:
+        run = self.run
+        try:
+            if run is not None:
+                run.finish(exit_code=1 if self._exit_code is None else self._exit_code)
+        finally:
+            self.run = None
+            if self._is_service_ours:
+                with service_lock:
+                    end_service(self._hooks)
+                self._is_service_ours = False
+            if self._folder is not None:
+                shutil.rmtree(self._folder, ignore_errors=True)
+
+    # --- records ---------------------------------------------------------------------------------------------------
+
+    def log_metrics(self, rows: Sequence[Row]) -> None:
+        run, key, step_metric = self._run(), self._metric_names.key, self._plan.step_metric
+        failed: list[Exception] = []
+        for metrics, step, at in rows:
+            row: dict[str, Any] = {
+                key(name): value if -_INT64 <= value < _INT64 else number(value)
+                for name, value in metrics.items()
+            }
+            row[step_metric], row["_timestamp"] = step, at
+            try:
+                run.log(row)
+            except Exception as error:  # noqa: BLE001  # the others are taken all the same
+                failed.append(error)
+        if failed:
+            raise RowsRefused(len(failed)) from failed[-1]
+
+    def log_hyperparameters(self, hyperparameters: dict[str, Any], time: float) -> None:
+        self._run().config.update(clean_texts(plain(hyperparameters)), allow_val_change=True)
+
+    def log_table(self, stamp: Stamp, columns: list[str], rows: list[list[Any]]) -> None:
+        import wandb
+
+        data = [[cell_of(wandb, value) for value in row] for row in rows]
+        titles = [without_surrogates(str(column)) for column in columns]
+        self._log(stamp, wandb.Table(columns=titles, data=data, allow_mixed_types=True))
+
+    def log_images(
+        self,
+        stamp: Stamp,
+        images: Any,
+        *,
+        channels_last: bool,
+        masks: Mapping[str, Any] | None,
+        mask_class_labels: Mapping[int, str] | None,
+        use_table: bool,
+    ) -> None:
+        import wandb
+        from PIL import Image
+
+        from destinations.media import images_of, masks_of
+
+        by_mask = {media_key(name): list(masks_of(mask)) for name, mask in (masks or {}).items()}
+        found = []
+        for index, pixels in enumerate(images_of(images, channels_last)):
+            masked = {name: mask_of(one[index], mask_class_labels) for name, one in by_mask.items()}
+            found.append(wandb.Image(Image.fromarray(pixels.array), masks=masked or None))
+        if use_table:
+            self._log(stamp, wandb.Table(columns=["image"], data=[[image] for image in found]))
+        else:
+            self._log(stamp, found)
+
+    def log_text(self, stamp: Stamp, text: str) -> None:
+        import wandb
+
+        shown = (
+            f'<pre style="white-space: pre-wrap">{html.escape(without_surrogates(text), quote=False)}</pre>'
+        )
+        self._log(stamp, wandb.Html(shown, inject=False))
+
+    def log_audio(self, stamp: Stamp, audio: Any, sample_rate: int) -> None:
+        import wandb
+
+        from destinations.media import wav_bytes
+
+        data = audio if isinstance(audio, bytes) else wav_bytes(audio, sample_rate)
+        path = self._write(".wav", data)
+        self._log(stamp, wandb.Audio(str(path), sample_rate=sample_rate))
+        path.unlink()
+
+    def log_video(self, stamp: Stamp, video: Any, fps: float | None) -> None:
+        import wandb
+
+        from destinations.media import mp4_file
+
+        if isinstance(video, bytes):
+            if video[:4] == b"RIFF":
+                raise RecordError("video must be MP4, WebM, GIF or Ogg for W&B, got AVI. Convert it.")
+            suffix = _VIDEO_SUFFIXES.get(video[:4], "mp4")
+            path = self._write(f".{suffix}", video)
+        else:
+            suffix, path = "mp4", self._write(".mp4", b"")
+            mp4_file(video, fps or 1.0, path)
+        self._log(stamp, wandb.Video(str(path), format=suffix))
+        path.unlink()
+
+    def log_histogram(self, stamp: Stamp, values: Any, bins: "int | Sequence[float]") -> None:
+        import wandb
+
+        from destinations.media import histogram_record
+
+        record = histogram_record(values, bins)
+        counts, edges = few_bins(record["counts"] or [0], record["edges"] or [0.0, 0.0])
+        self._log(stamp, wandb.Histogram(np_histogram=(counts, edges)))
+
+    def log_point_cloud(self, stamp: Stamp, points: Any, colors: Any) -> None:
+        import numpy as np
+        import wandb
+
+        from destinations.media import clouds_of
+
+        found = []
+        for cloud, shades in clouds_of(points, colors):
+            parts = [cloud.astype(np.float64)] + ([] if shades is None else [shades[:, :3]])
+            rows = np.concatenate(parts, axis=1)
+            # They are written as JSON, which has no NaN.
+            found.append(wandb.Object3D(rows[np.isfinite(rows).all(axis=1)]))
+        self._log(stamp, found)
+
+    def log_traces(self, stamp: Stamp, traces: dict[str, Any]) -> None:
+        import wandb
+
+        rows = [
+            [without_surrogates(str(name)), json.dumps(clean_texts(plain(trace)), ensure_ascii=False)]
+            for name, trace in traces.items()
+        ]
+        self._log(
+            attrs.evolve(stamp, name="traces"),
+            wandb.Table(columns=["name", "trace"], data=rows),
+        )
+
+    def log_file(self, name: str, copy: Path) -> None:
+        """Makes a version of an artifact of a file that was staged, and deletes the copy."""
+        import wandb
+
+        try:
+            run = self._run()
+            artifact = wandb.Artifact(artifact_name(f"{run.id}-{name}"), type="file")
+            # W&B takes a copy of its own, which its service deletes once it has been sent.
+            artifact.add_file(str(copy), name=path_in_artifact(name), skip_cache=True)
+            run.log_artifact(artifact)
+        finally:
+            copy.unlink(missing_ok=True)
+
+    def _log(self, stamp: Stamp, value: Any) -> None:
+        row = {
+            self._media_names.key(stamp.name): value,
+            self._plan.step_metric: stamp.step,
+            "_timestamp": stamp.time,
+        }
+        self._run().log(row)
+
+    def _write(self, suffix: str, data: bytes) -> Path:
+        with self._beginning:
+            folder = self._temporary_folder()
+        with tempfile.NamedTemporaryFile(dir=folder, suffix=suffix, delete=False) as file:
+            file.write(data)
+        return Path(file.name)
+
+    def _temporary_folder(self) -> Path:
+        if self._folder is None:
+            self._folder = Path(tempfile.mkdtemp(prefix="destinations-wandb-"))
+        return self._folder
+
+    def _metric_key(self, name: str) -> str:
+        return metric_key(name, self._plan.step_metric)

@@ -1,0 +1,1 @@
+"""Callbacks that come with the package: timers, monitors, snapshots."""

@@ -1,0 +1,272 @@
+"""Whether what was logged can be taken at all: checked at the call, before any destination sees it.
+
+Only shapes are looked at, never the values of arrays: a check costs microseconds, and does not wait for a device.
+"""
+
+import itertools
+import math
+import stat
+from collections.abc import Mapping
+from numbers import Integral, Real
+from pathlib import Path, PurePath
+from typing import Any
+
+from events.errors import RecordError
+
+from .values import BinnedValues, short
+
+__all__ = [
+    "check_audio",
+    "check_file",
+    "check_histogram",
+    "check_images",
+    "check_point_cloud",
+    "check_table",
+    "check_text",
+    "check_traces",
+    "check_video",
+]
+
+_CHANNELS = (1, 3, 4)
+_MOST_BINS = 100_000
+
+
+def check_table(columns: Any, rows: Any, name: str) -> None:
+    """Refuses a table of which a column is no string, or a row is shorter or longer than the header."""
+    if not _is_list(columns) or not all(isinstance(column, str) for column in columns):
+        raise RecordError(
+            f"table {name!r} must have a list of strings as its columns, got {short(columns, 80)}."
+        )
+    if not _is_list(rows):
+        # A generator would be read empty here, and arrive nowhere.
+        raise RecordError(
+            f"table {name!r} must have a list of rows, got {type(rows).__name__}. Write list(...)."
+        )
+    for index, row in enumerate(rows):
+        if not _is_list(row):
+            raise RecordError(
+                f"table {name!r} must have a list for each row, got {short(row, 80)} as row {index}."
+            )
+        if len(row) != len(columns):
+            raise RecordError(
+                f"table {name!r} must have {len(columns)} values in each row, got {len(row)} in row {index}. "
+                f"The columns are {', '.join(columns)}."
+            )
+
+
+def check_images(images: Any, name: str, channels_last: bool, masks: Any) -> None:
+    """Refuses what is no image or list of images, and masks of another size or number than their images."""
+    sizes = _image_sizes(images, f"images {name!r}", channels_last=channels_last)
+    if masks is None:
+        return
+    if not isinstance(masks, Mapping):
+        raise RecordError(
+            f"masks of {name!r} must be a dict from mask name to mask, got {type(masks).__name__}."
+        )
+    for mask_name, mask in masks.items():
+        _check_mask(mask, f"mask {mask_name!r} of {name!r}", sizes)
+
+
+def _image_sizes(images: Any, what: str, *, channels_last: bool) -> list[tuple[int, int] | None]:
+    """Returns height and width of each image, or None for one that only its file knows."""
+    if isinstance(images, list | tuple):
+        if not images:
+            raise RecordError(f"{what} must have at least one image, got an empty {type(images).__name__}.")
+        return [
+            size
+            for index, image in enumerate(images)
+            for size in _image_sizes(image, f"image {index} of {what}", channels_last=channels_last)
+        ]
+    if isinstance(images, str | PurePath):
+        check_file(images, what)
+        return [None]
+    shape = _shape(images)
+    if shape is None:
+        if hasattr(images, "getbands"):  # PIL says (width, height).
+            return [(images.size[1], images.size[0])]
+        raise RecordError(
+            f"{what} must be arrays, tensors, PIL images or paths, got {type(images).__name__}. "
+            "Figures can be logged as numpy arrays of their pixels."
+        )
+    return _array_sizes(shape, what, channels_last=channels_last)
+
+
+def _array_sizes(shape: tuple[int, ...], what: str, *, channels_last: bool) -> list[tuple[int, int] | None]:
+    layout = "(N, H, W, C)" if channels_last else "(N, C, H, W)"
+    if len(shape) not in {2, 3, 4} or 0 in shape:
+        raise RecordError(
+            f"{what} must have shape (H, W), {layout[:1]}{layout[4:]} or {layout}, got {shape}."
+        )
+    if len(shape) == 2:  # noqa: PLR2004  # rows and columns
+        return [(shape[0], shape[1])]
+    *batch, first, second, third = shape
+    channels, height, width = (third, first, second) if channels_last else (first, second, third)
+    if channels not in _CHANNELS:
+        other = first if channels_last else third
+        hint = (
+            f"Pass channels_last={not channels_last}."
+            if other in _CHANNELS
+            else "Give a batch of grey images a channel of size 1."
+        )
+        raise RecordError(
+            f"{what} must have 1, 3 or 4 channels in {layout}, got {channels} in shape {shape}. {hint}"
+        )
+    return [(height, width)] * math.prod(batch)
+
+
+def _check_mask(mask: Any, what: str, sizes: list[tuple[int, int] | None]) -> None:
+    masks = list(mask) if isinstance(mask, list | tuple) else [mask]
+    shapes: list[tuple[int, ...]] = []
+    for one in masks:
+        shape = _shape(one)
+        if shape is None or len(shape) not in {2, 3}:
+            raise RecordError(
+                f"{what} must have shape (H, W) or (N, H, W), got {shape or type(one).__name__}."
+            )
+        shapes += [shape] if len(shape) == 2 else [shape[1:]] * shape[0]  # noqa: PLR2004  # rows and columns
+    if len(shapes) != len(sizes):
+        raise RecordError(f"{what} must have one mask for each of {len(sizes)} images, got {len(shapes)}.")
+    for index, (shape, size) in enumerate(zip(shapes, sizes, strict=True)):
+        if size is not None and shape != size:
+            raise RecordError(
+                f"{what} must have the size of its image {size}, got {shape} for image {index}."
+            )
+
+
+def check_text(text: Any, name: str) -> None:
+    """Refuses what is no string."""
+    if not isinstance(text, str):
+        raise RecordError(f"text {name!r} must be a string, got {type(text).__name__}. Write str(...).")
+
+
+def check_audio(audio: Any, sample_rate: Any, name: str) -> None:
+    """Refuses a sound of which the shape is not (samples,) or (channels, samples), or without a sample rate."""
+    if not _is_number(sample_rate, Integral) or sample_rate <= 0:
+        raise RecordError(
+            f"audio {name!r} must have a sample rate of at least 1 Hz, got {short(sample_rate)}."
+        )
+    if isinstance(audio, str | PurePath):
+        check_file(audio, f"audio {name!r}")
+    if isinstance(audio, str | bytes | PurePath):
+        return
+    shape = _shape(audio)
+    if shape is None or len(shape) not in {1, 2} or 0 in shape:
+        raise RecordError(
+            f"audio {name!r} must have shape (samples,) or (channels, samples), got {shape or type(audio).__name__}."
+        )
+
+
+def check_video(video: Any, fps: Any, name: str) -> None:
+    """Refuses frames of which the shape is not (T, C, H, W), or without frames per second."""
+    if isinstance(video, str | PurePath):
+        check_file(video, f"video {name!r}")
+    if isinstance(video, str | bytes | PurePath):
+        return
+    shape = _shape(video)
+    if shape is None or len(shape) != 4 or 0 in shape or shape[1] not in _CHANNELS:  # noqa: PLR2004  # T, C, H, W
+        raise RecordError(
+            f"video {name!r} must be frames (T, C, H, W) with 1, 3 or 4 channels, encoded bytes or a path, "
+            f"got {shape or type(video).__name__}."
+        )
+    if not _is_number(fps, Real) or not 0 < fps < math.inf:
+        raise RecordError(f"video {name!r} must have frames per second, got fps={short(fps)}. Write fps=30.")
+
+
+def check_histogram(values: Any, bins: Any, name: str) -> None:
+    """Refuses values that are no numbers, no values at all, and bins that are neither a number nor edges."""
+    if isinstance(values, BinnedValues):
+        return
+    shape = _shape(values)
+    if shape is None and not isinstance(values, list | tuple):
+        raise RecordError(
+            f"histogram {name!r} must have an array or list of numbers, got {type(values).__name__}."
+        )
+    if shape is None and not values:
+        raise RecordError(f"histogram {name!r} must have at least one value, got an empty list.")
+    if shape is not None and 0 in shape:
+        raise RecordError(f"histogram {name!r} must have at least one value, got shape {shape}.")
+    if _is_number(bins, Integral):
+        if bins < 1:
+            raise RecordError(f"histogram {name!r} must have at least one bin, got bins={short(bins)}.")
+        if bins > _MOST_BINS:
+            raise RecordError(
+                f"histogram {name!r} must have at most {_MOST_BINS:,} bins, got bins={short(bins)}."
+            )
+        return
+    if not _are_edges(bins):
+        raise RecordError(
+            f"histogram {name!r} must have a number of bins or rising edges, got bins={short(bins, 80)}."
+        )
+
+
+def _are_edges(bins: Any) -> bool:
+    shape = _shape(bins)
+    if shape is None and not isinstance(bins, list | tuple):
+        return False
+    if shape is not None and len(shape) != 1:
+        return False
+    if (len(bins) if shape is None else shape[0]) > _MOST_BINS + 1:
+        raise RecordError(f"histogram must have at most {_MOST_BINS:,} bins, got more edges than that.")
+    edges = list(bins) if shape is None else bins.tolist()
+    # Said so that NaN, which is neither more nor less than anything, is refused too.
+    return (
+        len(edges) >= 2  # noqa: PLR2004  # one bin
+        and all(_is_number(edge, Real) for edge in edges)
+        and all(left < right for left, right in itertools.pairwise(edges))
+    )
+
+
+def check_point_cloud(points: Any, colors: Any, name: str) -> None:
+    """Refuses points of which the shape is not (N, 3) or (B, N, 3), and colours of another number."""
+    shape = _shape(points)
+    if shape is None or len(shape) not in {2, 3} or shape[-1] != 3 or 0 in shape:  # noqa: PLR2004  # x, y, z
+        raise RecordError(
+            f"point cloud {name!r} must have shape (N, 3) or (B, N, 3), got {shape or type(points).__name__}."
+        )
+    if colors is None:
+        return
+    color_shape = _shape(colors)
+    if color_shape is None or color_shape[:-1] != shape[:-1] or color_shape[-1] not in {3, 4}:
+        raise RecordError(
+            f"point cloud {name!r} must have colours of shape {(*shape[:-1], 3)}, "
+            f"got {color_shape or type(colors).__name__}."
+        )
+
+
+def check_traces(traces: Any) -> None:
+    """Refuses traces that have no names."""
+    if not isinstance(traces, Mapping) or not all(isinstance(name, str) for name in traces):
+        raise RecordError(f"traces must be a dict from name to value, got {short(traces, 80)}.")
+
+
+def _is_list(value: Any) -> bool:
+    """Whether it has a length and can be gone through twice, as lists, tuples, arrays and `d.values()` can."""
+    return (
+        not isinstance(value, str | bytes | Mapping)
+        and hasattr(value, "__len__")
+        and hasattr(value, "__iter__")
+    )
+
+
+def _is_number(value: Any, kind: type) -> bool:
+    """Whether it is a number of this kind, Python's or numpy's; True and False are none."""
+    return isinstance(value, kind) and not isinstance(value, bool)
+
+
+def check_file(path: Any, what: str) -> None:
+    """Refuses a pipe, a device or a folder: to read one might never end. A file that is missing is for who reads it."""
+    try:
+        mode = Path(path).stat().st_mode
+    except (OSError, ValueError):
+        return
+    if not stat.S_ISREG(mode):
+        raise RecordError(f"{what} must be a regular file, got {short(str(path), 200)}.")
+
+
+def _shape(value: Any) -> tuple[int, ...] | None:
+    if getattr(value, "is_nested", False):
+        raise RecordError("tensor must have one shape, got a nested one. Log its parts, or a padded tensor.")
+    if getattr(value, "is_meta", False):
+        raise RecordError("tensor must have values, got one on the meta device.")
+    shape = getattr(value, "shape", None)
+    return None if shape is None else tuple(int(size) for size in shape)

@@ -1,0 +1,1 @@
+"""A small, complete training loop, with checkpoints and several ranks."""

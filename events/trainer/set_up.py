@@ -1,0 +1,133 @@
+"""What a trainer is given, checked and brought into one form."""
+
+import os
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from events.state import State
+from events.timestamp import TimeUnit
+
+from . import distributed
+
+__all__ = [
+    "AUTOCAST_DTYPES",
+    "check_can_fit",
+    "check_choices",
+    "find_device",
+    "labelled",
+    "learning_rates",
+    "length_of",
+    "move_optimizers",
+    "several",
+    "without_gradient_sync",
+]
+
+AUTOCAST_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def check_choices(
+    precision: str,
+    microbatch_size: int | None,
+    save_folder: str | Path | None,
+    run_name: str | None,
+    *,
+    autoresume: bool,
+) -> None:
+    """Checks arguments of a Trainer that have a fixed set of values, or a range."""
+    if precision != "fp32" and precision not in AUTOCAST_DTYPES:
+        raise ValueError(f"precision must be 'fp32', 'bf16' or 'fp16', got {precision!r}.")
+    if microbatch_size is not None and microbatch_size < 1:
+        raise ValueError(f"device_train_microbatch_size must be at least 1, got {microbatch_size}.")
+    if autoresume and (save_folder is None or run_name is None):
+        missing = "save_folder" if save_folder is None else "run_name"
+        raise ValueError(
+            f"autoresume must know which run to go on with, got no {missing}. Pass it to the Trainer."
+        )
+
+
+def check_can_fit(state: State) -> None:
+    """Raises ValueError where something that training needs is missing."""
+    for name, hint in (
+        ("train_dataloader", "Pass a DataLoader."),
+        ("optimizers", "Pass torch.optim.Adam(model.parameters()), say."),
+        ("max_duration", 'Pass max_duration="5ep" to the Trainer, or duration="1ep" to fit.'),
+    ):
+        if getattr(state, name) in (None, ()):
+            raise ValueError(f"{name} must be given to train, got none. {hint}")
+    if state.max_duration is not None and state.max_duration.unit is TimeUnit.DURATION:
+        raise ValueError(
+            f'max_duration must say how long the whole run is, got {state.max_duration}. Write "5ep".'
+        )
+    distributed.check_sampler(state.train_dataloader)
+
+
+def find_device(device: str | torch.device | None) -> torch.device:
+    """Returns the device asked for, or this rank's accelerator, or the CPU."""
+    if device is not None:
+        return torch.device(device)
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    if torch.cuda.is_available():
+        return torch.device("cuda", local_rank)
+    # torch.accelerator came with torch 2.6.
+    accelerator = getattr(torch, "accelerator", None)
+    found = (
+        accelerator.current_accelerator() if accelerator is not None and accelerator.is_available() else None
+    )
+    return torch.device("cpu") if found is None else torch.device(found.type)
+
+
+def several(one_or_more: Any) -> tuple[Any, ...]:
+    """Returns one value or a sequence of values as a tuple."""
+    if one_or_more is None:
+        return ()
+    return tuple(one_or_more) if isinstance(one_or_more, list | tuple) else (one_or_more,)
+
+
+def labelled(dataloader: Any) -> dict[str, Any]:
+    """Returns dataloaders by label; a single one is called `eval`."""
+    if dataloader is None:
+        return {}
+    return dict(dataloader) if isinstance(dataloader, Mapping) else {"eval": dataloader}
+
+
+def length_of(dataloader: Any) -> int | None:
+    """Returns the number of batches, or None where the dataloader does not know it."""
+    try:
+        return len(dataloader)
+    except TypeError:
+        return None
+
+
+def learning_rates(optimizers: tuple[torch.optim.Optimizer, ...]) -> dict[str, float]:
+    """Returns the learning rate of each group by "lr/<optimizer>/group<i>"; a second optimizer of a class has a number."""
+    rates: dict[str, float] = {}
+    names: list[str] = []
+    for optimizer in optimizers:
+        base = type(optimizer).__name__
+        names.append(base if base not in names else f"{base}{names.count(base) + 1}")
+        for index, group in enumerate(optimizer.param_groups):
+            rates[f"lr/{names[-1]}/group{index}"] = group["lr"]
+    return rates
+
+
+def move_optimizers(optimizers: tuple[torch.optim.Optimizer, ...], device: torch.device) -> None:
+    """Moves what an optimizer has gathered already to where the parameters now are."""
+    for optimizer in optimizers:
+        for values in optimizer.state.values():
+            for name, value in values.items():
+                # Step counters stay on the CPU, where optimizers expect them.
+                if isinstance(value, torch.Tensor) and value.dim() > 0:
+                    values[name] = value.to(device)
+
+
+def without_gradient_sync(module: torch.nn.Module) -> AbstractContextManager[None]:
+    """Returns a context in which DistributedDataParallel does not synchronise gradients."""
+    if isinstance(module, DistributedDataParallel):
+        context: AbstractContextManager[None] = module.no_sync()
+        return context
+    return nullcontext()

@@ -1,0 +1,277 @@
+"""The rules of docs/architecture.md: who may import whom, that importing does nothing, and that the page is true."""
+
+import ast
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+import destinations
+import events
+import uploads
+
+ROOT = pathlib.Path(events.__file__).resolve().parent.parent
+PACKAGES = {"events", "uploads", "destinations"}
+# What each package may import of ours, and only through the front door. There is no exception for TYPE_CHECKING.
+ALLOWED = {"events": {"uploads"}, "uploads": set(), "destinations": {"events", "uploads"}}
+PAGE = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
+
+
+def _modules(package):
+    return sorted((ROOT / package).rglob("*.py"))
+
+
+def _name(path):
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+ALL_MODULES = [path for package in sorted(PACKAGES) for path in _modules(package)]
+each_module = pytest.mark.parametrize("path", ALL_MODULES, ids=_name)
+
+
+def _imports(path):
+    """Returns (level, module, imported names, node) of every import of a file, wherever in it."""
+    found = []
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found += [(0, alias.name, (), node) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            found.append((node.level, node.module or "", tuple(alias.name for alias in node.names), node))
+    return found
+
+
+def _is_type_checking(test):
+    return ast.unparse(test) in {"TYPE_CHECKING", "typing.TYPE_CHECKING"}
+
+
+def _executed_at_import(body):
+    """Yields the import statements that run when a module is imported: not those in functions, nor for type checkers."""
+    for node in body:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            yield node
+        elif isinstance(node, ast.If) and _is_type_checking(node.test):
+            yield from _executed_at_import(node.orelse)
+        elif not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            for field in ("body", "orelse", "finalbody", "handlers"):
+                yield from _executed_at_import(getattr(node, field, None) or ())
+
+
+def _roots_at_import(path):
+    roots = set()
+    for node in _executed_at_import(ast.parse(path.read_text(encoding="utf-8")).body):
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""]
+        if isinstance(node, ast.Import) or node.level == 0:
+            roots |= {name.split(".")[0] for name in names}
+    return roots
+
+
+def test_the_source_is_found():
+    """A rule that looks at no file holds for nothing."""
+    assert {path.relative_to(ROOT).parts[0] for path in ALL_MODULES} == PACKAGES
+    assert ROOT / "events" / "engine.py" in ALL_MODULES
+    assert any(module == "events" for _, module, *_ in _imports(ROOT / "destinations" / "base.py"))
+
+
+@each_module
+def test_a_package_imports_of_ours_only_what_it_may_and_through_the_front_door(path):
+    """`from events import Event`, never `from events.event import Event`; for type checkers too."""
+    package = path.relative_to(ROOT).parts[0]
+
+    absolute = {module for level, module, *_ in _imports(path) if level == 0}
+
+    assert {module for module in absolute if module.split(".")[0] in PACKAGES - {package}} <= ALLOWED[package]
+
+
+@each_module
+def test_inside_a_package_imports_are_relative_or_come_from_above_by_their_full_name(path):
+    """A module names its neighbours relatively; one in a subfolder names what is above it from the top."""
+    package, *folders = path.relative_to(ROOT).parts[:-1]
+
+    for level, module, *_ in _imports(path):
+        assert level <= 1
+        assert folders or level or module.split(".")[0] != package
+
+
+@each_module
+def test_what_is_imported_through_a_front_door_is_in_its_all(path):
+    """The front door is `__all__`: nothing is taken through a window."""
+    doors = {"events": events, "uploads": uploads, "destinations": destinations}
+
+    for level, module, names, _ in _imports(path):
+        if level == 0 and module in doors:
+            assert set(names) <= set(doors[module].__all__)
+
+
+@pytest.mark.parametrize("path", _modules("uploads"), ids=_name)
+def test_uploads_never_imports_torch(path):
+    """Not even in a function: its worker process is to stay small."""
+    assert not any(module.split(".")[0] == "torch" for _, module, *_ in _imports(path))
+
+
+# The only modules of `events` that import torch when they are imported.
+TORCH_ROOMS = ("events/trainer/", "events/logger/cuda.py")
+
+
+def _place(path):
+    return path.relative_to(ROOT).as_posix()
+
+
+@pytest.mark.parametrize("path", _modules("events"), ids=_name)
+def test_torch_is_imported_by_the_training_loop_and_the_cuda_copies_alone(path):
+    """Everything else in `events` imports torch inside functions, and those modules too."""
+    if _place(path).startswith(TORCH_ROOMS):
+        return
+
+    assert "torch" not in _roots_at_import(path)
+    for node in _executed_at_import(ast.parse(path.read_text(encoding="utf-8")).body):
+        if isinstance(node, ast.ImportFrom):
+            assert "trainer" not in (node.module or "").split(".")
+            assert "cuda" not in (node.module or "").split(".")
+
+
+@pytest.mark.parametrize("path", _modules("events"), ids=_name)
+def test_events_imports_uploads_inside_functions_alone(path):
+    """`import events` does not import `uploads`."""
+    assert "uploads" not in _roots_at_import(path)
+
+
+@each_module
+def test_nobody_imports_the_adapters(path):
+    """They are for other people's trainers; ours know nothing of them."""
+    parts = path.relative_to(ROOT).parts
+    if "adapters" in parts:
+        return
+
+    for level, module, names, _ in _imports(path):
+        if level or module.split(".")[0] in PACKAGES:
+            assert "adapters" not in module.split(".")
+            assert "adapters" not in names
+
+
+READERS = {"runs", "cli"}
+
+
+@pytest.mark.parametrize("path", _modules("destinations"), ids=_name)
+def test_writers_do_not_import_the_reader_and_the_reader_does_not_import_torch(path):
+    """What writes a run works without what reads it, and the reader starts fast."""
+    is_reader = READERS & {part.removesuffix(".py") for part in path.relative_to(ROOT).parts}
+
+    for level, module, names, _ in _imports(path):
+        if is_reader:
+            assert module.split(".")[0] != "torch"
+        elif level:
+            assert "runs" not in module.split(".")
+            assert level != 1 or module or "runs" not in names
+        else:
+            assert module.split(".")[:2] != ["destinations", "runs"]
+            assert module != "destinations" or "runs" not in names
+
+
+def test_public_names_are_sorted_and_there():
+    """Each `__all__` says what the front door offers."""
+    for package in (events, uploads, destinations):
+        assert list(package.__all__) == sorted(package.__all__)
+        assert all(hasattr(package, name) for name in package.__all__)
+
+
+def _modules_of_path(heading):
+    """Returns the modules named by one of the three paths of the page, in order, each once."""
+    text = PAGE[PAGE.index(heading) :]
+    text = text[: text.index("\n\n", text.index("\n\n") + 2)]
+    return list(dict.fromkeys(re.findall(r"`((?:events|uploads|destinations)/[\w/]+)`", text)))
+
+
+@pytest.mark.parametrize(
+    ("heading", "most"), [("**A row of metrics**", 10), ("**A file**", 12), ("**An event**", 4)]
+)
+def test_the_paths_of_the_page_are_short_and_name_modules(heading, most):
+    """A row passes at most ten modules, a file at most twelve; each is there."""
+    modules = _modules_of_path(heading)
+
+    assert 2 <= len(modules) <= most
+    assert [module for module in modules if not (ROOT / f"{module}.py").is_file()] == []
+
+
+def test_each_room_of_the_page_is_there():
+    """What the tables of the page name exists, and every folder of the packages is named."""
+    named = re.findall(r"^\| `((?:events|uploads|destinations)/.*?)` \|", PAGE, re.MULTILINE)
+    places = []
+    for cell in named:
+        first, *others = cell.split(", ")
+        places += [first, *(f"{first.rsplit('/', 1)[0]}/{other}" for other in others)]
+
+    assert [
+        place
+        for place in places
+        if not ((ROOT / place).is_dir() if place.endswith("/") else (ROOT / f"{place}.py").is_file())
+    ] == []
+    folders = {
+        _place(path.parent)
+        for package in PACKAGES
+        for path in _modules(package)
+        if len(path.relative_to(ROOT).parts) == 3
+    }
+    assert folders <= {place.rstrip("/") for place in places}
+
+
+def test_where_to_begin_is_there():
+    """Each file that the page sends a reader to exists."""
+    table = PAGE[PAGE.index("## Where to begin") :]
+    files = re.findall(r"`([\w/]+\.py)`", table)
+
+    assert len(files) >= 5
+    assert [file for file in files if not (ROOT / file).is_file()] == []
+
+
+# Seen from outside -----------------------------------------------------------------------------------------------
+
+
+def _run_python(program, **options):
+    return subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        **options,
+    )
+
+
+@pytest.mark.parametrize("package", sorted(PACKAGES))
+def test_importing_a_package_does_nothing(package):
+    """No torch, no boto3, no thread, no signal handler, no exit hook, no logging handler, no output."""
+    result = _run_python(f"""
+        import atexit, logging, signal, sys, threading
+        before = {{name: signal.getsignal(name) for name in signal.valid_signals()}}
+        hooks = atexit._ncallbacks()
+        import {package}
+        assert not {{"torch", "boto3", "botocore"}} & set(sys.modules), "heavy modules"
+        assert {package!r} != "events" or "uploads" not in sys.modules, "uploads is imported where it is used"
+        assert threading.active_count() == 1, threading.enumerate()
+        assert before == {{name: signal.getsignal(name) for name in signal.valid_signals()}}
+        assert not logging.getLogger().handlers
+        assert not any(logging.getLogger(name).handlers for name in ("events", "uploads", "destinations"))
+        assert hooks == atexit._ncallbacks(), "exit hooks"
+    """)
+
+    assert (result.stdout, result.stderr, result.returncode) == ("", "", 0)
+
+
+@pytest.mark.parametrize("name", ["events", "uploads"])
+def test_a_package_of_the_same_name_that_is_not_ours_is_named(name, tmp_path):
+    """A user's own `events.py`, or PyPI's `Events`, comes first on the path: the error says which file, and what to do."""
+    stranger = tmp_path / f"{name}.py"
+    stranger.write_text("", encoding="utf-8")
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join((str(tmp_path), str(ROOT)))}
+
+    result = _run_python("import destinations", cwd=tmp_path, env=environment)
+
+    last = result.stderr.strip().splitlines()[-1]
+    assert last.startswith(
+        f"ImportError: package '{name}' must be the one that comes with training-destinations, got {stranger}"
+    )
+    assert "Rename that file" in last

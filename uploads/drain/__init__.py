@@ -1,0 +1,1 @@
+"""Empties a spool into a store: the schedule, retries, and the worker process."""

@@ -1,0 +1,243 @@
+"""What S3's answers mean for a queue. The one place that knows their codes.
+
+Codes from https://docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html; what botocore raises by itself from its `exceptions.py`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import email.utils
+import re
+import time
+from typing import TYPE_CHECKING, Any
+
+from uploads.errors import (
+    BytesCorrupt,
+    RejectedByStore,
+    RemoteExists,
+    RemoteNotFound,
+    StoreError,
+    StoreParked,
+    TransientStoreError,
+)
+from uploads.redaction import redact
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["check_sender", "code_of", "is_from_store", "required", "translated"]
+
+_TRANSIENT = {
+    "ConditionalRequestConflict",
+    "InternalError",
+    "NoSuchUpload",
+    "OperationAborted",
+    "RequestTimeout",
+    "ServiceUnavailable",
+    "SlowDown",
+    "Throttling",
+    "ThrottlingException",
+    "TooManyRequests",
+}
+_CREDENTIALS = {
+    "AuthorizationHeaderMalformed",
+    "ExpiredToken",
+    "ExpiredTokenException",
+    "InvalidAccessKeyId",
+    "InvalidToken",
+    "RequestExpired",
+    "SignatureDoesNotMatch",
+    "TokenRefreshRequired",
+}
+_DENIED = {"403", "AccessDenied", "AllAccessDisabled", "Forbidden"}
+_BUCKET = {
+    "301",
+    "AccountProblem",
+    "InvalidBucketName",
+    "NoSuchBucket",
+    "NotImplemented",
+    "PermanentRedirect",
+    "TemporaryRedirect",
+}
+_REJECTED = {
+    "EntityTooLarge",
+    "EntityTooSmall",
+    "InvalidArgument",
+    "InvalidObjectState",
+    "InvalidRequest",
+    "InvalidStorageClass",
+    "KeyTooLongError",
+    "MetadataTooLarge",
+    "MethodNotAllowed",
+}
+_CORRUPT = {"BadDigest", "InvalidDigest", "XAmzContentChecksumMismatch", "XAmzContentSHA256Mismatch"}
+_EXISTS = {"412", "PreconditionFailed"}
+_NOT_FOUND = {"404", "NoSuchKey", "NotFound"}
+
+_ETAG = re.compile(r'"?[0-9a-f]{32}(-\d+)?"?')
+
+_NOT_FOUND_STATUS = 404
+_PRECONDITION_FAILED = 412
+_TOO_MANY = 429
+_SERVER_ERROR = 500
+_NOT_IMPLEMENTED = 501
+
+
+@contextlib.contextmanager
+def translated(what: str) -> Iterator[None]:
+    """Raises this package's errors in place of botocore's.
+
+    Args:
+        what: The request, for the message.
+    """
+    from botocore.exceptions import BotoCoreError, ClientError
+    from botocore.parsers import ResponseParserError
+
+    try:
+        yield
+    except ResponseParserError as error:  # A page where XML was expected.
+        raise StoreError(
+            f"{_not_the_store(what, 200)} It could not be parsed: {redact(str(error))}"
+        ) from error
+    except ClientError as error:
+        raise _from_answer(what, error) from error
+    except BotoCoreError as error:
+        raise _from_client(what, error) from error
+
+
+def is_from_store(answer: dict[str, Any]) -> bool:
+    """Whether the answer carries what only an S3 server sends: a header of its own, or an ETag as S3 makes them.
+
+    A captive portal or a proxy answers with a status and a page. The ETag of a page is not 32 hexadecimal digits.
+
+    Args:
+        answer: As botocore parsed it, an error's too.
+    """
+    headers = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {})
+    return any(name.startswith(("x-amz-", "x-amzn-", "x-goog-")) for name in headers) or bool(
+        _ETAG.fullmatch(answer.get("ETag") or "")
+    )
+
+
+def check_sender(what: str, answer: dict[str, Any]) -> None:
+    """Raises StoreError where a success is not the store's.
+
+    Args:
+        what: The request, for the message.
+        answer: As botocore parsed it.
+    """
+    if not is_from_store(answer):
+        status = answer.get("ResponseMetadata", {}).get("HTTPStatusCode")
+        raise StoreError(_not_the_store(what, status))
+
+
+def required(what: str, answer: dict[str, Any], field: str) -> Any:
+    """A field that every S3 server's answer has.
+
+    Raises:
+        StoreError: It is missing.
+    """
+    if answer.get(field) is None:
+        raise StoreError(
+            _not_the_store(
+                f"{what} without {field}", answer.get("ResponseMetadata", {}).get("HTTPStatusCode")
+            )
+        )
+    return answer[field]
+
+
+def _not_the_store(what: str, status: object) -> str:
+    return (
+        f"{what}: HTTP {status} must come from an S3 server, got an answer without its headers. "
+        "A proxy or a captive portal may stand between: check the network and endpoint_url."
+    )
+
+
+def code_of(error: BaseException | None) -> str:
+    """S3's code for an error that `translated` raised, or for its cause; empty where there is none."""
+    response: dict[str, Any] = (
+        getattr(error, "response", None) or getattr(getattr(error, "__cause__", None), "response", None) or {}
+    )
+    return str(response.get("Error", {}).get("Code", ""))
+
+
+def _from_answer(what: str, error: Any) -> StoreError:  # noqa: C901, PLR0912  # a table of codes, read from top to bottom
+    code = code_of(error)
+    about = error.response.get("ResponseMetadata", {})
+    status, headers = about.get("HTTPStatusCode", 0), about.get("HTTPHeaders", {})
+    text = redact(f"{what}: {error}")
+    is_head = error.operation_name == "HeadObject"  # Its answers have no body, so no code.
+    if is_head and status == _NOT_FOUND_STATUS:
+        return RemoteNotFound(text)  # If it was a proxy's, the put that follows tells.
+    if is_head and status < _SERVER_ERROR and status not in {_PRECONDITION_FAILED, _TOO_MANY}:
+        return StoreParked(
+            f"{text}. Check the credentials; grant s3:GetObject and s3:ListBucket.", may_be_the_entry=True
+        )
+    if status < _SERVER_ERROR and status != _TOO_MANY and _is_foreign(code, error.response):
+        return StoreError(f"{_not_the_store(what, status)} It said: {redact(str(error))}")
+    if code in _EXISTS:
+        return RemoteExists(text)
+    if code in _NOT_FOUND:
+        return RemoteNotFound(text)
+    if code in _TRANSIENT or status == _TOO_MANY:
+        return TransientStoreError(text, _retry_after_seconds(headers))
+    if code == "RequestTimeTooSkewed":
+        return StoreParked(
+            f"{text}. This machine's clock must agree with the server's, got {_skew_seconds(headers)}. Set the clock."
+        )
+    if code in _CREDENTIALS:
+        return StoreParked(f"{text}. Renew the credentials; a changed credentials file is noticed.")
+    if code in _DENIED:
+        return StoreParked(
+            f"{text}. Grant s3:PutObject, s3:GetObject and s3:ListBucket.", may_be_the_entry=True
+        )
+    if code in _BUCKET or status == _NOT_IMPLEMENTED:
+        return StoreParked(f"{text}. Check the bucket, its region and the endpoint.")
+    if code in _CORRUPT:
+        return BytesCorrupt(text)
+    if code in _REJECTED:
+        return RejectedByStore(text)
+    if status >= _SERVER_ERROR:
+        return TransientStoreError(text, _retry_after_seconds(headers), is_answer_lost=True)
+    # The store refuses, for a reason that is not known here: about this name, if others get through.
+    return StoreParked(text, may_be_the_entry=True)
+
+
+def _is_foreign(code: str, answer: dict[str, Any]) -> bool:
+    """Whether an error has neither a code, which only S3's XML has, nor a header of the store's own."""
+    return (not code or code.isdigit()) and not is_from_store(answer)
+
+
+def _from_client(what: str, error: Any) -> StoreError:
+    from botocore import exceptions
+
+    text = redact(f"{what}: {error}")
+    if isinstance(error, exceptions.SSLError):
+        return StoreParked(f"{text}. Check the server's certificate.")
+    if isinstance(error, (exceptions.HTTPClientError, exceptions.ConnectionError)):
+        never_sent = (
+            exceptions.EndpointConnectionError,
+            exceptions.ConnectTimeoutError,
+            exceptions.ProxyConnectionError,
+        )
+        return TransientStoreError(text, is_answer_lost=not isinstance(error, never_sent))
+    if isinstance(error, exceptions.ParamValidationError):
+        return RejectedByStore(text)
+    if isinstance(error, exceptions.IncompleteReadError):
+        return TransientStoreError(text)
+    return StoreParked(f"{text}. Check the credentials, the profile and the region.")
+
+
+def _retry_after_seconds(headers: dict[str, str]) -> float | None:
+    try:
+        return max(0.0, float(headers["retry-after"]))
+    except (KeyError, ValueError):
+        return None  # None, or a date: our own back-off is as good.
+
+
+def _skew_seconds(headers: dict[str, str]) -> str:
+    try:
+        server = email.utils.parsedate_to_datetime(headers["date"]).timestamp()
+    except (KeyError, ValueError):
+        return "an unknown difference"
+    return f"{time.time() - server:+.0f} s"

@@ -1,0 +1,258 @@
+"""A large file to S3 in parts: sent side by side, resumed after a restart, completed only if whole, aborted when given up."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+import zlib
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from uploads.disk import read_bytes, replace_json
+from uploads.errors import BytesCorrupt, RemoteExists, StoreError, TransientStoreError
+
+from .errors import code_of, translated
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from uploads.stores.store import Body
+
+    from .requests import Requests
+
+__all__ = ["PartsUpload", "abandon_parts", "part_bytes_for"]
+
+_MAXIMUM_PARTS = 10_000  # https://docs.aws.amazon.com/AmazonS3/latest/userguide/qfacts.html
+_MEBIBYTE = 1 << 20
+
+
+def part_bytes_for(size: int, part_bytes: int) -> int:
+    """The part size that was asked for, or the smallest whole number of MiB with which the file has no more parts than S3 takes."""
+    smallest = -(-size // _MAXIMUM_PARTS)
+    return max(part_bytes, -(-smallest // _MEBIBYTE) * _MEBIBYTE)
+
+
+@attrs.frozen
+class _Part:
+    """A part as the server acknowledged it, in the words of CompleteMultipartUpload; proven where it said so of the very bytes."""
+
+    number: int
+    size: int
+    etag: str
+    crc32: str | None
+    is_proven: bool = False
+
+    def to_request(self) -> dict[str, Any]:
+        request: dict[str, Any] = {"PartNumber": self.number, "ETag": self.etag}
+        return request if self.crc32 is None else {**request, "ChecksumCRC32": self.crc32}
+
+
+class PartsUpload:
+    """One file on its way in parts. Used by one thread, which reads and checksums while others send.
+
+    Args:
+        requests: Makes the requests.
+        key: Of the object.
+        body: The bytes.
+        part_bytes: Size of all parts but the last.
+        slots: At most so many parts are in memory, over all uploads of the store.
+        notes: Where the upload's id is kept for a restart.
+    """
+
+    def __init__(
+        self,
+        requests: Requests,
+        key: str,
+        body: Body,
+        *,
+        part_bytes: int,
+        slots: threading.Semaphore,
+        notes: Path | None,
+    ) -> None:
+        self._requests = requests
+        self._key = key
+        self._body = body
+        self._part_bytes = part_bytes
+        self._slots = slots
+        self._notes = notes
+        self._upload_id = ""
+        self._lock = threading.Lock()  # Guards the two below.
+        self._sent: dict[int, _Part] = {}
+        self._error: BaseException | None = None
+
+    def run(self, condition: dict[str, str], *, overwrite: bool) -> None:
+        """Sends what the server does not have yet and puts the object together.
+
+        Args:
+            condition: Of the last request, see `Requests.put`.
+            overwrite: Whether to keep the parts where the condition does not hold, to be tried with another.
+
+        Raises:
+            RemoteExists: The condition does not hold.
+            BytesCorrupt: The bytes changed since they were checked; the parts are gone from the server.
+            StoreError: Any other; the parts stay for the next attempt.
+        """
+        self._sent = self._continue() or self._begin()
+        try:
+            self._send_missing()
+            self._complete(condition)
+        except (RemoteExists, BytesCorrupt) as error:
+            if not (overwrite and isinstance(error, RemoteExists)):
+                self._abort()
+            raise
+        except TransientStoreError as error:
+            if code_of(error) == "NoSuchUpload":
+                self._forget()
+            raise
+        self._forget()
+
+    def _continue(self) -> dict[int, _Part] | None:
+        """The parts of an earlier attempt; None where there is nothing to go on with."""
+        noted = _read(self._notes)
+        if not noted or noted.get("key") != self._key:
+            return None
+        if "upload_id" not in noted:
+            # We died between asking for an upload and noting its id. Another rank's upload of the very same name would
+            # start over.
+            with translated(f"abort uploads of {self._key}"):
+                self._requests.abort_all(self._key)
+            return None
+        if noted.get("part_bytes") != self._part_bytes:
+            with translated(f"abort {self._key}"):
+                self._requests.abort(self._key, noted["upload_id"])
+            return None
+        self._upload_id = noted["upload_id"]
+        try:
+            with translated(f"parts of {self._key}"):
+                parts = [
+                    _Part(part["PartNumber"], part["Size"], part["ETag"], part.get("ChecksumCRC32"))
+                    for part in self._requests.list_parts(self._key, self._upload_id)
+                ]
+        except StoreError as error:
+            if code_of(error) != "NoSuchUpload":
+                raise
+            return None
+        return {part.number: part for part in parts if part.size == self._length(part.number)}
+
+    def _begin(self) -> dict[int, _Part]:
+        self._note({})
+        with translated(f"create upload of {self._key}"):
+            self._upload_id = self._requests.create_upload(self._key, self._body)
+        self._note({"upload_id": self._upload_id})
+        return {}
+
+    def _send_missing(self) -> None:
+        crc32 = 0
+        senders: list[threading.Thread] = []
+        try:
+            for number in range(1, self._count() + 1):
+                crc32 = self._send_part(number, crc32, senders)
+        finally:
+            for sender in senders:
+                sender.join()
+        if self._error is not None:
+            raise self._error
+        if crc32 != self._body.digest.crc32:
+            raise BytesCorrupt(
+                f"{self._key} must be sent as it was checked, got other bytes when the parts were read"
+            )
+
+    def _send_part(self, number: int, crc32: int, senders: list[threading.Thread]) -> int:
+        """Reads a part and has it sent, where it is not there yet; returns the CRC-32 of all bytes so far."""
+        with contextlib.ExitStack() as stack:
+            self._slots.acquire()  # noqa: SIM115, RUF100  # given back below, also if the part cannot be read
+            stack.callback(self._slots.release)
+            data = self._read_part(number)
+            crc32 = zlib.crc32(data, crc32)
+            if number in self._sent or self._failed():
+                return crc32
+            sender = threading.Thread(
+                target=self._send, args=(number, data), name=f"uploads-part-{number}", daemon=True
+            )
+            stack.pop_all()  # From here on `_send` gives the slot back.
+            try:
+                sender.start()
+            except RuntimeError:  # No more threads, or the interpreter is ending.
+                self._send(number, data)
+            else:
+                senders.append(sender)
+        return crc32
+
+    def _send(self, number: int, data: bytes) -> None:
+        try:
+            with translated(f"part {number} of {self._key}"):
+                answer = self._requests.put_part(self._key, self._upload_id, number, data)
+            part = _Part(
+                number, len(data), answer["ETag"], answer.get("ChecksumCRC32"), bool(answer["IsProven"])
+            )
+            with self._lock:
+                self._sent[number] = part
+        except BaseException as error:  # noqa: BLE001  # raised again by the thread that waits
+            with self._lock:
+                self._error = self._error or error
+        finally:
+            self._slots.release()
+
+    def _complete(self, condition: dict[str, str]) -> None:
+        parts = [self._sent[number] for number in range(1, self._count() + 1)]
+        with translated(f"complete {self._key}"):
+            self._requests.complete(
+                self._key,
+                self._upload_id,
+                [part.to_request() for part in parts],
+                self._body,
+                condition,
+                are_proven=all(part.is_proven for part in parts),
+            )
+
+    def _abort(self) -> None:
+        with contextlib.suppress(StoreError), translated(f"abort {self._key}"):
+            self._requests.abort(self._key, self._upload_id)
+            self._forget()
+
+    def _note(self, more: dict[str, Any]) -> None:
+        if self._notes is not None:
+            replace_json(self._notes, {"key": self._key, "part_bytes": self._part_bytes, **more})
+
+    def _forget(self) -> None:
+        if self._notes is not None:
+            self._notes.unlink(missing_ok=True)
+
+    def _failed(self) -> bool:
+        with self._lock:
+            return self._error is not None
+
+    def _count(self) -> int:
+        return max(1, -(-self._body.digest.size // self._part_bytes))
+
+    def _length(self, number: int) -> int:
+        return min(self._part_bytes, self._body.digest.size - (number - 1) * self._part_bytes)
+
+    def _read_part(self, number: int) -> bytes:
+        return self._body.read((number - 1) * self._part_bytes, self._length(number))
+
+
+def abandon_parts(requests: Requests, notes: Path, prefix: str) -> None:
+    """Aborts the upload that the notes speak of, where its key starts with the store's prefix, and removes them."""
+    noted = _read(notes)
+    if not noted.get("key", "").startswith(prefix):
+        noted = {}
+    with translated(f"abort {noted.get('key')}"):
+        if "upload_id" in noted:
+            requests.abort(noted["key"], noted["upload_id"])
+        elif "key" in noted:
+            requests.abort_all(noted["key"])
+    notes.unlink(missing_ok=True)
+
+
+def _read(notes: Path | None) -> dict[str, Any]:
+    try:
+        noted = json.loads(read_bytes(notes)) if notes is not None else {}
+    except (OSError, ValueError):
+        return {}
+    is_ours = isinstance(noted, dict) and all(
+        isinstance(noted.get(key, ""), str) for key in ("key", "upload_id")
+    )
+    return noted if is_ours else {}

@@ -1,0 +1,389 @@
+"""The requests of an S3 store, each with its checksum going out and its answer checked coming back. Raises what botocore raises."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import hashlib
+import io
+import re
+import socket
+import time
+import zlib
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+from uploads.errors import BytesCorrupt, StoreError, TransientStoreError
+
+from .errors import check_sender, required
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from uploads.stores.store import Body
+
+    from .repeat import Repeater
+
+__all__ = ["Checksum", "DeadlineBody", "PatientSocket", "Requests", "limit_waits"]
+
+Checksum = Literal["aws", "md5", "none"]
+
+_MD5 = re.compile(r"[0-9a-f]{32}")
+_LEAST_BYTES_PER_SECOND = 32 << 10
+_PATIENCE_SECONDS = 60.0
+_SEND_BYTES = 256 << 10
+_ENDS = 100  # More than any reader asks for after the end, but one that never stops.
+_REPEATED_BYTES = 1 << 20  # Above, the server is asked for "100 Continue" before it is sent so much.
+_HEADERS = {
+    "ChecksumSHA256": "x-amz-checksum-sha256",
+    "ContentMD5": "content-md5",
+    "IfMatch": "if-match",
+    "IfNoneMatch": "if-none-match",
+}
+
+
+class DeadlineBody(io.BytesIO):
+    """Bytes to send that give up on a server which takes them too slowly; the allowance grows with their number.
+
+    Gives more than it is asked for: urllib3 asks for 16 KiB at a time, and each piece takes the interpreter's lock.
+    """
+
+    def __init__(self, data: bytes, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(data)
+        self._clock = clock
+        self._deadline = clock() + _PATIENCE_SECONDS + len(data) / _LEAST_BYTES_PER_SECOND
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        if self._clock() > self._deadline:
+            raise TransientStoreError(
+                f"the server must take {_LEAST_BYTES_PER_SECOND} bytes per second, got less"
+            )
+        return super().read(size if size is None or size < 0 else max(size, _SEND_BYTES))
+
+
+class PatientSocket:
+    """A connected socket that gives up on a server which is too slow over a whole request, however often it sends a byte.
+
+    The socket's own time limit is for each piece. Only waiting is counted, and what was received allows for more, so that a large object
+    may take as long as it takes. A stream that has ended is an error when it is read again and again, as botocore does after a torn
+    "100 Continue".
+
+    Args:
+        connected: The socket.
+        patience_seconds: How long a request may wait in all, besides a second for each 32 KiB that were received.
+        clock: Seconds, monotonic.
+    """
+
+    def __init__(
+        self, connected: Any, patience_seconds: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._socket = connected
+        self._patience_seconds = patience_seconds
+        self._clock = clock
+        self.begin()
+
+    def begin(self) -> None:
+        """A new request begins."""
+        self._waited_seconds = 0.0
+        self._received = 0
+        self._ends = 0
+
+    def recv_into(self, buffer: Any, count: int = 0, flags: int = 0) -> int:
+        """As of a socket.
+
+        Raises:
+            TimeoutError: The request has waited too long.
+            ConnectionError: The stream ended long ago.
+        """
+        left = self._patience_seconds + self._received / _LEAST_BYTES_PER_SECOND - self._waited_seconds
+        limit = self._socket.gettimeout()
+        started = self._clock()
+        try:
+            if left <= 0:
+                raise TimeoutError(f"an answer must come within {self._patience_seconds:.0f} s, got a part")
+            if limit is None or left < limit:
+                self._socket.settimeout(left)
+            received = int(self._socket.recv_into(buffer, count, flags))
+        finally:
+            self._waited_seconds += self._clock() - started
+            if limit is None or left < limit:
+                self._socket.settimeout(limit)
+        self._received += received
+        self._ends += received == 0
+        if self._ends > _ENDS:
+            raise ConnectionResetError("the server closed the connection in the middle of an answer")
+        return received
+
+    def makefile(self, mode: str = "rb", buffering: int | None = None) -> Any:
+        """As of a socket, for reading; the socket stays open until this is closed too."""
+        raw = socket.SocketIO(cast("Any", self), "r")
+        self._socket._io_refs += 1  # noqa: SLF001  # as `socket.makefile` does
+        return raw if buffering == 0 else io.BufferedReader(raw)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._socket, name)
+
+
+class _PatientConnection:
+    """Mixed into urllib3's connections."""
+
+    patience_seconds: float
+    sock: Any
+
+    def connect(self) -> None:
+        super().connect()  # type: ignore[misc]
+        self.sock = PatientSocket(self.sock, self.patience_seconds)
+
+    def request(self, *arguments: Any, **options: Any) -> Any:
+        if isinstance(self.sock, PatientSocket):
+            self.sock.begin()
+        return super().request(*arguments, **options)  # type: ignore[misc]
+
+
+def limit_waits(client: Any, patience_seconds: float) -> None:
+    """Has all requests of a client end in time; see PatientSocket.
+
+    Args:
+        client: From boto3, before its first request.
+        patience_seconds: See PatientSocket.
+    """
+    session = client._endpoint.http_session  # noqa: SLF001  # botocore has no other door to its connections
+    pools = {
+        scheme: type(
+            pool.__name__,
+            (pool,),
+            {
+                "ConnectionCls": type(
+                    pool.ConnectionCls.__name__,
+                    (_PatientConnection, pool.ConnectionCls),
+                    {"patience_seconds": patience_seconds},
+                )
+            },
+        )
+        for scheme, pool in session._pool_classes_by_scheme.items()  # noqa: SLF001  # as above
+    }
+    session._pool_classes_by_scheme = session._manager.pool_classes_by_scheme = pools  # noqa: SLF001  # as above
+
+
+class Requests:
+    """Requests to one bucket.
+
+    Args:
+        client: From boto3.
+        bucket: Its name.
+        checksum: "aws": SHA-256 for whole files, CRC-32 for parts and for the object made of them. "md5": Content-MD5, which older and
+            smaller servers check. "none": for servers that refuse both.
+        extra_args: Sent with every request that takes them (ServerSideEncryption, StorageClass, ACL, …).
+        repeater: Of this client and these arguments; has small files take the short way.
+    """
+
+    def __init__(
+        self,
+        client: Any,
+        bucket: str,
+        checksum: Checksum,
+        extra_args: dict[str, Any],
+        repeater: Repeater | None = None,
+    ) -> None:
+        self._client = client
+        self._repeater = repeater
+        self._bucket = bucket
+        self._checksum = checksum
+        self._extra_args = extra_args
+
+    def put(self, key: str, body: Body, condition: dict[str, str]) -> None:
+        """The whole file in one request.
+
+        Args:
+            key: Of the object.
+            body: The bytes.
+            condition: `IfNoneMatch` or `IfMatch`, which the server has to compare; empty for none.
+        """
+        data = body.read_whole()
+        headers = dict(condition)
+        if self._checksum == "aws":
+            headers["ChecksumSHA256"] = base64.b64encode(bytes.fromhex(body.digest.sha256)).decode()
+        elif self._checksum == "md5":
+            headers["ContentMD5"] = _md5(data)
+        answer = self._repeat(key, body, data, headers) or self._put_object(key, body, data, headers)
+        if not self._echoed(answer, "ChecksumSHA256", headers, data):
+            self.check_object(key, body)
+
+    def _repeat(self, key: str, body: Body, data: bytes, headers: dict[str, str]) -> dict[str, Any] | None:
+        """A put like an earlier one; None where there was none."""
+        if self._repeater is None or len(data) > _REPEATED_BYTES:
+            return None
+        own = {_HEADERS[name]: value for name, value in headers.items()}
+        own |= {f"x-amz-meta-{name}": value for name, value in _metadata(body).items()}
+        to_send = data if len(data) <= _SEND_BYTES else DeadlineBody(data)
+        return self._repeater.put(key, to_send, len(data), body.digest.sha256, own)
+
+    def _put_object(self, key: str, body: Body, data: bytes, headers: dict[str, str]) -> dict[str, Any]:
+        answer = self._client.put_object(
+            Bucket=self._bucket,
+            Key=key,
+            Body=_to_send(data),
+            Metadata=_metadata(body),
+            **(self._extra("PutObject") | headers),
+        )
+        if self._repeater is not None:
+            self._repeater.learn(key)
+        return dict(answer)
+
+    def create_upload(self, key: str, body: Body) -> str:
+        """Starts an upload in parts; returns its id."""
+        headers = self._extra("CreateMultipartUpload")
+        if self._checksum == "aws":
+            headers |= {"ChecksumAlgorithm": "CRC32", "ChecksumType": "FULL_OBJECT"}
+        answer = self._client.create_multipart_upload(
+            Bucket=self._bucket, Key=key, Metadata=_metadata(body), **headers
+        )
+        return str(required(f"create upload of {key}", answer, "UploadId"))
+
+    def put_part(self, key: str, upload_id: str, number: int, data: bytes) -> dict[str, Any]:
+        """One part; the answer, and under "IsProven" whether it proves that the server has these bytes."""
+        headers = self._extra("UploadPart")
+        if self._checksum == "aws":
+            headers["ChecksumCRC32"] = base64.b64encode(zlib.crc32(data).to_bytes(4, "big")).decode()
+        elif self._checksum == "md5":
+            headers["ContentMD5"] = _md5(data)
+        answer = self._client.upload_part(
+            Bucket=self._bucket,
+            Key=key,
+            UploadId=upload_id,
+            PartNumber=number,
+            Body=_to_send(data),
+            **headers,
+        )
+        required(f"part {number} of {key}", answer, "ETag")
+        return {**answer, "IsProven": self._echoed(answer, "ChecksumCRC32", headers, data)}
+
+    def complete(
+        self,
+        key: str,
+        upload_id: str,
+        parts: list[dict[str, Any]],
+        body: Body,
+        condition: dict[str, str],
+        *,
+        are_proven: bool,
+    ) -> None:
+        """Makes the object of its parts.
+
+        Args:
+            key: Of the object.
+            upload_id: From `create_upload`.
+            parts: All of them, in order, as the request lists them.
+            body: What they are of.
+            condition: As in `put`.
+            are_proven: Whether the server is known to have the bytes of every part.
+        """
+        headers = self._extra("CompleteMultipartUpload") | condition
+        if self._checksum == "aws":
+            headers |= {
+                "ChecksumType": "FULL_OBJECT",
+                "ChecksumCRC32": base64.b64encode(body.digest.crc32.to_bytes(4, "big")).decode(),
+            }
+        answer = self._client.complete_multipart_upload(
+            Bucket=self._bucket, Key=key, UploadId=upload_id, MultipartUpload={"Parts": parts}, **headers
+        )
+        # Some servers read the whole object again to answer a HEAD.
+        if not (are_proven and answer.get("ETag", "").strip('"') == _etag_of(parts)):
+            self.check_object(key, body)
+
+    def list_parts(self, key: str, upload_id: str) -> Iterator[dict[str, Any]]:
+        """What the server has of an upload."""
+        for page in self._client.get_paginator("list_parts").paginate(
+            Bucket=self._bucket, Key=key, UploadId=upload_id
+        ):
+            yield from page.get("Parts", ())
+
+    def abort(self, key: str, upload_id: str) -> None:
+        """Has the server forget the parts; fine where it has already."""
+        with _fine_if_gone():
+            self._client.abort_multipart_upload(Bucket=self._bucket, Key=key, UploadId=upload_id)
+
+    def abort_all(self, key: str) -> None:
+        """Has the server forget every unfinished upload of exactly this key."""
+        with _fine_if_gone():  # rclone answers so where there are none at all.
+            for page in self._client.get_paginator("list_multipart_uploads").paginate(
+                Bucket=self._bucket, Prefix=key
+            ):
+                for upload in page.get("Uploads", ()):
+                    if upload["Key"] == key:
+                        self.abort(key, upload["UploadId"])
+
+    def check_object(self, key: str, body: Body) -> None:
+        """For answers that say nothing about the bytes: at least the size must be right, and the object not another entry's.
+
+        What answered may be no S3 server, and an older object of that name may have the same size.
+        """
+        answer = self._client.head_object(Bucket=self._bucket, Key=key)
+        check_sender(f"head {key}", answer)
+        size = required(f"head {key}", answer, "ContentLength")
+        if size != body.digest.size:
+            raise BytesCorrupt(f"{key} must have {body.digest.size} bytes in the store, got {size}")
+        metadata = {name.lower(): value for name, value in answer.get("Metadata", {}).items()}
+        if metadata.get("entry-id", body.identifier) != body.identifier:
+            raise StoreError(
+                f"{key} must be the object of entry {body.identifier} after it was put, got that of {metadata['entry-id']}"
+            )
+
+    def _extra(self, operation: str) -> dict[str, Any]:
+        members = self._client.meta.service_model.operation_model(operation).input_shape.members
+        return {key: value for key, value in self._extra_args.items() if key in members}
+
+    def _echoed(self, answer: dict[str, Any], field: str, headers: dict[str, Any], data: bytes) -> bool:
+        """Whether the answer proves that the server has these bytes: it repeats the checksum, or its ETag is their MD5."""
+        sent, echo = headers.get(field), answer.get(field)
+        if sent is not None and echo is not None:
+            if echo != sent:
+                raise BytesCorrupt(f"the server must have checksum {sent}, got {echo}")
+            return True
+        etag = answer.get("ETag", "").strip('"')
+        if not _MD5.fullmatch(etag):
+            return False
+        known = headers.get("ContentMD5")
+        md5 = base64.b64decode(known) if known else hashlib.md5(data, usedforsecurity=False).digest()
+        return bool(etag == md5.hex())
+
+
+@contextlib.contextmanager
+def _fine_if_gone() -> Iterator[None]:
+    from botocore.exceptions import ClientError
+
+    try:
+        yield
+    except ClientError as error:
+        if error.response["Error"]["Code"] != "NoSuchUpload":
+            raise
+
+
+def _etag_of(parts: list[dict[str, Any]]) -> str:
+    """What most servers call an object made of these parts: the MD5 of the parts' MD5s, and how many; something else where theirs are none.
+
+    https://docs.aws.amazon.com/AmazonS3/latest/userguide/checking-object-integrity-upload.html#large-object-checksums
+    """
+    etags = [str(part["ETag"]).strip('"') for part in parts]
+    if not all(_MD5.fullmatch(etag) for etag in etags):
+        return "unknown"
+    together = hashlib.md5(bytes.fromhex("".join(etags)), usedforsecurity=False).hexdigest()
+    return f"{together}-{len(parts)}"
+
+
+def _metadata(body: Body) -> dict[str, str]:
+    return {"entry-id": body.identifier, "sha256": body.digest.sha256}
+
+
+def _to_send(data: bytes) -> bytearray | DeadlineBody:
+    """Few bytes as they are: the connection's own time limit is for all of them.
+
+    As a bytearray, since botocore wraps `bytes` into a stream, and asks the server for "100 Continue" before it sends a stream:
+    a third of the processor time of a small put.
+    """
+    if len(data) > _SEND_BYTES:
+        return DeadlineBody(data)
+    return bytearray(data)
+
+
+def _md5(data: bytes) -> str:
+    return base64.b64encode(hashlib.md5(data, usedforsecurity=False).digest()).decode()

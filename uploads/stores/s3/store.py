@@ -1,0 +1,327 @@
+"""S3 and what speaks like it, through boto3's client.
+
+boto3's managed upload is not used: it cannot put create-only, opens the file's name anew for every part, and needs an executor
+that refuses work at interpreter exit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from uploads.errors import RejectedByStore, RemoteExists, RemoteNotFound, StoreParked, TransientStoreError
+from uploads.stores.create_only import CreateOnly, CreateOnlyPolicy
+from uploads.stores.registry import compose_uri
+from uploads.stores.store import RemoteObject
+
+from .errors import check_sender, code_of, required, translated
+from .parts import PartsUpload, abandon_parts, part_bytes_for
+from .repeat import Repeater
+from .requests import Checksum, Requests, limit_waits
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from uploads.stores.store import Body
+
+__all__ = ["S3Store", "configured_endpoint"]
+
+_CHUNK_BYTES = 1 << 20
+_REPLACE_TRIES = 3
+_PATIENCE_LIMITS = 5  # S3 may take minutes to complete an upload in parts, and sends a space now and then.
+_NO_CONDITIONS = {"InvalidArgument", "InvalidRequest", "NotImplemented", "501"}
+_USER_AGENT = "training-destinations"
+
+
+class S3Store:
+    """A bucket, or a prefix in one.
+
+    The client is made at the first request, by a session of its own, so that making a store costs nothing and `renew` finds credentials
+    that changed.
+
+    Args:
+        bucket: Its name.
+        prefix: Put before every name, with a `/`.
+        endpoint_url: Of another server than AWS's; default `$S3_ENDPOINT_URL`, `$AWS_ENDPOINT_URL_S3` or `$AWS_ENDPOINT_URL`, then what
+            boto3 finds.
+        region: As boto3's `region_name`.
+        profile: A profile of the credentials file.
+        aws_access_key_id: Credentials, where they do not come from where boto3 looks. Never written to disk.
+        aws_secret_access_key: As above.
+        aws_session_token: As above.
+        addressing_style: "path" or "virtual"; boto3 chooses by default.
+        checksum: See `Requests`: "aws", "md5" for servers that know only Content-MD5, or "none".
+        create_only: What `overwrite=False` takes. "require": the server must honour `If-None-Match: *`, which is tried once; nothing is ever
+            overwritten. "head": where it does not, look and then put: two ranks at the same instant may both succeed.
+        part_bytes: Files up to this size go in one request, larger ones in parts of this size (more for files above 10,000 parts).
+        part_threads: Parts in flight at the same time, over all uploads; memory is this times `part_bytes` and one file below it per worker.
+        connect_timeout_seconds: For a connection, and for each piece sent over it.
+        read_timeout_seconds: For each piece of an answer; five times as long for all of it, and a second more for each 32 KiB.
+        extra_args: Arguments of S3's own requests, by their own names: `ServerSideEncryption="aws:kms"`, `StorageClass="STANDARD_IA"`,
+            `ACL="bucket-owner-full-control"` (default `$S3_CANNED_ACL`).
+    """
+
+    def __init__(
+        self,
+        bucket: str,
+        prefix: str = "",
+        *,
+        endpoint_url: str | None = None,
+        region: str | None = None,
+        profile: str | None = None,
+        aws_access_key_id: str | None = None,
+        aws_secret_access_key: str | None = None,
+        aws_session_token: str | None = None,
+        addressing_style: str | None = None,
+        checksum: Checksum = "aws",
+        create_only: CreateOnlyPolicy = "require",
+        part_bytes: int | str = 16 << 20,
+        part_threads: int | str = 4,
+        connect_timeout_seconds: float | str = 10.0,
+        read_timeout_seconds: float | str = 60.0,
+        **extra_args: Any,
+    ) -> None:
+        _check(bucket, checksum, extra_args)
+        self.bucket = bucket
+        self.prefix = prefix.strip("/")
+        self._session_options: dict[str, Any] = {
+            "profile_name": profile,
+            "region_name": region,
+            "aws_access_key_id": aws_access_key_id,
+            "aws_secret_access_key": aws_secret_access_key,
+            "aws_session_token": aws_session_token,
+        }
+        # Of the environment too, since what a store says of itself must lead back to it from another shell.
+        self._endpoint_url = endpoint_url or configured_endpoint()
+        self._config: dict[str, Any] = {
+            "connect_timeout": float(connect_timeout_seconds),
+            "read_timeout": float(read_timeout_seconds),
+            "s3": {"addressing_style": addressing_style} if addressing_style else None,
+        }
+        self._checksum = checksum
+        aws_itself = True if self._endpoint_url is None else None  # AWS keeps the promise, since 2024.
+        self._create_only = CreateOnly(create_only, known=aws_itself)
+        self._part_bytes = int(part_bytes)
+        self._slots = threading.BoundedSemaphore(int(part_threads))
+        acl = os.environ.get("S3_CANNED_ACL")
+        self._extra_args = {**({"ACL": acl} if acl else {}), **extra_args}
+        self._uri_options = {
+            "endpoint_url": self._endpoint_url,
+            "region": region,
+            "profile": profile,
+            "addressing_style": addressing_style,
+            "checksum": None if checksum == "aws" else checksum,
+            "create_only": None if create_only == "require" else create_only,
+        }
+        self._takes_conditions = True  # Until the server refuses If-Match.
+        self._lock = threading.Lock()  # Guards the client and its repeater.
+        self._client: Any = None
+        self._repeater: Repeater | None = None
+
+    def put(self, name: str, body: Body, *, overwrite: bool, notes: Path | None = None) -> RemoteObject:
+        if overwrite:
+            self._put(name, body, {}, notes)
+        elif self._create_only.may_be_asked(self.uri(), self):
+            self._put(name, body, {"IfNoneMatch": "*"}, notes)
+        elif self.head(name) is not None:
+            raise RemoteExists(f"{self.uri(name)} exists")
+        else:
+            self._put(name, body, {}, notes)
+        return RemoteObject(name, body.digest.size, body.identifier, body.digest.sha256)
+
+    def replace(self, name: str, body: Body, *, notes: Path | None = None) -> RemoteObject:
+        for _ in range(_REPLACE_TRIES):
+            condition = self._condition_now(name) if self._takes_conditions else {}
+            try:
+                self._put(name, body, condition, notes, overwrite=True)
+            except (RemoteExists, RemoteNotFound):
+                if not condition:
+                    raise
+            except (RejectedByStore, StoreParked) as error:
+                if not condition or code_of(error) not in _NO_CONDITIONS:
+                    raise
+                self._takes_conditions = False
+            else:
+                return RemoteObject(name, body.digest.size, body.identifier, body.digest.sha256)
+        raise TransientStoreError(
+            f"{self.uri(name)} must not change while it is replaced. It is tried again."
+        )
+
+    def _condition_now(self, name: str) -> dict[str, str]:
+        try:
+            found = self.head(name)
+        except StoreParked as error:
+            if error.may_be_the_entry:  # These credentials may put and not look.
+                return {}
+            raise
+        if found is None:
+            return {"IfNoneMatch": "*"}
+        return {"IfMatch": found.version} if found.version else {}
+
+    def _put(
+        self,
+        name: str,
+        body: Body,
+        condition: dict[str, str],
+        notes: Path | None,
+        *,
+        overwrite: bool = False,
+    ) -> None:
+        key, requests = self._key(name), self._requests()
+        if body.digest.size <= self._part_bytes:
+            with translated(f"put {key}"):
+                requests.put(key, body, condition)
+            return
+        part_bytes = part_bytes_for(body.digest.size, self._part_bytes)
+        upload = PartsUpload(requests, key, body, part_bytes=part_bytes, slots=self._slots, notes=notes)
+        upload.run(condition, overwrite=overwrite)
+
+    def head(self, name: str) -> RemoteObject | None:
+        try:
+            with translated(f"head {self._key(name)}"):
+                answer = self._connected().head_object(Bucket=self.bucket, Key=self._key(name))
+        except RemoteNotFound:
+            return None
+        what = f"head {self._key(name)}"
+        check_sender(what, answer)
+        metadata = {
+            key.lower(): value for key, value in answer.get("Metadata", {}).items()
+        }  # Some servers capitalise.
+        return RemoteObject(
+            name,
+            required(what, answer, "ContentLength"),
+            metadata.get("entry-id"),
+            metadata.get("sha256"),
+            answer.get("ETag"),
+        )
+
+    def get(self, name: str, offset: int = 0, version: str | None = None) -> Iterator[bytes]:
+        headers = {"Range": f"bytes={offset}-"} if offset else {}
+        if version is not None:
+            headers["IfMatch"] = version
+        try:
+            with translated(f"get {self._key(name)}"):
+                answer = self._connected().get_object(Bucket=self.bucket, Key=self._key(name), **headers)
+        except RemoteExists as error:  # 412: If-Match did not.
+            raise TransientStoreError(
+                f"{self.uri(name)} must not change while it is read. Start over."
+            ) from error
+        if version is not None and answer.get("ETag") != version:  # Some servers ignore If-Match.
+            answer["Body"].close()
+            raise TransientStoreError(f"{self.uri(name)} must not change while it is read. Start over.")
+        if offset and not str(answer.get("ContentRange", "")).startswith(f"bytes {offset}-"):
+            answer["Body"].close()
+            raise TransientStoreError(
+                f"{self.uri(name)} must be read from byte {offset} on, got another range"
+            )
+        with contextlib.closing(answer["Body"]) as stream, translated(f"get {self._key(name)}"):
+            while chunk := stream.read(_CHUNK_BYTES):
+                yield chunk
+
+    def list(self, prefix: str = "") -> Iterator[RemoteObject]:
+        start = f"{self.prefix}/" if self.prefix else ""
+        pages = (
+            self._connected()
+            .get_paginator("list_objects_v2")
+            .paginate(Bucket=self.bucket, Prefix=start + prefix)
+        )
+        with translated(f"list {start}{prefix}"):
+            for page in pages:
+                for item in page.get("Contents", ()):
+                    yield RemoteObject(
+                        item["Key"].removeprefix(start), item["Size"], version=item.get("ETag")
+                    )
+
+    def delete(self, name: str) -> None:
+        with translated(f"delete {self._key(name)}"):
+            self._connected().delete_object(Bucket=self.bucket, Key=self._key(name))
+
+    def uri(self, name: str = "") -> str:
+        return compose_uri(f"s3://{self.bucket}", self.prefix, name, self._uri_options)
+
+    def renew(self) -> None:
+        """A live client, and even its session, never reads the credentials file again; a new session does (boto/botocore#704)."""
+        with self._lock:
+            self._client = None
+
+    def credential_files(self) -> tuple[Path, ...]:
+        names = {
+            "AWS_SHARED_CREDENTIALS_FILE": "~/.aws/credentials",
+            "AWS_CONFIG_FILE": "~/.aws/config",
+            "AWS_WEB_IDENTITY_TOKEN_FILE": "",
+        }
+        paths = (os.environ.get(variable) or default for variable, default in names.items())
+        return tuple(Path(path).expanduser() for path in paths if path)
+
+    def abandon(self, notes: Path) -> None:
+        abandon_parts(self._requests(), notes, self._key(""))
+
+    def _key(self, name: str) -> str:
+        return f"{self.prefix}/{name}" if self.prefix else name
+
+    def _requests(self) -> Requests:
+        client = self._connected()
+        return Requests(client, self.bucket, self._checksum, self._extra_args, self._repeater)
+
+    def _connected(self) -> Any:
+        with self._lock:
+            if self._client is None:
+                with translated(f"connect to {self.uri()}"):
+                    self._client, self._repeater = self._connect()
+            return self._client
+
+    def _connect(self) -> tuple[Any, Repeater]:
+        import boto3
+        from botocore.config import Config
+
+        session = boto3.Session(**{key: value for key, value in self._session_options.items() if value})
+        config = Config(
+            retries={
+                "total_max_attempts": 1
+            },  # The queue has its own, which know about outages and credentials.
+            max_pool_connections=64,
+            tcp_keepalive=True,
+            user_agent=_USER_AGENT,  # Else botocore composes one, twice for every request.
+            request_checksum_calculation="when_required",  # Every request brings its own.
+            response_checksum_validation="when_required",
+            **{key: value for key, value in self._config.items() if value is not None},
+        )
+        client = session.client("s3", endpoint_url=self._endpoint_url, config=config)
+        limit_waits(client, _PATIENCE_LIMITS * self._config["read_timeout"])
+        return client, Repeater(client, session.get_credentials())
+
+    def put_probe(self, name: str) -> None:
+        """Puts a small object create-only, to see what the server makes of it."""
+        try:
+            with translated(f"probe {self.uri()}"):
+                answer = self._connected().put_object(
+                    Bucket=self.bucket, Key=self._key(name), Body=b"probe", IfNoneMatch="*"
+                )
+                check_sender(f"probe {self.uri()}", answer)
+        except StoreParked as error:
+            if code_of(error) == "NotImplemented":
+                raise NotImplementedError(str(error)) from error
+            raise
+
+
+def configured_endpoint() -> str | None:
+    """The endpoint that the environment names, ours before boto3's own; None for AWS's, or one in a configuration file."""
+    names = ["S3_ENDPOINT_URL"]
+    if os.environ.get("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS", "").lower() != "true":
+        names += ["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"]
+    return next((os.environ[name] for name in names if os.environ.get(name)), None)
+
+
+def _check(bucket: str, checksum: str, extra_args: dict[str, Any]) -> None:
+    if not bucket:
+        raise ValueError("an S3 store must have a bucket, got none. Write s3://bucket/prefix.")
+    if checksum not in {"aws", "md5", "none"}:
+        raise ValueError(f"checksum must be 'aws', 'md5' or 'none', got {checksum!r}")
+    unknown = [name for name in extra_args if not name[:1].isupper()]
+    if unknown:
+        raise ValueError(
+            f"an S3 store's options must be its own or S3's (ServerSideEncryption, StorageClass, ACL, …), got {', '.join(sorted(unknown))}"
+        )
