@@ -101,7 +101,7 @@ def test_a_server_that_ignores_create_only_is_found_out(rclone, prefix, make_fil
     """Fault 33: what the server promises is tried once, and refused unless the user allowed less; no probe stays behind."""
     store = open_store(rclone.uri(prefix).replace("&create_only=head", ""))
 
-    with Body(make_file(), "id") as body, pytest.raises(RejectedByStore, match="must honour If-None-Match"):
+    with Body(make_file(), "id") as body, pytest.raises(RejectedByStore, match="ignores If-None-Match"):
         store.put("a", body, overwrite=False)
 
     assert rclone.objects(prefix) == {}
@@ -648,12 +648,12 @@ def test_a_file_of_any_size_fits_into_the_parts_that_s3_takes(size):
 
 def test_what_a_killed_trial_left_is_removed(moto, prefix):
     """The small object of a process that is gone goes with the next trial; that of a living one stays."""
-    host = create_only._host()
+    host = create_only._hostname()
     client = moto.client()
     for pid in (NOBODYS_PID, os.getppid()):
         client.put_object(Bucket="bucket", Key=f"{prefix}/.uploads-probe-{host}-{pid}-x", Body=b"probe")
     store = open_store(moto.uri(prefix))
 
-    assert store._create_only.may_be_asked(store.uri(), store)
+    assert store._create_only.check(store.uri(), store)
 
     assert list(moto.objects(prefix)) == [f".uploads-probe-{host}-{os.getppid()}-x"]

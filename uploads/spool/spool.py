@@ -84,7 +84,7 @@ from .entry import (
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator
 
-__all__ = ["FAILED_STATES", "Spool", "is_alive"]
+__all__ = ["FAILED_STATES", "Spool"]
 
 _log = logging.getLogger("uploads")
 
@@ -768,14 +768,3 @@ def _outcome_in(line: bytes) -> Outcome | None:
         return Outcome.from_json(json.loads(line))
     except (ValueError, TypeError, KeyError, RecursionError):
         return None
-
-
-def is_alive(pid: int) -> bool:
-    """Whether a process of this host has this number."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True

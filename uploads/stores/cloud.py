@@ -22,7 +22,7 @@ from uploads.errors import (
 )
 from uploads.redaction import redact
 
-from .create_only import CreateOnly, CreateOnlyPolicy
+from .create_only import CreateOnlyPolicy, CreateOnlySupport
 from .registry import compose_uri
 from .s3.store import configured_endpoint
 from .store import RemoteObject
@@ -100,13 +100,15 @@ class CloudStore:
         }
         self._arguments = _arguments(endpoint_url, region, config)
         self._bucket = bucket
-        self._create_only = CreateOnly(create_only, known=None if scheme == "s3" and endpoint_url else True)
+        self._create_only = CreateOnlySupport(
+            create_only, known=None if scheme == "s3" and endpoint_url else True
+        )
         self._backend = backend or self._make_backend()
 
     def put(self, name: str, body: Body, *, overwrite: bool, notes: Path | None = None) -> RemoteObject:
         key = self._key(name)
         attributes = {"entry-id": body.identifier, "sha256": body.digest.sha256}
-        create_only = not overwrite and self._create_only.may_be_asked(self.uri(), self)
+        create_only = not overwrite and self._create_only.check(self.uri(), self)
         with self._translated(f"put {key}"):
             if body.digest.size <= self._part_bytes:
                 data = body.read(0, body.digest.size)

@@ -1,4 +1,7 @@
-"""Whether a server keeps the promise of `If-None-Match: *`: tried once, since some accept the header and overwrite all the same."""
+"""Probes whether a server really refuses to overwrite: some accept the request for a create-only put, and overwrite all the same.
+
+The probe is made once per store, in the thread of the first put with `overwrite=False`.
+"""
 
 from __future__ import annotations
 
@@ -11,96 +14,101 @@ import uuid
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from uploads.errors import RejectedByStore, RemoteExists, StoreError
-from uploads.spool.spool import is_alive
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from .store import RemoteObject
 
-__all__ = ["CreateOnly", "CreateOnlyPolicy"]
-
-_log = logging.getLogger("uploads")
+__all__ = ["CreateOnlyPolicy", "CreateOnlySupport", "ProbeTarget"]
 
 CreateOnlyPolicy = Literal["require", "head"]
 
-_PROBE = ".uploads-probe-"
-_TRIALS = 3
+_PREFIX = ".uploads-probe-"
+_TRIES = 3
+
+_log = logging.getLogger("uploads")
 
 
-class CreateOnly:
-    """What a store knows of its server's create-only puts. The lock guards the one trial.
-
-    Args:
-        policy: "require" refuses `overwrite=False` where the server does not keep the promise; "head" looks before it puts, says so once,
-            and accepts that two ranks at the same instant may both succeed.
-        known: Whether the server keeps it, where that need not be tried.
-    """
-
-    def __init__(self, policy: CreateOnlyPolicy, *, known: bool | None) -> None:
-        if policy not in {"require", "head"}:
-            raise ValueError(f"create_only must be 'require' or 'head', got {policy!r}")
-        self._policy = policy
-        self._kept = known
-        self._lock = threading.Lock()
-
-    def may_be_asked(self, uri: str, store: Probes) -> bool:
-        """Whether to put create-only; False where looking before putting has to do.
-
-        Args:
-            uri: The store's, for messages.
-            store: Where to try it.
-
-        Raises:
-            RejectedByStore: The server does not keep the promise, and the policy requires it.
-        """
-        with self._lock:
-            if self._kept is None:
-                self._kept = _is_kept(store)
-                if not self._kept and self._policy == "head":
-                    _log.warning(
-                        "%s ignores If-None-Match: with overwrite=False two ranks at the same instant may overwrite each other",
-                        uri,
-                    )
-            if not self._kept and self._policy == "require":
-                raise RejectedByStore(
-                    f"{uri} must honour If-None-Match for overwrite=False, got an answer as if it did not. "
-                    "Use overwrite=True, or allow looking before putting with create_only=head."
-                )
-            return self._kept
-
-
-class Probes(Protocol):
-    """What a trial asks of a store."""
+class ProbeTarget(Protocol):
+    """What the probe needs of a store."""
 
     def put_probe(self, name: str) -> None:
-        """Puts a small object of this name create-only.
+        """Creates a small object, create-only.
 
         Raises:
-            RemoteExists: There is one.
-            NotImplementedError: The server refuses the very request.
+            RemoteExists: The name is taken.
+            NotImplementedError: The server does not support create-only puts.
         """
 
     def delete(self, name: str) -> None:
         """Removes an object."""
 
     def list(self, prefix: str) -> Iterable[RemoteObject]:
-        """What there is."""
+        """Returns the objects whose names start with the prefix."""
 
 
-def _is_kept(store: Probes) -> bool:
-    """Puts the same small object twice: the second must be refused.
+class CreateOnlySupport:
+    """Whether a store's server supports create-only puts. The lock guards the probe and its result.
 
-    A "no" is asked for again: where machines share a name but not their processes, another's sweep may have come between.
+    Args:
+        policy: "require" refuses `overwrite=False` where the server does not support it; "head" checks for the object before the put and
+            warns once that of two writers at the same instant both may succeed.
+        known: The answer, where no probe is needed.
+        mechanism: What the server must honour, for messages.
     """
-    mine = f"{_PROBE}{_host()}-{os.getpid()}-"
+
+    def __init__(
+        self, policy: CreateOnlyPolicy, *, known: bool | None, mechanism: str = "If-None-Match"
+    ) -> None:
+        if policy not in {"require", "head"}:
+            raise ValueError(f"create_only must be 'require' or 'head', got {policy!r}")
+        self._policy = policy
+        self._is_supported = known
+        self._mechanism = mechanism
+        self._lock = threading.Lock()
+
+    def check(self, uri: str, store: ProbeTarget, folder: str = "") -> bool:
+        """Returns whether to put create-only; False where the store has to check for the object first. Probes at the first call.
+
+        Args:
+            uri: The store's, for messages.
+            store: Where to probe.
+            folder: Where the probe objects are made: empty, or a prefix that ends in "/".
+
+        Raises:
+            RejectedByStore: The server does not support it, and the policy requires it.
+        """
+        with self._lock:
+            if self._is_supported is None:
+                self._is_supported = _probe(store, folder)
+                if not self._is_supported and self._policy == "head":
+                    _log.warning(
+                        "%s ignores %s: with overwrite=False, two writers at the same instant may overwrite each other",
+                        uri,
+                        self._mechanism,
+                    )
+            if not self._is_supported and self._policy == "require":
+                raise RejectedByStore(
+                    f"{uri} ignores {self._mechanism}, so overwrite=False cannot be guaranteed. "
+                    "Use overwrite=True, or create_only=head to check for the object before the put."
+                )
+            return self._is_supported
+
+
+def _probe(store: ProbeTarget, folder: str) -> bool:
+    """Returns whether a second put of the same name is refused.
+
+    A negative result is confirmed: where machines share a hostname, another one's sweep may have removed the first object in between.
+    """
+    start = f"{folder}{_PREFIX}{_hostname()}-"
     try:
-        return any(_is_refused_twice(store, f"{mine}{uuid.uuid4().hex}") for _ in range(_TRIALS))
+        return any(_refuses_second(store, f"{start}{os.getpid()}-{uuid.uuid4().hex}") for _ in range(_TRIES))
     finally:
-        _sweep(store)
+        _sweep(store, start)
 
 
-def _is_refused_twice(store: Probes, name: str) -> bool:
+def _refuses_second(store: ProbeTarget, name: str) -> bool:
     try:
         store.put_probe(name)
         store.put_probe(name)
@@ -113,25 +121,34 @@ def _is_refused_twice(store: Probes, name: str) -> bool:
     return False
 
 
-def _sweep(store: Probes) -> None:
-    """Removes what trials left that were killed half-way: those of processes of this host that are gone."""
-    start = f"{_PROBE}{_host()}-"
+def _sweep(store: ProbeTarget, start: str) -> None:
+    """Removes probe objects of processes of this host that were killed."""
     try:
         names = [found.name for found in store.list(start)]
-    except StoreError:  # To list may be forbidden; then a small object stays.
+    except StoreError:  # Listing may be forbidden; then a small object stays.
         return
     for name in names:
         pid = name.removeprefix(start).partition("-")[0]
-        if pid.isdigit() and not is_alive(int(pid)):
+        if pid.isdigit() and not _is_running(int(pid)):
             _remove(store, name)
 
 
-def _remove(store: Probes, name: str) -> None:
+def _remove(store: ProbeTarget, name: str) -> None:
     try:
         store.delete(name)
     except StoreError as error:
-        _log.warning("the small object %s could not be removed: %s", name, error)
+        _log.warning("could not remove probe object %s: %s", name, error)
 
 
-def _host() -> str:
+def _is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def _hostname() -> str:
     return re.sub(r"[^A-Za-z0-9.]+", ".", socket.gethostname())

@@ -1,4 +1,4 @@
-"""A folder on a machine that one can `ssh` to, through paramiko (extra `sftp`)."""
+"""Store on a machine that is reached over SSH, through paramiko (extra `sftp`)."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ import hashlib
 import posixpath
 import stat
 import threading
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from uploads.errors import BytesCorrupt, RemoteExists, RemoteNotFound, StoreParked, TransientStoreError
-from uploads.names import check_remote_name
+from uploads.names import check_remote_name, name_key
 from uploads.redaction import redact
 
+from .create_only import CreateOnlyPolicy, CreateOnlySupport
 from .store import RemoteObject
 
 if TYPE_CHECKING:
@@ -27,34 +29,49 @@ __all__ = ["SftpStore"]
 
 _CHUNK_BYTES = 1 << 20
 _PARTIAL = ".uploads-partial-"
+_CLAIM = ".uploads-claim-"
+_CLAIM_TRIES = 20
+_CLAIM_POLL_SECONDS = 0.1
+_ABANDONED_SECONDS = 3600.0  # On the server's clock. A live writer writes, or times out, far sooner.
+_SSH_PORT = 22
+_CAUSE_IS_KNOWN = {errno.ENOENT, errno.EACCES}  # The only error codes that paramiko tells apart.
 
 
-class _Link:
-    """A connection, and how many requests are under way on it."""
+class _Connection:
+    """An SSH connection, and the number of requests in progress on it."""
 
     def __init__(self, client: Any) -> None:
         self.client = client
-        self.sessions = 0
+        self.request_count = 0
 
 
 class SftpStore:
-    """Objects are files under a folder there. A put writes beside its goal and renames.
+    """Objects are files in a folder of a machine that is reached over SSH.
 
-    Before the rename the size is compared, and files up to `read_back_bytes` are read back and compared: SFTP has no checksums that servers
-    offer (`check-file` is an extension that OpenSSH does not have), and what travels is vouched for by SSH itself, what is written is not.
+    A put writes a partial file beside the goal and renames it. Before that the size is compared, and files up to `read_back_bytes` are read
+    back and compared: SSH protects the bytes on the wire, but SFTP servers have no checksums of what is on disk (`check-file` is an extension
+    that OpenSSH does not have).
 
-    Every thread has a session of its own over one connection, which is made at the first request.
+    **Create-only.** With `overwrite=False` a writer first creates a claim (`.uploads-claim-…`, beside the goal) with SFTP's exclusive flag,
+    checks that the goal is free, renames, and removes the claim. The server's RENAME is not enough: some replace the target, and OpenSSH's is
+    not atomic on file systems without hard links. Whether the server honours the exclusive flag is probed once.
+
+    Partial files and claims that killed writers left are removed when they are an hour old on the server's clock, by the first put to a folder.
+
+    **Threading.** Each thread has a session of its own over one connection, which is opened by the first request.
 
     Args:
-        host: Its name.
-        root: The folder; made when the first object is put.
+        host: Hostname or address.
+        root: The folder; created when the first object is put.
         port: Of its sshd.
-        username: Default: this user.
-        password: Where keys and agents do not do. Never written to disk.
+        username: Default: the current user.
+        password: For servers that accept neither keys nor an agent. Never written to disk.
         key_filename: A private key.
-        known_hosts: A file of host keys, besides `~/.ssh/known_hosts`; an unknown host is refused.
+        known_hosts: A file of host keys, in addition to `~/.ssh/known_hosts`; an unknown host is refused.
         timeout_seconds: For a connection and for each answer.
-        read_back_bytes: Files up to this size are read back once they are written, which sends them twice; 0 for none.
+        read_back_bytes: Files up to this size are read back after they are written, which transfers them twice; 0 for none.
+        create_only: What `overwrite=False` needs. "require": the server must honour the exclusive flag. "head": where it does not, check
+            for the goal and then rename: two writers at the same instant may both succeed.
 
     Raises:
         ImportError: paramiko is not installed.
@@ -65,19 +82,21 @@ class SftpStore:
         host: str,
         root: str,
         *,
-        port: int = 22,
+        port: int = _SSH_PORT,
         username: str | None = None,
         password: str | None = None,
         key_filename: str | None = None,
         known_hosts: str | None = None,
         timeout_seconds: float | str = 60.0,
         read_back_bytes: int | str = 1 << 20,
+        create_only: CreateOnlyPolicy = "require",
     ) -> None:
         try:
             import paramiko
         except ImportError as error:
             raise ImportError(
-                "a store for sftp:// must have paramiko, got none. Install it with: pip install 'training-destinations[sftp]'"
+                "sftp:// needs paramiko, which is not installed. "
+                "Install it with: pip install 'training-destinations[sftp]'"
             ) from error
         self._paramiko = paramiko
         self._host = host
@@ -89,21 +108,33 @@ class SftpStore:
         self._known_hosts = known_hosts
         self._timeout_seconds = float(timeout_seconds)
         self._read_back_bytes = int(read_back_bytes)
+        self._uri_options = {
+            "key_filename": key_filename,
+            "known_hosts": known_hosts,
+            "create_only": None if create_only == "require" else create_only,
+        }
+        self._create_only = CreateOnlySupport(create_only, known=None, mechanism="SFTP's exclusive flag")
         self._lock = threading.Lock()  # Guards the connection.
-        self._link: _Link | None = None
+        self._connection: _Connection | None = None
         self._sessions = threading.local()
+        self._swept: set[str] = set()
 
     def put(self, name: str, body: Body, *, overwrite: bool, notes: Path | None = None) -> RemoteObject:
         goal = self._path(name)
-        partial = posixpath.join(posixpath.dirname(goal), _PARTIAL + body.identifier)
+        folder = posixpath.dirname(goal)
+        partial = posixpath.join(folder, _PARTIAL + body.identifier)
+        claims = not overwrite and self._create_only.check(self.uri(), self, name[: name.rfind("/") + 1])
         with self._session(f"put {name}") as sftp:
-            self._make_folders(sftp, posixpath.dirname(goal))
+            self._make_folders(sftp, folder)
             try:
-                self._write(sftp, partial, body)
+                now = self._write(sftp, partial, body)
+                self._sweep(sftp, folder, now)
                 if overwrite:
                     sftp.posix_rename(partial, goal)
                 else:
-                    self._rename_create_only(sftp, partial, goal)
+                    claim = self._claimed(sftp, goal, body.identifier, now)
+                    with claim if claims else contextlib.nullcontext():
+                        self._rename_new(sftp, partial, goal)
             finally:
                 with contextlib.suppress(OSError):
                     sftp.remove(partial)
@@ -120,17 +151,15 @@ class SftpStore:
     def get(self, name: str, offset: int = 0, version: str | None = None) -> Iterator[bytes]:
         with self._session(f"get {name}") as sftp, sftp.open(self._path(name), "rb") as stream:
             if version is not None and _describe(name, stream.stat()).version != version:
-                raise TransientStoreError(f"{self.uri(name)} must not change while it is read. Start over.")
+                raise TransientStoreError(f"{self.uri(name)} changed while it was read. Start over.")
             stream.seek(offset)
             while chunk := stream.read(_CHUNK_BYTES):
                 yield chunk
 
     def list(self, prefix: str = "") -> Iterator[RemoteObject]:
         with self._session(f"list {prefix}") as sftp:
-            found = [_describe(name, attributes) for name, attributes in self._walk(sftp, "")]
-        yield from sorted(
-            (item for item in found if item.name.startswith(prefix)), key=lambda item: item.name
-        )
+            found = [_describe(name, attributes) for name, attributes in self._walk(sftp, "", prefix)]
+        yield from sorted(found, key=lambda item: item.name)
 
     def delete(self, name: str) -> None:
         with contextlib.suppress(RemoteNotFound), self._session(f"delete {name}") as sftp:
@@ -138,21 +167,18 @@ class SftpStore:
 
     def uri(self, name: str = "") -> str:
         user = f"{quote(self._username)}@" if self._username else ""
-        port = f":{self._port}" if self._port != 22 else ""  # noqa: PLR2004  # ssh's
-        options = {"key_filename": self._key_filename, "known_hosts": self._known_hosts}
-        query = "&".join(f"{key}={quote(value)}" for key, value in options.items() if value)
+        port = f":{self._port}" if self._port != _SSH_PORT else ""
+        query = "&".join(f"{key}={quote(value)}" for key, value in self._uri_options.items() if value)
         host = f"[{self._host}]" if ":" in self._host else self._host
-        return (
-            f"sftp://{user}{host}{port}{quote(posixpath.join(self._root, name) if name else self._root)}"
-            + (f"?{query}" if query else "")
-        )
+        path = quote(posixpath.join(self._root, name) if name else self._root)
+        return f"sftp://{user}{host}{port}{path}" + (f"?{query}" if query else "")
 
     def renew(self) -> None:
-        """Connects anew at the next request. What other threads are sending over the old connection goes on; the last of them closes it."""
+        """Reconnects at the next request; the last request in progress on the old connection closes it."""
         with self._lock:
-            old, self._link = self._link, None
-            is_free = old is not None and old.sessions == 0
-        if old is not None and is_free:
+            old, self._connection = self._connection, None
+            is_idle = old is not None and old.request_count == 0
+        if old is not None and is_idle:
             old.client.close()
 
     def credential_files(self) -> tuple[Path, ...]:
@@ -172,9 +198,9 @@ class SftpStore:
                 Path(self._key_filename).open("rb").close()
         except (
             Exception
-        ) as error:  # Whatever a file that is missing, not readable or no list of keys makes paramiko raise.
+        ) as error:  # paramiko raises all kinds for files that are missing, unreadable or no host keys.
             raise StoreParked(
-                redact(f"connect to {self._host}: {error}. known_hosts and key_filename must be readable.")
+                redact(f"could not read known_hosts or key_filename for {self._host}: {error}")
             ) from error
         limit = self._timeout_seconds
         client.connect(
@@ -190,31 +216,31 @@ class SftpStore:
         return client
 
     @contextlib.contextmanager
-    def _linked(self) -> Iterator[_Link]:
-        """The connection, which is not closed while this lasts."""
+    def _connected(self) -> Iterator[_Connection]:
+        """Yields the connection, which stays open meanwhile."""
         with self._lock:
-            if self._link is None:
-                self._link = _Link(self._connect())
-            link = self._link
-            link.sessions += 1
+            if self._connection is None:
+                self._connection = _Connection(self._connect())
+            connection = self._connection
+            connection.request_count += 1
         try:
-            yield link
+            yield connection
         finally:
             with self._lock:
-                link.sessions -= 1
-                is_old = link is not self._link and link.sessions == 0
-            if is_old:
-                link.client.close()
+                connection.request_count -= 1
+                is_unused = connection is not self._connection and connection.request_count == 0
+            if is_unused:
+                connection.client.close()
 
     @contextlib.contextmanager
     def _session(self, what: str) -> Iterator[Any]:
-        """This thread's session; a broken connection is given up, so that the next try makes a new one."""
+        """Yields this thread's session. Translates errors; a broken connection is dropped, and the next request reconnects."""
         try:
-            with self._linked() as link:
-                if getattr(self._sessions, "link", None) is not link:
-                    sftp = link.client.open_sftp()
+            with self._connected() as connection:
+                if getattr(self._sessions, "connection", None) is not connection:
+                    sftp = connection.client.open_sftp()
                     sftp.get_channel().settimeout(self._timeout_seconds)
-                    self._sessions.sftp, self._sessions.link = sftp, link
+                    self._sessions.sftp, self._sessions.connection = sftp, connection
                 yield self._sessions.sftp
         except FileNotFoundError as error:
             raise RemoteNotFound(f"{what}: {error}") from error
@@ -231,46 +257,153 @@ class SftpStore:
             self.renew()
             raise TransientStoreError(redact(f"{what}: {error}")) from error
 
+    def put_probe(self, name: str) -> None:
+        """Creates a small file exclusively; see `CreateOnlySupport`."""
+        path = self._path(name)
+        with self._session(f"probe {self.uri()}") as sftp:
+            self._make_folders(sftp, posixpath.dirname(path))
+            try:
+                self._create_exclusively(sftp, path, b"probe")
+            except FileExistsError as error:
+                raise RemoteExists(str(error)) from error
+
     def _make_folders(self, sftp: Any, folder: str) -> None:
         try:
             sftp.stat(folder)
         except FileNotFoundError:
-            if posixpath.dirname(folder) == folder:  # A server without a root: nothing to make.
+            if posixpath.dirname(folder) == folder:  # A server without a root directory.
                 raise
             self._make_folders(sftp, posixpath.dirname(folder))
-            with contextlib.suppress(OSError):  # Another thread was first; the write says if not.
+            with contextlib.suppress(OSError):  # Another thread was first; otherwise the write fails.
                 sftp.mkdir(folder)
 
-    def _write(self, sftp: Any, path: str, body: Body) -> None:
+    def _write(self, sftp: Any, path: str, body: Body) -> float:
+        """Writes the partial file and checks it; returns its modification time, which tells the server's clock."""
         with sftp.open(path, "wb") as stream:
             stream.set_pipelined(True)
             for chunk in body.chunks(_CHUNK_BYTES):
                 stream.write(chunk)
-        size = sftp.stat(path).st_size
-        if size != body.digest.size:
-            raise BytesCorrupt(f"{path} must have {body.digest.size} bytes on {self._host}, got {size}")
-        if size <= self._read_back_bytes:
+        found = sftp.stat(path)
+        if found.st_size != body.digest.size:
+            raise BytesCorrupt(
+                f"{path} has {found.st_size} bytes on {self._host}, expected {body.digest.size}"
+            )
+        if found.st_size <= self._read_back_bytes:
             with sftp.open(path, "rb") as stream:
                 sha256 = hashlib.sha256(stream.read()).hexdigest()
             if sha256 != body.digest.sha256:
                 raise BytesCorrupt(
-                    f"{path} must have SHA-256 {body.digest.sha256} on {self._host}, got {sha256}"
+                    f"{path} has SHA-256 {sha256} on {self._host}, expected {body.digest.sha256}"
                 )
+        return float(found.st_mtime or 0)
 
-    def _rename_create_only(self, sftp: Any, partial: str, goal: str) -> None:
-        """SSH_FXP_RENAME refuses an existing goal (draft-ietf-secsh-filexfer-02, 6.5), but with a code that could mean anything."""
+    def _rename_new(self, sftp: Any, partial: str, goal: str) -> None:
+        """Renames where the goal is free.
+
+        SSH_FXP_RENAME should refuse an existing target (draft-ietf-secsh-filexfer-02, 6.5), with an error code that may mean anything.
+        """
+        if self._exists(sftp, goal):
+            raise RemoteExists(f"{goal} exists on {self._host}")
         try:
             sftp.rename(partial, goal)
         except OSError as error:
-            if error.errno in {errno.ENOENT, errno.EACCES}:
+            if error.errno in _CAUSE_IS_KNOWN or not self._exists(sftp, goal):
                 raise
-            try:
-                sftp.lstat(goal)
-            except FileNotFoundError:
-                raise error from None
             raise RemoteExists(f"{goal} exists on {self._host}") from error
 
-    def _walk(self, sftp: Any, folder: str) -> Iterator[tuple[str, Any]]:
+    @contextlib.contextmanager
+    def _claimed(self, sftp: Any, goal: str, identifier: str, now: float) -> Iterator[None]:
+        """Holds the claim on a goal: no other create-only put renames to it meanwhile. Waits two seconds for another's claim.
+
+        A claim that an earlier attempt of the same entry left is taken over; one that is an hour old is removed.
+
+        Raises:
+            TransientStoreError: Another writer still has it.
+        """
+        folder, leaf = posixpath.split(goal)
+        claim = posixpath.join(folder, _CLAIM + name_key(leaf))
+        for _ in range(_CLAIM_TRIES):
+            try:
+                self._create_exclusively(sftp, claim, identifier.encode())
+                break
+            except OSError as error:
+                if error.errno in _CAUSE_IS_KNOWN:
+                    raise
+                refusal = error
+            with contextlib.suppress(FileNotFoundError):  # Removed meanwhile.
+                with sftp.open(claim, "rb") as stream:
+                    if stream.read(1 + len(identifier)) == identifier.encode():
+                        break
+                self._remove_abandoned_claim(sftp, claim, now)
+            time.sleep(_CLAIM_POLL_SECONDS)
+        else:
+            raise TransientStoreError(f"could not claim {goal} on {self._host}: {refusal}")
+        try:
+            yield
+        finally:
+            with contextlib.suppress(OSError):
+                sftp.remove(claim)
+
+    def _create_exclusively(self, sftp: Any, path: str, content: bytes) -> None:
+        """Creates a small file.
+
+        Raises:
+            FileExistsError: The path exists.
+        """
+        try:
+            stream = sftp.open(path, "wx")
+        except OSError as error:
+            if error.errno in _CAUSE_IS_KNOWN or not self._exists(sftp, path):
+                raise
+            raise FileExistsError(f"{path} exists on {self._host}") from error
+        with stream:
+            stream.write(content)
+
+    def _remove_abandoned_claim(self, sftp: Any, claim: str, now: float) -> None:
+        """Removes a claim that is an hour old.
+
+        Another store may do so at the same time, and a third claim anew in between. So the right to remove this very claim is itself
+        claimed, under a name that has the claim's time in it, and the time is looked at again.
+        """
+        modified = sftp.lstat(claim).st_mtime or now
+        if now - modified <= _ABANDONED_SECONDS:
+            return
+        right = f"{claim}.{int(modified)}"
+        try:
+            self._create_exclusively(sftp, right, b"")
+        except OSError:
+            return
+        try:
+            if sftp.lstat(claim).st_mtime == modified:
+                sftp.remove(claim)
+        finally:
+            sftp.remove(right)
+
+    def _sweep(self, sftp: Any, folder: str, now: float) -> None:
+        """Removes what killed writers left in a folder, once per folder."""
+        if folder in self._swept:
+            return
+        self._swept.add(folder)
+        with contextlib.suppress(OSError):
+            for item in sftp.listdir_attr(folder):
+                if not item.filename.startswith((_PARTIAL, _CLAIM)):
+                    continue
+                path = posixpath.join(folder, item.filename)
+                with contextlib.suppress(OSError):  # Gone meanwhile, or another user's.
+                    if item.filename.startswith(_CLAIM) and "." not in item.filename.removeprefix(_CLAIM):
+                        self._remove_abandoned_claim(sftp, path, now)
+                    elif now - (item.st_mtime or now) > _ABANDONED_SECONDS:
+                        sftp.remove(path)
+
+    @staticmethod
+    def _exists(sftp: Any, path: str) -> bool:
+        try:
+            sftp.lstat(path)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def _walk(self, sftp: Any, folder: str, prefix: str) -> Iterator[tuple[str, Any]]:
         try:
             items = sftp.listdir_attr(posixpath.join(self._root, folder))
         except FileNotFoundError:
@@ -278,8 +411,13 @@ class SftpStore:
         for item in items:
             name = posixpath.join(folder, item.filename)
             if stat.S_ISDIR(item.st_mode):
-                yield from self._walk(sftp, name)
-            elif stat.S_ISREG(item.st_mode) and not item.filename.startswith(_PARTIAL):
+                if f"{name}/".startswith(prefix) or prefix.startswith(f"{name}/"):
+                    yield from self._walk(sftp, name, prefix)
+            elif (
+                stat.S_ISREG(item.st_mode)
+                and name.startswith(prefix)
+                and not item.filename.startswith((_PARTIAL, _CLAIM))
+            ):
                 yield name, item
 
 

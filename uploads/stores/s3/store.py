@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from uploads.errors import RejectedByStore, RemoteExists, RemoteNotFound, StoreParked, TransientStoreError
-from uploads.stores.create_only import CreateOnly, CreateOnlyPolicy
+from uploads.stores.create_only import CreateOnlyPolicy, CreateOnlySupport
 from uploads.stores.registry import compose_uri
 from uploads.stores.store import RemoteObject
 
@@ -103,7 +103,7 @@ class S3Store:
         }
         self._checksum = checksum
         aws_itself = True if self._endpoint_url is None else None  # AWS keeps the promise, since 2024.
-        self._create_only = CreateOnly(create_only, known=aws_itself)
+        self._create_only = CreateOnlySupport(create_only, known=aws_itself)
         self._part_bytes = int(part_bytes)
         self._slots = threading.BoundedSemaphore(int(part_threads))
         acl = os.environ.get("S3_CANNED_ACL")
@@ -124,7 +124,7 @@ class S3Store:
     def put(self, name: str, body: Body, *, overwrite: bool, notes: Path | None = None) -> RemoteObject:
         if overwrite:
             self._put(name, body, {}, notes)
-        elif self._create_only.may_be_asked(self.uri(), self):
+        elif self._create_only.check(self.uri(), self):
             self._put(name, body, {"IfNoneMatch": "*"}, notes)
         elif self.head(name) is not None:
             raise RemoteExists(f"{self.uri(name)} exists")
