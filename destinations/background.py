@@ -13,14 +13,14 @@ import attrs
 
 from events import redact_text
 
-__all__ = ["Lane", "LaneCounts", "Timer", "TryLater", "WhenFull"]
+__all__ = ["Lane", "LaneCounts", "RetryLaterError", "Timer", "WhenFull"]
 
 _log = logging.getLogger("destinations")
 
 WhenFull = Literal["wait", "drop_newest", "drop_oldest"]
 
 
-class TryLater(Exception):
+class RetryLaterError(Exception):
     """Raised by work that could not be done now, and is to be done again: the disk is full, nobody answers."""
 
 
@@ -63,7 +63,7 @@ class Lane:
         when_full: what to do with an item for which there is no room.
         wait_seconds: how long "wait" waits.
         tick: what to do at intervals, in the lane's thread; what it raises is counted and reported as that of an item.
-        tick_seconds: the interval; also how long after `TryLater` an item is tried again.
+        tick_seconds: the interval; also how long after `RetryLaterError` an item is tried again.
         on_exit: what to do at the end of the thread, in it.
     """
 
@@ -97,7 +97,7 @@ class Lane:
         self._is_stopping = False
         self._is_awake = False
         self._was_timer = False
-        # By the monotonic clock: when the timer is due, and until when the first item waits after it raised TryLater.
+        # By the monotonic clock: when the timer is due, and until when the first item waits after it raised RetryLaterError.
         self._due_at = time.monotonic() + tick_seconds
         self._paused_until = 0.0
         # How many items had been settled when a call last waited in vain; None where the last wait was not.
@@ -237,7 +237,7 @@ class Lane:
             elif self._is_stopping:
                 return False
         if is_due and self._tick is not None:
-            with contextlib.suppress(TryLater):
+            with contextlib.suppress(RetryLaterError):
                 self._attempt(self._tick, "timer")
         if item is not None:
             self._do(item)
@@ -259,7 +259,7 @@ class Lane:
     def _do(self, item: _Item) -> None:
         try:
             is_done = self._attempt(item.work, item.kind)
-        except TryLater:
+        except RetryLaterError:
             # Put back, in front of what came after it.
             with self._changed:
                 if self._is_stopping:
@@ -278,19 +278,19 @@ class Lane:
         """Does work; says whether it was done.
 
         Raises:
-            TryLater: it is to be done again.
+            RetryLaterError: it is to be done again.
         """
         try:
             work()
-        except TryLater as error:
-            self.note(kind, error.__cause__ or error, "is to be done again, for it raised")
+        except RetryLaterError as error:
+            self.record_error(kind, error.__cause__ or error, "is to be done again, for it raised")
             raise
         except BaseException as error:  # noqa: BLE001  # counted and reported
-            self.note(kind, error)
+            self.record_error(kind, error)
             return False
         return True
 
-    def note(self, kind: str, error: BaseException, became: str = "failed with") -> None:
+    def record_error(self, kind: str, error: BaseException, became: str = "failed with") -> None:
         """Counts what was raised, and reports the first of its kind; for the lane's own thread."""
         name = f"{kind}: {type(error).__name__}"
         self.counts.errors[name] += 1

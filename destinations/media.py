@@ -31,12 +31,12 @@ from events import BinnedValues, RecordError
 __all__ = [
     "Pixels",
     "class_color",
-    "clouds_of",
-    "copy_of",
+    "copy_value",
     "histogram_record",
-    "images_of",
+    "iter_images",
+    "iter_masks",
+    "iter_point_clouds",
     "mask_png",
-    "masks_of",
     "mp4_file",
     "overlay_png",
     "ply_bytes",
@@ -49,7 +49,7 @@ Array = np.ndarray[Any, Any]
 
 _CHANNELS = (1, 3, 4)
 _INT16_MAX = 32767
-_MOST_AUDIO_CHANNELS = 64
+_MAX_AUDIO_CHANNELS = 64
 _OVERLAY_SHARE = 0.5
 
 
@@ -80,14 +80,14 @@ def to_numpy(value: Any) -> Array:
     return np.asarray(value)
 
 
-def copy_of(value: Any) -> Any:
+def copy_value(value: Any) -> Any:
     """Returns something that does not change when the caller changes what was logged; paths are read."""
     if isinstance(value, bytes):
         return value
     if isinstance(value, str | PurePath):
         return Path(value).read_bytes()
     if isinstance(value, list | tuple):
-        return [copy_of(item) for item in value]
+        return [copy_value(item) for item in value]
     if isinstance(value, Image.Image):
         return value.copy()
     return np.array(to_numpy(value), copy=True)
@@ -96,7 +96,7 @@ def copy_of(value: Any) -> Any:
 # --- images --------------------------------------------------------------------------------------------------------
 
 
-def images_of(images: Any, channels_last: bool = False) -> Iterator[Pixels]:
+def iter_images(images: Any, channels_last: bool = False) -> Iterator[Pixels]:
     """Yields each image of what was logged as images.
 
     Args:
@@ -109,7 +109,7 @@ def images_of(images: Any, channels_last: bool = False) -> Iterator[Pixels]:
     """
     if isinstance(images, list | tuple):
         for image in images:
-            yield from images_of(image, channels_last)
+            yield from iter_images(image, channels_last)
         return
     if isinstance(images, bytes | str | PurePath):
         yield _decoded(images)
@@ -187,7 +187,7 @@ def _png(image: Image.Image) -> bytes:
 # --- masks ---------------------------------------------------------------------------------------------------------
 
 
-def masks_of(masks: Any) -> Iterator[Array]:
+def iter_masks(masks: Any) -> Iterator[Array]:
     """Yields each mask as integers `(H, W)`.
 
     Args:
@@ -198,7 +198,7 @@ def masks_of(masks: Any) -> Iterator[Array]:
     """
     if isinstance(masks, list | tuple):
         for mask in masks:
-            yield from masks_of(mask)
+            yield from iter_masks(mask)
         return
     array = to_numpy(masks)
     if array.dtype.kind == "f" and not (np.isfinite(array).all() and (array == np.round(array)).all()):
@@ -263,7 +263,7 @@ def wav_bytes(audio: Any, sample_rate: int) -> bytes:
     """
     array = to_numpy(audio)
     array = array[None] if array.ndim == 1 else array
-    if array.ndim != 2 or array.shape[0] > _MOST_AUDIO_CHANNELS or not array.size:  # noqa: PLR2004
+    if array.ndim != 2 or array.shape[0] > _MAX_AUDIO_CHANNELS or not array.size:  # noqa: PLR2004
         raise RecordError(
             f"audio must have shape (samples,) or (channels, samples), got {tuple(array.shape)}. Transpose it?"
         )
@@ -372,7 +372,7 @@ def histogram_record(values: Any, bins: "int | Sequence[float]" = 64) -> dict[st
     }
 
 
-def clouds_of(points: Any, colors: Any = None) -> Iterator[tuple[Array, Array | None]]:
+def iter_point_clouds(points: Any, colors: Any = None) -> Iterator[tuple[Array, Array | None]]:
     """Yields each point cloud of `(N, 3)` or `(B, N, 3)` with its colours, as uint8, or None."""
     positions = to_numpy(points)
     shades = None if colors is None else _to_uint8(to_numpy(colors))[0]

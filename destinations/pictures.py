@@ -14,7 +14,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from events import RecordError
 
-from .media import images_of, to_numpy
+from .media import iter_images, to_numpy
 
 __all__ = ["image_grid", "spectrogram", "with_captions"]
 
@@ -53,7 +53,7 @@ def image_grid(
     """
     if min(columns or 1, max_images or 1, *(tile_size or (1, 1))) < 1 or separator_pixels < 0:
         raise RecordError("grid must have at least one column, image and pixel, got fewer.")
-    pixels = [_rgb(one.array) for one in images_of(images, channels_last)][:max_images]
+    pixels = [_rgb(one.array) for one in iter_images(images, channels_last)][:max_images]
     if not pixels:
         raise RecordError("grid must have at least one image, got none.")
     if tile_size is not None:
@@ -87,7 +87,7 @@ def with_captions(
     Raises:
         RecordError: captions and images differ in number, or something is no image.
     """
-    pixels = [_rgb(one.array) for one in images_of(images, channels_last)]
+    pixels = [_rgb(one.array) for one in iter_images(images, channels_last)]
     if isinstance(captions, str) or len(captions) != len(pixels):
         raise RecordError(f"captions must be one for each of {len(pixels)} images, got {captions!r:.80}.")
     font = ImageFont.load_default(font_pixels)

@@ -32,7 +32,7 @@ from .logger.logger import Logger
 from .logger.values import BinnedValues, host_metrics, plain_config, safe_text
 from .monitor.monitor_event import Event as MonitorEvent
 from .monitor.stat import Aggregation, Stat
-from .names import format_name, format_run_name
+from .names import check_run_name, format_name, format_run_name
 from .redaction import redact, redact_arguments, redact_text
 from .run import Run, new_run_name
 from .state import Phase, RunStatus, State
@@ -78,6 +78,7 @@ __all__ = [
     "Trainer",
     "UnknownEventError",
     "WriteRate",
+    "check_run_name",
     "format_name",
     "format_run_name",
     "host_metrics",

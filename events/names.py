@@ -2,9 +2,10 @@
 
 import re
 
+from .errors import RecordError
 from .state import State
 
-__all__ = ["format_name", "format_run_name"]
+__all__ = ["check_run_name", "format_name", "format_run_name"]
 
 _PLACEHOLDER = re.compile(r"\{(\w+)(:[^{}]*)?\}")
 _CONSTANTS = ("run_name", "rank", "local_rank", "world_size", "local_world_size", "node_rank")
@@ -30,6 +31,21 @@ def format_run_name(template: str, state: State) -> str:
     colon, `{rank:03d}`; every other pair of braces is left as it stands.
     """
     return _fill(template, _constants(state))
+
+
+def check_run_name(template: str, state: State) -> None:
+    """Refuses a run name that would lead out of the folder of a path template, such as `"runs/{run_name}"`.
+
+    Raises:
+        RecordError: the template has `{run_name}`, and the name is an absolute path or contains ".." or NUL.
+    """
+    name = state.run_name
+    is_used = any(match[1] == "run_name" for match in _PLACEHOLDER.finditer(template))
+    is_absolute = name.startswith(("/", "\\")) or re.match(r"[A-Za-z]:[/\\]", name)
+    if is_used and (is_absolute or "\0" in name or ".." in re.split(r"[/\\]", name)):
+        raise RecordError(
+            f'run name {name!r} leads out of the folder of {template!r}. Use a relative name without "..".'
+        )
 
 
 def format_name(template: str, state: State) -> str:

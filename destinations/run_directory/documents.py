@@ -1,10 +1,12 @@
 """`sidecar.json`, `summary.json` and `hparams.yaml`: small files that are replaced as a whole.
 
 The fields of the first two that stable-pretraining knows are written as its own `RegistryLogger` writes them; ours are beside
-them. Belongs to the writer thread, but for `take_hyperparameters`, which replaces one attribute, and for the first writing, which
+them. Belongs to the writer thread, but for `add_hyperparameters`, which replaces one attribute, and for the first writing, which
 waits for the disk only where there is something to lose: a file that is renamed before the disk has its content may be empty after
 a power loss.
 """
+
+from __future__ import annotations
 
 import contextlib
 import json
@@ -13,8 +15,7 @@ import socket
 import time
 import uuid
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
@@ -22,18 +23,21 @@ from events import plain_config
 
 from .files import DISK, Disk, read_regular, replace_file, strict_json
 from .layout import FORMAT_VERSION, HEARTBEAT, HPARAMS, SESSIONS, SIDECAR, summary_name
-from .statistics import MetricStatistics, Statistics, is_finite
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from .statistics import Statistics
 
 __all__ = [
     "Documents",
     "SessionLog",
     "flat_hyperparameters",
     "read_json",
-    "restore_statistics",
     "write_summary",
 ]
 
-_LONGEST_LIST = 100
+_MAX_LIST_ITEMS = 100
 
 
 def flat_hyperparameters(hyperparameters: Mapping[str, Any]) -> dict[str, Any]:
@@ -44,7 +48,7 @@ def flat_hyperparameters(hyperparameters: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(value, Mapping) and value:
             for key, item in value.items():
                 add(f"{prefix}.{key}" if prefix else str(key), item)
-        elif isinstance(value, list | tuple) and 0 < len(value) <= _LONGEST_LIST:
+        elif isinstance(value, list | tuple) and 0 < len(value) <= _MAX_LIST_ITEMS:
             for index, item in enumerate(value):
                 add(f"{prefix}.{index}", item)
         elif isinstance(value, Mapping | list | tuple):
@@ -110,7 +114,7 @@ class Documents:
         self.is_new = not existing and not self.hyperparameters
         """Whether there was nothing yet that a power loss could take."""
         # How the run stood when it was looked at last; what `close` says takes its place.
-        self.standing: tuple[str, float | None] = ("running", None)
+        self.live_status: tuple[str, float | None] = ("running", None)
         self.status = "running"
         self.exception: str | None = None
         self.ended_at: float | None = None
@@ -121,12 +125,12 @@ class Documents:
         if tag not in self._tags:
             self._tags = [*self._tags, tag]
 
-    def take_hyperparameters(self, hyperparameters: dict[str, Any]) -> None:
+    def add_hyperparameters(self, hyperparameters: dict[str, Any]) -> None:
         """Adds hyperparameters to those of earlier calls."""
         # Also given without a logger, which makes them plain: a value that YAML refuses would cost all the others.
         self.hyperparameters = _merged(self.hyperparameters, plain_config(hyperparameters))
 
-    def take_checkpoint(self, path: str | None) -> None:
+    def set_checkpoint(self, path: str | None) -> None:
         """Says which checkpoint is the newest."""
         if path is not None:
             self._checkpoint_path = str(path)
@@ -134,12 +138,12 @@ class Documents:
     def follow(self, *, is_completed: bool) -> bool:
         """Takes down whether a run that is open is completed for now; True where that is new."""
         status = "completed" if is_completed else "running"
-        if self.ended_at is not None or status == self.standing[0]:
+        if self.ended_at is not None or status == self.live_status[0]:
             return False
-        self.standing = status, time.time() if is_completed else None
+        self.live_status = status, time.time() if is_completed else None
         return True
 
-    def forget_files(self) -> None:
+    def rewrite_files(self) -> None:
         """Has everything written again: the files are gone."""
         self._hparams_written = None
 
@@ -170,7 +174,7 @@ class Documents:
             self._tags = _texts(on_disk["tags"])
         if "notes" in on_disk and on_disk["notes"] != self._written["notes"]:
             self._notes = str(on_disk["notes"])
-        status, ended_at = self.standing if self.ended_at is None else (self.status, self.ended_at)
+        status, ended_at = self.live_status if self.ended_at is None else (self.status, self.ended_at)
         ours: dict[str, Any] = {
             "schema_version": _SCHEMA_VERSION,
             "run_id": self.run_id,
@@ -182,10 +186,7 @@ class Documents:
             "tags": self._tags,
             "notes": self._notes,
             "hparams": flat_hyperparameters(self.hyperparameters),
-            "summary": {
-                name: metric.last if is_finite(metric.last) else None
-                for name, metric in list(statistics.metrics.items())
-            },
+            "summary": {name: metric.finite_last for name, metric in list(statistics.metrics.items())},
             "checkpoint_path": self._checkpoint_path,
             "format_version": FORMAT_VERSION,
             "exception": self.exception,
@@ -227,17 +228,6 @@ def write_summary(
     }
     content = strict_json(summary, indent=2).encode()
     replace_file(run_dir / summary_name(rank), content, durable=True, disk=disk)
-
-
-def restore_statistics(summary: Mapping[str, Any]) -> Statistics:
-    """Returns the statistics that a summary holds."""
-    statistics = Statistics()
-    for name, record in summary.get("metrics", {}).items():
-        statistics.metrics[name] = MetricStatistics.from_json(record)
-    step, epoch = summary.get("step"), summary.get("epoch")
-    statistics.last_step = step if isinstance(step, int) else None
-    statistics.last_epoch = epoch if isinstance(epoch, int | float) else None
-    return statistics
 
 
 def _texts(value: Any) -> list[str]:
@@ -282,7 +272,7 @@ class SessionLog:
             if line.get("status") == "running":
                 line["status"] = "killed"
                 line["end"] = self._last_heartbeat()
-        self.own: dict[str, Any] = {
+        self.current: dict[str, Any] = {
             "session": uuid.uuid4().hex[:12],
             "start": now,
             "end": None,
@@ -292,23 +282,25 @@ class SessionLog:
             "pid": os.getpid(),
             "host": socket.gethostname(),
         }
-        self._lines.append(self.own)
+        self._lines.append(self.current)
 
     @property
     def is_first(self) -> bool:
         """Whether nobody opened the run before."""
         return len(self._lines) == 1
 
-    def write(self, standing: tuple[str, float | None] = ("running", None), *, durable: bool = True) -> None:
+    def write(
+        self, live_status: tuple[str, float | None] = ("running", None), *, durable: bool = True
+    ) -> None:
         """Replaces the file.
 
         Args:
-            standing: status and end of this session as long as it is not closed.
+            live_status: status and end of this session as long as it is not closed.
             durable: whether to wait until the disk has it.
         """
-        own = self.own
+        own = self.current
         if own["end"] is None:
-            own = {**own, "status": standing[0], "end": standing[1]}
+            own = {**own, "status": live_status[0], "end": live_status[1]}
         text = "".join(f"{strict_json(line)}\n" for line in [*self._lines[:-1], own])
         replace_file(self._run_dir / SESSIONS, text.encode(), durable=durable, disk=self._disk)
 

@@ -17,12 +17,14 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
+from .csv_format import orjson
 from .files import DISK, Disk, replace_file
-from .frames import MAGIC, Boundary, Keys, Record, Resume, Row, RowBlock, frames, row_block
+from .frames import MAGIC, Boundary, Keys, Record, Resume, Row, iter_frames
 from .journal import SegmentReader
 from .layout import ABANDONED_FOLDER, POSITION, CsvState, Position, column_of, segment_number, segment_paths
-from .metrics_csv import MetricsCsv, Replacement, orjson
-from .segments import FIRST_BYTES, follows
+from .metrics_csv import MetricsCsv, Replacement
+from .row_blocks import RowBlock, read_row_block
+from .segments import FIRST_BYTES, continues_from
 from .statistics import Statistics
 
 if TYPE_CHECKING:
@@ -113,34 +115,34 @@ class RowBuffer:
         """Whether there is nothing to write."""
         return not self._lines and self._pending is None
 
-    def take(self, names: _Names, row: "Row") -> None:
+    def add(self, names: _Names, row: "Row") -> None:
         """Takes a row."""
         _, step, epoch, at, values = row
         pending = self._pending
         if pending is not None and self._joins(step, epoch, names):
             self._pending = (step, epoch, at, pending[3] + names, pending[4] + values)
         else:
-            self.settle()
+            self.finish_line()
             self._pending = (step, epoch, at, names, values)
         self._count(names, [step], values, epoch)
 
-    def take_block(self, names: _Names, block: "RowBlock") -> bool:
+    def add_block(self, names: _Names, block: "RowBlock") -> bool:
         """Takes many rows; False, and nothing taken, where the first one belongs to the line of the row before."""
         if self._joins(block.steps[0], block.epochs[0], names):
             return False
-        self.settle()
-        self._lines.append(self._csv.plan(names).lines(block, len(block.steps) - 1))
+        self.finish_line()
+        self._lines.append(self._csv.formatter(names).lines(block, len(block.steps) - 1))
         self.line_count += len(block.steps) - 1
         last = (block.steps[-1], block.epochs[-1], float(block.times[-1]))
         self._pending = (*last, names, tuple(block.values[-1].tolist()))
         self._count(names, block.steps, block.values, block.epochs[-1])
         return True
 
-    def settle(self) -> None:
+    def finish_line(self) -> None:
         """Makes a line of the row that others of its step might have joined."""
         if self._pending is not None:
             step, epoch, at, names, values = self._pending
-            self._lines.append(self._csv.plan(names).line(step, epoch, at, values).encode())
+            self._lines.append(self._csv.formatter(names).line(step, epoch, at, values).encode())
             self.line_count += 1
             self._pending = None
 
@@ -149,7 +151,7 @@ class RowBuffer:
         lines, self._lines, self.line_count = self._lines, [], 0
         return lines
 
-    def count_into(self, statistics: Statistics) -> tuple[int, int | None]:
+    def update_statistics(self, statistics: Statistics) -> tuple[int, int | None]:
         """Has the rows counted that were taken since the last time.
 
         Returns:
@@ -162,7 +164,7 @@ class RowBuffer:
             rows += len(steps)
             last_step = steps[-1] if steps[-1] is not None else last_step
             start = 0
-            for part in _parts(all_values[names]):
+            for part in _merged_blocks(all_values[names]):
                 statistics.add(names, steps[start : start + len(part)], part, self._last_epoch)
                 start += len(part)
         return rows, last_step
@@ -188,7 +190,7 @@ class RowBuffer:
         self._last_epoch = epoch
 
 
-def _parts(values: list[Any]) -> list[Any]:
+def _merged_blocks(values: list[Any]) -> list[Any]:
     """Returns rows and blocks of rows, joined with their neighbours of the same kind."""
     parts: list[Any] = []
     for value in values:
@@ -217,7 +219,7 @@ class Drain:
         folder: the journal of the rank.
         csv: the file that rows go to.
         journal: the writing end, for what is being written now; None to drain what a dead process left.
-        on_rewound: called when rows have left the CSV, with their number, the step of the resume, and the file that has them now.
+        on_rollback: called when rows have left the CSV, with their number, the step of the resume, and the file that has them now.
         between: called after each chunk of rows.
         clock: monotonic seconds.
         disk: what is written by.
@@ -231,7 +233,7 @@ class Drain:
         journal: "Journal | None" = None,
         *,
         statistics: Statistics | None = None,
-        on_rewound: Callable[[int, int, Path], None] = lambda *_: None,
+        on_rollback: Callable[[int, int, Path], None] = lambda *_: None,
         between: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
         disk: Disk = DISK,
@@ -242,7 +244,7 @@ class Drain:
         self._csv = csv
         self._journal = journal
         self.statistics = Statistics() if statistics is None else statistics
-        self._on_rewound = on_rewound
+        self._on_rewound = on_rollback
         self._between = between
         self._clock = clock
         self._generation = 0
@@ -250,7 +252,7 @@ class Drain:
         self._offset = len(MAGIC)
         self._names: dict[int, tuple[str, ...]] = {}
         self._names_of_segment = 0
-        self._beyond: set[int] = set()
+        self._skipped_segments: set[int] = set()
         self._is_open = False
         self._opened_at = clock()
         self._drained_bytes = 0
@@ -265,7 +267,7 @@ class Drain:
         """The step of the last row that the disk has."""
         self._buffer = RowBuffer(csv)
         # The names of the last row: the file has their columns.
-        self._fitting: tuple[str, ...] | None = None
+        self._last_names: tuple[str, ...] | None = None
 
     # --- opening ---------------------------------------------------------------------------------------------------
 
@@ -287,7 +289,7 @@ class Drain:
             self._write_position()
         return self._csv.exists
 
-    def is_through(self) -> bool:
+    def is_fully_drained(self) -> bool:
         """Says whether everything in the journal is in the CSV; asked when nobody writes any more."""
         segments = [(segment_number(path), path, False) for path in segment_paths(self._folder)]
         current = self._next_segment(segments)
@@ -301,7 +303,7 @@ class Drain:
             if not _is_segment(reader):
                 return True
             data = reader.read(0, path.stat().st_size)
-        return not any(isinstance(record, tuple) for _, record in frames(data, start))
+        return not any(isinstance(record, tuple) for _, record in iter_frames(data, start))
 
     def lost_rows(self) -> int:
         """Returns how many rows of this session are in files that have no name any more; asked when nobody logs any more."""
@@ -312,7 +314,7 @@ class Drain:
             start = self._offset if segment.number == self._segment else len(MAGIC)
             with SegmentReader(segment.path, self._journal, segment.number) as reader:
                 data = reader.read(0, reader.size())
-            lost += sum(isinstance(record, tuple) for _, record in frames(data, start))
+            lost += sum(isinstance(record, tuple) for _, record in iter_frames(data, start))
         return lost
 
     # --- one pass --------------------------------------------------------------------------------------------------
@@ -332,11 +334,11 @@ class Drain:
         if not self._is_open:
             self.open()
         before = self.rows
-        self._restore_if_gone()
+        self._restore_if_deleted()
         try:
             self._run(final=final)
         except BaseException:
-            self._forget_unwritten()
+            self._discard_unwritten()
             with contextlib.suppress(OSError):
                 self._sync_waiting()
             raise
@@ -387,15 +389,15 @@ class Drain:
             if number == self._segment or live:
                 return item
             with SegmentReader(path, None, number) as reader:
-                if follows(reader.read(0, FIRST_BYTES), (self._segment, self._offset)):
+                if continues_from(reader.read(0, FIRST_BYTES), (self._segment, self._offset)):
                     return item
-                self._note_beyond(number, reader)
+                self._count_skipped(number, reader)
         return None
 
-    def _note_beyond(self, number: int, reader: SegmentReader) -> None:
+    def _count_skipped(self, number: int, reader: SegmentReader) -> None:
         """Counts what is left out."""
-        if number not in self._beyond:
-            self._beyond.add(number)
+        if number not in self._skipped_segments:
+            self._skipped_segments.add(number)
             self.damaged_bytes += len(reader.read(0, reader.size()).rstrip(b"\0"))
 
     def _sync_waiting(self) -> None:
@@ -431,7 +433,7 @@ class Drain:
                     return False
                 if self._offset == base:
                     if len(data) < length or not any(data[:8]):
-                        self._note_damage(data)
+                        self._count_damage(data)
                         return True
                     length *= 2  # One frame is larger than that.
 
@@ -439,12 +441,12 @@ class Drain:
         """Does what the frames say that lie at the offset; False where one must wait."""
         base, at = self._offset, 0
         while True:
-            block = row_block(data, at, CHUNK_ROWS)
-            if block is not None and self._take_block(block):
+            block = read_row_block(data, at, CHUNK_ROWS)
+            if block is not None and self._add_block(block):
                 at += block.size
             else:
-                at, record = next(frames(data, at), (0, None))
-                if record is None or self._is_nameless(record):
+                at, record = next(iter_frames(data, at), (0, None))
+                if record is None or self._lacks_names(record):
                     return True
                 if not self._apply(record, base + at, final=final):
                     return False
@@ -459,12 +461,12 @@ class Drain:
         if isinstance(record, Keys):
             self._names[record.schema] = record.names
         elif isinstance(record, Resume):
-            self._cut(record, end)
+            self._move_abandoned_rows(record, end)
         elif isinstance(record, Boundary):
-            self._buffer.settle()
+            self._buffer.finish_line()
         return True
 
-    def _is_nameless(self, record: Record) -> bool:
+    def _lacks_names(self, record: Record) -> bool:
         """Says whether a record is a row whose names were lost, in a power loss: here the segment ends."""
         return isinstance(record, tuple) and len(self._names.get(record[0], ())) != len(record[4])
 
@@ -477,10 +479,10 @@ class Drain:
         if self._offset > len(MAGIC):
             data = reader.read(len(MAGIC), self._offset - len(MAGIC))
             self._names = {
-                record.schema: record.names for _, record in frames(data) if isinstance(record, Keys)
+                record.schema: record.names for _, record in iter_frames(data) if isinstance(record, Keys)
             }
 
-    def _note_damage(self, data: bytes) -> None:
+    def _count_damage(self, data: bytes) -> None:
         rest = data.rstrip(b"\0")
         if rest and (self._journal is None or self._segment not in self._own_numbers()):
             self.damaged_bytes += len(rest)
@@ -493,19 +495,19 @@ class Drain:
     def _take(self, row: Row, *, final: bool) -> bool:
         """Takes a row; False where it must wait until its columns are worth a new file."""
         names = self._names[row[0]]
-        if names is not self._fitting:
-            if self._csv.plan(names).missing and not self._add_columns(names, final=final):
+        if names is not self._last_names:
+            if self._csv.formatter(names).missing and not self._add_columns(names, final=final):
                 return False
-            self._fitting = names
-        self._buffer.take(names, row)
+            self._last_names = names
+        self._buffer.add(names, row)
         return True
 
-    def _take_block(self, block: RowBlock) -> bool:
+    def _add_block(self, block: RowBlock) -> bool:
         """Takes many rows; False where the first one must be looked at by itself."""
         names = self._names.get(block.schema)
-        if names is None or names is not self._fitting or len(names) != block.values.shape[1]:
+        if names is None or names is not self._last_names or len(names) != block.values.shape[1]:
             return False
-        return self._buffer.take_block(names, block)
+        return self._buffer.add_block(names, block)
 
     def _write_lines(self) -> None:
         lines = self._buffer.pop_lines()
@@ -515,18 +517,18 @@ class Drain:
             self._drained_bytes += self._csv.size - before
         self._between()
 
-    def _forget_unwritten(self) -> None:
+    def _discard_unwritten(self) -> None:
         """Goes back to the last position after an error: everything since is read again."""
         self._buffer.clear()
         self._is_open = False
-        self._fitting = None
+        self._last_names = None
         self._csv.close()
 
     # --- committing ------------------------------------------------------------------------------------------------
 
     def _commit(self) -> None:
         """Has everything read so far counted, on disk, then lets go of the segments that are not needed any more."""
-        self._buffer.settle()
+        self._buffer.finish_line()
         self._write_lines()
         if not self._csv.exists:
             return
@@ -539,7 +541,7 @@ class Drain:
         text = Position(self._generation, states).to_json()
         replace_file(self._folder / POSITION, text.encode(), durable=True, disk=self._disk)
         # All lines of these rows are in the file by now, and count.
-        rows, step = self._buffer.count_into(self.statistics)
+        rows, step = self._buffer.update_statistics(self.statistics)
         self.rows += rows
         self.durable_step = step if step is not None else self.durable_step
 
@@ -574,15 +576,15 @@ class Drain:
         earned += self._drained_bytes * _REWRITE_SHARE_OF_NEW
         if not final and self._rewritten_bytes + self._csv.size > earned + (1 << 16):
             return False
-        self._buffer.settle()
+        self._buffer.finish_line()
         self._write_lines()
         self._rewritten_bytes += self._csv.size
         self._replace(self._csv.prepare_columns([*wanted]), self._offset)
         return True
 
-    def _cut(self, resume: Resume, end: int) -> None:
+    def _move_abandoned_rows(self, resume: Resume, end: int) -> None:
         """Takes the rows that no longer count out of the file, and keeps them beside it."""
-        self._buffer.settle()
+        self._buffer.finish_line()
         self._write_lines()
         if not self._csv.exists:
             return
@@ -607,7 +609,7 @@ class Drain:
         self.rewrites += 1
         self._write_position()
 
-    def _restore_if_gone(self) -> None:
+    def _restore_if_deleted(self) -> None:
         """Makes the folder again where somebody deleted it, with what the open descriptor still has."""
         if self._csv.is_in_place() and self._folder.is_dir():
             return
@@ -616,7 +618,7 @@ class Drain:
             self._csv.restore()
             self._write_position()
         if self._journal is not None:
-            self._journal.leave_segment()
+            self._journal.start_new_segment()
 
 
 def _is_segment(reader: SegmentReader) -> bool:

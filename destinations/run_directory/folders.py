@@ -8,7 +8,7 @@ from pathlib import Path
 from .errors import RunExistsError, RunPathError
 from .layout import SIDECAR, journal_path, metrics_name, segment_paths
 
-__all__ = ["HeldFolder", "check_new", "check_path", "existing_run", "named_by_path"]
+__all__ = ["HeldFolder", "check_no_run", "check_path", "holds_run", "with_user_paths"]
 
 _THROUGH = re.compile(r"^/proc/self/fd/\d+")
 
@@ -46,7 +46,7 @@ class HeldFolder:
             os.close(fd)
 
 
-def named_by_path(error: Exception, run_dir: Path) -> Exception:
+def with_user_paths(error: Exception, run_dir: Path) -> Exception:
     """Returns an error whose file names are those that a user knows, and not those of a `HeldFolder`."""
     if isinstance(error, OSError):
         for attribute in ("filename", "filename2"):
@@ -56,7 +56,7 @@ def named_by_path(error: Exception, run_dir: Path) -> Exception:
     return error
 
 
-def existing_run(run_dir: Path, rank: int) -> bool:
+def holds_run(run_dir: Path, rank: int) -> bool:
     """Says whether a folder holds what this rank of a run writes; that other ranks have begun already does not count."""
     names = (SIDECAR, metrics_name(rank)) if rank == 0 else (metrics_name(rank),)
     return any((run_dir / name).exists() for name in names) or bool(
@@ -64,9 +64,9 @@ def existing_run(run_dir: Path, rank: int) -> bool:
     )
 
 
-def check_new(run_dir: Path, rank: int) -> None:
+def check_no_run(run_dir: Path, rank: int) -> None:
     """Refuses a folder that holds a run."""
-    if existing_run(run_dir, rank):
+    if holds_run(run_dir, rank):
         raise RunExistsError(
             f'run folder {str(run_dir)!r} must be new with resume="never", got one that holds a run. '
             "Choose another folder, or leave resume out to continue the run."

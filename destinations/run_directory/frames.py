@@ -17,7 +17,6 @@ see `Resume`, `Boundary` and `Follows`.
 Reading is done here and not by `marshal.loads`, which must not be given what may be damaged.
 """
 
-import functools
 import json
 import marshal
 import struct
@@ -26,7 +25,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import attrs
-import numpy as np
 
 __all__ = [
     "FLOAT_BYTES",
@@ -37,18 +35,16 @@ __all__ = [
     "Boundary",
     "Follows",
     "Keys",
-    "Other",
     "Record",
     "Resume",
     "Row",
-    "RowBlock",
+    "UnknownFrame",
     "boundary_frame",
-    "encode",
+    "encode_frame",
     "follows_frame",
-    "frames",
+    "iter_frames",
     "keys_frame",
     "resume_frame",
-    "row_block",
 ]
 
 HEADER = struct.Struct("<II")
@@ -60,7 +56,7 @@ _INT32 = struct.Struct("<i")
 _FLOAT64 = struct.Struct("<d")
 _DIGIT_BITS = 15
 # Those of integers a hundred times as large as floats are; the time to read one grows with their square.
-_MOST_DIGITS = 10_000
+_MAX_DIGITS = 10_000
 _NUMBERS = frozenset({float, int, bool})
 
 # A row of floats with a step that fits: the common case is read in one go.
@@ -118,17 +114,17 @@ class Follows:
 
 
 @attrs.frozen
-class Other:
+class UnknownFrame:
     """A whole frame of a kind that this version does not know."""
 
 
 Row = tuple[int, int | None, int | None, float, tuple[float, ...]]
 """Schema, step, epoch, time in seconds since 1970, values."""
 
-Record = Row | Keys | Resume | Boundary | Follows | Other
+Record = Row | Keys | Resume | Boundary | Follows | UnknownFrame
 
 
-def encode(payload: tuple[Any, ...]) -> bytes:
+def encode_frame(payload: tuple[Any, ...]) -> bytes:
     """Returns the frame of a payload.
 
     Raises:
@@ -140,25 +136,25 @@ def encode(payload: tuple[Any, ...]) -> bytes:
 
 def keys_frame(schema: int, names: tuple[str, ...]) -> bytes:
     """Returns the frame that gives a schema its names."""
-    return encode(("keys", schema, json.dumps(names)))
+    return encode_frame(("keys", schema, json.dumps(names)))
 
 
 def resume_frame(step: int, time: float | None) -> bytes:
     """Returns the frame of a `Resume`."""
-    return encode(("resume", step, time))
+    return encode_frame(("resume", step, time))
 
 
 def boundary_frame() -> bytes:
     """Returns the frame of a `Boundary`."""
-    return encode(("boundary",))
+    return encode_frame(("boundary",))
 
 
 def follows_frame(segment: int, offset: int) -> bytes:
     """Returns the frame of a `Follows`."""
-    return encode(("follows", segment, offset))
+    return encode_frame(("follows", segment, offset))
 
 
-def frames(data: bytes, offset: int = 0) -> Iterator[tuple[int, Record]]:
+def iter_frames(data: bytes, offset: int = 0) -> Iterator[tuple[int, Record]]:
     """Reads frames from an offset on, up to the first that is not whole; each comes with the offset after it."""
     unpack, head, end = HEADER.unpack_from, HEADER.size, len(data)
     while offset + head <= end:
@@ -173,7 +169,7 @@ def frames(data: bytes, offset: int = 0) -> Iterator[tuple[int, Record]]:
         try:
             record = _record(payload)
         except (ValueError, struct.error, IndexError, TypeError, RecursionError):
-            record = Other()
+            record = UnknownFrame()
         yield offset, record
 
 
@@ -223,8 +219,8 @@ def _value(data: bytes, offset: int) -> tuple[Any, int]:
     if tag == b"i":
         return number, offset
     if tag == b"l":
-        if abs(number) > _MOST_DIGITS:
-            raise ValueError(f"an integer must have {_MOST_DIGITS} digits at most, got {abs(number)}")
+        if abs(number) > _MAX_DIGITS:
+            raise ValueError(f"an integer must have {_MAX_DIGITS} digits at most, got {abs(number)}")
         digits = struct.unpack_from(f"<{abs(number)}H", data, offset)
         magnitude = sum(digit << (_DIGIT_BITS * place) for place, digit in enumerate(digits))
         return (-magnitude if number < 0 else magnitude), offset + 2 * len(digits)
@@ -242,118 +238,3 @@ def _value(data: bytes, offset: int) -> tuple[Any, int]:
 
 
 _CONSTANTS = {b"T": True, b"F": False, b"N": None}
-
-_LEAST_ROWS = 4
-_MOST_VALUES = 8192
-
-# Where the parts of a frame begin that holds a row of floats, see `frames.py`: header, "(5", schema, step, epoch, time, "(n".
-_CHECKSUM = 4
-_SCHEMA = 14
-_STEP = 19
-_EPOCH = 24
-_TIME = 29
-_VALUES = 42
-_VALUE_BYTES = 9
-_COUNT = 29  # in the payload
-_ANY = ord(".")
-
-
-@attrs.frozen(eq=False)
-class RowBlock:
-    """Rows of one schema, oldest first.
-
-    Attributes:
-        schema: the number of the schema.
-        steps: of each row.
-        epochs: of each row.
-        times: of each row, float64 `(rows,)`.
-        values: float64 `(rows, metrics)`.
-        size: bytes of all frames.
-    """
-
-    schema: int
-    steps: list[int]
-    epochs: list[int]
-    times: "np.ndarray[Any, np.dtype[np.float64]]"
-    values: "np.ndarray[Any, np.dtype[np.float64]]"
-    size: int
-
-
-def row_block(data: bytes, offset: int, most: int) -> RowBlock | None:
-    """Reads the rows of floats that begin at an offset; None where there are too few of one kind to be worth it.
-
-    Args:
-        data: frames.
-        offset: where the first one begins.
-        most: rows at most; fewer are read where each has very many values.
-    """
-    if offset + _VALUES > len(data):
-        return None
-    length, _ = HEADER.unpack_from(data, offset)
-    stride = HEADER.size + length
-    count, rest = divmod(stride - _VALUES, _VALUE_BYTES)
-    following = offset + stride
-    if count < 1 or rest or data[offset : offset + 4] != data[following : following + 4]:
-        return None
-    if data[offset + _SCHEMA : offset + _STEP] != data[following + _SCHEMA : following + _STEP]:
-        return None
-    rows = min(most, max(_LEAST_ROWS, _MOST_VALUES // count), (len(data) - offset) // stride)
-    if rows < _LEAST_ROWS:
-        return None
-    table = np.frombuffer(data, np.uint8, rows * stride, offset).reshape(rows, stride)
-    rows = _alike(table, count)
-    if rows:
-        rows = _whole(data, offset, stride, table[:rows, _CHECKSUM : HEADER.size])
-    if rows < _LEAST_ROWS:
-        return None
-    table = table[:rows]
-    values = table[:, _VALUES:].reshape(rows, count, _VALUE_BYTES)[:, :, 1:]
-    return RowBlock(
-        schema=int(_column(table, _SCHEMA, "<i4")[0]),
-        steps=_column(table, _STEP, "<i4").tolist(),
-        epochs=_column(table, _EPOCH, "<i4").tolist(),
-        times=_column(table, _TIME, "<f8").astype(np.float64),
-        values=np.ascontiguousarray(values).view("<f8").reshape(rows, count).astype(np.float64, copy=False),
-        size=rows * stride,
-    )
-
-
-@functools.lru_cache(maxsize=64)
-def _fixed_bytes(count: int) -> "tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]":
-    """Returns where a frame of a row of so many floats has bytes that are always the same, and which."""
-    head = b"(\x05\0\0\0i....i....i....g........(" + count.to_bytes(4, "little")
-    frame = bytes(HEADER.size) + head + b"g........" * count
-    places = [
-        *range(4),
-        *(HEADER.size + place for place, byte in enumerate(head) if byte != _ANY or place > _COUNT),
-        *range(_VALUES, len(frame), _VALUE_BYTES),
-    ]
-    fixed = bytearray(frame)
-    fixed[:4] = (len(frame) - HEADER.size).to_bytes(4, "little")
-    index = np.array(places)
-    return index, np.frombuffer(bytes(fixed), np.uint8)[index]
-
-
-def _alike(table: "np.ndarray[Any, Any]", count: int) -> int:
-    """Returns how many rows from the first on are frames of floats of the first one's schema."""
-    places, expected = _fixed_bytes(count)
-    same = (table[:, places] == expected).all(axis=1)
-    same &= (table[:, _SCHEMA : _STEP - 1] == table[0, _SCHEMA : _STEP - 1]).all(axis=1)
-    return len(table) if same.all() else int(same.argmin())
-
-
-def _whole(data: bytes, offset: int, stride: int, checksums: "np.ndarray[Any, Any]") -> int:
-    """Returns how many frames from the first on have the checksum that they say."""
-    view = memoryview(data)
-    said = np.ascontiguousarray(checksums).view("<u4")[:, 0].tolist()
-    first, length = offset + HEADER.size, stride - HEADER.size
-    starts = range(first, first + len(said) * stride, stride)
-    found = [zlib.adler32(view[start : start + length]) for start in starts]
-    if found == said:
-        return len(said)
-    return next(row for row, (one, other) in enumerate(zip(found, said, strict=True)) if one != other)
-
-
-def _column(table: "np.ndarray[Any, Any]", offset: int, kind: str) -> "np.ndarray[Any, Any]":
-    dtype = np.dtype(kind)
-    return np.ascontiguousarray(table[:, offset : offset + dtype.itemsize]).view(dtype)[:, 0]

@@ -5,7 +5,7 @@ there (`drain.py`) and prepares the next segment, so that the training thread ha
 
 **Threading.** Any thread may call `try_append`. It takes no lock: one call into the mapping adds the whole row, or refuses where
 the segment is full. Everything else (new names, the next segment, rows that wait) is done under one lock. `prepare`,
-`sample` and the reading side belong to the writer thread.
+`request_sample` and the reading side belong to the writer thread.
 
 **Signals.** A handler may log, and may raise, between any two instructions. So the steps to the next segment can be repeated:
 what an interrupted call has done is found done by the next one, and one assignment makes the new segment the current one.
@@ -38,7 +38,7 @@ from .frames import (
     MAGIC,
     VALUES_AT,
     boundary_frame,
-    encode,
+    encode_frame,
     follows_frame,
     keys_frame,
     resume_frame,
@@ -152,15 +152,15 @@ _KEPT_OPEN = 16
 _SAMPLES_KEPT = 4096
 _NUMBERS = frozenset({float, int, bool})
 _MARSHAL_VERSION = 2
-_MOST_INTEGER_BITS = 4096
-_MOST_NAME_CHARACTERS = 16_384
+_MAX_INTEGER_BITS = 4096
+_MAX_NAME_CHARACTERS = 16_384
 # Each metric is a cell in every row of the CSV: a name that holds the step makes it grow with the square of the steps.
-_MOST_LATE_NAMES = 5000
-_MANY_LATE_NAMES = 500
+_MAX_LATE_NAMES = 5000
+_WARN_LATE_NAMES = 500
 # A payload that has so much more than its floats may hold an integer that is too large; the careful path looks.
 _SHORT_BYTES = 512
 
-_names_of_spares = itertools.count()
+_spare_numbers = itertools.count()
 
 
 class _Schema(NamedTuple):
@@ -173,7 +173,7 @@ class _Schema(NamedTuple):
 
 
 @attrs.define(eq=False)
-class _Writing:
+class _ActiveSegment:
     """The segment that is being written, with all that depends on it: replaced as one."""
 
     segment: "Segment"
@@ -182,7 +182,7 @@ class _Writing:
     by_length: dict[int, _Schema] = attrs.field(factory=dict)
     """The schemas of the latest rows, for the fast path."""
     append: TryAppend = attrs.field(init=False)
-    is_left: bool = False
+    is_abandoned: bool = False
     """Whether the next segment counts whatever became of this one."""
 
 
@@ -240,7 +240,7 @@ class Journal:
         self._on_append = on_append
         self._is_abandoned = False
         self._is_closed = False
-        self._is_given_up = False
+        self._is_stopped = False
         # A row of integers for times would be unreadable.
         self._clock = clock if clock is time.time else lambda: float(clock())
         # Guards everything that the fast path does not do.
@@ -262,10 +262,10 @@ class Journal:
         """Takes a row; it is another for each segment."""
         self._first_number = _last_number(folder) + 1
         self._first_follows = end_of_journal(folder)
-        self._writing: _Writing | None = None
+        self._writing: _ActiveSegment | None = None
         # The segment that follows, from when it was chosen until it is the current one.
         self._next: Segment | None = None
-        self._roll(segment_bytes)
+        self._rotate(segment_bytes)
 
     # --- the training thread ---------------------------------------------------------------------------------------
 
@@ -280,10 +280,10 @@ class Journal:
         if not self.try_append(metrics, step):
             self.try_append(_plain(metrics), step)
 
-    def _fast_append(self, writing: _Writing) -> TryAppend:
+    def _fast_append(self, writing: _ActiveSegment) -> TryAppend:
         """Returns the call that is made for each row: everything it needs is a local name."""
         by_length, write = writing.by_length, writing.segment.write
-        state, slow = self._state, self._append_carefully
+        state, slow = self._state, self._append_slow
         now, dumps, adler32, pack = self._clock, marshal.dumps, zlib.adler32, HEADER.pack
         are_numbers = _NUMBERS.issuperset
 
@@ -314,8 +314,8 @@ class Journal:
 
         return try_append
 
-    def _append_carefully(self, metrics: Any, step: int | None, read: Callable[[Any], Any] | None) -> bool:
-        """Does what the fast path cannot: new names, a new segment, a sample of the time.
+    def _append_slow(self, metrics: Any, step: int | None, read: Callable[[Any], Any] | None) -> bool:
+        """Does what the fast path cannot: new names, a new segment, a timing sample.
 
         Returns:
             Whether the row was taken; False where it is not one of plain numbers.
@@ -330,7 +330,7 @@ class Journal:
             return False
         if self._is_abandoned:
             return True
-        if self._is_given_up:
+        if self._is_stopped:
             self.counts.dropped += 1
             return True
         if self._is_closed:
@@ -340,11 +340,11 @@ class Journal:
             return True
         if step is None:
             step = int(self._state.timestamp.batch)
-        if step.bit_length() > _MOST_INTEGER_BITS:
+        if step.bit_length() > _MAX_INTEGER_BITS:
             self._refuse_values(
                 len(row),
                 "step",
-                f"step must be a number of at most {_MOST_INTEGER_BITS} bits, got one of {step.bit_length()}. "
+                f"step must be a number of at most {_MAX_INTEGER_BITS} bits, got one of {step.bit_length()}. "
                 "Its metrics are not written.",
             )
             return True
@@ -358,29 +358,29 @@ class Journal:
         if not is_known:
             late = [name for name in row if name not in self.names]
             for name in late:
-                if len(column_of(name)) > _MOST_NAME_CHARACTERS:
+                if len(column_of(name)) > _MAX_NAME_CHARACTERS:
                     del row[name]
                     self._refuse_values(
                         1,
                         "long name",
-                        f"the name of a metric must have at most {_MOST_NAME_CHARACTERS} characters, got "
+                        f"the name of a metric must have at most {_MAX_NAME_CHARACTERS} characters, got "
                         f"{len(name)}: {name[:40]!r}…. Its values are not written.",
                     )
-                elif self._late_names >= _MOST_LATE_NAMES:
+                elif self._late_names >= _MAX_LATE_NAMES:
                     del row[name]
                     self._refuse_values(
                         1,
                         "new name",
-                        f"metric {name!r:.80} is not written: new metrics came with {_MOST_LATE_NAMES} rows already, and "
+                        f"metric {name!r:.80} is not written: new metrics came with {_MAX_LATE_NAMES} rows already, and "
                         "each is a column of metrics.csv. Leave the step out of the names; it is an argument.",
                     )
         for name, value in list(row.items()):
-            if type(value) is int and value.bit_length() > _MOST_INTEGER_BITS:
+            if type(value) is int and value.bit_length() > _MAX_INTEGER_BITS:
                 del row[name]
                 self._refuse_values(
                     1,
                     "integer",
-                    f"metric {name!r:.80} must be a number of at most {_MOST_INTEGER_BITS} bits, got an integer of "
+                    f"metric {name!r:.80} must be a number of at most {_MAX_INTEGER_BITS} bits, got an integer of "
                     f"{value.bit_length()}. It is not written; the other metrics of the call are.",
                 )
         return row
@@ -400,12 +400,12 @@ class Journal:
                 announce = self._on_first_row
                 announce(entry[2])
                 self._on_first_row = None
-            if self._waiting and not self._write_waiting():
+            if self._waiting and not self._write_pending():
                 self._wait(entry)
             elif not self._is_sampled(entry):
                 self._write_or_wait(entry)
             if self._waiting:
-                self._write_waiting()
+                self._write_pending()
             self._publish()
 
     def _is_sampled(self, entry: tuple[Any, ...]) -> bool:
@@ -416,7 +416,7 @@ class Journal:
         _, row, step, _, _ = entry
         try:
             schema = self._schema(tuple(row), writing)
-            data = encode((schema.number, step, 0, 0.0, tuple(row.values())))
+            data = encode_frame((schema.number, step, 0, 0.0, tuple(row.values())))
             # Room for the row and to spare, so that the fast path does not come back here.
             if writing.segment.room() < 2 * len(data) + 64:
                 return False
@@ -445,21 +445,21 @@ class Journal:
     def on_first_row(self, announce: Callable[[int], None]) -> None:
         """Calls once, before the next row is written, with its step."""
         self._on_first_row = announce
-        self.sample()
+        self.request_sample()
 
-    def write_waiting(self) -> None:
+    def write_pending(self) -> None:
         """Tries to write what waits in memory; at close, the last chance."""
         if self._lock._is_owned():  # type: ignore[attr-defined]  # noqa: SLF001  # as in `_take`
             return
         with self._lock:
             self._retry_at = 0.0
             if self._waiting:
-                self._write_waiting()
+                self._write_pending()
                 self._publish()
 
     def _write_or_wait(self, entry: tuple[Any, ...]) -> None:
         try:
-            is_written = (not self._waiting or self._write_waiting()) and self._write(entry)
+            is_written = (not self._waiting or self._write_pending()) and self._write(entry)
         except OSError as error:
             self._wait(entry)
             # Told when the row waits already: the report must not say that all is written.
@@ -477,9 +477,9 @@ class Journal:
         self._waiting_bytes += size
         self.counts.waiting = len(self._waiting)
         # The next row takes the careful path, which writes this one first.
-        self.sample()
+        self.request_sample()
 
-    def _write_waiting(self) -> bool:
+    def _write_pending(self) -> bool:
         if time.monotonic() < self._retry_at:
             return False
         while self._waiting:
@@ -517,18 +517,18 @@ class Journal:
             except ValueError:
                 pass  # It is full.
             try:
-                self._roll(max(self._segment_bytes, self._needed_bytes(entry)))
+                self._rotate(max(self._segment_bytes, self._needed_bytes(entry)))
             except OSError:
                 self._retry_at = time.monotonic() + _RETRY_SECONDS
                 raise
         return False
 
-    def _frame(self, entry: tuple[Any, ...], writing: _Writing) -> bytes:
+    def _frame(self, entry: tuple[Any, ...], writing: _ActiveSegment) -> bytes:
         kind, *rest = entry
         if kind == "row":
             row, step, epoch, at = rest
             schema = self._schema(tuple(row), writing).number
-            return encode((schema, step, epoch, at, tuple(row.values())))
+            return encode_frame((schema, step, epoch, at, tuple(row.values())))
         return boundary_frame() if kind == "boundary" else resume_frame(*rest)
 
     def _needed_bytes(self, entry: tuple[Any, ...]) -> int:
@@ -537,9 +537,9 @@ class Journal:
             return 0
         row = entry[1]
         keys = len(keys_frame(0, tuple(row)))
-        return 4 * (256 + keys + len(encode((0, 0, 0, 0.0, tuple(row.values())))))
+        return 4 * (256 + keys + len(encode_frame((0, 0, 0, 0.0, tuple(row.values())))))
 
-    def _schema(self, names: tuple[str, ...], writing: _Writing) -> _Schema:
+    def _schema(self, names: tuple[str, ...], writing: _ActiveSegment) -> _Schema:
         """Returns the schema of names in a segment, which is told of those that it does not have yet."""
         schema = writing.by_names.get(names)
         if schema is None:
@@ -555,15 +555,15 @@ class Journal:
         self.names.update(dict.fromkeys(names))
         if len(self.names) > known:
             self._late_names += 1
-            if self._late_names == _MANY_LATE_NAMES:
+            if self._late_names == _WARN_LATE_NAMES:
                 self._on_refused(
                     "many names",
-                    f"new metrics came with {_MANY_LATE_NAMES} rows, the last is {names[-1]!r:.80}: each is a column of "
-                    f"metrics.csv, an empty cell in every row that lacks it. After {_MOST_LATE_NAMES} no new ones are "
+                    f"new metrics came with {_WARN_LATE_NAMES} rows, the last is {names[-1]!r:.80}: each is a column of "
+                    f"metrics.csv, an empty cell in every row that lacks it. After {_MAX_LATE_NAMES} no new ones are "
                     "taken. Leave the step out of the names; it is an argument.",
                 )
 
-    def _roll(self, needed: int) -> None:
+    def _rotate(self, needed: int) -> None:
         """Continues in the next segment: the spare one, or, where the writer thread has not made it yet, a new one.
 
         Each step may be the last one, and is then done or found done by the next call.
@@ -577,7 +577,7 @@ class Journal:
         if before is not None:
             # Sealed before anything else: a shorter row must not overtake one that waits for the next segment.
             end = before.segment.seal()
-            follows = None if before.is_left else (before.segment.number, end)
+            follows = None if before.is_abandoned else (before.segment.number, end)
             least = before.segment.number + 1
         following = self._next
         if following is None or following.size < needed:
@@ -613,10 +613,10 @@ class Journal:
 
     def _spare_path(self) -> Path:
         """Returns a path that no other segment ever had; `remove_temporaries` knows such names."""
-        return self._folder / f".segment.{os.getpid()}-{next(_names_of_spares)}.tmp"
+        return self._folder / f".segment.{os.getpid()}-{next(_spare_numbers)}.tmp"
 
-    def _first_use(self, segment: "Segment") -> _Writing:
-        writing = _Writing(segment)
+    def _first_use(self, segment: "Segment") -> _ActiveSegment:
+        writing = _ActiveSegment(segment)
         writing.append = self._fast_append(writing)
         return writing
 
@@ -640,21 +640,21 @@ class Journal:
         Raises:
             OSError: there is no room.
         """
-        if self._spares or self._is_closed or self._is_given_up:
+        if self._spares or self._is_closed or self._is_stopped:
             return
         spare = self._make(self._spare_path(), 0, self._segment_bytes)
         spare.populate()
         self._spares.append(spare)
 
-    def leave_segment(self) -> None:
+    def start_new_segment(self) -> None:
         """Has the next row begin a new segment, which counts whatever became of this one; any thread may call."""
         with self._lock:
             writing = self._writing
             if writing is not None:
-                writing.is_left = True
+                writing.is_abandoned = True
                 writing.segment.seal()
 
-    def sample(self) -> None:
+    def request_sample(self) -> None:
         """Has the next call take the careful path, which takes the time."""
         writing = self._writing
         if writing is not None:
@@ -668,20 +668,20 @@ class Journal:
             if len(full) - index > _KEPT_OPEN:
                 segment.close()
 
-    def give_up(self) -> None:
+    def stop_accepting(self) -> None:
         """Ends writing, for the folder is another run's; rows that come are dropped and counted. Any thread may call."""
         with self._lock:
-            self._is_given_up = True
+            self._is_stopped = True
             if self._writing is not None:
                 self._writing.segment.seal()
-            self.sample()
+            self.request_sample()
 
     def abandon_in_child(self) -> None:
         """Makes a forked child write nothing: the files are its parent's."""
         self._is_abandoned = True
         # The thread that held it is not in the child.
         self._lock = threading.RLock()
-        self.sample()
+        self.request_sample()
         self._spares.clear()
         for segment in list(self.segments):
             segment.close()
@@ -694,7 +694,7 @@ class Journal:
             if self._writing is not None:
                 # Another thread may still hold the call that writes to it.
                 self._writing.segment.seal()
-            self.sample()
+            self.request_sample()
             unused = [*self._spares, *([self._next] if self._next is not None else [])]
             self._spares.clear()
             self._next = None

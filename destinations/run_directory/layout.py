@@ -82,7 +82,7 @@ TERMINAL_STATUSES = frozenset({"completed", "failed", "failed to write", "interr
 # The columns that every row has; they come first in a file that this project began.
 OWN_COLUMNS = ("step", "epoch", "time")
 
-_LONGEST_NAME_BYTES = 120
+_MAX_NAME_BYTES = 120
 _SEGMENT = re.compile(rf"[0-9]+{re.escape(SEGMENT_SUFFIX)}")
 _UNSAFE = re.compile(r"[^\w .,=+@()\[\]-]")
 
@@ -150,9 +150,9 @@ def safe_name(name: str) -> str:
         )
     text = _UNSAFE.sub(lambda match: f"%{ord(match[0]):02X}", "__".join(parts))
     text = f"%2E{text[1:]}" if text.startswith(".") else text
-    if len(text.encode()) > _LONGEST_NAME_BYTES:
+    if len(text.encode()) > _MAX_NAME_BYTES:
         digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:12]
-        text = f"{text.encode()[: _LONGEST_NAME_BYTES - 13].decode(errors='ignore')}-{digest}"
+        text = f"{text.encode()[: _MAX_NAME_BYTES - 13].decode(errors='ignore')}-{digest}"
     return text
 
 

@@ -17,14 +17,14 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from destinations.background import Lane, TryLater
+from destinations.background import Lane, RetryLaterError
 from destinations.media import (
-    clouds_of,
-    copy_of,
+    copy_value,
     histogram_record,
-    images_of,
+    iter_images,
+    iter_masks,
+    iter_point_clouds,
     mask_png,
-    masks_of,
     mp4_file,
     overlay_png,
     ply_bytes,
@@ -35,7 +35,7 @@ from destinations.media import (
 from events import BinnedValues, RecordError, safe_text
 
 from .files import append_line, open_temporary, replace_file
-from .folders import HeldFolder, named_by_path
+from .folders import HeldFolder, with_user_paths
 from .layout import (
     ARTIFACTS_FOLDER,
     ARTIFACTS_INDEX,
@@ -99,11 +99,11 @@ class MediaWriter:
         mask_class_labels: dict[int, str] | None,
     ) -> None:
         """Writes each image, and each mask with its overlay, as PNG."""
-        safe_name_of(name)
+        checked_name(name)
         images = _copied(images)
-        masks = None if masks is None else {key: copy_of(mask) for key, mask in masks.items()}
+        masks = None if masks is None else {key: copy_value(mask) for key, mask in masks.items()}
         for mask_name in masks or ():
-            safe_name_of(mask_name)
+            checked_name(mask_name)
         labels = (
             None
             if mask_class_labels is None
@@ -124,8 +124,8 @@ class MediaWriter:
         masks: dict[str, Any] | None,
         labels: dict[str, str] | None,
     ) -> None:
-        by_mask = {key: list(masks_of(mask)) for key, mask in (masks or {}).items()}
-        for index, pixels in enumerate(images_of(images, channels_last)):
+        by_mask = {key: list(iter_masks(mask)) for key, mask in (masks or {}).items()}
+        for index, pixels in enumerate(iter_images(images, channels_last)):
             path, size = self._write_media(name, step, ".png", png_bytes(pixels.array))
             record = _record("image", name, step, index, at, path, size)
             record |= {"caption": None, "shape": list(pixels.shape)}
@@ -146,7 +146,7 @@ class MediaWriter:
 
     def log_audio(self, audio: Any, sample_rate: int, name: str, step: int) -> None:
         """Writes a sound as WAV; bytes and paths are taken as they are."""
-        safe_name_of(name)
+        checked_name(name)
         copied = _copied(audio)
         shape = None if isinstance(copied, bytes) else list(copied.shape)
 
@@ -163,7 +163,7 @@ class MediaWriter:
 
     def log_video(self, video: Any, fps: float | None, name: str, step: int) -> None:
         """Writes frames as MP4; bytes and paths are taken as they are."""
-        safe_name_of(name)
+        checked_name(name)
         given = Path(video).suffix if isinstance(video, str | Path) else ""
         copied = _copied(video)
 
@@ -183,11 +183,11 @@ class MediaWriter:
 
     def log_point_cloud(self, points: Any, name: str, step: int, colors: Any) -> None:
         """Writes each cloud as PLY."""
-        safe_name_of(name)
+        checked_name(name)
         points, colors = _copied(points), None if colors is None else _copied(colors)
 
         def work(at: float = self._clock()) -> None:
-            for index, (cloud, shades) in enumerate(clouds_of(points, colors)):
+            for index, (cloud, shades) in enumerate(iter_point_clouds(points, colors)):
                 path, size = self._write_media(name, step, ".ply", ply_bytes(cloud, shades))
                 record = _record("point_cloud", name, step, index, at, path, size)
                 record |= {"caption": None, "shape": list(cloud.shape), "has_colors": shades is not None}
@@ -268,7 +268,7 @@ class MediaWriter:
         except OSError as error:
             self.lost["files"] += 1
             self._accepted["files"] += 1
-            named_by_path(error, self._folder.where)
+            with_user_paths(error, self._folder.where)
             raise
 
         def work(at: float = self._clock()) -> None:
@@ -310,14 +310,14 @@ class MediaWriter:
         def counted() -> None:
             if self._folder.is_deleted:
                 self._on_deleted()
-                raise TryLater("run folder must be there, got one that was deleted") from FileNotFoundError(
-                    errno.ENOENT, "the run folder was deleted"
-                )
+                raise RetryLaterError(
+                    "run folder must be there, got one that was deleted"
+                ) from FileNotFoundError(errno.ENOENT, "the run folder was deleted")
             try:
                 work()
             except Exception as error:
                 self.lost[group] += 1
-                named_by_path(error, self._folder.where)
+                with_user_paths(error, self._folder.where)
                 raise
             self._done[group] += 1
 
@@ -379,7 +379,7 @@ def artifact_path(run_dir: Path, remote_name: str) -> Path:
     return run_dir.joinpath(ARTIFACTS_FOLDER, *parts)
 
 
-def safe_name_of(name: str) -> str:
+def checked_name(name: str) -> str:
     """Returns a name as one path component.
 
     Raises:
@@ -393,7 +393,7 @@ def safe_name_of(name: str) -> str:
 
 def _copied(value: Any) -> Any:
     try:
-        return copy_of(value)
+        return copy_value(value)
     except FileNotFoundError as error:
         raise RecordError(f"media file must exist, got {error.filename!r}.") from error
     except (TypeError, ValueError) as error:

@@ -4,107 +4,26 @@ Belongs to the writer thread. What was added counts only once `drain.py` has wri
 """
 
 import contextlib
-import csv
-import io
 import os
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from .csv_format import format_cell_rows, format_cells, header_end, header_line, parse_header, parse_number
 from .files import DISK, Disk, open_temporary
 from .layout import OWN_COLUMNS, CsvState, Position, column_of
 
 if TYPE_CHECKING:
-    from .frames import RowBlock
+    from .row_blocks import RowBlock
 
 __all__ = [
     "MetricsCsv",
-    "Plan",
-    "block_texts",
-    "header_end",
-    "header_line",
-    "number",
-    "parse_header",
-    "texts",
+    "Replacement",
+    "RowFormatter",
 ]
-
-# An extra, `fast`: it writes floats as text some twenty times faster than Python does, in their shortest form too.
-orjson: ModuleType | None
-try:
-    import orjson
-except ImportError:
-    orjson = None
-
-
-def header_line(columns: Iterable[str]) -> bytes:
-    """Returns the first line."""
-    return (",".join(map(_quoted, columns)) + "\n").encode()
-
-
-def _quoted(name: str) -> str:
-    if name and name.strip() == name and not any(mark in name for mark in ',"\n\r'):
-        return name
-    return '"' + name.replace('"', '""') + '"'
-
-
-def header_end(data: bytes) -> int:
-    """Returns where the header ends: after the first line feed outside quotes; 0 where it does not."""
-    end = 0
-    while (end := data.find(b"\n", end) + 1) > 0:
-        if data.count(b'"', 0, end) % 2 == 0:
-            return end
-    return 0
-
-
-def parse_header(line: bytes) -> list[str]:
-    """Returns the columns."""
-    return next(csv.reader(io.StringIO(line.decode("utf-8", "replace"), newline="")), [])
-
-
-def texts(values: Sequence[float], encoder: ModuleType | None = orjson) -> str:
-    """Returns the cells of values, joined by commas; without an encoder, by Python's own means."""
-    if encoder is not None:
-        with contextlib.suppress(TypeError):  # An integer of more than 64 bits.
-            data: bytes = encoder.dumps(values)
-            if b"l" not in data and b"t" not in data:  # No null, false or true.
-                return data[1:-1].decode()
-    text = ",".join(map(repr, values))
-    if "T" in text or "F" in text:
-        text = text.replace("True", "1").replace("False", "0")
-    return text
-
-
-def block_texts(
-    values: "np.ndarray[Any, np.dtype[np.float64]]", encoder: ModuleType | None = orjson
-) -> list[bytes]:
-    """Returns the cells of each row of floats, joined by commas; without an encoder, by Python's own means.
-
-    Args:
-        values: `(rows, metrics)`, both at least 1; in rows and columns one after the other.
-        encoder: the module `orjson`, or None.
-    """
-    if encoder is not None:
-        text: bytes = encoder.dumps(values, option=encoder.OPT_SERIALIZE_NUMPY)
-        if b"n" not in text:  # null: a NaN or an infinity, which JSON does not have.
-            return text[2:-2].split(b"],[")
-    # One call writes them all, half as fast again as one for each; what it writes for lists is "[[1.5, nan], [2.0, inf]]".
-    return repr(values.tolist())[2:-2].replace(", ", ",").encode().split(b"],[")
-
-
-def number(cell: str) -> float | None:
-    """Returns what a cell holds: an integer where it looks like one, else a float; None for what is no number."""
-    try:
-        return int(cell)
-    except ValueError:
-        try:
-            return float(cell)
-        except ValueError:
-            return None
-
 
 _COPY_BYTES = 128 << 10
 _HEADER_BYTES = 64 << 10
@@ -112,7 +31,7 @@ _HEADER_BYTES = 64 << 10
 Line = Callable[[int | None, int | None, float, tuple[float, ...]], str]
 
 
-class Plan:
+class RowFormatter:
     """How the rows of some names become lines under the columns of a file."""
 
     def __init__(self, names: tuple[str, ...], columns: dict[str, int]) -> None:
@@ -144,11 +63,11 @@ class Plan:
             return "".join([self.line(*row) for row in rows]).encode()
         # All of this is a handful of calls for all rows together: between them, training may go on.
         line = b"%d,%d,%b" + self._before.encode() + b"%b" + self._after.encode()
-        stamps = block_texts(times.round(6)[:, None])
-        return b"".join(map(line.__mod__, zip(steps, epochs, stamps, block_texts(values), strict=False)))
+        stamps = format_cell_rows(times.round(6)[:, None])
+        return b"".join(map(line.__mod__, zip(steps, epochs, stamps, format_cell_rows(values), strict=False)))
 
     def _contiguous(self, step: int | None, epoch: int | None, time: float, values: tuple[float, ...]) -> str:
-        return f"{_cell(step)},{_cell(epoch)},{round(time, 6)!r}{self._before}{texts(values)}{self._after}"
+        return f"{_cell(step)},{_cell(epoch)},{round(time, 6)!r}{self._before}{format_cells(values)}{self._after}"
 
     def _general(self, step: int | None, epoch: int | None, time: float, values: tuple[float, ...]) -> str:
         cells = [""] * len(self._columns)
@@ -156,7 +75,7 @@ class Plan:
             cells[column] = text
         for target, value in zip(self._targets, values, strict=True):
             if target is not None:
-                cells[target] = texts((value,))
+                cells[target] = format_cells((value,))
         return ",".join(cells) + "\n"
 
 
@@ -179,7 +98,7 @@ class MetricsCsv:
         self.columns: dict[str, int] = {}
         self._header = b""
         self._fd = -1
-        self._plans: dict[tuple[str, ...], Plan] = {}
+        self._formatters: dict[tuple[str, ...], RowFormatter] = {}
 
     def open(self, position: Position | None) -> CsvState | None:
         """Opens what is there, cut to what counts.
@@ -210,13 +129,13 @@ class MetricsCsv:
         """Returns what a position is to say about the file as it is."""
         return CsvState(zlib.crc32(self._header), self.size, segment, offset)
 
-    def plan(self, names: tuple[str, ...]) -> Plan:
+    def formatter(self, names: tuple[str, ...]) -> RowFormatter:
         """Returns how rows of these names are written, or which columns they lack."""
-        plan = self._plans.get(names)
+        plan = self._formatters.get(names)
         if plan is None:
-            if len(self._plans) > 1000:  # noqa: PLR2004  # names that never come again
-                self._plans.clear()
-            plan = self._plans[names] = Plan(names, self.columns)
+            if len(self._formatters) > 1000:  # noqa: PLR2004  # names that never come again
+                self._formatters.clear()
+            plan = self._formatters[names] = RowFormatter(names, self.columns)
         return plan
 
     @property
@@ -319,7 +238,7 @@ class MetricsCsv:
     def _take_header(self, header: bytes) -> None:
         self._header = header
         self.columns = {name: index for index, name in enumerate(parse_header(header))}
-        self._plans.clear()
+        self._formatters.clear()
 
     def _read_header(self, file_size: int) -> bytes:
         length = _HEADER_BYTES
@@ -424,7 +343,7 @@ class Replacement:
 
 def _integer(cells: list[str], index: int | None) -> int | None:
     try:
-        value = None if index is None else number(cells[index])
+        value = None if index is None else parse_number(cells[index])
         return None if value is None else int(value)
     except (ValueError, IndexError, OverflowError):
         return None

@@ -20,24 +20,24 @@ from typing import TYPE_CHECKING, Any, Literal
 from destinations.background import Timer
 from events import redact_text
 
-from .documents import Documents, SessionLog, read_json, restore_statistics, write_summary
+from .documents import Documents, SessionLog, read_json, write_summary
 from .drain import Drain
 from .environment import EnvironmentFile, rank_layout
 from .errors import RunInUseError
 from .files import remove_temporaries
-from .folders import HeldFolder, existing_run, named_by_path
+from .folders import HeldFolder, holds_run, with_user_paths
 from .journal import Journal, TryAppend, make_journal, remove_journal, sync_journal
 from .layout import HEARTBEAT, journal_path, metrics_name, segment_paths, summary_name
 from .lock import WriterLock
 from .metrics_csv import MetricsCsv
-from .reader import csv_rows
+from .reader import parse_csv
 from .segments import MapFile, allocate, file_system_of, is_network_file_system
 from .statistics import Statistics
 
 if TYPE_CHECKING:
     from events import State
 
-__all__ = ["JournalKind", "RankWriter", "loss_text", "overhead_receipt", "percentile"]
+__all__ = ["JournalKind", "RankWriter", "loss_text", "overhead_stats", "percentile"]
 
 _WORDS = {"early": "records logged before init", "files": "files", "media": "media and texts", "rows": "rows"}
 
@@ -58,10 +58,10 @@ def percentile(values: list[int], share: float) -> int | None:
     return sorted(values)[min(len(values) - 1, int(len(values) * share))]
 
 
-def overhead_receipt(
+def overhead_stats(
     journal: "Journal", drain: "Drain", csv_bytes: int, errors: dict[str, Any], media: dict[str, Any]
 ) -> dict[str, Any]:
-    """Returns the receipt of this session.
+    """Returns the overhead of this session.
 
     `calls` counts the calls of `log_metrics` whose rows are in the CSV. The microseconds are those of a call inside this
     destination, of about one call in 64, most of them with the writer thread at work.
@@ -107,7 +107,7 @@ class RankWriter:
         sessions: the sessions of the run; None on ranks other than 0.
         flush_seconds: how often rows go from the journal to the CSV.
         journal_kind: whether the journal is mapped.
-        receipt_of_media: what the media lane has to say for the receipt.
+        media_stats: what the media lane has to say for the overhead.
         on_append: called with the call that logs a row, whenever it is another.
         held: the folder of the run, which everything is written to, wherever it is moved. Default: the one at `run_dir`.
         map_file: maps a file, from its descriptor and size.
@@ -124,7 +124,7 @@ class RankWriter:
         sessions: SessionLog | None,
         flush_seconds: float,
         journal_kind: JournalKind,
-        receipt_of_media: Callable[[], dict[str, Any]],
+        media_stats: Callable[[], dict[str, Any]],
         on_append: Callable[[TryAppend], None],
         held: HeldFolder | None = None,
         map_file: MapFile = mmap.mmap,
@@ -133,20 +133,20 @@ class RankWriter:
         self._clock = clock
         self._state = state
         self._run_dir = run_dir
-        self._held = held or HeldFolder(run_dir)
-        self._at = self._held.path
+        self._run_folder = held or HeldFolder(run_dir)
+        self._root = self._run_folder.path
         self._rank = state.rank
         self._lock = lock
-        lock.follow(self._at)
+        lock.follow(self._root)
         self._documents = documents
         self._sessions = sessions
-        self._receipt_of_media = receipt_of_media
+        self._receipt_of_media = media_stats
         self._on_append = on_append
-        self._environment = EnvironmentFile(self._at, rank_layout(state), self._failed)
-        self._folder = journal_path(self._at, self._rank)
+        self._environment = EnvironmentFile(self._root, rank_layout(state), self._failed)
+        self._folder = journal_path(self._root, self._rank)
         make_journal(self._folder)
-        remove_temporaries(self._at, self._rank)
-        self._reserve = self._at / f".reserve.{os.getpid()}-{self._rank}.tmp"
+        remove_temporaries(self._root, self._rank)
+        self._reserve = self._root / f".reserve.{os.getpid()}-{self._rank}.tmp"
         # Guards the five below: three threads may fail.
         self._failing = threading.Lock()
         self._failures = 0
@@ -156,15 +156,15 @@ class RankWriter:
         # The kinds of errors that were reported since all was well.
         self._reported: set[tuple[str, int | None]] = set()
         self._refusals: set[str] = set()
-        self._had_rows = (self._at / metrics_name(self._rank)).exists() or bool(segment_paths(self._folder))
+        self._had_rows = (self._root / metrics_name(self._rank)).exists() or bool(segment_paths(self._folder))
         self.journal = self._open_journal(state, map_file if self._is_mapped(journal_kind) else None)
-        self._csv = MetricsCsv(self._at / metrics_name(self._rank))
+        self._csv = MetricsCsv(self._root / metrics_name(self._rank))
         self._drain = Drain(
-            self._at,
+            self._root,
             self._folder,
             self._csv,
             self.journal,
-            on_rewound=self._rewound,
+            on_rollback=self._report_rollback,
             between=self._between_chunks,
         )
         self._is_open = False
@@ -216,8 +216,8 @@ class RankWriter:
         What cannot be drained in time stays in the journal, where readers find it, and the next session.
         """
         self._deadline = time.monotonic() + timeout_seconds
-        self.journal.write_waiting()
-        self.journal.leave_segment()
+        self.journal.write_pending()
+        self.journal.start_new_segment()
         if not self.timer.is_started:
             self._end()
         elif not self.timer.stop(timeout_seconds):
@@ -254,7 +254,7 @@ class RankWriter:
                 self._folder,
                 state,
                 map_file=map_file,
-                on_full=self._no_segment,
+                on_full=self._on_disk_full,
                 on_refused=self._refused,
                 on_append=self._on_append,
                 clock=self._clock,
@@ -280,22 +280,22 @@ class RankWriter:
         self._is_open = True
 
     def _restore_statistics(self) -> None:
-        summary = read_json(self._at / summary_name(self._rank))
+        summary = read_json(self._root / summary_name(self._rank))
         mark = summary.get("csv")
         if isinstance(mark, dict) and mark == self._csv_mark(int(mark.get("bytes", -1))):
-            self._drain.statistics = restore_statistics(summary)
+            self._drain.statistics = Statistics.from_summary(summary)
             self._add_rows_from(int(mark["bytes"]))
         else:
             self._compute_statistics()
 
-    def _rewound(self, rows: int, step: int, path: Path) -> None:
+    def _report_rollback(self, rows: int, step: int, path: Path) -> None:
         """Says which rows have left the CSV, and has the others counted again."""
         _log.warning(
             "run folder %s: training continues from step %d; %d rows of later steps were moved to %s.",
             self._run_dir,
             step,
             rows,
-            path.relative_to(self._at),
+            path.relative_to(self._root),
         )
         self._compute_statistics()
 
@@ -306,7 +306,7 @@ class RankWriter:
 
     def _add_rows_from(self, start: int) -> None:
         for block in self._csv.blocks(start):
-            rows = csv_rows(self._csv.header + block, len(self._csv.header))
+            rows = parse_csv(self._csv.header + block, len(self._csv.header))
             self._drain.statistics.add_mixed((row.step, row.epoch, row.metrics) for row in rows)
             self._between_chunks()
 
@@ -323,7 +323,7 @@ class RankWriter:
         if not self._disowned:
             self._write_all(is_last)
         elif is_last:
-            self._note_loss()
+            self._report_loss()
 
     def _write_all(self, is_last: bool) -> None:
         self._touch()
@@ -347,7 +347,7 @@ class RankWriter:
         now = time.monotonic()
         is_time = now - self._documents_at >= _DOCUMENT_SECONDS or (is_well and self._is_failing)
         if is_last:
-            self._note_loss()
+            self._report_loss()
             self._write_last_documents()
         elif self._are_documents_due and is_time:
             self._documents_at = now
@@ -385,36 +385,36 @@ class RankWriter:
     def _drain_journal(self, is_last: bool) -> None:
         if not self._is_open:
             self._open()
-        self._restore_if_gone()
+        self._restore_if_deleted()
         drained = self._drain.run(final=is_last)
         if is_last and self.journal.counts.waiting:
             # What was drained has made room, perhaps.
-            self.journal.write_waiting()
+            self.journal.write_pending()
             drained += self._drain.run(final=True)
         self.journal.retire()
         if not is_last:
             self.journal.prepare()
         if drained:
             self._are_documents_due = True
-            self.journal.sample()
+            self.journal.request_sample()
 
-    def _restore_if_gone(self) -> None:
+    def _restore_if_deleted(self) -> None:
         """Follows the folder where it was moved; makes it again, with all documents, where it was deleted.
 
         Raises:
             RunInUseError: it was deleted, and another run has its path.
         """
         if self._lock.is_in_place():
-            self._note_move()
+            self._report_move()
             return
-        if self._held.is_deleted or not self._at.is_dir():
-            if existing_run(self._run_dir, self._rank):
+        if self._run_folder.is_deleted or not self._root.is_dir():
+            if holds_run(self._run_dir, self._rank):
                 raise RunInUseError(
                     f"run folder {str(self._run_dir)!r} was deleted, and another run has taken its place."
                 )
             self._run_dir.mkdir(parents=True, exist_ok=True)
             self._lock.renew(self._run_dir)
-            self._held.renew()
+            self._run_folder.renew()
             _log.warning(
                 "run folder %s was deleted; it is made again, with the metrics that this process knows of. "
                 "Media and all else that was in it are gone.",
@@ -426,32 +426,32 @@ class RankWriter:
         self._are_documents_due = True
         self._documents_at = -math.inf
         if self._documents is not None:
-            self._documents.forget_files()
+            self._documents.rewrite_files()
 
-    def _note_move(self) -> None:
+    def _report_move(self) -> None:
         if self._is_moved:
             return
         try:
-            self._is_moved = not self._run_dir.samefile(self._at)
+            self._is_moved = not self._run_dir.samefile(self._root)
         except OSError:
             self._is_moved = True
         if self._is_moved:
             _log.warning(
                 "run folder %s was moved to %s, and is written to there.",
                 self._run_dir,
-                os.path.realpath(self._at),
+                os.path.realpath(self._root),
             )
 
     def _disown(self, error: RunInUseError) -> None:
         """Ends all writing, and says so: the folder is another run's now."""
         self._disowned = str(error)
-        self.journal.give_up()
+        self.journal.stop_accepting()
         _log.error(
             "%s Nothing is written any more; what was logged since is lost, and counted at the end.", error
         )
 
     def _between_chunks(self) -> None:
-        self.journal.sample()
+        self.journal.request_sample()
         if time.monotonic() - self._heartbeat_at > 1.0:
             self._touch()
             self.journal.retire()
@@ -460,7 +460,7 @@ class RankWriter:
         self._heartbeat_at = time.monotonic()
         if self._documents is None:
             return
-        path = self._at / HEARTBEAT
+        path = self._root / HEARTBEAT
         try:
             os.utime(path)
         except FileNotFoundError:
@@ -472,18 +472,18 @@ class RankWriter:
     def _write_summary(self) -> None:
         run_id = self._documents.run_id if self._documents is not None else ""
         mark = (self._csv_mark(self._csv.size) if self._csv.exists else None) or {}
-        write_summary(self._at, self._rank, run_id, self._drain.statistics, mark)
+        write_summary(self._root, self._rank, run_id, self._drain.statistics, mark)
 
     def _write_documents(self, *, durable: bool = True) -> None:
         if self._documents is None or self._sessions is None:
             return
-        self._sessions.write(self._documents.standing, durable=durable)
+        self._sessions.write(self._documents.live_status, durable=durable)
         self._documents.write_hparams(durable=durable)
         more = {
-            "session": self._sessions.own["session"],
+            "session": self._sessions.current["session"],
             "host": socket.gethostname(),
             "pid": os.getpid(),
-            "overhead": self.receipt(),
+            "overhead": self.overhead(),
             "lost": self.lost(),
         }
         self._documents.write_sidecar(self._drain.statistics, more, durable=durable)
@@ -496,7 +496,7 @@ class RankWriter:
         }
         return {kind: count for kind, count in lost.items() if count}
 
-    def _note_loss(self) -> None:
+    def _report_loss(self) -> None:
         """Compares what was accepted with what is safe, at the end; says what is not."""
         rows = self.journal.counts.dropped + self.journal.counts.waiting + self._drain.lost_rows()
         if not rows:
@@ -508,11 +508,11 @@ class RankWriter:
             self._documents.status = "failed to write"
             self._documents.exception = f"{rows} rows of metrics are lost ({reason})"
         if self._sessions is not None and self._documents is not None:
-            self._sessions.own.update(status=self._documents.status, exception=self._documents.exception)
+            self._sessions.current.update(status=self._documents.status, exception=self._documents.exception)
 
-    def receipt(self) -> dict[str, Any]:
+    def overhead(self) -> dict[str, Any]:
         """Returns what logging cost."""
-        return overhead_receipt(
+        return overhead_stats(
             self.journal,
             self._drain,
             self._csv.size,
@@ -540,7 +540,7 @@ class RankWriter:
         for segment in list(self.journal.segments):
             segment.close()
         is_clean = self._is_open and self._is_well and not self.journal.counts.waiting
-        if is_clean and self._drain.is_through():
+        if is_clean and self._drain.is_fully_drained():
             remove_journal(self._folder)
 
     # --- what goes wrong -------------------------------------------------------------------------------------------
@@ -550,7 +550,7 @@ class RankWriter:
 
         Called in the training thread, the writer thread, and that of the environment.
         """
-        text = f"{type(error).__name__}: {redact_text(str(named_by_path(error, self._run_dir)))}"
+        text = f"{type(error).__name__}: {redact_text(str(with_user_paths(error, self._run_dir)))}"
         kind = (type(error).__name__, getattr(error, "errno", None))
         with self._failing:
             self._failures += 1
@@ -568,7 +568,7 @@ class RankWriter:
             )
         self._are_documents_due = True
 
-    def _no_segment(self, error: OSError) -> None:
+    def _on_disk_full(self, error: OSError) -> None:
         """Called in the training thread when a row found no room on disk."""
         self._failed(error)
         self.timer.wake()

@@ -16,39 +16,39 @@ from typing import Any, Self
 
 import attrs
 
+from .csv_format import header_end, header_line, parse_header, parse_number
 from .files import open_regular
 from .frames import MAGIC, Boundary, Resume
 from .layout import OWN_COLUMNS, POSITION, Position, column_of, journal_path, metrics_name
-from .metrics_csv import header_end, header_line, number, parse_header
 from .segments import journal_records
 
 __all__ = [
-    "CsvPart",
+    "CsvSnapshot",
     "MetricRow",
     "Snapshot",
-    "csv_rows",
-    "has_any",
+    "clamp_to_float",
+    "has_any_metric",
     "last_csv_rows",
     "last_rows",
+    "merge_journal",
     "metric_columns",
+    "parse_csv",
+    "parse_rows",
     "read_rows",
     "read_series",
-    "rows_of",
     "take_snapshot",
-    "with_journal",
-    "within_float",
 ]
 
 _TRIES = 100
 _CHUNK_BYTES = 1 << 20
 _TAIL_BYTES = 256 << 10
 _HEADER_BYTES = 64 << 10
-_LONGEST_LINE = 64 << 20
-_MOST_HELD_BYTES = 64 << 20
+_MAX_LINE_BYTES = 64 << 20
+_MAX_CACHED_BYTES = 64 << 20
 _OWN_HEADER = header_line(OWN_COLUMNS).rstrip()
 
 
-class CsvPart:
+class CsvSnapshot:
     """The rows of a CSV that count, up to a whole line.
 
     Args:
@@ -92,8 +92,8 @@ class CsvPart:
                 return
             whole = len(piece) if at + len(piece) >= self.end else piece.rfind(b"\n") + 1
             if whole == 0:
-                if length >= _LONGEST_LINE:
-                    raise OSError(errno.EFBIG, f"a line has more than {_LONGEST_LINE >> 20} MiB")
+                if length >= _MAX_LINE_BYTES:
+                    raise OSError(errno.EFBIG, f"a line has more than {_MAX_LINE_BYTES >> 20} MiB")
                 length *= 2
                 continue
             yield piece[:whole]
@@ -111,8 +111,8 @@ class CsvPart:
             # The first line is a part of one, unless it is the first of all.
             skipped = 0 if start == first else piece.find(b"\n") + 1
             if start > first and skipped in {0, len(piece)}:
-                if length >= _LONGEST_LINE:
-                    raise OSError(errno.EFBIG, f"a line has more than {_LONGEST_LINE >> 20} MiB")
+                if length >= _MAX_LINE_BYTES:
+                    raise OSError(errno.EFBIG, f"a line has more than {_MAX_LINE_BYTES >> 20} MiB")
                 length *= 2
                 continue
             yield piece[skipped:]
@@ -148,7 +148,7 @@ class Snapshot:
         place: segment and offset that the journal goes on from; None where no position says so.
     """
 
-    def __init__(self, csv: CsvPart, records: tuple[object, ...], place: tuple[int, int] | None) -> None:
+    def __init__(self, csv: CsvSnapshot, records: tuple[object, ...], place: tuple[int, int] | None) -> None:
         self.csv = csv
         self.records = records
         self.place = place
@@ -222,7 +222,7 @@ def _read(
         segment, offset = known.segment, known.offset
         if state is not None:
             end = state.csv_bytes
-    if state is None and (header.startswith(_OWN_HEADER) or size > _MOST_HELD_BYTES):
+    if state is None and (header.startswith(_OWN_HEADER) or size > _MAX_CACHED_BYTES):
         # A run that has ended, or whose position is lost: our own writer adds lines, or replaces the file. What another
         # program wrote is not held in memory where it is too large: where it is cut meanwhile, reading ends.
         end = _last_line_end(fd, size)
@@ -235,7 +235,7 @@ def _read(
     if with_records:
         records, (last, _), is_whole = journal_records(folder, (segment, offset))
     after = Position.read(folder / POSITION)
-    csv = CsvPart(fd, header, end, held)
+    csv = CsvSnapshot(fd, header, end, held)
     if after is None and position is None:
         # A CSV that was only just begun, or that somebody else wrote; unless a whole session took place meanwhile.
         return Snapshot(csv, tuple(records), None) if _size(path) == size else None
@@ -272,8 +272,8 @@ def _header(fd: int) -> tuple[bytes, int]:
         end = header_end(data)
         if end or length >= size:
             return data[:end], size
-        if length >= _LONGEST_LINE:
-            raise OSError(errno.EFBIG, f"the header has more than {_LONGEST_LINE >> 20} MiB")
+        if length >= _MAX_LINE_BYTES:
+            raise OSError(errno.EFBIG, f"the header has more than {_MAX_LINE_BYTES >> 20} MiB")
         length *= 4
 
 
@@ -313,8 +313,8 @@ def read_rows(run_dir: Path | str, rank: int = 0) -> list[MetricRow]:
         rank: whose rows; others than rank 0 have some only where the run was made with `all_ranks=True`.
     """
     with take_snapshot(Path(run_dir), rank) as snapshot:
-        rows = list(rows_of(parse_header(snapshot.csv.header), snapshot.csv.read()))
-        return with_journal(rows, snapshot.records)
+        rows = list(parse_rows(parse_header(snapshot.csv.header), snapshot.csv.read()))
+        return merge_journal(rows, snapshot.records)
 
 
 def read_series(run_dir: Path | str, name: str, rank: int = 0) -> list[tuple[int | None, float]]:
@@ -338,13 +338,13 @@ def last_rows(
     """
     with take_snapshot(Path(run_dir), rank) as snapshot:
         resumes = [record for record in snapshot.records if isinstance(record, Resume)]
-        found = deque(_wanted(with_journal([], snapshot.records), wanted, ()), maxlen=count)
+        found = deque(_wanted(merge_journal([], snapshot.records), wanted, ()), maxlen=count)
         in_csv = last_csv_rows(snapshot.csv, count - len(found), wanted, resumes)
         return [*in_csv, *found]
 
 
 def last_csv_rows(
-    csv_part: CsvPart, count: int, wanted: Collection[str] = (), resumes: Sequence[Resume] = ()
+    csv_part: CsvSnapshot, count: int, wanted: Collection[str] = (), resumes: Sequence[Resume] = ()
 ) -> list[MetricRow]:
     """Returns the last rows of a CSV, oldest first, without those that a resume drops; see `last_rows`."""
     if count <= 0:
@@ -355,12 +355,12 @@ def last_csv_rows(
         for chunk in csv_part.chunks_from_end():
             if b'"' in chunk:
                 break  # A quoted cell may hold the end of a line.
-            pieces.append(list(_wanted(rows_of(list(columns), chunk), wanted, resumes)))
+            pieces.append(list(_wanted(parse_rows(list(columns), chunk), wanted, resumes)))
             if sum(map(len, pieces)) >= count:
                 return [row for piece in reversed(pieces) for row in piece][-count:]
         else:
             return [row for piece in reversed(pieces) for row in piece]
-    rows = itertools.chain.from_iterable(rows_of(columns, chunk) for chunk in csv_part.chunks())
+    rows = itertools.chain.from_iterable(parse_rows(columns, chunk) for chunk in csv_part.chunks())
     return list(deque(_wanted(rows, wanted, resumes), maxlen=count))
 
 
@@ -371,26 +371,26 @@ def _wanted(
         time = float("nan") if row.time is None else row.time
         if any(resume.drops(row.step, time) for resume in resumes):
             continue
-        if has_any(row, wanted):
+        if has_any_metric(row, wanted):
             yield row
 
 
-def has_any(row: MetricRow, wanted: Collection[str]) -> bool:
+def has_any_metric(row: MetricRow, wanted: Collection[str]) -> bool:
     """Says whether a row has one of some columns; of none, any row has."""
     return not wanted or any(name in row.metrics for name in wanted)
 
 
-def csv_rows(data: bytes, header_bytes: int) -> Iterator[MetricRow]:
+def parse_csv(data: bytes, header_bytes: int) -> Iterator[MetricRow]:
     """Returns the rows of a CSV; cells that hold no number are left out.
 
     Args:
         data: the file, up to where it counts.
         header_bytes: how long its first line is.
     """
-    return rows_of(parse_header(data[:header_bytes]), data[header_bytes:])
+    return parse_rows(parse_header(data[:header_bytes]), data[header_bytes:])
 
 
-def rows_of(columns: list[str], body: bytes) -> Iterator[MetricRow]:
+def parse_rows(columns: list[str], body: bytes) -> Iterator[MetricRow]:
     """Returns the rows of whole lines; lines that cannot be understood are rows without metrics, or left out.
 
     Args:
@@ -409,16 +409,16 @@ def rows_of(columns: list[str], body: bytes) -> Iterator[MetricRow]:
         found = {
             column: value
             for column, cell in zip(columns, cells, strict=False)
-            if cell and (value := number(cell)) is not None
+            if cell and (value := parse_number(cell)) is not None
         }
         if not found and any(cell in OWN_COLUMNS for cell in cells):
             columns[:] = cells
             continue
         step, epoch, time = (found.pop(name, None) for name in OWN_COLUMNS)
-        yield MetricRow(_whole_step(step), within_float(epoch), within_float(time), found)
+        yield MetricRow(_whole_step(step), clamp_to_float(epoch), clamp_to_float(time), found)
 
 
-def within_float(value: Any) -> Any:
+def clamp_to_float(value: Any) -> Any:
     """Returns a number that is surely within what a float holds: an integer that is not becomes infinite."""
     if isinstance(value, int):
         try:
@@ -435,7 +435,7 @@ def _whole_step(step: float | None) -> int | None:
         return None
 
 
-def with_journal(rows: list[MetricRow], records: tuple[object, ...]) -> list[MetricRow]:
+def merge_journal(rows: list[MetricRow], records: tuple[object, ...]) -> list[MetricRow]:
     """Adds what the journal has to the rows of the CSV, as the writer would have."""
     may_join = False
     for record in records:

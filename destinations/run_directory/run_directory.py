@@ -1,7 +1,8 @@
 """`RunDirectory`: a run as a folder of plain files.
 
-Its methods run in the training thread and hand over: metrics to a mapped journal, everything else to a lane. A writer thread
-turns the journal into `metrics.csv` and keeps the files that describe the run up to date.
+Its methods run in the training thread and hand over: metrics to a memory-mapped journal, everything else to
+a lane (one background thread). A writer thread moves rows from the journal to `metrics.csv` and keeps the
+documents of the run up to date.
 """
 
 import logging
@@ -10,181 +11,84 @@ import os
 import shutil
 import time
 import uuid
-from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from destinations.background import Lane
 from destinations.base import LoggerDestination
-from events import RecordError, RunStatus, State, WriteRate, format_run_name, redact_text, safe_text
+from events import (
+    RecordError,
+    RunStatus,
+    State,
+    WriteRate,
+    check_run_name,
+    format_run_name,
+    redact_text,
+    safe_text,
+)
 
 from . import files as forks
 from .documents import Documents, SessionLog
 from .errors import RunNotOpenError, RunPathError
-from .folders import HeldFolder, check_new, check_path
+from .folders import HeldFolder, check_no_run, check_path
 from .journal import TryAppend
 from .layout import ARTIFACTS_FOLDER, lock_name
 from .lock import WriterLock
 from .media_writer import FileKeeping, MediaWriter, artifact_path
 from .rank_writer import JournalKind, RankWriter, loss_text
 
-__all__ = ["MediaRecords", "RunDirectory"]
-
-
-class MediaRecords(LoggerDestination):
-    """What `RunDirectory` does with images, sounds, tables and their kin, and with files."""
-
-    _run_dir: Path | None
-    _keep_files: FileKeeping
-    _keeping: FileKeeping
-
-    @abstractmethod
-    def _with_media(self, call: Callable[[MediaWriter, int], None], step: int | None) -> None:
-        """Calls with what writes media and a step; later, where the run is not open yet."""
-
-    def log_images(
-        self,
-        images: Any,
-        name: str = "Images",
-        channels_last: bool = False,
-        step: int | None = None,
-        masks: dict[str, Any] | None = None,
-        mask_class_labels: dict[int, str] | None = None,
-        use_table: bool = True,
-    ) -> None:
-        """Writes images as PNG, masks as indexed PNG beside overlays."""
-        self._with_media(
-            lambda media, at: media.log_images(images, name, channels_last, at, masks, mask_class_labels),
-            step,
-        )
-
-    def log_audio(self, audio: Any, sample_rate: int, name: str = "Audio", step: int | None = None) -> None:
-        """Writes a sound as WAV."""
-        if not sample_rate > 0:
-            raise RecordError(
-                f"audio {name!r} must have a sample rate of at least 1 Hz, got {sample_rate!r}."
-            )
-        self._with_media(lambda media, at: media.log_audio(audio, sample_rate, name, at), step)
-
-    def log_video(
-        self, video: Any, fps: float | None = None, name: str = "Video", step: int | None = None
-    ) -> None:
-        """Writes frames as MP4, bytes and files as they are."""
-        if not isinstance(video, bytes | str | os.PathLike) and not (fps and fps > 0):
-            raise RecordError(f"video {name!r} must have frames per second, got fps={fps!r}. Write fps=30.")
-        self._with_media(lambda media, at: media.log_video(video, fps, name, at), step)
-
-    def log_point_cloud(
-        self, points: Any, name: str = "Points", step: int | None = None, colors: Any = None
-    ) -> None:
-        """Writes points as PLY."""
-        self._with_media(lambda media, at: media.log_point_cloud(points, name, at, colors), step)
-
-    def log_histogram(
-        self,
-        values: Any,
-        name: str = "Histogram",
-        step: int | None = None,
-        bins: "int | Sequence[float]" = 64,
-    ) -> None:
-        """Writes counts, edges and moments into `histograms.jsonl`."""
-        self._with_media(lambda media, at: media.log_histogram(values, name, at, bins), step)
-
-    def log_table(
-        self, columns: list[str], rows: list[list[Any]], name: str = "Table", step: int | None = None
-    ) -> None:
-        """Writes a table as CSV."""
-        self._with_media(lambda media, at: media.log_table(columns, rows, name, at), step)
-
-    def log_text(self, text: str, name: str = "Text", step: int | None = None) -> None:
-        """Writes a text into `texts.jsonl`."""
-        self._with_media(lambda media, at: media.log_text(text, name, at), step)
-
-    def log_traces(self, traces: dict[str, Any]) -> None:
-        """Writes traces into `traces.jsonl`."""
-        self._with_media(lambda media, at: media.log_traces(traces, at), None)
-
-    def upload_file(self, state: State, remote_file_name: str, file_path: Path, *, overwrite: bool) -> None:
-        """Copies or links a file into `artifacts/`, as `keep_files` says."""
-        keeping = self._keeping
-        if keeping != "off":
-            self._with_media(
-                lambda media, at: media.keep_file(
-                    file_path, remote_file_name, overwrite=overwrite, keeping=keeping, step=at
-                ),
-                None,
-            )
-
-    def download_file(
-        self, remote_file_name: str, destination: str, overwrite: bool = False, progress_bar: bool = True
-    ) -> None:
-        """Copies a file out of `artifacts/`."""
-        if self._run_dir is None:
-            raise FileNotFoundError(f"artifact {remote_file_name!r} must be in an open run, got none.")
-        source = artifact_path(self._run_dir, remote_file_name)
-        if not source.is_file():
-            raise FileNotFoundError(
-                f"artifact {remote_file_name!r} must be in {ARTIFACTS_FOLDER}/, got no such file."
-            )
-        if Path(destination).exists() and not overwrite:
-            raise FileExistsError(
-                f"local file {destination!r} must be new, got one that exists. Pass overwrite=True."
-            )
-        Path(destination).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(source, destination)
-
-    def can_upload_files(self) -> bool:
-        """Says whether files may be kept; where another destination takes files too, `init` decides."""
-        return self._keep_files != "off"
+__all__ = ["RunDirectory"]
 
 
 _log = logging.getLogger("destinations")
 
-_MOST_EARLY_RECORDS = 1000
+_MAX_EARLY_RECORDS = 1000
 
 
-class RunDirectory(MediaRecords):
+class RunDirectory(LoggerDestination):
     """Keeps a run as a folder: `metrics.csv`, `sidecar.json`, media, tables and all else, as plain files.
 
     ```python
     trainer = Trainer(model, train_dataloader, max_duration="5ep", loggers=[RunDirectory("runs/digits")])
     ```
 
-    **Metrics.** A call packs one row into a memory-mapped journal, in about a microsecond, without a lock or a system call. A row
-    whose call has returned survives `kill -9` of the process; of a power loss, it survives all but the last
-    `flush_seconds`. A writer thread takes rows to `metrics.csv`.
+    **Metrics.** A call packs one row into a memory-mapped journal, in about a microsecond, without a lock or a
+    system call. A row whose call has returned survives `kill -9` of the process. A power loss costs at most the
+    rows of the last `flush_seconds`. A writer thread moves rows to `metrics.csv`.
 
-    **Everything else** is copied at the call and written by a second thread; when that is a thousand records or 256 MiB behind,
-    a call waits a second at most, then its record is dropped, counted and reported.
+    **Everything else** is copied at the call and written by a second thread. When its queue is full (1,000
+    records or 256 MiB), a call waits one second at most, then the record is dropped, counted and reported.
 
-    **Resume.** A folder that holds a run is continued: rows of steps that training goes through again leave `metrics.csv` for
-    `abandoned/`. One process writes at a time; a second one is refused.
+    **Resume.** A folder that holds a run is continued: rows of steps that training repeats are moved from
+    `metrics.csv` to `abandoned/`. One process writes at a time; a second one is refused.
 
-    **Failures** of the disk do not reach training: rows wait in memory, up to 64 MiB, and are written when there is room again.
+    **Disk failures** do not reach training: rows are buffered in memory, up to 64 MiB, and written when the disk
+    works again.
 
     docs/run-directory.md describes every file.
 
     Args:
-        run_dir: the folder; may hold placeholders that do not change during a run, such as `{run_name}`.
+        run_dir: the folder; may contain placeholders that are constant during a run, such as `{run_name}`.
         run_id: the id of a new run. Default: twelve random hexadecimal digits.
         tags: added to the tags of the run.
-        notes: the notes of the run, where it has none.
-        flush_seconds: how often rows go to `metrics.csv`, and how much a power loss can cost.
+        notes: the notes of the run, if it has none.
+        flush_seconds: the interval at which rows are written to `metrics.csv`; bounds what a power loss costs.
         resume: "allow" continues a run that is in the folder, "never" refuses it.
-        all_ranks: also keeps the metrics of ranks other than 0, each in a CSV of its own.
-        keep_files: what to do with files given to `upload_file`: "copy", "link" (hard links; the file must not be changed
-            in place), "off", or "auto": "copy", but "off" where another destination takes files.
-        journal: "mapped", "appended" (a system call per row), or "auto": mapped, but on network file systems.
-        close_seconds: how long `close` may take to write what is left.
-        write_rate: how often metrics are taken; None for every time.
-        clock: the time of what is logged, in seconds since 1970; called in the thread that logs. For a run that is told again.
+        all_ranks: also writes the metrics of ranks other than 0, one CSV per rank.
+        keep_files: what to do with files given to `upload_file`: "copy", "link" (hard links; do not modify the
+            file in place), "off", or "auto": "copy", but "off" if another destination takes files.
+        journal: "mapped", "appended" (one system call per row), or "auto": mapped, except on network file systems.
+        close_seconds: the timeout for writing the rest at close.
+        write_rate: limits how often metrics are taken. Default: every call.
+        clock: the current time in seconds since 1970; called in the thread that logs. For replayed runs.
 
     Raises:
-        RunPathError: the path is a file, or cannot be written to; as far as can be told, at once, else at `init`.
+        RunPathError: the path is a file, is not writable, or the run name leads out of the folder. Raised by the
+            constructor if it can tell, else at `init`.
         RunExistsError: at `init`, with `resume="never"`.
         RunInUseError: at `init`, another process writes to the folder.
-        ValueError: an argument is none of the above.
+        ValueError: an argument has none of the values above.
         TypeError: tags are one string.
     """
 
@@ -229,8 +133,8 @@ class RunDirectory(MediaRecords):
             check_path(Path(self._template))
 
     def _close_state(self) -> None:
-        """Sets what an open destination has, to what a closed one has."""
-        self._run_dir = None
+        """Resets the attributes of an open destination to those of a closed one."""
+        self._run_dir: Path | None = None
         self._state: State | None = None
         self._writer: RankWriter | None = None
         self._documents: Documents | None = None
@@ -238,42 +142,45 @@ class RunDirectory(MediaRecords):
         self._media: MediaWriter | None = None
         self._lane: Lane | None = None
         self._folder: HeldFolder | None = None
-        self._keeping = "copy" if self._keep_files == "auto" else self._keep_files
+        self._keeping: FileKeeping = "copy" if self._keep_files == "auto" else self._keep_files
         self._is_silent = False
         self._is_resume_due = False
         self._checkpoint_time: float | None = None
         self._checkpoint: str | None = None
-
         self._early: list[Callable[[], None]] = []
         self._early_lost = 0
 
-    # --- what users ask --------------------------------------------------------------------------------------------
+    # --- properties ------------------------------------------------------------------------------------------------
 
     @property
     def template(self) -> str:
-        """The folder as it was given, with its placeholders."""
+        """The folder as given, with its placeholders."""
         return self._template
 
     @property
     def run_dir(self) -> Path | None:
-        """The folder of the run that is open, or None."""
+        """The folder of the open run, or None."""
         return self._run_dir
 
     @property
     def run_id(self) -> str | None:
-        """The id of the run that is open, or None; rank 0 knows it."""
+        """The id of the open run, or None; known to rank 0 only."""
         return None if self._documents is None else self._documents.run_id
 
     # --- events ----------------------------------------------------------------------------------------------------
 
     def init(self, state: State, logger: Any) -> None:
-        """Opens the folder."""
+        """Opens the folder, then writes what was logged before."""
         self._state = state
         writes = state.rank == 0 or self._all_ranks
         if not writes:
             self._is_silent = True
             self._early.clear()
             return
+        try:
+            check_run_name(self._template, state)
+        except RecordError as error:
+            raise RunPathError(str(error)) from error
         run_dir = Path(format_run_name(self._template, state))
         check_path(run_dir)
         self._open(run_dir.absolute(), state)
@@ -284,10 +191,10 @@ class RunDirectory(MediaRecords):
         for call in early:
             try:
                 call()
-            except Exception as error:  # noqa: BLE001  # it costs itself, not the run that begins
+            except Exception as error:  # noqa: BLE001  # a bad record must not cost the run
                 self._early_lost += 1
                 _log.error(
-                    "run folder %s: a record logged before init could not be taken (%s: %s).",
+                    "run folder %s: could not write a record that was logged before init (%s: %s).",
                     self._run_dir,
                     type(error).__name__,
                     redact_text(safe_text(error)),
@@ -299,23 +206,19 @@ class RunDirectory(MediaRecords):
             lock = WriterLock(run_dir / lock_name(state.rank))
             lock.acquire()
         except OSError as error:
-            raise RunPathError(
-                f"run folder must be one that can be written to, got {str(run_dir)!r}: {error}."
-            ) from error
+            raise RunPathError(f"run folder {str(run_dir)!r} must be writable: {error}.") from error
         try:
             if self._resume == "never":
-                check_new(run_dir, state.rank)
+                check_no_run(run_dir, state.rank)
             self._start(run_dir, state, lock)
         except BaseException as error:
-            # All or nothing: a folder that is half open would take records and lose them.
+            # All or nothing: a half-opened folder would accept records and lose them.
             if self._writer is not None:
                 self._writer.close(0.0)
             lock.release()
             self._release()
             if isinstance(error, OSError) and not isinstance(error, RecordError):
-                raise RunPathError(
-                    f"run folder must be one that can be written to, got {str(run_dir)!r}: {error}."
-                ) from error
+                raise RunPathError(f"run folder {str(run_dir)!r} must be writable: {error}.") from error
             raise
 
     def _start(self, run_dir: Path, state: State, lock: WriterLock) -> None:
@@ -339,8 +242,8 @@ class RunDirectory(MediaRecords):
             sessions=self._sessions,
             flush_seconds=self._flush_seconds,
             journal_kind=self._journal_kind,
-            receipt_of_media=self._media_receipt,
-            on_append=self._take_append,
+            media_stats=self._media_stats,
+            on_append=self._bind_append,
             held=folder,
             map_file=self._map_file,
             clock=self._clock,
@@ -350,15 +253,15 @@ class RunDirectory(MediaRecords):
         self._writer.start()
 
     def before_load(self, state: State, logger: Any) -> None:
-        """Expects the time of the checkpoint."""
+        """Clears the time of the last loaded checkpoint."""
         self._checkpoint_time = None
 
     def after_load(self, state: State, logger: Any) -> None:
-        """A loaded checkpoint may lie before what was logged already."""
+        """Schedules a resume: the checkpoint may be older than the rows logged so far."""
         self._is_resume_due = True
 
     def fit_start(self, state: State, logger: Any) -> None:
-        """Leaves the rows behind that training will go through again."""
+        """Abandons the rows that training will repeat."""
         if self._writer is None or not self._is_resume_due:
             return
         self._is_resume_due = False
@@ -366,7 +269,7 @@ class RunDirectory(MediaRecords):
         if step > 0:
             self._resume_from(step, self._checkpoint_time)
         else:
-            # Nothing was loaded: training begins anew, or in a loop that counts its steps itself.
+            # Nothing was loaded: training restarts, or a loop counts its own steps.
             self._writer.journal.on_first_row(self._resume_at_first_row)
 
     def _resume_at_first_row(self, step: int) -> None:
@@ -377,15 +280,15 @@ class RunDirectory(MediaRecords):
         if self._writer is not None:
             self._writer.journal.mark_resume(step, at)
         if self._sessions is not None:
-            self._sessions.own["resume_step"] = step
+            self._sessions.current["resume_step"] = step
 
     def batch_checkpoint(self, state: State, logger: Any) -> None:
-        """Follows the newest checkpoint."""
+        """Notes the newest checkpoint for the sidecar."""
         checkpoint = getattr(state, "last_checkpoint", None)
         if checkpoint != self._checkpoint:
             self._checkpoint = checkpoint
             if self._documents is not None and self._writer is not None:
-                self._documents.take_checkpoint(checkpoint)
+                self._documents.set_checkpoint(checkpoint)
                 self._writer.changed()
 
     epoch_checkpoint = batch_checkpoint
@@ -393,18 +296,18 @@ class RunDirectory(MediaRecords):
     fit_end = batch_checkpoint
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns when the checkpoint is made: rows of its step that were logged before belong to it."""
+        """Returns the time of the checkpoint: rows of its step that were logged before belong to it."""
         if self._writer is not None:
             self._writer.journal.mark_boundary()
         return {"time": self._clock()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes up when the checkpoint was made."""
+        """Restores the time of the checkpoint."""
         at = state.get("time")
         self._checkpoint_time = float(at) if isinstance(at, int | float) else None
 
     def close(self, state: State, logger: Any) -> None:
-        """Takes down how the run ended; what is logged until `post_close` is still written."""
+        """Records how the run ended; what is logged until `post_close` is still written."""
         self.batch_checkpoint(state, logger)
         status = "completed" if state.status is RunStatus.RUNNING else state.status.value
         text = None
@@ -415,12 +318,15 @@ class RunDirectory(MediaRecords):
             self._documents.status, self._documents.exception = status, text
             self._documents.ended_at = ended_at
         if self._sessions is not None:
-            # The end comes last: it is what says that the others are there.
-            self._sessions.own.update(status=status, exception=text)
-            self._sessions.own["end"] = ended_at
+            # Set last: readers of `end` rely on status and exception.
+            self._sessions.current.update(status=status, exception=text)
+            self._sessions.current["end"] = ended_at
 
     def post_close(self) -> None:
-        """Writes everything, lets go of the folder; after Ctrl-C the threads end by themselves, and let go of it then."""
+        """Writes the rest and releases the folder.
+
+        After a second Ctrl-C it returns at once; the threads finish on their own and release the folder then.
+        """
         media, lost = self._media, self._early_lost + len(self._early)
         try:
             self._stop(self._close_seconds)
@@ -434,7 +340,7 @@ class RunDirectory(MediaRecords):
             self._was_closed = True
 
     def _stop(self, seconds: float) -> None:
-        """Stops lane and writer, each for as long as that may take."""
+        """Stops the lane, then the writer, each with this timeout."""
         if self._lane is not None and self._media is not None:
             is_done = self._lane.stop(seconds)
             self._media.settle()
@@ -456,11 +362,11 @@ class RunDirectory(MediaRecords):
     # --- records ---------------------------------------------------------------------------------------------------
 
     def try_log_metrics(self, metrics: Any, step: int, read: Callable[[Any], Any] | None = None) -> bool:
-        """Packs one row into the journal, in about a microsecond, where it is one of plain numbers."""
-        return False  # While the run is open, and no subclass has a `log_metrics`, the journal's own call is here.
+        """Packs one row of plain numbers into the journal; False where it needs `log_metrics`."""
+        return False  # Replaced by the journal's own call while the run is open; see `_bind_append`.
 
-    def log_metrics(self, metrics: "Mapping[str, float]", step: int | None = None) -> None:
-        """Packs one row into the journal."""
+    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
+        """Packs one row into the journal; buffers it before `init`."""
         writer = self._writer
         if writer is not None:
             writer.journal.append(metrics, step)
@@ -473,14 +379,105 @@ class RunDirectory(MediaRecords):
         if self._state is not None and self._state.rank != 0:
             return
         if self._documents is not None and self._writer is not None:
-            self._documents.take_hyperparameters(hyperparameters)
+            self._documents.add_hyperparameters(hyperparameters)
             self._writer.changed()
             self._writer.timer.wake()
         else:
             self._keep_for_init("hyperparameters", lambda: self.log_hyperparameters(hyperparameters))
 
+    def log_images(
+        self,
+        images: Any,
+        name: str = "Images",
+        channels_last: bool = False,
+        step: int | None = None,
+        masks: dict[str, Any] | None = None,
+        mask_class_labels: dict[int, str] | None = None,
+        use_table: bool = True,
+    ) -> None:
+        """Writes images as PNG, masks as indexed PNG beside overlays."""
+        self._with_media(
+            lambda media, at: media.log_images(images, name, channels_last, at, masks, mask_class_labels),
+            step,
+        )
+
+    def log_audio(self, audio: Any, sample_rate: int, name: str = "Audio", step: int | None = None) -> None:
+        """Writes audio as WAV."""
+        if not sample_rate > 0:
+            raise RecordError(f"audio {name!r} needs a sample rate of at least 1 Hz, got {sample_rate!r}.")
+        self._with_media(lambda media, at: media.log_audio(audio, sample_rate, name, at), step)
+
+    def log_video(
+        self, video: Any, fps: float | None = None, name: str = "Video", step: int | None = None
+    ) -> None:
+        """Writes frames as MP4; encoded bytes and files are kept as they are."""
+        if not isinstance(video, bytes | str | os.PathLike) and not (fps and fps > 0):
+            raise RecordError(f"video {name!r} needs a frame rate, got fps={fps!r}. Pass fps=30.")
+        self._with_media(lambda media, at: media.log_video(video, fps, name, at), step)
+
+    def log_point_cloud(
+        self, points: Any, name: str = "Points", step: int | None = None, colors: Any = None
+    ) -> None:
+        """Writes point clouds as PLY."""
+        self._with_media(lambda media, at: media.log_point_cloud(points, name, at, colors), step)
+
+    def log_histogram(
+        self,
+        values: Any,
+        name: str = "Histogram",
+        step: int | None = None,
+        bins: int | Sequence[float] = 64,
+    ) -> None:
+        """Appends counts, edges and moments to `histograms.jsonl`."""
+        self._with_media(lambda media, at: media.log_histogram(values, name, at, bins), step)
+
+    def log_table(
+        self, columns: list[str], rows: list[list[Any]], name: str = "Table", step: int | None = None
+    ) -> None:
+        """Writes a table as CSV."""
+        self._with_media(lambda media, at: media.log_table(columns, rows, name, at), step)
+
+    def log_text(self, text: str, name: str = "Text", step: int | None = None) -> None:
+        """Appends a text to `texts.jsonl`."""
+        self._with_media(lambda media, at: media.log_text(text, name, at), step)
+
+    def log_traces(self, traces: dict[str, Any]) -> None:
+        """Appends traces to `traces.jsonl`."""
+        self._with_media(lambda media, at: media.log_traces(traces, at), None)
+
+    def upload_file(self, state: State, remote_file_name: str, file_path: Path, *, overwrite: bool) -> None:
+        """Copies or links a file into `artifacts/`, according to `keep_files`."""
+        keeping = self._keeping
+        if keeping != "off":
+            self._with_media(
+                lambda media, at: media.keep_file(
+                    file_path, remote_file_name, overwrite=overwrite, keeping=keeping, step=at
+                ),
+                None,
+            )
+
+    def download_file(
+        self, remote_file_name: str, destination: str, overwrite: bool = False, progress_bar: bool = True
+    ) -> None:
+        """Copies a file out of `artifacts/`."""
+        if self._run_dir is None:
+            raise FileNotFoundError(f"no run is open to download artifact {remote_file_name!r} from")
+        source = artifact_path(self._run_dir, remote_file_name)
+        if not source.is_file():
+            raise FileNotFoundError(f"no artifact {remote_file_name!r} in {self._run_dir / ARTIFACTS_FOLDER}")
+        if Path(destination).exists() and not overwrite:
+            raise FileExistsError(
+                f"local file {destination!r} exists already. Pass overwrite=True to replace it."
+            )
+        Path(destination).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source, destination)
+
+    def can_upload_files(self) -> bool:
+        """Returns whether files may be kept; `init` decides if another destination takes files too."""
+        return self._keep_files != "off"
+
     def flush(self) -> None:
-        """Waits until what was logged is in its files, ten seconds at most for each of metrics and media."""
+        """Waits until everything logged is written, at most ten seconds each for media and for metrics."""
         if self._lane is not None:
             self._lane.flush(10.0)
         if self._writer is not None:
@@ -500,34 +497,32 @@ class RunDirectory(MediaRecords):
             self._writer.changed()
 
     def _keep_for_init(self, what: str, call: Callable[[], None]) -> None:
-        """Keeps what comes before `init` for it; does nothing on a rank that writes nothing, or in a forked child."""
+        """Buffers a record until `init`; does nothing on a silent rank and in a forked child."""
         if self._is_silent:
             return
         if self._was_closed:
-            raise RunNotOpenError(
-                f"{what} must be logged between init and post_close, got some before or after."
-            )
-        if len(self._early) < _MOST_EARLY_RECORDS:
+            raise RunNotOpenError(f"cannot log {what}: the run is closed. Log between init and post_close.")
+        if len(self._early) < _MAX_EARLY_RECORDS:
             self._early.append(call)
             return
         if not self._early_lost:
             _log.error(
-                "run folder %s is not open: %d records wait for init, later ones are lost and counted.",
+                "run folder %s is not open: %d records are buffered for init; further ones are dropped.",
                 self._template,
-                _MOST_EARLY_RECORDS,
+                _MAX_EARLY_RECORDS,
             )
         self._early_lost += 1
 
     def _map_file(self, fd: int, size: int) -> mmap.mmap:
-        """Maps a file to be written to; OSError where the file system does not let it."""
+        """Maps a file for writing; raises OSError if the file system does not support it."""
         return mmap.mmap(fd, size)
 
-    def _take_append(self, append: TryAppend) -> None:
-        """Makes the journal's own call the method of this object, unless a subclass wants to see the metrics."""
+    def _bind_append(self, append: TryAppend) -> None:
+        """Binds the journal's fast call as `try_log_metrics`, unless a subclass overrides `log_metrics`."""
         if type(self).log_metrics is RunDirectory.log_metrics:
             self.__dict__["try_log_metrics"] = append
 
-    def _media_receipt(self) -> dict[str, Any]:
+    def _media_stats(self) -> dict[str, Any]:
         if self._lane is None or self._media is None:
             return {}
         counts = self._lane.counts
@@ -543,7 +538,7 @@ class RunDirectory(MediaRecords):
         }
 
     def forget_in_child(self) -> None:
-        """Makes a forked child silent: thread, lock and files are its parent's."""
+        """Silences a forked child: threads, lock and files belong to its parent."""
         writer = self._writer
         self.__dict__.pop("try_log_metrics", None)
         self._writer = self._documents = self._sessions = self._media = self._lane = None
@@ -552,7 +547,7 @@ class RunDirectory(MediaRecords):
             writer.forget_in_child()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Takes what the constructor was given: a copy is closed, and may be opened by another process."""
+        """Returns the arguments of the constructor: a copy is closed and can be opened in another process."""
         closed = RunDirectory.__new__(RunDirectory)
         closed.__dict__.update(self.__dict__)
         closed.__dict__.pop("try_log_metrics", None)

@@ -13,20 +13,20 @@ from pathlib import Path
 from typing import Protocol
 
 from .files import DISK, Disk, read_regular
-from .frames import MAGIC, Follows, Keys, Other, frames
+from .frames import MAGIC, Follows, Keys, UnknownFrame, iter_frames
 from .layout import POSITION, Position, segment_number, segment_paths
 
 __all__ = [
     "FIRST_BYTES",
     "AppendedSegment",
+    "JournalPlace",
     "MapFile",
     "MappedSegment",
-    "Place",
     "Segment",
     "allocate",
+    "continues_from",
     "end_of_journal",
     "file_system_of",
-    "follows",
     "is_network_file_system",
     "journal_records",
 ]
@@ -188,7 +188,7 @@ class MappedSegment(_File):
             # Between the two calls a row of another thread, or of a signal handler, may have come: it is looked for.
             end = self._boundary
             data = b"" if self._fd < 0 else os.pread(self._fd, self.size - end, end)
-            for offset, _ in frames(data):
+            for offset, _ in iter_frames(data):
                 end = self._boundary + offset
             self._sealed_at = end
         return self._sealed_at
@@ -286,17 +286,17 @@ def is_network_file_system(kind: str) -> bool:
     return kind in _NETWORK_FILE_SYSTEMS or kind.startswith("fuse.")
 
 
-Place = tuple[int, int]
+JournalPlace = tuple[int, int]
 """Number of a segment, and an offset in it."""
 
 FIRST_BYTES = 128
 """What the first bytes of a segment and a `Follows` fit into."""
 
 # A segment holds a row at least, however long: its writer makes it as large as that needs.
-_MOST_SEGMENT_BYTES = 1 << 30
+_MAX_SEGMENT_BYTES = 1 << 30
 
 
-def follows(data: bytes, place: Place) -> bool:
+def continues_from(data: bytes, place: JournalPlace) -> bool:
     """Says whether a segment goes on from a place.
 
     Args:
@@ -305,11 +305,11 @@ def follows(data: bytes, place: Place) -> bool:
     """
     if not data.startswith(MAGIC):
         return False
-    _, first = next(frames(data, len(MAGIC)), (0, None))
+    _, first = next(iter_frames(data, len(MAGIC)), (0, None))
     return not isinstance(first, Follows) or (first.segment, first.offset) == place
 
 
-def end_of_journal(folder: Path) -> Place | None:
+def end_of_journal(folder: Path) -> JournalPlace | None:
     """Returns the place that reading of a journal comes to that nobody writes; None where that depends on the CSV."""
     position = Position.read(folder / POSITION)
     starts = [(0, len(MAGIC))] if position is None else [(one.segment, one.offset) for one in position.states]
@@ -320,7 +320,9 @@ def end_of_journal(folder: Path) -> Place | None:
     return ends.pop() if len(ends) == 1 else None
 
 
-def journal_records(folder: Path, place: Place, *, are_kept: bool = True) -> tuple[list[object], Place, bool]:
+def journal_records(
+    folder: Path, place: JournalPlace, *, are_kept: bool = True
+) -> tuple[list[object], JournalPlace, bool]:
     """Returns what the segments hold from a place on, up to which place that is, and whether no segment between was gone.
 
     Rows come as a tuple of names, step, epoch, time and values; the other records as they are.
@@ -338,7 +340,7 @@ def journal_records(folder: Path, place: Place, *, are_kept: bool = True) -> tup
         data = _segment_data(paths[0])
         is_whole = is_whole and number == least and data is not None
         # Where it does not follow, rows before it are missing: of a power loss, or drained meanwhile, which the caller finds out.
-        if data and (number == place[0] or follows(data, place)):
+        if data and (number == place[0] or continues_from(data, place)):
             found, end = _segment_records(data, place[1] if number == place[0] else len(MAGIC))
             records += found if are_kept else []
             place = number, end
@@ -350,7 +352,7 @@ def journal_records(folder: Path, place: Place, *, are_kept: bool = True) -> tup
 def _segment_data(path: Path) -> bytes | None:
     """Returns the content of a segment, empty where it is none; None where it was taken away."""
     try:
-        data = read_regular(path, _MOST_SEGMENT_BYTES)
+        data = read_regular(path, _MAX_SEGMENT_BYTES)
     except (FileNotFoundError, NotADirectoryError):
         return None
     return data if data.startswith(MAGIC) else b""
@@ -361,10 +363,10 @@ def _segment_records(data: bytes, start: int) -> tuple[list[object], int]:
     records: list[object] = []
     names = {
         record.schema: record.names
-        for _, record in frames(data[:start], len(MAGIC))
+        for _, record in iter_frames(data[:start], len(MAGIC))
         if isinstance(record, Keys)
     }
-    for end, record in frames(data, start):
+    for end, record in iter_frames(data, start):
         if isinstance(record, Keys):
             names[record.schema] = record.names
         elif isinstance(record, tuple):
@@ -372,7 +374,7 @@ def _segment_records(data: bytes, start: int) -> tuple[list[object], int]:
             if len(names.get(schema, ())) != len(values):
                 return records, start  # Its names were lost.
             records.append((names[schema], *rest, values))
-        elif not isinstance(record, Follows | Other):
+        elif not isinstance(record, Follows | UnknownFrame):
             records.append(record)
         start = end
     return records, start

@@ -1,23 +1,27 @@
-"""What is known of each metric without reading its rows again: last, least, greatest, mean, and how many.
+"""Running statistics of each metric: last, min, max, mean and counts.
 
-Runs in the writer thread, on some dozens of rows at a time.
+Updated in the writer thread, some dozens of rows at a time.
 """
 
+from __future__ import annotations
+
 import math
-from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import numpy as np
 
-__all__ = ["MetricStatistics", "Statistics", "is_finite"]
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+__all__ = ["MetricStatistics", "Statistics"]
 
 _EXACT_FLOAT = float(1 << 53)
 
 
 @attrs.define
 class MetricStatistics:
-    """One metric; `min`, `max` and `total` are those of its finite values, and count from the first of them."""
+    """One metric; `min`, `max` and `total` cover its finite values only."""
 
     last: float = 0.0
     min: float | None = None
@@ -29,19 +33,24 @@ class MetricStatistics:
     total: float = 0.0
 
     @property
+    def finite_last(self) -> float | None:
+        """The last value, or None if that is NaN or infinite."""
+        return self.last if _is_finite(self.last) else None
+
+    @property
     def mean(self) -> float | None:
         """The mean of the finite values."""
         finite = self.count - self.non_finite
         return self.total / finite if finite else None
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the record that `summary.json` has of the metric."""
+        """Returns the metric's record in `summary.json`."""
         record = attrs.asdict(self, filter=lambda field, _: field.name != "total")
         return {**record, "mean": self.mean}
 
     @classmethod
-    def from_json(cls, record: Mapping[str, Any]) -> "MetricStatistics":
-        """Returns what `to_json` wrote, or what stable-pretraining did, which knows no steps."""
+    def from_json(cls, record: Mapping[str, Any]) -> MetricStatistics:
+        """Restores a record of `to_json`, or of stable-pretraining, which has no steps."""
         known = {field.name: record.get(field.name, field.default) for field in attrs.fields(cls)}
         known["last"] = float(known["last"]) if isinstance(known["last"], str) else known["last"]
         for name in ("min", "max"):
@@ -52,10 +61,10 @@ class MetricStatistics:
         return cls(**known)
 
     def add(self, value: float, step: int | None) -> None:
-        """Takes one value."""
+        """Adds one value."""
         self.last = value
         self.count += 1
-        if not is_finite(value):
+        if not _is_finite(value):
             self.non_finite += 1
             return
         self.add_extremes(value, step, value, step)
@@ -65,7 +74,7 @@ class MetricStatistics:
             self.total = math.inf if value > 0 else -math.inf
 
     def add_extremes(self, low: float, low_step: int | None, high: float, high_step: int | None) -> None:
-        """Takes the least and greatest of several finite values."""
+        """Adds the min and max of several finite values."""
         if self.min is None or low < self.min:
             self.min, self.min_step = low, low_step
         if self.max is None or high > self.max:
@@ -73,28 +82,39 @@ class MetricStatistics:
 
 
 class Statistics:
-    """All metrics of a run."""
+    """The statistics of all metrics of a run."""
 
     def __init__(self) -> None:
         self.metrics: dict[str, MetricStatistics] = {}
         self.last_step: int | None = None
         self.last_epoch: float | None = None
 
+    @classmethod
+    def from_summary(cls, summary: Mapping[str, Any]) -> Statistics:
+        """Restores the statistics from the content of `summary.json`."""
+        statistics = cls()
+        for name, record in summary.get("metrics", {}).items():
+            statistics.metrics[name] = MetricStatistics.from_json(record)
+        step, epoch = summary.get("step"), summary.get("epoch")
+        statistics.last_step = step if isinstance(step, int) else None
+        statistics.last_epoch = epoch if isinstance(epoch, int | float) else None
+        return statistics
+
     def add(
         self,
         names: tuple[str, ...],
         steps: list[int | None],
-        rows: "list[tuple[float, ...]] | np.ndarray[Any, np.dtype[np.float64]]",
+        rows: list[tuple[float, ...]] | np.ndarray[Any, np.dtype[np.float64]],
         epoch: float | None = None,
     ) -> None:
-        """Takes rows of the same names, oldest first; as tuples, or all floats as one array `(rows, metrics)`."""
+        """Adds rows of the same names, oldest first, as tuples or as one float64 array `(rows, metrics)`."""
         self.last_step = steps[-1] if steps[-1] is not None else self.last_step
         self.last_epoch = epoch if epoch is not None else self.last_epoch
         found = [self.metrics.get(name) or self._new(name) for name in names]
         if isinstance(rows, np.ndarray):
             self._add_array(found, steps, rows, None)
             return
-        block = _block(rows) if len(rows) > 3 else None  # noqa: PLR2004  # an array is dearer than three rows
+        block = _block(rows) if len(rows) > 3 else None  # noqa: PLR2004  # an array costs more than three rows
         if block is not None:
             self._add_array(found, steps, block, rows)
             return
@@ -106,10 +126,10 @@ class Statistics:
         self,
         found: list[MetricStatistics],
         steps: list[int | None],
-        block: "np.ndarray[Any, np.dtype[np.float64]]",
+        block: np.ndarray[Any, np.dtype[np.float64]],
         rows: list[tuple[float, ...]] | None,
     ) -> None:
-        """Takes rows as an array, and as they were logged, where they were not all floats."""
+        """Adds rows as an array; also as tuples if they were not all floats."""
         finite = np.isfinite(block)
         all_finite = bool(finite.all())
         lows = (block if all_finite else np.where(finite, block, np.inf)).argmin(axis=0).tolist()
@@ -132,13 +152,13 @@ class Statistics:
                 metric.add_extremes(at(low, index), steps[low], at(high, index), steps[high])
 
     def add_mixed(self, rows: Iterable[tuple[int | None, float | None, dict[str, float]]]) -> None:
-        """Takes rows of any names: step, epoch, values by name."""
+        """Adds rows of any names, each as step, epoch and values by name."""
         names: tuple[str, ...] = ()
         steps: list[int | None] = []
         block: list[tuple[float, ...]] = []
         last_epoch = None
         for step, epoch, values in rows:
-            if tuple(values) != names or len(block) >= 256:  # noqa: PLR2004  # as good a size as any
+            if tuple(values) != names or len(block) >= 256:  # noqa: PLR2004  # rows per block
                 if block:
                     self.add(names, steps, block, last_epoch)
                 names, steps, block = tuple(values), [], []
@@ -153,13 +173,13 @@ class Statistics:
         return metric
 
 
-def is_finite(value: float) -> bool:
-    """Says whether a value is a number; an integer may be too large to ask `math`."""
+def _is_finite(value: float) -> bool:
+    """Returns whether a value is finite; `math.isfinite` fails on very large integers."""
     return type(value) is int or math.isfinite(value)
 
 
-def _block(rows: list[tuple[float, ...]]) -> "np.ndarray[Any, Any] | None":
-    """Returns the rows as float64 `(rows, metrics)`, or None where that would round an integer."""
+def _block(rows: list[tuple[float, ...]]) -> np.ndarray[Any, Any] | None:
+    """Returns the rows as float64 `(rows, metrics)`, or None if that would round an integer."""
     try:
         block = np.array(rows, dtype=np.float64)
     except (OverflowError, ValueError):

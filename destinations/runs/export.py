@@ -18,8 +18,8 @@ from os import PathLike
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal, cast
 
+from destinations.run_directory.csv_format import format_cells
 from destinations.run_directory.files import strict_json
-from destinations.run_directory.metrics_csv import texts
 
 from .run import Run
 from .runs import FLAT_FIELDS, flat_record
@@ -266,7 +266,7 @@ def _lines(
     names, rows, columns, values = _points(block)
     if not len(values):
         return []
-    cells = texts(values.tolist()).split(",")
+    cells = format_cells(values.tolist()).split(",")
     starts = heads(names)
     return [
         f"{starts[column]}{middles[row]}{cell}{end}"

@@ -18,8 +18,9 @@ from typing import Self
 
 import attrs
 
+from destinations.run_directory.csv_format import parse_header
 from destinations.run_directory.files import open_regular, read_regular
-from destinations.run_directory.frames import MAGIC, Keys, frames
+from destinations.run_directory.frames import MAGIC, Keys, iter_frames
 from destinations.run_directory.layout import (
     ABANDONED_FOLDER,
     column_of,
@@ -29,16 +30,15 @@ from destinations.run_directory.layout import (
     segment_path,
     segment_paths,
 )
-from destinations.run_directory.metrics_csv import parse_header
 from destinations.run_directory.reader import (
-    CsvPart,
+    CsvSnapshot,
     MetricRow,
-    has_any,
+    has_any_metric,
     last_csv_rows,
-    rows_of,
+    parse_rows,
     take_snapshot,
 )
-from destinations.run_directory.segments import FIRST_BYTES, Place, follows
+from destinations.run_directory.segments import FIRST_BYTES, JournalPlace, continues_from
 
 __all__ = ["Follower", "Point", "follow_metric", "follow_rows"]
 
@@ -90,7 +90,7 @@ def follow_rows(
             was_over = is_over()
             # At first there may be very many.
             rows = follower.begin(last, wanted) if is_first else follower.poll()
-            yield from (row for row in rows if has_any(row, wanted))
+            yield from (row for row in rows if has_any_metric(row, wanted))
             is_first = False
             if was_over or stop.wait(poll_seconds):
                 return
@@ -113,11 +113,11 @@ class _Segment:
     offset: int
     names: dict[int, tuple[str, ...]] = attrs.field(factory=dict)
 
-    def rows(self) -> Iterator[tuple[Place, MetricRow]]:
+    def rows(self) -> Iterator[tuple[JournalPlace, MetricRow]]:
         """Returns the rows that are new, each with the place after it."""
         start = self.offset if self.names else len(MAGIC)
         data = os.pread(self.fd, max(0, os.fstat(self.fd).st_size - start), start)
-        for end, record in frames(data):
+        for end, record in iter_frames(data):
             is_new = start + end > self.offset
             self.offset = max(self.offset, start + end)
             if isinstance(record, Keys):
@@ -152,13 +152,13 @@ class Follower:
         self._rank = rank
         self._journal = journal_path(run_dir, rank)
         self._segment: _Segment | None = None
-        self._csv = CsvPart(-1, b"", 0)
+        self._csv = CsvSnapshot(-1, b"", 0)
         self._csv_rows = 0
         self._first: MetricRow | None = None
         self._stamp: object = None
         self._is_begun = False
         # What was read from the journal, and the CSV lacked when it was looked at last.
-        self._recent: deque[tuple[Place, MetricRow]] = deque()
+        self._recent: deque[tuple[JournalPlace, MetricRow]] = deque()
         # Of what was handed out, that which the CSV lacked and the journal may bring again.
         self._again: list[MetricRow] = []
         self._abandoned: set[Path] = set()
@@ -196,7 +196,9 @@ class Follower:
                 self._csv_rows = len(rows) if is_own else sum(1 for _ in _rows(snapshot.csv))
             self._hold(snapshot.csv)
         self._go_on_from(snapshot.place, stamp, rows)
-        yield from rows if last is None else deque((row for row in rows if has_any(row, wanted)), maxlen=last)
+        yield from (
+            rows if last is None else deque((row for row in rows if has_any_metric(row, wanted)), maxlen=last)
+        )
 
     def close(self) -> None:
         """Lets go of the files."""
@@ -229,7 +231,7 @@ class Follower:
             self._leave_segment()
             self._look_at_csv(rows)
 
-    def _take_journal_row(self, place: Place, row: MetricRow, rows: list[MetricRow]) -> None:
+    def _take_journal_row(self, place: JournalPlace, row: MetricRow, rows: list[MetricRow]) -> None:
         self._recent.append((place, row))
         known = next((at for at, one in enumerate(self._again) if _is_same_row(one, row)), None)
         if known is None:
@@ -247,7 +249,7 @@ class Follower:
             except (FileNotFoundError, NotADirectoryError):
                 return False
             first = os.pread(fd, FIRST_BYTES, 0)
-            if segment is not None and follows(first, (segment.number, segment.offset)):
+            if segment is not None and continues_from(first, (segment.number, segment.offset)):
                 self._leave_segment()
                 self._segment = _Segment(fd, number, len(MAGIC))
                 return True
@@ -294,7 +296,7 @@ class Follower:
             self._hold(snapshot.csv)
         self._go_on_from(place, stamp, rows)
 
-    def _go_on_from(self, place: Place | None, stamp: object, rows: list[MetricRow]) -> None:
+    def _go_on_from(self, place: JournalPlace | None, stamp: object, rows: list[MetricRow]) -> None:
         """Takes the rows of the journal from a place on, where the CSV ends."""
         self._is_begun = True
         self._stamp = stamp
@@ -304,14 +306,14 @@ class Follower:
         if place is not None and self._enter_segment(*place):
             self._follow_journal(rows)
 
-    def _hold(self, csv: CsvPart) -> None:
+    def _hold(self, csv: CsvSnapshot) -> None:
         """Keeps the file open as it is, to compare with what it will be."""
         header, end, fd = csv.header, csv.end, csv.take()
         self._csv.close()
-        self._csv = CsvPart(fd, header, end)
+        self._csv = CsvSnapshot(fd, header, end)
         self._abandoned = self._abandoned_files()
 
-    def _take_csv(self, csv: CsvPart, rows: list[MetricRow]) -> bool:
+    def _take_csv(self, csv: CsvSnapshot, rows: list[MetricRow]) -> bool:
         """Takes the rows of a CSV that are new; False where it is being rewritten by a program that does so in place."""
         if self._is_continued(csv):
             found = list(_rows(csv, None if self._csv.fileno() < 0 else self._csv.end))
@@ -374,7 +376,7 @@ class Follower:
         """Says whether a resume has taken a row away since the CSV was looked at last."""
         for path in self._abandoned_files() - self._abandoned:
             header, _, body = read_regular(path, _MOST_ABANDONED_BYTES).partition(b"\n")
-            if any(_is_part(row, one) for one in rows_of(parse_header(header + b"\n"), body)):
+            if any(_is_part(row, one) for one in parse_rows(parse_header(header + b"\n"), body)):
                 return True
         return False
 
@@ -382,7 +384,7 @@ class Follower:
         stem = metrics_name(self._rank).removesuffix(".csv")
         return {*(self._run_dir / ABANDONED_FOLDER).glob(f"{stem}.step*.csv")}
 
-    def _take_other(self, csv: CsvPart, rows: list[MetricRow]) -> bool:
+    def _take_other(self, csv: CsvSnapshot, rows: list[MetricRow]) -> bool:
         """Takes the new rows of a file that has replaced the one before; those that are known are not held."""
         first = next(_rows(csv), None)
         found = _Counted(_rows(csv))
@@ -398,13 +400,13 @@ class Follower:
         self._first, self._csv_rows = first, found.count
         return True
 
-    def _is_continued(self, csv: CsvPart) -> bool:
+    def _is_continued(self, csv: CsvSnapshot) -> bool:
         """Says whether a CSV is the one that was read before, with rows added, if any."""
         if self._csv.fileno() < 0:
             return True
         return self._is_same_file(csv) and csv.header == self._csv.header and csv.end >= self._csv.end
 
-    def _is_same_file(self, csv: CsvPart) -> bool:
+    def _is_same_file(self, csv: CsvSnapshot) -> bool:
         if csv.fileno() < 0 or self._csv.fileno() < 0:
             return False
         return os.path.samestat(os.fstat(csv.fileno()), os.fstat(self._csv.fileno()))
@@ -433,10 +435,10 @@ class _Counted:
             yield row
 
 
-def _rows(csv: CsvPart, start: int | None = None) -> Iterator[MetricRow]:
+def _rows(csv: CsvSnapshot, start: int | None = None) -> Iterator[MetricRow]:
     columns = parse_header(csv.header)
     for chunk in csv.chunks(start):
-        yield from rows_of(columns, chunk)
+        yield from parse_rows(columns, chunk)
 
 
 def _is_same_row(one: MetricRow, other: MetricRow) -> bool:

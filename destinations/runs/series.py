@@ -12,16 +12,16 @@ from typing import Any
 import attrs
 import numpy as np
 
+from destinations.run_directory.csv_format import parse_header, parse_number
 from destinations.run_directory.frames import Resume
 from destinations.run_directory.layout import column_of
-from destinations.run_directory.metrics_csv import number, parse_header
 from destinations.run_directory.reader import (
     MetricRow,
     Snapshot,
+    merge_journal,
     metric_columns,
-    rows_of,
+    parse_rows,
     take_snapshot,
-    with_journal,
 )
 
 from .errors import MetricNotFoundError
@@ -207,10 +207,10 @@ def read_blocks(
     for chunk in pieces:
         if b'"' in chunk:
             # A quoted cell may hold a line feed, so that pieces are no whole lines from here on.
-            yield block_of_rows(rows_of(columns, b"".join([chunk, *pieces])), wanted)
+            yield block_of_rows(parse_rows(columns, b"".join([chunk, *pieces])), wanted)
             return
         block = _fast(columns, chunk, wanted, decoder)
-        yield block_of_rows(rows_of(columns, chunk), wanted) if block is None else block
+        yield block_of_rows(parse_rows(columns, chunk), wanted) if block is None else block
 
 
 def block_of_rows(rows: Iterable[MetricRow], wanted: Collection[str] | None = None) -> Block:
@@ -396,7 +396,7 @@ def _read_by_python(letters: _Letters, lengths: _Places) -> Floats | None:
         return None
     for index in np.flatnonzero((values == 0) & np.signbit(values)):
         # An integer has no negative zero, and "-0" is one; "-0.0" is none.
-        if isinstance(number(letters[index].tobytes().rstrip(b"\0").decode()), int):
+        if isinstance(parse_number(letters[index].tobytes().rstrip(b"\0").decode()), int):
             values[index] = 0.0
     return values
 
@@ -475,7 +475,7 @@ def _blocks(snapshot: Snapshot, wanted: Sequence[str] | None) -> Iterator[Block]
     resumes = [record for record in snapshot.records if isinstance(record, Resume)]
     for block in read_blocks(snapshot.csv.header, snapshot.csv.chunks(), wanted):
         yield _without(block, resumes)
-    rows = with_journal([], snapshot.records)
+    rows = merge_journal([], snapshot.records)
     if rows:
         yield block_of_rows(rows, wanted)
 

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import attrs
 
+from destinations.run_directory.csv_format import parse_header
 from destinations.run_directory.files import read_regular
 from destinations.run_directory.frames import Resume
 from destinations.run_directory.layout import (
@@ -30,8 +31,13 @@ from destinations.run_directory.layout import (
     TRACES_INDEX,
     metrics_name,
 )
-from destinations.run_directory.metrics_csv import parse_header
-from destinations.run_directory.reader import MetricRow, rows_of, take_snapshot, with_journal, within_float
+from destinations.run_directory.reader import (
+    MetricRow,
+    clamp_to_float,
+    merge_journal,
+    parse_rows,
+    take_snapshot,
+)
 
 from .files import json_lines, number_of, whole_of
 
@@ -171,7 +177,7 @@ def _abandoned_rows(path: Path, position: Position) -> Iterator[Item]:
     header, _, body = read_regular(path, _MOST_ABANDONED_BYTES).partition(b"\n")
     rank, branch = _branch_of(path)
     count = 0
-    for row in rows_of(parse_header(header + b"\n"), body):
+    for row in parse_rows(parse_header(header + b"\n"), body):
         count += 1
         if row.metrics:
             yield Item("metrics", row.time, row.step, row.epoch, row.metrics, (), rank, branch)
@@ -194,21 +200,21 @@ def _rows(run_dir: Path, rank: int) -> Iterator[MetricRow]:
         in_csv = itertools.chain.from_iterable(_rows_of(columns, chunk) for chunk in snapshot.csv.chunks())
         if any(isinstance(record, Resume) for record in snapshot.records):
             # It may take rows of the CSV back.
-            yield from with_journal(list(in_csv), snapshot.records)
+            yield from merge_journal(list(in_csv), snapshot.records)
         else:
             yield from in_csv
-            yield from with_journal([], snapshot.records)
+            yield from merge_journal([], snapshot.records)
 
 
 def _rows_of(columns: list[str], chunk: bytes) -> Iterator[MetricRow]:
-    """Yields the rows of whole lines, as `rows_of` does, ten times faster where they hold plain numbers.
+    """Yields the rows of whole lines, as `parse_rows` does, ten times faster where they hold plain numbers.
 
     They are read as JSON, which gives back integers of any size and floats exactly. What is no JSON, such as quotes, a second
-    header or an unusual number, takes the way of `rows_of`.
+    header or an unusual number, takes the way of `parse_rows`.
     """
     # What else JSON may have is no cell: texts, lists, true.
     if chunk.translate(None, _NUMERIC):
-        return rows_of(columns, chunk)
+        return parse_rows(columns, chunk)
     text = chunk.decode("ascii").rstrip("\n")
     for found, replacement in (
         ("\n", "],["),
@@ -222,14 +228,14 @@ def _rows_of(columns: list[str], chunk: bytes) -> Iterator[MetricRow]:
     try:
         lines = json.loads(text.replace("nan", "NaN").replace("inf", "Infinity"))
     except (ValueError, RecursionError):
-        return rows_of(columns, chunk)
+        return parse_rows(columns, chunk)
     places = [columns.index(name) if columns.count(name) == 1 else None for name in OWN_COLUMNS]
     if (
         any(len(line) != len(columns) for line in lines)
         or places[0] is None
         or len({*columns}) < len(columns)
     ):
-        return rows_of(columns, chunk)
+        return parse_rows(columns, chunk)
     return _plain_rows(columns, lines, places)
 
 
@@ -243,8 +249,8 @@ def _plain_rows(columns: list[str], lines: list[list[Any]], places: list[int | N
             step = int(step) if math.isfinite(step) else None
         yield MetricRow(
             step,
-            None if at_epoch is None else within_float(line[at_epoch]),
-            None if at_time is None else within_float(line[at_time]),
+            None if at_epoch is None else clamp_to_float(line[at_epoch]),
+            None if at_time is None else clamp_to_float(line[at_time]),
             {name: value for place, name in names if (value := line[place]) is not None},
         )
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from destinations.base import LoggerDestination
-from events import Logger, State, WriteRate, format_name, redact_text
+from events import Logger, State, WriteRate, check_run_name, format_name, redact_text
 
 from .formatting import exact, header, one_line, plain
 from .streams import Redirection, StandIn
@@ -456,6 +456,7 @@ class TextFile(LoggerDestination):
             self._queue.clear()
             return
         # Resolved for good: neither a later chdir nor a later epoch moves it.
+        check_run_name(self._filename, state)
         self._path = Path(format_name(self._filename, state)).absolute()
         self._is_undecided = True
         # Where it matters whether the run goes on from a checkpoint, that is known once the checkpoint is loaded.

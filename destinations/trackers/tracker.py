@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 
 import attrs
 
-from destinations.background import Lane, TryLater, WhenFull
+from destinations.background import Lane, RetryLaterError, WhenFull
 from destinations.base import LoggerDestination
 from destinations.copies import own_copy
 from events import BinnedValues, RecordError, RunStatus, State, WriteRate, redact_text
@@ -75,7 +75,7 @@ class Sink:
     **Ownership.** What is given is the sink's own: nobody else has it.
 
     **Errors.** What a method raises is counted, and reported once per kind; the record is lost. Raise
-    `destinations.background.TryLater` from the cause where it cannot be taken *now*: the same call comes again a little later,
+    `destinations.background.RetryLaterError` from the cause where it cannot be taken *now*: the same call comes again a little later,
     and everything behind it waits in memory, within the bounds of the lane.
 
     **Time.** Nothing that a method takes is felt by training, but while Python code runs here, training code waits for
@@ -83,7 +83,7 @@ class Sink:
     """
 
     def open(self) -> None:
-        """Begins; comes before anything else, and again where it raised TryLater."""
+        """Begins; comes before anything else, and again where it raised RetryLaterError."""
 
     def resume(self, step: int, time: float | None) -> None:
         """Training goes on from before what an earlier session logged.
@@ -112,7 +112,7 @@ class Sink:
         mask_class_labels: Mapping[int, str] | None,
         use_table: bool,
     ) -> None:
-        """Takes images: numpy arrays, PIL images, the bytes of files, or lists of these; `media.images_of` reads them."""
+        """Takes images: numpy arrays, PIL images, the bytes of files, or lists of these; `media.iter_images` reads them."""
 
     def log_text(self, stamp: Stamp, text: str) -> None:
         """Takes a text."""
@@ -356,7 +356,7 @@ class Feed:
     def _open(self) -> None:
         try:
             self.sink.open()
-        except TryLater:
+        except RetryLaterError:
             raise
         except BaseException:
             # What comes is for the sink to refuse.
@@ -378,15 +378,15 @@ class Feed:
         while rows := self._take(mark):
             try:
                 self.sink.log_metrics(rows)
-            except TryLater:
+            except RetryLaterError:
                 self._put_back(rows)
                 raise
             except RowsRefused as error:
-                self._lane.note("metrics", error.__cause__ or error)
+                self._lane.record_error("metrics", error.__cause__ or error)
                 self._failed_rows += error.count
                 self._written_rows += len(rows) - error.count
             except Exception as error:  # noqa: BLE001  # counted and reported
-                self._lane.note("metrics", error)
+                self._lane.record_error("metrics", error)
                 self._failed_rows += len(rows)
             else:
                 self._written_rows += len(rows)
@@ -785,10 +785,10 @@ def _copied(value: Any) -> Any:
     Raises:
         RecordError: it is none of these, or there is no such file.
     """
-    from destinations.media import copy_of
+    from destinations.media import copy_value
 
     try:
-        return copy_of(value)
+        return copy_value(value)
     except FileNotFoundError as error:
         raise RecordError(f"media file must exist, got {error.filename!r}.") from error
     except (TypeError, ValueError) as error:

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from destinations.media import (
-    clouds_of,
     histogram_record,
-    images_of,
-    masks_of,
+    iter_images,
+    iter_masks,
+    iter_point_clouds,
     mp4_file,
     overlay_png,
     wav_bytes,
@@ -95,13 +95,13 @@ class _TrackioSink(Sink):
         mask_class_labels: Mapping[int, str] | None,
         use_table: bool,
     ) -> None:
-        pixels = [one.array for one in images_of(images, channels_last)]
+        pixels = [one.array for one in iter_images(images, channels_last)]
         package = self._package()
         values = {name: package.Image(_rgb(one)) for name, one in _numbered(stamp.name, pixels)}
         with tempfile.TemporaryDirectory(prefix="trackio-") as folder:
             for mask_name, several in (masks or {}).items():
                 overlays = [
-                    overlay_png(one, mask) for one, mask in zip(pixels, masks_of(several), strict=False)
+                    overlay_png(one, mask) for one, mask in zip(pixels, iter_masks(several), strict=False)
                 ]
                 for name, overlay in _numbered(f"{stamp.name}/{mask_name}", overlays):
                     path = Path(folder) / f"{len(values)}.png"
@@ -130,7 +130,7 @@ class _TrackioSink(Sink):
     def log_point_cloud(self, stamp: Stamp, points: Any, colors: Any) -> None:
         clouds = [
             cloud if shades is None else np.concatenate([cloud, shades[:, :3]], axis=1)
-            for cloud, shades in clouds_of(points, colors)
+            for cloud, shades in iter_point_clouds(points, colors)
         ]
         package = self._package()
         named = _numbered(stamp.name, clouds)

@@ -22,7 +22,7 @@ def write_run(run_dir: Path, rows: int) -> None:
     """Writes a run that has ended."""
     import numpy as np
 
-    from destinations.run_directory.metrics_csv import block_texts, header_line
+    from destinations.run_directory.csv_format import format_cell_rows, header_line
 
     source = np.random.default_rng(abs(hash(run_dir.name)) % 2**32)
     run_dir.mkdir(parents=True)
@@ -35,7 +35,7 @@ def write_run(run_dir: Path, rows: int) -> None:
             values = source.random((count, _METRICS))
             times = now + np.cumsum(source.uniform(0.0009, 0.0011, count))
             now = float(times[-1])
-            cells = block_texts(values) or [",".join(map(repr, row)).encode() for row in values.tolist()]
+            cells = format_cell_rows(values) or [",".join(map(repr, row)).encode() for row in values.tolist()]
             file.writelines(
                 b"%d,0,%b,%b\n" % (start + index, repr(round(at, 6)).encode(), text)
                 for index, (at, text) in enumerate(zip(times.tolist(), cells, strict=True))

@@ -82,12 +82,12 @@ class Session:
         self.note("safe")
 
     def close(self):
-        self.journal.leave_segment()
+        self.journal.start_new_segment()
         self.drain(final=True)
         self.journal.close()
         for segment in list(self.journal.segments):
             segment.close()
-        if self.drain_.is_through():
+        if self.drain_.is_fully_drained():
             remove_journal(self.folder, **self._options)
         self.drain_._csv.close()
 
@@ -298,7 +298,7 @@ def write_documents(disk, run_dir):
         sessions = SessionLog(run_dir, 1.0, disk=disk)
         for turn in range(4):
             durable = turn > 0 or not documents.is_new
-            documents.take_hyperparameters({"lr": turn // 2})
+            documents.add_hyperparameters({"lr": turn // 2})
             sessions.write(durable=durable)
             documents.write_hparams(durable=durable)
             documents.write_sidecar(Statistics(), {}, durable=durable)

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from destinations import RunDirectory
+from destinations import RunDirectory, TensorBoard, TextFile
 from destinations.run_directory import RunPathError, read_series
 from events import Engine, Logger, Run, State
 
@@ -122,7 +122,7 @@ def test_a_folder_that_cannot_be_opened_is_refused_when_the_run_begins(tmp_path)
     destination = RunDirectory(tmp_path / "run")
 
     with (
-        pytest.raises(RunPathError, match="must be one that can be written to"),
+        pytest.raises(RunPathError, match="must be writable"),
         Run(destination, run_name="r"),
     ):
         pytest.fail("the run has begun")
@@ -134,6 +134,20 @@ def test_a_folder_that_cannot_be_opened_is_refused_when_the_run_begins(tmp_path)
     assert read_series(tmp_path / "run", "loss") == [(0, 1.0)]
 
 
+@pytest.mark.parametrize(
+    "run_name", ["../elsewhere", "a/../../elsewhere", "/elsewhere", "a\\..\\..\\b", "C:\\b"]
+)
+@pytest.mark.parametrize("destination_type", [RunDirectory, TextFile, TensorBoard])
+def test_a_run_name_cannot_lead_out_of_its_folder(destination_type, run_name, tmp_path):
+    """It is refused at init, before anything is written."""
+    destination = destination_type(f"{tmp_path}/runs/{{run_name}}")
+
+    with pytest.raises(ValueError, match="leads out of the folder"), Run(destination, run_name=run_name):
+        pytest.fail("the run has begun")
+
+    assert list(tmp_path.rglob("*")) == []
+
+
 def test_a_run_without_init_never_raises_and_says_what_it_lost(tmp_path, caplog):
     """The first thousand records wait for `init`; what comes after them is counted."""
     logger = Logger(State("r"), RunDirectory(tmp_path / "run"))
@@ -143,7 +157,7 @@ def test_a_run_without_init_never_raises_and_says_what_it_lost(tmp_path, caplog)
         logger.log_metrics({"loss": 1.0}, step)
     engine.close()
 
-    assert f"run folder {tmp_path / 'run'} is not open: 1000 records wait for init" in caplog.text
+    assert f"run folder {tmp_path / 'run'} is not open: 1000 records are buffered for init" in caplog.text
     assert "lost 1,500 records logged before init." in caplog.text
 
 

@@ -48,8 +48,8 @@ class Written:
 
     def close(self) -> list[tuple[int, dict[str, float]]]:
         """Drains and closes; returns what the CSV has."""
-        self.journal.write_waiting()
-        self.journal.leave_segment()
+        self.journal.write_pending()
+        self.journal.start_new_segment()
         self.drain.run(final=True)
         self.journal.close()
         return self.on_disk()
@@ -246,7 +246,7 @@ def test_threads_that_log_at_once_lose_nothing(tmp_path, kind):
             written.drain.run()
             written.journal.retire()
             written.journal.prepare()
-            written.journal.sample()
+            written.journal.request_sample()
         for thread in threads:
             thread.join(60)
     finally:

@@ -70,7 +70,7 @@ def test_who_hears_of_a_full_disk_finds_the_row_waiting(tmp_path):
         folder, State("x"), on_full=lambda _: waiting.append(journal.counts.waiting), make_segment=disk
     )
     disk.is_full = True
-    journal.leave_segment()
+    journal.start_new_segment()
 
     journal.append({"a": 1.0}, 0)
 
@@ -91,7 +91,7 @@ def test_rows_wait_for_space_and_come_in_order(tmp_path):
 
     waiting = journal.counts.waiting
     disk.is_full = False
-    journal.write_waiting()
+    journal.write_pending()
     journal.append({"m0": 20_000.0}, 20_000)
     drain = Drain(tmp_path, folder, MetricsCsv(tmp_path / "metrics.csv"), journal)
     drained = drain.run(final=True)
@@ -310,7 +310,7 @@ def test_an_error_in_the_middle_of_a_turn_is_not_mended_by_that_turn(tmp_path, c
 
     def fails_once():
         while failures:
-            writer._no_segment(failures.pop())
+            writer._on_disk_full(failures.pop())
         return {}
 
     lock = WriterLock(tmp_path / "run" / ".lock")
@@ -323,7 +323,7 @@ def test_an_error_in_the_middle_of_a_turn_is_not_mended_by_that_turn(tmp_path, c
         sessions=SessionLog(tmp_path / "run", 0.0),
         flush_seconds=1000,
         journal_kind="mapped",
-        receipt_of_media=fails_once,
+        media_stats=fails_once,
         on_append=lambda _: None,
     )
 

@@ -12,12 +12,12 @@ from destinations.run_directory.frames import (
     Boundary,
     Follows,
     Keys,
-    Other,
     Resume,
+    UnknownFrame,
     boundary_frame,
-    encode,
+    encode_frame,
     follows_frame,
-    frames,
+    iter_frames,
     keys_frame,
     resume_frame,
 )
@@ -30,7 +30,7 @@ numbers = st.one_of(st.floats(), st.integers(), st.booleans(), st.integers(-(2**
 
 def payloads(data: bytes) -> list[object]:
     """Returns the records in some bytes."""
-    return [record for _, record in frames(data)]
+    return [record for _, record in iter_frames(data)]
 
 
 @given(
@@ -42,7 +42,7 @@ def payloads(data: bytes) -> list[object]:
 @at_any_speed
 def test_a_row_comes_back_as_it_was(schema, step, epoch, values):
     """Every Python number comes back with its type and all its digits."""
-    data = encode((schema, step, epoch, 1.5, values))
+    data = encode_frame((schema, step, epoch, 1.5, values))
 
     (row,) = payloads(data)
 
@@ -51,7 +51,7 @@ def test_a_row_comes_back_as_it_was(schema, step, epoch, values):
 
 def test_the_bytes_of_a_row_are_those_of_the_documentation():
     """The format on disk does not change with the version of Python."""
-    data = encode((1, 2, 0, 0.5, (1.0, True, 2**40)))
+    data = encode_frame((1, 2, 0, 0.5, (1.0, True, 2**40)))
 
     payload = (
         b"(\x05\0\0\0i\x01\0\0\0i\x02\0\0\0i\0\0\0\0g"
@@ -81,7 +81,7 @@ def test_names_marks_and_boundaries_come_back():
 
 def test_a_frame_cut_anywhere_is_not_shown():
     """Of two rows, the second is not there until its last byte is."""
-    first, second = encode((0, 1, 0, 0.0, (1.0,))), encode((0, 2, 0, 0.0, (2.0, -2)))
+    first, second = encode_frame((0, 1, 0, 0.0, (1.0,))), encode_frame((0, 2, 0, 0.0, (2.0, -2)))
 
     shown = [payloads(first + second[:length]) for length in range(len(second))]
     zeroed = [
@@ -96,7 +96,7 @@ def test_a_frame_cut_anywhere_is_not_shown():
 @at_any_speed
 def test_a_changed_byte_ends_the_reading(position, change):
     """A damaged row is never shown, and nothing is raised."""
-    data = bytearray(encode((0, 1, 0, 0.25, (1.0, 2.0, math.pi))))
+    data = bytearray(encode_frame((0, 1, 0, 0.25, (1.0, 2.0, math.pi))))
     data[position % len(data)] ^= change
 
     assert payloads(bytes(data)) == []
@@ -106,16 +106,16 @@ def test_a_changed_byte_ends_the_reading(position, change):
 @at_any_speed
 def test_garbage_reads_as_nothing_or_ends(garbage):
     """Bytes that were never written are no rows, and raise nothing."""
-    good = encode((0, 1, 0, 0.0, (1.0,)))
+    good = encode_frame((0, 1, 0, 0.0, (1.0,)))
 
     assert payloads(good + garbage)[:1] == [(0, 1, 0, 0.0, (1.0,))]
 
 
 def test_a_whole_frame_of_an_unknown_kind_is_passed_over():
     """A later version may add kinds of frames."""
-    data = encode(("news", 1)) + encode((0, 1, 0, 0.0, (1.0,)))
+    data = encode_frame(("news", 1)) + encode_frame((0, 1, 0, 0.0, (1.0,)))
 
-    assert payloads(data) == [Other(), (0, 1, 0, 0.0, (1.0,))]
+    assert payloads(data) == [UnknownFrame(), (0, 1, 0, 0.0, (1.0,))]
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,7 @@ RAMP = np.arange(12, dtype=np.uint8).reshape(3, 4) * 20
 )
 def test_pixels_are_scaled_as_documented(image, expected):
     """uint8 and small integers stay, bools and floats in [0, 1] fill the range, all else is stretched to it."""
-    (pixels,) = media.images_of(image)
+    (pixels,) = media.iter_images(image)
 
     assert pixels.array.dtype == np.uint8
     assert np.array_equal(pixels.array, expected)
@@ -72,7 +72,7 @@ def test_pixels_are_scaled_as_documented(image, expected):
 )
 def test_images_come_in_any_layout(images, channels_last, shapes):
     """Grey, CHW, HWC, NCHW, NHWC, lists, torch, bfloat16 and PIL."""
-    found = [pixels.array.shape for pixels in media.images_of(images, channels_last)]
+    found = [pixels.array.shape for pixels in media.iter_images(images, channels_last)]
 
     assert found == shapes
 
@@ -83,7 +83,7 @@ def test_images_come_in_any_layout(images, channels_last, shapes):
 def test_what_is_no_image_is_refused(image):
     """Arrays of other shapes or types, and bytes that no image format has, are errors that say so."""
     with pytest.raises(RecordError, match="image must"):
-        list(media.images_of(image))
+        list(media.iter_images(image))
 
 
 def test_images_are_written_and_listed(drive, tmp_path):
@@ -159,7 +159,7 @@ def test_masks_of_many_classes_are_grey_of_16_bits():
 def test_what_is_no_mask_is_refused(mask):
     """Fractions, negative and huge classes are errors."""
     with pytest.raises(RecordError, match="mask must hold class indices"):
-        list(media.masks_of(mask))
+        list(media.iter_masks(mask))
 
 
 @pytest.mark.parametrize(

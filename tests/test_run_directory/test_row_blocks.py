@@ -8,18 +8,24 @@ import numpy as np
 import orjson
 import pytest
 
-from destinations.run_directory.frames import boundary_frame, encode, frames, keys_frame, row_block
-from destinations.run_directory.metrics_csv import block_texts, texts
+from destinations.run_directory.csv_format import format_cell_rows, format_cells
+from destinations.run_directory.frames import (
+    boundary_frame,
+    encode_frame,
+    iter_frames,
+    keys_frame,
+)
+from destinations.run_directory.row_blocks import read_row_block
 
 
 def row(step, values, schema=0, epoch=1, time=1.5):
     """Returns the frame of a row."""
-    return encode((schema, step, epoch, time, tuple(values)))
+    return encode_frame((schema, step, epoch, time, tuple(values)))
 
 
-def rows_of(data, offset=0, most=64):
+def parse_rows(data, offset=0, most=64):
     """Returns a block as `frames` would give its rows, and where it ends."""
-    block = row_block(data, offset, most)
+    block = read_row_block(data, offset, most)
     if block is None:
         return [], offset
     columns = zip(block.steps, block.epochs, block.times.tolist(), block.values.tolist(), strict=True)
@@ -33,9 +39,9 @@ def test_a_block_has_the_rows_that_frames_have():
     data = keys_frame(0, tuple("abcdefg")) + b"".join(written)
     begin = len(keys_frame(0, tuple("abcdefg")))
 
-    found, end = rows_of(data, begin, most=40)
+    found, end = parse_rows(data, begin, most=40)
 
-    expected = [(offset, record) for offset, record in frames(data, begin)][:40]
+    expected = [(offset, record) for offset, record in iter_frames(data, begin)][:40]
     assert found == [record for _, record in expected]
     assert end == expected[-1][0]
 
@@ -59,7 +65,7 @@ def test_a_block_ends_before_what_is_another_kind(other):
     """Whatever is no row of floats of the same schema ends the block, and is left to be read by itself."""
     alike = b"".join(row(step, [1.0, 2.0]) for step in range(6))
 
-    found, end = rows_of(alike + other + alike)
+    found, end = parse_rows(alike + other + alike)
 
     assert [step for _, step, *_ in found] == [0, 1, 2, 3, 4, 5]
     assert end == len(alike)
@@ -73,7 +79,7 @@ def test_a_damaged_frame_ends_the_block():
     for place in range(5 * stride, 6 * stride):
         damaged = bytearray(data)
         damaged[place] ^= 0x11
-        found, end = rows_of(bytes(damaged))
+        found, end = parse_rows(bytes(damaged))
         assert [step for _, step, *_ in found] == [0, 1, 2, 3, 4]
         assert end == 5 * stride
 
@@ -82,17 +88,17 @@ def test_too_few_rows_are_no_block():
     """Three rows, half a row, nothing and zeros are left to the reader of single frames."""
     one = row(0, [1.0])
 
-    assert row_block(one * 3, 0, 64) is None
-    assert row_block(one * 3 + one[:-1], 0, 64) is None
-    assert row_block(b"", 0, 64) is None
-    assert row_block(bytes(1000), 0, 64) is None
+    assert read_row_block(one * 3, 0, 64) is None
+    assert read_row_block(one * 3 + one[:-1], 0, 64) is None
+    assert read_row_block(b"", 0, 64) is None
+    assert read_row_block(bytes(1000), 0, 64) is None
 
 
 def test_wide_rows_come_in_small_blocks():
     """The interpreter is held for some thousands of values at a time, however many rows are asked for."""
     data = row(0, [0.5] * 3000) * 20
 
-    block = row_block(data, 0, 64)
+    block = read_row_block(data, 0, 64)
 
     assert block is not None
     assert block.values.shape == (4, 3000)
@@ -106,7 +112,7 @@ def test_floats_of_any_bits_come_back(encoder):
     values += [0.0, -0.0, 5e-324, 1e16, 1e22, 1e-5, math.inf, -math.inf]
 
     for value in values:
-        found = float(texts((value,), encoder))
+        found = float(format_cells((value,), encoder))
         assert struct.pack("<d", found) == struct.pack("<d", value) or (
             math.isnan(found) and math.isnan(value)
         )
@@ -117,7 +123,7 @@ def test_integers_and_booleans_are_whole_numbers(encoder):
     """With and without orjson, integers of any size are written in full, booleans as 1 and 0."""
     values = (True, False, 7, 2**70, -(2**63), math.nan)
 
-    assert texts(values, encoder) == ("1,0,7,1180591620717411303424,-9223372036854775808,nan")
+    assert format_cells(values, encoder) == ("1,0,7,1180591620717411303424,-9223372036854775808,nan")
 
 
 @pytest.mark.parametrize("encoder", [orjson, None])
@@ -125,7 +131,7 @@ def test_a_block_of_floats_comes_back(encoder):
     """With and without orjson, the cells of each row of a block are those that each value has by itself."""
     values = np.array([[1.5, -0.0, 1e22], [math.nan, math.inf, -math.inf], [5e-324, 0.1, 3.0]])
 
-    rows = block_texts(values[[0, 2]], encoder), block_texts(values, encoder)
+    rows = format_cell_rows(values[[0, 2]], encoder), format_cell_rows(values, encoder)
 
     assert [[float(cell) for cell in row.split(b",")] for row in rows[0]] == values[[0, 2]].tolist()
     assert rows[1] == [repr(row)[1:-1].replace(" ", "").encode() for row in values.tolist()]

@@ -2,16 +2,16 @@
 
 import pytest
 
-from destinations.run_directory.frames import MAGIC, encode, follows_frame, keys_frame
+from destinations.run_directory.frames import MAGIC, encode_frame, follows_frame, keys_frame
 from destinations.run_directory.layout import segment_path
-from destinations.run_directory.segments import end_of_journal, follows, journal_records
+from destinations.run_directory.segments import continues_from, end_of_journal, journal_records
 
 START = (0, len(MAGIC))
 
 
 def row(step, schema=0):
     """Returns the frame of a row."""
-    return encode((schema, step, 0, 1.0, (float(step),)))
+    return encode_frame((schema, step, 0, 1.0, (float(step),)))
 
 
 def segment(*steps, place=None):
@@ -87,5 +87,5 @@ def test_what_is_no_segment_follows_nothing(tmp_path, data):
     """Such as one whose beginning the disk never got."""
     write(tmp_path, s1=data)
 
-    assert not follows(data, START)
+    assert not continues_from(data, START)
     assert steps_in(tmp_path) == ([], START)

@@ -50,7 +50,7 @@ def test_a_segment_that_is_drained_and_taken_away_is_not_passed_over(tmp_path, w
     drain.run()
     before = Position.read(tmp_path / "journal" / "rank0" / POSITION)
     log(journal, range(100, 5000))
-    journal.leave_segment()
+    journal.start_new_segment()
     log(journal, range(5000, 5001))
     drain.run()
     log(journal, range(5001, 5001 + more))
@@ -85,7 +85,7 @@ def test_a_segment_that_somebody_deleted_does_not_keep_the_rest_from_being_read(
     log(journal, range(100))
     drain.run()
     log(journal, range(100, 200))
-    journal.leave_segment()
+    journal.start_new_segment()
     log(journal, range(200, 300))
     segment_paths(tmp_path / "journal" / "rank0")[0].unlink()
 

@@ -305,7 +305,7 @@ def test_a_row_that_is_known_by_half(tmp_path, is_left):
             writer.journal.mark_resume(1, None)
             writer.log({"loss": 0.5, "acc": 0.25}, 1)
         else:
-            writer.journal.leave_segment()
+            writer.journal.start_new_segment()
             writer.log({"acc": 0.25}, 1)
         for step in range(2, 80):
             writer.log({"loss": step / 2}, step)

@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from destinations.run_directory import read_rows, read_series
-from destinations.run_directory.metrics_csv import header_line, parse_header
-from destinations.run_directory.reader import rows_of
+from destinations.run_directory.csv_format import header_line, parse_header
+from destinations.run_directory.reader import parse_rows
 from destinations.runs import MetricNotFoundError, Run
 from destinations.runs.series import MISSING_STEP, block_of_rows, orjson, read_blocks
 from tests.test_runs.written import Written, write_csv
@@ -79,7 +79,7 @@ def csv_texts(draw, cells, ragged):
 def assert_blocks_are_rows(columns, body, chunk_bytes, decoder, wanted):
     """Reads both ways, and compares every bit."""
     header = header_line(columns)
-    rows = list(rows_of(parse_header(header), body))
+    rows = list(parse_rows(parse_header(header), body))
     chunks = [line + b"\n" for line in body.split(b"\n")[:-1]]
     size = max(1, chunk_bytes)
     pieces = [b"".join(chunks[start : start + size]) for start in range(0, len(chunks), size)]

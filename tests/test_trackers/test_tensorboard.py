@@ -19,7 +19,7 @@ import pytest
 from PIL import Image
 
 from destinations import TensorBoard
-from destinations.background import TryLater
+from destinations.background import RetryLaterError
 from destinations.testing import DestinationContract, DryRun, RecordingDestination
 from destinations.trackers.tensorboard.event_file import new_event_file, records
 from destinations.trackers.tensorboard.sink import TensorBoardSink
@@ -607,7 +607,7 @@ def test_too_much_for_a_full_disk_waits_in_the_queue(tmp_path):
     while sink._file.waiting_bytes <= 8 << 20:
         sink.log_metrics([(metrics, written, 1.0)])
         written += 1
-    with pytest.raises(TryLater):
+    with pytest.raises(RetryLaterError):
         sink.log_metrics([(metrics, written, 1.0)])
     waiting = sink._file.waiting_bytes
     disk.is_full = False
@@ -622,7 +622,7 @@ def test_a_file_that_cannot_be_made_yet_is_made_later(tmp_path):
     (tmp_path / "run").write_text("in the way")
     sink = TensorBoardSink(tmp_path / "run", 1.0)
 
-    with pytest.raises(TryLater):
+    with pytest.raises(RetryLaterError):
         sink.open()
     (tmp_path / "run").unlink()
     sink.open()

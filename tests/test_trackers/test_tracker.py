@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from destinations import LoggerDestination
-from destinations.background import Lane, TryLater
+from destinations.background import Lane, RetryLaterError
 from destinations.testing import DestinationContract, DryRun
 from destinations.trackers.tracker import RowsRefused, Sink, Stamp, Tracker, require_package
 from events import RecordError
@@ -112,7 +112,7 @@ class OutOfOrder(Recording):
     def _fail(self):
         if self.failures:
             self.failures -= 1
-            raise TryLater from OSError(errno.ENOSPC, "No space left on device")
+            raise RetryLaterError from OSError(errno.ENOSPC, "No space left on device")
 
 
 class Ticking:
@@ -404,7 +404,7 @@ def test_a_sink_that_cannot_be_opened_yet_is_left_alone_until_it_is():
         def open(self):
             self.refusals -= 1
             if self.refusals >= 0:
-                raise TryLater from ConnectionError("nobody there")
+                raise RetryLaterError from ConnectionError("nobody there")
             super().open()
 
         def flush(self):

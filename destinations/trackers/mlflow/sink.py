@@ -15,7 +15,7 @@ from typing import Any
 
 import attrs
 
-from destinations.background import TryLater
+from destinations.background import RetryLaterError
 from destinations.text.formatting import plain, yaml_text
 from destinations.trackers.names import Names, clean_texts, without_surrogates
 from destinations.trackers.tracker import Row, Sink, Stamp, number
@@ -150,7 +150,7 @@ class MLflowSink(Sink):
         """Returns the id of the run; makes it, or goes on with it, at the first call.
 
         Raises:
-            TryLater: nobody answers.
+            RetryLaterError: nobody answers.
         """
         if self.run_id is None:
             with self._beginning:
@@ -261,7 +261,7 @@ class MLflowSink(Sink):
 
         try:
             log(rows)
-        except TryLater:
+        except RetryLaterError:
             raise
         except Exception:  # noqa: BLE001  # one row that is not taken must not keep the others out
             log_each(log, rows)
@@ -302,7 +302,7 @@ class MLflowSink(Sink):
             some = list(new.items())[start : start + _OTHERS_AT_ONCE]
             try:
                 self._log_batch(params=[Param(key, value) for key, value in some])
-            except TryLater:
+            except RetryLaterError:
                 raise
             except Exception:  # noqa: BLE001  # one that is not taken must not keep the others out
                 for key, value in some:
@@ -317,7 +317,7 @@ class MLflowSink(Sink):
         for shorter in (value, cut(value, _LONGEST_OLD_PARAM)):
             try:
                 self._log_batch(params=[Param(key, shorter)])
-            except TryLater:
+            except RetryLaterError:
                 raise
             except Exception:  # noqa: BLE001, S112  # too long for an older server, or there with another value
                 continue
@@ -345,10 +345,10 @@ class MLflowSink(Sink):
         mask_class_labels: Mapping[int, str] | None,
         use_table: bool,
     ) -> None:
-        from destinations.media import images_of, mask_png, masks_of, overlay_png
+        from destinations.media import iter_images, iter_masks, mask_png, overlay_png
 
-        by_mask = {name: list(masks_of(mask)) for name, mask in (masks or {}).items()}
-        found = list(images_of(images, channels_last))
+        by_mask = {name: list(iter_masks(mask)) for name, mask in (masks or {}).items()}
+        found = list(iter_images(images, channels_last))
         for index, pixels in enumerate(found):
             # MLflow shows one image for each key and step.
             name = f"{stamp.name}/{index}" if len(found) > 1 else stamp.name
@@ -398,9 +398,9 @@ class MLflowSink(Sink):
         self._log_medium("histograms", stamp, ".json", json_bytes(histogram_record(values, bins)))
 
     def log_point_cloud(self, stamp: Stamp, points: Any, colors: Any) -> None:
-        from destinations.media import clouds_of, ply_bytes
+        from destinations.media import iter_point_clouds, ply_bytes
 
-        for cloud, shades in clouds_of(points, colors):
+        for cloud, shades in iter_point_clouds(points, colors):
             self._log_medium("point_clouds", stamp, ".ply", ply_bytes(cloud, shades))
 
     def log_traces(self, stamp: Stamp, traces: dict[str, Any]) -> None:

@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
-from destinations.background import TryLater
+from destinations.background import RetryLaterError
 from destinations.trackers.names import short_hash, without_surrogates
 from destinations.trackers.tracker import Row, RowsRefused
 
@@ -142,7 +142,7 @@ def log_each(log: Callable[[Sequence[Row]], None], rows: Sequence[Row]) -> None:
     for row in rows:
         try:
             log([row])
-        except TryLater:
+        except RetryLaterError:
             raise
         except Exception as error:  # noqa: BLE001  # counted below
             failed.append(error)
@@ -171,16 +171,16 @@ def asked(request: Callable[[], T]) -> T:
     """Returns what a request returns.
 
     Raises:
-        TryLater: nobody answers, or who does is busy.
+        RetryLaterError: nobody answers, or who does is busy.
         Exception: it was refused.
     """
     try:
         return request()
-    except TryLater:
+    except RetryLaterError:
         raise
     except Exception as error:
         if may_pass(error):
-            raise TryLater from error
+            raise RetryLaterError from error
         raise
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from destinations.background import WhenFull
 from destinations.trackers.tracker import Sink, Tracker, require_package
-from events import State, WriteRate, format_run_name
+from events import State, WriteRate, check_run_name, format_run_name
 
 from .sink import TensorBoardSink
 
@@ -113,6 +113,7 @@ class TensorBoard(Tracker):
 
     def make_sink(self, state: State) -> Sink:
         """Returns the writer of a file in the run's folder, which is looked at here: what is wrong with it is known at once."""
+        check_run_name(self._template, state)
         folder = Path(format_run_name(self._template, state)).absolute()
         if state.rank != 0 and "{rank" not in self._template:
             folder /= f"rank{state.rank}"

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from destinations.background import TryLater
+from destinations.background import RetryLaterError
 from destinations.trackers.tracker import Row, RowsRefused, Sink, Stamp
 
 from .event_file import GrowingFile, event_files, is_being_written, new_event_file, record_writer, records
@@ -68,7 +68,7 @@ class TensorBoardSink(Sink):
                 self._earlier = [path for path in event_files(self.folder) if not is_being_written(path)]
                 self.path, descriptor = new_event_file(self.folder, time.time())
             except OSError as error:
-                raise TryLater from error
+                raise RetryLaterError from error
             self._file = GrowingFile(descriptor, self._write)
             self._records = record_writer(self._file)
             origin = event_pb2.SourceMetadata(writer="destinations.trackers.tensorboard.destination")
@@ -79,13 +79,13 @@ class TensorBoardSink(Sink):
         """Writes what waits.
 
         Raises:
-            TryLater: the disk does not take it.
+            RetryLaterError: the disk does not take it.
         """
         if self._file is not None:
             try:
                 self._file.flush()
             except OSError as error:
-                raise TryLater from error
+                raise RetryLaterError from error
 
     def close(self) -> None:
         """Writes what waits, and closes the file."""
@@ -103,7 +103,7 @@ class TensorBoardSink(Sink):
         """Comes before each record; the step is None for what is none of the training's.
 
         Raises:
-            TryLater: too much waits for the disk.
+            RetryLaterError: too much waits for the disk.
             RuntimeError: there is no file.
         """
         if self._file is None:

@@ -21,10 +21,10 @@ from tensorboard.plugins.text import metadata as text_metadata
 
 from destinations.media import (
     class_color,
-    clouds_of,
     histogram_record,
-    images_of,
-    masks_of,
+    iter_images,
+    iter_masks,
+    iter_point_clouds,
     overlay_png,
     png_bytes,
     to_numpy,
@@ -76,7 +76,7 @@ def gif_bytes(video: Any, fps: float | None) -> bytes:
         raise RecordError(f"video must have shape (T, C, H, W), got {tuple(array.shape)}.")
     count, channels, height, width = array.shape
     # All frames as one tall image: they are scaled alike.
-    tall = next(images_of(np.moveaxis(array, 1, 0).reshape(channels, count * height, width))).array
+    tall = next(iter_images(np.moveaxis(array, 1, 0).reshape(channels, count * height, width))).array
     frames = [Image.fromarray(frame) for frame in tall.reshape(count, height, *tall.shape[1:])]
     frames = [frame.convert("RGB") if frame.mode == "RGBA" else frame for frame in frames]
     buffer = io.BytesIO()
@@ -130,11 +130,11 @@ def image_values(
     labels: Mapping[int, str] | None,
 ) -> Values:
     """Returns the images under a tag, and under "tag/mask" for each mask the images with it laid over."""
-    pixels = [one.array for one in images_of(images, channels_last)]
+    pixels = [one.array for one in iter_images(images, channels_last)]
     values = _images(tag, [(one.shape, png_bytes(one)) for one in pixels], "")
     for mask_name, mask in (masks or {}).items():
         overlays = [
-            (one.shape, overlay_png(one, found)) for one, found in zip(pixels, masks_of(mask), strict=True)
+            (one.shape, overlay_png(one, found)) for one, found in zip(pixels, iter_masks(mask), strict=True)
         ]
         values += _images(f"{tag}/{clean(mask_name)}", overlays, _legend(labels))
     return values
@@ -208,7 +208,7 @@ def histogram_values(tag: str, values: Any, bins: "int | Sequence[float]") -> Va
 
 def point_cloud_values(tag: str, points: Any, colors: Any) -> Values:
     """Returns clouds of points for the mesh plugin; several clouds are one batch, where they come as one array."""
-    clouds = list(clouds_of(points, colors))
+    clouds = list(iter_point_clouds(points, colors))
     if not clouds:
         return []
     types = mesh_pb2.MeshPluginData

@@ -227,11 +227,11 @@ class WandBSink(Sink):
         import wandb
         from PIL import Image
 
-        from destinations.media import images_of, masks_of
+        from destinations.media import iter_images, iter_masks
 
-        by_mask = {media_key(name): list(masks_of(mask)) for name, mask in (masks or {}).items()}
+        by_mask = {media_key(name): list(iter_masks(mask)) for name, mask in (masks or {}).items()}
         found = []
-        for index, pixels in enumerate(images_of(images, channels_last)):
+        for index, pixels in enumerate(iter_images(images, channels_last)):
             masked = {name: mask_of(one[index], mask_class_labels) for name, one in by_mask.items()}
             found.append(wandb.Image(Image.fromarray(pixels.array), masks=masked or None))
         if use_table:
@@ -286,10 +286,10 @@ class WandBSink(Sink):
         import numpy as np
         import wandb
 
-        from destinations.media import clouds_of
+        from destinations.media import iter_point_clouds
 
         found = []
-        for cloud, shades in clouds_of(points, colors):
+        for cloud, shades in iter_point_clouds(points, colors):
             parts = [cloud.astype(np.float64)] + ([] if shades is None else [shades[:, :3]])
             rows = np.concatenate(parts, axis=1)
             # They are written as JSON, which has no NaN.
