@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from .drain.schedule import NumberTable, PackedFolders
 from .errors import ManifestUnreadable
 from .handle import Outcome, UploadState
 from .names import name_key
-from .spool.entry import identifier_of, key_of, number_of, reason_of
+from .spool.entry import identifier_of, key_of, reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -40,8 +39,8 @@ class Ledger:
         self._spool = spool
         self._free = free
         self._changed = threading.Condition()
-        self._folders = PackedFolders()
-        self._names = NumberTable()  # Key → how many entries have it.
+        self._folders: set[str] = set()
+        self._keys: dict[str, int] = {}  # Key of a remote name → number of its entries.
         self._handles: weakref.WeakValueDictionary[str, UploadHandle] = weakref.WeakValueDictionary()
         self._on_the_way_in = (
             ""  # The entry that is opened and not yet in the spool; they come one at a time.
@@ -104,7 +103,7 @@ class Ledger:
     def is_on_its_way(self, name: str) -> bool:
         """Whether an entry of this remote name has not ended."""
         with self._changed:
-            return number_of(name_key(name)) in self._names
+            return name_key(name) in self._keys
 
     def close(self, folder: str, outcome: Outcome) -> None:
         """The end of an entry; the second time it is told nothing happens."""
@@ -150,7 +149,7 @@ class Ledger:
     def remaining(self) -> tuple[str, ...]:
         """The remote names of what has not ended, in the order of submission."""
         with self._changed:
-            folders = self._folders.copy()
+            folders = sorted(self._folders)
         return tuple(self._name_of(folder) for folder in folders)
 
     def failures(self) -> tuple[Outcome, ...]:
@@ -161,13 +160,10 @@ class Ledger:
     def look_up(self) -> None:
         """Finds in the spool what nobody lived to tell: gone twice in a row without a trace means deleted."""
         with self._changed:
-            unseen = self._folders.copy()
-            if self._on_the_way_in:
-                unseen.remove(self._on_the_way_in)
+            unseen = self._folders - {self._on_the_way_in}
         if not unseen:
             return
-        for folder in itertools.chain(*self._spool.list_unfinished()):
-            unseen.remove(folder)
+        unseen.difference_update(itertools.chain(*self._spool.list_unfinished()))
         gone = {identifier_of(folder): folder for folder in unseen}
         if not gone:
             return
@@ -193,17 +189,23 @@ class Ledger:
         self._changed = threading.Condition()
 
     def _add(self, folder: str) -> None:
-        if self._folders.add(folder):
-            self._names[number_of(key_of(folder))] += 1
+        if folder not in self._folders:
+            self._folders.add(folder)
+            key = key_of(folder)
+            self._keys[key] = self._keys.get(key, 0) + 1
 
     def _remove(self, folder: str) -> bool:
-        """Forgets an entry; whether it was known."""
+        """Forgets an entry; returns whether it was known."""
         self._handles.pop(folder, None)
         self._adopted.discard(folder)
-        is_known = self._folders.remove(folder)
-        if is_known:
-            self._names[number_of(key_of(folder))] -= 1
-        return is_known
+        if folder not in self._folders:
+            return False
+        self._folders.remove(folder)
+        key = key_of(folder)
+        self._keys[key] -= 1
+        if not self._keys[key]:
+            del self._keys[key]
+        return True
 
     def _name_of(self, folder: str) -> str:
         handle = self._handles.get(folder)

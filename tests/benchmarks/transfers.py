@@ -85,7 +85,7 @@ def _random_file(path: Path, size: int) -> Path:
 def _local_queue(folder: Path) -> UploadQueue:
     """A queue whose store takes nothing meanwhile: what is measured is the caller's side."""
     queue = UploadQueue(folder / "store", spool=folder / "spool", free_bytes=0)
-    queue._drainer._schedule.rest(3600)
+    queue._drainer._schedule.pause(3600)
     return queue
 
 
@@ -402,12 +402,12 @@ def _held(queue: UploadQueue):
     """Nothing is uploaded within: the worker is stopped, or the schedule of the threads rests."""
     pid = getattr(queue._drainer, "pid", None)
     if pid is None:
-        queue._drainer._schedule.rest(3600)
+        queue._drainer._schedule.pause(3600)
     else:
         os.kill(pid, signal.SIGSTOP)
     yield
     if pid is None:
-        queue._drainer._schedule.wake()
+        queue._drainer._schedule.resume()
     else:
         os.kill(pid, signal.SIGCONT)
 
@@ -454,7 +454,7 @@ def measure_scale(folder: Path) -> None:
     """A hundred thousand entries, and one file larger than memory."""
     spool_path = folder / "spool"
     queue = UploadQueue(folder / "store", spool=spool_path, free_bytes=0)
-    queue._drainer._schedule.rest(3600)
+    queue._drainer._schedule.pause(3600)
     source = _random_file(folder / "source", 1 << 10)
     before = _resident_bytes()
 

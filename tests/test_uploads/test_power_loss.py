@@ -65,11 +65,11 @@ def _recorded_life(tmp_path, monkeypatch, durability):
         )
         queue._flusher._sync_disk = disk.sync_disk
         queue._flusher._delay_seconds = 2 * LIMIT_SECONDS  # Until it is stopped, however slow this thread is.
-        queue._drainer._schedule.rest(3600)
+        queue._drainer._schedule.pause(3600)
         _submit_all(queue, disk, folder)
         queue._flusher.stop(LIMIT_SECONDS)
         disk.mark(("flushed", tuple(CONTENTS)))
-        queue._drainer._schedule.wake()
+        queue._drainer._schedule.resume()
         assert queue.drain(LIMIT_SECONDS).is_empty
         queue.close(LIMIT_SECONDS)
     return disk

@@ -1,4 +1,4 @@
-"""A window on the spool: what is in memory of a long backlog, and that nothing else changes for it."""
+"""A long backlog: it is read from the spool at once, and entries that were not announced are found."""
 
 import threading
 import time
@@ -9,7 +9,7 @@ import pytest
 from tests.servers.stores import MemoryStore
 from uploads import UploadState
 from uploads.drain.drain import Drain
-from uploads.drain.schedule import Counts, Past, Reader, Reading, Schedule, Standing
+from uploads.drain.schedule import DependencyState, History, Schedule
 from uploads.drain.worker_link import WorkerLink, WorkerOrder
 from uploads.handle import UploadHandle
 from uploads.ledger import Ledger
@@ -17,23 +17,13 @@ from uploads.spool.entry import Entry, folder_of, identifier_of
 from uploads.spool.spool import Spool
 
 LIMIT_SECONDS = 60
-WINDOW = 8
-
-
-class SpoolThatCountsListings(Spool):
-    """Knows how often its waiting entries were listed."""
-
-    listings = 0
-
-    def pending_folders(self):
-        self.listings += 1
-        return super().pending_folders()
+BACKLOG = 40
 
 
 @pytest.fixture
 def spool(tmp_path):
     """An empty spool."""
-    spool = SpoolThatCountsListings(tmp_path / "spool")
+    spool = Spool(tmp_path / "spool")
     spool.create()
     return spool
 
@@ -57,7 +47,7 @@ def publish(spool):
 
 @pytest.fixture
 def run_drain(spool):
-    """Drains the spool with a small window; returns how each entry ended, in order."""
+    """Drains the spool; returns how each entry ended, in order."""
     drains = []
 
     def run(store, workers=1):
@@ -67,7 +57,6 @@ def run_drain(spool):
             store,
             workers=workers,
             on_settled=lambda folder, outcome: outcomes.append(outcome),
-            window=WINDOW,
         )
         drains.append(drain)
         drain.start()
@@ -80,42 +69,22 @@ def run_drain(spool):
         drain.stop(LIMIT_SECONDS)
 
 
-class StoreThatLooksAtTheSchedule(MemoryStore):
-    """Notes at each put how many entries the schedule has in memory."""
-
-    schedule = None
-
-    def __init__(self):
-        super().__init__()
-        self.known = []
-
-    def put(self, name, body, *, overwrite, notes=None):
-        super().put(name, body, overwrite=overwrite, notes=notes)
-        self.known.append(len(self.schedule._known))
-
-
-def test_a_long_backlog_is_read_window_by_window(spool, publish):
-    """Two hundred entries arrive in order; never more than a window of them is in memory, and the spool is listed a few times per window."""
+def test_a_long_backlog_is_delivered_in_order(publish, run_drain):
+    """Two hundred entries that waited before the drain was started arrive in the order of submission."""
     names = [f"n{number:03d}" for number in range(200)]
     for name in names:
         publish(name)
-    store = StoreThatLooksAtTheSchedule()
-    drain = Drain(spool, store, workers=1, window=WINDOW)
-    store.schedule = drain._schedule
+    store = MemoryStore()
 
-    drain.start()
-    assert drain.wait_idle(LIMIT_SECONDS)
-    drain.stop(LIMIT_SECONDS)
+    run_drain(store)
 
     assert store.order == names
-    assert max(store.known) <= WINDOW
-    assert spool.listings <= 2 * (200 // (WINDOW - WINDOW // 4 - 1) + 5)
 
 
-def test_a_newer_version_replaces_an_older_one_from_beyond_the_window(publish, run_drain):
+def test_a_newer_version_replaces_an_older_one_at_the_other_end_of_the_backlog(publish, run_drain):
     """However much lies between them, the older is not sent."""
     publish("a")
-    for number in range(5 * WINDOW):
+    for number in range(BACKLOG):
         publish(f"n{number}")
     newest = publish("a")
     store = MemoryStore()
@@ -126,11 +95,11 @@ def test_a_newer_version_replaces_an_older_one_from_beyond_the_window(publish, r
     assert (store.puts["a"], store.order[-1]) == (1, "a")
 
 
-def test_a_pointer_waits_for_what_took_its_targets_place_beyond_the_window(publish, run_drain):
-    """The newer version is far away and not in memory; the pointer is not visible before it."""
+def test_a_pointer_waits_for_the_newer_version_of_its_target(publish, run_drain):
+    """The newer version is the last of the backlog; the pointer is not uploaded before it."""
     target = publish("target")
     publish("pointer", after=[target])
-    for number in range(5 * WINDOW):
+    for number in range(BACKLOG):
         publish(f"n{number}")
     publish("target")
     store = MemoryStore()
@@ -138,12 +107,12 @@ def test_a_pointer_waits_for_what_took_its_targets_place_beyond_the_window(publi
     run_drain(store, workers=4)
 
     assert store.order.index("pointer") > store.order.index("target")
-    assert len(store.order) == 5 * WINDOW + 2
+    assert len(store.order) == BACKLOG + 2
 
 
-def test_a_window_full_of_what_waits_for_what_is_beyond_is_read_on(publish, run_drain):
-    """More pointers than the window's limit, each to an older version of one name: they wait for the newest, which is read in the end."""
-    for number in range(5 * WINDOW):
+def test_many_pointers_wait_for_one_target(publish, run_drain):
+    """Each points to an older version of one name; all wait for the newest."""
+    for number in range(BACKLOG):
         publish(f"pointer{number}", after=[publish("target")])
     store = MemoryStore()
 
@@ -151,26 +120,22 @@ def test_a_window_full_of_what_waits_for_what_is_beyond_is_read_on(publish, run_
 
     assert store.puts["target"] == 1
     assert store.order[0] == "target"
-    assert len(store.order) == 5 * WINDOW + 1
+    assert len(store.order) == BACKLOG + 1
 
 
-def test_what_took_ones_place_and_was_deleted_is_not_waited_for():
-    """When the whole rest of the spool has been read and it is not there, the store is asked."""
-    schedule = Schedule(time.monotonic, window=2)
-    target, pointer, other = (
+def test_a_replacement_that_was_deleted_is_not_waited_for():
+    """If it is neither waiting nor known to have ended, the store is asked."""
+    schedule = Schedule(time.monotonic)
+    target, pointer = (
         Entry(f"{number:016x}", number, name, True, 0, None, "copied", "", (), "").folder  # noqa: FBT003  # overwrite
-        for number, name in enumerate(("target", "pointer", "other"), start=1)
+        for number, name in enumerate(("target", "pointer"), start=1)
     )
-    schedule.add([target, pointer, other])
+    schedule.add([target, pointer])
     schedule.settle(schedule.next(0), replaced_by="00000000000000ff")
-    assert schedule.hold(schedule.next(0), [identifier_of(target)]) is Standing.HELD
-    assert schedule.next(0) is None
 
-    schedule.begin_reading()
-    schedule.take_in(Reading(set(), {}, 0), lambda folder: True)
+    state = schedule.check_dependencies(schedule.next(0), [identifier_of(target)])
 
-    assert schedule.next(0) == pointer
-    assert schedule.hold(pointer, [identifier_of(target)]) is Standing.UNKNOWN
+    assert state is DependencyState.UNKNOWN
 
 
 class SpoolWithAnOldListing(Spool):
@@ -187,68 +152,41 @@ def test_what_a_pointer_comes_after_is_found_with_it(spool, publish):
     """A listing made while both appear may show the pointer alone; it is made again before anything is believed."""
     target = publish("target")
     publish("pointer", after=[target])
-    odd, schedule = SpoolWithAnOldListing(spool.path), Schedule(time.monotonic)
+    odd = SpoolWithAnOldListing(spool.path)
     odd.hidden = spool.list_pending()[0]
+    drain = Drain(odd, MemoryStore())
 
-    Reader(odd, schedule).read()
+    drain.rescan()
 
-    assert [schedule.next(0), schedule.next(0)] == spool.list_pending()
-
-
-def test_entries_that_are_announced_while_the_window_is_full_are_counted_only(spool, publish):
-    """They are found when their turn comes; nothing is taken for empty before."""
-    schedule = Schedule(time.monotonic, window=2)
-    reader = Reader(spool, schedule)
-    for number in range(10):
-        publish(f"n{number}")
-    schedule.add(spool.list_pending())
-    given = [schedule.next(0), schedule.next(0)]
-
-    assert (len(schedule._known), schedule.counts()) == (2, Counts(8, 2))
-    assert schedule.next(0) is None
-    assert not schedule.wait_idle(0)
-
-    reader.read_if_low()
-    given += [schedule.next(0), schedule.next(0)]
-    assert given == spool.list_pending()[:4]
-    assert schedule.counts() == Counts(6, 4)
+    assert [drain._schedule.next(0), drain._schedule.next(0)] == spool.list_pending()
 
 
-def test_what_waits_takes_nothing_of_the_drain_and_fifty_bytes_of_the_queue(spool):
-    """Fault 40: of twenty thousand entries beyond the window the drain keeps nothing, and the queue its names, packed; both measured, at a benchmark of a hundred thousand too."""
-    schedule, ledger = Schedule(time.monotonic, window=256), Ledger(spool, lambda size: None)
-    folders = (folder_of(number, f"{number * 7919:016x}", f"{number:016x}") for number in range(1, 21_001))
-
-    def submit(count, take):
-        for _, folder in zip(range(count), folders, strict=False):
-            take(folder)
-
-    submit(500, lambda folder: schedule.add([folder]))
+def test_memory_per_waiting_entry(spool):
+    """Ten thousand waiting entries take at most 600 bytes each: their folder names, the schedule and the ledger."""
+    schedule, ledger = Schedule(time.monotonic), Ledger(spool, lambda size: None)
+    count = 10_000
     tracemalloc.start()
     try:
         start = tracemalloc.get_traced_memory()[0]
-        submit(10_000, lambda folder: schedule.add([folder]))
-        scheduled = tracemalloc.get_traced_memory()[0]
-        submit(10_000, lambda folder: ledger.open(folder, _handle(folder)))
-        opened = tracemalloc.get_traced_memory()[0]
+        for number in range(count):
+            folder = folder_of(number, f"{number * 7919:016x}", f"{number:016x}")
+            ledger.open(folder, _handle(folder))
+            schedule.add([folder])
+        grown = tracemalloc.get_traced_memory()[0] - start
     finally:
         tracemalloc.stop()
 
-    assert (len(schedule._known), schedule.counts().waiting) == (256, 10_500)
-    assert ledger.count() == 10_000
+    assert (schedule.counts().waiting, ledger.count()) == (count, count)
     assert len(ledger._handles) == 0
-    assert (scheduled - start) / 10_000 < 1
-    assert (
-        opened - scheduled
-    ) / 10_000 < 75  # 24 for the folder and 32 for the name at most, and room to grow.
+    assert grown / count <= 600
 
 
 def _handle(folder):
     return UploadHandle(identifier_of(folder), "name", str, lambda folder: None)
 
 
-def test_what_was_deleted_beyond_the_window_is_missed_in_the_end(spool, publish):
-    """Nobody tells of an entry that was never in memory; whoever submitted it finds that it is gone, and leaves alone one that is just coming."""
+def test_an_entry_that_was_deleted_before_the_drain_saw_it_is_reported_lost(spool, publish):
+    """The queue finds that it is gone at the second look, and does not take one that is being submitted for lost."""
     ledger = Ledger(spool, lambda size: None)
     publish("gone")
     publish("coming")
@@ -316,18 +254,18 @@ def test_the_queue_looks_when_its_worker_is_idle():
     assert (settled, looks) == ([False, False], ["look", "look"])
 
 
-def test_the_past_is_forgotten_when_it_no_longer_matters():
-    """Of a thousand versions that one replaced nothing is kept once that one is there; where it failed they count as failed."""
-    past = Past()
+def test_the_history_of_replaced_entries_is_dropped_when_the_replacement_settles():
+    """Of a thousand versions that one replaced nothing is kept once that one is delivered; if it failed, they count as failed."""
+    history = History()
     for older in range(1, 1001):
-        past.settle(older, replaced_by=5000)
-    assert (past.newest(7), len(past)) == (5000, 1000)
+        history.record(str(older), replaced_by="5000")
+    assert (history.current("7"), len(history)) == ("5000", 1000)
 
-    past.settle(5000, replaced_by=6000)
-    assert (past.newest(7), len(past)) == (6000, 1001)
-    past.settle(6000)
-    assert (past.newest(7), len(past)) == (7, 0)
+    history.record("5000", replaced_by="6000")
+    assert (history.current("7"), len(history)) == ("6000", 1001)
+    history.record("6000")
+    assert (history.current("7"), len(history)) == ("7", 0)
 
-    past.settle(1, replaced_by=2)
-    past.settle(2, failed=True)
-    assert past.has_failed(past.newest(1))
+    history.record("1", replaced_by="2")
+    history.record("2", failed=True)
+    assert history.has_failed(history.current("1"))

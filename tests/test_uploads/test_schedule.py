@@ -2,7 +2,7 @@
 
 import pytest
 
-from uploads.drain.schedule import Counts, Schedule, Standing
+from uploads.drain.schedule import Counts, DependencyState, Schedule
 from uploads.spool.entry import Entry, identifier_of
 
 
@@ -85,11 +85,11 @@ def test_an_entry_is_held_until_what_it_comes_after_has_settled(schedule):
     schedule.add([_folder(1, "target"), _folder(2, "pointer")])
     target, pointer = schedule.next(0), schedule.next(0)
 
-    assert schedule.hold(pointer, [identifier_of(target)]) is Standing.HELD
+    assert schedule.check_dependencies(pointer, [identifier_of(target)]) is DependencyState.PENDING
     assert schedule.next(0) is None
     schedule.settle(target)
     assert schedule.next(0) == pointer
-    assert schedule.hold(pointer, [identifier_of(target)]) is Standing.FREE
+    assert schedule.check_dependencies(pointer, [identifier_of(target)]) is DependencyState.SATISFIED
 
 
 def test_an_entry_after_a_failed_one_is_broken(schedule):
@@ -98,7 +98,7 @@ def test_an_entry_after_a_failed_one_is_broken(schedule):
     target, pointer = schedule.next(0), schedule.next(0)
     schedule.settle(target, failed=True)
 
-    assert schedule.hold(pointer, [identifier_of(target)]) is Standing.BROKEN
+    assert schedule.check_dependencies(pointer, [identifier_of(target)]) is DependencyState.FAILED
 
 
 def test_an_entry_waits_for_the_newer_version_of_what_it_comes_after(schedule):
@@ -108,7 +108,7 @@ def test_an_entry_waits_for_the_newer_version_of_what_it_comes_after(schedule):
     schedule.settle(old, replaced_by=identifier_of(_folder(2, "t")))
     new, pointer = schedule.next(0), schedule.next(0)
 
-    assert schedule.hold(pointer, [identifier_of(old)]) is Standing.HELD
+    assert schedule.check_dependencies(pointer, [identifier_of(old)]) is DependencyState.PENDING
     schedule.settle(new)
     assert schedule.next(0) == pointer
 
@@ -116,7 +116,7 @@ def test_an_entry_waits_for_the_newer_version_of_what_it_comes_after(schedule):
 def test_a_resting_store_gets_nothing(schedule, clock):
     """Fault 24: while everybody is asked to slow down, nothing is given out."""
     schedule.add([_folder(1, "a")])
-    schedule.rest(5)
+    schedule.pause(5)
 
     assert schedule.next(0) is None
     clock.now += 5
@@ -126,12 +126,12 @@ def test_a_resting_store_gets_nothing(schedule, clock):
 def test_a_parked_store_is_probed_with_one_entry_at_a_time(schedule, clock):
     """Fault 30: a store that denies is asked again with one entry, not with all of them."""
     schedule.add([_folder(1, "a"), _folder(2, "b")])
-    schedule.rest(5, probing_only=True)
+    schedule.pause(5, probing_only=True)
     clock.now += 5
 
     assert schedule.next(0) == _folder(1, "a")
     assert schedule.next(0) is None
-    schedule.wake()
+    schedule.resume()
     assert schedule.next(0) == _folder(2, "b")
 
 
@@ -140,7 +140,7 @@ def test_a_name_that_was_denied_makes_way_for_another_probe(schedule, clock):
     schedule.add([_folder(1, "denied"), _folder(2, "b")])
     for _ in range(2):
         denied = schedule.next(0)
-        schedule.rest(5, probing_only=True)
+        schedule.pause(5, probing_only=True)
         schedule.retry(denied, 5)
         clock.now += 5
 
@@ -151,7 +151,7 @@ def test_a_name_that_was_denied_makes_way_for_another_probe(schedule, clock):
 def test_a_name_that_was_denied_is_probed_where_there_is_no_other(schedule, clock):
     """Fault 30: one entry alone is asked again."""
     schedule.add([_folder(1, "denied")])
-    schedule.rest(5, probing_only=True)
+    schedule.pause(5, probing_only=True)
     clock.now += 5
     schedule.retry(schedule.next(0), 5)
     clock.now += 5
@@ -163,7 +163,7 @@ def test_new_credentials_end_the_rest_at_once(schedule):
     """Fault 29: nobody waits for a timer once the credentials file has changed."""
     schedule.add([_folder(1, "a")])
     schedule.retry(schedule.next(0), 300)
-    schedule.rest(300, probing_only=True)
+    schedule.pause(300, probing_only=True)
 
     schedule.probe_now()
 

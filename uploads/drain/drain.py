@@ -38,7 +38,7 @@ from uploads.stores.store import Resuming
 
 from .delivery import CredentialWatch, deliver
 from .retry import Action, Attempts, Health, RetryPolicy, Verdict, judge
-from .schedule import Counts, Reader, Schedule, Standing
+from .schedule import Counts, DependencyState, Schedule
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -122,7 +122,6 @@ class Drain:
         on_settled: Called with the folder and the outcome of each entry, from an uploading thread.
         on_idle: Called every ten seconds while nothing is left.
         clock: Seconds, monotonic.
-        window: How many entries to have in memory; the others stay in the spool.
         role: What the lock says about this process.
         any_store: Whether to bring entries for other stores to this one too; by default they are left alone.
     """
@@ -137,7 +136,6 @@ class Drain:
         on_settled: Callable[[str, Outcome], None] = lambda *_: None,
         on_idle: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
-        window: int = 2048,
         role: str = "queue",
         any_store: bool = False,
     ) -> None:
@@ -151,8 +149,8 @@ class Drain:
         self._on_idle = on_idle
         self._clock = clock
         self._lock = OwnerLock(spool.drain_lock, role)
-        self._schedule = Schedule(clock, window)
-        self._reader = Reader(spool, self._schedule)
+        self._schedule = Schedule(clock)
+        self._scanning = threading.Lock()  # Held by the thread that lists the spool.
         self._health = Health(self._policy, clock)
         self._stopping = threading.Event()
         self._threads: list[threading.Thread] = []
@@ -214,19 +212,39 @@ class Drain:
             count = note_interruption(self._spool.pending / folder)
             self._schedule.delay(folder, self._policy.delay_seconds(count))
         for past in self._spool.superseded():
-            self._schedule.remember(past.identifier, replaced_by=past.superseded_by)
+            self._schedule.restore(past.identifier, replaced_by=past.superseded_by)
         for folders in self._spool.list_failed().values():
             for folder in folders:
-                self._schedule.remember(identifier_of(folder), failed=True)
-        self._reader.read()
+                self._schedule.restore(identifier_of(folder), failed=True)
+        self._scan(lambda _: True)  # Nothing can be delivered meanwhile.
 
     def add(self, folders: Iterable[str]) -> None:
         """Takes newly pending entries in. One that was found in a listing and delivered before it was announced is passed over."""
         self._schedule.add(folders, self._spool.is_pending)
 
     def rescan(self) -> None:
-        """Looks for entries that nobody announced, such as those of a forked child."""
-        self._reader.read()
+        """Finds entries that were not announced, such as those of a forked child.
+
+        Raises:
+            OSError: The spool cannot be listed.
+        """
+        self._scan(self._spool.is_pending)
+
+    def _scan(self, is_there: Callable[[str], bool]) -> None:
+        with self._scanning:
+            found = self._unknown_folders()
+            while found:
+                # A listing made while both appear may show an entry and not the one it depends on. That one was there
+                # before, so that the next listing shows it: up to the newest found, list until nothing is added.
+                newest = max(found)
+                more = {folder for folder in self._unknown_folders() if folder <= newest} - found
+                if not more:
+                    break
+                found |= more
+            self._schedule.add(sorted(found), is_there)
+
+    def _unknown_folders(self) -> set[str]:
+        return {folder for folder in self._spool.pending_folders() if not self._schedule.knows(folder)}
 
     def counts(self) -> Counts:
         """How many entries wait, and how many are in flight."""
@@ -303,10 +321,6 @@ class Drain:
 
     def _serve(self) -> None:
         while not self._stopping.is_set():
-            try:
-                self._reader.read_if_low()
-            except Exception:  # noqa: BLE001  # no descriptor for it, for instance; what is in memory goes on meanwhile
-                self._stopping.wait(_TICK_SECONDS)
             folder = self._schedule.next(timeout_seconds=_TICK_SECONDS)
             if folder is None:
                 self._abandon_rest()
@@ -343,13 +357,13 @@ class Drain:
             return None
         if self._superseded(folder, entry):
             return None
-        standing = self._schedule.hold(folder, entry.after)
-        if standing is Standing.HELD:
+        dependencies = self._schedule.check_dependencies(folder, entry.after)
+        if dependencies is DependencyState.PENDING:
             return None
         place = self._spool.claim(folder)
-        if standing is Standing.UNKNOWN:
-            standing = self._ask_store(entry)
-        if standing is Standing.BROKEN:
+        if dependencies is DependencyState.UNKNOWN:
+            dependencies = self._ask_store(entry)
+        if dependencies is DependencyState.FAILED:
             reason = "what it comes after failed, or was never submitted to this spool. Submit both again."
             return Outcome(
                 entry.identifier,
@@ -371,12 +385,12 @@ class Drain:
         )
         if outcome.state is UploadState.DONE:
             self._health.worked()
-            self._schedule.wake()
+            self._schedule.resume()
             if entry.overwrite:
                 self._schedule.note_delivered(folder)
         return outcome
 
-    def _ask_store(self, entry: Entry) -> Standing:
+    def _ask_store(self, entry: Entry) -> DependencyState:
         """Whether the store has what an entry comes after, where the spool does not know any more what became of it."""
         if len(entry.after_names) == len(entry.after):
             is_there = all(self._store.head(name) for name in entry.after_names)
@@ -384,7 +398,7 @@ class Drain:
             past = self._spool.delivered(among=set(entry.after))
             there = {outcome.identifier for outcome in past if not outcome.state.is_failure}
             is_there = there >= set(entry.after)
-        return Standing.FREE if is_there else Standing.BROKEN
+        return DependencyState.SATISFIED if is_there else DependencyState.FAILED
 
     def _superseded(self, folder: str, entry: Entry) -> bool:
         if not entry.overwrite:
@@ -478,7 +492,7 @@ class Drain:
                 verdict.reason,
                 f"uploads to {self._store.uri()} wait: {verdict.reason}. They go on by themselves when this is mended; nothing is lost.",
             )
-            self._schedule.rest(probe_seconds, probing_only=True)
+            self._schedule.pause(probe_seconds, probing_only=True)
             self._return(folder, attempts, verdict, probe_seconds)
         else:
             self._slow_down(verdict)
@@ -493,7 +507,7 @@ class Drain:
         """When more attempts failed in a row than there are threads, it is not about single entries: all wait together."""
         in_a_row = self._health.failed(verdict.reason)
         if in_a_row > self._workers or verdict.retry_after_seconds is not None:
-            self._schedule.rest(
+            self._schedule.pause(
                 self._policy.delay_seconds(max(1, in_a_row - self._workers), verdict.retry_after_seconds)
             )
         if in_a_row == self._workers + 1:

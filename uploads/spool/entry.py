@@ -52,7 +52,6 @@ __all__ = [
     "note_flushed",
     "note_interruption",
     "note_reason",
-    "number_of",
     "reason_of",
     "sequence_of",
     "utc_now",
@@ -86,11 +85,6 @@ def sequence_of(folder: str) -> int:
 def key_of(folder: str) -> str:
     """What entries of the same remote name have in common."""
     return folder[13:29]
-
-
-def number_of(identifier: str) -> int:
-    """An identity, or a key, as a number, which takes half the memory of its digits."""
-    return int(identifier, 16)
 
 
 def identifier_of(folder: str) -> str:
