@@ -54,18 +54,20 @@ _Report = defaultdict[str, list[str]]
 class CodeSnapshot(Callback):
     """Hands an archive of the code to the destinations that take files, when the run begins.
 
-    In a git repository the files are those that git tracks, as they are now. Elsewhere they are those below the folder, without
-    hidden ones, environments, runs, and folders such as `build` and `wandb`, up to 50,000. Only what fits a pattern is taken, and no large
+    In a git repository the files are those that git tracks, as they are now. Elsewhere they are those below
+    the folder, without hidden ones, environments, runs, and folders such as `build` and `wandb`, up to
+    50,000. Only what fits a pattern is taken, and no large
     file: this is for code, not for data. A symbolic link is kept as a link, and never followed.
 
-    Files that are named like secrets (`credentials.json`, `token.txt`, `*.pem`, `.env`) are left out. Secrets inside the others
-    are replaced by `[redacted]`: in code the known formats and quoted strings that are assigned to a secret's name, elsewhere as
-    in `redact_text`.
+    Files that are named like secrets (`credentials.json`, `token.txt`, `*.pem`, `.env`) are left out. Secrets
+    inside the others are replaced by `[redacted]`: in code the known formats and quoted strings that are
+    assigned to a secret's name, elsewhere as in `redact_text`.
 
-    All that was left out or changed is reported. Where git fails, or takes longer than 30 s, there is no archive: what belongs
-    to the code is not known then.
+    All that was left out or changed is reported. Where git fails, or takes longer than 30 s, there is no
+    archive: what belongs to the code is not known then.
 
-    Blocks for as long as reading, searching for secrets and compressing takes, about a second for 2 MB, once, on rank 0; training goes on where it fails.
+    Blocks for as long as reading, searching for secrets and compressing takes, about a second for 2 MB, once,
+    on rank 0; training goes on where it fails.
 
     Args:
         root: the folder; the working directory where none is given.
@@ -155,7 +157,8 @@ def _read(root: Path, name: str, max_bytes: int) -> tuple[zipfile.ZipInfo, bytes
     """Returns an entry of an archive and its content; for a symbolic link, where it leads.
 
     Raises:
-        OSError: it is no regular file and no link, is too large, or is reached through a link to another folder.
+        OSError: it is no regular file and no link, is too large, or is reached through a link to another
+            folder.
     """
     path = root / name
     entry = zipfile.ZipInfo(name, _ZIP_EPOCH)

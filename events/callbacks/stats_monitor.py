@@ -1,4 +1,7 @@
-"""`StatsMonitor`: what something that counts by itself has to say: a replay buffer, a collector, a data loader, a cache."""
+"""`StatsMonitor`: logs the counters of another object: a replay buffer, a collector, a data loader, a cache.
+
+`Sampler`, its base, calls a function at an interval in a thread of its own; `SystemMonitor` uses it too.
+"""
 
 import logging
 import math
@@ -10,7 +13,7 @@ from numbers import Real
 from typing import Any
 
 from events.logger.logger import Logger
-from events.monitor.forward import Handover
+from events.monitor.bridges import QueuedCallback
 from events.redaction import redact_text
 from events.state import State
 
@@ -18,27 +21,31 @@ __all__ = ["Sample", "Sampler", "StatsMonitor"]
 
 _log = logging.getLogger("events")
 
-_STOP_SECONDS = 5.0
+_JOIN_TIMEOUT_SECONDS = 5.0
 
 Sample = Callable[[], Mapping[str, float]]
 
 
-class Sampler(Handover):
-    """Calls a function again and again, and logs what it returns.
+class Sampler(QueuedCallback):
+    """Calls a function at an interval and logs the metrics that it returns.
 
-    **Threading.** A thread of its own calls; what comes waits, with the step at its time, for the end of a batch, epoch,
-    evaluation or `fit`, where the training thread logs it. The thread begins at `INIT` and ends at close.
+    **Threading.** A thread calls the function. Samples are queued, with the step at their time, and logged by
+    the training thread at the end of a batch, epoch, evaluation or `fit`. The thread starts at `INIT` and
+    ends at close.
 
-    **Ranks.** One process per machine samples, that of local rank 0.
+    **Ranks.** One process per machine samples: local rank 0.
 
-    **Errors.** A sample that fails is counted in `failures`, and the first is reported.
+    **Errors.** Failed samples are counted in `failures`; the first is reported.
 
     Args:
-        sample: returns metrics; it is called in the thread, and one that is empty is not logged.
-        every_seconds: how long between two samples.
-        prefix: stands before the name of each metric, as it is.
+        sample: returns metrics; called in the thread. An empty sample is not logged.
+        every_seconds: the interval between samples.
+        prefix: prepended to the name of each metric, as it is.
         thread_name: the name of the thread.
-        samples_at_end: whether one more is taken at close.
+        samples_at_end: whether a last sample is taken at close.
+
+    Raises:
+        ValueError: the interval is not positive.
     """
 
     def __init__(
@@ -50,9 +57,9 @@ class Sampler(Handover):
         thread_name: str,
         samples_at_end: bool = False,
     ) -> None:
-        super().__init__(max_waiting=1000)
+        super().__init__(max_pending=1000)
         if not every_seconds > 0:
-            raise ValueError(f"every_seconds must be more than nothing, got {every_seconds!r}.")
+            raise ValueError(f"every_seconds must be positive, got {every_seconds!r}.")
         self.failures = 0
         self._every_seconds = every_seconds
         self._sample = sample
@@ -82,20 +89,20 @@ class Sampler(Handover):
             self._logger.log_metrics({f"{self._prefix}{name}": value for name, value in sample.items()}, step)
 
     def stop(self) -> None:
-        """Ends the thread, and logs what is there; a second time does nothing. Waits five seconds at most."""
+        """Ends the thread and logs pending samples; a second call does nothing. Blocks for 5 s at most."""
         super().stop()
         if os.getpid() != self._pid:
-            # A forked child has neither the thread nor, maybe, the event's lock.
+            # A forked child has no thread, and the event's lock may be held for ever.
             return
         thread, self._thread = self._thread, None
         if thread is not None:
             self._is_stopping.set()
-            thread.join(_STOP_SECONDS)
+            thread.join(_JOIN_TIMEOUT_SECONDS)
             if thread.is_alive():
                 _log.warning(
-                    "%s: a sample takes longer than %.0f s; its thread is left behind.",
+                    "%s: a sample takes longer than %.0f s; its thread is abandoned.",
                     type(self).__name__,
-                    _STOP_SECONDS,
+                    _JOIN_TIMEOUT_SECONDS,
                 )
             elif self._samples_at_end:
                 self._take_sample()
@@ -105,7 +112,7 @@ class Sampler(Handover):
         next_at = time.monotonic()
         while True:
             self._take_sample()
-            # Late samples are not made up for.
+            # Missed samples are skipped.
             next_at = max(next_at + self._every_seconds, time.monotonic())
             if is_stopping.wait(max(next_at - time.monotonic(), 0.0)):
                 return
@@ -128,38 +135,38 @@ class Sampler(Handover):
 
 
 class StatsMonitor(Sampler):
-    """Asks something for its numbers from time to time, and logs them.
+    """Logs the counters of another object at an interval.
 
     ```python
     Trainer(..., callbacks=[StatsMonitor(replay_buffer, name="buffer", rates=["written"])])
     ```
 
-    What is asked has a method `stats()`, or is a function, that returns numbers by name, nested or not; names are joined
-    with "/", and what is no number is left out. It is called in another thread than the one that trains: it must be safe
+    The source has a method `stats()`, or is a function, that returns numbers by name. Nested names are joined
+    with "/"; values that are not numbers are left out. It is called in a background thread and must be safe
     there.
 
-    **Rates.** Of a counter named in `rates`, "name_per_sec" is logged too: by how much it grew since it was logged last, for
-    each second between. A counter that fell was reset; it has no rate until the next time.
+    **Rates.** For each counter named in `rates`, "name_per_sec" is logged too: its increase per second since
+    it was last logged. A counter that decreased was reset: it has no rate until the next sample.
 
-    **When.** Every `every_seconds`; with `every_count=("frames", 10_000)`, it is asked as often, and logged where the counter
-    crossed a multiple of 10,000 since. Several crossed at once are one. A counter that fell is counted from there.
-    One more sample is logged at close.
+    **When.** Every `every_seconds`. With `every_count=("frames", 10_000)`, the source is sampled as often,
+    and logged if the counter has crossed a multiple of 10,000 since; several multiples at once count as one.
+    After a reset, crossings count from the new value. A last sample is logged at close.
 
-    **Threading, ranks, errors.** A thread asks, on the process of local rank 0; the training thread logs at the end of
-    batches, epochs, evaluations and `fit`, with the step at which it was asked. An error of what is asked is counted in
-    `failures`, and the first is reported.
+    **Threading, ranks, errors.** As for `SystemMonitor`: a thread on local rank 0 samples; the training
+    thread logs at the end of batches, epochs, evaluations and `fit`, with the step of the sample. Errors are
+    counted in `failures`; the first is reported.
 
     Args:
         source: has `stats()`, or is a function, that returns a mapping.
-        name: stands before the name of each metric, with "/" between them.
-        every_seconds: how long between two questions.
+        name: prepended to the name of each metric, followed by "/".
+        every_seconds: the interval between samples.
         every_count: the counter that decides what is logged, and its multiple.
-        rates: the counters of which a rate is logged.
-        clock: seconds that never go back.
+        rates: the counters whose rates are logged.
+        clock: returns monotonic seconds.
 
     Raises:
-        TypeError: the source has no `stats()`, and is no function.
-        ValueError: the time between two questions, or the multiple, is nothing.
+        TypeError: the source has no `stats()` and is not a function.
+        ValueError: the interval or the multiple is not positive.
     """
 
     def __init__(
@@ -172,44 +179,44 @@ class StatsMonitor(Sampler):
         rates: Collection[str] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        ask = getattr(source, "stats", source)
-        if not callable(ask):
+        read_stats = getattr(source, "stats", source)
+        if not callable(read_stats):
             raise TypeError(
-                f"source must have stats(), or be a function, got {source!r:.80} ({type(source).__name__})."
+                f"source must have stats() or be a function, got {source!r:.80} ({type(source).__name__})."
             )
         if every_count is not None and not every_count[1] > 0:
             raise ValueError(f"every_count must have a positive multiple, got {every_count!r}.")
         super().__init__(
-            self._next,
+            self._next_sample,
             every_seconds,
             f"{name}/" if name else "",
             thread_name="events-stats-monitor",
             samples_at_end=True,
         )
-        self._ask: Callable[[], Mapping[str, Any]] = ask
+        self._read_stats: Callable[[], Mapping[str, Any]] = read_stats
         self._every_count = every_count
         self._rates = frozenset(rates)
         self._clock = clock
-        self._counted: float | None = None
-        self._logged_at = 0.0
-        self._logged: dict[str, float] = {}
+        self._last_count: float | None = None
+        self._last_logged_at = 0.0
+        self._last_logged: dict[str, float] = {}
 
-    def _next(self) -> Mapping[str, float]:
-        numbers = dict(_numbers(self._ask()))
+    def _next_sample(self) -> Mapping[str, float]:
+        numbers = dict(_flatten(self._read_stats()))
         if not self._is_due(numbers):
             return {}
         now = self._clock()
-        seconds = now - self._logged_at
-        grown = {
-            f"{name}_per_sec": (numbers[name] - self._logged[name]) / seconds
+        seconds = now - self._last_logged_at
+        rates = {
+            f"{name}_per_sec": (numbers[name] - self._last_logged[name]) / seconds
             for name in numbers
             if name in self._rates
-            and name in self._logged
+            and name in self._last_logged
             and seconds > 0
-            and numbers[name] >= self._logged[name]
+            and numbers[name] >= self._last_logged[name]
         }
-        self._logged_at, self._logged = now, numbers
-        return numbers | grown
+        self._last_logged_at, self._last_logged = now, numbers
+        return numbers | rates
 
     def _is_due(self, numbers: Mapping[str, float]) -> bool:
         if self._every_count is None or self._is_stopping.is_set():
@@ -217,19 +224,19 @@ class StatsMonitor(Sampler):
         name, multiple = self._every_count
         if name not in numbers:
             return False
-        before, self._counted = self._counted, numbers[name]
+        previous, self._last_count = self._last_count, numbers[name]
         return (
-            before is not None
-            and numbers[name] >= before
-            and math.floor(numbers[name] / multiple) > math.floor(before / multiple)
+            previous is not None
+            and numbers[name] >= previous
+            and math.floor(numbers[name] / multiple) > math.floor(previous / multiple)
         )
 
 
-def _numbers(stats: Mapping[str, Any], prefix: str = "") -> "list[tuple[str, float]]":
+def _flatten(stats: Mapping[str, Any], prefix: str = "") -> list[tuple[str, float]]:
     found: list[tuple[str, float]] = []
     for name, value in stats.items():
         if isinstance(value, Mapping):
-            found += _numbers(value, f"{prefix}{name}/")
+            found += _flatten(value, f"{prefix}{name}/")
         elif isinstance(value, int):
             found.append((f"{prefix}{name}", value))
         elif isinstance(value, Real):

@@ -1,4 +1,4 @@
-"""`SystemMonitor`: what the machine does while a model trains: processors, memory, GPUs."""
+"""`SystemMonitor`: logs the load of the machine: CPUs, memory, GPUs."""
 
 import os
 import time
@@ -13,11 +13,11 @@ _MILLIWATTS_PER_WATT = 1000
 
 
 class Gpus:
-    """GPUs, in torch's order.
+    """The GPUs of this process, in torch's order.
 
     Args:
-        nvml: the module `pynvml`, initialised.
-        visible: the value of `CUDA_VISIBLE_DEVICES`, or None where it is not set.
+        nvml: the module `pynvml`, initialized.
+        visible: the value of `CUDA_VISIBLE_DEVICES`, or None if it is not set.
     """
 
     def __init__(self, nvml: Any, visible: str | None = None) -> None:
@@ -25,8 +25,8 @@ class Gpus:
         self._handles = _visible_handles(nvml, visible)
 
     @classmethod
-    def found(cls, environment: Mapping[str, str] = os.environ) -> Self | None:
-        """Returns the GPUs of this process, or None where there is no library, driver or GPU."""
+    def detect(cls, environment: Mapping[str, str] = os.environ) -> Self | None:
+        """Returns the GPUs of this process, or None without library, driver or GPU."""
         try:
             import pynvml
         except ImportError:
@@ -39,18 +39,18 @@ class Gpus:
         return gpus if gpus._handles else None
 
     def sample(self) -> dict[str, float]:
-        """Returns what each GPU tells; what one does not is left out."""
+        """Returns the readings of each GPU; unsupported ones are left out."""
         sample: dict[str, float] = {}
         for index, handle in enumerate(self._handles):
             for read in (self._utilization, self._memory, self._temperature, self._power):
-                sample |= {f"gpu{index}/{name}": value for name, value in self._tell(read, handle).items()}
+                sample |= {f"gpu{index}/{name}": value for name, value in self._read(read, handle).items()}
         return sample
 
-    def _tell(self, read: Callable[[Any], dict[str, float]], handle: Any) -> dict[str, float]:
+    def _read(self, read: Callable[[Any], dict[str, float]], handle: Any) -> dict[str, float]:
         try:
             return read(handle)
         except self._nvml.NVMLError:
-            # A slice of a GPU has no utilization, some have no power sensor.
+            # A MIG slice has no utilization, some GPUs have no power sensor.
             return {}
 
     def _utilization(self, handle: Any) -> dict[str, float]:
@@ -71,7 +71,7 @@ class Gpus:
 def _visible_handles(nvml: Any, visible: str | None) -> list[Any]:
     """Returns the devices that `CUDA_VISIBLE_DEVICES` names, by index or by UUID, in its order.
 
-    As CUDA reads it: the list ends at the first entry that names no device.
+    As CUDA does, stops at the first entry that names no device.
     """
     if visible is None:
         return [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
@@ -90,36 +90,37 @@ def _visible_handles(nvml: Any, visible: str | None) -> list[Any]:
 
 
 class SystemMonitor(Sampler):
-    """Logs how busy the machine is.
+    """Logs the load of the machine.
 
-    | metric | what |
+    | metric | value |
     |---|---|
-    | `system/cpu_percent` | of all processors, since the last sample |
+    | `system/cpu_percent` | of all CPUs, since the last sample |
     | `system/memory_percent`, `system/memory_bytes` | in use on the machine |
-    | `system/process/cpu_percent` | of one processor; above 100 where several are used |
-    | `system/process/memory_bytes` | resident |
-    | `system/process/threads` | how many |
-    | `system/gpu0/utilization_percent` | of the time, some kernel ran |
+    | `system/process/cpu_percent` | of one CPU; above 100 if several are used |
+    | `system/process/memory_bytes` | resident set size |
+    | `system/process/threads` | number of threads |
+    | `system/gpu0/utilization_percent` | share of the time in which a kernel ran |
     | `system/gpu0/memory_percent`, `system/gpu0/memory_bytes` | in use on the device |
-    | `system/gpu0/temperature_celsius`, `system/gpu0/power_watts` | |
+    | `system/gpu0/temperature_celsius`, `system/gpu0/power_watts` | temperature and power draw |
 
-    GPUs are those that this process may use, numbered as torch numbers them; what a device does not tell is left out, and
-    so are all of them where there is no NVIDIA driver or no `nvidia-ml-py`.
+    GPUs are those visible to this process, numbered as in torch. Readings that a device does not support are
+    left out, as are all GPUs without an NVIDIA driver or without `nvidia-ml-py`.
 
-    **Threading.** A thread of its own samples; a sample waits, with the step at its time, for the end of a batch, epoch,
-    evaluation or `fit`, where the training thread logs it. The thread begins at `INIT` and ends at close.
+    **Threading.** A background thread samples. Samples are queued, with the step at their time, and logged by
+    the training thread at the end of a batch, epoch, evaluation or `fit`. The thread starts at `INIT` and
+    ends at close.
 
-    **Ranks.** One process per machine samples, that of local rank 0.
+    **Ranks.** One process per machine samples: local rank 0.
 
-    **Errors.** A sample that fails is counted in `failures`, and the first is reported.
+    **Errors.** Failed samples are counted in `failures`; the first is reported.
 
     Args:
-        every_seconds: how long between two samples.
-        sample: returns one sample, its names without "system/", instead of asking psutil and NVML.
+        every_seconds: the interval between samples.
+        sample: returns one sample, its names without "system/"; replaces psutil and NVML.
 
     Raises:
         ImportError: psutil is missing.
-        ValueError: the time between two samples is nothing.
+        ValueError: the interval is not positive.
     """
 
     def __init__(self, every_seconds: float = 10.0, *, sample: Sample | None = None) -> None:
@@ -129,14 +130,14 @@ class SystemMonitor(Sampler):
 
 
 class _Machine:
-    """Asks psutil and NVML."""
+    """Reads psutil and NVML."""
 
     def __init__(self) -> None:
         try:
             import psutil
         except ImportError as error:
             raise ImportError(
-                "SystemMonitor must have psutil, got none installed. "
+                "SystemMonitor needs psutil, which is not installed. "
                 "Run pip install 'training-destinations[system]'."
             ) from error
         self._psutil: Any = psutil
@@ -145,11 +146,12 @@ class _Machine:
 
     def sample(self) -> dict[str, float]:
         if self._process is None:
-            # Here, in the thread that samples: asking for GPUs may take a second. Loads are since the last look.
+            # In the sampling thread: NVML may take a second to start. Loads are relative to the previous
+            # call.
             self._process = self._psutil.Process()
             self._process.cpu_percent()
             self._psutil.cpu_percent()
-            self._gpus = Gpus.found()
+            self._gpus = Gpus.detect()
             time.sleep(0.1)
         memory = self._psutil.virtual_memory()
         with self._process.oneshot():

@@ -23,12 +23,13 @@ _SECONDS = "seconds"
 class Throughput(Callback):
     """Logs rates of training, under Composer's names.
 
-    `throughput/batches_per_sec`, `throughput/samples_per_sec` and `throughput/tokens_per_sec` (the latter two where the
-    loop counts them) over all ranks; with several ranks also `throughput/device/…`, which is the share of one.
+    `throughput/batches_per_sec`, `throughput/samples_per_sec` and `throughput/tokens_per_sec` (the latter two
+    where the loop counts them) over all ranks; with several ranks also `throughput/device/…`, which is the
+    share of one.
 
-    What counts is the time from the end of one batch to the end of the next, reading included, evaluation not: each
-    interval's batches over the sum of their seconds. The batch that compiles, warms up and fills caches is the first of its
-    session; it is not counted.
+    What counts is the time from the end of one batch to the end of the next, reading included, evaluation
+    not: each interval's batches over the sum of their seconds. The batch that compiles, warms up and fills
+    caches is the first of its session; it is not counted.
 
     Args:
         interval: how often to log; a bare number counts batches.

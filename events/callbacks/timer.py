@@ -23,9 +23,9 @@ class Timer(Callback):
     | `timer/data_seconds` | `BEFORE_DATALOADER`, or, in a loop without it, the end of the batch before | `AFTER_DATALOADER`, or `BATCH_START` |
     | `timer/step_seconds` | `BATCH_START` | `BATCH_END` |
 
-    Each with its aggregations, as in `timer/step_seconds.p95`. Each interval begins anew; what an unfinished one holds is
-    logged at `FIT_END`, or at close. The clock is the host's and waits for no device: what is queued there is seen where
-    something else in the loop waits for it.
+    Each with its aggregations, as in `timer/step_seconds.p95`. Each interval begins anew; what an unfinished
+    one holds is logged at `FIT_END`, or at close. The clock is the host's and waits for no device: what is
+    queued there is seen where something else in the loop waits for it.
 
     Args:
         interval: how often to log; a bare number counts batches.

@@ -1,6 +1,6 @@
-"""What a program tells about itself while it runs: measurements summed up per window, and events, to whoever listens.
+"""Measurements aggregated per window, and events, passed to registered handlers and to a run's destinations.
 
-The interface is that of `torch.monitor`, without its faults, and with a way to the destinations of a run:
+The interface is that of `torch.monitor`, without its faults:
 
 ```python
 from events import monitor
@@ -9,11 +9,10 @@ data_seconds = monitor.Stat("data_seconds", [monitor.Aggregation.P95], window_si
 trainer = Trainer(..., callbacks=[monitor.ForwardMonitor()])
 ```
 
-Everything here may be called from any thread. Nothing happens before the first `Stat` is made, or the first handler
-registered.
+Everything here may be called from any thread. No thread is started before the first `Stat` is made.
 """
 
-from .forward import ForwardMonitor, forward_to
+from .bridges import ForwardMonitor, FromTorchMonitor, ToTorchMonitor, forward_to, from_torch, to_torch
 from .monitor_event import (
     Event,
     EventHandlerHandle,
@@ -22,7 +21,6 @@ from .monitor_event import (
     unregister_event_handler,
 )
 from .stat import Aggregation, Stat, flush
-from .torch_monitor import FromTorchMonitor, ToTorchMonitor, from_torch, to_torch
 
 __all__ = [
     "Aggregation",

@@ -1,6 +1,7 @@
-"""Monitor events: a program says that something happened, and whoever registered hears of it.
+"""Monitor events: `log_event` passes an event to every registered handler.
 
-Any thread may log, register and unregister. Handlers run in the thread that logs; no lock is held while they do.
+Any thread may log, register and unregister. Handlers run in the thread that logs; no lock is held while they
+run.
 """
 
 import itertools
@@ -21,7 +22,7 @@ __all__ = [
     "EventHandlerHandle",
     "log_event",
     "register_event_handler",
-    "register_queue",
+    "register_reentrant_handler",
     "unregister_event_handler",
 ]
 
@@ -33,7 +34,7 @@ _PLAIN_TYPES = frozenset({str, float, int, bool})
 
 
 def _plain_data(data: Mapping[str, Any]) -> Mapping[str, Value]:
-    """Returns a copy that nobody can change: one handler must not change what the next one sees."""
+    """Returns a read-only copy: one handler must not change what the next one sees."""
     if not isinstance(data, Mapping):
         raise TypeError(f"event data must be a dict from name to value, got {type(data).__name__}.")
     return MappingProxyType({_key(key): _plain(key, value) for key, value in data.items()})
@@ -41,7 +42,7 @@ def _plain_data(data: Mapping[str, Any]) -> Mapping[str, Value]:
 
 def _key(key: Any) -> str:
     if not isinstance(key, str):
-        raise TypeError(f"event data must have strings as its names, got {key!r} ({type(key).__name__}).")
+        raise TypeError(f"keys of event data must be strings, got {key!r} ({type(key).__name__}).")
     return key
 
 
@@ -49,7 +50,7 @@ def _plain(key: str, value: Any) -> Value:
     if type(value) in _PLAIN_TYPES:
         plain: Value = value
         return plain
-    # numpy's scalars: some are Python's floats and strings, others only look like numbers.
+    # numpy scalars: some are Python floats and strings, others only behave like numbers.
     if type(value).__module__ == "numpy" and getattr(value, "shape", None) == ():
         value = value.item()
     for kind in (bool, int, float, str):
@@ -61,24 +62,25 @@ def _plain(key: str, value: Any) -> Value:
     )
 
 
-def _restored(name: str, timestamp: datetime, data: dict[str, Value]) -> "Event":
+def _unpickle(name: str, timestamp: datetime, data: dict[str, Value]) -> "Event":
     return Event(name, timestamp, data)
 
 
 @attrs.frozen(hash=False)
 class Event:
-    """Something that happened.
+    """A monitor event: a name, a time and data.
 
-    Values stay what they are: `True` is no `1.0`, and an integer of any size keeps its last digit. Two events of equal
-    content are equal; an event can be copied and pickled.
+    Values keep their types: `True` is not `1.0`, and an integer of any size keeps its last digit. Two events
+    of equal content are equal; an event can be copied and pickled.
 
     Attributes:
-        name: what happened; dots separate its parts, as in "my_project.data_loaded".
-        timestamp: when; a datetime without a zone is local time, one with a zone keeps its instant.
-        data: more about it: str, float, int or bool by name, numpy's scalars included; a copy, read-only.
+        name: the name; dots separate its parts, as in "my_project.data_loaded".
+        timestamp: when it happened; a datetime without a zone is local time, one with a zone keeps its
+            instant.
+        data: str, float, int or bool by name, numpy's scalars included; a read-only copy.
 
     Raises:
-        TypeError: something given is of another type.
+        TypeError: an argument is of another type.
     """
 
     name: str = attrs.field(validator=attrs.validators.instance_of(str))
@@ -86,15 +88,15 @@ class Event:
     data: Mapping[str, Value] = attrs.field(converter=_plain_data)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _restored, (self.name, self.timestamp, dict(self.data))
+        return _unpickle, (self.name, self.timestamp, dict(self.data))
 
 
 class EventHandlerHandle:
-    """What `register_event_handler` returns, and `unregister_event_handler` takes.
+    """A registration: returned by `register_event_handler`, taken by `unregister_event_handler`.
 
     Attributes:
         handler: the function.
-        is_reentrant: whether it is called also with what is logged while it runs, in the same thread.
+        is_reentrant: whether it also receives events that are logged while it runs, in the same thread.
     """
 
     __slots__ = ("_failures", "handler", "is_reentrant")
@@ -104,30 +106,32 @@ class EventHandlerHandle:
         self.is_reentrant = is_reentrant
         self._failures = itertools.count()
 
-    def failed(self, error: Exception) -> None:
-        """Takes note of what a handler raised; the first time it is reported."""
+    def record_failure(self, error: Exception) -> None:
+        """Reports the first exception of the handler, and ignores later ones."""
         if next(self._failures) == 0:
             name = getattr(self.handler, "__qualname__", repr(self.handler))
-            story = "".join(traceback.format_exception(error)).rstrip()
+            trace = "".join(traceback.format_exception(error)).rstrip()
             _log.error(
-                "monitor event handler %s failed; the others go on, and further failures of it are not reported.\n%s",
+                "monitor event handler %s failed; other handlers are still called, and further failures "
+                "of it are not reported.\n%s",
                 name,
-                redact_text(story),
+                redact_text(trace),
             )
 
 
 class _Handlers:
-    """Who is registered; the lock guards the replacing of the tuple, which is read without it."""
+    """The registered handlers; the lock guards replacing the tuple, which is read without it."""
 
     def __init__(self) -> None:
         self.all: tuple[EventHandlerHandle, ...] = ()
         self._lock = threading.Lock()
-        # The handlers that run in this thread right now.
-        self.at_work = threading.local()
+        # The handlers that are running in this thread.
+        self.running = threading.local()
 
-    def add(self, handle: EventHandlerHandle) -> None:
+    def add(self, handle: EventHandlerHandle) -> EventHandlerHandle:
         with self._lock:
             self.all = (*self.all, handle)
+        return handle
 
     def remove(self, handle: EventHandlerHandle) -> None:
         with self._lock:
@@ -140,40 +144,37 @@ _handlers = _Handlers()
 def register_event_handler(handler: Callable[[Event], object]) -> EventHandlerHandle:
     """Registers a function to be called with each event logged from now on, in any thread of this process.
 
-    Handlers are called one after another, in the order of their registration, in the thread that logs; the windows of
-    a `Stat` are logged in a thread of their own. What takes long belongs in a queue.
+    Handlers are called one after another, in the order of registration, in the thread that logs; windows of a
+    `Stat` are logged in a background thread. Do slow work elsewhere, behind a queue.
 
     Args:
-        handler: takes the event. What it raises is counted and reported, and reaches nobody. It may log events, which
-            go to all handlers but those at work, and may register and unregister, itself included.
+        handler: takes the event. Its exceptions are counted and reported, and never reach the caller of
+            `log_event`. It may log events, which go to all handlers but the running ones, and may register
+            and unregister, itself included.
 
     Returns:
-        What `unregister_event_handler` takes; letting go of it does not unregister.
+        The handle for `unregister_event_handler`; deleting it does not unregister.
 
     Raises:
         TypeError: the handler cannot be called.
     """
     if not callable(handler):
         raise TypeError(f"event handler must be a function that takes an event, got {handler!r}.")
-    handle = EventHandlerHandle(handler)
-    _handlers.add(handle)
-    return handle
+    return _handlers.add(EventHandlerHandle(handler))
 
 
-def register_queue(put: Callable[[Event], object]) -> EventHandlerHandle:
-    """Registers a function that keeps events for later, and therefore may be called while it runs."""
-    handle = EventHandlerHandle(put, is_reentrant=True)
-    _handlers.add(handle)
-    return handle
+def register_reentrant_handler(handler: Callable[[Event], object]) -> EventHandlerHandle:
+    """Registers a function that only queues events, and may therefore be called while it runs."""
+    return _handlers.add(EventHandlerHandle(handler, is_reentrant=True))
 
 
 def unregister_event_handler(handle: EventHandlerHandle) -> None:
-    """Makes sure that a handler hears of no later event; a second time does nothing.
+    """Unregisters a handler; a second call does nothing.
 
     An event that another thread is logging right now may still reach it.
 
     Raises:
-        TypeError: it is no handle.
+        TypeError: the argument is not a handle.
     """
     if not isinstance(handle, EventHandlerHandle):
         raise TypeError(f"handle must be what register_event_handler returned, got {handle!r}.")
@@ -184,7 +185,7 @@ def log_event(event: Event) -> None:
     """Calls every registered handler with an event, in this thread; returns when all have returned.
 
     Raises:
-        TypeError: it is no event.
+        TypeError: the argument is not an event.
     """
     if not isinstance(event, Event):
         raise TypeError(
@@ -194,15 +195,15 @@ def log_event(event: Event) -> None:
     handles = _handlers.all
     if not handles:
         return
-    before: tuple[EventHandlerHandle, ...] = getattr(_handlers.at_work, "handles", ())
+    outer: tuple[EventHandlerHandle, ...] = getattr(_handlers.running, "handles", ())
     for handle in handles:
-        # A handler that logs would otherwise be called with what it logged, for ever.
-        if handle in before and not handle.is_reentrant:
+        # Otherwise a handler that logs would be called with its own events for ever.
+        if handle in outer and not handle.is_reentrant:
             continue
-        _handlers.at_work.handles = (*before, handle)
+        _handlers.running.handles = (*outer, handle)
         try:
             handle.handler(event)
-        except Exception as error:  # noqa: BLE001  # a handler must harm neither who logs nor who listens
-            handle.failed(error)
+        except Exception as error:  # noqa: BLE001  # neither the caller nor other handlers may suffer
+            handle.record_failure(error)
         finally:
-            _handlers.at_work.handles = before
+            _handlers.running.handles = outer

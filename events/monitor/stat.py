@@ -1,6 +1,8 @@
-"""`Stat`: adds up measurements, and says once per window what they amount to.
+"""`Stat`: aggregates measurements and logs the aggregates once per time window.
 
-Any thread may add. Windows are closed by one background thread for all Stats of the process.
+Any thread may add samples. One background thread closes the windows of all Stats of the process; it starts
+with the first Stat. `Stat` is the interface, `Window` holds what has been collected, `Summary` computes the
+aggregates and `WindowCloser` is the thread.
 """
 
 import atexit
@@ -24,10 +26,10 @@ import attrs
 from .monitor_event import Event, log_event
 
 __all__ = [
-    "PENDING_SAMPLES",
+    "MAX_PENDING_SAMPLES",
+    "RESERVOIR_SAMPLES",
     "STAT_EVENT",
     "Aggregation",
-    "Log",
     "Stat",
     "Summary",
     "Window",
@@ -35,26 +37,42 @@ __all__ = [
     "flush",
 ]
 
-# Up to here percentiles are exact.
+_log = logging.getLogger("events")
+
+STAT_EVENT = "events.monitor.Stat"
+
+# Percentiles are exact up to this many samples.
 RESERVOIR_SAMPLES = 10_000
+# The `add` that finds this many pending samples folds them: a tenth of a millisecond, once in so many calls.
+MAX_PENDING_SAMPLES = 4096
+_MIN_WAIT_SECONDS = 0.01
+_MAX_WAIT_SECONDS = 3600.0
+# The lock of a window is held for a millisecond at most. If it takes this long, two threads wait for each
+# other, by way of the garbage collector.
+_LOCK_TIMEOUT_SECONDS = 30.0
+# How long a flush waits for a handler that is running in another thread.
+_DELIVERY_TIMEOUT_SECONDS = 10.0
+
+# How many windows the current thread is logging: a handler may flush other windows.
+_logging = threading.local()
 
 
 class Aggregation(StrEnum):
-    """What is to be known of the samples of a window; the value is the suffix of its name, as in "loss.mean".
+    """An aggregate of the samples of a window; the value is the suffix of its name, as in "loss.mean".
 
-    One NaN among the samples makes all of it NaN but `VALUE` and `COUNT`, wherever it stood.
+    A NaN among the samples makes all aggregates NaN but `VALUE` and `COUNT`, whatever its position.
     """
 
     VALUE = "value"
     """The last sample."""
     MEAN = "mean"
     COUNT = "count"
-    """How many samples; an integer."""
+    """The number of samples, an integer."""
     SUM = "sum"
     MAX = "max"
     MIN = "min"
     STD = "std"
-    """The standard deviation of the samples themselves: divided by their number, 0.0 for a single one."""
+    """The population standard deviation (divided by n); 0.0 for a single sample."""
     P50 = "p50"
     """The median. Percentiles interpolate linearly between samples, as numpy's do by default."""
     P90 = "p90"
@@ -62,30 +80,166 @@ class Aggregation(StrEnum):
     P99 = "p99"
 
 
-_RANKS = {Aggregation.P50: 0.5, Aggregation.P90: 0.9, Aggregation.P95: 0.95, Aggregation.P99: 0.99}
+_QUANTILES = {Aggregation.P50: 0.5, Aggregation.P90: 0.9, Aggregation.P95: 0.95, Aggregation.P99: 0.99}
+
+
+class Stat:
+    """Aggregates measurements and logs the aggregates once per time window.
+
+    ```python
+    seconds = Stat("data_seconds", [Aggregation.MEAN, Aggregation.P95], window_size=timedelta(seconds=60))
+    ...
+    seconds.add(0.012)      # in any thread
+    ```
+
+    **Windows.** Windows follow one another from the creation of the Stat on. When one ends, an event
+    "events.monitor.Stat" is logged, its data named as in "data_seconds.p95"; an empty window logs nothing. A
+    window ends on time to within ten milliseconds, whether or not samples are added. An open window is logged
+    by `flush`, when the Stat is garbage-collected, and at interpreter exit.
+
+    **Threading.** Everything may be called from any thread. `add` neither blocks nor calls handlers: these
+    run in the thread that closes windows, in the thread that calls `flush`, or, with `max_samples`, in the
+    thread whose `add` reached the limit.
+
+    **After fork.** The child's Stats begin empty; their windows end on time once the child has made a Stat
+    itself.
+
+    Args:
+        name: the name of the measurement, including its unit.
+        aggregations: what to compute for each window.
+        window_size: the length of a window, more than zero.
+        max_samples: the limit of samples per window: the window is logged when it is reached, and further
+            samples are discarded and counted until its time is over. None for no limit.
+        log: called with the event instead of the registered handlers.
+
+    Raises:
+        TypeError: an argument is of another type.
+        ValueError: the window size or `max_samples` is not positive, or there is no aggregation.
+    """
+
+    __slots__ = ("__weakref__", "_samples", "_window")
+
+    def __init__(
+        self,
+        name: str,
+        aggregations: Iterable[Aggregation],
+        window_size: timedelta,
+        max_samples: int | None = None,
+        *,
+        log: Callable[[Event], object] = log_event,
+    ) -> None:
+        wanted = _check(name, aggregations, window_size, max_samples)
+        self._window = Window(name, wanted, window_size.total_seconds(), max_samples, log)
+        self._samples = self._window.samples
+        finalizer = weakref.finalize(self, _closer.retire, _closer.open(self._window))
+        # At interpreter exit all windows are closed at once.
+        finalizer.atexit = False
+
+    def add(self, value: float) -> None:
+        """Adds a sample.
+
+        Args:
+            value: a number; a tensor of one element is read, which for a CUDA tensor waits for the device.
+
+        Raises:
+            TypeError: the value is not a number.
+        """
+        # `append` is atomic.
+        samples = self._samples
+        samples.append(value if value.__class__ is float else self._float(value))
+        if len(samples) >= self._window.max_pending:
+            self._window.collect()
+
+    def _float(self, value: Any) -> float:
+        if isinstance(value, str | bytes):
+            raise TypeError(f"sample of stat {self.name!r} must be a number, got {value!r:.40}.")
+        try:
+            return float(value)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise TypeError(
+                f"sample of stat {self.name!r} must be a number, got {type(value).__name__}: {error}."
+            ) from error
+
+    @property
+    def name(self) -> str:
+        """The name of the measurement."""
+        return self._window.name
+
+    @property
+    def count(self) -> int:
+        """The number of samples in the open window; zero once it is logged."""
+        return self._window.count()
+
+    @property
+    def discarded(self) -> int:
+        """The number of samples that came after their window had reached `max_samples`."""
+        return self._window.discarded
+
+    def get(self) -> dict[Aggregation, float]:
+        """Returns the aggregates of the open window; zeros if it is empty."""
+        return self._window.values()
+
+    def flush(self) -> None:
+        """Logs the open window, unless it is empty, in this thread."""
+        self._window.close()
+        self._window.wait_until_logged()
+
+    def __repr__(self) -> str:
+        return f"Stat({self.name!r}, count={self.count})"
+
+
+def flush() -> None:
+    """Logs the open windows of all Stats of this process, in this thread."""
+    _closer.flush()
+
+
+def _check(
+    name: str, aggregations: Iterable[Aggregation], window_size: timedelta, max_samples: int | None
+) -> tuple[Aggregation, ...]:
+    if not isinstance(name, str):
+        raise TypeError(f"name of a stat must be a string, got {name!r} ({type(name).__name__}).")
+    if isinstance(aggregations, str) or not isinstance(aggregations, Iterable):
+        raise TypeError(f"aggregations of stat {name!r} must be a list, got {aggregations!r}.")
+    wanted = tuple(dict.fromkeys(Aggregation(aggregation) for aggregation in aggregations))
+    if not wanted:
+        raise ValueError(
+            f"aggregations of stat {name!r} must not be empty. Choose from {', '.join(Aggregation)}."
+        )
+    if not isinstance(window_size, timedelta):
+        raise TypeError(
+            f"window_size of stat {name!r} must be a timedelta, got {window_size!r}. "
+            "Write timedelta(seconds=60)."
+        )
+    if window_size <= timedelta():
+        raise ValueError(f"window_size of stat {name!r} must be positive, got {window_size!r}.")
+    if max_samples is not None and (isinstance(max_samples, bool) or not isinstance(max_samples, int)):
+        raise TypeError(f"max_samples of stat {name!r} must be an integer or None, got {max_samples!r}.")
+    if max_samples is not None and max_samples < 1:
+        raise ValueError(f"max_samples of stat {name!r} must be at least 1, got {max_samples}.")
+    return wanted
 
 
 class Summary:
-    """Samples, folded in chunk by chunk.
+    """Aggregates of samples that are folded in chunk by chunk; not thread-safe.
 
-    Percentiles are exact up to 10,000 samples. Beyond, they are those of 10,000 drawn uniformly from all: algorithm L,
-    Li, "Reservoir-sampling algorithms of time complexity O(n(1+log(N/n)))", ACM TOMS 20(4), 1994. The draw has a
-    generator of its own with a fixed seed: training draws the same random numbers with and without it.
+    Percentiles are exact up to 10,000 samples. Beyond, they are those of 10,000 samples drawn uniformly:
+    algorithm L, Li, "Reservoir-sampling algorithms of time complexity O(n(1+log(N/n)))", ACM TOMS 20(4),
+    1994. The draw has its own generator with a fixed seed: it does not change the random numbers of training.
 
     Args:
-        aggregations: what will be asked for; nothing else is kept.
+        aggregations: what to compute; nothing else is kept.
     """
 
     def __init__(self, aggregations: Iterable[Aggregation]) -> None:
         wanted = frozenset(aggregations)
         self._needs_deviation = Aggregation.STD in wanted
-        self._needs_samples = not wanted.isdisjoint(_RANKS)
+        self._needs_samples = not wanted.isdisjoint(_QUANTILES)
         self._needs_extremes = not wanted.isdisjoint({Aggregation.MIN, Aggregation.MAX})
         self.count = 0
         self._last = 0.0
         self._sum = 0.0
-        self._lowest = math.inf
-        self._highest = -math.inf
+        self._min = math.inf
+        self._max = -math.inf
         self._has_nan = False
         self._mean = 0.0
         self._squares = 0.0
@@ -95,28 +249,28 @@ class Summary:
         self._next_draw = 0
 
     def fold(self, samples: list[float]) -> None:
-        """Adds samples, in their order.
-
-        Args:
-            samples: at least one.
-        """
+        """Adds samples, at least one, in their order."""
         if self._needs_deviation:
             self._fold_deviation(samples)
         if self._needs_samples:
             self._fold_reservoir(samples)
         total = sum(samples)
-        # A NaN among the samples makes the sum NaN; so do opposite infinities, whose extremes are known all the same.
+        # A NaN sample makes the sum NaN; so do opposite infinities, whose min and max are known all the same.
         self._has_nan = self._has_nan or (math.isnan(total) and any(map(math.isnan, samples)))
         self._sum += total
         self.count += len(samples)
         self._last = samples[-1]
         if self._needs_extremes:
-            lowest, highest = min(samples), max(samples)
-            self._lowest = min(self._lowest, lowest)
-            self._highest = max(self._highest, highest)
+            smallest, largest = min(samples), max(samples)
+            self._min = min(self._min, smallest)
+            self._max = max(self._max, largest)
 
     def _fold_deviation(self, samples: list[float]) -> None:
-        """Merges means and squared deviations: Chan, Golub, LeVeque, "Updating formulae and a pairwise algorithm", 1979."""
+        """Merges means and squared deviations.
+
+        Chan, Golub, LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances",
+        1979.
+        """
         added = len(samples)
         mean = sum(samples) / added
         squares = sum([(sample - mean) * (sample - mean) for sample in samples])
@@ -138,12 +292,12 @@ class Summary:
             self._skip()
 
     def _skip(self) -> None:
-        """Draws which sample is the next to enter the reservoir."""
+        """Draws the index of the next sample to enter the reservoir."""
         self._weight *= math.exp(math.log(1.0 - self._random.random()) / RESERVOIR_SAMPLES)
         self._next_draw += int(math.log(1.0 - self._random.random()) / math.log1p(-self._weight)) + 1
 
     def values(self, aggregations: Iterable[Aggregation]) -> dict[Aggregation, float]:
-        """Returns what was asked for; zeros where there are no samples."""
+        """Returns the aggregates; zeros if there are no samples."""
         if self.count == 0:
             return {
                 aggregation: 0 if aggregation is Aggregation.COUNT else 0.0 for aggregation in aggregations
@@ -158,50 +312,42 @@ class Summary:
             return self._last
         if self._has_nan:
             return math.nan
-        if aggregation in _RANKS:
-            return _percentile(ordered, _RANKS[aggregation])
+        if aggregation in _QUANTILES:
+            return _quantile(ordered, _QUANTILES[aggregation])
         if aggregation is Aggregation.STD:
             return math.sqrt(self._squares / self.count)
         return {
             Aggregation.SUM: self._sum,
             Aggregation.MEAN: self._sum / self.count,
-            Aggregation.MAX: self._highest,
-            Aggregation.MIN: self._lowest,
+            Aggregation.MAX: self._max,
+            Aggregation.MIN: self._min,
         }[aggregation]
 
 
-def _percentile(ordered: list[float], share: float) -> float:
-    """Interpolates linearly: the seventh definition of Hyndman and Fan, The American Statistician 50(4), 1996."""
+def _quantile(ordered: list[float], share: float) -> float:
+    """Interpolates linearly: definition 7 of Hyndman and Fan, The American Statistician 50(4), 1996."""
     position = share * (len(ordered) - 1)
     below = ordered[math.floor(position)]
     above = ordered[math.ceil(position)]
-    # Equal neighbours are returned as they are: infinity minus infinity is no number.
+    # Equal neighbours are returned as they are: infinity minus infinity is NaN.
     return below if below == above else below + (above - below) * (position - math.floor(position))
 
 
-_log = logging.getLogger("events")
+@attrs.frozen(eq=False)
+class _ClosedWindow:
+    """The event of a closed window, until it is logged."""
 
-STAT_EVENT = "events.monitor.Stat"
-
-# An add that finds this many samples waiting folds them in itself: a tenth of a millisecond, once in so many calls.
-PENDING_SAMPLES = 4096
-_SHORTEST_WAIT_SECONDS = 0.01
-_LONGEST_WAIT_SECONDS = 3600.0
-# Whoever holds the lock of a window computes for a millisecond at most. If it takes this long, two threads hold what the
-# other one waits for, by way of the garbage collector.
-_LOCK_SECONDS = 30.0
-# A handler that takes longer than this, in another thread, is not waited for.
-_HAND_OVER_SECONDS = 10.0
-
-Log = Callable[[Event], object]
+    event: Event
+    thread: int = attrs.field(factory=threading.get_ident)
+    is_logged: threading.Event = attrs.field(factory=threading.Event)
 
 
 class Window:
-    """What a Stat has collected since it last logged; outlives its Stat until that is logged too.
+    """The samples of a Stat since it last logged; outlives its Stat until they are logged too.
 
-    `samples` is appended to from any thread, one call that cannot be interrupted; everything else is guarded by the lock.
-    Nothing is called while it is held: what a window amounted to is handed over behind it, and meanwhile noted in
-    `_handing_over`, for those who must not go on before it has arrived.
+    Any thread may append to `samples`, which is atomic; everything else is guarded by the lock. Handlers are
+    called after the lock is released; until they return, the closed window is in `being_logged`, for
+    `wait_until_logged`.
     """
 
     def __init__(
@@ -210,102 +356,102 @@ class Window:
         aggregations: tuple[Aggregation, ...],
         seconds: float,
         max_samples: int | None,
-        log: Log,
+        log: Callable[[Event], object],
     ) -> None:
         self.name = name
         self.aggregations = aggregations
         self.seconds = seconds
         self.max_samples = max_samples
         self.discarded = 0
-        self.samples: list[float] = [] if max_samples is None else _CappedSamples(self.collect)
+        self.samples: list[float] = []
+        self.being_logged: list[_ClosedWindow] = []
         self._log = log
         self._log_has_failed = False
-        # A lock that lets its holder in again, to tell a signal handler, which must not wait, from another thread.
+        # Reentrant, to tell a signal handler in the holding thread, which must not wait, from another thread.
         self._lock = threading.RLock()
         self._is_held = False
-        self._handing_over: list[_HandOver] = []
-        self._begin()
+        self._reset()
 
-    def _begin(self) -> None:
+    def _reset(self) -> None:
         self.summary = Summary(self.aggregations)
-        # The cap was reached and the window logged: what else comes before its time is over is discarded.
+        # Whether the window reached `max_samples` and was logged: further samples of its time are discarded.
         self.is_full = False
-        self._set_room()
+        self._update_max_pending()
 
-    def _set_room(self) -> None:
-        if isinstance(self.samples, _CappedSamples) and self.max_samples is not None:
-            room = PENDING_SAMPLES if self.is_full else self.max_samples - self.summary.count
-            self.samples.room = min(room, PENDING_SAMPLES)
+    def _update_max_pending(self) -> None:
+        """Sets at how many pending samples `Stat.add` calls `collect`."""
+        self.max_pending = MAX_PENDING_SAMPLES
+        if self.max_samples is not None and not self.is_full:
+            self.max_pending = min(self.max_samples - self.summary.count, MAX_PENDING_SAMPLES)
 
     def collect(self) -> None:
-        """Folds in what waits; logs a window that has reached its cap."""
-        if not self._enter(waits=False):
-            # Somebody else is at it.
+        """Folds pending samples; logs a window that has reached `max_samples`. Skipped if locked."""
+        if not self._acquire(blocking=False):
             return
         try:
             self._fold()
-            hand_over = self._take() if self.summary.count == self.max_samples else None
-            if hand_over is not None:
-                self._begin()
+            closed = self._take() if self.summary.count == self.max_samples else None
+            if closed is not None:
+                self._reset()
                 self.is_full = True
-            self._set_room()
+            self._update_max_pending()
         finally:
-            self._leave()
-        self._hand_over(hand_over)
+            self._release()
+        self._log_closed(closed)
 
     def close(self) -> None:
-        """Logs what there is, if anything, and begins anew."""
-        if not self._enter():
+        """Logs the window, unless it is empty, and begins the next."""
+        if not self._acquire():
             return
         try:
             self._fold()
-            hand_over = self._take()
-            self._begin()
+            closed = self._take()
+            self._reset()
         finally:
-            self._leave()
-        self._hand_over(hand_over)
+            self._release()
+        self._log_closed(closed)
 
-    def settle(self) -> None:
-        """Waits until what other threads have taken from here has been logged; ten seconds at most.
+    def wait_until_logged(self) -> None:
+        """Waits until windows that other threads have closed are logged, for ten seconds at most.
 
-        Who is being handed something waits for nobody: two handlers could wait for each other.
+        Returns at once within a handler: two handlers could wait for each other.
         """
-        if getattr(_handing_over, "depth", 0):
+        if getattr(_logging, "depth", 0):
             return
-        for hand_over in tuple(self._handing_over):
-            # One of this very thread was cut short by Ctrl-C.
-            if hand_over.thread == threading.get_ident() or not hand_over.is_over.wait(_HAND_OVER_SECONDS):
-                self._forget_hand_over(hand_over)
+        for closed in tuple(self.being_logged):
+            # One of this very thread was interrupted by Ctrl-C.
+            if closed.thread == threading.get_ident() or not closed.is_logged.wait(_DELIVERY_TIMEOUT_SECONDS):
+                self._remove_closed(closed)
 
     def count(self) -> int:
-        """Returns how many samples the open window has."""
+        """Returns the number of samples in the open window."""
         if self.is_full:
             return 0
         count = self.summary.count + len(self.samples)
         return count if self.max_samples is None else min(count, self.max_samples)
 
     def values(self) -> dict[Aggregation, float]:
-        """Returns what the samples of the open window amount to."""
-        if not self._enter():
+        """Returns the aggregates of the open window."""
+        if not self._acquire():
             return Summary(()).values(self.aggregations)
         try:
             self._fold()
-            self._set_room()
+            self._update_max_pending()
             return self.summary.values(self.aggregations)
         finally:
-            self._leave()
+            self._release()
 
-    def forget(self) -> None:
-        """Lets go of what another process collected, and of the lock, which a thread of it may have held."""
+    def clear_after_fork(self) -> None:
+        """Drops the samples of the parent process, and the lock, which one of its threads may have held."""
         self._lock = threading.RLock()
         self._is_held = False
-        self._handing_over = []
+        self.being_logged = []
         self.samples.clear()
-        self._begin()
+        self._reset()
 
-    def _enter(self, *, waits: bool = True) -> bool:
-        """Takes the lock, and says whether it is had: not where this very thread has it, which a signal interrupted."""
-        if not self._lock.acquire(blocking=waits, timeout=_LOCK_SECONDS if waits else -1):
+    def _acquire(self, *, blocking: bool = True) -> bool:
+        """Takes the lock; returns False if this very thread, interrupted by a signal, already holds it."""
+        if not self._lock.acquire(blocking=blocking, timeout=_LOCK_TIMEOUT_SECONDS if blocking else -1):
             return False
         if self._is_held:
             self._lock.release()
@@ -313,319 +459,147 @@ class Window:
         self._is_held = True
         return True
 
-    def _leave(self) -> None:
+    def _release(self) -> None:
         self._is_held = False
         self._lock.release()
 
     def _fold(self) -> None:
         count = len(self.samples)
         taken = self.samples[:count]
-        # In place: who is adding right now holds this very list, and adds behind what is taken.
+        # In place: other threads append to this very list, behind what is taken.
         del self.samples[:count]
         if self.is_full:
             room = 0
         else:
             room = count if self.max_samples is None else self.max_samples - self.summary.count
         self.discarded += max(count - room, 0)
-        for start in range(0, min(room, count), PENDING_SAMPLES):
-            self.summary.fold(taken[start : min(start + PENDING_SAMPLES, room)])
+        for start in range(0, min(room, count), MAX_PENDING_SAMPLES):
+            self.summary.fold(taken[start : min(start + MAX_PENDING_SAMPLES, room)])
 
-    def _take(self) -> "_HandOver | None":
-        """Returns what there is to log, noted as being on its way."""
+    def _take(self) -> _ClosedWindow | None:
         if self.summary.count == 0:
             return None
         values = self.summary.values(self.aggregations)
         data = {f"{self.name}.{aggregation.value}": value for aggregation, value in values.items()}
-        hand_over = _HandOver(Event(STAT_EVENT, datetime.now(UTC), data))
-        self._handing_over.append(hand_over)
-        return hand_over
+        closed = _ClosedWindow(Event(STAT_EVENT, datetime.now(UTC), data))
+        self.being_logged.append(closed)
+        return closed
 
-    def _hand_over(self, hand_over: "_HandOver | None") -> None:
-        if hand_over is None:
+    def _log_closed(self, closed: _ClosedWindow | None) -> None:
+        if closed is None:
             return
-        _handing_over.depth = getattr(_handing_over, "depth", 0) + 1
+        _logging.depth = getattr(_logging, "depth", 0) + 1
         try:
-            self._log(hand_over.event)
-        except Exception:  # noqa: BLE001  # who adds, and the other windows, must not suffer from it
+            self._log(closed.event)
+        except Exception:  # noqa: BLE001  # must affect neither the caller of `add` nor other windows
             if not self._log_has_failed:
                 self._log_has_failed = True
                 _log.exception(
                     "the window of stat %r could not be logged; further failures are not reported.", self.name
                 )
         finally:
-            _handing_over.depth -= 1
-            hand_over.is_over.set()
-            self._forget_hand_over(hand_over)
+            _logging.depth -= 1
+            closed.is_logged.set()
+            self._remove_closed(closed)
 
-    def _forget_hand_over(self, hand_over: "_HandOver") -> None:
-        # Somebody else may have done so, or the process was forked.
+    def _remove_closed(self, closed: _ClosedWindow) -> None:
+        # Another thread may have removed it, or the process was forked.
         with contextlib.suppress(ValueError):
-            self._handing_over.remove(hand_over)
-
-
-@attrs.frozen(eq=False)
-class _HandOver:
-    """What a window amounted to, on its way to who logs it."""
-
-    event: Event
-    thread: int = attrs.field(factory=threading.get_ident)
-    is_over: threading.Event = attrs.field(factory=threading.Event)
-
-
-# How many hand-overs the thread at hand is in: a handler may flush other windows, which has them handed over too.
-_handing_over = threading.local()
-
-
-class _CappedSamples(list[float]):
-    """Samples that call when there is no room for more: for the Stats that have a cap, to notice it at once."""
-
-    def __init__(self, full: Callable[[], None]) -> None:
-        super().__init__()
-        self.room = 0
-        # Weak: the window holds these samples, and is to go with its Stat without the help of the garbage collector.
-        self._full = weakref.WeakMethod(full)
-
-    def append(self, value: float) -> None:
-        super().append(value)
-        if len(self) >= self.room:
-            full = self._full()
-            if full is not None:
-                full()
+            self.being_logged.remove(closed)
 
 
 class WindowCloser:
-    """The thread that closes windows when their time is over, and logs the rest of the Stats that are gone.
+    """The thread that closes windows on time, and logs the last window of Stats that are deleted.
 
-    The thread begins with the first Stat and lasts as long as the process. Windows reach it through a queue that may be
-    put to from anywhere, the garbage collector included; the table of windows is written by `open` and by the thread.
+    The thread starts with the first Stat and runs as long as the process. Windows are retired through a queue
+    that may be put to from anywhere, the garbage collector included; the table of windows is changed by
+    `open` and by the thread.
 
     Args:
-        clock: seconds that only grow.
+        clock: returns monotonic seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._keys = itertools.count()
+        # By key: the window, and when it was opened.
         self._windows: dict[int, tuple[Window, float]] = {}
         self._deadlines: dict[int, float] = {}
         self._lock = threading.Lock()
-        self._begin()
-        self._watches_process = False
+        self._is_registered = False
+        self._reset()
 
-    def _begin(self) -> None:
-        self._news: SimpleQueue[int] = SimpleQueue()
+    def _reset(self) -> None:
+        self._wake_ups: SimpleQueue[int] = SimpleQueue()
         self._thread: threading.Thread | None = None
 
     def open(self, window: Window) -> int:
-        """Takes a window in; returns the key to retire it with."""
+        """Adds a window; returns the key to retire it with."""
         key = next(self._keys)
         now = self._clock()
         self._deadlines[key] = now + window.seconds
         self._windows[key] = (window, now)
         with self._lock:
-            if not self._watches_process:
-                self._watches_process = True
+            if not self._is_registered:
+                self._is_registered = True
                 atexit.register(self.flush)
                 if hasattr(os, "register_at_fork"):
                     os.register_at_fork(after_in_child=self._after_fork)
             if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(
-                    target=self._run, args=(self._news,), name="events-monitor", daemon=True
+                    target=self._run, args=(self._wake_ups,), name="events-monitor", daemon=True
                 )
                 self._thread.start()
-        self._news.put(-1)
+        self._wake_ups.put(-1)
         return key
 
     def retire(self, key: int) -> None:
-        """Has the rest of a window logged, and the window forgotten."""
-        # The garbage collector may call this in the middle of anything: nothing here takes a lock.
-        self._news.put(key)
+        """Has the thread log a window for the last time, and remove it."""
+        # The garbage collector may call this at any point: nothing here takes a lock.
+        self._wake_ups.put(key)
 
     def flush(self) -> None:
-        """Closes all windows now, in this thread; what another thread has just closed is logged too when this returns."""
+        """Closes all windows in this thread; waits for windows that another thread is logging."""
         windows = [window for window, _ in list(self._windows.values())]
         for window in windows:
             window.close()
         for window in windows:
-            window.settle()
+            window.wait_until_logged()
 
     def close_due(self) -> float:
-        """Closes the windows of which the time is over; returns how many seconds until the next one's is."""
+        """Closes the windows whose time is over; returns the seconds until the next one is due."""
         now = self._clock()
-        # Copied in one step: where tuples are made, the garbage collector may let another thread open a window meanwhile.
+        # `copy` is atomic: while tuples are made, the garbage collector may let another thread open a window.
         for key, deadline in self._deadlines.copy().items():
             entry = self._windows.get(key)
             if entry is not None and now >= deadline:
                 window, opened = entry
                 passed = math.floor((now - opened) / window.seconds)
-                # A window that ends late is followed by one that ends where it would have ended anyway.
+                # A window that is closed late does not delay the next one.
                 self._deadlines[key] = opened + (passed + 1) * window.seconds
                 window.close()
         return min(list(self._deadlines.values()), default=math.inf) - self._clock()
 
-    def _run(self, news: "SimpleQueue[int]") -> None:
+    def _run(self, wake_ups: "SimpleQueue[int]") -> None:
         while True:
             wait = self.close_due()
             try:
-                key = news.get(timeout=min(max(wait, _SHORTEST_WAIT_SECONDS), _LONGEST_WAIT_SECONDS))
+                key = wake_ups.get(timeout=min(max(wait, _MIN_WAIT_SECONDS), _MAX_WAIT_SECONDS))
             except Empty:
                 continue
             self._deadlines.pop(key, None)
             entry = self._windows.get(key)
             if entry is not None:
                 entry[0].close()
-                # Only now: at the end of the interpreter another thread closes what is still in the table.
+                # Only now: at interpreter exit another thread closes what is still in the table.
                 del self._windows[key]
 
     def _after_fork(self) -> None:
-        """Lets go, in a forked child, of what the parent collected and will log itself."""
+        """Drops, in a forked child, what the parent collected and will log itself."""
         self._lock = threading.Lock()
-        self._begin()
+        self._reset()
         for window, _ in self._windows.values():
-            window.forget()
+            window.clear_after_fork()
 
 
 _closer = WindowCloser()
-
-
-class Stat:
-    """Adds up measurements, and logs once per window what they amount to.
-
-    ```python
-    seconds = Stat("data_seconds", [Aggregation.MEAN, Aggregation.P95], window_size=timedelta(seconds=60))
-    ...
-    seconds.add(0.012)      # in any thread
-    ```
-
-    **Windows.** They follow one another from the making of the Stat on. When one ends, an event "events.monitor.Stat" is
-    logged, its data named as in "data_seconds.p95"; a window without samples logs nothing. It ends on time, give or take
-    ten milliseconds, whether anything more is added or not. What an open window holds is logged by `flush`, when the Stat
-    is forgotten, and where the interpreter ends.
-
-    **Threading.** All of it may be used from any thread. `add` neither waits nor calls anybody: handlers run in the thread
-    that closes windows, or in the thread that calls `flush`, or, where `max_samples` is given, in the one whose `add`
-    reached it.
-
-    **After fork.** The child's Stats begin empty, and their windows end on time once the child has made a Stat itself.
-
-    Args:
-        name: what is measured, its unit included where it has one.
-        aggregations: what is to be known of each window.
-        window_size: how long a window lasts: more than no time.
-        max_samples: how many samples a window takes: with the last of them it is logged, and more are discarded, and
-            counted, until its time is over. None for no limit.
-        log: what takes the event, instead of the handlers that are registered.
-
-    Raises:
-        TypeError: an argument is of another type.
-        ValueError: a window or a cap of nothing, or no aggregation at all.
-    """
-
-    __slots__ = ("__weakref__", "_room", "_samples", "_window")
-
-    def __init__(
-        self,
-        name: str,
-        aggregations: Iterable[Aggregation],
-        window_size: timedelta,
-        max_samples: int | None = None,
-        *,
-        log: Log = log_event,
-    ) -> None:
-        wanted = _check(name, aggregations, window_size, max_samples)
-        self._window = Window(name, wanted, window_size.total_seconds(), max_samples, log)
-        self._samples = self._window.samples
-        self._room = itertools.repeat(None, PENDING_SAMPLES)
-        finalizer = weakref.finalize(self, _closer.retire, _closer.open(self._window))
-        # There, the windows are closed all at once.
-        finalizer.atexit = False
-
-    def add(self, value: float) -> None:
-        """Adds a sample.
-
-        Args:
-            value: a number; a tensor of one element is read, which on a device waits for the device.
-
-        Raises:
-            TypeError: it is no number.
-        """
-        # The append is one call that no other thread can interrupt. So is the step of the iterator, which ends when enough
-        # samples wait: a third of the price of looking at their number each time.
-        if value.__class__ is float:
-            for _ in self._room:
-                self._samples.append(value)
-                return
-        self._add_carefully(value)
-
-    def _add_carefully(self, value: Any) -> None:
-        """Adds what is no float, or finds that enough samples wait."""
-        if isinstance(value, str | bytes):
-            raise TypeError(f"sample of stat {self.name!r} must be a number, got {value!r:.40}.")
-        try:
-            sample = float(value)
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise TypeError(
-                f"sample of stat {self.name!r} must be a number, got {type(value).__name__}: {error}."
-            ) from error
-        self._samples.append(sample)
-        if len(self._samples) >= PENDING_SAMPLES:
-            self._window.collect()
-        if value.__class__ is float:
-            self._room = itertools.repeat(None, max(PENDING_SAMPLES - len(self._samples), 0))
-
-    @property
-    def name(self) -> str:
-        """What is measured."""
-        return self._window.name
-
-    @property
-    def count(self) -> int:
-        """How many samples the open window has; zero again when it was logged."""
-        return self._window.count()
-
-    @property
-    def discarded(self) -> int:
-        """How many samples came after a window had reached `max_samples`."""
-        return self._window.discarded
-
-    def get(self) -> dict[Aggregation, float]:
-        """Returns what the samples of the open window amount to; zeros where it has none."""
-        return self._window.values()
-
-    def flush(self) -> None:
-        """Logs what the open window holds, if anything, in this thread."""
-        self._window.close()
-        self._window.settle()
-
-    def __repr__(self) -> str:
-        return f"Stat({self.name!r}, count={self.count})"
-
-
-def _check(
-    name: str, aggregations: Iterable[Aggregation], window_size: timedelta, max_samples: int | None
-) -> tuple[Aggregation, ...]:
-    if not isinstance(name, str):
-        raise TypeError(f"name of a stat must be a string, got {name!r} ({type(name).__name__}).")
-    if isinstance(aggregations, str) or not isinstance(aggregations, Iterable):
-        raise TypeError(f"aggregations of stat {name!r} must be a list, got {aggregations!r}.")
-    wanted = tuple(dict.fromkeys(Aggregation(aggregation) for aggregation in aggregations))
-    if not wanted:
-        raise ValueError(
-            f"aggregations of stat {name!r} must be at least one, got none. The choice is {', '.join(Aggregation)}."
-        )
-    if not isinstance(window_size, timedelta):
-        raise TypeError(
-            f"window_size of stat {name!r} must be a timedelta, got {window_size!r}. Write timedelta(seconds=60)."
-        )
-    if window_size <= timedelta():
-        raise ValueError(f"window_size of stat {name!r} must be longer than nothing, got {window_size!r}.")
-    if max_samples is not None and (isinstance(max_samples, bool) or not isinstance(max_samples, int)):
-        raise TypeError(f"max_samples of stat {name!r} must be an integer or None, got {max_samples!r}.")
-    if max_samples is not None and max_samples < 1:
-        raise ValueError(f"max_samples of stat {name!r} must be at least 1, got {max_samples}.")
-    return wanted
-
-
-def flush() -> None:
-    """Logs what the open windows of all Stats of this process hold, in this thread."""
-    _closer.flush()

@@ -154,7 +154,7 @@ def test_a_destination_that_logs_events_does_not_go_round_in_circles():
 
 def test_a_full_queue_drops_the_oldest_and_counts(metric_list, caplog):
     """It is said once."""
-    forwarding = monitor.ForwardMonitor(max_waiting=2)
+    forwarding = monitor.ForwardMonitor(max_pending=2)
     with Run(metric_list, forwarding, "mine") as run:
         for number in range(5):
             in_another_thread(log, "a", x=number)
@@ -165,7 +165,7 @@ def test_a_full_queue_drops_the_oldest_and_counts(metric_list, caplog):
 
     assert [metrics["a/x"] for _, metrics in metric_list.metrics] == [3, 4, 6, 7]
     assert forwarding.dropped == 4
-    assert caplog.text.count("ForwardMonitor lost") == 1
+    assert caplog.text.count("ForwardMonitor dropped") == 1
 
 
 def test_what_is_between_two_places_is_not_lost(metric_list, caplog):
@@ -185,7 +185,7 @@ def test_what_is_between_two_places_is_not_lost(metric_list, caplog):
             return item
 
     count = forwarding._put.count
-    forwarding._waiting = Looks(maxlen=10)
+    forwarding._pending = Looks(maxlen=10)
     forwarding._put.count = lambda item: (count(item), seen.append(forwarding.dropped))
 
     with Run(metric_list, forwarding, "mine"):
@@ -201,7 +201,7 @@ def test_stopping_after_the_run_was_closed_says_what_was_lost(metric_list, caplo
     """Instead of an error."""
     with Run(metric_list, run_name="mine") as run:
         forwarding = monitor.ForwardMonitor()
-        forwarding.begin(run.logger.state, run.logger)
+        forwarding.start(run.logger.state, run.logger)
         for number in range(2):
             in_another_thread(log, "a", x=number)
 
@@ -209,7 +209,7 @@ def test_stopping_after_the_run_was_closed_says_what_was_lost(metric_list, caplo
 
     assert metric_list.metrics == []
     assert forwarding.dropped == 2
-    assert "ForwardMonitor had 2 waiting when the run was closed" in caplog.text
+    assert "ForwardMonitor had 2 items pending when the run was closed" in caplog.text
 
 
 def test_a_value_that_a_destination_refuses_does_not_stop_training(caplog):
@@ -277,7 +277,7 @@ def test_a_forwarder_that_was_stopped_is_forgotten(metric_list):
 
 def test_a_queue_of_nothing_is_refused():
     """It must hold one event at least."""
-    with pytest.raises(ValueError, match="max_waiting must be at least 1"):
+    with pytest.raises(ValueError, match="max_pending must be at least 1"):
         monitor.ForwardMonitor(0)
 
 

@@ -390,13 +390,13 @@ def test_a_tensor_is_read_when_it_is_added():
     ("arguments", "error", "message"),
     [
         ((1, [Aggregation.SUM], HOUR), TypeError, "name of a stat must be a string"),
-        (("x", [], HOUR), ValueError, "must be at least one"),
+        (("x", [], HOUR), ValueError, "must not be empty"),
         (("x", "sum", HOUR), TypeError, "must be a list"),
         (("x", Aggregation.SUM, HOUR), TypeError, "must be a list"),
         (("x", ["median"], HOUR), ValueError, "median"),
         (("x", [Aggregation.SUM], 60), TypeError, r"must be a timedelta.*timedelta\(seconds=60\)"),
-        (("x", [Aggregation.SUM], timedelta(0)), ValueError, "must be longer than nothing"),
-        (("x", [Aggregation.SUM], timedelta(-1)), ValueError, "must be longer than nothing"),
+        (("x", [Aggregation.SUM], timedelta(0)), ValueError, "must be positive"),
+        (("x", [Aggregation.SUM], timedelta(-1)), ValueError, "must be positive"),
         (("x", [Aggregation.SUM], HOUR, 0), ValueError, "must be at least 1"),
         (("x", [Aggregation.SUM], HOUR, 2.5), TypeError, "must be an integer or None"),
     ],
@@ -473,9 +473,9 @@ class WindowThatIsAwaited(Window):
         super().__init__(*arguments)
         self.is_awaited = threading.Event()
 
-    def settle(self):
+    def wait_until_logged(self):
         self.is_awaited.set()
-        super().settle()
+        super().wait_until_logged()
 
 
 @pytest.mark.parametrize("who", ["closer", "stat"])
@@ -502,7 +502,7 @@ def test_a_flush_returns_when_what_another_thread_has_just_closed_is_logged(who)
 
     assert events == [{"x.sum": 1.0}]
     thread.join(60)
-    assert window._handing_over == []
+    assert window.being_logged == []
 
 
 def test_a_log_that_flushes_waits_for_nobody():
@@ -514,7 +514,7 @@ def test_a_log_that_flushes_waits_for_nobody():
         events.append(dict(event.data))
         both_log.wait(60)
         closer.flush()
-        on_their_way.append([len(window._handing_over) for window in windows])
+        on_their_way.append([len(window.being_logged) for window in windows])
         both_log.wait(60)
 
     closer = CloserWithoutThread()
@@ -550,15 +550,15 @@ def test_what_ctrl_c_cut_short_is_not_waited_for():
     window.samples.append(1.0)
     with pytest.raises(KeyboardInterrupt):
         window.close()
-    in_a_handler = list(window._handing_over)
+    in_a_handler = list(window.being_logged)
     # Between the lock and the handler.
     window.samples.append(1.0)
     window._fold()
-    window._handing_over = [attrs.evolve(window._take(), is_over=NotAwaited())]
+    window.being_logged = [attrs.evolve(window._take(), is_logged=NotAwaited())]
 
-    window.settle()
+    window.wait_until_logged()
 
-    assert in_a_handler == window._handing_over == []
+    assert in_a_handler == window.being_logged == []
 
 
 def test_importing_starts_nothing(in_child):

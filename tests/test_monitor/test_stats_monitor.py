@@ -65,7 +65,7 @@ def test_a_rate_is_what_a_counter_grew_by_in_a_second():
     """The first time there is none, and none where the counter was reset."""
     monitor = StatsMonitor(Buffer(10, 30, 4, 8), rates=["written"], clock=every_two_seconds())
 
-    samples = [monitor._next() for _ in range(4)]
+    samples = [monitor._next_sample() for _ in range(4)]
 
     assert samples == [
         {"written": 10},
@@ -80,7 +80,7 @@ def test_a_counter_decides_when():
     buffer = Buffer(5, 9, 11, 12, 47, 49, 3, 9, 10)
     monitor = StatsMonitor(buffer, every_count=("written", 10), rates=["written"], clock=every_two_seconds())
 
-    samples = [monitor._next() for _ in range(9)]
+    samples = [monitor._next_sample() for _ in range(9)]
 
     assert [sample.get("written") for sample in samples] == [None, None, 11, None, 47, None, None, None, 10]
     assert samples[4]["written_per_sec"] == 18.0
@@ -97,7 +97,7 @@ def test_what_is_no_number_is_left_out_and_names_are_joined():
         "time": {"mean": np.float32(0.5), "last": torch.tensor(2)},
     }
 
-    sample = StatsMonitor(lambda: stats)._next()
+    sample = StatsMonitor(lambda: stats)._next_sample()
 
     assert sample == {"size": 3, "full": True, "time/mean": 0.5, "time/last": 2}
     assert type(sample["time/last"]) is int
@@ -122,7 +122,7 @@ def test_one_that_fails_is_counted_and_training_goes_on(metric_list, caplog):
     ("arguments", "error", "complaint"),
     [
         ({"source": 3}, TypeError, "must have stats"),
-        ({"source": dict, "every_seconds": 0}, ValueError, "every_seconds must be more than nothing"),
+        ({"source": dict, "every_seconds": 0}, ValueError, "every_seconds must be positive"),
         ({"source": dict, "every_count": ("x", 0)}, ValueError, "positive multiple"),
     ],
 )

@@ -136,7 +136,7 @@ def test_the_machine_tells_what_is_documented(metric_list):
 @pytest.mark.parametrize("seconds", [0, -1, float("nan")])
 def test_no_time_between_samples_is_refused(seconds):
     """It would take all of a processor."""
-    with pytest.raises(ValueError, match="every_seconds must be more than nothing"):
+    with pytest.raises(ValueError, match="every_seconds must be positive"):
         SystemMonitor(seconds, sample=dict)
 
 
@@ -155,7 +155,7 @@ def test_without_psutil_it_says_what_to_install(in_child):
     )
 
     assert printed == (
-        "SystemMonitor must have psutil, got none installed. "
+        "SystemMonitor needs psutil, which is not installed. "
         "Run pip install 'training-destinations[system]'. | ModuleNotFoundError"
     )
 

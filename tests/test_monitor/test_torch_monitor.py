@@ -121,7 +121,7 @@ def test_what_does_not_fit_is_dropped_and_counted(in_child):
     in_child(
         with_prelude(
             """
-            bridge = monitor.FromTorchMonitor(max_waiting=10)
+            bridge = monitor.FromTorchMonitor(max_pending=10)
             with Run(rows, bridge, "mine") as run:
                 for number in range(25):
                     torch_event("a", x=number)
