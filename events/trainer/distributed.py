@@ -1,6 +1,6 @@
-"""Several ranks as one: set up by `torchrun` or by the user, used by the trainer alone.
+"""The collectives that the trainer uses, over ranks started by `torchrun` or by the user.
 
-Every function does nothing but return its argument where there is one rank. All of them must be called by all ranks.
+With a single rank, every function returns its argument. All ranks must call each of them.
 """
 
 import os
@@ -24,13 +24,14 @@ __all__ = [
     "wrap",
 ]
 
-_SECONDS_TO_LET_GO = 0.1
+_LEAVE_SECONDS = 0.1
 
 
 def join(device: torch.device) -> bool:
-    """Joins the process group that the environment describes; says whether this call made it.
+    """Creates the process group that the environment describes; returns whether it did.
 
-    On an accelerator, host tensors still go over gloo: what the trainer agrees on each batch must not wait for a device.
+    With an accelerator, host tensors still go over gloo: the collectives of each batch must not wait for the
+    device.
     """
     if distributed.is_initialized() or int(os.environ.get("WORLD_SIZE", "1")) == 1:
         return False
@@ -39,14 +40,15 @@ def join(device: torch.device) -> bool:
 
 
 def leave() -> None:
-    """Leaves the process group that `join` made.
+    """Destroys the process group that `join` created.
 
-    Whatever destroys a gloo group waits for its threads while it holds the interpreter's lock, and these need the lock to
-    let go of the tensors of the last collective: a process that ends right after one could hang for ever. A barrier would
-    not do, for other ranks may be gone. With torch 2.13 the pause could not be shown to be needed (3,400 groups of two
-    ranks, each destroyed right after three collectives, none of which hung); it is kept for older versions.
+    Destroying a gloo group waits for its threads while it holds the GIL, which these need to release the
+    tensors of the last collective: a process that exits right after one could hang. A barrier does not help,
+    as other ranks may have exited. With torch 2.13 the pause was not needed (3,400 groups of two ranks, each
+    destroyed right after three
+    collectives: none hung); it is kept for older versions.
     """
-    time.sleep(_SECONDS_TO_LET_GO)
+    time.sleep(_LEAVE_SECONDS)
     distributed.destroy_process_group()
 
 
@@ -55,17 +57,17 @@ def _is_alone() -> bool:
 
 
 def wrap(model: torch.nn.Module, device: torch.device) -> torch.nn.Module:
-    """Returns the module that training calls, which adds up gradients over ranks."""
+    """Returns the model, wrapped to average gradients over ranks."""
     if _is_alone() or isinstance(model, DistributedDataParallel):
         return model
     return DistributedDataParallel(model, device_ids=None if device.type == "cpu" else [device])
 
 
 def check_sampler(dataloader: Any) -> None:
-    """Refuses a dataloader that would give every rank the same samples.
+    """Checks that a dataloader does not give every rank the same samples.
 
     Raises:
-        ValueError: it samples with one of torch's samplers that know nothing of ranks.
+        ValueError: its sampler is one of torch's that ignore ranks.
     """
     if _is_alone() or not isinstance(dataloader, DataLoader):
         return
@@ -78,7 +80,7 @@ def check_sampler(dataloader: Any) -> None:
 
 
 def from_rank_zero(value: Any) -> Any:
-    """Returns what rank 0 has."""
+    """Returns the value of rank 0."""
     if _is_alone():
         return value
     box = [value]
@@ -87,7 +89,7 @@ def from_rank_zero(value: Any) -> Any:
 
 
 def gather(value: Any) -> list[Any]:
-    """Returns what each rank has, in the order of ranks."""
+    """Returns the values of all ranks, in their order."""
     if _is_alone():
         return [value]
     values: list[Any] = [None] * distributed.get_world_size()
@@ -96,7 +98,7 @@ def gather(value: Any) -> list[Any]:
 
 
 def mean_over_ranks(value: float) -> float:
-    """Returns the mean, the same to the last bit on every rank."""
+    """Returns the mean, bitwise equal on every rank."""
     if _is_alone():
         return value
     total = torch.tensor(value, dtype=torch.float64)
@@ -104,13 +106,13 @@ def mean_over_ranks(value: float) -> float:
     return float(total) / distributed.get_world_size()
 
 
-def any_rank(claim: bool) -> bool:  # a claim, not an option
-    """Says whether it is so on any rank."""
+def any_rank(claim: bool) -> bool:
+    """Returns whether the claim is true on any rank."""
     return mean_over_ranks(float(claim)) > 0
 
 
 def sum_over_ranks(total: Any, samples: float) -> tuple[Any, float]:
-    """Returns both sums over all ranks; the total stays a tensor on its device if it was one."""
+    """Returns both sums over all ranks; a tensor stays a tensor on its device."""
     if _is_alone():
         return total, samples
     is_tensor = isinstance(total, torch.Tensor)

@@ -1,4 +1,4 @@
-"""What a trainer is given, checked and brought into one form."""
+"""Checks and normalizes the arguments of the trainer."""
 
 import os
 from collections.abc import Mapping
@@ -16,6 +16,7 @@ from . import distributed
 
 __all__ = [
     "AUTOCAST_DTYPES",
+    "as_tuple",
     "check_can_fit",
     "check_choices",
     "find_device",
@@ -23,7 +24,6 @@ __all__ = [
     "learning_rates",
     "length_of",
     "move_optimizers",
-    "several",
     "without_gradient_sync",
 ]
 
@@ -38,42 +38,40 @@ def check_choices(
     *,
     autoresume: bool,
 ) -> None:
-    """Checks arguments of a Trainer that have a fixed set of values, or a range."""
+    """Raises ValueError for values out of range, or for `autoresume` without what it needs."""
     if precision != "fp32" and precision not in AUTOCAST_DTYPES:
         raise ValueError(f"precision must be 'fp32', 'bf16' or 'fp16', got {precision!r}.")
     if microbatch_size is not None and microbatch_size < 1:
         raise ValueError(f"device_train_microbatch_size must be at least 1, got {microbatch_size}.")
     if autoresume and (save_folder is None or run_name is None):
         missing = "save_folder" if save_folder is None else "run_name"
-        raise ValueError(
-            f"autoresume must know which run to go on with, got no {missing}. Pass it to the Trainer."
-        )
+        raise ValueError(f"autoresume needs {missing} to find the run. Pass it to the Trainer.")
 
 
 def check_can_fit(state: State) -> None:
-    """Raises ValueError where something that training needs is missing."""
+    """Raises ValueError if the dataloader, the optimizers or the duration are missing or unusable."""
     for name, hint in (
         ("train_dataloader", "Pass a DataLoader."),
-        ("optimizers", "Pass torch.optim.Adam(model.parameters()), say."),
+        ("optimizers", "For example, pass torch.optim.Adam(model.parameters())."),
         ("max_duration", 'Pass max_duration="5ep" to the Trainer, or duration="1ep" to fit.'),
     ):
         if getattr(state, name) in (None, ()):
-            raise ValueError(f"{name} must be given to train, got none. {hint}")
+            raise ValueError(f"{name} must be given to train. {hint}")
     if state.max_duration is not None and state.max_duration.unit is TimeUnit.DURATION:
         raise ValueError(
-            f'max_duration must say how long the whole run is, got {state.max_duration}. Write "5ep".'
+            f'max_duration must not be a share of the run, got {state.max_duration}. Write "5ep".'
         )
     distributed.check_sampler(state.train_dataloader)
 
 
 def find_device(device: str | torch.device | None) -> torch.device:
-    """Returns the device asked for, or this rank's accelerator, or the CPU."""
+    """Returns the given device, else this rank's accelerator, else the CPU."""
     if device is not None:
         return torch.device(device)
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     if torch.cuda.is_available():
         return torch.device("cuda", local_rank)
-    # torch.accelerator came with torch 2.6.
+    # New in torch 2.6.
     accelerator = getattr(torch, "accelerator", None)
     found = (
         accelerator.current_accelerator() if accelerator is not None and accelerator.is_available() else None
@@ -81,7 +79,7 @@ def find_device(device: str | torch.device | None) -> torch.device:
     return torch.device("cpu") if found is None else torch.device(found.type)
 
 
-def several(one_or_more: Any) -> tuple[Any, ...]:
+def as_tuple(one_or_more: Any) -> tuple[Any, ...]:
     """Returns one value or a sequence of values as a tuple."""
     if one_or_more is None:
         return ()
@@ -89,14 +87,14 @@ def several(one_or_more: Any) -> tuple[Any, ...]:
 
 
 def labelled(dataloader: Any) -> dict[str, Any]:
-    """Returns dataloaders by label; a single one is called `eval`."""
+    """Returns dataloaders by label; a single one is labelled "eval"."""
     if dataloader is None:
         return {}
     return dict(dataloader) if isinstance(dataloader, Mapping) else {"eval": dataloader}
 
 
 def length_of(dataloader: Any) -> int | None:
-    """Returns the number of batches, or None where the dataloader does not know it."""
+    """Returns the number of batches, or None if the dataloader has no length."""
     try:
         return len(dataloader)
     except TypeError:
@@ -104,7 +102,7 @@ def length_of(dataloader: Any) -> int | None:
 
 
 def learning_rates(optimizers: tuple[torch.optim.Optimizer, ...]) -> dict[str, float]:
-    """Returns the learning rate of each group by "lr/<optimizer>/group<i>"; a second optimizer of a class has a number."""
+    """Returns learning rates by "lr/<optimizer>/group<i>"; further optimizers of a class are numbered."""
     rates: dict[str, float] = {}
     names: list[str] = []
     for optimizer in optimizers:
@@ -116,7 +114,7 @@ def learning_rates(optimizers: tuple[torch.optim.Optimizer, ...]) -> dict[str, f
 
 
 def move_optimizers(optimizers: tuple[torch.optim.Optimizer, ...], device: torch.device) -> None:
-    """Moves what an optimizer has gathered already to where the parameters now are."""
+    """Moves existing optimizer state to the device of the parameters."""
     for optimizer in optimizers:
         for values in optimizer.state.values():
             for name, value in values.items():
@@ -126,7 +124,7 @@ def move_optimizers(optimizers: tuple[torch.optim.Optimizer, ...], device: torch
 
 
 def without_gradient_sync(module: torch.nn.Module) -> AbstractContextManager[None]:
-    """Returns a context in which DistributedDataParallel does not synchronise gradients."""
+    """Returns a context in which DistributedDataParallel does not synchronize gradients."""
     if isinstance(module, DistributedDataParallel):
         context: AbstractContextManager[None] = module.no_sync()
         return context

@@ -1,12 +1,12 @@
-"""A small, complete training loop: fit, evaluate, predict, on one device or on several ranks.
+"""A small, complete trainer: `fit`, `eval` and `predict`, on one device or on several ranks.
 
-It is here so that the events have a loop and the destinations a use; it does not compete with larger trainers.
+It gives the events a loop to run in and does not compete with larger trainers. Use it from one thread.
 """
 
 import time
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
@@ -23,29 +23,31 @@ from events.logger.destination import Destination
 from events.logger.logger import Logger
 from events.run import new_run_name
 from events.state import Phase, RunStatus, State
-from events.timestamp import Time
+from events.timestamp import Time, Timestamp
 
-from . import checkpoint as _rng
 from . import distributed
-from . import loops as _batches
-from .checkpoint import CheckpointSaver, find_checkpoint, load_checkpoint, read_checkpoint, train_batches
-from .loops import ModelLoops, WeightedMeans, as_metrics
+from .batches import move, samples_in, split, train_batches
+from .checkpoint import CheckpointSaver, find_checkpoint, load_checkpoint, read_checkpoint
+from .metrics import WeightedMeans, as_metrics
+from .random_state import restore_random_state, seed_all
 from .set_up import (
+    AUTOCAST_DTYPES,
+    as_tuple,
     check_can_fit,
     check_choices,
     find_device,
     labelled,
     learning_rates,
+    length_of,
     move_optimizers,
-    several,
     without_gradient_sync,
 )
 
 __all__ = ["Trainer"]
 
 
-class Trainer(ModelLoops):
-    """Trains a model and fires the 40 events of `Event` at their places.
+class Trainer:
+    """Trains a model and runs the 40 events of `Event`.
 
     ```python
     trainer = Trainer(model, train_dataloader, eval_dataloader, max_duration="5ep", loss_fn=cross_entropy,
@@ -53,49 +55,54 @@ class Trainer(ModelLoops):
     trainer.fit()
     ```
 
-    **Batches.** A batch is a pair `(inputs, targets)`, of tensors or of whatever holds tensors, or a mapping. A pair is
-    trained as `loss_fn(model(inputs), targets)`, a mapping as `loss_fn(model(**batch), batch)`; without `loss_fn` the
-    loss is what the model returns as `outputs.loss` or `outputs["loss"]`. For another kind override `forward` and `loss`.
+    **Batches.** A batch is a pair `(inputs, targets)`, of tensors or of containers of tensors, or a mapping.
+    The loss of a pair is `loss_fn(model(inputs), targets)`, that of a mapping
+    `loss_fn(model(**batch), batch)`; without `loss_fn` it is the model's `outputs.loss` or `outputs["loss"]`.
+    For other batches, override `forward` and `loss`.
 
-    **What is logged.** With each batch, at the step that counts the batches before it: `loss/train/total`,
+    **Metrics.** Logged with each batch, at the step that counts the batches before it: `loss/train/total`,
     `metrics/train/<name>`, `lr/<optimizer>/group<i>`, `time/epoch`, `time/sample`; with each epoch
     `metrics/train_epoch/<name>`; with each evaluation `loss/<label>/total` and `metrics/<label>/<name>`.
 
-    **Ranks.** Under `torchrun` each rank makes its own Trainer. Gradients, losses, metrics and the clock are agreed on;
-    give the training dataloader a `DistributedSampler`. Call `state.stop_training()` on any rank: all stop.
+    **Ranks.** Under `torchrun` each rank makes its own Trainer. Gradients, losses, metrics and the clock are
+    reduced over ranks; give the training dataloader a `DistributedSampler`. `state.stop_training()` on any
+    rank stops all.
 
-    **Close.** `close`, or the end of a `with` block, closes callbacks and destinations; so does `fit` when it raises, and
-    the end of the interpreter where nobody did. A closed trainer refuses to go on.
+    **Close.** `close`, or the end of a `with` block, closes callbacks and destinations; so do `fit` when it
+    raises, and interpreter exit. A closed trainer cannot be used again.
+
+    **Batch types.** To support other batches, override `forward`, `targets`, `loss` and `tokens_in`.
 
     Args:
-        model: what is trained; moved to the device, not copied.
-        train_dataloader: yields training batches; may be given to `fit` instead.
-        eval_dataloader: yields evaluation batches; or several such by label.
+        model: the model; moved to the device, not copied.
+        train_dataloader: yields training batches.
+        eval_dataloader: yields evaluation batches; or several dataloaders by label.
         max_duration: when training ends, such as "5ep", "1000ba" or "2h"; a bare integer counts epochs.
         loss_fn: takes outputs and targets, returns the mean loss of a (micro)batch.
-        optimizers: one, or several; all take a step with each batch.
-        schedulers: one, or several; all take a step with each batch, or with each epoch.
-        step_schedulers_every_batch: which of the two.
+        optimizers: one or several; all step with each batch.
+        schedulers: one or several; all step with each batch, or with each epoch.
+        step_schedulers_every_batch: whether schedulers step with each batch rather than each epoch.
         metrics: by name, functions of outputs and targets that return a batch's mean, or torchmetrics.
-        eval_interval: how often to evaluate within `fit`, such as "1ep" or "500ba"; there is also an evaluation where
-            training ends between two.
-        iteration_length: the length of an iteration in epochs ("3ep"), or None for none.
-        callbacks: who reacts to events.
+        eval_interval: how often to evaluate within `fit`, such as "1ep" or "500ba"; the end of training is
+            always evaluated.
+        iteration_length: the length of an iteration in epochs ("3ep"); None for no iterations.
+        callbacks: the callbacks.
         loggers: the destinations.
-        run_name: the name of the run; the same on all ranks. Default: `RUN_NAME` of the environment, else a new one.
-        device: where to train; default: the accelerator that torch finds, else the CPU.
-        device_train_microbatch_size: the samples that go through the model at once; gradients add up over a batch.
+        run_name: the name of the run, the same on all ranks. Default: the environment variable `RUN_NAME`,
+            else a new one.
+        device: where to train. Default: the accelerator that torch finds, else the CPU.
+        device_train_microbatch_size: samples per forward pass; gradients accumulate over a batch.
         precision: "fp32", or "bf16" or "fp16" for `torch.autocast`.
-        seed: seeds Python's, numpy's and torch's generators, on each rank differently.
-        save_folder: where to save checkpoints, such as "{run_name}/checkpoints"; None for none.
-        save_interval: how often.
-        save_num_checkpoints_to_keep: how many of the newest to keep there; None for all.
-        load_path: a checkpoint to go on from: a local path, or a name that a destination can download.
-        autoresume: goes on from the newest checkpoint in `save_folder`, if there is one; needs `run_name`.
+        seed: seeds Python's, numpy's and torch's generators, differently on each rank.
+        save_folder: where to save checkpoints, such as "{run_name}/checkpoints"; None for no checkpoints.
+        save_interval: how often to save.
+        save_num_checkpoints_to_keep: how many of the newest to keep locally; None for all.
+        load_path: the checkpoint to start from: a local path, or a name that a destination can download.
+        autoresume: resumes from the newest checkpoint in `save_folder`, if there is one; needs `run_name`.
 
     Raises:
-        ValueError: arguments do not go together; the message says which.
-        CheckpointError: the checkpoint does not fit.
+        ValueError: the arguments are invalid or inconsistent.
+        CheckpointError: the checkpoint does not match.
     """
 
     def __init__(
@@ -126,7 +133,6 @@ class Trainer(ModelLoops):
         autoresume: bool = False,
     ) -> None:
         check_choices(precision, device_train_microbatch_size, save_folder, run_name, autoresume=autoresume)
-        length = None if max_duration is None else Time.from_input(max_duration, "ep")
         savers = (
             []
             if save_folder is None
@@ -141,28 +147,30 @@ class Trainer(ModelLoops):
         self._microbatch_size = device_train_microbatch_size
         self._step_schedulers_every_batch = step_schedulers_every_batch
         self._evaluated_at: Time | None = None
-        self._mark = 0.0
+        # When the current lap began; evaluation moves it, for the clock of a run counts training alone.
+        self._lap_start = 0.0
         self._device = find_device(device)
-        # Made before the engine, so that at the interpreter's end it comes after it: callbacks may still talk to other ranks.
+        # Before the engine, so that at interpreter exit it runs after it: callbacks may still use the process
+        # group.
         self._leave_ranks = (
             weakref.finalize(self, distributed.leave) if distributed.join(self._device) else None
         )
         self.state = State(
             distributed.from_rank_zero(run_name or new_run_name()),
-            length,
+            None if max_duration is None else Time.from_input(max_duration, "ep"),
             model=model.module if isinstance(model, DistributedDataParallel) else model,
-            optimizers=several(optimizers),
-            schedulers=several(schedulers),
+            optimizers=as_tuple(optimizers),
+            schedulers=as_tuple(schedulers),
             device=self._device,
             precision=precision,
             train_dataloader=train_dataloader,
             eval_dataloader=eval_dataloader,
         )
         if seed is not None:
-            _rng.seed_all(seed + self.state.rank)
+            seed_all(seed + self.state.rank)
         self.logger = Logger(self.state, loggers)
-        # The saver comes last: what other callbacks do at its events is in the checkpoint.
-        self.engine = Engine(self.state, self.logger, (*several(callbacks), *savers))
+        # The saver comes last: a checkpoint includes what other callbacks do at its events.
+        self.engine = Engine(self.state, self.logger, (*as_tuple(callbacks), *savers))
         with self._closing_on_error():
             self._set_up(model)
             self._resumed = self._load(load_path, save_folder if autoresume else None)
@@ -182,7 +190,7 @@ class Trainer(ModelLoops):
         self.logger.log_hyperparameters({"trainer": self._description()})
 
     def _description(self) -> dict[str, Any]:
-        """Returns what is worth knowing of the set-up when runs are compared."""
+        """Returns the hyperparameters of the trainer itself."""
         state = self.state
         return {
             "model": type(state.model).__name__,
@@ -214,15 +222,15 @@ class Trainer(ModelLoops):
         return checkpoint
 
     def fit(self, duration: str | int | Time | None = None) -> None:
-        """Trains until `max_duration`, or for `duration` more.
+        """Trains until `max_duration`, or for another `duration`.
 
         Args:
-            duration: how much longer than now, such as "1ep"; makes that the new `max_duration`.
+            duration: how much longer to train, such as "1ep"; moves `max_duration`.
 
         Raises:
-            ValueError: there is no dataloader, optimizer or duration to train with.
+            ValueError: the dataloader, the optimizers or the duration are missing.
             EngineClosedError: the trainer is closed.
-            BaseException: whatever the model, the data or a callback raised, after everything is closed.
+            BaseException: what the model, the data or a callback raised, after everything is closed.
         """
         state = self.state
         if duration is not None:
@@ -234,8 +242,8 @@ class Trainer(ModelLoops):
             self._module.train()
             self._eval_interval.start(state)
             self.engine.run_event(Event.FIT_START)
-            self._go_on_from_checkpoint()
-            self._mark = time.perf_counter()
+            self._restore_random_state()
+            self._lap_start = time.perf_counter()
             while not state.is_done:
                 self._train_epoch()
             if state.eval_dataloader is not None and self._evaluated_at != state.timestamp.batch:
@@ -243,11 +251,11 @@ class Trainer(ModelLoops):
             self.engine.run_event(Event.FIT_END)
             state.status = RunStatus.COMPLETED
 
-    def _go_on_from_checkpoint(self) -> None:
-        """Puts the random numbers where the checkpoint has them: nothing that came before training counts."""
+    def _restore_random_state(self) -> None:
+        """Restores the random state of the checkpoint: draws before training do not count."""
         checkpoint, self._resumed = self._resumed, None
         if checkpoint is not None and self.state.rank < len(checkpoint["random"]):
-            _rng.restore_random_state(checkpoint["random"][self.state.rank], self.state.train_dataloader)
+            restore_random_state(checkpoint["random"][self.state.rank], self.state.train_dataloader)
 
     def _train_epoch(self) -> None:
         state = self.state
@@ -289,12 +297,12 @@ class Trainer(ModelLoops):
             state.timestamp = state.timestamp.to_next_iteration(self._lap())
             self.engine.run_event(Event.ITERATION_END)
             self.engine.run_event(Event.ITERATION_CHECKPOINT)
-        self._hear_who_stops()
+        self._agree_on_stopping()
 
     def _train_batch(self) -> None:
         state = self.state
-        state.batch = _batches.move(state.batch, self._device)
-        state.batch_samples = _batches.samples_in(state.batch) * state.world_size
+        state.batch = move(state.batch, self._device)
+        state.batch_samples = samples_in(state.batch) * state.world_size
         self.engine.run_event(Event.BATCH_START)
         metrics = self._forward_and_backward()
         for optimizer in state.optimizers:
@@ -322,22 +330,22 @@ class Trainer(ModelLoops):
         if self._eval_interval.passed(state):
             self._evaluate_all()
         self.engine.run_event(Event.BATCH_CHECKPOINT)
-        self._hear_who_stops()
+        self._agree_on_stopping()
 
     def _forward_and_backward(self) -> dict[str, Any]:
-        """Leaves the gradients of the batch in the model, its loss in the state; returns its metrics."""
+        """Computes the gradients of the batch and its loss (`state.loss`); returns its metrics."""
         state, batch = self.state, self.state.batch
         for optimizer in state.optimizers:
             optimizer.zero_grad()
         self.engine.run_event(Event.BEFORE_TRAIN_BATCH)
-        microbatches = _batches.split(batch, self._microbatch_size)
-        samples = _batches.samples_in(batch)
+        microbatches = split(batch, self._microbatch_size)
+        samples = samples_in(batch)
         means = WeightedMeans()
         for index, microbatch in enumerate(microbatches):
             state.batch = microbatch
             is_last = index == len(microbatches) - 1
             with nullcontext() if is_last else without_gradient_sync(self._module):
-                self._microbatch(_batches.samples_in(microbatch) / samples, means)
+                self._microbatch(samples_in(microbatch) / samples, means)
         state.batch = batch
         if state.scaler is not None:
             for optimizer in state.optimizers:
@@ -368,23 +376,208 @@ class Trainer(ModelLoops):
                 means.add(f"metrics/train/{name}", metric(state.outputs, targets), share)
 
     def _lap(self) -> timedelta:
-        """Returns the time since the last lap: the mean over ranks, so that their timestamps do not part."""
+        """Returns the time since the last lap, averaged over ranks so that their timestamps agree."""
         now = time.perf_counter()
-        seconds, self._mark = now - self._mark, now
+        seconds, self._lap_start = now - self._lap_start, now
         return timedelta(seconds=distributed.mean_over_ranks(seconds))
 
-    def _hear_who_stops(self) -> None:
-        """Makes every rank stop where one does: a rank that went on alone would wait for the others for ever."""
+    def _agree_on_stopping(self) -> None:
+        """Stops every rank if one stops: a rank that continued alone would wait for the others for ever."""
         if distributed.any_rank(self.state.is_stopping):
             self.state.stop_training()
 
+    def eval(
+        self, eval_dataloader: Iterable[Any] | Mapping[str, Iterable[Any]] | None = None
+    ) -> dict[str, dict[str, float]]:
+        """Evaluates, outside of `fit`.
+
+        Args:
+            eval_dataloader: one dataloader, or several by label. Default: that of the trainer.
+
+        Returns:
+            Metrics by name, for each label; with a `loss_fn` also the loss.
+
+        Raises:
+            ValueError: there is no dataloader.
+            EngineClosedError: the trainer is closed.
+        """
+        dataloader = self.state.eval_dataloader if eval_dataloader is None else eval_dataloader
+        if dataloader is None:
+            raise ValueError("eval_dataloader must be given to eval or to the Trainer.")
+        self.engine.run_event(Event.EVAL_STANDALONE_START)
+        results = {label: self._evaluate(label, one) for label, one in labelled(dataloader).items()}
+        self.engine.run_event(Event.EVAL_STANDALONE_END)
+        return results
+
+    def _evaluate_all(self) -> None:
+        if self.state.eval_dataloader is None:
+            return
+        started = time.perf_counter()
+        self.engine.run_event(Event.EVAL_BEFORE_ALL)
+        for label, dataloader in labelled(self.state.eval_dataloader).items():
+            self._evaluate(label, dataloader)
+        self.engine.run_event(Event.EVAL_AFTER_ALL)
+        self._evaluated_at = self.state.timestamp.batch
+        self._lap_start += time.perf_counter() - started
+
+    def _evaluate(self, label: str, dataloader: Iterable[Any]) -> dict[str, float]:
+        state = self.state
+        if label not in state.eval_metrics:
+            state.eval_metrics = {**state.eval_metrics, label: as_metrics(self._metrics, self._device)}
+        metrics = state.eval_metrics[label]
+        for metric in metrics.values():
+            metric.reset()
+        losses = WeightedMeans()
+        with self._reading(dataloader, Phase.EVAL, label), self._inference():
+            state.eval_timestamp = Timestamp()
+            self.engine.run_event(Event.EVAL_START)
+            for batch in dataloader:
+                self._evaluate_batch(batch, metrics, losses)
+            results = {f"loss/{label}/total": loss for loss in losses.over_ranks().values()}
+            results |= {f"metrics/{label}/{name}": metric.compute() for name, metric in metrics.items()}
+            self.logger.log_metrics(results)
+            self.engine.run_event(Event.EVAL_END)
+        return {
+            name.split("/", 2)[2] if name.startswith("metrics/") else "loss": float(results[name])
+            for name in results
+        }
+
+    def _evaluate_batch(self, batch: Any, metrics: Mapping[str, Any], losses: WeightedMeans) -> None:
+        state = self.state
+        state.batch = move(batch, self._device)
+        samples = samples_in(state.batch)
+        state.batch_samples = samples * state.world_size
+        self.engine.run_event(Event.EVAL_BATCH_START)
+        started = time.perf_counter()
+        with self._autocast():
+            self.engine.run_event(Event.EVAL_BEFORE_FORWARD)
+            state.outputs = self.forward(self._bare_module, state.batch)
+            self.engine.run_event(Event.EVAL_AFTER_FORWARD)
+            if self._loss_fn is not None:
+                losses.add("loss", self.loss(state.outputs, state.batch), samples)
+        for metric in metrics.values():
+            metric(state.outputs, self.targets(state.batch))
+        seconds = timedelta(seconds=time.perf_counter() - started)
+        state.eval_timestamp = state.eval_timestamp.to_next_batch(state.batch_samples, 0, seconds)
+        self.engine.run_event(Event.EVAL_BATCH_END)
+
+    def predict(self, dataloader: Iterable[Any], *, return_outputs: bool = True) -> list[Any]:
+        """Runs the model over a dataloader.
+
+        Args:
+            dataloader: yields batches.
+            return_outputs: whether to collect the outputs; otherwise use them in a callback's
+                `predict_batch_end`.
+
+        Returns:
+            The outputs of each batch, in host memory; empty without `return_outputs`.
+
+        Raises:
+            EngineClosedError: the trainer is closed.
+        """
+        state = self.state
+        collected = []
+        with self._reading(dataloader, Phase.PREDICT, "predict"), self._inference():
+            state.predict_timestamp = Timestamp()
+            self.engine.run_event(Event.PREDICT_START)
+            for batch in dataloader:
+                state.batch = move(batch, self._device)
+                state.batch_samples = samples_in(state.batch) * state.world_size
+                self.engine.run_event(Event.PREDICT_BATCH_START)
+                with self._autocast():
+                    self.engine.run_event(Event.PREDICT_BEFORE_FORWARD)
+                    state.outputs = self.forward(self._bare_module, state.batch)
+                    self.engine.run_event(Event.PREDICT_AFTER_FORWARD)
+                if return_outputs:
+                    collected.append(move(state.outputs, torch.device("cpu")))
+                state.predict_timestamp = state.predict_timestamp.to_next_batch(state.batch_samples)
+                self.engine.run_event(Event.PREDICT_BATCH_END)
+            self.engine.run_event(Event.PREDICT_END)
+        return collected
+
+    def forward(self, module: torch.nn.Module, batch: Any) -> Any:
+        """Returns the model's outputs for a batch; may be overridden.
+
+        Args:
+            module: the model, possibly wrapped for distributed training.
+            batch: a (micro)batch on the device.
+        """
+        if isinstance(batch, Mapping):
+            return module(**batch)
+        if isinstance(batch, list | tuple):
+            return module(*batch[:-1]) if len(batch) > 1 else module(batch[0])
+        return module(batch)
+
+    def targets(self, batch: Any) -> Any:
+        """Returns what loss and metrics compare the outputs with; may be overridden."""
+        return batch[-1] if isinstance(batch, list | tuple) else batch
+
+    def loss(self, outputs: Any, batch: Any) -> torch.Tensor:
+        """Returns the mean loss of a (micro)batch; may be overridden.
+
+        Raises:
+            ValueError: there is no `loss_fn`, and the outputs have no loss.
+        """
+        if self._loss_fn is not None:
+            loss: torch.Tensor = self._loss_fn(outputs, self.targets(batch))
+            return loss
+        found = outputs.get("loss") if isinstance(outputs, Mapping) else getattr(outputs, "loss", None)
+        if found is None:
+            raise ValueError(
+                f"loss must come from loss_fn or from the model's outputs, got {type(outputs).__name__} "
+                "without a loss. Pass loss_fn=... to the Trainer."
+            )
+        return torch.as_tensor(found)
+
     def tokens_in(self, batch: Any) -> int:
-        """Returns the number of tokens of a batch: the size of its "input_ids", where it has them, else 0."""
+        """Returns the number of tokens of a batch: the size of its "input_ids", else 0; may be overridden."""
         ids = batch.get("input_ids") if isinstance(batch, Mapping) else None
         return int(ids.numel()) if isinstance(ids, torch.Tensor) else 0
 
+    @contextmanager
+    def _reading(self, dataloader: Any, phase: Phase, label: str) -> Iterator[None]:
+        """Sets the dataloader, phase and label of the state; restores them at the end."""
+        state = self.state
+        names = (
+            "dataloader",
+            "dataloader_label",
+            "dataloader_len",
+            "phase",
+            "batch",
+            "batch_samples",
+            "outputs",
+        )
+        before = {name: getattr(state, name) for name in names}
+        state.dataloader, state.dataloader_label, state.phase = dataloader, label, phase
+        state.dataloader_len = length_of(dataloader)
+        try:
+            yield
+        finally:
+            for name, value in before.items():
+                setattr(state, name, value)
+
+    @contextmanager
+    def _inference(self) -> Iterator[None]:
+        was_training = self._bare_module.training
+        self._bare_module.eval()
+        try:
+            with torch.no_grad():
+                yield
+        finally:
+            self._bare_module.train(was_training)
+
+    @property
+    def _bare_module(self) -> torch.nn.Module:
+        """The unwrapped model: ranks may evaluate different numbers of batches."""
+        module = self._module
+        return module.module if isinstance(module, DistributedDataParallel) else module
+
+    def _autocast(self) -> AbstractContextManager[None]:
+        dtype = AUTOCAST_DTYPES.get(self.state.precision)
+        return nullcontext() if dtype is None else torch.autocast(self._device.type, dtype)
+
     def close(self) -> None:
-        """Closes callbacks and destinations, once; further calls do nothing.
+        """Closes callbacks and destinations; a second call does nothing.
 
         Raises:
             Exception: the first that a callback raised in its `close`.

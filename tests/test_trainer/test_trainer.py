@@ -311,7 +311,7 @@ class TestBadInput:
         [
             ({"precision": "int4"}, "precision must be 'fp32', 'bf16' or 'fp16', got 'int4'"),
             ({"device_train_microbatch_size": 0}, "device_train_microbatch_size must be at least 1, got 0"),
-            ({"autoresume": True}, "autoresume must know which run to go on with, got no save_folder"),
+            ({"autoresume": True}, "autoresume needs save_folder to find the run"),
             ({"max_duration": "10"}, "time must be a number with a unit, got '10'"),
             ({"eval_interval": "0ba"}, "interval must be positive, got 0ba"),
             ({"save_folder": "x", "save_num_checkpoints_to_keep": 0}, "keep must be at least 1, got 0"),
@@ -328,7 +328,7 @@ class TestBadInput:
             ({"train_dataloader": None}, "train_dataloader must be given to train"),
             ({"optimizers": (), "schedulers": ()}, "optimizers must be given to train"),
             ({"max_duration": None}, "max_duration must be given to train"),
-            ({"max_duration": "0.5dur"}, "max_duration must say how long the whole run is"),
+            ({"max_duration": "0.5dur"}, "max_duration must not be a share of the run"),
         ],
     )
     def test_nothing_to_train_with(self, make_trainer, arguments, message):
