@@ -26,7 +26,7 @@ from .errors import (
 )
 from .event import Event
 from .interval import Interval
-from .logger.destination import Destination, MetricsTaker, WriteRate, is_due
+from .logger.destination import Destination, WriteRate, is_due
 from .logger.device import DeviceCopies
 from .logger.logger import Logger
 from .logger.values import BinnedValues, host_metrics, plain_config, safe_text
@@ -58,7 +58,6 @@ __all__ = [
     "EventsError",
     "Interval",
     "Logger",
-    "MetricsTaker",
     "MonitorEvent",
     "Phase",
     "RecordError",

@@ -3,7 +3,7 @@
 What is in the mapping belongs to the kernel: it outlives the process, whatever ends it. The writer thread takes it from
 there (`drain.py`) and prepares the next segment, so that the training thread hardly ever opens a file itself.
 
-**Threading.** Any thread may call `try_append`. It takes no lock: one call into the mapping adds the whole row, or refuses where
+**Threading.** Any thread may call `append`. It takes no lock: one call into the mapping adds the whole row, or refuses where
 the segment is full. Everything else (new names, the next segment, rows that wait) is done under one lock. `prepare`,
 `request_sample` and the reading side belong to the writer thread.
 
@@ -24,7 +24,7 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol, Self
 
 import attrs
 
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
     from .segments import Segment
 
-__all__ = ["Journal", "SegmentReader", "TryAppend", "make_journal", "remove_journal", "sync_journal"]
+__all__ = ["Append", "Journal", "SegmentReader", "make_journal", "remove_journal", "sync_journal"]
 
 
 def make_journal(folder: Path, disk: Disk = DISK) -> None:
@@ -136,13 +136,11 @@ class SegmentReader:
             os.close(self._owned)
 
 
-class TryAppend(Protocol):
-    """The call that logs a row."""
+class Append(Protocol):
+    """The call that logs a row; see `Journal.append`."""
 
-    def __call__(
-        self, metrics: Any, step: int | None = None, read: Callable[[Any], Any] | None = None
-    ) -> bool:
-        """Takes a row, or says that it is not one of plain numbers; see `LoggerDestination.try_log_metrics`."""
+    def __call__(self, metrics: Mapping[str, float], step: int | None = None) -> None:
+        """Appends a row."""
 
 
 SEGMENT_BYTES = 1 << 20
@@ -181,7 +179,7 @@ class _ActiveSegment:
     by_names: dict[tuple[str, ...], _Schema] = attrs.field(factory=dict)
     by_length: dict[int, _Schema] = attrs.field(factory=dict)
     """The schemas of the latest rows, for the fast path."""
-    append: TryAppend = attrs.field(init=False)
+    append: Append = attrs.field(init=False)
     is_abandoned: bool = False
     """Whether the next segment counts whatever became of this one."""
 
@@ -211,7 +209,7 @@ class Journal:
         on_full: called in the thread that logs with what kept a segment from being made.
         on_refused: called in the thread that logs about metrics that are not taken, or are too many: with the kind of refusal,
             and a message.
-        on_append: called with `try_append`, which is another for each segment, whenever it changes.
+        on_append: called with `append`, which is another for each segment, whenever it changes.
         clock: the time in seconds since 1970; what it returns is made a float.
         make_segment: makes a segment from path, number and size, in the place of those two ways.
     """
@@ -225,7 +223,7 @@ class Journal:
         segment_bytes: int = SEGMENT_BYTES,
         on_full: Callable[[OSError], None] = lambda _: None,
         on_refused: Callable[[str, str], None] = lambda *_: None,
-        on_append: Callable[[TryAppend], None] = lambda _: None,
+        on_append: Callable[[Append], None] = lambda _: None,
         clock: Callable[[], float] = time.time,
         make_segment: "Callable[[Path, int, int], Segment] | None" = None,
     ) -> None:
@@ -258,8 +256,8 @@ class Journal:
         """What some calls took, in nanoseconds."""
         self.segments: deque[Segment] = deque()
         """The segments of this session that are not drained yet; the last one is being written."""
-        self.try_append: TryAppend = self._refuse
-        """Takes a row; it is another for each segment."""
+        self.append: Append = self._refuse
+        """Takes a row of any numbers, numpy's among them; it is another call for each segment."""
         self._first_number = _last_number(folder) + 1
         self._first_follows = end_of_journal(folder)
         self._writing: _ActiveSegment | None = None
@@ -269,34 +267,19 @@ class Journal:
 
     # --- the training thread ---------------------------------------------------------------------------------------
 
-    def append(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-        """Takes a row of any numbers, numpy's among them.
-
-        Raises:
-            RecordError: a value is no number.
-        """
-        if step is not None and type(step) is not int:
-            step = operator.index(step)
-        if not self.try_append(metrics, step):
-            self.try_append(_plain(metrics), step)
-
-    def _fast_append(self, writing: _ActiveSegment) -> TryAppend:
+    def _fast_append(self, writing: _ActiveSegment) -> Append:
         """Returns the call that is made for each row: everything it needs is a local name."""
         by_length, write = writing.by_length, writing.segment.write
         state, slow = self._state, self._append_slow
         now, dumps, adler32, pack = self._clock, marshal.dumps, zlib.adler32, HEADER.pack
         are_numbers = _NUMBERS.issuperset
 
-        def try_append(
-            metrics: Any, step: int | None = None, read: Callable[[Any], Any] | None = None
-        ) -> bool:
+        def append(metrics: Mapping[str, float], step: int | None = None) -> None:
             # A subclass of dict may make up values for the keys of another row, as defaultdict does.
             if type(metrics) is dict:
                 try:
                     schema, values_of, tags = by_length[len(metrics)]
                     values = values_of(metrics)
-                    if read is not None:
-                        values = tuple(map(read, values))
                     data = dumps((schema, step, state.timestamp.epoch.value, now(), values), _MARSHAL_VERSION)
                     # Each value begins with its type. Where the first is a float, the second begins nine bytes later, and
                     # so on: one look at every ninth byte says that all are floats, in a quarter of the time of `type`.
@@ -306,38 +289,33 @@ class Journal:
                         and are_numbers(map(type, values))
                     ):
                         write(pack(len(data), adler32(data)) + data)
-                        return True
+                        return
                 except (KeyError, ValueError, OSError):
                     # Other names than last time, a full segment, or something that is no plain number.
                     pass
-            return slow(metrics, step, read)
+            slow(metrics, step)
 
-        return try_append
+        return append
 
-    def _append_slow(self, metrics: Any, step: int | None, read: Callable[[Any], Any] | None) -> bool:
-        """Does what the fast path cannot: new names, a new segment, a timing sample.
-
-        Returns:
-            Whether the row was taken; False where it is not one of plain numbers.
+    def _append_slow(self, metrics: Mapping[str, float], step: int | None = None) -> None:
+        """Does what the fast path cannot: other types of numbers, new names, a new segment, a sample of the time.
 
         Raises:
-            RecordError: the journal is closed.
+            RecordError: the journal is closed, or a value is no number.
         """
-        if type(metrics) is not dict:
-            return False
-        row = metrics.copy() if read is None else {name: read(value) for name, value in metrics.items()}
-        if not (_NUMBERS.issuperset(map(type, row.values())) and all(isinstance(name, str) for name in row)):
-            return False
+        if step is not None and type(step) is not int:
+            step = operator.index(step)
+        row = _plain(metrics)
         if self._is_abandoned:
-            return True
+            return
         if self._is_stopped:
             self.counts.dropped += 1
-            return True
+            return
         if self._is_closed:
-            return self._refuse(metrics)
+            self._refuse(metrics)
         row = self._without_unwritable(row)
         if not row:
-            return True
+            return
         if step is None:
             step = int(self._state.timestamp.batch)
         if step.bit_length() > _MAX_INTEGER_BITS:
@@ -347,9 +325,8 @@ class Journal:
                 f"step must be a number of at most {_MAX_INTEGER_BITS} bits, got one of {step.bit_length()}. "
                 "Its metrics are not written.",
             )
-            return True
+            return
         self._take(("row", row, step, int(self._state.timestamp.epoch), self._clock()))
-        return True
 
     def _without_unwritable(self, row: dict[str, float]) -> dict[str, float]:
         """Returns the row without the values that no reader could read back; they are counted and reported."""
@@ -623,13 +600,11 @@ class Journal:
     def _publish(self) -> None:
         """Has the fast path write to the current segment."""
         writing = self._writing
-        if writing is not None and self.try_append is not writing.append and not self._is_closed:
+        if writing is not None and self.append is not writing.append and not self._is_closed:
             self._on_append(writing.append)
-            self.try_append = writing.append
+            self.append = writing.append
 
-    def _refuse(
-        self, metrics: Any, step: int | None = None, read: Callable[[Any], Any] | None = None
-    ) -> bool:
+    def _refuse(self, metrics: Mapping[str, float], step: int | None = None) -> NoReturn:
         raise RecordError("metrics must be logged between init and post_close, got some before or after.")
 
     # --- the writer thread -----------------------------------------------------------------------------------------
@@ -690,7 +665,7 @@ class Journal:
         """Ends writing, and removes the spare; the segments stay."""
         with self._lock:
             self._is_closed = True
-            self.try_append = self._refuse
+            self.append = self._refuse
             if self._writing is not None:
                 # Another thread may still hold the call that writes to it.
                 self._writing.segment.seal()
@@ -712,6 +687,8 @@ def _last_number(folder: Path) -> int:
 
 def _plain(metrics: Mapping[str, float]) -> dict[str, float]:
     row = dict(metrics)
+    if not all(isinstance(name, str) for name in row):
+        raise RecordError("metrics must have strings as names.")
     if _NUMBERS.issuperset(map(type, row.values())):
         return row
     return {name: _number(name, value) for name, value in row.items()}

@@ -26,7 +26,7 @@ from .environment import EnvironmentFile, rank_layout
 from .errors import RunInUseError
 from .files import remove_temporaries
 from .folders import HeldFolder, holds_run, with_user_paths
-from .journal import Journal, TryAppend, make_journal, remove_journal, sync_journal
+from .journal import Append, Journal, make_journal, remove_journal, sync_journal
 from .layout import HEARTBEAT, journal_path, metrics_name, segment_paths, summary_name
 from .lock import WriterLock
 from .metrics_csv import MetricsCsv
@@ -125,7 +125,7 @@ class RankWriter:
         flush_seconds: float,
         journal_kind: JournalKind,
         media_stats: Callable[[], dict[str, Any]],
-        on_append: Callable[[TryAppend], None],
+        on_append: Callable[[Append], None],
         held: HeldFolder | None = None,
         map_file: MapFile = mmap.mmap,
         clock: Callable[[], float] = time.time,

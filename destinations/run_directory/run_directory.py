@@ -32,7 +32,7 @@ from . import files as forks
 from .documents import Documents, SessionLog
 from .errors import RunNotOpenError, RunPathError
 from .folders import HeldFolder, check_no_run, check_path
-from .journal import TryAppend
+from .journal import Append
 from .layout import ARTIFACTS_FOLDER, lock_name
 from .lock import WriterLock
 from .media_writer import FileKeeping, MediaWriter, artifact_path
@@ -351,7 +351,7 @@ class RunDirectory(LoggerDestination):
 
     def _release(self) -> None:
         forks.discard(self)
-        self.__dict__.pop("try_log_metrics", None)
+        self.__dict__.pop("log_metrics", None)
         self._close_state()
 
     def _wake_writer(self) -> None:
@@ -360,10 +360,6 @@ class RunDirectory(LoggerDestination):
             writer.timer.wake()
 
     # --- records ---------------------------------------------------------------------------------------------------
-
-    def try_log_metrics(self, metrics: Any, step: int, read: Callable[[Any], Any] | None = None) -> bool:
-        """Packs one row of plain numbers into the journal; False where it needs `log_metrics`."""
-        return False  # Replaced by the journal's own call while the run is open; see `_bind_append`.
 
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         """Packs one row into the journal; buffers it before `init`."""
@@ -517,10 +513,10 @@ class RunDirectory(LoggerDestination):
         """Maps a file for writing; raises OSError if the file system does not support it."""
         return mmap.mmap(fd, size)
 
-    def _bind_append(self, append: TryAppend) -> None:
-        """Binds the journal's fast call as `try_log_metrics`, unless a subclass overrides `log_metrics`."""
+    def _bind_append(self, append: Append) -> None:
+        """Replaces `log_metrics` of this object by the journal's `append`, unless a subclass overrides it."""
         if type(self).log_metrics is RunDirectory.log_metrics:
-            self.__dict__["try_log_metrics"] = append
+            self.__dict__["log_metrics"] = append
 
     def _media_stats(self) -> dict[str, Any]:
         if self._lane is None or self._media is None:
@@ -540,7 +536,7 @@ class RunDirectory(LoggerDestination):
     def forget_in_child(self) -> None:
         """Silences a forked child: threads, lock and files belong to its parent."""
         writer = self._writer
-        self.__dict__.pop("try_log_metrics", None)
+        self.__dict__.pop("log_metrics", None)
         self._writer = self._documents = self._sessions = self._media = self._lane = None
         self._is_silent = True
         if writer is not None:
@@ -550,7 +546,7 @@ class RunDirectory(LoggerDestination):
         """Returns the arguments of the constructor: a copy is closed and can be opened in another process."""
         closed = RunDirectory.__new__(RunDirectory)
         closed.__dict__.update(self.__dict__)
-        closed.__dict__.pop("try_log_metrics", None)
+        closed.__dict__.pop("log_metrics", None)
         closed._close_state()  # noqa: SLF001  # of this class
         return closed.__dict__
 

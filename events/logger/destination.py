@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from .logger import Logger
 
-__all__ = ["Destination", "MetricsTaker", "WriteRate", "clock_of", "due_at", "is_due", "note_written"]
+__all__ = ["Destination", "WriteRate", "clock_of", "due_at", "is_due", "note_written"]
 
 Aggregate = Literal["last", "first", "mean", "min", "max", "sum", "count"]
 
@@ -219,21 +219,3 @@ class Destination(Protocol):
 
     def post_close(self) -> None:
         """Lets go of everything."""
-
-
-class MetricsTaker(Destination, Protocol):
-    """A destination that finds out by itself, faster than a look at each value, whether metrics are plain numbers.
-
-    A `Logger` asks the first of its destinations that is one before all others, and looks at the values no more.
-    """
-
-    def try_log_metrics(self, metrics: Any, step: int, read: "Callable[[Any], Any] | None" = None) -> bool:
-        """Takes metrics that are a dict of `float`, `int` and `bool` under names that are strings, and says whether it did.
-
-        Where it returns False, or raises, nothing was taken, and `log_metrics` is called with what the logger made of them.
-
-        Args:
-            metrics: what was given to the logger.
-            step: the step that they belong to.
-            read: makes a number of each value; None where they are numbers, if they are what the metrics before were.
-        """

@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, SupportsIndex, TypeGuard
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from events.errors import EngineClosedError, RecordError
 from events.names import format_name
@@ -20,10 +20,10 @@ from events.state import State
 from . import checks
 from .checks import check_file
 from .delivery import Delivery
-from .destination import Destination, MetricsTaker
+from .destination import Destination
 from .device import DeviceCopies
 from .faults import Faults
-from .values import ARE_PLAIN, is_plain, plain_config, quick_host_metrics, reader_of, safe_text, short
+from .values import ARE_PLAIN, is_plain, plain_config, quick_host_metrics, safe_text, short
 
 if TYPE_CHECKING:
     from events.callback import Callback
@@ -386,12 +386,6 @@ class Logger(RecordLogger):
         self._has_detour = False
         # Whether a rate may hold numbers back, and nothing else has to be done.
         self._may_put_off = False
-        # A destination that finds out itself whether metrics are plain numbers, which spares a look at each; the others
-        # get them after it. It is asked where the metrics before were such as it takes.
-        self._taker: MetricsTaker | None = next(filter(_is_taker, self._destinations), None)
-        self._others = tuple(one for one in self._destinations if one is not self._taker)
-        self._is_taker_asked = self._taker is not None
-        self._are_tensors_expected = False
         self._refresh()
 
     @property
@@ -421,7 +415,7 @@ class Logger(RecordLogger):
         """Lets a callback leave that joined by `attach`; one that did not does nothing."""
         self.attached = tuple(one for one in self.attached if one is not callback)
 
-    def log_metrics(  # noqa: C901, PLR0912  # the hot path: a function more would cost a tenth of it
+    def log_metrics(  # noqa: C901  # the hot path: a function more would cost a tenth of it
         self, metrics: Mapping[str, Any], step: int | None = None
     ) -> None:
         """Logs scalars.
@@ -442,17 +436,6 @@ class Logger(RecordLogger):
         if self._has_detour or self.faults.streaks:
             self._take_detour(metrics, step)  # type: ignore[arg-type]
             return
-        if self._is_taker_asked:
-            try:
-                read = reader_of(metrics) if self._are_tensors_expected else None
-                is_taken = self._taker.try_log_metrics(metrics, step, read)  # type: ignore[union-attr,arg-type]
-            except BaseException as error:  # noqa: BLE001  # nothing was taken; it comes again below, and is kept there
-                self.faults.let_out(error)
-                is_taken = False
-            if is_taken:
-                if self._others:
-                    self._hand_on(self._others, metrics, step)  # type: ignore[arg-type]
-                return
         # All of this runs in C: a third of a microsecond for ten numbers. A function of its own would be half as much again.
         values: Mapping[str, Any] | None = metrics
         try:
@@ -465,26 +448,8 @@ class Logger(RecordLogger):
         if values is None:
             self._log_metrics_carefully(metrics, step)  # type: ignore[arg-type]
             return
-        if self._taker is not None:
-            # Metrics are most often what they were last time.
-            self._are_tensors_expected = not self._others and reader_of(metrics) is not None
-            self._is_taker_asked = values is metrics or self._are_tensors_expected
-        # As `_hand_on` does, which would cost a tenth more as a call.
         refusal = None
         for destination in self._destinations:
-            try:
-                destination.log_metrics(values, step)
-            except RecordError as error:
-                refusal = error
-            except BaseException as error:  # noqa: BLE001  # a destination must not stop training
-                self.faults.failed(destination, "log_metrics", error)
-        if refusal is not None:
-            raise refusal
-
-    def _hand_on(self, destinations: tuple[Destination, ...], values: Mapping[str, Any], step: int) -> None:
-        """Calls destinations with numbers."""
-        refusal = None
-        for destination in destinations:
             try:
                 destination.log_metrics(values, step)
             except RecordError as error:
@@ -702,10 +667,6 @@ def _prefix(before: str, name: Any) -> str:
     if not isinstance(name, str) or not name:
         raise RecordError(f'namespace must be a name, got {short(name)}. Write namespace("train").')
     return f"{before}{name}/"
-
-
-def _is_taker(destination: Any) -> TypeGuard[MetricsTaker]:
-    return hasattr(destination, "try_log_metrics")
 
 
 def _several(destinations: Any) -> tuple[Destination, ...]:

@@ -34,7 +34,6 @@ __all__ = [
     "is_plain",
     "plain_config",
     "quick_host_metrics",
-    "reader_of",
     "safe_text",
     "short",
     "to_host",
@@ -318,8 +317,6 @@ class _Torch:
     """What of torch is needed on the short way, once somebody has imported it; never imported from here."""
 
     tensor_types: frozenset[type] = frozenset()
-    are_tensors: Callable[[Any], bool] = staticmethod(frozenset[type]().issuperset)
-    item: Callable[[Any], Any] | None = None
     has_cuda: Callable[[], bool] = staticmethod(lambda: True)
 
 
@@ -327,24 +324,8 @@ def _tensor_types() -> frozenset[type]:
     torch = sys.modules.get("torch")
     if torch is not None and not _Torch.tensor_types and hasattr(torch, "nn"):
         _Torch.has_cuda = torch.cuda.is_initialized
-        _Torch.item = torch.Tensor.item
         _Torch.tensor_types = frozenset({torch.Tensor, torch.nn.Parameter})
-        _Torch.are_tensors = _Torch.tensor_types.issuperset
     return _Torch.tensor_types
-
-
-def reader_of(metrics: Any) -> Callable[[Any], Any] | None:
-    """Returns what reads each value, where all are plain tensors in host memory; else None.
-
-    What it reads may still be no number, and it raises where a tensor has several elements. It knows tensors once
-    `quick_host_metrics` has met some.
-    """
-    if type(metrics) is not dict:
-        return None
-    if not _Torch.are_tensors(map(type, metrics.values())):
-        return None
-    # Without CUDA no tensor is on a device that is worth not waiting for, and a look at each can be saved.
-    return None if _Torch.has_cuda() and not all(map(_is_cpu, metrics.values())) else _Torch.item
 
 
 def quick_host_metrics(metrics: Any) -> dict[str, float] | None:
