@@ -16,7 +16,7 @@ from .drain.retry import RetryPolicy
 from .errors import RemoteConflict, UploadError
 from .handle import Backlog, FolderHandle, Outcome, UploadHandle, UploadState
 from .redaction import redact, redact_arguments, redact_table, redact_text
-from .stores import LocalStore, RemoteObject, Store, open_store
+from .stores import LocalStore, RemoteObject, Store, StoreLocation, open_store, register_store
 from .upload_queue import UploadQueue, exit_on_sigterm
 
 __all__ = [
@@ -28,6 +28,7 @@ __all__ = [
     "RemoteObject",
     "RetryPolicy",
     "Store",
+    "StoreLocation",
     "UploadError",
     "UploadHandle",
     "UploadQueue",
@@ -40,6 +41,7 @@ __all__ = [
     "redact_arguments",
     "redact_table",
     "redact_text",
+    "register_store",
 ]
 
 __project__ = "training-destinations"

@@ -36,8 +36,8 @@ from .spool.entry import Entry, attempts_of, key_of, reason_of
 from .spool.ownership import OwnerLock, owner_of
 from .spool.spool import Spool
 from .stores import open_store
-from .stores.registry import identity_of, kept_options
 from .stores.store import Resuming
+from .stores.uri import identity_of, kept_options
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

@@ -45,7 +45,7 @@ from .spool.ownership import OwnerLock, owner_of
 from .spool.spool import Spool
 from .spool.staging import How, Intake, Room, files_of, size_of
 from .stores import open_store
-from .stores.registry import identity_of, is_kept_option, is_remote, kept_options, options_of
+from .stores.uri import identity_of, is_kept_option, is_remote, kept_options, options_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -20,7 +20,7 @@ from uploads.handle import UploadState
 from uploads.spool.ownership import owner_of
 from uploads.spool.spool import Spool
 from uploads.spool.staging import Intake, Room
-from uploads.stores.registry import identity_of
+from uploads.stores.uri import identity_of
 from uploads.upload_queue import default_spools
 
 LIMIT_SECONDS = 120

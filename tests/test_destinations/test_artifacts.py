@@ -294,7 +294,7 @@ def test_a_file_that_nobody_has_is_not_found(make_artifacts, tmp_path):
 @pytest.mark.parametrize(
     ("store", "options", "message"),
     [
-        ("ftp://host/x", {}, "a store's URI must be a path or start with"),
+        ("ftp://host/x", {}, "no store for"),
         ("store", {"wait": "maybe"}, "wait must be 'spooled' or 'uploaded'"),
         ("store", {"remote_file_name": "fixed"}, "remote_file_name must hold"),
         ("store", {"log_interval": "10"}, "time must be a number with a unit"),

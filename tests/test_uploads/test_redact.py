@@ -3,7 +3,7 @@
 import pytest
 
 from uploads.redaction import redact
-from uploads.stores.registry import kept_options
+from uploads.stores.uri import kept_options
 
 
 @pytest.mark.parametrize(

@@ -1,28 +1,34 @@
 """What every store promises, and what only some do."""
 
 import contextlib
+import importlib.metadata
+import inspect
 import io
 import os
+import re
+from importlib.metadata import EntryPoint, EntryPoints
+from pathlib import Path
 
 import obstore.store
 import pytest
 
 from tests.servers.s3_servers import refusing_port
 from tests.servers.stores import MemoryStore
-from uploads import LocalStore, open_store
+from uploads import LocalStore, StoreLocation, open_store, register_store
 from uploads.errors import (
     BytesCorrupt,
     InvalidRemoteName,
     RejectedByStore,
     RemoteExists,
-    RemoteNotFound,
     StoreParked,
     TransientStoreError,
 )
-from uploads.stores import Body
+from uploads.stores import Body, registry, uri
 from uploads.stores.cloud import CloudStore
-from uploads.stores.registry import open_object
+from uploads.stores.registry import ENTRY_POINT_GROUP
 from uploads.stores.sftp import SftpStore
+from uploads.stores.uri import kept_options
+from uploads.testing import StoreContract
 
 KINDS = ["local", "s3-moto", "s3-rclone", "obstore-s3", "obstore-memory", "sftp"]
 
@@ -52,93 +58,14 @@ def _put(store, make_file, name, content, *, overwrite=True, identifier="id"):
         return store.put(name, body, overwrite=overwrite)
 
 
-class TestEveryStore:
-    """The contract of Store."""
+class TestEveryStore(StoreContract):
+    """The contract of Store, for ours."""
 
-    @pytest.mark.parametrize(
-        "content", [b"", b"x", bytes(range(256)) * 80_000], ids=["empty", "tiny", "20 MB"]
-    )
-    def test_what_was_put_comes_back(self, store, make_file, content):
-        """Scenario 61: bytes of every size, from every offset."""
-        _put(store, make_file, "folder/name", content)
+    def supports_create_only(self, store):
+        return not store.uri().endswith("create_only=head")
 
-        assert b"".join(store.get("folder/name")) == content
-        assert store.head("folder/name").size == len(content)
-        if content:
-            assert b"".join(store.get("folder/name", offset=len(content) - 1)) == content[-1:]
-
-    @pytest.mark.parametrize("name", ["ünï cödé", "a b/c d", "50%25+&=#?~", "x" * 150 + "/" + "y" * 150])
-    def test_names_are_kept(self, store, make_file, name):
-        """Fault 42: unicode, spaces, and what means something in a URL."""
-        _put(store, make_file, name, b"x")
-
-        assert [found.name for found in store.list()] == [name]
-        assert store.head(name).name == name
-
-    def test_create_only_refuses_and_keeps(self, store, make_file):
-        """An existing object stays as it is."""
-        _put(store, make_file, "a", b"first", overwrite=False)
-
-        if store.uri().endswith("create_only=head"):
-            pytest.skip("this server cannot refuse; the queue looks before it puts")
-        with pytest.raises(RemoteExists):
-            _put(store, make_file, "a", b"second", overwrite=False, identifier="other")
-
-        assert b"".join(store.get("a")) == b"first"
-
-    def test_overwriting_replaces(self, store, make_file):
-        """The newer bytes are there, whole."""
-        _put(store, make_file, "a", b"first, and longer")
-
-        _put(store, make_file, "a", b"second")
-
-        assert b"".join(store.get("a")) == b"second"
-
-    def test_what_is_not_there_is_not_there(self, store):
-        """No object: None, RemoteNotFound, and a delete that does nothing."""
-        assert store.head("nothing/here") is None
-        with pytest.raises(RemoteNotFound):
-            list(store.get("nothing/here"))
-        store.delete("nothing/here")
-
-    def test_listing_knows_prefixes(self, store, make_file):
-        """Scenario 63: with and without a prefix, nested, empty; names come back as they went in."""
-        assert list(store.list()) == []
-        for name in ("b", "a/x", "a/y/z", "ab"):
-            _put(store, make_file, name, b"1")
-
-        assert [found.name for found in store.list()] == ["a/x", "a/y/z", "ab", "b"]
-        assert [found.name for found in store.list("a/")] == ["a/x", "a/y/z"]
-        assert [found.name for found in store.list("a")] == ["a/x", "a/y/z", "ab"]
-
-    def test_deleting_removes(self, store, make_file):
-        """And leaves the others."""
-        _put(store, make_file, "a", b"1")
-        _put(store, make_file, "b", b"2")
-
-        store.delete("a")
-
-        assert [found.name for found in store.list()] == ["b"]
-
-    def test_an_object_that_changes_is_not_mixed(self, store, make_file):
-        """A read that names a version fails when it is another one."""
-        _put(store, make_file, "a", b"first")
-        version = store.head("a").version
-        _put(store, make_file, "a", b"second one")
-
-        with pytest.raises(TransientStoreError):
-            list(store.get("a", offset=2, version=version))
-
-    def test_uris_lead_back(self, store, make_file, request):
-        """Scenario 65: what a store says of an object opens the object."""
-        if "memory" in request.node.name:
-            pytest.skip("lives in this process only")
-        _put(store, make_file, "folder/ü %41.pt", b"found")
-
-        again, name = open_object(store.uri("folder/ü %41.pt"))
-
-        assert b"".join(again.get(name)) == b"found"
-        assert [found.name for found in open_store(store.uri()).list()] == ["folder/ü %41.pt"]
+    def is_opened_by_uri(self, store):
+        return not store.uri().startswith("gs://")  # In the memory of this process.
 
 
 class TestLocalStore:
@@ -236,10 +163,97 @@ class TestCloudStore:
             _put(store, make_file, "a", b"x", overwrite=False)
 
 
-def test_unknown_schemes_are_refused():
-    """Scenario 52: a typo in a URI is an error at once."""
-    with pytest.raises(ValueError, match="must be a path or start with"):
-        open_store("ftp://host/folder")
+@pytest.mark.parametrize(
+    ("uri", "message"),
+    [
+        ("s4://bucket", "did you mean 's3'"),
+        ("ftp://host/folder", r"Known schemes: az, file, gs, .*s3, sftp"),
+        ("s3:/bucket", "'://' is missing"),
+        ("", "empty string"),
+    ],
+)
+def test_unknown_schemes_are_refused(uri, message):
+    """A typo in a URI is an error at once, which names the schemes that there are and the near miss."""
+    with pytest.raises(ValueError, match=message):
+        open_store(uri)
+
+
+class StoreElsewhere(MemoryStore):
+    """A third party's store."""
+
+    public_options = ("zone",)
+
+    def __init__(self, location, *, zone="a"):
+        super().__init__()
+        self.location = location
+        self.zone = zone
+
+
+@pytest.fixture
+def table(monkeypatch):
+    """The table of schemes, which is as it was afterwards."""
+    monkeypatch.setattr(registry, "_factories", dict(registry._factories))
+    monkeypatch.setattr(uri, "_PUBLIC_OPTIONS", set(uri._PUBLIC_OPTIONS))
+
+
+@pytest.mark.usefixtures("table")
+class TestRegistering:
+    """Stores of others, by a call or by an installed package."""
+
+    def test_a_registered_store_is_opened_by_its_scheme(self):
+        """With what its URI says, and with the options that it takes."""
+        register_store("elsewhere", StoreElsewhere)
+
+        store = open_store("elsewhere://me@host:80/a%20b?zone=c")
+
+        assert isinstance(store, StoreElsewhere)
+        assert store.location == StoreLocation("elsewhere", "me@host:80", "/a%20b")
+        assert (store.location.host, store.location.port, store.location.username) == ("host", 80, "me")
+        assert (store.location.path, store.zone) == ("/a b", "c")
+        assert kept_options({"zone": "c", "token": "hush"}) == {"zone": "c"}
+
+    def test_an_installed_package_adds_a_store(self, monkeypatch):
+        """By an entry point; its name is known to the error of a near miss too."""
+        mine = EntryPoint("elsewhere", f"{__name__}:StoreElsewhere", ENTRY_POINT_GROUP)
+        monkeypatch.setattr(mine.__class__, "load", lambda _: StoreElsewhere)
+        monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: EntryPoints([mine]))
+
+        assert isinstance(open_store("elsewhere://host"), StoreElsewhere)
+        with pytest.raises(ValueError, match="did you mean 'elsewhere'"):
+            open_store("elswhere://host")
+
+    def test_a_scheme_is_taken_once(self):
+        """Ours too; the same factory may come again."""
+        register_store("elsewhere", StoreElsewhere)
+        register_store("elsewhere", StoreElsewhere)
+
+        for scheme in ("elsewhere", "s3"):
+            with pytest.raises(ValueError, match="has a store already"):
+                register_store(scheme, MemoryStore)
+        with pytest.raises(ValueError, match="invalid URI scheme"):
+            register_store("A", MemoryStore)
+
+    def test_the_store_of_the_docs_keeps_the_contract(self, tmp_path):
+        """docs/writing-a-store.md runs as it stands, and what it shows is a store."""
+        page = Path(__file__).parents[2] / "docs/writing-a-store.md"
+        shown = {}
+        for code in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL):
+            exec(code, shown)  # noqa: S102  # our own page
+        shown["queue"].close(timeout_seconds=0)
+        contract = shown["TestMemoryStore"]()
+
+        for name in [name for name in dir(contract) if name.startswith("test_")]:
+            shown["BUCKETS"].clear()
+            test = getattr(contract, name)
+            given = {"store": shown["MemoryStore"](StoreLocation("memory", "here")), "tmp_path": tmp_path}
+            test(**{key: given[key] for key in inspect.signature(test).parameters})
+
+    def test_credentials_in_a_uri_are_refused(self):
+        """Before the store sees them."""
+        register_store("elsewhere", StoreElsewhere)
+
+        with pytest.raises(ValueError, match="cannot contain credentials"):
+            open_store("elsewhere://me:hush@host")
 
 
 @pytest.mark.parametrize(
@@ -253,7 +267,7 @@ def test_unknown_schemes_are_refused():
         "file:///tmp/a%20b",
     ],
 )
-def test_uris_round_trip(uri, monkeypatch):
+def test_uris_round_trip(uri):
     """Scenario 65: a store opened by a URI says the same URI of itself."""
     if uri.startswith("gs"):
         pytest.skip("obstore asks for Google's credentials when it is made")

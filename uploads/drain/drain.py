@@ -33,8 +33,8 @@ from uploads.spool.entry import (
     utc_now,
 )
 from uploads.spool.ownership import OwnerLock
-from uploads.stores.registry import identity_of
 from uploads.stores.store import Resuming
+from uploads.stores.uri import identity_of
 
 from .delivery import CredentialWatch, deliver
 from .retry import Action, Attempts, Health, RetryPolicy, Verdict, judge

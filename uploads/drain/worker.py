@@ -24,7 +24,7 @@ from uploads.errors import SpoolOwned, SpoolUnusable
 from uploads.redaction import redact
 from uploads.spool.spool import Spool
 from uploads.stores import open_store
-from uploads.stores.registry import identity_of
+from uploads.stores.uri import identity_of
 
 from .drain import Drain
 from .retry import RetryPolicy

@@ -110,7 +110,7 @@ class Entry:
         submitted_at: ISO 8601, UTC; for people, never for order.
         boot: During which boot of the machine bytes without a checksum were left to the page cache; empty where the disk had them,
             or a checksum tells.
-        store: The identity of the store that the entry is for (`stores.uris.identity_of`); empty for that of its spool.
+        store: The identity of the store that the entry is for (`stores.uri.identity_of`); empty for that of its spool.
     """
 
     identifier: str

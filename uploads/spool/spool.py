@@ -67,7 +67,7 @@ from uploads.disk import (
 )
 from uploads.errors import ManifestUnreadable, SpoolDamaged, SpoolUnusable
 from uploads.handle import Outcome, UploadState
-from uploads.stores.registry import identity_of
+from uploads.stores.uri import identity_of
 
 from .entry import (
     DATA_FILE,

@@ -1,7 +1,17 @@
-"""Where bytes go: the protocol of a store, a folder, S3, other clouds, SFTP."""
+"""Where bytes go: the protocol of a store, the table of URI schemes, and the stores: a folder, S3, other clouds, SFTP."""
 
 from .local import LocalStore
-from .registry import open_store
+from .registry import open_store, register_store
 from .store import Body, Digest, RemoteObject, Store
+from .uri import StoreLocation
 
-__all__ = ["Body", "Digest", "LocalStore", "RemoteObject", "Store", "open_store"]
+__all__ = [
+    "Body",
+    "Digest",
+    "LocalStore",
+    "RemoteObject",
+    "Store",
+    "StoreLocation",
+    "open_store",
+    "register_store",
+]

@@ -23,9 +23,9 @@ from uploads.errors import (
 from uploads.redaction import redact
 
 from .create_only import CreateOnlyPolicy, CreateOnlySupport
-from .registry import compose_uri
 from .s3.store import configured_endpoint
 from .store import RemoteObject
+from .uri import compose_uri
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -1,130 +1,103 @@
-"""Opens a store by its URI; what a store says of itself comes back to the same place."""
+"""Opens stores by URI, from one table of schemes: ours, those of installed packages, and those registered by a call.
+
+A package adds a store by an entry point in the group `training_destinations.stores`, whose name is the scheme and whose value is a factory.
+"""
 
 from __future__ import annotations
 
+import difflib
+import importlib.metadata
 import os
 import re
-from typing import TYPE_CHECKING, Any, Literal
-from urllib.parse import parse_qsl, quote, unquote, unquote_to_bytes, urlencode, urlsplit, urlunsplit
+import threading
+from typing import TYPE_CHECKING, Any, Protocol
+from urllib.parse import unquote, unquote_to_bytes, urlsplit
 
 from uploads.redaction import redact
 
+from .uri import StoreLocation, add_public_options, options_of
+
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from pathlib import Path
 
     from .store import Store
 
-__all__ = [
-    "compose_uri",
-    "identity_of",
-    "is_kept_option",
-    "is_remote",
-    "kept_options",
-    "open_object",
-    "open_store",
-    "options_of",
-]
+__all__ = ["ENTRY_POINT_GROUP", "StoreFactory", "open_object", "open_store", "register_store"]
 
-_CLOUD_SCHEMES = ("gs", "az")
-_ALMOST_A_URI = re.compile(r"(file|s3|gs|az|sftp):")
-_SAYS_WHICH_SERVER = ("endpoint", "account_name")
-# What may be written to disk and into URIs. A list of what must not would miss the next secret that a store takes.
-_KEPT = frozenset(
-    (
-        # Of our stores.
-        *("client", "endpoint_url", "region", "profile", "addressing_style", "checksum", "create_only"),
-        *("part_bytes", "part_threads", "connect_timeout_seconds", "read_timeout_seconds", "timeout_seconds"),
-        *("key_filename", "known_hosts", "read_back_bytes"),
-        # Of S3's requests.
-        *("ACL", "BucketKeyEnabled", "CacheControl", "ContentDisposition", "ContentEncoding"),
-        *("ContentLanguage", "ContentType", "ExpectedBucketOwner", "RequestPayer", "SSEKMSKeyId"),
-        *("ServerSideEncryption", "StorageClass"),
-        # Of obstore.
-        *("account_name", "azure_storage_account_name", "use_emulator", "azure_storage_use_emulator"),
-        *("use_azure_cli", "skip_signature", "virtual_hosted_style_request"),
-        *("service_account", "application_credentials"),
-    )
-)
+ENTRY_POINT_GROUP = "training_destinations.stores"
+
+_SCHEME = re.compile(r"[a-z][a-z0-9+.-]+")
+
+
+class StoreFactory(Protocol):
+    """Makes a store; a class will do. `public_options`, where it has that attribute, names its options that hold no secret."""
+
+    def __call__(self, location: StoreLocation, **options: Any) -> Store:
+        """Returns the store at a location.
+
+        Args:
+            location: The URI without its options.
+            options: From the URI, as text, and from the call.
+        """
+
+
+def register_store(scheme: str, factory: StoreFactory) -> None:
+    """Adds a store for a URI scheme to the table, for this process.
+
+    Uploads to a remote store run in a worker process, which does not know of this call: a package should use the entry point, or
+    `UploadQueue` needs `isolation="threads"`.
+
+    Args:
+        scheme: In lower case, such as "webdav".
+        factory: Called by `open_store`.
+
+    Raises:
+        ValueError: The scheme is invalid, or has a factory already.
+    """
+    if not _SCHEME.fullmatch(scheme):
+        raise ValueError(
+            f"invalid URI scheme {scheme!r}: use at least two lower-case letters, digits, '+', '.' or '-'"
+        )
+    with _lock:
+        if _factories.setdefault(scheme, factory) is not factory:
+            raise ValueError(f"the scheme {scheme!r} has a store already: {_factories[scheme]!r}")
+    add_public_options(getattr(factory, "public_options", ()))
 
 
 def open_store(uri: str | Path, **options: Any) -> Store:
-    """The store at a path, `file://`, `s3://bucket/prefix`, `gs://`, `az://` or `sftp://user@host/folder`.
+    """Returns the store at a path, `file://`, `s3://bucket/prefix`, `gs://`, `az://`, `sftp://user@host/folder`, or a registered scheme.
 
     Args:
         uri: Options may follow a `?`: `s3://bucket/prefix?endpoint_url=http://127.0.0.1:9000&client=obstore`.
-        options: The same by keyword, and those that do not belong into a URI; a keyword wins. They are the arguments of the
-            store's class; `client="obstore"` takes CloudStore for `s3://`.
+        options: The arguments of the store's class, secrets too. A keyword wins over the URI. `client="obstore"` takes CloudStore
+            for `s3://`.
 
     Raises:
-        ValueError: No store for that scheme.
+        ValueError: The scheme is unknown, or the URI is malformed or contains credentials.
         ImportError: The store's client is not installed; the message names the extra.
     """
-    scheme, separator, rest = str(uri).partition("://")
-    if not separator or scheme == "file":
-        return _open_local(str(uri), options)
-    location = rest.partition("?")[
-        0
-    ]  # A "#" is an ordinary character here: names of objects and runs have it.
-    authority, _, quoted = location.partition("/")
-    path = unquote(quoted)
-    options = {**options_of(uri), **options}
-    client: Literal["boto3", "obstore"] = options.pop("client", "boto3")
-    host = urlsplit(f"//{authority}")
-    if host.password is not None or (host.username is not None and scheme != "sftp"):
-        raise ValueError(
-            f"a store's URI must have no credentials, got some before the '@' of one that starts with {scheme}://. "
-            "Give them by store_options={…}."
-        )
-    if scheme == "sftp":
-        if not host.hostname:
-            raise ValueError("an SFTP store must have a host, got none. Write sftp://user@host/folder.")
-        from .sftp import SftpStore
-
-        username = None if host.username is None else unquote(host.username)
-        return SftpStore(host.hostname, f"/{path}", port=host.port or 22, username=username, **options)
-    if any(part in {".", ".."} for part in path.split("/")):
-        raise ValueError(f"a store's prefix must have no part '.' or '..', got {path!r}")
-    if scheme == "s3" and client == "boto3":
-        from .s3.store import S3Store
-
-        return S3Store(authority, path.strip("/"), **options)
-    if scheme in _CLOUD_SCHEMES or (scheme == "s3" and client == "obstore"):
-        from .cloud import CloudStore
-
-        return CloudStore(scheme, authority, path.strip("/"), **options)
-    raise ValueError(
-        f"a store's URI must be a path or start with file://, s3://, gs://, az:// or sftp://, got {redact(str(uri))!r}"
-    )
-
-
-def options_of(uri: str | Path) -> dict[str, str]:
-    """The options that follow the `?` of a remote store's URI, secrets included."""
-    return dict(parse_qsl(str(uri).partition("?")[2])) if is_remote(uri) else {}
-
-
-def identity_of(uri: str) -> str:
-    """What tells one store from another: scheme, host or bucket, prefix, and which server; nothing that may change between two runs.
-
-    Args:
-        uri: What `Store.uri` says.
-    """
-    scheme, _, rest = uri.partition("://")
-    path, _, query = rest.partition("?")
-    server = sorted(
-        (key, value.rstrip("/"))
-        for key, value in parse_qsl(query)
-        if any(word in key.lower() for word in _SAYS_WHICH_SERVER)
-    )
-    return f"{scheme}://{path.rstrip('/')}" + (f"?{urlencode(server, safe='/:')}" if server else "")
+    text = str(uri)
+    scheme, separator, rest = text.partition("://")
+    if not separator:
+        return _open_path(text, options)
+    factory = _factory_of(scheme, text)
+    if (
+        scheme != "file"
+    ):  # A folder has no options, so "?" belongs to its name. "#" always does: objects and runs have it.
+        options = {**options_of(text), **options}
+        rest = rest.partition("?")[0]
+    authority, slash, quoted = rest.partition("/")
+    if urlsplit(f"//{authority}").password is not None:
+        raise _credentials_error(scheme)
+    return factory(StoreLocation(scheme, authority, slash + quoted), **options)
 
 
 def open_object(uri: str) -> tuple[Store, str]:
-    """The store and the name behind what `handle.uri` says."""
+    """Returns the store and the object's name for the URI of an object, as in `handle.uri`."""
     scheme, separator, rest = uri.partition("://")
     if not separator:
         raise ValueError(
-            f"an object's URI must have a scheme, got {uri!r}. Give the store: download_file(name, destination, store=…)"
+            f"an object's URI needs a scheme, got {uri!r}. Or give the store: download_file(name, destination, store=…)"
         )
     path, question, query = rest.partition("?")
     if scheme == "file":
@@ -133,55 +106,97 @@ def open_object(uri: str) -> tuple[Store, str]:
     return open_store(f"{scheme}://{parent}{question}{query}"), unquote(leaf)
 
 
-def is_remote(uri: str | Path) -> bool:
-    """Whether the URI leads over a network, as far as the URI tells."""
-    scheme, separator, _ = str(uri).partition("://")
-    return bool(separator) and scheme != "file"
+def _factory_of(scheme: str, uri: str) -> StoreFactory:
+    with _lock:
+        factory = _factories.get(scheme)
+    if factory is not None:
+        return factory
+    installed = importlib.metadata.entry_points(group=ENTRY_POINT_GROUP)
+    if scheme in installed.names:
+        register_store(scheme, installed[scheme].load())
+        return _factories[scheme]
+    known = sorted({*_factories, *installed.names})
+    near = difflib.get_close_matches(scheme, known, n=1, cutoff=0.5)
+    hint = f"; did you mean {near[0]!r}?" if near else "."
+    raise ValueError(
+        f"no store for {redact(uri)!r}{hint} Known schemes: {', '.join(known)}; a folder is given as a path. "
+        "A package or uploads.register_store can add others."
+    )
 
 
-def compose_uri(root: str, prefix: str, name: str, options: dict[str, Any]) -> str:
-    """`root/prefix/name?options`, quoted; options that are None, or not known to be harmless, are left out."""
-    path = "/".join(quote(part) for part in (prefix, name) if part)
-    query = urlencode(kept_options(options), safe="/:")
-    return root + (f"/{path}" if path else "") + (f"?{query}" if query else "")
-
-
-def is_kept_option(name: str) -> bool:
-    """Whether a store option of this name may be written to disk and into a URI."""
-    return name in _KEPT
-
-
-def kept_options(options: Mapping[str, Any]) -> dict[str, str | int | float | bool]:
-    """Of a store's options what may be written to disk and into a URI; a URL among them loses user, password and query."""
-    return {
-        name: _without_credentials(value) if isinstance(value, str) else value
-        for name, value in options.items()
-        if is_kept_option(name) and isinstance(value, str | int | float)
-    }
-
-
-def _without_credentials(value: str) -> str:
-    if "://" not in value:
-        return value
-    parts = urlsplit(value)
-    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
-
-
-def _open_local(uri: str, options: dict[str, Any]) -> Store:
+def _open_path(path: str, options: dict[str, Any]) -> Store:
     from .local import LocalStore
 
-    if uri.startswith("file://"):
-        host, slash, path = uri.removeprefix("file://").partition("/")
-        if host not in {"", "localhost"} or not slash:
-            raise ValueError(
-                f"a file:// URI must be absolute, as in file:///folder, got {uri!r}. A relative folder is given as a path."
-            )
-        # As bytes, since not every path is UTF-8; a folder has no options, so "?" and "#" belong to it.
-        return LocalStore("/" + os.fsdecode(unquote_to_bytes(os.fsencode(path))), **options)
-    if not uri:
-        raise ValueError("a store must be a path or a URI, got an empty text")
-    if _ALMOST_A_URI.match(uri):
+    if not path:
+        raise ValueError("a store needs a path or a URI, got an empty string")
+    scheme = path.partition(":")[0]
+    if scheme != path and scheme in _factories:
         raise ValueError(
-            f"a store's URI must have '://' after its scheme, got {uri!r}. Give it as a string, since a Path drops a slash."
+            f"'://' is missing after the scheme in {path!r}. Give a string, since a Path drops a slash."
         )
-    return LocalStore(uri, **options)
+    return LocalStore(path, **options)
+
+
+def _open_folder(location: StoreLocation, **options: Any) -> Store:
+    from .local import LocalStore
+
+    if location.authority not in {"", "localhost"} or not location.quoted_path:
+        uri = f"file://{location.authority}{location.quoted_path}"
+        raise ValueError(
+            f"a file:// URI is absolute, as in file:///folder, got {uri!r}. Give a relative folder as a path."
+        )
+    # As bytes, since not every path is UTF-8.
+    return LocalStore(os.fsdecode(unquote_to_bytes(os.fsencode(location.quoted_path))), **options)
+
+
+def _open_sftp(location: StoreLocation, **options: Any) -> Store:
+    if not location.host:
+        raise ValueError("an SFTP store needs a host: sftp://user@host/folder")
+    from .sftp import SftpStore
+
+    if location.port is not None:
+        options["port"] = location.port
+    return SftpStore(location.host, location.path, username=location.username, **options)
+
+
+def _open_s3(location: StoreLocation, *, client: str = "boto3", **options: Any) -> Store:
+    if client == "obstore":
+        return _open_cloud(location, **options)
+    if client != "boto3":
+        raise ValueError(f"client must be 'boto3' or 'obstore', got {client!r}")
+    from .s3.store import S3Store
+
+    return S3Store(*_bucket_and_prefix(location), **options)
+
+
+def _open_cloud(location: StoreLocation, **options: Any) -> Store:
+    from .cloud import CloudStore
+
+    options.pop("client", None)  # The only one of these schemes.
+    return CloudStore(location.scheme, *_bucket_and_prefix(location), **options)
+
+
+def _bucket_and_prefix(location: StoreLocation) -> tuple[str, str]:
+    if location.username is not None:
+        raise _credentials_error(location.scheme)
+    prefix = location.path.removeprefix("/")
+    if any(part in {".", ".."} for part in prefix.split("/")):
+        raise ValueError(f"a store's prefix cannot have a part '.' or '..', got {prefix!r}")
+    return location.authority, prefix.strip("/")
+
+
+def _credentials_error(scheme: str) -> ValueError:
+    return ValueError(
+        f"a store's URI cannot contain credentials, got some before the '@' of one that starts with {scheme}://. "
+        "Give them by store_options={…}."
+    )
+
+
+_lock = threading.Lock()  # Guards the table.
+_factories: dict[str, StoreFactory] = {
+    "az": _open_cloud,
+    "file": _open_folder,
+    "gs": _open_cloud,
+    "s3": _open_s3,
+    "sftp": _open_sftp,
+}

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from uploads.errors import RejectedByStore, RemoteExists, RemoteNotFound, StoreParked, TransientStoreError
 from uploads.stores.create_only import CreateOnlyPolicy, CreateOnlySupport
-from uploads.stores.registry import compose_uri
 from uploads.stores.store import RemoteObject
+from uploads.stores.uri import compose_uri
 
 from .errors import check_sender, code_of, required, translated
 from .parts import PartsUpload, abandon_parts, part_bytes_for

@@ -1,0 +1,198 @@
+"""The contract of a store, as tests: for stores of your own, and for ours. Does not import pytest.
+
+```python
+class TestMine(StoreContract):
+    @pytest.fixture
+    def store(self):
+        return MyStore("host")
+```
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+from .errors import RemoteExists, RemoteNotFound, TransientStoreError
+from .stores.registry import open_object, open_store
+from .stores.store import Body, RemoteObject
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from .stores.store import Store
+
+__all__ = ["StoreContract"]
+
+_LIMIT_SECONDS = 120.0
+_WRITERS = 4
+_NAMES = ("ünï cödé", "a b/c d", "50%25+&=#?~", "x" * 150 + "/" + "y" * 150)
+
+
+class StoreContract:
+    """What every store must do; subclass it in a test module, with a fixture `store` that makes an empty one of yours.
+
+    Override the two methods where a store cannot do what they say. `tmp_path` is pytest's own fixture.
+    """
+
+    def supports_create_only(self, store: Any) -> bool:
+        """Returns whether `overwrite=False` is atomic. A store that says no must raise RejectedByStore, or be documented."""
+        return True
+
+    def is_opened_by_uri(self, store: Any) -> bool:
+        """Returns whether `open_store(store.uri())` leads to the same objects."""
+        return True
+
+    def test_returns_what_was_put(self, store: Store, tmp_path: Path) -> None:
+        """Empty, tiny and large objects come back, whole and from an offset, and their size is known."""
+        for number, content in enumerate((b"", b"x", bytes(range(256)) * 80_000)):
+            name = f"folder/{number}"
+            found = put(store, tmp_path, name, content)
+
+            assert (found.name, found.size) == (name, len(content))
+            assert b"".join(store.get(name)) == content
+            assert _head(store, name).size == len(content)
+            if content:
+                assert b"".join(store.get(name, offset=len(content) - 1)) == content[-1:]
+
+    def test_keeps_names(self, store: Store, tmp_path: Path) -> None:
+        """Unicode, spaces, long names, and characters with a meaning in a URL."""
+        for name in _NAMES:
+            put(store, tmp_path, name, b"x")
+
+        assert [found.name for found in store.list()] == sorted(_NAMES)
+        assert [_head(store, name).name for name in _NAMES] == list(_NAMES)
+
+    def test_create_only_refuses_a_taken_name(self, store: Store, tmp_path: Path) -> None:
+        """RemoteExists, and the object stays as it is."""
+        put(store, tmp_path, "a", b"first", overwrite=False)
+        if not self.supports_create_only(store):
+            return
+
+        try:
+            put(store, tmp_path, "a", b"second", overwrite=False, identifier="other")
+        except RemoteExists:
+            pass
+        else:
+            raise AssertionError("put(overwrite=False) must raise RemoteExists where the name is taken.")
+
+        assert b"".join(store.get("a")) == b"first"
+
+    def test_of_create_only_writers_one_wins(self, store: Store, tmp_path: Path) -> None:
+        """Of puts at the same instant exactly one is done, and its bytes are there."""
+        if not self.supports_create_only(store):
+            return
+        outcomes: dict[int, BaseException | None] = {}
+        barrier = threading.Barrier(_WRITERS)
+
+        def write(number: int) -> None:
+            barrier.wait(_LIMIT_SECONDS)
+            try:
+                put(
+                    store,
+                    tmp_path,
+                    "raced",
+                    b"bytes of %d" % number,
+                    overwrite=False,
+                    identifier=f"entry-{number}",
+                )
+                outcomes[number] = None
+            except BaseException as error:  # noqa: BLE001  # compared below
+                outcomes[number] = error
+
+        writers = [threading.Thread(target=write, args=(number,), daemon=True) for number in range(_WRITERS)]
+        for writer in writers:
+            writer.start()
+        for writer in writers:
+            writer.join(_LIMIT_SECONDS)
+
+        winners = [number for number, error in outcomes.items() if error is None]
+        others = [error for error in outcomes.values() if error is not None]
+        assert len(winners) == 1, f"one put must win, got {outcomes}"
+        assert all(isinstance(error, RemoteExists | TransientStoreError) for error in others), outcomes
+        assert b"".join(store.get("raced")) == b"bytes of %d" % winners[0]
+
+    def test_overwrites(self, store: Store, tmp_path: Path) -> None:
+        """The newer bytes are there, whole."""
+        put(store, tmp_path, "a", b"first, and longer")
+        put(store, tmp_path, "a", b"second")
+
+        assert b"".join(store.get("a")) == b"second"
+
+    def test_knows_what_is_missing(self, store: Store) -> None:
+        """No object: `head` returns None, `get` raises RemoteNotFound, and `delete` does nothing."""
+        assert store.head("nothing/here") is None
+        try:
+            list(store.get("nothing/here"))
+        except RemoteNotFound:
+            pass
+        else:
+            raise AssertionError("get must raise RemoteNotFound where there is no object.")
+        store.delete("nothing/here")
+
+    def test_lists_by_prefix(self, store: Store, tmp_path: Path) -> None:
+        """With and without a prefix, which need not end at a `/`; sorted by name."""
+        assert list(store.list()) == []
+        for name in ("b", "a/x", "a/y/z", "ab"):
+            put(store, tmp_path, name, b"1")
+
+        assert [found.name for found in store.list()] == ["a/x", "a/y/z", "ab", "b"]
+        assert [found.name for found in store.list("a/")] == ["a/x", "a/y/z"]
+        assert [found.name for found in store.list("a")] == ["a/x", "a/y/z", "ab"]
+
+    def test_deletes(self, store: Store, tmp_path: Path) -> None:
+        """One object, and not the others."""
+        put(store, tmp_path, "a", b"1")
+        put(store, tmp_path, "b", b"2")
+
+        store.delete("a")
+
+        assert [found.name for found in store.list()] == ["b"]
+
+    def test_does_not_mix_versions(self, store: Store, tmp_path: Path) -> None:
+        """Where `head` gives a version, a read of it raises TransientStoreError once the object has changed."""
+        put(store, tmp_path, "a", b"first")
+        version = _head(store, "a").version
+        put(store, tmp_path, "a", b"second one")
+        if version is None:
+            return
+
+        try:
+            list(store.get("a", offset=2, version=version))
+        except TransientStoreError:
+            pass
+        else:
+            raise AssertionError("get must raise TransientStoreError for a version that is gone.")
+
+    def test_is_opened_by_its_uris(self, store: Store, tmp_path: Path) -> None:
+        """The URI of an object opens the object, that of the store the store."""
+        if not self.is_opened_by_uri(store):
+            return
+        put(store, tmp_path, "folder/ü %41.pt", b"found")
+
+        again, name = open_object(store.uri("folder/ü %41.pt"))
+
+        assert b"".join(again.get(name)) == b"found"
+        assert [found.name for found in open_store(store.uri()).list()] == ["folder/ü %41.pt"]
+
+
+def put(
+    store: Store,
+    folder: Path,
+    name: str,
+    content: bytes,
+    *,
+    overwrite: bool = True,
+    identifier: str = "id",
+) -> RemoteObject:
+    """Puts bytes by way of a file in `folder`, as an upload queue does."""
+    path = folder / f"staged-{identifier}"
+    path.write_bytes(content)
+    with Body(path, identifier) as body:
+        return store.put(name, body, overwrite=overwrite)
+
+
+def _head(store: Store, name: str) -> RemoteObject:
+    found = store.head(name)
+    assert found is not None, f"head must find {name!r}"
+    return found
