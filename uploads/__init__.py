@@ -7,17 +7,24 @@
     handle.result(timeout_seconds=60)
     queue.close(timeout_seconds=30)
 
-Importing this package starts nothing and loads no store's client.
+Importing this package starts nothing and loads no store's client. Names are imported when they are first used:
+`destinations` needs `uploads.disk` and the redaction alone.
 """
 
-from .command_line import add_commands
-from .download import download_file
-from .drain.retry import RetryPolicy
-from .errors import RemoteConflict, UploadError
-from .handle import Backlog, FolderHandle, Outcome, UploadHandle, UploadState
-from .redaction import redact, redact_arguments, redact_table, redact_text
-from .stores import LocalStore, RemoteObject, Store, StoreLocation, open_store, register_store
-from .upload_queue import UploadQueue, exit_on_sigterm
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .command_line import add_commands
+    from .download import download_file
+    from .drain.retry import RetryPolicy
+    from .errors import RemoteConflict, UploadError
+    from .handle import Backlog, FolderHandle, Outcome, UploadHandle, UploadState
+    from .redaction import redact, redact_arguments, redact_table, redact_text
+    from .stores import LocalStore, RemoteObject, Store, StoreLocation, open_store, register_store
+    from .upload_queue import UploadQueue, exit_on_sigterm
 
 __all__ = [
     "Backlog",
@@ -44,4 +51,40 @@ __all__ = [
     "register_store",
 ]
 
+_MODULES = {
+    "Backlog": ".handle",
+    "FolderHandle": ".handle",
+    "LocalStore": ".stores",
+    "Outcome": ".handle",
+    "RemoteConflict": ".errors",
+    "RemoteObject": ".stores",
+    "RetryPolicy": ".drain.retry",
+    "Store": ".stores",
+    "StoreLocation": ".stores",
+    "UploadError": ".errors",
+    "UploadHandle": ".handle",
+    "UploadQueue": ".upload_queue",
+    "UploadState": ".handle",
+    "add_commands": ".command_line",
+    "download_file": ".download",
+    "exit_on_sigterm": ".upload_queue",
+    "open_store": ".stores",
+    "redact": ".redaction",
+    "redact_arguments": ".redaction",
+    "redact_table": ".redaction",
+    "redact_text": ".redaction",
+    "register_store": ".stores",
+}
+
 __project__ = "training-destinations"
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        value = globals()[name] = getattr(importlib.import_module(_MODULES[name], __name__), name)
+        return value
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

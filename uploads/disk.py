@@ -1,4 +1,13 @@
-"""What Python's `os` has no call for: writing a whole file system out, what kind it is, and which boot of the machine this is."""
+"""File operations that `uploads`, `destinations` and `events` share: read, replace, append, copy, lock, fork.
+
+The one place for each of them. All functions work in the calling thread, may be called from any thread, and raise
+`OSError` as the operating system does. Nothing here knows the layout of a spool or of a run folder.
+
+- A file that others read is replaced in one step (`replacement`, `replace_file`) or gets whole lines (`append_line`).
+- A file that others may have put there is opened with `open_regular`: it never follows a symlink and never waits for a
+  FIFO. Documents are read up to a limit (`read_regular`, `read_json`).
+- A lock is flock(2): it ends with the process that holds it (`try_lock`, `is_locked`).
+"""
 
 from __future__ import annotations
 
@@ -6,68 +15,371 @@ import contextlib
 import ctypes
 import errno
 import fcntl
+import itertools
 import json
 import os
 import stat
 import threading
-import uuid
 import weakref
 import zlib
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-from .errors import SpoolDamaged
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
 
 __all__ = [
+    "DISK",
+    "MAX_DOCUMENT_BYTES",
     "MOUNTS",
+    "PRIVATE_MODE",
     "READ_BYTES",
+    "Disk",
+    "IrregularFileError",
     "append_line",
     "boot_id",
+    "call_in_forked_children",
     "copy_all",
     "crc32_of",
+    "end_of_last_line",
     "exists",
-    "forget_in_child",
+    "file_system_of",
     "fsync_path",
+    "is_locked",
+    "is_network_file_system",
+    "lock",
     "mkdir",
-    "network_file_system_of",
     "open_regular",
-    "read_bytes",
+    "open_temporary",
     "read_json",
+    "read_open",
+    "read_regular",
     "reflink",
     "rename",
+    "replace_file",
     "replace_json",
+    "replacement",
     "rmdir",
+    "stop_calling_in_forked_children",
     "sync_disk_of",
+    "to_utf8",
+    "try_lock",
     "unlink",
+    "unlock",
     "write_all",
-    "write_text",
+    "write_new",
 ]
+
+MAX_DOCUMENT_BYTES = 32 << 20
+"""Size limit of a document, and of a line of an index, that is read."""
+
+PRIVATE_MODE = 0o600
+"""Permissions of a file that only its owner may read."""
+
+READ_BYTES = 1 << 20
+"""Size of the buffer that `copy_all` and `crc32_of` read with."""
 
 MOUNTS = Path("/proc/self/mountinfo")
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-_NETWORK = {
-    "9p",
-    "afs",
-    "beegfs",
-    "ceph",
-    "cifs",
-    "fuse.glusterfs",
-    "fuse.s3fs",
-    "fuse.sshfs",
-    "gpfs",
-    "lustre",
-    "nfs",
-    "nfs4",
-    "panfs",
-    "smb3",
-    "smbfs",
-    "virtiofs",
-    "wekafs",
-}
+_PUBLIC_MODE = 0o666  # Less the umask.
+_CHUNK_BYTES = 1 << 16
+_STRIDE_BYTES = 1 << 30
+_FICLONE = 0x40049409  # ioctl_ficlone(2)
+_NOT_REGULAR = {errno.ELOOP, errno.EISDIR, errno.ENXIO, errno.ENODEV}
+_NO_KERNEL_COPY = {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EBADF, errno.EPERM}
+_NETWORK_FILE_SYSTEMS = frozenset(
+    {
+        *("9p", "afs", "beegfs", "ceph", "cifs", "glusterfs", "gpfs", "lustre", "nfs", "nfs4", "orangefs"),
+        *("panfs", "pvfs2", "smb3", "smbfs", "virtiofs", "wekafs"),
+    }
+)
+
+_temporary_numbers = itertools.count()
+_buffers = threading.local()
+_fork_handlers: dict[weakref.WeakMethod[Callable[[], None]], None] = {}
+_is_fork_registered: list[bool] = []
+
+
+class IrregularFileError(OSError):
+    """A symlink, folder, FIFO or device where a regular file is expected, or a file above the reader's size limit."""
+
+
+# Reading.
+
+
+def open_regular(path: str | Path, flags: int = os.O_RDONLY, mode: int = PRIVATE_MODE) -> int:
+    """Opens a regular file; does not follow a symlink, and does not wait for the other end of a FIFO.
+
+    Args:
+        path: The file.
+        flags: For open(2).
+        mode: Permissions of a file that this creates, less the umask.
+
+    Raises:
+        IrregularFileError: Something else is there.
+        OSError: The file could not be opened.
+    """
+    try:
+        descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, mode)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise IrregularFileError(errno.ELOOP, "it is a symbolic link", str(path)) from None
+        if error.errno in _NOT_REGULAR:
+            raise IrregularFileError(error.errno, "it is not a regular file", str(path)) from None
+        raise
+    kind = os.fstat(descriptor).st_mode
+    if stat.S_ISREG(kind):
+        return descriptor
+    os.close(descriptor)
+    if stat.S_ISDIR(kind):
+        raise IrregularFileError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    raise IrregularFileError(errno.EINVAL, "it is not a regular file", str(path))
+
+
+def read_regular(path: str | Path, max_bytes: int = MAX_DOCUMENT_BYTES) -> bytes:
+    """Returns the content of a regular file; see `open_regular`.
+
+    Raises:
+        IrregularFileError: It is something else, or is larger than `max_bytes`.
+        OSError: The file could not be read.
+    """
+    descriptor = open_regular(path)
+    try:
+        return read_open(descriptor, os.fstat(descriptor).st_size, str(path), max_bytes)
+    finally:
+        os.close(descriptor)
+
+
+def read_open(descriptor: int, size: int, name: str, max_bytes: int = MAX_DOCUMENT_BYTES) -> bytes:
+    """Returns the content of an open regular file, which may grow meanwhile.
+
+    Args:
+        descriptor: At the start of the file.
+        size: From `os.fstat`.
+        name: For the error message.
+        max_bytes: Size limit.
+
+    Raises:
+        IrregularFileError: The file is larger than `max_bytes`.
+        OSError: The file could not be read.
+    """
+    data = os.read(descriptor, size + 1) if size <= max_bytes else b""
+    # A read returns less than it was asked for above 2 GiB, and more than `size` where the file grew.
+    while size < len(data) <= max_bytes and (more := os.read(descriptor, _CHUNK_BYTES)):
+        data += more
+    if size > max_bytes or len(data) > max_bytes:
+        raise IrregularFileError(errno.EFBIG, f"it is larger than {max_bytes >> 20} MiB", name)
+    return data
+
+
+def read_json(path: str | Path) -> dict[str, Any]:
+    """Returns the JSON object in a regular file; empty if the file is missing, unreadable or holds something else."""
+    try:
+        value = json.loads(read_regular(path))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def end_of_last_line(descriptor: int, size: int) -> int:
+    r"""Returns the offset after the last b"\n" below `size`; 0 if there is none. Reads backwards from `size`."""
+    end = size
+    while end > 0:
+        start = max(0, end - _CHUNK_BYTES)
+        found = os.pread(descriptor, end - start, start).rfind(b"\n")
+        if found >= 0:
+            return start + found + 1
+        end = start
+    return 0
+
+
+# Writing.
+
+
+class Disk:
+    """The system calls of a writer, to be replaced in tests: a disk that fails, or one that records each change."""
+
+    def open(self, path: Path | str, flags: int, mode: int = _PUBLIC_MODE) -> int:
+        """Opens a file; a new one gets `mode`, less the umask."""
+        return os.open(path, flags, mode)
+
+    def write(self, fd: int, data: bytes, offset: int) -> None:
+        """Writes all of the data at an offset."""
+        written = 0
+        while written < len(data):
+            written += os.pwrite(fd, data[written:], offset + written)
+
+    def truncate(self, fd: int, size: int) -> None:
+        """Truncates a file."""
+        os.ftruncate(fd, size)
+
+    def sync(self, fd: int) -> None:
+        """Waits until the content of a file is on the disk, whether it was written or mapped."""
+        os.fdatasync(fd)
+
+    def sync_folder(self, path: Path) -> None:
+        """Waits until the names in a folder are on the disk, where the file system supports it."""
+        with contextlib.suppress(OSError):
+            fsync_path(path)
+
+    def replace(self, source: Path | str, target: Path) -> None:
+        """Renames a file, replacing an existing target."""
+        Path(source).replace(target)
+
+    def unlink(self, path: Path | str) -> None:
+        """Removes a file."""
+        Path(path).unlink()
+
+    def make_folder(self, path: Path) -> None:
+        """Creates a folder unless it exists."""
+        path.mkdir(exist_ok=True)
+
+    def remove_folder(self, path: Path) -> None:
+        """Removes an empty folder."""
+        path.rmdir()
+
+
+DISK = Disk()
+
+
+def open_temporary(path: Path, disk: Disk = DISK, mode: int = _PUBLIC_MODE) -> tuple[int, str]:
+    """Creates a file beside `path` and returns its descriptor and name, `.NAME.PID-NUMBER.tmp`.
+
+    Unlike `tempfile.mkstemp`, it respects the umask.
+    """
+    while True:
+        name = f"{path.parent}/.{path.name}.{os.getpid()}-{next(_temporary_numbers)}.tmp"
+        # Exclusive: a container that shares the folder may have given the same process id.
+        with contextlib.suppress(FileExistsError):
+            return disk.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode), name
+
+
+@contextlib.contextmanager
+def replacement(
+    path: Path, *, durable: bool = False, mode: int = _PUBLIC_MODE, disk: Disk = DISK
+) -> Iterator[int]:
+    """Yields the descriptor of a new file that replaces `path` in one step when the block ends.
+
+    A reader sees the old content or the new. Where the block raises, the new file is removed.
+
+    Args:
+        path: The file to replace; its folder is created if missing.
+        durable: Whether to wait until content and name are on the disk.
+        mode: Permissions, less the umask.
+        disk: Makes the system calls.
+    """
+    try:
+        descriptor, name = open_temporary(path, disk, mode)
+    except FileNotFoundError:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, name = open_temporary(path, disk, mode)
+    try:
+        try:
+            yield descriptor
+            if durable:
+                disk.sync(descriptor)
+        finally:
+            os.close(descriptor)
+        disk.replace(name, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            unlink(name)
+        raise
+    if durable:
+        disk.sync_folder(path.parent)
+
+
+def replace_file(
+    path: Path, content: bytes, *, durable: bool = False, mode: int = _PUBLIC_MODE, disk: Disk = DISK
+) -> None:
+    """Replaces a file in one step; see `replacement`."""
+    with replacement(path, durable=durable, mode=mode, disk=disk) as descriptor:
+        disk.write(descriptor, content, 0)
+
+
+def replace_json(path: Path, value: dict[str, Any]) -> None:
+    """Replaces a file that only its owner may read with a JSON object, in one step; its folder must exist."""
+    descriptor, name = open_temporary(path, mode=PRIVATE_MODE)
+    try:
+        try:
+            write_all(descriptor, to_utf8(json.dumps(value, ensure_ascii=False)))
+        finally:
+            os.close(descriptor)
+        rename(name, str(path))
+    except BaseException:
+        with contextlib.suppress(OSError):
+            unlink(name)
+        raise
+
+
+def write_new(path: str | Path, text: str) -> None:
+    """Creates a file that only its owner may read.
+
+    Raises:
+        ValueError: The text is larger than `MAX_DOCUMENT_BYTES`.
+        FileExistsError: The file exists.
+    """
+    data = to_utf8(text)
+    if len(data) > MAX_DOCUMENT_BYTES:
+        raise ValueError(f"{path} must have at most {MAX_DOCUMENT_BYTES} bytes, got {len(data)}")
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, PRIVATE_MODE)
+    try:
+        write_all(descriptor, data)
+    finally:
+        os.close(descriptor)
+
+
+def append_line(path: str | Path, line: str, *, mode: int = _PUBLIC_MODE) -> None:
+    """Appends a whole line or nothing. If a crash left a partial last line, that one is terminated first.
+
+    To be called by one thread at a time, since a failed write is cut off again.
+
+    Args:
+        path: The file; created if missing. Its folder exists.
+        line: Without its end.
+        mode: Permissions of a new file, less the umask.
+
+    Raises:
+        IrregularFileError: Not a regular file.
+        OSError: The line could not be written.
+    """
+    descriptor = open_regular(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, mode)
+    try:
+        size = os.fstat(descriptor).st_size
+        is_torn = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
+        try:
+            write_all(descriptor, b"\n" * is_torn + to_utf8(line) + b"\n")
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.ftruncate(descriptor, size)
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def write_all(descriptor: int, data: bytes) -> None:
+    """Writes all of the data; write(2) may take a part of it, for instance on a nearly full disk."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]
+
+
+def to_utf8(text: str) -> bytes:
+    r"""Encodes text as UTF-8. A lone surrogate, as in a name that is not UTF-8, becomes `\udcXX`, as in JSON."""
+    return text.encode("utf-8", "backslashreplace")
+
+
+def fsync_path(path: str | Path) -> None:
+    """Waits until a file, or the names in a folder, are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def sync_disk_of(path: Path) -> None:
-    """syncfs(2) for the file system that the path is on. Since Linux 5.8 it reports what could not be written.
+    """Calls syncfs(2) for the file system of `path`. Since Linux 5.8 it reports write errors.
 
     Raises:
         OSError: Something could not be written.
@@ -82,54 +394,21 @@ def sync_disk_of(path: Path) -> None:
         os.close(descriptor)
 
 
-def network_file_system_of(path: Path, mounts: Path = MOUNTS) -> str | None:
-    """The kind of the network file system that the path is on, such as "nfs4"; None on a local disk, and where the system does not say.
-
-    Args:
-        path: Exists.
-        mounts: In the format of proc_pid_mountinfo(5).
-    """
-    try:
-        device = path.stat().st_dev
-        lines = mounts.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return None
-    wanted = f"{os.major(device)}:{os.minor(device)}"
-    for line in lines:
-        before, _, after = line.partition(" - ")
-        if before.split()[2:3] == [wanted]:
-            kind = after.partition(" ")[0]
-            return kind if kind in _NETWORK else None
-    return None
-
-
-def boot_id() -> str:
-    """What changes when the machine starts anew; empty where the system does not say."""
-    try:
-        return _BOOT_ID.read_text(encoding="ascii").strip()
-    except OSError:
-        return ""
-
-
-_READ_BYTES = 1 << 16
-_MOST_BYTES = 16 << 20  # A manifest names what it comes after, with twenty bytes for each.
-_NOT_A_FILE = {errno.ELOOP, errno.EISDIR, errno.ENXIO, errno.ENODEV}
-
-# Paths as text: to make a Path takes longer than the system takes for these five, and each is done for every upload.
+# Paths as strings: a `Path` costs more than each of these system calls, and every upload makes them.
 
 
 def exists(path: str) -> bool:
-    """Whether there is such a file or folder."""
-    return os.path.exists(path)  # noqa: PTH110  # as said above
+    """Returns whether a file or folder exists."""
+    return os.path.exists(path)  # noqa: PTH110  # see above
 
 
 def mkdir(path: str) -> None:
-    """Makes a folder for this user alone."""
+    """Creates a folder that only its owner may use."""
     os.mkdir(path, 0o700)  # noqa: PTH102
 
 
 def rename(source: str, target: str) -> None:
-    """Changes a name in one step."""
+    """Renames in one step."""
     os.rename(source, target)  # noqa: PTH104
 
 
@@ -143,132 +422,11 @@ def rmdir(path: str) -> None:
     os.rmdir(path)  # noqa: PTH106
 
 
-def open_regular(path: str | Path, flags: int = os.O_RDONLY) -> int:
-    """A descriptor of a regular file. Does not follow a link, and does not wait for the other end of a FIFO.
-
-    Raises:
-        SpoolDamaged: Something else is there.
-        OSError: It could not be opened; says nothing about what is there.
-    """
-    try:
-        descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        if error.errno in _NOT_A_FILE:
-            raise SpoolDamaged(f"{path} must be a regular file, got {error.strerror}") from error
-        raise
-    mode = os.fstat(descriptor).st_mode
-    if not stat.S_ISREG(mode):
-        os.close(descriptor)
-        raise SpoolDamaged(f"{path} must be a regular file, got {stat.filemode(mode)}")
-    return descriptor
-
-
-def read_bytes(path: str | Path) -> bytes:
-    """A small file, whole.
-
-    Raises:
-        SpoolDamaged: Not a regular file, or larger than any that the spool writes.
-        OSError: It could not be read.
-    """
-    descriptor = open_regular(path)
-    try:
-        if os.fstat(descriptor).st_size > _MOST_BYTES:
-            raise SpoolDamaged(f"{path} must have at most {_MOST_BYTES} bytes, got more")
-        data = piece = os.read(descriptor, _READ_BYTES)
-        while len(piece) == _READ_BYTES and len(data) <= _MOST_BYTES:
-            piece = os.read(descriptor, _READ_BYTES)
-            data += piece
-    finally:
-        os.close(descriptor)
-    return data
-
-
-def write_all(descriptor: int, data: bytes) -> None:
-    """Writes everything: one call may take a part, on a disk that is nearly full for instance."""
-    view = memoryview(data)
-    while view:
-        view = view[os.write(descriptor, view) :]
-
-
-def write_text(path: str | Path, text: str) -> None:
-    """Writes a new file for this user alone.
-
-    Raises:
-        ValueError: It is larger than what can be read again.
-    """
-    data = _encoded(text)
-    if len(data) > _MOST_BYTES:
-        raise ValueError(f"{path} must have at most {_MOST_BYTES} bytes, got {len(data)}")
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    try:
-        write_all(descriptor, data)
-    finally:
-        os.close(descriptor)
-
-
-def replace_json(path: Path, value: dict[str, Any]) -> None:
-    """Replaces a file in one step; a reader sees the old text or the new."""
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-    try:
-        write_text(temporary, json.dumps(value, ensure_ascii=False))
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def append_line(path: Path, line: str) -> None:
-    """Appends one whole line or nothing; begins a line of its own where a crash tore the last one. One thread at a time.
-
-    Raises:
-        SpoolDamaged: Not a regular file.
-        OSError: The line could not be written.
-    """
-    descriptor = open_regular(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
-    try:
-        size = os.fstat(descriptor).st_size
-        torn = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
-        try:
-            write_all(descriptor, b"\n" * torn + _encoded(line) + b"\n")
-        except OSError:
-            with contextlib.suppress(OSError):
-                os.ftruncate(descriptor, size)
-            raise
-    finally:
-        os.close(descriptor)
-
-
-def fsync_path(path: Path) -> None:
-    """Has the kernel write a file, or the names in a folder, to the disk."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """The object in the file; empty where there is none, or something else."""
-    try:
-        value = json.loads(read_bytes(path))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return value if isinstance(value, dict) else {}
-
-
-def _encoded(text: str) -> bytes:
-    r"""As UTF-8. Half a surrogate pair, as names of files that are not UTF-8 have, becomes `\udcXX`, which JSON reads back."""
-    return text.encode("utf-8", "backslashreplace")
-
-
-_FICLONE = 0x40049409  # ioctl_ficlone(2)
-_STRIDE_BYTES = 1 << 30
-READ_BYTES = 1 << 20
-_kept = threading.local()
-_NO_KERNEL_COPY = {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EBADF, errno.EPERM}
+# Copying.
 
 
 def reflink(source: int, target: int) -> bool:
-    """Whether `target` now shares the blocks of `source`; False where the file system cannot (ext4, most network ones)."""
+    """Makes `target` share the blocks of `source`; returns False where the file system cannot (ext4, most network ones)."""
     try:
         fcntl.ioctl(target, _FICLONE, source)
     except OSError:
@@ -277,7 +435,7 @@ def reflink(source: int, target: int) -> bool:
 
 
 def crc32_of(descriptor: int) -> int:
-    """The CRC-32 of everything that the descriptor can read. Holds neither the interpreter's lock nor more than 1 MiB."""
+    """Returns the CRC-32 of the whole file. Releases the GIL and holds at most 1 MiB."""
     buffer = _buffer()
     crc32 = offset = 0
     while count := os.preadv(descriptor, [buffer], offset):
@@ -287,15 +445,15 @@ def crc32_of(descriptor: int) -> int:
 
 
 def copy_all(source: int, target: int) -> tuple[int, int | None]:
-    """Copies everything and returns (bytes, CRC-32).
+    """Copies a whole file and returns its size in bytes and its CRC-32.
 
-    A file below 1 MiB is read once and checksummed from memory. A larger one is copied by the kernel, as `cp` does, and has
-    no checksum yet: to read it again would take as long as to copy it.
+    A file below 1 MiB is read once and checksummed from memory. A larger one is copied by the kernel, as `cp` does, and
+    its checksum is None: reading it again would take as long as the copy.
     """
     buffer = _buffer()
     count = os.preadv(source, [buffer], 0)
     if count < READ_BYTES:
-        _write(target, buffer[:count], 0)
+        _write_at(target, buffer[:count], 0)
         return count, zlib.crc32(buffer[:count])
     total = 0
     while copied := _copy_stride(source, target, total):
@@ -304,7 +462,7 @@ def copy_all(source: int, target: int) -> tuple[int, int | None]:
 
 
 def _copy_stride(source: int, target: int, offset: int) -> int:
-    """Copies up to one stride and returns how much; 0 at the end of the source."""
+    """Copies up to one stride and returns its size; 0 at the end of the source."""
     try:
         return os.copy_file_range(source, target, _STRIDE_BYTES, offset, offset)
     except OSError as error:
@@ -312,40 +470,130 @@ def _copy_stride(source: int, target: int, offset: int) -> int:
             raise
     buffer = _buffer()
     count = os.preadv(source, [buffer], offset)
-    _write(target, buffer[:count], offset)
+    _write_at(target, buffer[:count], offset)
     return count
 
 
-def _write(target: int, data: memoryview, offset: int) -> None:
+def _write_at(target: int, data: memoryview, offset: int) -> None:
     view = data
     while view:
         view = view[os.pwrite(target, view, offset + len(data) - len(view)) :]
 
 
 def _buffer() -> memoryview:
-    """1 MiB of this thread's own, kept: new memory for each file takes longer than to read it."""
-    kept: memoryview | None = getattr(_kept, "buffer", None)
+    """Returns this thread's buffer of 1 MiB: allocating it for each file takes longer than reading the file."""
+    kept: memoryview | None = getattr(_buffers, "buffer", None)
     if kept is None:
-        kept = _kept.buffer = memoryview(bytearray(READ_BYTES))
+        kept = _buffers.buffer = memoryview(bytearray(READ_BYTES))
     return kept
 
 
-class _Forkable(Protocol):
-    def _forget_after_fork(self) -> None: ...
+# Locks.
 
 
-_queues: weakref.WeakSet[_Forkable] = weakref.WeakSet()
-_registered: list[bool] = []
+def try_lock(descriptor: int, *, shared: bool = False) -> bool:
+    """Takes a flock(2) without waiting; returns False if another open file holds it.
+
+    Args:
+        descriptor: The lock ends when all of its duplicates are closed, those of forked children included.
+        shared: Whether others may hold a shared lock at the same time.
+
+    Raises:
+        OSError: The file system has no locks.
+    """
+    try:
+        fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
-def forget_in_child(queue: _Forkable) -> None:
-    """Has `queue._forget_after_fork()` called in every child that is forked from here on, as long as the queue lives."""
-    if not _registered:
-        _registered.append(True)
-        os.register_at_fork(after_in_child=_forget_all)
-    _queues.add(queue)
+def lock(descriptor: int) -> None:
+    """Takes an exclusive flock(2), waiting until it is free.
+
+    Raises:
+        OSError: The file system has no locks.
+    """
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
 
 
-def _forget_all() -> None:
-    for queue in list(_queues):
-        queue._forget_after_fork()  # noqa: SLF001  # the protocol above
+def unlock(descriptor: int) -> None:
+    """Releases a flock(2), also for those who share the open file."""
+    fcntl.flock(descriptor, fcntl.LOCK_UN)
+
+
+def is_locked(path: str | Path) -> bool:
+    """Returns whether an exclusive flock(2) is held on a file; False where there is no file or no locks."""
+    try:
+        descriptor = open_regular(path)
+    except OSError:
+        return False
+    try:
+        return not try_lock(descriptor, shared=True)
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+
+
+# Forks.
+
+
+def call_in_forked_children(method: Callable[[], None]) -> None:
+    """Registers a bound method to be called in every child that is forked from now on, as long as its object lives."""
+    if not _is_fork_registered:
+        _is_fork_registered.append(True)
+        os.register_at_fork(after_in_child=_call_fork_handlers)
+    _fork_handlers.setdefault(weakref.WeakMethod(method, lambda dead: _fork_handlers.pop(dead, None)))
+
+
+def stop_calling_in_forked_children(method: Callable[[], None]) -> None:
+    """Undoes `call_in_forked_children`; does nothing where the method is not registered."""
+    _fork_handlers.pop(weakref.WeakMethod(method), None)
+
+
+def _call_fork_handlers() -> None:
+    for handler in _fork_handlers.copy():
+        method = handler()
+        if method is not None:
+            method()
+
+
+# The machine.
+
+
+def file_system_of(path: Path, mounts: Path = MOUNTS) -> str:
+    """Returns the type of the file system that holds a path, such as "ext4"; "" where the system does not tell.
+
+    Args:
+        path: Exists.
+        mounts: A file in the format of proc_pid_mountinfo(5).
+    """
+    try:
+        lines = mounts.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return ""
+    found, longest = "", -1
+    real = os.path.realpath(path)
+    for line in lines:
+        fields, _, rest = line.partition(" - ")
+        mount = fields.split(" ")[4].replace("\\040", " ")
+        if len(mount) >= longest and (real == mount or real.startswith(mount.rstrip("/") + "/")):
+            found, longest = rest.split(" ")[0], len(mount)
+    return found
+
+
+def is_network_file_system(kind: str) -> bool:
+    """Returns whether a file system type is a network one, where locks and memory maps are not to be relied on.
+
+    FUSE counts as one: nearly all of its file systems are (sshfs, s3fs, gcsfuse, rclone, JuiceFS).
+    """
+    return kind in _NETWORK_FILE_SYSTEMS or kind.startswith("fuse.")
+
+
+def boot_id() -> str:
+    """Returns an identifier that changes when the machine boots; empty where the system does not tell."""
+    try:
+        return _BOOT_ID.read_text(encoding="ascii").strip()
+    except OSError:
+        return ""

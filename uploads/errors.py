@@ -12,7 +12,6 @@
     │   ├── SpoolFull           no room within the limits that the user set, or none on the disk
     │   ├── SpoolOwned          another live process drains this spool
     │   ├── SpoolUnusable       cannot be created, read or written
-    │   ├── SpoolDamaged        a file of the spool is not a regular file, or is far too large
     │   └── ManifestUnreadable  an entry's `entry.json` is torn, foreign, or from the future
     └── StoreError
         ├── TransientStoreError will pass by itself: try again, for as long as the queue lives
@@ -39,7 +38,6 @@ __all__ = [
     "RemoteExists",
     "RemoteNameTaken",
     "RemoteNotFound",
-    "SpoolDamaged",
     "SpoolError",
     "SpoolFull",
     "SpoolOwned",
@@ -100,10 +98,6 @@ class SpoolOwned(SpoolError):
 
 class SpoolUnusable(SpoolError):
     """The spool cannot be created, read or written."""
-
-
-class SpoolDamaged(SpoolError, OSError):
-    """A file of the spool is not a regular file, or is far larger than the spool writes it."""
 
 
 class ManifestUnreadable(SpoolError):

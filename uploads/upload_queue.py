@@ -20,7 +20,7 @@ import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 
-from .disk import forget_in_child, write_text
+from .disk import call_in_forked_children, write_new
 from .download import POINTER_SUFFIX, download_file
 from .drain.drain import Drain
 from .drain.retry import RetryPolicy
@@ -455,7 +455,7 @@ class UploadQueue:
                 store_options=store_options,
             )
             self._left_behind = LeftBehind(self.spool.path, lambda path: open_queue(spool=path))
-        forget_in_child(self)
+        call_in_forked_children(self._forget_after_fork)
         if close_at_exit:
             atexit.register(self._close_at_exit)
 
@@ -538,7 +538,7 @@ class UploadQueue:
             self._mend_spool()
             folder = self.spool.new_folder()
             try:
-                write_text(folder / "pointer", target.remote_name)
+                write_new(folder / "pointer", target.remote_name)
                 return self._submit_file(
                     folder / "pointer",
                     name,

@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from events import plain_config
+from uploads.disk import DISK, Disk, read_regular, replace_file
 
-from .files import DISK, Disk, read_regular, replace_file, strict_json
+from .files import strict_json
 from .layout import FORMAT_VERSION, HEARTBEAT, HPARAMS, SESSIONS, SIDECAR, summary_name
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ _SCHEMA_VERSION = 1
 def read_json(path: Path) -> dict[str, Any]:
     """Returns a JSON object; an empty one where there is none, or none that can be read."""
     try:
-        data = json.loads(path.read_bytes())
+        data = json.loads(read_regular(path))
     except (OSError, ValueError):
         return {}
     return data if isinstance(data, dict) else {}
@@ -236,7 +237,7 @@ def _texts(value: Any) -> list[str]:
 
 def _read_hparams(path: Path) -> dict[str, Any]:
     try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+        data = yaml.safe_load(read_regular(path))
     except (OSError, ValueError, yaml.YAMLError):
         return {}
     return data if isinstance(data, dict) else {}

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
+from uploads.disk import DISK, Disk, replace_file
+
 from .csv_format import orjson
-from .files import DISK, Disk, replace_file
 from .frames import MAGIC, Boundary, Keys, Record, Resume, Row, iter_frames
 from .journal import SegmentReader
 from .layout import ABANDONED_FOLDER, POSITION, CsvState, Position, column_of, segment_number, segment_paths

@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from events import redact_arguments, redact_text
+from uploads.disk import replace_file
 
-from .files import replace_file, strict_json
+from .files import strict_json
 from .layout import ENVIRONMENT
 
 if TYPE_CHECKING:

@@ -29,8 +29,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol, Self
 import attrs
 
 from events import RecordError
+from uploads.disk import DISK, Disk
 
-from .files import DISK, Disk, remove_temporaries
+from .files import remove_temporaries
 from .frames import (
     FLOAT_BYTES,
     FLOAT_TAG,

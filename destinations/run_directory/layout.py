@@ -13,7 +13,7 @@ from typing import Any
 
 import attrs
 
-from .files import read_regular
+from uploads.disk import read_regular
 
 __all__ = [
     "ABANDONED_FOLDER",

@@ -7,13 +7,14 @@ the run has not been touched for three minutes.
 
 import contextlib
 import errno
-import fcntl
 import json
 import os
 import socket
 import time
 from pathlib import Path
 from typing import Any
+
+from uploads.disk import read_json, try_lock
 
 from .errors import RunInUseError
 from .layout import HEARTBEAT
@@ -109,13 +110,12 @@ class WriterLock:
             return self._create()
         fd = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o666)
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # The file may have been taken away by its last owner between the two calls.
+            if not try_lock(fd):
+                os.close(fd)
+                raise self._refusal()
+            # The last owner may have removed the file between the two calls.
             if os.path.samestat(os.fstat(fd), self._path.stat()):
                 return fd
-        except BlockingIOError:
-            os.close(fd)
-            raise self._refusal() from None
         except FileNotFoundError:
             pass
         except OSError as error:
@@ -148,12 +148,8 @@ class WriterLock:
         return False
 
     def owner(self) -> dict[str, Any]:
-        """Returns what the lock file says."""
-        try:
-            data = json.loads(self._path.read_bytes())
-        except (OSError, ValueError):
-            return {}
-        return data if isinstance(data, dict) else {}
+        """Returns the content of the lock file: pid, host, since."""
+        return read_json(self._path)
 
     def _refusal(self) -> RunInUseError:
         owner = self.owner()

@@ -33,8 +33,9 @@ from destinations.media import (
     wav_bytes,
 )
 from events import BinnedValues, RecordError, safe_text
+from uploads.disk import open_temporary, replace_file
 
-from .files import append_line, open_temporary, replace_file
+from .files import append_record
 from .folders import HeldFolder, with_user_paths
 from .layout import (
     ARTIFACTS_FOLDER,
@@ -137,7 +138,7 @@ class MediaWriter:
                     for key, found in by_mask.items()
                 }
                 record["mask_class_labels"] = labels
-            append_line(self._run_dir / MEDIA_INDEX, record)
+            append_record(self._run_dir / MEDIA_INDEX, record)
 
     def _mask(self, pixels: Any, mask: Any, name: str, step: int) -> dict[str, str]:
         path, _ = self._write_media(name, step, ".mask.png", mask_png(mask))
@@ -154,7 +155,7 @@ class MediaWriter:
             data = copied if isinstance(copied, bytes) else wav_bytes(copied, sample_rate)
             path, size = self._write_media(name, step, ".wav", data)
             record = _record("audio", name, step, 0, at, path, size)
-            append_line(
+            append_record(
                 self._run_dir / MEDIA_INDEX,
                 {**record, "caption": None, "sample_rate": sample_rate, "shape": shape},
             )
@@ -177,7 +178,7 @@ class MediaWriter:
                 path, size = self._write_video(name, step, copied, fps or 1.0)
             record = _record("video", name, step, 0, at, path, size)
             record |= {"caption": None, "fps": fps, "format": suffix.removeprefix("."), "shape": shape}
-            append_line(self._run_dir / MEDIA_INDEX, record)
+            append_record(self._run_dir / MEDIA_INDEX, record)
 
         self._put(work, _size_of(copied), f"video {name!r}")
 
@@ -191,7 +192,7 @@ class MediaWriter:
                 path, size = self._write_media(name, step, ".ply", ply_bytes(cloud, shades))
                 record = _record("point_cloud", name, step, index, at, path, size)
                 record |= {"caption": None, "shape": list(cloud.shape), "has_colors": shades is not None}
-                append_line(self._run_dir / MEDIA_INDEX, record)
+                append_record(self._run_dir / MEDIA_INDEX, record)
 
         self._put(work, _size_of([points, colors]), f"point cloud {name!r}")
 
@@ -204,7 +205,7 @@ class MediaWriter:
 
         def work(at: float = self._clock()) -> None:
             record = {"step": step, "name": name, "time": at, **histogram_record(values, bins)}
-            append_line(self._run_dir / HISTOGRAMS_INDEX, record)
+            append_record(self._run_dir / HISTOGRAMS_INDEX, record)
 
         self._put(work, getattr(values, "nbytes", 0), f"histogram {name!r}")
 
@@ -224,7 +225,7 @@ class MediaWriter:
                 {"name": column, "type": _column_type(row[index] for row in rows)}
                 for index, column in enumerate(columns)
             ]
-            append_line(
+            append_record(
                 self._run_dir / TABLES_INDEX,
                 {
                     "step": step,
@@ -242,12 +243,12 @@ class MediaWriter:
     def log_text(self, text: str, name: str, step: int) -> None:
         """Writes a text as a line."""
         record = {"step": step, "name": name, "time": self._clock(), "text": text}
-        self._put(lambda: append_line(self._run_dir / TEXTS_INDEX, record), len(text), f"text {name!r}")
+        self._put(lambda: append_record(self._run_dir / TEXTS_INDEX, record), len(text), f"text {name!r}")
 
     def log_traces(self, traces: dict[str, Any], step: int) -> None:
         """Writes traces as a line; what JSON cannot hold is written as its text."""
         record = {"step": step, "time": self._clock(), "traces": dict(traces)}
-        self._put(lambda: append_line(self._run_dir / TRACES_INDEX, record), 0, "trace")
+        self._put(lambda: append_record(self._run_dir / TRACES_INDEX, record), 0, "trace")
 
     def keep_file(
         self, source: Path, remote_name: str, *, overwrite: bool, keeping: FileKeeping, step: int
@@ -277,7 +278,7 @@ class MediaWriter:
             size = target.stat().st_size
             self.bytes_written += size
             path = target.relative_to(self._run_dir).as_posix()
-            append_line(
+            append_record(
                 self._run_dir / ARTIFACTS_INDEX,
                 {"step": step, "name": remote_name, "time": at, "path": path, "size": size, "sha256": digest},
             )

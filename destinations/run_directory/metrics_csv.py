@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from uploads.disk import DISK, Disk, end_of_last_line, open_temporary
+
 from .csv_format import format_cell_rows, format_cells, header_end, header_line, parse_header, parse_number
-from .files import DISK, Disk, open_temporary
 from .layout import OWN_COLUMNS, CsvState, Position, column_of
 
 if TYPE_CHECKING:
@@ -113,7 +114,7 @@ class MetricsCsv:
         file_size = os.fstat(self._fd).st_size
         header = self._read_header(file_size)
         state = None if position is None else position.state_of(header, file_size)
-        end = self._whole_lines(file_size) if state is None else state.csv_bytes
+        end = end_of_last_line(self._fd, file_size) if state is None else state.csv_bytes
         if end < len(header) or not header:
             self._close_file()
             return None
@@ -247,17 +248,6 @@ class MetricsCsv:
             if (end := header_end(data)) or length >= file_size:
                 return data[:end]
             length *= 4
-
-    def _whole_lines(self, file_size: int) -> int:
-        """Returns where the last whole line ends."""
-        end = file_size
-        while end > 0:
-            start = max(0, end - _COPY_BYTES)
-            found = os.pread(self._fd, end - start, start).rfind(b"\n")
-            if found >= 0:
-                return start + found + 1
-            end = start
-        return 0
 
     def _chunks(self, start: int) -> Iterator[bytes]:
         while start < self.size:

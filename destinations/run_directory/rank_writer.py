@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from destinations.background import Timer
 from events import redact_text
+from uploads.disk import file_system_of, is_network_file_system
 
 from .documents import Documents, SessionLog, read_json, write_summary
 from .drain import Drain
@@ -31,7 +32,7 @@ from .layout import HEARTBEAT, journal_path, metrics_name, segment_paths, summar
 from .lock import WriterLock
 from .metrics_csv import MetricsCsv
 from .reader import parse_csv
-from .segments import MapFile, allocate, file_system_of, is_network_file_system
+from .segments import MapFile, allocate
 from .statistics import Statistics
 
 if TYPE_CHECKING:

@@ -16,8 +16,9 @@ from typing import Any, Self
 
 import attrs
 
+from uploads.disk import end_of_last_line, open_regular
+
 from .csv_format import header_end, header_line, parse_header, parse_number
-from .files import open_regular
 from .frames import MAGIC, Boundary, Resume
 from .layout import OWN_COLUMNS, POSITION, Position, column_of, journal_path, metrics_name
 from .segments import journal_records
@@ -225,7 +226,7 @@ def _read(
     if state is None and (header.startswith(_OWN_HEADER) or size > _MAX_CACHED_BYTES):
         # A run that has ended, or whose position is lost: our own writer adds lines, or replaces the file. What another
         # program wrote is not held in memory where it is too large: where it is cut meanwhile, reading ends.
-        end = _last_line_end(fd, size)
+        end = end_of_last_line(fd, size)
     elif state is None:
         held = b"" if fd < 0 else _whole(fd)
         size, header = len(held), held[: header_end(held)]
@@ -275,18 +276,6 @@ def _header(fd: int) -> tuple[bytes, int]:
         if length >= _MAX_LINE_BYTES:
             raise OSError(errno.EFBIG, f"the header has more than {_MAX_LINE_BYTES >> 20} MiB")
         length *= 4
-
-
-def _last_line_end(fd: int, size: int) -> int:
-    """Returns where the last whole line ends."""
-    end = size
-    while end > 0:
-        start = max(0, end - _HEADER_BYTES)
-        found = os.pread(fd, end - start, start).rfind(b"\n")
-        if found >= 0:
-            return start + found + 1
-        end = start
-    return 0
 
 
 def _whole(fd: int) -> bytes:

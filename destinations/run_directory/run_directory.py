@@ -27,8 +27,8 @@ from events import (
     redact_text,
     safe_text,
 )
+from uploads.disk import call_in_forked_children, stop_calling_in_forked_children
 
-from . import files as forks
 from .documents import Documents, SessionLog
 from .errors import RunNotOpenError, RunPathError
 from .folders import HeldFolder, check_no_run, check_path
@@ -249,7 +249,7 @@ class RunDirectory(LoggerDestination):
             clock=self._clock,
         )
         self._is_resume_due = self._writer.had_rows
-        forks.forget_in_children(self)
+        call_in_forked_children(self.forget_in_child)
         self._writer.start()
 
     def before_load(self, state: State, logger: Any) -> None:
@@ -350,7 +350,7 @@ class RunDirectory(LoggerDestination):
             self._writer.close(seconds)
 
     def _release(self) -> None:
-        forks.discard(self)
+        stop_calling_in_forked_children(self.forget_in_child)
         self.__dict__.pop("log_metrics", None)
         self._close_state()
 

@@ -12,7 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from .files import DISK, Disk, read_regular
+from uploads.disk import DISK, Disk, read_regular
+
 from .frames import MAGIC, Follows, Keys, UnknownFrame, iter_frames
 from .layout import POSITION, Position, segment_number, segment_paths
 
@@ -26,19 +27,11 @@ __all__ = [
     "allocate",
     "continues_from",
     "end_of_journal",
-    "file_system_of",
-    "is_network_file_system",
     "journal_records",
 ]
 
 _POPULATE_STEP_BYTES = 64 << 10
 _MADV_POPULATE_WRITE = 23  # Linux 5.14; the mmap module has no name for it.
-_NETWORK_FILE_SYSTEMS = frozenset(
-    {
-        *("nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "ceph", "lustre", "gpfs", "beegfs"),
-        *("wekafs", "glusterfs", "pvfs2", "orangefs", "virtiofs"),
-    }
-)
 
 
 MapFile = Callable[[int, int], mmap.mmap]
@@ -257,33 +250,6 @@ def allocate(fd: int, size: int) -> None:
         for start in range(0, size, len(zeros)):
             os.pwrite(fd, zeros[: size - start], start)
         os.ftruncate(fd, size)
-
-
-def file_system_of(path: Path, mounts: str | None = None) -> str:
-    """Returns the type of the file system that holds a path, such as "ext4"; "" where the system does not say.
-
-    Args:
-        path: an existing path.
-        mounts: the content of `/proc/self/mountinfo` (see proc_pid_mountinfo(5)).
-    """
-    if mounts is None:
-        try:
-            mounts = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="replace")
-        except OSError:
-            return ""
-    found, longest = "", -1
-    real = os.path.realpath(path)
-    for line in mounts.splitlines():
-        fields, _, rest = line.partition(" - ")
-        mount = fields.split(" ")[4].replace("\\040", " ")
-        if len(mount) >= longest and (real == mount or real.startswith(mount.rstrip("/") + "/")):
-            found, longest = rest.split(" ")[0], len(mount)
-    return found
-
-
-def is_network_file_system(kind: str) -> bool:
-    """Says whether mappings of files there are not to be relied on."""
-    return kind in _NETWORK_FILE_SYSTEMS or kind.startswith("fuse.")
 
 
 JournalPlace = tuple[int, int]

@@ -6,7 +6,6 @@ each other, where the file system has flock(2); of what both change, the later c
 """
 
 import contextlib
-import fcntl
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -15,8 +14,9 @@ from typing import Any
 
 import attrs
 
-from destinations.run_directory.files import read_regular, replace_file, strict_json
+from destinations.run_directory.files import strict_json
 from destinations.run_directory.layout import EDITS
+from uploads.disk import lock, read_regular, replace_file
 
 from .errors import EditError
 from .files import clean_text, read_object
@@ -130,7 +130,7 @@ def _locked(run_dir: Path) -> Iterator[None]:
     fd = os.open(run_dir, os.O_RDONLY | os.O_DIRECTORY)
     try:
         with contextlib.suppress(OSError):
-            fcntl.flock(fd, fcntl.LOCK_EX)
+            lock(fd)
         yield
     finally:
         os.close(fd)

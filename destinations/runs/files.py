@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from destinations.run_directory.files import MOST_BYTES, open_regular, read_regular
+from uploads.disk import MAX_DOCUMENT_BYTES, open_regular, read_regular
 
 __all__ = [
     "clean_text",
@@ -102,9 +102,9 @@ def json_lines(path: Path, *, with_torn: bool = False) -> Iterator[dict[str, Any
         return
     with os.fdopen(fd, "rb") as file:
         is_beyond = False
-        while line := file.readline(MOST_BYTES):
+        while line := file.readline(MAX_DOCUMENT_BYTES):
             is_whole = line.endswith(b"\n")
-            is_long = is_beyond or (not is_whole and len(line) == MOST_BYTES)
+            is_long = is_beyond or (not is_whole and len(line) == MAX_DOCUMENT_BYTES)
             is_beyond = is_long and not is_whole
             if is_long:
                 if is_whole:

@@ -19,7 +19,6 @@ from typing import Self
 import attrs
 
 from destinations.run_directory.csv_format import parse_header
-from destinations.run_directory.files import open_regular, read_regular
 from destinations.run_directory.frames import MAGIC, Keys, iter_frames
 from destinations.run_directory.layout import (
     ABANDONED_FOLDER,
@@ -39,6 +38,7 @@ from destinations.run_directory.reader import (
     take_snapshot,
 )
 from destinations.run_directory.segments import FIRST_BYTES, JournalPlace, continues_from
+from uploads.disk import open_regular, read_regular
 
 __all__ = ["Follower", "Point", "follow_metric", "follow_rows"]
 

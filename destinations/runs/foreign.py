@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from destinations.run_directory.documents import flat_hyperparameters
-from destinations.run_directory.files import open_regular, read_regular
 from destinations.run_directory.layout import HPARAMS
+from uploads.disk import open_regular, read_regular
 
 from .files import clean_text, is_shallow
 from .record import Reading, sound_hparams

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import attrs
 
-from destinations.run_directory.files import open_regular, read_regular
+from uploads.disk import open_regular, read_regular
 
 if TYPE_CHECKING:
     import numpy as np

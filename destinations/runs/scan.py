@@ -17,7 +17,6 @@ from typing import Any
 
 import attrs
 
-from destinations.run_directory.files import open_regular, read_open
 from destinations.run_directory.layout import (
     ABANDONED_FOLDER,
     ARTIFACTS_FOLDER,
@@ -31,6 +30,7 @@ from destinations.run_directory.layout import (
     SUMMARY,
     TABLES_FOLDER,
 )
+from uploads.disk import open_regular, read_open
 
 from .edits import apply_edits, read_edits
 from .files import clean_text, read_object

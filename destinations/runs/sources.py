@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 import attrs
 
 from destinations.run_directory.csv_format import parse_header
-from destinations.run_directory.files import read_regular
 from destinations.run_directory.frames import Resume
 from destinations.run_directory.layout import (
     ABANDONED_FOLDER,
@@ -38,6 +37,7 @@ from destinations.run_directory.reader import (
     parse_rows,
     take_snapshot,
 )
+from uploads.disk import read_regular
 
 from .files import json_lines, number_of, whole_of
 

@@ -20,6 +20,7 @@ from typing import Any, Literal, NamedTuple
 
 from destinations.base import LoggerDestination
 from events import Logger, State, WriteRate, check_run_name, format_name, redact_text
+from uploads.disk import end_of_last_line
 
 from .formatting import exact, header, one_line, plain
 from .streams import Redirection, StandIn
@@ -324,11 +325,8 @@ def json_or_note(line: str) -> str:
 
 def _complete_last_line(descriptor: int, torn_line: Callable[[str], str]) -> None:
     size = os.fstat(descriptor).st_size
-    tail = b""
-    while len(tail) < size and b"\n" not in tail:
-        start = max(size - len(tail) - _TAIL_BYTES, 0)
-        tail = os.pread(descriptor, size - len(tail) - start, start) + tail
-    torn = tail.rpartition(b"\n")[2]
+    whole = end_of_last_line(descriptor, size)
+    torn = os.pread(descriptor, size - whole, whole)
     if not torn:
         return
     line = torn.decode("utf-8", "surrogateescape")

@@ -6,10 +6,8 @@ lives in the thread of a lane and does the work.
 
 import logging
 import math
-import os
 import threading
 import time
-import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
@@ -20,6 +18,7 @@ from destinations.background import Lane, RetryLaterError, WhenFull
 from destinations.base import LoggerDestination
 from destinations.copies import own_copy
 from events import BinnedValues, RecordError, RunStatus, State, WriteRate, redact_text
+from uploads.disk import call_in_forked_children, stop_calling_in_forked_children
 
 __all__ = [
     "Feed",
@@ -424,10 +423,6 @@ FLUSH_SECONDS = 10.0
 _MOST_EARLY_RECORDS = 1000
 _METHODS = tuple(name for name in vars(Sink) if name.startswith("log_"))
 
-# What is open in this process, so that a forked child does not write for its parent.
-_open: "weakref.WeakSet[Tracker]" = weakref.WeakSet()
-_is_fork_guarded: list[bool] = []
-
 
 class Tracker(LoggerDestination):
     """A destination that takes records in about a microsecond, and has a `Sink` do the work in a thread.
@@ -564,8 +559,7 @@ class Tracker(LoggerDestination):
             wait_seconds=self._wait_seconds,
         )
         self._is_resume_due = True
-        _guard_forks()
-        _open.add(self)
+        call_in_forked_children(self._forget_in_child)
         self._feed.open()
         for call in early:
             call()
@@ -612,7 +606,7 @@ class Tracker(LoggerDestination):
     def post_close(self) -> None:
         """Writes what is left, and ends the thread, in `close_seconds` at most."""
         feed = self._feed
-        _open.discard(self)
+        stop_calling_in_forked_children(self._forget_in_child)
         if feed is not None:
             feed.stop(self._close_seconds)
             self._report(feed.counts)
@@ -814,15 +808,3 @@ def _size_of(value: Any) -> int:
     if hasattr(value, "getbands"):
         return int(value.width * value.height * len(value.getbands()))
     return 0
-
-
-def _guard_forks() -> None:
-    if not _is_fork_guarded:
-        os.register_at_fork(after_in_child=_forget_all_in_child)
-        _is_fork_guarded.append(True)
-
-
-def _forget_all_in_child() -> None:
-    for tracker in list(_open):
-        tracker._forget_in_child()  # noqa: SLF001  # of this module
-    _open.clear()

@@ -10,7 +10,6 @@ import contextlib
 import itertools
 import logging
 import math
-import os
 import random
 import threading
 import time
@@ -535,6 +534,8 @@ class WindowCloser:
 
     def open(self, window: Window) -> int:
         """Adds a window; returns the key to retire it with."""
+        from uploads.disk import call_in_forked_children
+
         key = next(self._keys)
         now = self._clock()
         self._deadlines[key] = now + window.seconds
@@ -543,8 +544,7 @@ class WindowCloser:
             if not self._is_registered:
                 self._is_registered = True
                 atexit.register(self.flush)
-                if hasattr(os, "register_at_fork"):
-                    os.register_at_fork(after_in_child=self._after_fork)
+                call_in_forked_children(self._after_fork)
             if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(
                     target=self._run, args=(self._wake_ups,), name="events-monitor", daemon=True

@@ -6,7 +6,6 @@ as Composer writes it. Both are written to a temporary file and renamed, so that
 Everything runs in the training thread.
 """
 
-import contextlib
 import logging
 import os
 from collections.abc import Callable, Mapping
@@ -306,23 +305,10 @@ def _is_destination(callback: object, logger: Logger) -> bool:
 
 def _write_atomically(path: Path, write: Callable[[Any], object]) -> None:
     """Writes a file completely or not at all, also across a power loss."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            write(file)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        raise
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    from uploads.disk import replacement
+
+    with replacement(path, durable=True) as descriptor, os.fdopen(descriptor, "wb", closefd=False) as file:
+        write(file)
 
 
 def find_checkpoint(

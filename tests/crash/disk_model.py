@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from destinations.run_directory.files import Disk
+from uploads.disk import Disk
 
 Change = tuple[Any, ...]
 
@@ -49,9 +49,9 @@ class RecordingDisk(Disk):
     def _name(self, path: Path | str) -> str:
         return str(Path(path).relative_to(self.root))
 
-    def open(self, path: Path | str, flags: int) -> int:
+    def open(self, path: Path | str, flags: int, mode: int = 0o666) -> int:
         is_new = not Path(path).exists()
-        fd = super().open(path, flags)
+        fd = super().open(path, flags, mode)
         if is_new:
             number = self._files[os.fstat(fd).st_ino] = next(self._numbers)
             self.changes.append(("link", self._name(path), number))

@@ -160,7 +160,7 @@ def test_a_lock_that_is_a_link_is_not_followed(spool, outside, name):
     """The holder's name is not written over somebody's file."""
     (spool.path / name).symlink_to(outside)
 
-    with pytest.raises(OSError, match="Too many levels"):
+    with pytest.raises(OSError, match="symbolic link"):
         OwnerLock(spool.path / name, "test").acquire()
 
     assert outside.read_bytes() == b"secret"
@@ -171,7 +171,7 @@ def test_a_log_that_is_a_link_is_not_appended_to(spool, outside):
     log = spool.path / "delivered.jsonl"
     log.symlink_to(outside)
 
-    with pytest.raises(OSError, match="Too many levels"):
+    with pytest.raises(OSError, match="symbolic link"):
         append_line(log, json.dumps(Outcome(IDENTIFIER, "a", UploadState.DONE).to_json()))
 
     assert outside.read_bytes() == b"secret"

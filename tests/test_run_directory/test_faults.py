@@ -27,8 +27,9 @@ from destinations.run_directory.layout import journal_path, segment_paths
 from destinations.run_directory.lock import WriterLock
 from destinations.run_directory.metrics_csv import MetricsCsv
 from destinations.run_directory.rank_writer import RankWriter
-from destinations.run_directory.segments import MappedSegment, file_system_of, is_network_file_system
+from destinations.run_directory.segments import MappedSegment
 from events import State
+from uploads.disk import file_system_of, is_network_file_system
 
 
 def errors_of(caplog):
@@ -524,9 +525,10 @@ def test_a_file_system_without_mappings_says_so(drive, tmp_path, caplog):
     assert ["cannot be mapped ([Errno 19] No such device)" in one.getMessage() for one in warnings] == [True]
 
 
-def test_network_file_systems_are_known():
+def test_network_file_systems_are_known(tmp_path):
     """The type of the file system of a path is that of its longest mount."""
-    mounts = (
+    mounts = tmp_path / "mountinfo"
+    mounts.write_text(
         "1 0 8:1 / / rw - ext4 /dev/sda rw\n2 1 0:5 / /home rw - nfs4 server:/ rw\n"
         "3 2 0:6 / /home/a\\040b rw shared:1 - fuse.sshfs host:/ rw\n"
     )

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from uploads.disk import read_json, replace_json
-from uploads.errors import RemoteExists, SpoolDamaged, StoreParked, TransientStoreError
+from uploads.disk import IrregularFileError, read_json, replace_json
+from uploads.errors import RemoteExists, StoreParked, TransientStoreError
 from uploads.handle import Outcome, UploadState
 from uploads.spool.entry import CHECKSUM_FILE, DATA_FILE, Entry
 from uploads.stores.store import Body, Digest, Renewable, Replacing
@@ -125,7 +125,7 @@ def _opened(folder: Path, entry: Entry) -> Body | str:
         if not folder.is_dir():
             raise
         return "staged bytes must be in the entry's folder, got no file. Submit the file again."
-    except SpoolDamaged as error:
+    except IrregularFileError as error:
         return f"staged bytes must be in the entry's folder: {error}. Submit the file again."
 
 

@@ -17,16 +17,17 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from uploads.disk import (
+    IrregularFileError,
     crc32_of,
     exists,
     fsync_path,
     open_regular,
-    read_bytes,
     read_json,
+    read_regular,
     replace_json,
-    write_text,
+    write_new,
 )
-from uploads.errors import ManifestUnreadable, SpoolDamaged
+from uploads.errors import ManifestUnreadable
 from uploads.handle import Outcome
 from uploads.names import check_remote_name, name_key
 
@@ -145,8 +146,8 @@ class Entry:
             OSError: The file could not be read; says nothing about what is in it.
         """
         try:
-            text = read_bytes(f"{folder}/{MANIFEST_FILE}")
-        except SpoolDamaged as error:
+            text = read_regular(f"{folder}/{MANIFEST_FILE}")
+        except IrregularFileError as error:
             raise ManifestUnreadable(f"a manifest cannot be read: {error}") from error
         entry = cls.parse(text)
         if entry.folder != folder.name:
@@ -246,7 +247,7 @@ def note_flushed(folder: Path) -> None:
         FileNotFoundError: The entry has changed its place.
     """
     try:
-        write_text(folder / FLUSHED_FILE, "")
+        write_new(folder / FLUSHED_FILE, "")
         fsync_path(folder)
     except FileNotFoundError:
         raise

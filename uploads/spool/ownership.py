@@ -5,15 +5,14 @@ The kernel's lock decides, never the process id in the file: ids are reused afte
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import socket
 import time
 from typing import TYPE_CHECKING, Any
 
-from uploads.disk import open_regular
-from uploads.errors import SpoolDamaged, SpoolOwned
+from uploads.disk import IrregularFileError, open_regular, try_lock, unlock
+from uploads.errors import SpoolOwned
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -69,23 +68,20 @@ class OwnerLock:
         """Somebody who only looks (`owner_of`) holds the lock for an instant, shared; that is waited for."""
         deadline = time.monotonic() + _LOOKERS_SECONDS
         while True:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                owner = owner_of(self._path)
-                if owner is not None or time.monotonic() > deadline:
-                    raise SpoolOwned(
-                        f"{self._path.parent} must have one owner, got a second: {_describe(owner)}. Wait for it or stop it."
-                    ) from error
-                self._sleep(_LOOK_AGAIN_SECONDS)
-            else:
+            if try_lock(descriptor):
                 return
+            owner = owner_of(self._path)
+            if owner is not None or time.monotonic() > deadline:
+                raise SpoolOwned(
+                    f"{self._path.parent} must have one owner, got a second: {_describe(owner)}. Wait for it or stop it."
+                )
+            self._sleep(_LOOK_AGAIN_SECONDS)
 
     def release(self) -> None:
         """Gives the lock back; nothing where it is not held."""
         if self._descriptor is not None:
             os.ftruncate(self._descriptor, 0)
-            fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+            unlock(self._descriptor)
             self.forget()
 
     def forget(self) -> None:
@@ -99,15 +95,12 @@ def owner_of(path: Path) -> dict[str, Any] | None:
     """Who holds the lock at this path: pid, host, role, since; None where nobody does."""
     try:
         descriptor = open_regular(path)
-    except (FileNotFoundError, SpoolDamaged):
+    except (FileNotFoundError, IrregularFileError):
         return None
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return _parse(os.pread(descriptor, 4096, 0))
+        return None if try_lock(descriptor, shared=True) else _parse(os.pread(descriptor, 4096, 0))
     finally:
         os.close(descriptor)
-    return None
 
 
 def _parse(text: bytes) -> dict[str, Any]:

@@ -33,7 +33,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import itertools
 import json
 import logging
@@ -50,22 +49,26 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from uploads.disk import (
     MOUNTS,
+    PRIVATE_MODE,
+    IrregularFileError,
     append_line,
     boot_id,
     exists,
+    file_system_of,
     fsync_path,
+    is_network_file_system,
     mkdir,
-    network_file_system_of,
     open_regular,
-    read_bytes,
     read_json,
+    read_regular,
     rename,
     replace_json,
     rmdir,
+    try_lock,
     unlink,
-    write_text,
+    write_new,
 )
-from uploads.errors import ManifestUnreadable, SpoolDamaged, SpoolUnusable
+from uploads.errors import ManifestUnreadable, SpoolUnusable
 from uploads.handle import Outcome, UploadState
 from uploads.stores.uri import identity_of
 
@@ -163,8 +166,8 @@ class Spool:
             raise SpoolUnusable(
                 f"a spool must be a writable folder, got {self.path}: {error.strerror}. Choose another with spool=…"
             ) from error
-        kind = network_file_system_of(self.path, self._mounts)
-        if kind is not None:
+        kind = file_system_of(self.path, self._mounts)
+        if is_network_file_system(kind):
             _log.warning(
                 "the spool %s is on a network file system (%s): every file crosses the network twice, and whether two machines can lock "
                 "each other out is up to its server. A local disk is safer: choose it with spool=…",
@@ -257,10 +260,10 @@ class Spool:
                 if not stat.S_ISREG(path.lstat().st_mode):
                     self.set_aside(path, "it is not a regular file")
         try:
-            is_description = _is_object(read_bytes(self._description))
+            is_description = _is_object(read_regular(self._description))
         except FileNotFoundError:
             return
-        except SpoolDamaged:
+        except IrregularFileError:
             is_description = False
         if not is_description:
             self.set_aside(self._description, "it does not describe a spool")
@@ -337,13 +340,13 @@ class Spool:
             path = f"{self.tmp}/{token}{_LOCK}"
             descriptor = open_regular(path, os.O_RDWR | os.O_CREAT)
             try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:  # Somebody sweeps, and took it for a dead one's.
-                os.close(descriptor)
-                continue
+                is_mine = try_lock(descriptor)
             except BaseException:
                 os.close(descriptor)
                 raise
+            if not is_mine:  # A sweep in another process looks at it.
+                os.close(descriptor)
+                continue
             weakref.finalize(self, _end_staging, descriptor, path, os.getpid())
             if exists(path):  # Else they have removed it.
                 return token
@@ -353,21 +356,22 @@ class Spool:
         path = f"{self.tmp}/{token}{_LOCK}"
         try:
             descriptor = open_regular(path, os.O_RDWR)
-        except OSError as error:
-            return error.errno not in {errno.ENOENT, errno.ELOOP, errno.EINVAL, errno.EISDIR}
+        except (FileNotFoundError, IrregularFileError):
+            return False
+        except OSError:
+            return True
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not try_lock(descriptor):
+                return True
             with contextlib.suppress(FileNotFoundError):
                 unlink(path)
-        except BlockingIOError:
-            return True
         finally:
             os.close(descriptor)
         return False
 
     def write_manifest(self, staged: Path, entry: Entry) -> None:
         """Says in the staged folder what it is."""
-        write_text(f"{staged}/{MANIFEST_FILE}", entry.to_text())
+        write_new(f"{staged}/{MANIFEST_FILE}", entry.to_text())
 
     def publish(self, staged: Path, entry: Entry, *, to_disk: bool) -> None:
         """Makes the staged folder, which holds data and manifest, pending in one rename.
@@ -567,10 +571,10 @@ class Spool:
         except IsADirectoryError:
             self.set_aside(self._delivered_before, "it is not a regular file")
         try:
-            append_line(self._delivered, line)
-        except SpoolDamaged as error:
+            append_line(self._delivered, line, mode=PRIVATE_MODE)
+        except IrregularFileError as error:
             self.set_aside(self._delivered, str(error))
-            append_line(self._delivered, line)
+            append_line(self._delivered, line, mode=PRIVATE_MODE)
 
     def recover(self) -> None:
         """What a drain does when it takes the spool over: interrupted uploads wait again, delivered ones are filed away."""
@@ -747,8 +751,8 @@ def _moved_entry(staged: Path) -> Entry | None:
     """
     try:
         os.close(open_regular(staged / DATA_FILE))
-        text = read_bytes(staged / MANIFEST_FILE)
-    except SpoolDamaged as error:
+        text = read_regular(staged / MANIFEST_FILE)
+    except IrregularFileError as error:
         raise ManifestUnreadable(str(error)) from error
     except OSError:
         return None

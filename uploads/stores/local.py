@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
-import fcntl
 import hashlib
 import os
 import stat
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
+from uploads.disk import try_lock
 from uploads.errors import (
     BytesCorrupt,
     RejectedByStore,
@@ -169,7 +169,7 @@ class LocalStore:
         sha256 = hashlib.sha256()
         with os.fdopen(descriptor, "wb") as stream:
             with contextlib.suppress(OSError):  # Not every network file system has locks.
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                try_lock(descriptor)
             for chunk in body.chunks(_CHUNK_BYTES):
                 sha256.update(chunk)
                 stream.write(chunk)
@@ -203,8 +203,7 @@ def _rename_new(folder: int, source: str, target: str) -> None:
 def _remove_unlocked(folder: int, partial: str) -> None:
     descriptor = os.open(partial, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if time.time() - os.fstat(descriptor).st_mtime > _YOUNG_SECONDS:
+        if try_lock(descriptor) and time.time() - os.fstat(descriptor).st_mtime > _YOUNG_SECONDS:
             os.unlink(partial, dir_fd=folder)
     finally:
         os.close(descriptor)

@@ -6,7 +6,6 @@ A folder that holds anything else, such as code, weights or another run, is kept
 
 import argparse
 import contextlib
-import fcntl
 import os
 import re
 from collections.abc import Iterator
@@ -15,7 +14,6 @@ from typing import Any
 
 import attrs
 
-from destinations.run_directory.files import open_regular
 from destinations.run_directory.layout import (
     ABANDONED_FOLDER,
     ARTIFACTS_FOLDER,
@@ -39,6 +37,7 @@ from destinations.run_directory.layout import (
 )
 from destinations.runs import Run, RunNotFoundError, RunRecord, is_alive
 from destinations.runs.files import json_lines
+from uploads.disk import is_locked
 
 from .fields import status_of, status_style
 from .running import EXIT_FAILED, EXIT_OK, open_selected
@@ -82,7 +81,7 @@ _WEIGHTS = frozenset(
     )
 )
 _NAMES = {SIDECAR, SUMMARY, HEARTBEAT, HPARAMS, ENVIRONMENT, SESSIONS, EDITS, *_INDEXES, ".lock"}
-# Paths below the folder of a run; `files.open_temporary` says what temporaries are called.
+# Paths below the folder of a run; `uploads.disk.open_temporary` says what temporaries are called.
 _KNOWN = re.compile(
     "|".join(
         (
@@ -335,7 +334,7 @@ def _delete(folder: Path, now: float) -> None:
         record = Run.open(folder).record
     except RunNotFoundError:
         raise _KeptError("it is no run any more") from None
-    if is_alive(record.status, record.heartbeat_at, now) or _is_locked(folder):
+    if is_alive(record.status, record.heartbeat_at, now) or any(map(is_locked, folder.glob(".lock*"))):
         raise _KeptError("it is being written")
     files, folders = _files_to_delete(folder)
     for name in [*(name for name in files if name not in _LAST), *(name for name in _LAST if name in files)]:
@@ -344,21 +343,3 @@ def _delete(folder: Path, now: float) -> None:
     for name in folders:
         (folder / name).rmdir()
     folder.rmdir()
-
-
-def _is_locked(folder: Path) -> bool:
-    """Says whether a process holds the lock of the writer."""
-    for path in folder.glob(".lock*"):
-        try:
-            fd = open_regular(path)
-        except OSError:
-            continue
-        try:
-            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        except OSError:
-            continue
-        finally:
-            os.close(fd)
-    return False

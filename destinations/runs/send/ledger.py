@@ -4,7 +4,7 @@ A sending first says that it is under way; what an earlier one left in that stat
 delivered, the file says up to where. One process at a time has the ledger, by a lock that goes with the process.
 """
 
-import fcntl
+import contextlib
 import json
 import os
 from pathlib import Path
@@ -13,9 +13,9 @@ from typing import Any, Self
 
 import attrs
 
-from destinations.run_directory.files import read_regular, replace_file
 from destinations.runs.errors import RunsError
 from destinations.runs.sources import Position
+from uploads.disk import read_regular, replace_file, try_lock
 
 __all__ = ["Ledger", "SendingError"]
 
@@ -53,13 +53,7 @@ class Ledger:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         self._lock = os.open(self._path.with_name(f"{self._path.name}.lock"), os.O_RDWR | os.O_CREAT, 0o666)
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            os.close(self._lock)
-            raise SendingError(
-                f"run {self._about['run_id']!r} must be sent to {self._about['target']} by one process at a time, got a second."
-            ) from error
-        try:
+            self._take_lock()
             self._read()
         except BaseException:
             os.close(self._lock)
@@ -70,6 +64,15 @@ class Ledger:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         os.close(self._lock)
+
+    def _take_lock(self) -> None:
+        is_mine = False
+        with contextlib.suppress(OSError):
+            is_mine = try_lock(self._lock)
+        if not is_mine:
+            raise SendingError(
+                f"run {self._about['run_id']!r} must be sent to {self._about['target']} by one process at a time, got a second."
+            )
 
     def begin(self) -> None:
         """Says that something is being sent."""

@@ -18,7 +18,6 @@ from typing import Any
 import attrs
 import numpy as np
 
-from destinations.run_directory.files import read_regular
 from destinations.run_directory.layout import SIDECAR, column_of, label_name
 from destinations.runs.errors import RunNotFoundError
 from destinations.runs.files import file_inside, read_object_file, whole_of
@@ -34,6 +33,7 @@ from destinations.runs.record import is_alive
 from destinations.runs.run import Run
 from destinations.runs.sources import Item, Position, RewoundError, items_of, ranks_of
 from events import BinnedValues
+from uploads.disk import read_regular
 
 __all__ = [
     "Position",

@@ -5,7 +5,6 @@ bytes of an `Event`.
 """
 
 import contextlib
-import fcntl
 import itertools
 import os
 import re
@@ -15,7 +14,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-__all__ = ["GrowingFile", "event_files", "is_being_written", "new_event_file", "record_writer", "records"]
+from uploads.disk import try_lock
+
+__all__ = ["GrowingFile", "event_files", "new_event_file", "record_writer", "records"]
 
 _NAME = re.compile(r"events\.out\.tfevents\.(\d{10})\.")
 _HEADER = struct.Struct("<QI")
@@ -103,22 +104,10 @@ def new_event_file(folder: Path, seconds: float) -> tuple[Path, int]:
         with contextlib.suppress(FileExistsError):
             flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
             descriptor = os.open(path, flags, 0o666)
-            # Where the file system has no locks, nobody can tell who is at work: see `is_being_written`.
+            # Where the file system has no locks, nobody can tell who is at work: see `disk.is_locked`.
             with contextlib.suppress(OSError):
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                try_lock(descriptor)
             return path, descriptor
-
-
-def is_being_written(path: Path) -> bool:
-    """Says whether another writer of ours has the file open, on this machine or where the file system tells."""
-    try:
-        with path.open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
-    return False
 
 
 def record_writer(file: GrowingFile) -> Any:

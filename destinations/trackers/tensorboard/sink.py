@@ -12,8 +12,9 @@ from typing import Any
 
 from destinations.background import RetryLaterError
 from destinations.trackers.tracker import Row, RowsRefused, Sink, Stamp
+from uploads.disk import is_locked
 
-from .event_file import GrowingFile, event_files, is_being_written, new_event_file, record_writer, records
+from .event_file import GrowingFile, event_files, new_event_file, record_writer, records
 
 __all__ = ["TensorBoardSink"]
 
@@ -65,7 +66,7 @@ class TensorBoardSink(Sink):
         self._protos = (event_pb2, summary_pb2)
         if self._file is None:
             try:
-                self._earlier = [path for path in event_files(self.folder) if not is_being_written(path)]
+                self._earlier = [path for path in event_files(self.folder) if not is_locked(path)]
                 self.path, descriptor = new_event_file(self.folder, time.time())
             except OSError as error:
                 raise RetryLaterError from error

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from uploads.disk import read_bytes, replace_json
+from uploads.disk import read_regular, replace_json
 from uploads.errors import BytesCorrupt, RemoteExists, StoreError, TransientStoreError
 
 from .errors import code_of, translated
@@ -249,7 +249,7 @@ def abandon_parts(requests: Requests, notes: Path, prefix: str) -> None:
 
 def _read(notes: Path | None) -> dict[str, Any]:
     try:
-        noted = json.loads(read_bytes(notes)) if notes is not None else {}
+        noted = json.loads(read_regular(notes)) if notes is not None else {}
     except (OSError, ValueError):
         return {}
     is_ours = isinstance(noted, dict) and all(
