@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DISK",
+    "IRREGULAR",
     "MAX_DOCUMENT_BYTES",
     "MOUNTS",
     "PRIVATE_MODE",
@@ -85,7 +86,7 @@ _PUBLIC_MODE = 0o666  # Less the umask.
 _CHUNK_BYTES = 1 << 16
 _STRIDE_BYTES = 1 << 30
 _FICLONE = 0x40049409  # ioctl_ficlone(2)
-_NOT_REGULAR = {errno.ELOOP, errno.EISDIR, errno.ENXIO, errno.ENODEV}
+_NOT_REGULAR = {errno.ENXIO, errno.ENODEV}
 _NO_KERNEL_COPY = {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EBADF, errno.EPERM}
 _NETWORK_FILE_SYSTEMS = frozenset(
     {
@@ -101,7 +102,11 @@ _is_fork_registered: list[bool] = []
 
 
 class IrregularFileError(OSError):
-    """A symlink, folder, FIFO or device where a regular file is expected, or a file above the reader's size limit."""
+    """A symlink, FIFO or device where a regular file is expected, or a file above the reader's size limit."""
+
+
+IRREGULAR = (IrregularFileError, IsADirectoryError)
+"""What `open_regular` raises where something other than a regular file is."""
 
 
 # Reading.
@@ -117,6 +122,7 @@ def open_regular(path: str | Path, flags: int = os.O_RDONLY, mode: int = PRIVATE
 
     Raises:
         IrregularFileError: Something else is there.
+        IsADirectoryError: A folder is there.
         OSError: The file could not be opened.
     """
     try:
@@ -132,7 +138,7 @@ def open_regular(path: str | Path, flags: int = os.O_RDONLY, mode: int = PRIVATE
         return descriptor
     os.close(descriptor)
     if stat.S_ISDIR(kind):
-        raise IrregularFileError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     raise IrregularFileError(errno.EINVAL, "it is not a regular file", str(path))
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from uploads.disk import IrregularFileError, read_json, replace_json
+from uploads.disk import IRREGULAR, read_json, replace_json
 from uploads.errors import RemoteExists, StoreParked, TransientStoreError
 from uploads.handle import Outcome, UploadState
 from uploads.spool.entry import CHECKSUM_FILE, DATA_FILE, Entry
@@ -125,7 +125,7 @@ def _opened(folder: Path, entry: Entry) -> Body | str:
         if not folder.is_dir():
             raise
         return "staged bytes must be in the entry's folder, got no file. Submit the file again."
-    except IrregularFileError as error:
+    except IRREGULAR as error:
         return f"staged bytes must be in the entry's folder: {error}. Submit the file again."
 
 

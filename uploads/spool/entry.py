@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from uploads.disk import (
-    IrregularFileError,
+    IRREGULAR,
     crc32_of,
     exists,
     fsync_path,
@@ -147,7 +147,7 @@ class Entry:
         """
         try:
             text = read_regular(f"{folder}/{MANIFEST_FILE}")
-        except IrregularFileError as error:
+        except IRREGULAR as error:
             raise ManifestUnreadable(f"a manifest cannot be read: {error}") from error
         entry = cls.parse(text)
         if entry.folder != folder.name:

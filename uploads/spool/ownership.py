@@ -11,7 +11,7 @@ import socket
 import time
 from typing import TYPE_CHECKING, Any
 
-from uploads.disk import IrregularFileError, open_regular, try_lock, unlock
+from uploads.disk import IRREGULAR, open_regular, try_lock, unlock
 from uploads.errors import SpoolOwned
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def owner_of(path: Path) -> dict[str, Any] | None:
     """Who holds the lock at this path: pid, host, role, since; None where nobody does."""
     try:
         descriptor = open_regular(path)
-    except (FileNotFoundError, IrregularFileError):
+    except (FileNotFoundError, *IRREGULAR):
         return None
     try:
         return None if try_lock(descriptor, shared=True) else _parse(os.pread(descriptor, 4096, 0))

@@ -48,9 +48,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from uploads.disk import (
+    IRREGULAR,
     MOUNTS,
     PRIVATE_MODE,
-    IrregularFileError,
     append_line,
     boot_id,
     exists,
@@ -263,7 +263,7 @@ class Spool:
             is_description = _is_object(read_regular(self._description))
         except FileNotFoundError:
             return
-        except IrregularFileError:
+        except IRREGULAR:
             is_description = False
         if not is_description:
             self.set_aside(self._description, "it does not describe a spool")
@@ -356,7 +356,7 @@ class Spool:
         path = f"{self.tmp}/{token}{_LOCK}"
         try:
             descriptor = open_regular(path, os.O_RDWR)
-        except (FileNotFoundError, IrregularFileError):
+        except (FileNotFoundError, *IRREGULAR):
             return False
         except OSError:
             return True
@@ -572,7 +572,7 @@ class Spool:
             self.set_aside(self._delivered_before, "it is not a regular file")
         try:
             append_line(self._delivered, line, mode=PRIVATE_MODE)
-        except IrregularFileError as error:
+        except IRREGULAR as error:
             self.set_aside(self._delivered, str(error))
             append_line(self._delivered, line, mode=PRIVATE_MODE)
 
@@ -752,7 +752,7 @@ def _moved_entry(staged: Path) -> Entry | None:
     try:
         os.close(open_regular(staged / DATA_FILE))
         text = read_regular(staged / MANIFEST_FILE)
-    except IrregularFileError as error:
+    except IRREGULAR as error:
         raise ManifestUnreadable(str(error)) from error
     except OSError:
         return None
