@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from uploads.stores.store import Body
 
-    from .repeat import Repeater
-
 __all__ = ["Checksum", "DeadlineBody", "PatientSocket", "Requests", "limit_waits"]
 
 Checksum = Literal["aws", "md5", "none"]
@@ -32,13 +30,6 @@ _LEAST_BYTES_PER_SECOND = 32 << 10
 _PATIENCE_SECONDS = 60.0
 _SEND_BYTES = 256 << 10
 _ENDS = 100  # More than any reader asks for after the end, but one that never stops.
-_REPEATED_BYTES = 1 << 20  # Above, the server is asked for "100 Continue" before it is sent so much.
-_HEADERS = {
-    "ChecksumSHA256": "x-amz-checksum-sha256",
-    "ContentMD5": "content-md5",
-    "IfMatch": "if-match",
-    "IfNoneMatch": "if-none-match",
-}
 
 
 class DeadlineBody(io.BytesIO):
@@ -173,7 +164,6 @@ class Requests:
         checksum: "aws": SHA-256 for whole files, CRC-32 for parts and for the object made of them. "md5": Content-MD5, which older and
             smaller servers check. "none": for servers that refuse both.
         extra_args: Sent with every request that takes them (ServerSideEncryption, StorageClass, ACL, …).
-        repeater: Of this client and these arguments; has small files take the short way.
     """
 
     def __init__(
@@ -182,10 +172,8 @@ class Requests:
         bucket: str,
         checksum: Checksum,
         extra_args: dict[str, Any],
-        repeater: Repeater | None = None,
     ) -> None:
         self._client = client
-        self._repeater = repeater
         self._bucket = bucket
         self._checksum = checksum
         self._extra_args = extra_args
@@ -204,20 +192,6 @@ class Requests:
             headers["ChecksumSHA256"] = base64.b64encode(bytes.fromhex(body.digest.sha256)).decode()
         elif self._checksum == "md5":
             headers["ContentMD5"] = _md5(data)
-        answer = self._repeat(key, body, data, headers) or self._put_object(key, body, data, headers)
-        if not self._echoed(answer, "ChecksumSHA256", headers, data):
-            self.check_object(key, body)
-
-    def _repeat(self, key: str, body: Body, data: bytes, headers: dict[str, str]) -> dict[str, Any] | None:
-        """A put like an earlier one; None where there was none."""
-        if self._repeater is None or len(data) > _REPEATED_BYTES:
-            return None
-        own = {_HEADERS[name]: value for name, value in headers.items()}
-        own |= {f"x-amz-meta-{name}": value for name, value in _metadata(body).items()}
-        to_send = data if len(data) <= _SEND_BYTES else DeadlineBody(data)
-        return self._repeater.put(key, to_send, len(data), body.digest.sha256, own)
-
-    def _put_object(self, key: str, body: Body, data: bytes, headers: dict[str, str]) -> dict[str, Any]:
         answer = self._client.put_object(
             Bucket=self._bucket,
             Key=key,
@@ -225,9 +199,8 @@ class Requests:
             Metadata=_metadata(body),
             **(self._extra("PutObject") | headers),
         )
-        if self._repeater is not None:
-            self._repeater.learn(key)
-        return dict(answer)
+        if not self._echoed(answer, "ChecksumSHA256", headers, data):
+            self.check_object(key, body)
 
     def create_upload(self, key: str, body: Body) -> str:
         """Starts an upload in parts; returns its id."""

@@ -19,7 +19,6 @@ from uploads.stores.uri import compose_uri
 
 from .errors import check_sender, code_of, required, translated
 from .parts import PartsUpload, abandon_parts, part_bytes_for
-from .repeat import Repeater
 from .requests import Checksum, Requests, limit_waits
 
 if TYPE_CHECKING:
@@ -117,9 +116,8 @@ class S3Store:
             "create_only": None if create_only == "require" else create_only,
         }
         self._takes_conditions = True  # Until the server refuses If-Match.
-        self._lock = threading.Lock()  # Guards the client and its repeater.
+        self._lock = threading.Lock()  # Guards the client.
         self._client: Any = None
-        self._repeater: Repeater | None = None
 
     def put(self, name: str, body: Body, *, overwrite: bool, notes: Path | None = None) -> RemoteObject:
         if overwrite:
@@ -263,17 +261,16 @@ class S3Store:
         return f"{self.prefix}/{name}" if self.prefix else name
 
     def _requests(self) -> Requests:
-        client = self._connected()
-        return Requests(client, self.bucket, self._checksum, self._extra_args, self._repeater)
+        return Requests(self._connected(), self.bucket, self._checksum, self._extra_args)
 
     def _connected(self) -> Any:
         with self._lock:
             if self._client is None:
                 with translated(f"connect to {self.uri()}"):
-                    self._client, self._repeater = self._connect()
+                    self._client = self._connect()
             return self._client
 
-    def _connect(self) -> tuple[Any, Repeater]:
+    def _connect(self) -> Any:
         import boto3
         from botocore.config import Config
 
@@ -291,7 +288,7 @@ class S3Store:
         )
         client = session.client("s3", endpoint_url=self._endpoint_url, config=config)
         limit_waits(client, _PATIENCE_LIMITS * self._config["read_timeout"])
-        return client, Repeater(client, session.get_credentials())
+        return client
 
     def put_probe(self, name: str) -> None:
         """Puts a small object create-only, to see what the server makes of it."""
