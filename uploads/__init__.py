@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from .command_line import add_commands
     from .download import download_file
     from .drain.retry import RetryPolicy
-    from .errors import RemoteConflict, UploadError
+    from .errors import RemoteConflictError, UploadError
     from .handle import Backlog, FolderHandle, Outcome, UploadHandle, UploadState
     from .redaction import redact, redact_arguments, redact_table, redact_text
     from .stores import LocalStore, RemoteObject, Store, StoreLocation, open_store, register_store
@@ -31,7 +31,7 @@ __all__ = [
     "FolderHandle",
     "LocalStore",
     "Outcome",
-    "RemoteConflict",
+    "RemoteConflictError",
     "RemoteObject",
     "RetryPolicy",
     "Store",
@@ -56,7 +56,7 @@ _MODULES = {
     "FolderHandle": ".handle",
     "LocalStore": ".stores",
     "Outcome": ".handle",
-    "RemoteConflict": ".errors",
+    "RemoteConflictError": ".errors",
     "RemoteObject": ".stores",
     "RetryPolicy": ".drain.retry",
     "Store": ".stores",

@@ -22,12 +22,12 @@ import attrs
 
 from .drain.drain import Drain
 from .errors import (
-    InvalidRemoteName,
-    ManifestUnreadable,
-    RejectedByStore,
+    InvalidRemoteNameError,
+    ManifestError,
+    RejectedByStoreError,
     SpoolError,
-    SpoolOwned,
-    SpoolUnusable,
+    SpoolOwnedError,
+    SpoolUnusableError,
     UploadError,
 )
 from .handle import Outcome, UploadState, check_seconds, check_workers
@@ -135,8 +135,8 @@ def resume(
         trust: Whether the spool may be another user's.
 
     Raises:
-        SpoolOwned: A live process drains it already.
-        SpoolUnusable: It is another user's, and not to be trusted.
+        SpoolOwnedError: A live process drains it already.
+        SpoolUnusableError: It is another user's, and not to be trusted.
         ValueError: A bad argument.
     """
     check_workers(workers)
@@ -199,7 +199,7 @@ def gc(
         trust: Whether the spool may be another user's.
 
     Raises:
-        SpoolOwned: A live process drains it.
+        SpoolOwnedError: A live process drains it.
         StoreError: What is half sent could not be removed from the store; its entry is kept.
     """
     spool = existing(path, trust=trust)
@@ -234,7 +234,7 @@ def retry(path: str | Path, names: Iterable[str] = (), *, trust: bool = False) -
         trust: Whether the spool may be another user's.
 
     Raises:
-        SpoolOwned: A live process drains it; ask again when that has ended.
+        SpoolOwnedError: A live process drains it; ask again when that has ended.
         SpoolError: No entry of that name failed.
     """
     spool = existing(path, trust=trust)
@@ -267,7 +267,7 @@ def retry(path: str | Path, names: Iterable[str] = (), *, trust: bool = False) -
 def _readable(place: Path) -> Entry | None:
     try:
         return Entry.read(place)
-    except (ManifestUnreadable, OSError):
+    except (ManifestError, OSError):
         return None  # It would be set aside again.
 
 
@@ -280,7 +280,7 @@ def existing(path: str | Path, *, trust: bool = False) -> Spool:
 
     Raises:
         SpoolError: There is none.
-        SpoolUnusable: It is another user's, or its folders are none.
+        SpoolUnusableError: It is another user's, or its folders are none.
     """
     spool = Spool(path)
     if not spool.pending.is_dir():
@@ -288,7 +288,7 @@ def existing(path: str | Path, *, trust: bool = False) -> Spool:
     try:
         spool.check_owner(trust=trust)
     except OSError as error:
-        raise SpoolUnusable(f"a spool must be whole, got {spool.path}: {error.strerror}") from error
+        raise SpoolUnusableError(f"a spool must be whole, got {spool.path}: {error.strerror}") from error
     return spool
 
 
@@ -325,7 +325,7 @@ def _describe(spool: Spool, folder: str) -> dict[str, Any] | None:
     """What is known of an entry that may change its place while we look; None where it has ended since it was listed."""
     try:
         entry = spool.entry_of(folder)
-    except (ManifestUnreadable, OSError) as error:
+    except (ManifestError, OSError) as error:
         return {"folder": folder, "problem": str(error)}
     place = spool.place_of(folder)
     if place is None or place.parent not in {spool.pending, spool.inflight}:
@@ -358,7 +358,10 @@ def _describe_failure(spool: Spool, state: UploadState, folder: str) -> dict[str
 def _problem(store: Store, outcome: Outcome) -> str:
     try:
         found = store.head(check_remote_name(outcome.remote_name))
-    except (InvalidRemoteName, RejectedByStore) as error:  # Of this line alone; the others are compared.
+    except (
+        InvalidRemoteNameError,
+        RejectedByStoreError,
+    ) as error:  # Of this line alone; the others are compared.
         return str(error)
     if found is None:
         return "not there"
@@ -382,7 +385,7 @@ def _remove_failed(place: Path, store: Store | None, spool: Spool) -> None:
     if notes.exists():
         owner = store or _store_of(spool)
         theirs = ""
-        with contextlib.suppress(ManifestUnreadable, OSError):
+        with contextlib.suppress(ManifestError, OSError):
             theirs = Entry.read(place).store
         if isinstance(owner, Resuming) and theirs in {"", identity_of(owner.uri())}:
             owner.abandon(notes)
@@ -476,7 +479,7 @@ def _argument() -> Iterator[None]:
 def _with_exit_code(run: Callable[[argparse.Namespace], int], options: argparse.Namespace) -> int:
     try:
         return run(options)
-    except SpoolOwned as error:
+    except SpoolOwnedError as error:
         _say(str(error), stream=sys.stderr)
         return EXIT_OWNED
     except (UploadError, ValueError, ImportError) as error:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .drain.retry import RetryPolicy
-from .errors import BytesCorrupt, InvalidRemoteName, RemoteNotFound, TransientStoreError
+from .errors import BytesCorruptError, InvalidRemoteNameError, RemoteNotFoundError, TransientStoreError
 from .names import check_remote_name
 from .stores.registry import open_object
 
@@ -54,8 +54,8 @@ def download_file(
 
     Raises:
         FileExistsError: `overwrite=False` and the destination exists.
-        RemoteNotFound: Neither the object nor a pointer of that name.
-        BytesCorrupt: What arrived is not what was uploaded.
+        RemoteNotFoundError: Neither the object nor a pointer of that name.
+        BytesCorruptError: What arrived is not what was uploaded.
         TransientStoreError: Eight tries in a row brought not one byte.
         StoreError: Any other.
     """
@@ -88,11 +88,11 @@ def _resolve(store: Store, name: str) -> RemoteObject:
             return found
         pointer = name if found is not None else name + POINTER_SUFFIX
         if found is None and (name.endswith(POINTER_SUFFIX) or store.head(pointer) is None):
-            raise RemoteNotFound(
+            raise RemoteNotFoundError(
                 f"{store.uri(name)} must exist, got nothing there nor at {name}{POINTER_SUFFIX}"
             )
         name = _target_of(store, pointer)
-    raise RemoteNotFound(
+    raise RemoteNotFoundError(
         f"a pointer must lead to an object, got a circle or a chain of {len(seen)}: {' → '.join(seen)}"
     )
 
@@ -102,14 +102,14 @@ def _target_of(store: Store, pointer: str) -> str:
     for chunk in store.get(pointer):
         text += chunk
         if len(text) > _LONGEST_POINTER_BYTES:
-            raise RemoteNotFound(
+            raise RemoteNotFoundError(
                 f"a pointer must hold one name, got more than {_LONGEST_POINTER_BYTES} bytes in {pointer!r}"
             )
     name = text.decode(errors="replace").strip()
     try:
         return check_remote_name(name)  # Whoever may write to the store may write a pointer.
-    except InvalidRemoteName as error:
-        raise RemoteNotFound(f"the pointer {pointer!r} must hold a name: {error}") from error
+    except InvalidRemoteNameError as error:
+        raise RemoteNotFoundError(f"the pointer {pointer!r} must hold a name: {error}") from error
 
 
 def _fetch(
@@ -143,13 +143,13 @@ def _fetch(
 def _verify(found: RemoteObject, partial: Path) -> None:
     size = partial.stat().st_size
     if size != found.size:
-        raise BytesCorrupt(f"{found.name!r} must have {found.size} bytes, got {size}")
+        raise BytesCorruptError(f"{found.name!r} must have {found.size} bytes, got {size}")
     if found.sha256 is None:
         return
     with partial.open("rb") as stream:
         sha256 = hashlib.file_digest(stream, "sha256").hexdigest()
     if sha256 != found.sha256:
-        raise BytesCorrupt(f"{found.name!r} must have SHA-256 {found.sha256}, got {sha256}")
+        raise BytesCorruptError(f"{found.name!r} must have SHA-256 {found.sha256}, got {sha256}")
 
 
 def _put_in_place(partial: Path, destination: Path, *, overwrite: bool) -> None:

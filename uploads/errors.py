@@ -1,26 +1,26 @@
-"""Everything that `uploads` raises, or keeps on a handle.
+"""The exceptions of `uploads`.
 
     UploadError
-    ├── InvalidRemoteName       a bad argument: raised in the caller's thread, at once
-    ├── InvalidSource           as above
-    ├── RemoteNameTaken         as above: `overwrite=False` and the name is already on its way
-    ├── QueueClosed             as above
-    ├── UnstableSource          the file changed while it was being copied, twice
-    ├── UploadTimeout           a wait was longer than its limit
-    ├── UploadsIncomplete       `close(raise_errors=True)` left something behind
+    ├── InvalidRemoteNameError      a bad argument: raised in the caller's thread, at once
+    ├── InvalidSourceError          as above
+    ├── RemoteNameTakenError        as above: `overwrite=False` and an upload of this name is pending
+    ├── QueueClosedError            as above
+    ├── UnstableSourceError         the file changed while it was copied, twice
+    ├── UploadTimeoutError          a wait exceeded its timeout
+    ├── UploadsIncompleteError      `close(raise_errors=True)` with uploads still pending
     ├── SpoolError
-    │   ├── SpoolFull           no room within the limits that the user set, or none on the disk
-    │   ├── SpoolOwned          another live process drains this spool
-    │   ├── SpoolUnusable       cannot be created, read or written
-    │   └── ManifestUnreadable  an entry's `entry.json` is torn, foreign, or from the future
+    │   ├── SpoolFullError          no room within the user's limits, or on the disk
+    │   ├── SpoolOwnedError         another live process drains this spool
+    │   ├── SpoolUnusableError      cannot be created, read or written
+    │   └── ManifestError           an entry's `entry.json` is truncated, foreign, or from a newer version
     └── StoreError
-        ├── TransientStoreError will pass by itself: try again, for as long as the queue lives
-        ├── StoreParked         nothing gets through until something outside changes (credentials, clock, bucket)
-        ├── RejectedByStore     this entry alone will never be accepted
-        ├── RemoteNotFound      no object of that name
-        ├── RemoteExists        `overwrite=False` and the name is taken; becomes RemoteConflict or a success
-        ├── RemoteConflict      `overwrite=False` and other bytes are there
-        └── BytesCorrupt        the bytes in the spool, on the wire or in the store are not those that were staged
+        ├── TransientStoreError     retried, for as long as the queue lives
+        ├── StoreParkedError        no upload succeeds until something outside changes (credentials, clock, bucket)
+        ├── RejectedByStoreError    this entry alone will never be accepted
+        ├── RemoteNotFoundError     no object of that name
+        ├── RemoteExistsError       `overwrite=False` and the name is taken; resolved to a conflict or a success
+        ├── RemoteConflictError     `overwrite=False` and other bytes are there
+        └── BytesCorruptError       the bytes in the spool, on the wire or in the store are not those staged
 
 A store translates its client's exceptions into the last group; nothing else in the package knows a client's exceptions.
 """
@@ -28,93 +28,96 @@ A store translates its client's exceptions into the last group; nothing else in 
 from __future__ import annotations
 
 __all__ = [
-    "BytesCorrupt",
-    "InvalidRemoteName",
-    "InvalidSource",
-    "ManifestUnreadable",
-    "QueueClosed",
-    "RejectedByStore",
-    "RemoteConflict",
-    "RemoteExists",
-    "RemoteNameTaken",
-    "RemoteNotFound",
+    "BytesCorruptError",
+    "InvalidRemoteNameError",
+    "InvalidSourceError",
+    "ManifestError",
+    "QueueClosedError",
+    "RejectedByStoreError",
+    "RemoteConflictError",
+    "RemoteExistsError",
+    "RemoteNameTakenError",
+    "RemoteNotFoundError",
     "SpoolError",
-    "SpoolFull",
-    "SpoolOwned",
-    "SpoolUnusable",
+    "SpoolFullError",
+    "SpoolOwnedError",
+    "SpoolUnusableError",
     "StoreError",
-    "StoreParked",
+    "StoreParkedError",
     "TransientStoreError",
-    "UnstableSource",
+    "UnstableSourceError",
     "UploadError",
-    "UploadTimeout",
-    "UploadsIncomplete",
+    "UploadTimeoutError",
+    "UploadsIncompleteError",
 ]
 
 
 class UploadError(Exception):
-    """The root of everything this package raises."""
+    """Base class of the exceptions of this package."""
 
 
-class InvalidRemoteName(UploadError, ValueError):
-    """A remote name that could leave its prefix, or that no store would keep as it is."""
+class InvalidRemoteNameError(UploadError, ValueError):
+    """A remote name that could leave its prefix, or that some store would change."""
 
 
-class InvalidSource(UploadError, ValueError):
+class InvalidSourceError(UploadError, ValueError):
     """A path that is not a readable regular file or folder."""
 
 
-class RemoteNameTaken(UploadError, FileExistsError):
-    """`overwrite=False`, and an upload of the same name is already on its way from this queue."""
+class RemoteNameTakenError(UploadError, FileExistsError):
+    """`overwrite=False`, and an upload of the same name from this queue is pending."""
 
 
-class QueueClosed(UploadError, RuntimeError):
-    """The queue was closed: nothing would ever upload the file."""
+class QueueClosedError(UploadError, RuntimeError):
+    """The queue is closed and takes no more files."""
 
 
-class UnstableSource(UploadError, RuntimeError):
-    """The source changed while it was being copied, and again when the copy was repeated."""
+class UnstableSourceError(UploadError, RuntimeError):
+    """The source changed while it was copied, and again when the copy was repeated."""
 
 
-class UploadTimeout(UploadError, TimeoutError):
-    """The wait was longer than its limit; the upload itself goes on."""
+class UploadTimeoutError(UploadError, TimeoutError):
+    """A wait exceeded its timeout; the upload itself continues."""
 
 
-class UploadsIncomplete(UploadError, RuntimeError):
-    """Something was not delivered by the time the queue closed."""
+class UploadsIncompleteError(UploadError, RuntimeError):
+    """Uploads were still pending when the queue closed."""
 
 
 class SpoolError(UploadError):
-    """The folder of entries."""
+    """Base class of errors of the spool."""
 
 
-class SpoolFull(SpoolError):
-    """No room in the spool within its limits, or none on its disk."""
+class SpoolFullError(SpoolError):
+    """No room in the spool within its limits, or on its disk."""
 
 
-class SpoolOwned(SpoolError):
-    """Another live process works on this spool."""
+class SpoolOwnedError(SpoolError):
+    """Another live process uses this spool."""
 
 
-class SpoolUnusable(SpoolError):
+class SpoolUnusableError(SpoolError):
     """The spool cannot be created, read or written."""
 
 
-class ManifestUnreadable(SpoolError):
-    """An entry whose manifest cannot be understood; the entry is set aside, never deleted."""
+class ManifestError(SpoolError):
+    """An unreadable manifest; its entry is moved to quarantine, never deleted."""
 
 
 class StoreError(UploadError):
-    """What a store answered, in our words. Raised itself for an answer that is not known to be the store's: a proxy's, a captive portal's."""
+    """Base class of a store's answers.
+
+    Raised itself for an answer that may not be the store's: that of a proxy or a captive portal.
+    """
 
 
 class TransientStoreError(StoreError):
-    """Will pass by itself.
+    """A failure that is retried.
 
     Args:
         message: What happened, without secrets.
-        retry_after_seconds: How long the server asked us to wait, where it did.
-        is_answer_lost: Whether the request may have been carried out all the same.
+        retry_after_seconds: The server's Retry-After; None if it sent none.
+        is_answer_lost: Whether the request may have succeeded although no answer came.
     """
 
     def __init__(
@@ -125,13 +128,13 @@ class TransientStoreError(StoreError):
         self.is_answer_lost = is_answer_lost
 
 
-class StoreParked(StoreError):
-    """No entry gets through until something outside changes.
+class StoreParkedError(StoreError):
+    """No upload succeeds until something outside changes.
 
     Args:
-        message: What happened and what to do about it, without secrets.
-        may_be_the_entry: Whether the answer may be about this one name (a policy that denies one prefix)
-            and not about the whole store.
+        message: What happened and what to do, without secrets.
+        may_be_the_entry: Whether the answer may concern this name alone (a policy that denies one prefix) and not
+            the whole store.
     """
 
     def __init__(self, message: str, *, may_be_the_entry: bool = False) -> None:
@@ -139,21 +142,21 @@ class StoreParked(StoreError):
         self.may_be_the_entry = may_be_the_entry
 
 
-class RejectedByStore(StoreError):
-    """This entry will never be accepted; the others may."""
+class RejectedByStoreError(StoreError):
+    """The store will never accept this entry; it may accept others."""
 
 
-class RemoteNotFound(StoreError, FileNotFoundError):
+class RemoteNotFoundError(StoreError, FileNotFoundError):
     """No object of that name."""
 
 
-class RemoteExists(StoreError):
-    """A create-only put found the name taken, perhaps by our own earlier attempt."""
+class RemoteExistsError(StoreError):
+    """A create-only put found the name taken, perhaps by an earlier attempt of ours."""
 
 
-class RemoteConflict(StoreError, FileExistsError):
-    """`overwrite=False`, and other bytes are at that name; they were left as they are."""
+class RemoteConflictError(StoreError, FileExistsError):
+    """`overwrite=False`, and the object has other bytes; it was not changed."""
 
 
-class BytesCorrupt(StoreError):
-    """The bytes are not those that were staged."""
+class BytesCorruptError(StoreError):
+    """The bytes are not those staged."""

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from .errors import (
-    BytesCorrupt,
-    RejectedByStore,
-    RemoteConflict,
+    BytesCorruptError,
+    RejectedByStoreError,
+    RemoteConflictError,
     SpoolError,
-    SpoolFull,
+    SpoolFullError,
     UploadError,
-    UploadTimeout,
+    UploadTimeoutError,
 )
 
 if TYPE_CHECKING:
@@ -176,10 +176,10 @@ def _shorten(names: tuple[str, ...]) -> str:
 
 
 _ERRORS: dict[UploadState, type[UploadError]] = {
-    UploadState.CONFLICT: RemoteConflict,
-    UploadState.CORRUPT: BytesCorrupt,
-    UploadState.REJECTED: RejectedByStore,
-    UploadState.REFUSED: SpoolFull,
+    UploadState.CONFLICT: RemoteConflictError,
+    UploadState.CORRUPT: BytesCorruptError,
+    UploadState.REJECTED: RejectedByStoreError,
+    UploadState.REFUSED: SpoolFullError,
     UploadState.LOST: SpoolError,
 }
 
@@ -236,11 +236,11 @@ class UploadHandle:
         """Waits for the end and returns it. An entry that a newer version of its name replaced has ended well, as `superseded`.
 
         Raises:
-            UploadTimeout: It took longer; the upload goes on.
-            RemoteConflict: `overwrite=False` and other bytes are there.
-            BytesCorrupt: The staged bytes were damaged.
-            RejectedByStore: The store will never take it.
-            SpoolFull: It was refused when it was submitted.
+            UploadTimeoutError: It took longer; the upload goes on.
+            RemoteConflictError: `overwrite=False` and other bytes are there.
+            BytesCorruptError: The staged bytes were damaged.
+            RejectedByStoreError: The store will never take it.
+            SpoolFullError: It was refused when it was submitted.
             SpoolError: Its folder was deleted from the spool.
         """
         error = self.exception(timeout_seconds)
@@ -253,11 +253,11 @@ class UploadHandle:
         """Waits for the end and returns what went wrong, or None.
 
         Raises:
-            UploadTimeout: It took longer; the upload goes on.
+            UploadTimeoutError: It took longer; the upload goes on.
         """
         seconds = None if timeout_seconds is None else check_seconds("timeout_seconds", timeout_seconds)
         if self._outcome is None and not self._event().wait(seconds):
-            raise UploadTimeout(
+            raise UploadTimeoutError(
                 f"{self.remote_name!r} must end within {timeout_seconds} s, got state {self.state}. It goes on; ask again later."
             )
         assert self._outcome is not None  # noqa: S101  # set before the event

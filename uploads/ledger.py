@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from .errors import ManifestUnreadable
+from .errors import ManifestError
 from .handle import Outcome, UploadState
 from .names import name_key
 from .spool.entry import identifier_of, key_of, reason_of
@@ -211,7 +211,7 @@ class Ledger:
         handle = self._handles.get(folder)
         if handle is not None:
             return handle.remote_name
-        with contextlib.suppress(ManifestUnreadable, OSError):
+        with contextlib.suppress(ManifestError, OSError):
             entry = self._spool.entry_of(folder)
             if entry is not None:
                 return entry.remote_name

@@ -6,7 +6,7 @@ import functools
 import hashlib
 import re
 
-from .errors import InvalidRemoteName
+from .errors import InvalidRemoteNameError
 
 __all__ = ["MAXIMUM_NAME_BYTES", "check_remote_name", "name_key"]
 
@@ -23,11 +23,11 @@ def check_remote_name(name: str) -> str:
     `/` or drive letter, backslashes and control characters are not.
 
     Raises:
-        InvalidRemoteName: With the reason.
+        InvalidRemoteNameError: With the reason.
     """
     reason = _objection(name)
     if reason is not None:
-        raise InvalidRemoteName(
+        raise InvalidRemoteNameError(
             f"a remote name must {reason}, got {name!r}. Use a relative name such as 'checkpoints/ep1.pt'."
         )
     return name

@@ -13,7 +13,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any
 
-from .errors import RemoteExists, RemoteNotFound, TransientStoreError
+from .errors import RemoteExistsError, RemoteNotFoundError, TransientStoreError
 from .stores.registry import open_object, open_store
 from .stores.store import Body, RemoteObject
 
@@ -36,7 +36,7 @@ class StoreContract:
     """
 
     def supports_create_only(self, store: Any) -> bool:
-        """Returns whether `overwrite=False` is atomic. A store that says no must raise RejectedByStore, or be documented."""
+        """Returns whether `overwrite=False` is atomic. A store that says no must raise RejectedByStoreError, or be documented."""
         return True
 
     def is_opened_by_uri(self, store: Any) -> bool:
@@ -64,17 +64,17 @@ class StoreContract:
         assert [_head(store, name).name for name in _NAMES] == list(_NAMES)
 
     def test_create_only_refuses_a_taken_name(self, store: Store, tmp_path: Path) -> None:
-        """RemoteExists, and the object stays as it is."""
+        """RemoteExistsError, and the object stays as it is."""
         put(store, tmp_path, "a", b"first", overwrite=False)
         if not self.supports_create_only(store):
             return
 
         try:
             put(store, tmp_path, "a", b"second", overwrite=False, identifier="other")
-        except RemoteExists:
+        except RemoteExistsError:
             pass
         else:
-            raise AssertionError("put(overwrite=False) must raise RemoteExists where the name is taken.")
+            raise AssertionError("put(overwrite=False) must raise RemoteExistsError where the name is taken.")
 
         assert b"".join(store.get("a")) == b"first"
 
@@ -109,7 +109,7 @@ class StoreContract:
         winners = [number for number, error in outcomes.items() if error is None]
         others = [error for error in outcomes.values() if error is not None]
         assert len(winners) == 1, f"one put must win, got {outcomes}"
-        assert all(isinstance(error, RemoteExists | TransientStoreError) for error in others), outcomes
+        assert all(isinstance(error, RemoteExistsError | TransientStoreError) for error in others), outcomes
         assert b"".join(store.get("raced")) == b"bytes of %d" % winners[0]
 
     def test_overwrites(self, store: Store, tmp_path: Path) -> None:
@@ -120,14 +120,14 @@ class StoreContract:
         assert b"".join(store.get("a")) == b"second"
 
     def test_knows_what_is_missing(self, store: Store) -> None:
-        """No object: `head` returns None, `get` raises RemoteNotFound, and `delete` does nothing."""
+        """No object: `head` returns None, `get` raises RemoteNotFoundError, and `delete` does nothing."""
         assert store.head("nothing/here") is None
         try:
             list(store.get("nothing/here"))
-        except RemoteNotFound:
+        except RemoteNotFoundError:
             pass
         else:
-            raise AssertionError("get must raise RemoteNotFound where there is no object.")
+            raise AssertionError("get must raise RemoteNotFoundError where there is no object.")
         store.delete("nothing/here")
 
     def test_lists_by_prefix(self, store: Store, tmp_path: Path) -> None:

@@ -26,15 +26,15 @@ from .drain.drain import Drain
 from .drain.retry import RetryPolicy
 from .drain.worker_link import WorkerLink, WorkerOrder
 from .errors import (
-    InvalidSource,
-    ManifestUnreadable,
-    QueueClosed,
-    RemoteNameTaken,
-    SpoolFull,
-    SpoolOwned,
-    SpoolUnusable,
+    InvalidSourceError,
+    ManifestError,
+    QueueClosedError,
+    RemoteNameTakenError,
+    SpoolFullError,
+    SpoolOwnedError,
+    SpoolUnusableError,
     UploadError,
-    UploadsIncomplete,
+    UploadsIncompleteError,
 )
 from .handle import Backlog, FolderHandle, Outcome, UploadHandle, UploadState, check_seconds, check_workers
 from .ledger import Ledger
@@ -136,7 +136,7 @@ class LeftBehind:
                 return
             try:
                 self._finish(path)
-            except SpoolOwned:
+            except SpoolOwnedError:
                 self._backlogs[path] = Backlog(path, (), ())
             except Exception as error:  # noqa: BLE001  # what is wrong with one must not keep the others waiting
                 _log.warning("what an earlier process left in %s is not uploaded: %s", path, error)
@@ -167,7 +167,7 @@ def _backlog_of(path: Path) -> Backlog:
 def _name_of(spool: Spool, folder: str) -> str:
     try:
         entry = spool.entry_of(folder)
-    except (ManifestUnreadable, OSError):
+    except (ManifestError, OSError):
         return folder
     return folder if entry is None else entry.remote_name
 
@@ -224,7 +224,7 @@ def start_drainer(
         ledger: Hears.
 
     Raises:
-        SpoolOwned: Threads were asked for, and a live process drains the spool.
+        SpoolOwnedError: Threads were asked for, and a live process drains the spool.
         RuntimeError: No thread can be started.
     """
     if isolation == "process":
@@ -277,8 +277,8 @@ def take_spool(
         options: Given with it.
 
     Raises:
-        SpoolOwned: Somebody has the one that was asked for.
-        SpoolUnusable: It cannot be written, is another user's, or holds entries for another store.
+        SpoolOwnedError: Somebody has the one that was asked for.
+        SpoolUnusableError: It cannot be written, is another user's, or holds entries for another store.
     """
     description = _description(given, store, options)
     for candidate in default_spools(identity_of(store.uri())) if path is None else (path,):
@@ -287,7 +287,7 @@ def take_spool(
         owner = OwnerLock(spool.queue_lock, "queue")
         try:
             owner.acquire()
-        except SpoolOwned:
+        except SpoolOwnedError:
             if path is not None:
                 raise
         else:
@@ -369,8 +369,8 @@ class UploadQueue:
         store_options: For `open_store`, where `store` is a URI.
 
     Raises:
-        SpoolOwned: Another live queue has this spool.
-        SpoolUnusable: It cannot be written.
+        SpoolOwnedError: Another live queue has this spool.
+        SpoolUnusableError: It cannot be written.
         RuntimeError: Neither a worker process nor a thread can be started.
         ValueError: A bad argument.
     """
@@ -492,13 +492,13 @@ class UploadQueue:
             durability: For this file, where it differs from the queue's.
 
         Raises:
-            InvalidRemoteName: At once, like the next four; nothing was staged.
-            InvalidSource: Neither a readable regular file nor a folder.
-            RemoteNameTaken: `overwrite=False`, and this name is on its way already.
-            UnstableSource: The file changed while it was copied, twice. Of a folder, the files before it are on their way.
-            QueueClosed: After `close`.
+            InvalidRemoteNameError: At once, like the next four; nothing was staged.
+            InvalidSourceError: Neither a readable regular file nor a folder.
+            RemoteNameTakenError: `overwrite=False`, and this name is on its way already.
+            UnstableSourceError: The file changed while it was copied, twice. Of a folder, the files before it are on their way.
+            QueueClosedError: After `close`.
             ValueError: `move` and `link` together, or `after` names an upload of another queue that has not ended.
-            UploadError: No room (`SpoolFull`), or what it comes after was refused, and the queue has `raise_errors`; else the
+            UploadError: No room (`SpoolFullError`), or what it comes after was refused, and the queue has `raise_errors`; else the
                 handle is in state `refused`.
         """
         source = Path(source)
@@ -549,7 +549,11 @@ class UploadQueue:
                 )
             finally:
                 shutil.rmtree(folder, ignore_errors=True)
-        except (OSError, InvalidSource, SpoolUnusable) as error:  # The source is the spool's own here.
+        except (
+            OSError,
+            InvalidSourceError,
+            SpoolUnusableError,
+        ) as error:  # The source is the spool's own here.
             return self._refused(name, 0, _as_spool_full(error, self.spool.path, 0))
 
     def download_file(
@@ -604,7 +608,7 @@ class UploadQueue:
         Blocks for `timeout_seconds`, and up to `give_back_seconds` more for what is in flight to be put back.
 
         Raises:
-            UploadsIncomplete: Something was not delivered, and the queue has `raise_errors`.
+            UploadsIncompleteError: Something was not delivered, and the queue has `raise_errors`.
         """
         timeout_seconds = check_seconds("timeout_seconds", timeout_seconds)
         with self._closing:
@@ -619,7 +623,7 @@ class UploadQueue:
         finally:  # Also when Ctrl-C ends the wait; then nothing is waited for.
             closed = self._end(give_back_seconds)
         if self._raise_errors and not closed.is_empty:
-            raise UploadsIncomplete(str(closed))
+            raise UploadsIncompleteError(str(closed))
         return closed
 
     def _end(self, give_back_seconds: float) -> Backlog:
@@ -666,7 +670,7 @@ class UploadQueue:
         except BaseException as error:
             if handle.folder:
                 self._ledger.strike(handle.folder)
-            if isinstance(error, SpoolFull | SpoolUnusable):
+            if isinstance(error, SpoolFullError | SpoolUnusableError):
                 return self._refused(name, size, error)
             if isinstance(error, OSError) and not isinstance(error, UploadError):
                 return self._refused(name, size, _as_spool_full(error, self.spool.path, size))
@@ -716,11 +720,11 @@ class UploadQueue:
 
     def _refuse_if_useless(self, name: str, *, overwrite: bool) -> None:
         if self._closed is not None:
-            raise QueueClosed(
+            raise QueueClosedError(
                 f"a closed queue must not be given files, got {name!r}. Nothing would upload it."
             )
         if not overwrite and self._ledger.is_on_its_way(name):
-            raise RemoteNameTaken(
+            raise RemoteNameTakenError(
                 f"overwrite=False must have a name of its own, got {name!r}, which is on its way already. Use overwrite=True to replace it."
             )
 
@@ -759,7 +763,7 @@ class UploadQueue:
                     self._exit_seconds,
                 )
             self.close(self._exit_seconds)
-        except UploadsIncomplete:
+        except UploadsIncompleteError:
             pass
         except (KeyboardInterrupt, SystemExit):  # Ctrl-C; SIGTERM, where `exit_on_sigterm` was called.
             if not self._has_ended:  # It came before `close` was ready for it.
@@ -777,8 +781,10 @@ class UploadQueue:
         atexit.unregister(self._close_at_exit)
 
 
-def _as_spool_full(error: Exception, spool: Path, size: int) -> SpoolFull:
+def _as_spool_full(error: Exception, spool: Path, size: int) -> SpoolFullError:
     what = getattr(error, "strerror", None) or str(error)
     if getattr(error, "errno", None) in _NO_ROOM:
         what = "no room"
-    return SpoolFull(f"spool {spool} must take {size} bytes, got {what}. Make room or choose another spool.")
+    return SpoolFullError(
+        f"spool {spool} must take {size} bytes, got {what}. Make room or choose another spool."
+    )

@@ -40,7 +40,7 @@ def test_of_two_ranks_that_want_a_name_exactly_one_wins(start, counting_s3, pref
 
     (first, second) = ([line.split() for line in output.splitlines()[:2]] for output, _ in said)
     assert [{one, other} for one, other in zip(first[0], second[0], strict=True)] == [
-        {"won", "RemoteConflict"}
+        {"won", "RemoteConflictError"}
     ] * 20, said
     objects = counting_s3.under(prefix)
     winners = ["first" if word == "won" else "second" for word in first[0]]

@@ -9,7 +9,7 @@ import pytest
 from tests.servers.stores import MemoryStore
 from uploads import UploadQueue
 from uploads.command_line import EXIT_FAILED, EXIT_OK, gc, main, resume, status, verify
-from uploads.errors import SpoolUnusable
+from uploads.errors import SpoolUnusableError
 from uploads.spool.spool import Spool
 
 ANOTHER_USER = 12345
@@ -31,7 +31,7 @@ def theirs(make_queue, make_file, tmp_path):
 @pytest.mark.parametrize("command", [resume, gc, verify])
 def test_a_command_refuses_another_users_spool_unless_told_to_trust_it(theirs, command):
     """Its owner decides which store it names, and so where files are written with these rights."""
-    with pytest.raises(SpoolUnusable, match="--trust"):
+    with pytest.raises(SpoolUnusableError, match="--trust"):
         command(theirs.path)
 
     command(theirs.path, trust=True)
@@ -49,7 +49,7 @@ def test_trust_is_an_option_of_the_command_line(theirs, capsys):
 @by_root
 def test_a_queue_refuses_another_users_spool(theirs, tmp_path):
     """What waits in it would go to this user's store."""
-    with pytest.raises(SpoolUnusable, match="must belong to user 0"):
+    with pytest.raises(SpoolUnusableError, match="must belong to user 0"):
         UploadQueue(tmp_path / "store", spool=theirs.path)
 
 
@@ -62,7 +62,7 @@ def test_a_description_that_somebody_else_wrote_is_not_believed(tmp_path):
     (spool.path / "spool.json").write_text(json.dumps({"version": 1, "store": {"uri": "file:///etc"}}))
     os.chown(spool.path / "spool.json", ANOTHER_USER, ANOTHER_USER)
 
-    with pytest.raises(SpoolUnusable, match=f"got user {ANOTHER_USER}"):
+    with pytest.raises(SpoolUnusableError, match=f"got user {ANOTHER_USER}"):
         resume(spool.path)
 
 
@@ -76,9 +76,9 @@ def test_a_folder_of_the_spool_that_is_a_link_is_refused_even_when_trusted(tmp_p
     (spool.path / name).symlink_to(tmp_path / "outside")
 
     for command in (resume, gc):
-        with pytest.raises(SpoolUnusable, match="got a symlink"):
+        with pytest.raises(SpoolUnusableError, match="got a symlink"):
             command(spool.path, store=MemoryStore(), trust=True)
-    with pytest.raises(SpoolUnusable, match="got a symlink"):
+    with pytest.raises(SpoolUnusableError, match="got a symlink"):
         UploadQueue(tmp_path / "store", spool=spool.path)
 
 

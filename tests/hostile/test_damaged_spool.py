@@ -13,7 +13,7 @@ from tests.servers.stores import MemoryStore, StoreThatWaits
 from tests.test_uploads.conftest import SOON
 from uploads import UploadQueue, UploadState
 from uploads import command_line as commands
-from uploads.errors import BytesCorrupt, SpoolUnusable
+from uploads.errors import BytesCorruptError, SpoolUnusableError
 from uploads.handle import Outcome
 from uploads.spool.entry import Entry
 from uploads.spool.spool import Spool
@@ -157,7 +157,7 @@ def test_a_damaged_file_costs_itself(tmp_path, damage):
         DAMAGES[damage](path, outside)
         store = MemoryStore()
 
-        with contextlib.suppress(SpoolUnusable):  # It says that a folder is none.
+        with contextlib.suppress(SpoolUnusableError):  # It says that a folder is none.
             commands.status(spool.path)
         with UploadQueue(
             store, spool=spool.path, isolation="threads", policy=SOON, free_bytes=0, close_at_exit=False
@@ -232,7 +232,7 @@ def test_a_place_that_is_a_symlink_is_refused(tmp_path, place):
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "spool" / place).symlink_to(tmp_path / "elsewhere")
 
-    with pytest.raises(SpoolUnusable, match="got a symlink"):
+    with pytest.raises(SpoolUnusableError, match="got a symlink"):
         Spool(tmp_path / "spool").create()
 
 
@@ -263,7 +263,7 @@ def test_a_moved_file_that_rots_is_corrupt(make_queue, make_file, gate, size):
 
     gate.set()
 
-    assert isinstance(handle.exception(LIMIT_SECONDS), BytesCorrupt)
+    assert isinstance(handle.exception(LIMIT_SECONDS), BytesCorruptError)
     assert set(store.objects) == {"blocker"}
 
 

@@ -14,7 +14,7 @@ import pytest
 from tests.servers.failing_disk import FailingDisk
 from tests.servers.stores import MemoryStore, StoreThatWaits
 from uploads import UploadState
-from uploads.errors import SpoolFull
+from uploads.errors import SpoolFullError
 
 LIMIT_SECONDS = 60
 CODES = {"full": errno.ENOSPC, "broken": errno.EIO, "no descriptors": errno.EMFILE}
@@ -80,14 +80,14 @@ def test_each_call_of_submit_pointer_may_fail(make_queue, make_file, gate, monke
 
 
 def test_a_refusal_is_raised_where_that_is_asked_for(make_queue, make_file, monkeypatch):
-    """With raise_errors the caller gets SpoolFull, which says what the disk did."""
+    """With raise_errors the caller gets SpoolFullError, which says what the disk did."""
     queue = make_queue(MemoryStore(), raise_errors=True)
     target = queue.submit(make_file(), "target")
     disk = FailingDisk(queue.spool.path, errno.EMFILE, is_ours=_of_main_thread)
 
-    with disk.failing(monkeypatch, 1), pytest.raises(SpoolFull):
+    with disk.failing(monkeypatch, 1), pytest.raises(SpoolFullError):
         queue.submit_pointer("latest", target)
-    with disk.failing(monkeypatch, 1), pytest.raises(SpoolFull):
+    with disk.failing(monkeypatch, 1), pytest.raises(SpoolFullError):
         queue.submit(make_file(), "a")
 
 

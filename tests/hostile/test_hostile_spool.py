@@ -9,7 +9,7 @@ import pytest
 from tests.servers.stores import MemoryStore
 from uploads.command_line import resume
 from uploads.disk import append_line
-from uploads.errors import ManifestUnreadable
+from uploads.errors import ManifestError
 from uploads.handle import Outcome, UploadState
 from uploads.names import name_key
 from uploads.spool.entry import Entry, folder_of
@@ -87,7 +87,7 @@ def test_a_manifest_is_checked_again_when_it_is_read(change):
     """What `submit` refuses, and what no release wrote, is unreadable."""
     record = _record("a")
 
-    with pytest.raises(ManifestUnreadable, match="must be a JSON object of an entry"):
+    with pytest.raises(ManifestError, match="must be a JSON object of an entry"):
         Entry.parse(json.dumps(record | change).encode())
 
 
@@ -138,7 +138,7 @@ def test_a_manifest_that_is_no_small_regular_file_is_unreadable(spool, outside, 
         with manifest.open("wb") as stream:
             stream.truncate(1 << 40)
 
-    with pytest.raises(ManifestUnreadable, match="a manifest cannot be read"):
+    with pytest.raises(ManifestError, match="a manifest cannot be read"):
         Entry.read(folder)
 
 

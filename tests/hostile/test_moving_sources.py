@@ -10,7 +10,7 @@ import pytest
 
 from tests.servers.stores import MemoryStore, StoreThatWaits
 from uploads import UploadState
-from uploads.errors import InvalidSource, RemoteNameTaken, UnstableSource
+from uploads.errors import InvalidSourceError, RemoteNameTakenError, UnstableSourceError
 from uploads.spool.staging import stage_copy
 
 LIMIT_SECONDS = 60
@@ -45,7 +45,7 @@ def test_a_copy_is_of_one_state_of_a_file_that_is_rewritten(make_file, tmp_path,
         for _ in range(60):
             try:
                 stage_copy(source, tmp_path / "copy")
-            except UnstableSource:
+            except UnstableSourceError:
                 continue
             taken += 1
             mixed += len(set((tmp_path / "copy").read_bytes())) > 1
@@ -82,7 +82,7 @@ def test_a_folder_is_refused_whole(make_queue, make_file, gate, tmp_path, bad):
         queue.submit(make_file("folder/m"), "x/m")
     before = _pending(queue)
 
-    with pytest.raises((InvalidSource, RemoteNameTaken)):
+    with pytest.raises((InvalidSourceError, RemoteNameTakenError)):
         queue.submit(tmp_path / "folder", "x", move=True)
 
     assert _pending(queue) == before
@@ -92,7 +92,9 @@ def test_a_folder_is_refused_whole(make_queue, make_file, gate, tmp_path, bad):
 @pytest.mark.parametrize("path", ["/proc/self/status", "/proc/cpuinfo"])
 def test_a_file_without_a_size_is_refused(tmp_path, path):
     """What the kernel makes up while it is read has no size to check by."""
-    with pytest.raises((InvalidSource, UnstableSource), match=r"a source must have the size|must not change"):
+    with pytest.raises(
+        (InvalidSourceError, UnstableSourceError), match=r"a source must have the size|must not change"
+    ):
         stage_copy(Path(path), tmp_path / "copy")
 
 
@@ -106,7 +108,7 @@ def test_a_file_that_grows_is_refused_until_it_rests(make_file, tmp_path):
         for _ in range(10):
             try:
                 size = stage_copy(source, tmp_path / "copy").size
-            except UnstableSource:
+            except UnstableSourceError:
                 continue
             assert (tmp_path / "copy").stat().st_size == size
             assert size % 7 == 0

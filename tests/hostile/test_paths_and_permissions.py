@@ -10,7 +10,7 @@ from tests.servers.stores import MemoryStore
 from uploads import LocalStore, UploadQueue, open_store
 from uploads.command_line import status
 from uploads.download import download_file
-from uploads.errors import InvalidRemoteName
+from uploads.errors import InvalidRemoteNameError
 
 LIMIT_SECONDS = 120
 LATIN_1 = os.fsdecode("café".encode("latin-1"))
@@ -82,7 +82,7 @@ def test_a_name_that_is_not_utf_8_must_be_given(make_queue, make_file, tmp_path)
     make_file(f"folder/{LATIN_1}.bin")
 
     for source in (make_file(f"{LATIN_1}.bin"), tmp_path / "folder"):
-        with pytest.raises(InvalidRemoteName, match="encodable as UTF-8"):
+        with pytest.raises(InvalidRemoteNameError, match="encodable as UTF-8"):
             queue.submit(source)
 
     assert queue.unsettled() == 0

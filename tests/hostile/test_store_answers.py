@@ -13,7 +13,7 @@ import pytest
 from tests.servers.counting_s3 import CountingS3
 from tests.servers.fault_proxy import Answer, Dribble, FaultProxy, Late, captive_portal, front
 from uploads import LocalStore, UploadState, open_store
-from uploads.errors import RemoteExists, StoreError, StoreParked, TransientStoreError
+from uploads.errors import RemoteExistsError, StoreError, StoreParkedError, TransientStoreError
 from uploads.stores import Body
 from uploads.stores.sftp import SftpStore
 
@@ -279,7 +279,7 @@ def test_a_known_hosts_file_that_comes_later_is_waited_for(sshd_login, make_queu
     """Without it the host is not trusted; nothing is rejected, and the file is read when it is there."""
     known_hosts = tmp_path / "known_hosts"
     store = SftpStore(root=str(tmp_path / "there"), **{**sshd_login, "known_hosts": str(known_hosts)})
-    with Body(make_file(), "id") as body, pytest.raises(StoreParked, match="known_hosts"):
+    with Body(make_file(), "id") as body, pytest.raises(StoreParkedError, match="known_hosts"):
         store.put("name", body, overwrite=True)
     handle = make_queue(store).submit(make_file(), "name")
     assert not handle.done()
@@ -348,7 +348,7 @@ def test_create_only_works_without_hard_links(tmp_path, make_file):
     store = StoreWithoutHardLinks(tmp_path / "store")
     with Body(make_file("one", b"1"), "a") as one, Body(make_file("two", b"2"), "b") as two:
         store.put("name", one, overwrite=False)
-        with pytest.raises(RemoteExists):
+        with pytest.raises(RemoteExistsError):
             store.put("name", two, overwrite=False)
 
     assert [path.name for path in (tmp_path / "store").iterdir()] == ["name"]

@@ -11,7 +11,7 @@ from tests.servers.stores import MemoryStore
 from uploads import UploadQueue, download_file, open_store
 from uploads.command_line import resume
 from uploads.drain.worker_link import WorkerOrder
-from uploads.errors import RemoteNotFound, SpoolError
+from uploads.errors import RemoteNotFoundError, SpoolError
 from uploads.spool.spool import Spool
 from uploads.stores.uri import identity_of
 from uploads.upload_queue import default_spools
@@ -140,7 +140,7 @@ def test_a_pointer_leads_to_no_name_that_submit_refuses(target, tmp_path):
     store.objects["latest.symlink"] = target.encode()
     store.objects[target] = b"secret"
 
-    with pytest.raises(RemoteNotFound, match="must hold a name"):
+    with pytest.raises(RemoteNotFoundError, match="must hold a name"):
         download_file("latest", tmp_path / "file", store=store, progress_bar=False)
 
     assert list(tmp_path.iterdir()) == []

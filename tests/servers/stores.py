@@ -3,7 +3,7 @@
 import threading
 from collections import Counter
 
-from uploads.errors import RejectedByStore, TransientStoreError
+from uploads.errors import RejectedByStoreError, TransientStoreError
 from uploads.stores import RemoteObject
 
 
@@ -17,13 +17,13 @@ class MemoryStore:
         self.lock = threading.Lock()
 
     def put(self, name, body, *, overwrite, notes=None):
-        from uploads.errors import RemoteExists
+        from uploads.errors import RemoteExistsError
 
         data = body.read(0, body.digest.size)
         with self.lock:
             self.puts[name] += 1
             if not overwrite and name in self.objects:
-                raise RemoteExists(name)
+                raise RemoteExistsError(name)
             self.objects[name] = data
             self.order.append(name)
         return RemoteObject(name, len(data), body.identifier, body.digest.sha256)
@@ -86,7 +86,7 @@ class StoreThatRejects(MemoryStore):
     def __init__(self, disliked, error=None):
         super().__init__()
         self.disliked = disliked
-        self.error = error or RejectedByStore("no")
+        self.error = error or RejectedByStoreError("no")
 
     def put(self, name, body, *, overwrite, notes=None):
         if name in self.disliked:

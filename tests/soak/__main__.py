@@ -23,7 +23,7 @@ from tests.servers import s3_servers
 from tests.servers.fault_proxy import Answer, FaultProxy, Reset
 from tests.soak.trainer import content
 from uploads import command_line as commands
-from uploads.errors import SpoolOwned
+from uploads.errors import SpoolOwnedError
 from uploads.spool.ownership import owner_of
 
 LIMIT_SECONDS = 300
@@ -148,7 +148,7 @@ def _resume(spool) -> int:
     while True:
         try:
             return commands.resume(spool, timeout_seconds=LIMIT_SECONDS)
-        except SpoolOwned:
+        except SpoolOwnedError:
             if time.monotonic() > deadline:
                 raise
             time.sleep(0.1)

@@ -14,7 +14,7 @@ from destinations.runs.dataset.store_files import StoreFile
 from tests.servers import s3_servers
 from tests.test_runs.written import Written, change_sidecar, copy_as, write_csv, write_stable_pretraining
 from uploads import LocalStore, open_store
-from uploads.errors import RejectedByStore, TransientStoreError
+from uploads.errors import RejectedByStoreError, TransientStoreError
 
 pytestmark = pytest.mark.xdist_group("duckdb")
 
@@ -295,7 +295,7 @@ class StoreThatFailsAt(LocalStore):
 
     def put(self, name, body, *, overwrite, notes=None):
         if self.puts == 0:
-            raise RejectedByStore("no room")
+            raise RejectedByStoreError("no room")
         self.puts -= 1
         return super().put(name, body, overwrite=overwrite, notes=notes)
 
@@ -306,7 +306,7 @@ def test_a_compaction_that_ends_anywhere_changes_nothing(root, tmp_path, puts):
     place = tmp_path / "data"
     compact([Run.open(root / "a")], str(place))
 
-    with pytest.raises(RejectedByStore):
+    with pytest.raises(RejectedByStoreError):
         compact(runs_of(root), StoreThatFailsAt(place, puts))
 
     with open_dataset(place) as dataset:

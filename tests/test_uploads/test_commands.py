@@ -21,7 +21,7 @@ from uploads.command_line import (
     status,
     verify,
 )
-from uploads.errors import SpoolOwned
+from uploads.errors import SpoolOwnedError
 from uploads.spool.entry import Entry
 from uploads.spool.spool import Spool
 
@@ -107,7 +107,7 @@ def test_the_second_to_resume_hears_who_was_first(make_queue, capsys):
     """Fault 46: the owner is named and the exit code is 3."""
     queue = make_queue(MemoryStore())
 
-    with pytest.raises(SpoolOwned):
+    with pytest.raises(SpoolOwnedError):
         resume(queue.spool.path, store=MemoryStore())
     assert main(["resume", str(queue.spool.path), "--store", "/nowhere"]) == EXIT_OWNED
     assert "must have one owner, got a second: the queue with pid" in capsys.readouterr().err

@@ -8,7 +8,7 @@ import pytest
 from tests.servers.fault_proxy import Answer, Reset, Truncate
 from tests.servers.stores import MemoryStore
 from uploads import LocalStore, RetryPolicy, download_file, open_store
-from uploads.errors import BytesCorrupt, RemoteNotFound, TransientStoreError
+from uploads.errors import BytesCorruptError, RemoteNotFoundError, TransientStoreError
 from uploads.stores import Body, RemoteObject
 
 LARGE = os.urandom(1 << 20) * 3
@@ -115,7 +115,7 @@ class StoreThatLies(MemoryStore):
 
 def test_what_arrives_is_verified(tmp_path):
     """Bytes that are not those that were uploaded are not kept."""
-    with pytest.raises(BytesCorrupt, match="must have SHA-256"):
+    with pytest.raises(BytesCorruptError, match="must have SHA-256"):
         download_file("a", tmp_path / "file", store=StoreThatLies(), progress_bar=False)
 
     assert not (tmp_path / "file").exists()
@@ -139,7 +139,7 @@ def test_pointers_that_lead_nowhere_are_named(store, make_file, tmp_path):
     _put(store, make_file, "dangling.symlink", b"gone")
 
     for name, text in (("a", "circle"), ("dangling", "gone"), ("missing", "missing")):
-        with pytest.raises(RemoteNotFound, match=text):
+        with pytest.raises(RemoteNotFoundError, match=text):
             download_file(name, tmp_path / "file", store=store, progress_bar=False)
 
 

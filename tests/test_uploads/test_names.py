@@ -2,7 +2,7 @@
 
 import pytest
 
-from uploads.errors import InvalidRemoteName
+from uploads.errors import InvalidRemoteNameError
 from uploads.names import check_remote_name
 
 
@@ -47,5 +47,5 @@ def test_ordinary_and_odd_names_are_kept_as_they_are(name):
 )
 def test_names_that_could_leave_a_root_are_refused(name):
     """Fault 43: absolute, climbing, empty, control characters and too long names are refused with the reason."""
-    with pytest.raises(InvalidRemoteName, match="a remote name must"):
+    with pytest.raises(InvalidRemoteNameError, match="a remote name must"):
         check_remote_name(name)

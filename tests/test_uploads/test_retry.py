@@ -7,12 +7,12 @@ import pytest
 
 from uploads.drain.retry import Action, Attempts, RetryPolicy, judge
 from uploads.errors import (
-    BytesCorrupt,
-    ManifestUnreadable,
-    RejectedByStore,
-    RemoteNotFound,
+    BytesCorruptError,
+    ManifestError,
+    RejectedByStoreError,
+    RemoteNotFoundError,
     StoreError,
-    StoreParked,
+    StoreParkedError,
     TransientStoreError,
 )
 from uploads.handle import UploadState
@@ -42,10 +42,10 @@ def test_probes_of_a_parked_store_come_at_least_every_five_minutes():
     [
         (TransientStoreError("503"), Action.RETRY),
         (OSError(errno.EMFILE, "too many open files"), Action.RETRY),
-        (StoreParked("expired"), Action.PARK),
-        (RejectedByStore("name too long"), Action.FAIL),
-        (ManifestUnreadable("torn"), Action.FAIL),
-        (BytesCorrupt("bad digest"), Action.RETRY),
+        (StoreParkedError("expired"), Action.PARK),
+        (RejectedByStoreError("name too long"), Action.FAIL),
+        (ManifestError("torn"), Action.FAIL),
+        (BytesCorruptError("bad digest"), Action.RETRY),
         (KeyError("a bug"), Action.RETRY),
     ],
 )
@@ -56,7 +56,10 @@ def test_what_a_first_failure_means(error, action):
 
 @pytest.mark.parametrize(
     ("error", "tries", "state"),
-    [(BytesCorrupt("bad digest"), 5, UploadState.CORRUPT), (KeyError("a bug"), 10, UploadState.REJECTED)],
+    [
+        (BytesCorruptError("bad digest"), 5, UploadState.CORRUPT),
+        (KeyError("a bug"), 10, UploadState.REJECTED),
+    ],
 )
 def test_what_nobody_can_explain_ends_after_a_while(error, tries, state):
     """Corruption on the wire five times, unknown failures ten times, while others get through."""
@@ -80,7 +83,7 @@ def test_network_faults_never_end_an_entry():
 
 def test_a_denial_is_about_the_name_only_while_others_get_through():
     """A policy that denies one name fails it; a policy that denies everything parks."""
-    denied = StoreParked("AccessDenied", may_be_the_entry=True)
+    denied = StoreParkedError("AccessDenied", may_be_the_entry=True)
     lonely, surrounded = Attempts(), Attempts()
 
     assert {judge(denied, lonely, LONGEST, successes=0).action for _ in range(100)} == {Action.PARK}
@@ -92,7 +95,7 @@ def test_a_denial_is_about_the_name_only_while_others_get_through():
 
 
 @pytest.mark.parametrize(
-    "error", [StoreError("a proxy's answer"), RemoteNotFound("404"), KeyError("a bug")], ids=repr
+    "error", [StoreError("a proxy's answer"), RemoteNotFoundError("404"), KeyError("a bug")], ids=repr
 )
 def test_what_the_store_did_not_refuse_never_fails_while_nothing_gets_through(error):
     """However often: it may be the network, a proxy or a bug that a restart mends."""

@@ -15,12 +15,12 @@ from tests.servers.fault_proxy import Answer, Corrupt, FaultProxy, Hang, Reset, 
 from tests.servers.s3_servers import BUCKET
 from uploads import UploadState, open_store
 from uploads.errors import (
-    BytesCorrupt,
-    RejectedByStore,
-    RemoteConflict,
-    RemoteExists,
-    RemoteNotFound,
-    StoreParked,
+    BytesCorruptError,
+    RejectedByStoreError,
+    RemoteConflictError,
+    RemoteExistsError,
+    RemoteNotFoundError,
+    StoreParkedError,
     TransientStoreError,
 )
 from uploads.stores import Body, create_only
@@ -71,7 +71,7 @@ def test_an_existing_object_is_never_overwritten(s3, prefix, make_queue, make_fi
     second = queue.submit(make_file(content=content), "a")
 
     error = second.exception(LIMIT_SECONDS)
-    assert isinstance(error, RemoteConflict)
+    assert isinstance(error, RemoteConflictError)
     assert all(identifier in str(error) for identifier in (first.identifier, second.identifier))
     assert s3.objects(prefix) == {"a": b"theirs"}
     assert s3.open_uploads(prefix) == 0
@@ -88,7 +88,7 @@ def test_of_two_racing_create_only_puts_one_wins(moto, prefix, make_file, conten
         assert store.head("a") is None
         store.put("a", first, overwrite=False)
 
-        with pytest.raises(RemoteExists):
+        with pytest.raises(RemoteExistsError):
             store.put("a", second, overwrite=False)
 
     assert moto.objects(prefix) == {"a": content}
@@ -99,7 +99,7 @@ def test_a_server_that_ignores_create_only_is_found_out(rclone, prefix, make_fil
     """Fault 33: what the server promises is tried once, and refused unless the user allowed less; no probe stays behind."""
     store = open_store(rclone.uri(prefix).replace("&create_only=head", ""))
 
-    with Body(make_file(), "id") as body, pytest.raises(RejectedByStore, match="ignores If-None-Match"):
+    with Body(make_file(), "id") as body, pytest.raises(RejectedByStoreError, match="ignores If-None-Match"):
         store.put("a", body, overwrite=False)
 
     assert rclone.objects(prefix) == {}
@@ -111,7 +111,7 @@ def test_a_server_that_refuses_create_only_counts_as_not_honouring_it(proxy, at_
         Answer(501, "NotImplemented") if request.headers.get("If-None-Match") else None
     )
 
-    with Body(make_file(), "id") as body, pytest.raises(RejectedByStore, match="create_only=head"):
+    with Body(make_file(), "id") as body, pytest.raises(RejectedByStoreError, match="create_only=head"):
         open_store(at_proxy).put("a", body, overwrite=False)
 
 
@@ -288,20 +288,20 @@ def test_expired_credentials_are_read_anew_without_a_restart(
 
 
 ANSWERS = [
-    (400, "ExpiredToken", StoreParked),
-    (403, "InvalidAccessKeyId", StoreParked),
-    (403, "SignatureDoesNotMatch", StoreParked),
-    (403, "AccessDenied", StoreParked),
-    (403, "RequestTimeTooSkewed", StoreParked),
-    (404, "NoSuchBucket", StoreParked),
-    (301, "PermanentRedirect", StoreParked),
-    (400, "KeyTooLongError", RejectedByStore),
-    (400, "EntityTooLarge", RejectedByStore),
-    (400, "InvalidArgument", RejectedByStore),
-    (400, "BadDigest", BytesCorrupt),
+    (400, "ExpiredToken", StoreParkedError),
+    (403, "InvalidAccessKeyId", StoreParkedError),
+    (403, "SignatureDoesNotMatch", StoreParkedError),
+    (403, "AccessDenied", StoreParkedError),
+    (403, "RequestTimeTooSkewed", StoreParkedError),
+    (404, "NoSuchBucket", StoreParkedError),
+    (301, "PermanentRedirect", StoreParkedError),
+    (400, "KeyTooLongError", RejectedByStoreError),
+    (400, "EntityTooLarge", RejectedByStoreError),
+    (400, "InvalidArgument", RejectedByStoreError),
+    (400, "BadDigest", BytesCorruptError),
     (502, "", TransientStoreError),
     (504, "", TransientStoreError),
-    (412, "PreconditionFailed", RemoteExists),
+    (412, "PreconditionFailed", RemoteExistsError),
 ]
 
 
@@ -370,7 +370,7 @@ def test_a_wrong_clock_is_named_with_its_offset(proxy, at_proxy, make_file):
 
     with (
         Body(make_file(), "id") as body,
-        pytest.raises(StoreParked, match=r"clock must agree with the server's, got \+\d+ s"),
+        pytest.raises(StoreParkedError, match=r"clock must agree with the server's, got \+\d+ s"),
     ):
         open_store(at_proxy).put("a", body, overwrite=True)
 
@@ -380,7 +380,7 @@ def test_missing_credentials_park_the_store(moto, prefix, make_file, monkeypatch
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
 
-    with Body(make_file(), "id") as body, pytest.raises(StoreParked, match="credentials"):
+    with Body(make_file(), "id") as body, pytest.raises(StoreParkedError, match="credentials"):
         open_store(moto.uri(prefix)).put("a", body, overwrite=True)
 
 
@@ -447,7 +447,7 @@ def test_a_server_that_says_another_checksum_is_not_believed(proxy, at_proxy, ma
     """Fault 20: an acknowledgement of other bytes is no acknowledgement."""
     proxy.plan = lambda request: Answer(200, headers=(("x-amz-checksum-sha256", "AAAA"), ("ETag", '"x"')))
 
-    with Body(make_file(), "id") as body, pytest.raises(BytesCorrupt, match="must have checksum"):
+    with Body(make_file(), "id") as body, pytest.raises(BytesCorruptError, match="must have checksum"):
         open_store(at_proxy).put("a", body, overwrite=True)
 
 
@@ -457,7 +457,7 @@ def test_an_answer_without_proof_is_checked_by_size(proxy, at_proxy, make_file):
         Answer(200, headers=(("ETag", '"opaque"'),)) if request.method == "PUT" else None
     )
 
-    with Body(make_file(), "id") as body, pytest.raises(RemoteNotFound):
+    with Body(make_file(), "id") as body, pytest.raises(RemoteNotFoundError):
         open_store(at_proxy).put("a", body, overwrite=True)
 
     assert proxy.count("HEAD", "/a") == 1
@@ -488,7 +488,7 @@ def test_parts_without_proof_are_checked_by_size(moto, make_file, etag, are_prov
         server.add_response("complete_multipart_upload", {"ETag": f'"{etag}"'})
         server.add_response("head_object", {"ContentLength": 3, "ETag": '"d316408c159ea701ab954894bd3a92c2"'})
 
-        with pytest.raises(BytesCorrupt, match="must have 4 bytes in the store, got 3"):
+        with pytest.raises(BytesCorruptError, match="must have 4 bytes in the store, got 3"):
             Requests(client, BUCKET, "md5", {}).complete("key", "id", parts, body, {}, are_proven=are_proven)
 
 

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from tests.servers.careless_sftp import IgnoresExclusiveFlag, RenameReplaces, careless_sftp
-from uploads.errors import RejectedByStore, RemoteExists, TransientStoreError
+from uploads.errors import RejectedByStoreError, RemoteExistsError, TransientStoreError
 from uploads.names import name_key
 from uploads.stores import Body
 from uploads.stores.sftp import SftpStore
@@ -57,7 +57,7 @@ def test_of_two_create_only_writers_one_wins(login, connect, make_file, tmp_path
             try:
                 store.put("folder/name", body, overwrite=False)
                 outcomes[number] = "done"
-            except RemoteExists:
+            except RemoteExistsError:
                 outcomes[number] = "exists"
 
     writers = [threading.Thread(target=write, args=(number,)) for number in range(WRITERS)]
@@ -77,7 +77,7 @@ def test_a_taken_name_is_refused(login, connect, make_file, tmp_path):
     store = connect(login)
     with Body(make_file("one", b"1"), "a") as one, Body(make_file("two", b"2"), "b") as two:
         store.put("name", one, overwrite=False)
-        with pytest.raises(RemoteExists):
+        with pytest.raises(RemoteExistsError):
             store.put("name", two, overwrite=False)
 
     assert (tmp_path / "there/name").read_bytes() == b"1"
@@ -88,7 +88,9 @@ def test_a_server_that_ignores_the_exclusive_flag_is_detected(tmp_path, connect,
     with careless_sftp(tmp_path, IgnoresExclusiveFlag) as login:
         store = connect(login)
         with Body(make_file(), "id") as body:
-            with pytest.raises(RejectedByStore, match=r"ignores SFTP's exclusive flag.*create_only=head"):
+            with pytest.raises(
+                RejectedByStoreError, match=r"ignores SFTP's exclusive flag.*create_only=head"
+            ):
                 store.put("name", body, overwrite=False)
             store.put("name", body, overwrite=True)
 
@@ -101,7 +103,7 @@ def test_the_user_may_accept_such_a_server(tmp_path, connect, make_file, caplog)
         store = connect(login, create_only="head")
         with Body(make_file(), "id") as body:
             store.put("name", body, overwrite=False)
-            with pytest.raises(RemoteExists):
+            with pytest.raises(RemoteExistsError):
                 store.put("name", body, overwrite=False)
 
     assert "may overwrite each other" in caplog.text

@@ -8,7 +8,7 @@ import pytest
 
 from tests.servers.recorded_disk import RecordedDisk
 from uploads.disk import append_line
-from uploads.errors import ManifestUnreadable, SpoolOwned, SpoolUnusable
+from uploads.errors import ManifestError, SpoolOwnedError, SpoolUnusableError
 from uploads.handle import Outcome, UploadState
 from uploads.spool.entry import Entry, reason_of
 from uploads.spool.flush import Flusher
@@ -155,7 +155,7 @@ def test_a_damaged_manifest_is_told_from_an_unreadable_disk(spool, damage):
     folder = _publish(spool, _entry())
     (spool.pending / folder / "entry.json").write_bytes(damage)
 
-    with pytest.raises(ManifestUnreadable, match="must"):
+    with pytest.raises(ManifestError, match="must"):
         Entry.read(spool.pending / folder)
 
 
@@ -164,7 +164,7 @@ def test_a_manifest_of_another_entry_is_refused(spool):
     folder = _publish(spool, _entry(1, "a"))
     (spool.pending / folder / "entry.json").write_text(_entry(2, "b").to_text())
 
-    with pytest.raises(ManifestUnreadable, match="its own folder"):
+    with pytest.raises(ManifestError, match="its own folder"):
         Entry.read(spool.pending / folder)
 
 
@@ -182,7 +182,7 @@ def test_a_spool_from_the_future_is_refused(tmp_path):
     """A newer format is left alone."""
     (tmp_path / "spool.json").write_text('{"version": 99}')
 
-    with pytest.raises(SpoolUnusable, match="version 1"):
+    with pytest.raises(SpoolUnusableError, match="version 1"):
         Spool(tmp_path).create()
 
 
@@ -190,7 +190,7 @@ def test_a_spool_that_cannot_be_made_says_so(tmp_path):
     """Fault 13: a spool that cannot be written is refused when the queue is made."""
     (tmp_path / "file").write_text("in the way")
 
-    with pytest.raises(SpoolUnusable, match="must be a writable folder"):
+    with pytest.raises(SpoolUnusableError, match="must be a writable folder"):
         Spool(tmp_path / "file").create()
 
 
@@ -207,7 +207,7 @@ def test_a_lock_is_one_process_at_a_time_and_names_it(tmp_path):
     first, second = OwnerLock(tmp_path / "lock", "queue"), OwnerLock(tmp_path / "lock", "resume")
     first.acquire()
 
-    with pytest.raises(SpoolOwned, match=f"queue with pid {os.getpid()}"):
+    with pytest.raises(SpoolOwnedError, match=f"queue with pid {os.getpid()}"):
         second.acquire()
 
     first.release()

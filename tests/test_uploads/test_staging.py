@@ -7,7 +7,7 @@ import zlib
 
 import pytest
 
-from uploads.errors import InvalidSource, UnstableSource
+from uploads.errors import InvalidSourceError, UnstableSourceError
 from uploads.spool.staging import files_of, measure_to_move, stage_copy, stage_link
 
 LARGE = os.urandom(1 << 20) * 40
@@ -57,7 +57,7 @@ def test_what_is_not_a_readable_file_is_refused(tmp_path, take):
     os.mkfifo(tmp_path / "fifo")
 
     for source in (tmp_path / "folder", tmp_path / "fifo", tmp_path / "missing", type(tmp_path)("/dev/null")):
-        with pytest.raises(InvalidSource, match="a source must be"):
+        with pytest.raises(InvalidSourceError, match="a source must be"):
             take(source, tmp_path / "data")
 
 
@@ -67,7 +67,7 @@ def test_an_unreadable_file_is_refused(make_file, tmp_path):
     source = make_file()
     source.chmod(0)
 
-    with pytest.raises(InvalidSource, match="Permission denied"):
+    with pytest.raises(InvalidSourceError, match="Permission denied"):
         stage_copy(source, tmp_path / "data")
 
 
@@ -79,7 +79,7 @@ def test_a_symlink_is_followed_by_a_copy_and_refused_by_a_move(make_file, tmp_pa
     stage_copy(link, tmp_path / "data")
 
     assert (tmp_path / "data").read_bytes() == b"behind"
-    with pytest.raises(InvalidSource, match="symlink"):
+    with pytest.raises(InvalidSourceError, match="symlink"):
         measure_to_move(link)
 
 
@@ -115,7 +115,7 @@ def test_a_file_that_keeps_changing_is_refused(make_file, tmp_path, written_whil
     source = make_file(content=content)
     written_while_read(source, times=2)
 
-    with pytest.raises(UnstableSource, match="must not change"):
+    with pytest.raises(UnstableSourceError, match="must not change"):
         stage_copy(source, tmp_path / "data")
 
 

@@ -16,11 +16,11 @@ from tests.servers.s3_servers import refusing_port
 from tests.servers.stores import MemoryStore
 from uploads import LocalStore, StoreLocation, open_store, register_store
 from uploads.errors import (
-    BytesCorrupt,
-    InvalidRemoteName,
-    RejectedByStore,
-    RemoteExists,
-    StoreParked,
+    BytesCorruptError,
+    InvalidRemoteNameError,
+    RejectedByStoreError,
+    RemoteExistsError,
+    StoreParkedError,
     TransientStoreError,
 )
 from uploads.stores import Body, registry, uri
@@ -80,9 +80,9 @@ class TestLocalStore:
         (tmp_path / "store/file").symlink_to(tmp_path / "outside/secret")
         store = LocalStore(tmp_path / "store")
 
-        with pytest.raises(RejectedByStore):
+        with pytest.raises(RejectedByStoreError):
             _put(store, make_file, "link/new", b"x")
-        with pytest.raises(RejectedByStore):
+        with pytest.raises(RejectedByStoreError):
             list(store.get("file"))
         _put(store, make_file, "file", b"x")
 
@@ -103,21 +103,21 @@ class TestLocalStore:
     def test_names_are_checked_by_the_store_too(self, tmp_path, make_file):
         """Fault 43: also whoever calls a store directly cannot leave its root."""
         for name in ("../x", "/etc/x", "a//b", "."):
-            with pytest.raises(InvalidRemoteName):
+            with pytest.raises(InvalidRemoteNameError):
                 _put(LocalStore(tmp_path / "store"), make_file, name, b"x")
 
     def test_no_partial_file_stays_behind(self, tmp_path, make_file):
         """A conflict leaves the folder as it was."""
         store = LocalStore(tmp_path / "store")
         _put(store, make_file, "a", b"1")
-        with pytest.raises(RemoteExists):
+        with pytest.raises(RemoteExistsError):
             _put(store, make_file, "a", b"2", overwrite=False)
 
         assert [path.name for path in (tmp_path / "store").iterdir()] == ["a"]
 
     def test_a_name_too_long_for_the_file_system_fails_alone(self, tmp_path, make_file):
         """Fault 42: 1,024 bytes in one part are a fine name, but not on ext4."""
-        with pytest.raises(RejectedByStore, match="File name too long"):
+        with pytest.raises(RejectedByStoreError, match="File name too long"):
             _put(LocalStore(tmp_path / "store"), make_file, "x" * 1024, b"x")
 
     def test_a_file_in_the_way_fails_alone(self, tmp_path, make_file):
@@ -125,7 +125,7 @@ class TestLocalStore:
         store = LocalStore(tmp_path / "store")
         _put(store, make_file, "a", b"1")
 
-        with pytest.raises(RejectedByStore):
+        with pytest.raises(RejectedByStoreError):
             _put(store, make_file, "a/b", b"2")
 
 
@@ -136,7 +136,7 @@ class TestSftpStore:
         """A host that is not known is not trusted, and nothing fails for it."""
         login = {**sshd_login, "known_hosts": None}
 
-        with pytest.raises(StoreParked, match="known_hosts"):
+        with pytest.raises(StoreParkedError, match="known_hosts"):
             _put(SftpStore(root=str(tmp_path), **login), make_file, "a", b"x")
 
     def test_nobody_listening_passes(self, sshd_login, tmp_path, make_file):
@@ -152,14 +152,14 @@ class TestCloudStore:
         """It would hold the whole file in memory."""
         store = open_store(moto.uri(prefix) + "&client=obstore&part_bytes=10")
 
-        with pytest.raises(RejectedByStore, match="Use boto3"):
+        with pytest.raises(RejectedByStoreError, match="Use boto3"):
             _put(store, make_file, "a", b"x" * 100, overwrite=False)
 
     def test_a_server_that_ignores_create_only_is_found_out(self, rclone, prefix, make_file):
         """Fault 33: as with boto3."""
         store = open_store(f"s3://bucket/{prefix}?client=obstore&endpoint_url={rclone.endpoint_url}")
 
-        with pytest.raises(RejectedByStore, match="ignores If-None-Match"):
+        with pytest.raises(RejectedByStoreError, match="ignores If-None-Match"):
             _put(store, make_file, "a", b"x", overwrite=False)
 
 
@@ -292,7 +292,7 @@ def test_the_store_double_keeps_the_contract(make_file):
     store = MemoryStore()
     _put(store, make_file, "a", b"1", overwrite=False)
 
-    with pytest.raises(RemoteExists):
+    with pytest.raises(RemoteExistsError):
         _put(store, make_file, "a", b"2", overwrite=False)
     assert store.head("b") is None
 
@@ -323,7 +323,7 @@ def test_sftp_reads_small_files_back(sshd_login, make_file, tmp_path, read_back_
         refused = (
             contextlib.nullcontext()
             if read_back_bytes == 0
-            else pytest.raises(BytesCorrupt, match="has SHA-256")
+            else pytest.raises(BytesCorruptError, match="has SHA-256")
         )
         with refused:
             store.put("a", body, overwrite=True)

@@ -21,19 +21,19 @@ from tests.servers.stores import (
 from uploads import UploadQueue, UploadState
 from uploads.drain.drain import Drain
 from uploads.errors import (
-    BytesCorrupt,
-    InvalidRemoteName,
-    InvalidSource,
-    QueueClosed,
-    RejectedByStore,
-    RemoteConflict,
-    RemoteNameTaken,
-    SpoolFull,
-    SpoolOwned,
-    StoreParked,
+    BytesCorruptError,
+    InvalidRemoteNameError,
+    InvalidSourceError,
+    QueueClosedError,
+    RejectedByStoreError,
+    RemoteConflictError,
+    RemoteNameTakenError,
+    SpoolFullError,
+    SpoolOwnedError,
+    StoreParkedError,
     TransientStoreError,
-    UploadsIncomplete,
-    UploadTimeout,
+    UploadsIncompleteError,
+    UploadTimeoutError,
 )
 from uploads.handle import Outcome
 from uploads.ledger import Ledger
@@ -70,7 +70,7 @@ def test_a_handle_tells_how_the_upload_stands(make_queue, make_file, gate):
 
     assert handle.state in {UploadState.PENDING, UploadState.INFLIGHT}
     assert not handle.done()
-    with pytest.raises(UploadTimeout, match=r"'a' must end within 0\.01 s"):
+    with pytest.raises(UploadTimeoutError, match=r"'a' must end within 0\.01 s"):
         handle.result(timeout_seconds=0.01)
 
     gate.set()
@@ -110,7 +110,7 @@ def test_an_in_place_rewrite_of_a_linked_file_is_detected(make_queue, make_file,
         stream.write(b"NEW")
     gate.set()
 
-    assert isinstance(handle.exception(LIMIT_SECONDS), BytesCorrupt)
+    assert isinstance(handle.exception(LIMIT_SECONDS), BytesCorruptError)
     assert "a" not in store.objects
 
 
@@ -126,7 +126,7 @@ def test_staged_bytes_that_rot_are_quarantined(make_queue, make_file, gate):
 
     gate.set()
 
-    assert isinstance(handle.exception(LIMIT_SECONDS), BytesCorrupt)
+    assert isinstance(handle.exception(LIMIT_SECONDS), BytesCorruptError)
     assert (queue.spool.failed / "corrupt" / folder / "data").read_bytes() == b"gold"
     assert "a" not in store.objects
 
@@ -143,7 +143,7 @@ def test_a_damaged_manifest_fails_alone(make_queue, make_file, gate):
 
     gate.set()
 
-    assert isinstance(bad.exception(LIMIT_SECONDS), BytesCorrupt)
+    assert isinstance(bad.exception(LIMIT_SECONDS), BytesCorruptError)
     assert good.exception(LIMIT_SECONDS) is None
     assert (queue.spool.failed / "corrupt" / folder).is_dir()
 
@@ -189,10 +189,10 @@ def test_bad_arguments_raise_at_the_call(make_queue, make_file, tmp_path):
     os.mkfifo(tmp_path / "fifo")
 
     for name in ("../x", "/x", "", "a//b", "a\0"):
-        with pytest.raises(InvalidRemoteName):
+        with pytest.raises(InvalidRemoteNameError):
             queue.submit(make_file(), name)
     for source in ("missing", "fifo"):
-        with pytest.raises(InvalidSource):
+        with pytest.raises(InvalidSourceError):
             queue.submit(tmp_path / source, "a")
     with pytest.raises(ValueError, match="got both"):
         queue.submit(make_file(), "a", move=True, link=True)
@@ -221,7 +221,7 @@ def test_an_existing_object_is_never_overwritten_unless_asked(make_queue, make_f
 
     refused = queue.submit(make_file(content=b"mine"), "a")
 
-    with pytest.raises(RemoteConflict, match="overwrite=False"):
+    with pytest.raises(RemoteConflictError, match="overwrite=False"):
         refused.result(LIMIT_SECONDS)
     assert (tmp_path / "store/a").read_bytes() == b"theirs"
     queue.submit(make_file(content=b"mine"), "a", overwrite=True).result(LIMIT_SECONDS)
@@ -243,7 +243,7 @@ def test_a_name_on_its_way_is_refused_without_overwrite(make_queue, make_file, g
     queue = make_queue(StoreThatWaits(gate))
     queue.submit(make_file(), "a")
 
-    with pytest.raises(RemoteNameTaken, match="on its way already"):
+    with pytest.raises(RemoteNameTakenError, match="on its way already"):
         queue.submit(make_file(), "a")
 
 
@@ -308,12 +308,12 @@ def test_one_poisoned_entry_among_a_hundred_fails_alone(make_queue, make_file):
     backlog = queue.drain(LIMIT_SECONDS)
     assert len(store.objects) == 99
     assert [failure.remote_name for failure in backlog.failures] == ["n42"]
-    assert isinstance(handles[42].exception(0), RejectedByStore)
+    assert isinstance(handles[42].exception(0), RejectedByStoreError)
 
 
 def test_a_name_that_is_denied_while_others_get_through_is_rejected(make_queue, make_file):
     """A policy that denies one name parks the store only until it is clear that it is about the name."""
-    store = StoreThatRejects({"n3"}, StoreParked("denied", may_be_the_entry=True))
+    store = StoreThatRejects({"n3"}, StoreParkedError("denied", may_be_the_entry=True))
     queue = make_queue(store, workers=2)
 
     handles = [queue.submit(make_file(), f"n{number}") for number in range(50)]
@@ -321,13 +321,13 @@ def test_a_name_that_is_denied_while_others_get_through_is_rejected(make_queue, 
     while not handles[3].done():
         queue.submit(make_file(), f"n{next(feeding)}").result(LIMIT_SECONDS)
 
-    assert isinstance(handles[3].exception(0), RejectedByStore)
+    assert isinstance(handles[3].exception(0), RejectedByStoreError)
     assert queue.drain(LIMIT_SECONDS).remaining == ()
 
 
 def test_a_store_that_denies_everything_is_parked_and_comes_back(make_queue, make_file, caplog):
     """Fault 30: nothing is lost or failed while the store denies; one message says why."""
-    store = StoreThatFails(*[StoreParked("NoSuchBucket")] * 10)
+    store = StoreThatFails(*[StoreParkedError("NoSuchBucket")] * 10)
     queue = make_queue(store)
 
     handles = [queue.submit(make_file(), f"n{number}") for number in range(10)]
@@ -344,7 +344,7 @@ def test_an_exception_that_nobody_knows_is_retried_and_then_fails_the_entry_alon
     bad, good = queue.submit(make_file(), "bad"), queue.submit(make_file(), "good")
 
     assert good.result(LIMIT_SECONDS).state is UploadState.DONE
-    assert isinstance(bad.exception(LIMIT_SECONDS), RejectedByStore)
+    assert isinstance(bad.exception(LIMIT_SECONDS), RejectedByStoreError)
     assert "ZeroDivisionError" in str(bad.exception(0))
 
 
@@ -397,7 +397,7 @@ def test_a_full_spool_refuses_and_counts(make_queue, make_file, gate):
 
     handle = queue.submit(make_file(content=b"x" * 100), "b")
 
-    assert isinstance(handle.exception(0), SpoolFull)
+    assert isinstance(handle.exception(0), SpoolFullError)
     assert [failure.remote_name for failure in queue.backlog().failures] == ["b"]
     gate.set()
     queue.drain(LIMIT_SECONDS)
@@ -421,13 +421,13 @@ def test_the_floor_of_free_space_is_kept(make_queue, make_file):
     """Fault 9: a spool never takes the last of its disk."""
     queue = make_queue(MemoryStore(), free_bytes=1 << 60)
 
-    with pytest.raises(SpoolFull, match="bytes free"):
+    with pytest.raises(SpoolFullError, match="bytes free"):
         queue.submit(make_file(), "a").result(0)
 
 
 def test_refusals_raise_where_asked(make_queue, make_file):
     """With raise_errors a refused file is an exception."""
-    with pytest.raises(SpoolFull):
+    with pytest.raises(SpoolFullError):
         make_queue(MemoryStore(), raise_errors=True, spool_bytes=1).submit(make_file(), "a")
 
 
@@ -449,7 +449,7 @@ def test_closing_raises_where_asked(make_queue, make_file, gate):
     queue = make_queue(StoreThatWaits(gate), raise_errors=True, give_back_seconds=0.05)
     queue.submit(make_file(), "a")
 
-    with pytest.raises(UploadsIncomplete, match="a"):
+    with pytest.raises(UploadsIncompleteError, match="a"):
         queue.close(timeout_seconds=0.05)
 
 
@@ -458,7 +458,7 @@ def test_closing_twice_and_submitting_afterwards(make_queue, make_file):
     queue = make_queue(MemoryStore())
 
     assert queue.close(1) is queue.close(1)
-    with pytest.raises(QueueClosed, match="Nothing would upload it"):
+    with pytest.raises(QueueClosedError, match="Nothing would upload it"):
         queue.submit(make_file(), "a")
 
 
@@ -496,7 +496,7 @@ def test_two_queues_cannot_share_a_spool(make_queue):
     """Fault 46: the second is told who has it."""
     make_queue(MemoryStore())
 
-    with pytest.raises(SpoolOwned, match=f"queue with pid {os.getpid()}"):
+    with pytest.raises(SpoolOwnedError, match=f"queue with pid {os.getpid()}"):
         make_queue(MemoryStore())
 
 
@@ -787,7 +787,7 @@ def test_a_large_copy_is_checksummed_behind_the_training_loop(make_queue, make_f
         stream.write(b"rot")
     gate.set()
 
-    assert isinstance(handle.exception(LIMIT_SECONDS), BytesCorrupt)
+    assert isinstance(handle.exception(LIMIT_SECONDS), BytesCorruptError)
     assert "a" not in store.objects
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from uploads.disk import IRREGULAR, read_json, replace_json
-from uploads.errors import RemoteExists, StoreParked, TransientStoreError
+from uploads.errors import RemoteExistsError, StoreParkedError, TransientStoreError
 from uploads.handle import Outcome, UploadState
 from uploads.spool.entry import CHECKSUM_FILE, DATA_FILE, Entry
 from uploads.stores.store import Body, Digest, Renewable, Replacing
@@ -108,7 +108,7 @@ def deliver(
             return _outcome(entry, store, body, UploadState.DONE)
         try:
             store.put(entry.remote_name, body, overwrite=entry.overwrite, notes=folder / "multipart.json")
-        except RemoteExists:
+        except RemoteExistsError:
             return _taken(entry, store, body, is_answer_lost=is_answer_lost)
         return _outcome(entry, store, body, UploadState.DONE)
 
@@ -133,7 +133,7 @@ def _taken(entry: Entry, store: Store, body: Body, *, is_answer_lost: bool) -> O
     """What it means that a create-only put found the name taken."""
     try:
         existing = store.head(entry.remote_name)
-    except StoreParked as error:
+    except StoreParkedError as error:
         if not error.may_be_the_entry:
             raise
         if not is_answer_lost:
@@ -185,7 +185,7 @@ def _look(store: Store, name: str) -> RemoteObject | None:
     """HEAD; a user who may put but not look is told by the put what is the matter, if anything."""
     try:
         return store.head(name)
-    except StoreParked as error:
+    except StoreParkedError as error:
         if error.may_be_the_entry:
             return None
         raise

@@ -19,7 +19,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from uploads.errors import BytesCorrupt, ManifestUnreadable
+from uploads.errors import BytesCorruptError, ManifestError
 from uploads.handle import Outcome, UploadState
 from uploads.redaction import redact
 from uploads.spool.entry import (
@@ -169,7 +169,7 @@ class Drain:
         """Takes the spool over from whoever had it before and starts the threads.
 
         Raises:
-            SpoolOwned: A live process drains it.
+            SpoolOwnedError: A live process drains it.
             RuntimeError: No thread can be started.
         """
         self._lock.acquire()
@@ -345,7 +345,7 @@ class Drain:
         waiting = self._spool.pending / folder
         try:
             entry = Entry.read(waiting)
-        except ManifestUnreadable:
+        except ManifestError:
             self._spool.claim(folder)
             raise
         if entry.store not in {"", self._identity} and not self._any_store:
@@ -425,7 +425,7 @@ class Drain:
             return None
         try:
             newer = Entry.read(self._spool.pending / newest)
-        except (ManifestUnreadable, OSError):
+        except (ManifestError, OSError):
             return None
         is_of_the_same = (newer.remote_name, newer.store) == (entry.remote_name, entry.store)
         return newer.identifier if newer.overwrite and is_of_the_same else None
@@ -482,7 +482,7 @@ class Drain:
             return
         attempts = self._attempts_of(folder)
         verdict = judge(error, attempts, self._policy, self._health.successes)
-        if isinstance(error, BytesCorrupt):  # Looked at again from the start, not trusted.
+        if isinstance(error, BytesCorruptError):  # Looked at again from the start, not trusted.
             (self._spool.inflight / folder / "digest.json").unlink(missing_ok=True)
         if verdict.action is Action.FAIL:
             self._fail(folder, verdict)
@@ -530,7 +530,7 @@ class Drain:
         name = folder
         if (self._spool.pending / folder).is_dir():
             self._spool.claim(folder)
-        with contextlib.suppress(ManifestUnreadable, OSError):
+        with contextlib.suppress(ManifestError, OSError):
             name = Entry.read(self._spool.inflight / folder).remote_name
         self._settle(folder, Outcome(identifier_of(folder), name, verdict.state, reason=verdict.reason))
 

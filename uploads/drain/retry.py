@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 import attrs
 
 from uploads.errors import (
-    BytesCorrupt,
-    ManifestUnreadable,
-    RejectedByStore,
+    BytesCorruptError,
+    ManifestError,
+    RejectedByStoreError,
     StoreError,
-    StoreParked,
+    StoreParkedError,
     TransientStoreError,
 )
 from uploads.handle import UploadState
@@ -153,14 +153,14 @@ def judge(error: BaseException, attempts: Attempts, policy: RetryPolicy, success
         Action.RETRY if others_get_through else Action.PARK
     )  # Others need not wait for what is this entry's.
     match error:
-        case ManifestUnreadable():
+        case ManifestError():
             return Verdict(Action.FAIL, reason, UploadState.CORRUPT)
-        case RejectedByStore():
+        case RejectedByStoreError():
             return Verdict(Action.FAIL, reason)
-        case BytesCorrupt():
+        case BytesCorruptError():
             attempts.corrupt += 1
             return Verdict(_fail_if(attempts.corrupt >= policy.corrupt_tries), reason, UploadState.CORRUPT)
-        case StoreParked():
+        case StoreParkedError():
             if not error.may_be_the_entry:
                 return Verdict(Action.PARK, reason)
             attempts.denied += others_get_through

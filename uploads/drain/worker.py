@@ -20,7 +20,7 @@ import time
 import traceback
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from uploads.errors import SpoolOwned, SpoolUnusable
+from uploads.errors import SpoolOwnedError, SpoolUnusableError
 from uploads.redaction import redact
 from uploads.spool.spool import Spool
 from uploads.stores import open_store
@@ -122,7 +122,7 @@ def _work(commands: queue.SimpleQueue[dict[str, Any]], voice: _Voice) -> None:
     order = WorkerOrder(**json.loads(text))
     store = open_store(order.store_uri, **order.store_options)
     if order.store_identity and identity_of(store.uri()) != order.store_identity:
-        raise SpoolUnusable(
+        raise SpoolUnusableError(
             f"a worker must open the store {order.store_identity}, got {identity_of(store.uri())}. Its environment has changed."
         )
     drain = Drain(
@@ -156,7 +156,7 @@ def _take_over(drain: Drain, commands: queue.SimpleQueue[dict[str, Any]], voice:
     for look in itertools.count(1):
         try:
             drain.start()
-        except SpoolOwned:
+        except SpoolOwnedError:
             if look % _LOOKS_PER_IDLE == 0:
                 voice.idle()
             try:

@@ -27,7 +27,7 @@ from uploads.disk import (
     replace_json,
     write_new,
 )
-from uploads.errors import ManifestUnreadable
+from uploads.errors import ManifestError
 from uploads.handle import Outcome
 from uploads.names import check_remote_name, name_key
 
@@ -142,16 +142,16 @@ class Entry:
         """The entry in this folder.
 
         Raises:
-            ManifestUnreadable: Torn, foreign, from a newer version, or another entry's.
+            ManifestError: Torn, foreign, from a newer version, or another entry's.
             OSError: The file could not be read; says nothing about what is in it.
         """
         try:
             text = read_regular(f"{folder}/{MANIFEST_FILE}")
         except IRREGULAR as error:
-            raise ManifestUnreadable(f"a manifest cannot be read: {error}") from error
+            raise ManifestError(f"a manifest cannot be read: {error}") from error
         entry = cls.parse(text)
         if entry.folder != folder.name:
-            raise ManifestUnreadable(f"manifest in {folder} must describe its own folder, got {entry.folder}")
+            raise ManifestError(f"manifest in {folder} must describe its own folder, got {entry.folder}")
         return entry
 
     @classmethod
@@ -159,20 +159,20 @@ class Entry:
         """The inverse of `to_text`.
 
         Raises:
-            ManifestUnreadable: Torn, foreign, or from a newer version.
+            ManifestError: Torn, foreign, or from a newer version.
         """
         try:
             record = json.loads(text)
             version = record.pop("version")
             if version != _VERSION:
-                raise ManifestUnreadable(
+                raise ManifestError(
                     f"a manifest must have version {_VERSION}, got {version!r}. Use the release that wrote it."
                 )
             after_names = tuple(record.get("after_names", ()))
             entry = cls(**{**record, "after": tuple(record["after"]), "after_names": after_names})
             _check(entry)
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-            raise ManifestUnreadable(
+            raise ManifestError(
                 f"a manifest must be a JSON object of an entry, got {text[:40]!r} ({error})"
             ) from error
         return entry

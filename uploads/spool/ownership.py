@@ -12,7 +12,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from uploads.disk import IRREGULAR, open_regular, try_lock, unlock
-from uploads.errors import SpoolOwned
+from uploads.errors import SpoolOwnedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,7 +46,7 @@ class OwnerLock:
         """Takes the lock without waiting.
 
         Raises:
-            SpoolOwned: Somebody else holds it; the message says who.
+            SpoolOwnedError: Somebody else holds it; the message says who.
         """
         descriptor = open_regular(self._path, os.O_RDWR | os.O_CREAT)
         try:
@@ -72,7 +72,7 @@ class OwnerLock:
                 return
             owner = owner_of(self._path)
             if owner is not None or time.monotonic() > deadline:
-                raise SpoolOwned(
+                raise SpoolOwnedError(
                     f"{self._path.parent} must have one owner, got a second: {_describe(owner)}. Wait for it or stop it."
                 )
             self._sleep(_LOOK_AGAIN_SECONDS)

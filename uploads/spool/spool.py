@@ -68,7 +68,7 @@ from uploads.disk import (
     unlink,
     write_new,
 )
-from uploads.errors import ManifestUnreadable, SpoolUnusable
+from uploads.errors import ManifestError, SpoolUnusableError
 from uploads.handle import Outcome, UploadState
 from uploads.stores.uri import identity_of
 
@@ -150,7 +150,7 @@ class Spool:
             trust: For `check_owner`.
 
         Raises:
-            SpoolUnusable: It cannot be written, is from a newer version, or is not this user's (see `check_owner`).
+            SpoolUnusableError: It cannot be written, is from a newer version, or is not this user's (see `check_owner`).
         """
         folders = self._folders()
         try:
@@ -163,7 +163,7 @@ class Spool:
             if store is not None:
                 self.belong_to(store)
         except OSError as error:
-            raise SpoolUnusable(
+            raise SpoolUnusableError(
                 f"a spool must be a writable folder, got {self.path}: {error.strerror}. Choose another with spool=…"
             ) from error
         kind = file_system_of(self.path, self._mounts)
@@ -182,13 +182,13 @@ class Spool:
             trust: Whether they may belong to another user.
 
         Raises:
-            SpoolUnusable: One is a symlink or something else, or is another user's.
+            SpoolUnusableError: One is a symlink or something else, or is another user's.
             OSError: It cannot be looked at or written.
         """
         folders = [folder for folder in self._folders() if os.path.lexists(folder)]
         for folder in folders:
             if not stat.S_ISDIR(folder.lstat().st_mode):
-                raise SpoolUnusable(
+                raise SpoolUnusableError(
                     f"{folder} must be a folder, got a symlink or a file. Choose another spool."
                 )
         if trust:
@@ -201,7 +201,7 @@ class Spool:
         with tempfile.TemporaryFile(dir=self.tmp) as mine:
             user = os.fstat(mine.fileno()).st_uid
         if theirs - {user}:
-            raise SpoolUnusable(
+            raise SpoolUnusableError(
                 f"spool {self.path} must belong to user {user}, got user {max(theirs)}, who could have any file written with your rights. "
                 "Work on it as that user, choose another, or say --trust where a command takes it."
             )
@@ -213,12 +213,12 @@ class Spool:
             store: Its "uri", and what else `resume` needs.
 
         Raises:
-            SpoolUnusable: It holds entries for another store, or cannot be written.
+            SpoolUnusableError: It holds entries for another store, or cannot be written.
         """
         known = self.describe().get("store") or {}
         theirs, ours = identity_of(str(known.get("uri", ""))), identity_of(store["uri"])
         if known and theirs != ours and any(True for place in self._live() for _ in _entries(place)):
-            raise SpoolUnusable(
+            raise SpoolUnusableError(
                 f"spool {self.path} must be empty to be used for another store, got entries for {theirs} where {ours} is asked for. "
                 f"Choose another spool, or bring them to their store first: python -m uploads resume {self.path}"
             )
@@ -228,7 +228,7 @@ class Spool:
                     self._description, {"format": "uploads-spool", "version": _VERSION, "store": store}
                 )
             except OSError as error:
-                raise SpoolUnusable(
+                raise SpoolUnusableError(
                     f"a spool must be writable, got {self.path}: {error.strerror}. Choose another with spool=…"
                 ) from error
 
@@ -238,7 +238,7 @@ class Spool:
         except FileExistsError:
             mode = folder.lstat().st_mode
             if stat.S_ISLNK(mode):
-                raise SpoolUnusable(
+                raise SpoolUnusableError(
                     f"{folder} must be a folder of the spool itself, got a symlink to {folder.readlink()}. "
                     "Move what is behind it into its place, or choose another spool with spool=…"
                 ) from None
@@ -306,13 +306,13 @@ class Spool:
         """What `spool.json` says; empty where there is none.
 
         Raises:
-            SpoolUnusable: It is from a newer version.
+            SpoolUnusableError: It is from a newer version.
         """
         about = read_json(self._description)
         if not isinstance(about.get("store", {}), dict):
             del about["store"]
         if about.get("version", _VERSION) != _VERSION:
-            raise SpoolUnusable(
+            raise SpoolUnusableError(
                 f"spool {self.path} must have version {_VERSION}, got {about['version']!r}. Use the release that wrote it."
             )
         return about
@@ -410,9 +410,7 @@ class Spool:
                 continue
             try:
                 entry = _moved_entry(folder)
-            except (
-                ManifestUnreadable
-            ) as error:  # What it holds may be a file that was moved, and is nowhere else.
+            except ManifestError as error:  # What it holds may be a file that was moved, and is nowhere else.
                 self.set_aside(folder, str(error))
                 continue
             if entry is not None:
@@ -508,7 +506,7 @@ class Spool:
         """What was asked for, also while the entry changes its place; None once it has left the spool.
 
         Raises:
-            ManifestUnreadable: Torn, foreign, from a newer version, or another entry's.
+            ManifestError: Torn, foreign, from a newer version, or another entry's.
         """
         for _ in range(_LOOKS):
             place = self.place_of(folder)
@@ -586,7 +584,7 @@ class Spool:
                 self.file_away(folder, self._outcome_of_done(folder))
             except FileNotFoundError:  # Killed while it was removed, which comes after its line.
                 remove_entry(f"{self.done}/{folder}")
-            except ManifestUnreadable as error:
+            except ManifestError as error:
                 self.set_aside(self.done / folder, f"it was delivered, but {error}")
             except OSError as error:
                 _log.error("what was delivered of %s could not be noted: %s", folder, error)
@@ -747,13 +745,13 @@ def _moved_entry(staged: Path) -> Entry | None:
     """The entry in a folder under `tmp/`, where a rename had brought its data before its process died.
 
     Raises:
-        ManifestUnreadable: It has data and a manifest, which is damaged.
+        ManifestError: It has data and a manifest, which is damaged.
     """
     try:
         os.close(open_regular(staged / DATA_FILE))
         text = read_regular(staged / MANIFEST_FILE)
     except IRREGULAR as error:
-        raise ManifestUnreadable(str(error)) from error
+        raise ManifestError(str(error)) from error
     except OSError:
         return None
     entry = Entry.parse(text)

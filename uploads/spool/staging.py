@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Literal
 import attrs
 
 from uploads.disk import READ_BYTES, copy_all, crc32_of, reflink
-from uploads.errors import InvalidSource, SpoolFull, UnstableSource
+from uploads.errors import InvalidSourceError, SpoolFullError, UnstableSourceError
 
 from .entry import DATA_FILE, MAXIMUM_SEQUENCE, Entry, utc_now
 
@@ -86,14 +86,14 @@ class Room:
         """Books the bytes, waiting for room up to the limit.
 
         Raises:
-            SpoolFull: There was none.
+            SpoolFullError: There was none.
         """
         deadline = self._clock() + self._wait_seconds
         with self._changed:
             while (objection := self._objection(size, adds_to_disk=adds_to_disk)) is not None:
                 left = deadline - self._clock()
                 if left <= 0:
-                    raise SpoolFull(
+                    raise SpoolFullError(
                         f"{objection}. Make room, raise the limit, or wait longer with full_wait_seconds=…"
                     )
                 self._changed.wait(min(left, _LOOK_AGAIN_SECONDS))
@@ -148,8 +148,8 @@ def stage_copy(source: Path, target: Path, *, checksum: bool = False) -> Staged:
         checksum: Whether to read a large copy once more for its checksum.
 
     Raises:
-        InvalidSource: Not a readable regular file.
-        UnstableSource: Size or modification time moved during two copies in a row.
+        InvalidSourceError: Not a readable regular file.
+        UnstableSourceError: Size or modification time moved during two copies in a row.
         OSError: The spool could not be written.
     """
     with _opened(source) as descriptor:
@@ -161,11 +161,11 @@ def stage_copy(source: Path, target: Path, *, checksum: bool = False) -> Staged:
             if _unchanged(before, os.fstat(descriptor)) and _is_still(descriptor, staged):
                 if staged.size == before.st_size:
                     return staged
-                raise InvalidSource(
+                raise InvalidSourceError(
                     f"a source must have the size that its file system says, got {staged.size} bytes of {before.st_size} in {source}. "
                     "Copy it to a regular file first."
                 )
-    raise UnstableSource(
+    raise UnstableSourceError(
         f"{source} must not change while it is submitted, got two different states. Submit it when its writer has closed it."
     )
 
@@ -212,10 +212,10 @@ def measure_to_move(source: Path, *, checksum: bool = False) -> Staged:
     """What a rename will bring, without touching the file; a small one is read for its checksum.
 
     Raises:
-        InvalidSource: Not a readable regular file; a symlink is refused, since only the link would move.
+        InvalidSourceError: Not a readable regular file; a symlink is refused, since only the link would move.
     """
     if source.is_symlink():
-        raise InvalidSource(
+        raise InvalidSourceError(
             f"a source to move must be a regular file, got the symlink {source}. Submit what it points to."
         )
     with _opened(source) as descriptor:
@@ -232,7 +232,7 @@ def stage_link(source: Path, target: Path) -> Staged:
     """Hard-links, and reads the file once to know it again. An in-place rewrite of the source reaches the link: it is detected at upload, not prevented.
 
     Raises:
-        InvalidSource: Not a readable regular file, or on another file system than the spool.
+        InvalidSourceError: Not a readable regular file, or on another file system than the spool.
         OSError: The spool could not be written.
     """
     with _opened(source) as descriptor:
@@ -242,7 +242,7 @@ def stage_link(source: Path, target: Path) -> Staged:
     except OSError as error:
         if error.errno != errno.EXDEV:
             raise
-        raise InvalidSource(
+        raise InvalidSourceError(
             f"a source to link must be on the spool's file system, got {source}. Submit it without link=True."
         ) from error
     return Staged(size, crc32, "linked")
@@ -264,14 +264,14 @@ def size_of(source: Path) -> int:
     """The source's size in bytes, having made sure that it can be staged.
 
     Raises:
-        InvalidSource: Not a readable regular file.
+        InvalidSourceError: Not a readable regular file.
     """
     with _opened(source) as descriptor:
         return os.fstat(descriptor).st_size
 
 
 def _raise(error: OSError) -> None:
-    raise InvalidSource(f"a folder to submit must be readable, got {error}") from error
+    raise InvalidSourceError(f"a folder to submit must be readable, got {error}") from error
 
 
 @contextlib.contextmanager
@@ -282,13 +282,15 @@ def _opened(source: Path) -> Iterator[int]:
     except OSError as error:
         if error.errno in {errno.EMFILE, errno.ENFILE}:
             raise
-        raise InvalidSource(f"a source must be a readable file, got {source}: {error.strerror}") from error
+        raise InvalidSourceError(
+            f"a source must be a readable file, got {source}: {error.strerror}"
+        ) from error
     except ValueError as error:
-        raise InvalidSource(f"a source must be a path without NUL, got {source!r}") from error
+        raise InvalidSourceError(f"a source must be a path without NUL, got {source!r}") from error
     try:
         mode = os.fstat(descriptor).st_mode
         if not stat.S_ISREG(mode):
-            raise InvalidSource(f"a source must be a regular file, got {_kind(mode)} {source}")
+            raise InvalidSourceError(f"a source must be a regular file, got {_kind(mode)} {source}")
         yield descriptor
     finally:
         os.close(descriptor)
@@ -383,8 +385,8 @@ class Intake:
             announce: Called when it is visible, in the order of numbers: the older of two entries of one name is heard of first.
 
         Raises:
-            SpoolFull: No room.
-            UnstableSource: The file kept changing.
+            SpoolFullError: No room.
+            UnstableSourceError: The file kept changing.
             OSError: The spool could not be written.
         """
         self._room.take(size, adds_to_disk=how == "copy")
@@ -436,7 +438,7 @@ class Intake:
         with self._lock:
             sequence = self._numbers.next()
             if sequence > MAXIMUM_SEQUENCE:
-                raise SpoolFull(
+                raise SpoolFullError(
                     f"spool {self._spool.path} has no number left for an entry. Choose another with spool=…"
                 )
             entry = Entry(

@@ -12,12 +12,12 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from uploads.errors import (
-    BytesCorrupt,
-    RejectedByStore,
-    RemoteExists,
-    RemoteNotFound,
+    BytesCorruptError,
+    RejectedByStoreError,
+    RemoteExistsError,
+    RemoteNotFoundError,
     StoreError,
-    StoreParked,
+    StoreParkedError,
     TransientStoreError,
 )
 from uploads.redaction import redact
@@ -139,7 +139,7 @@ class CloudStore:
                     attributes.get("sha256"),
                     answer.meta.get("e_tag"),
                 )
-        except RemoteNotFound:
+        except RemoteNotFoundError:
             return None
 
     def get(self, name: str, offset: int = 0, version: str | None = None) -> Iterator[bytes]:
@@ -166,7 +166,7 @@ class CloudStore:
         )
 
     def delete(self, name: str) -> None:
-        with contextlib.suppress(RemoteNotFound), self._translated(f"delete {self._key(name)}"):
+        with contextlib.suppress(RemoteNotFoundError), self._translated(f"delete {self._key(name)}"):
             self._obstore.delete(self._backend, self._key(name))
 
     def uri(self, name: str = "") -> str:
@@ -210,7 +210,7 @@ class CloudStore:
     def _put_parts_create_only(self, key: str, body: Body, attributes: dict[str, str]) -> None:
         """No cloud completes parts create-only through obstore, and one request would hold the file in memory: so by another name first."""
         if self._scheme == "s3":
-            raise RejectedByStore(
+            raise RejectedByStoreError(
                 f"overwrite=False must have at most {self._part_bytes} bytes with client=obstore, got {body.digest.size}. Use boto3 (the default client) or overwrite=True."
             )
         partial = f"{key}.uploads-partial-{body.identifier}"
@@ -224,7 +224,7 @@ class CloudStore:
         if body.digest.size > self._part_bytes:
             size = self._obstore.head(self._backend, key)["size"]
             if size != body.digest.size:
-                raise BytesCorrupt(f"{key} must have {body.digest.size} bytes in the store, got {size}")
+                raise BytesCorruptError(f"{key} must have {body.digest.size} bytes in the store, got {size}")
 
     @contextlib.contextmanager
     def _translated(self, what: str) -> Iterator[None]:
@@ -233,21 +233,23 @@ class CloudStore:
             yield
         except FileNotFoundError as error:
             if _PARKED_CODES.search(str(error)):
-                raise StoreParked(redact(f"{what}: {error}")) from error
-            raise RemoteNotFound(redact(f"{what}: {error}")) from error
+                raise StoreParkedError(redact(f"{what}: {error}")) from error
+            raise RemoteNotFoundError(redact(f"{what}: {error}")) from error
         except exceptions.AlreadyExistsError as error:
-            raise RemoteExists(redact(f"{what}: {error}")) from error
+            raise RemoteExistsError(redact(f"{what}: {error}")) from error
         except exceptions.PreconditionError as error:
             raise TransientStoreError(redact(f"{what}: the object changed: {error}")) from error
         except (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError) as error:
-            raise StoreParked(
+            raise StoreParkedError(
                 redact(f"{what}: {error}"),
                 may_be_the_entry=isinstance(error, exceptions.PermissionDeniedError),
             ) from error
         except (exceptions.InvalidPathError, exceptions.NotSupportedError) as error:
-            raise RejectedByStore(redact(f"{what}: {error}")) from error
+            raise RejectedByStoreError(redact(f"{what}: {error}")) from error
         except exceptions.BaseError as error:
-            kind: type[StoreError] = StoreParked if _PARKED_CODES.search(str(error)) else TransientStoreError
+            kind: type[StoreError] = (
+                StoreParkedError if _PARKED_CODES.search(str(error)) else TransientStoreError
+            )
             raise kind(redact(f"{what}: {error}")) from error
 
 

@@ -13,7 +13,7 @@ import threading
 import uuid
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from uploads.errors import RejectedByStore, RemoteExists, StoreError
+from uploads.errors import RejectedByStoreError, RemoteExistsError, StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -37,7 +37,7 @@ class ProbeTarget(Protocol):
         """Creates a small object, create-only.
 
         Raises:
-            RemoteExists: The name is taken.
+            RemoteExistsError: The name is taken.
             NotImplementedError: The server does not support create-only puts.
         """
 
@@ -77,7 +77,7 @@ class CreateOnlySupport:
             folder: Where the probe objects are made: empty, or a prefix that ends in "/".
 
         Raises:
-            RejectedByStore: The server does not support it, and the policy requires it.
+            RejectedByStoreError: The server does not support it, and the policy requires it.
         """
         with self._lock:
             if self._is_supported is None:
@@ -89,7 +89,7 @@ class CreateOnlySupport:
                         self._mechanism,
                     )
             if not self._is_supported and self._policy == "require":
-                raise RejectedByStore(
+                raise RejectedByStoreError(
                     f"{uri} ignores {self._mechanism}, so overwrite=False cannot be guaranteed. "
                     "Use overwrite=True, or create_only=head to check for the object before the put."
                 )
@@ -112,7 +112,7 @@ def _refuses_second(store: ProbeTarget, name: str) -> bool:
     try:
         store.put_probe(name)
         store.put_probe(name)
-    except RemoteExists:
+    except RemoteExistsError:
         return True
     except NotImplementedError:
         return False

@@ -15,11 +15,11 @@ from urllib.parse import quote
 
 from uploads.disk import try_lock
 from uploads.errors import (
-    BytesCorrupt,
-    RejectedByStore,
-    RemoteExists,
-    RemoteNotFound,
-    StoreParked,
+    BytesCorruptError,
+    RejectedByStoreError,
+    RemoteExistsError,
+    RemoteNotFoundError,
+    StoreParkedError,
     TransientStoreError,
 )
 from uploads.names import check_remote_name
@@ -65,7 +65,7 @@ class LocalStore:
                 else:
                     self._create(folder, partial, leaf)
             except FileExistsError as error:
-                raise RemoteExists(f"{self.uri(name)} exists") from error
+                raise RemoteExistsError(f"{self.uri(name)} exists") from error
             finally:
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(partial, dir_fd=folder)
@@ -76,7 +76,7 @@ class LocalStore:
         try:
             with _translated(name), self._parent(name) as (folder, leaf):
                 found = os.stat(leaf, dir_fd=folder, follow_symlinks=False)
-        except RemoteNotFound:
+        except RemoteNotFoundError:
             return None
         return _describe(name, found) if stat.S_ISREG(found.st_mode) else None
 
@@ -110,7 +110,11 @@ class LocalStore:
         yield from sorted(found, key=lambda item: item.name)
 
     def delete(self, name: str) -> None:
-        with contextlib.suppress(RemoteNotFound), _translated(name), self._parent(name) as (folder, leaf):
+        with (
+            contextlib.suppress(RemoteNotFoundError),
+            _translated(name),
+            self._parent(name) as (folder, leaf),
+        ):
             os.unlink(leaf, dir_fd=folder)
 
     def uri(self, name: str = "") -> str:
@@ -176,7 +180,9 @@ class LocalStore:
             stream.flush()
             os.fsync(descriptor)
         if sha256.hexdigest() != body.digest.sha256:
-            raise BytesCorrupt(f"{leaf} must be written as it was staged, got other bytes from the spool")
+            raise BytesCorruptError(
+                f"{leaf} must be written as it was staged, got other bytes from the spool"
+            )
 
 
 def _rename_new(folder: int, source: str, target: str) -> None:
@@ -184,7 +190,7 @@ def _rename_new(folder: int, source: str, target: str) -> None:
 
     Raises:
         FileExistsError: The target exists.
-        RejectedByStore: The file system can do neither.
+        RejectedByStoreError: The file system can do neither.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     rename = getattr(libc, "renameat2", None)
@@ -194,7 +200,7 @@ def _rename_new(folder: int, source: str, target: str) -> None:
         code = ctypes.get_errno()
         if code not in {errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP}:
             raise OSError(code, os.strerror(code), target)
-    raise RejectedByStore(
+    raise RejectedByStoreError(
         f"overwrite=False must have a file system with hard links or renames that do not replace, got neither for {target!r}. "
         "Use overwrite=True, or another folder."
     )
@@ -218,12 +224,12 @@ def _translated(name: str) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError as error:
-        raise RemoteNotFound(f"no object {name!r}") from error
+        raise RemoteNotFoundError(f"no object {name!r}") from error
     except OSError as error:
         if error.errno in _REJECTED:
-            raise RejectedByStore(f"{name!r} cannot be a file here: {error.strerror}") from error
+            raise RejectedByStoreError(f"{name!r} cannot be a file here: {error.strerror}") from error
         if error.errno in _PARKED:
-            raise StoreParked(
+            raise StoreParkedError(
                 f"the store's folder must be writable, got {error.strerror}",
                 may_be_the_entry=error.errno == errno.EACCES,
             ) from error

@@ -13,7 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from uploads.errors import BytesCorrupt, RemoteExists, RemoteNotFound, StoreParked, TransientStoreError
+from uploads.errors import (
+    BytesCorruptError,
+    RemoteExistsError,
+    RemoteNotFoundError,
+    StoreParkedError,
+    TransientStoreError,
+)
 from uploads.names import check_remote_name, name_key
 from uploads.redaction import redact
 
@@ -144,7 +150,7 @@ class SftpStore:
         try:
             with self._session(f"head {name}") as sftp:
                 found = sftp.lstat(self._path(name))
-        except RemoteNotFound:
+        except RemoteNotFoundError:
             return None
         return _describe(name, found) if stat.S_ISREG(found.st_mode) else None
 
@@ -162,7 +168,7 @@ class SftpStore:
         yield from sorted(found, key=lambda item: item.name)
 
     def delete(self, name: str) -> None:
-        with contextlib.suppress(RemoteNotFound), self._session(f"delete {name}") as sftp:
+        with contextlib.suppress(RemoteNotFoundError), self._session(f"delete {name}") as sftp:
             sftp.remove(self._path(name))
 
     def uri(self, name: str = "") -> str:
@@ -199,7 +205,7 @@ class SftpStore:
         except (
             Exception
         ) as error:  # paramiko raises all kinds for files that are missing, unreadable or no host keys.
-            raise StoreParked(
+            raise StoreParkedError(
                 redact(f"could not read known_hosts or key_filename for {self._host}: {error}")
             ) from error
         limit = self._timeout_seconds
@@ -243,16 +249,16 @@ class SftpStore:
                     self._sessions.sftp, self._sessions.connection = sftp, connection
                 yield self._sessions.sftp
         except FileNotFoundError as error:
-            raise RemoteNotFound(f"{what}: {error}") from error
+            raise RemoteNotFoundError(f"{what}: {error}") from error
         except (self._paramiko.AuthenticationException, self._paramiko.BadHostKeyException) as error:
-            raise StoreParked(redact(f"{what}: {error}. Check user, key and known_hosts.")) from error
+            raise StoreParkedError(redact(f"{what}: {error}. Check user, key and known_hosts.")) from error
         except self._paramiko.SSHException as error:
             self.renew()
             if "not found in known_hosts" in str(error):
-                raise StoreParked(f"{what}: {error}. Add the host's key with known_hosts=….") from error
+                raise StoreParkedError(f"{what}: {error}. Add the host's key with known_hosts=….") from error
             raise TransientStoreError(redact(f"{what}: {error}")) from error
         except PermissionError as error:
-            raise StoreParked(f"{what}: {error}", may_be_the_entry=True) from error
+            raise StoreParkedError(f"{what}: {error}", may_be_the_entry=True) from error
         except (OSError, EOFError) as error:
             self.renew()
             raise TransientStoreError(redact(f"{what}: {error}")) from error
@@ -265,7 +271,7 @@ class SftpStore:
             try:
                 self._create_exclusively(sftp, path, b"probe")
             except FileExistsError as error:
-                raise RemoteExists(str(error)) from error
+                raise RemoteExistsError(str(error)) from error
 
     def _make_folders(self, sftp: Any, folder: str) -> None:
         try:
@@ -285,14 +291,14 @@ class SftpStore:
                 stream.write(chunk)
         found = sftp.stat(path)
         if found.st_size != body.digest.size:
-            raise BytesCorrupt(
+            raise BytesCorruptError(
                 f"{path} has {found.st_size} bytes on {self._host}, expected {body.digest.size}"
             )
         if found.st_size <= self._read_back_bytes:
             with sftp.open(path, "rb") as stream:
                 sha256 = hashlib.sha256(stream.read()).hexdigest()
             if sha256 != body.digest.sha256:
-                raise BytesCorrupt(
+                raise BytesCorruptError(
                     f"{path} has SHA-256 {sha256} on {self._host}, expected {body.digest.sha256}"
                 )
         return float(found.st_mtime or 0)
@@ -303,13 +309,13 @@ class SftpStore:
         SSH_FXP_RENAME should refuse an existing target (draft-ietf-secsh-filexfer-02, 6.5), with an error code that may mean anything.
         """
         if self._exists(sftp, goal):
-            raise RemoteExists(f"{goal} exists on {self._host}")
+            raise RemoteExistsError(f"{goal} exists on {self._host}")
         try:
             sftp.rename(partial, goal)
         except OSError as error:
             if error.errno in _CAUSE_IS_KNOWN or not self._exists(sftp, goal):
                 raise
-            raise RemoteExists(f"{goal} exists on {self._host}") from error
+            raise RemoteExistsError(f"{goal} exists on {self._host}") from error
 
     @contextlib.contextmanager
     def _claimed(self, sftp: Any, goal: str, identifier: str, now: float) -> Iterator[None]:

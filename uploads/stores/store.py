@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol, Self, runtime_checkable
 import attrs
 
 from uploads.disk import open_regular
-from uploads.errors import BytesCorrupt
+from uploads.errors import BytesCorruptError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -85,11 +85,13 @@ class Body:
         """All the bytes, as they were measured.
 
         Raises:
-            BytesCorrupt: They are others now.
+            BytesCorruptError: They are others now.
         """
         data = self.read(0, self.digest.size)
         if self._held is None and zlib.crc32(data) != self.digest.crc32:
-            raise BytesCorrupt(f"entry {self.identifier} must be sent as it was checked, got other bytes")
+            raise BytesCorruptError(
+                f"entry {self.identifier} must be sent as it was checked, got other bytes"
+            )
         return data
 
     def chunks(self, chunk_bytes: int = _READ_BYTES) -> Iterator[bytes]:
@@ -158,7 +160,7 @@ class Store(Protocol):
             notes: A file in which the store may keep what it needs to continue after a restart. It is deleted with the entry.
 
         Raises:
-            RemoteExists: `overwrite=False` and the name is taken.
+            RemoteExistsError: `overwrite=False` and the name is taken.
             StoreError: Any other of the group.
         """
         ...
@@ -176,7 +178,7 @@ class Store(Protocol):
             version: From `head`; where given and the store can, a changed object raises TransientStoreError instead of mixing two versions.
 
         Raises:
-            RemoteNotFound: No such object.
+            RemoteNotFoundError: No such object.
         """
         ...
 

@@ -23,7 +23,7 @@ from destinations.runs.record import RunRecord
 from destinations.runs.run import Run
 from destinations.runs.series import run_blocks
 from destinations.runs.sql import PARQUET, quoted
-from uploads import RemoteConflict, Store, UploadQueue, open_store
+from uploads import RemoteConflictError, Store, UploadQueue, open_store
 
 from .manifest import (
     TABLES,
@@ -356,7 +356,7 @@ class _Compaction:
             for handle in handles:
                 handle.result(_UPLOAD_SECONDS)
             queue.submit(text, name).result(_UPLOAD_SECONDS)
-        except RemoteConflict as error:
+        except RemoteConflictError as error:
             raise DatasetError(
                 f"{self._store.uri()} must have one compaction at a time, got a second one that was faster. Run it again."
             ) from error

@@ -12,12 +12,12 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from uploads.errors import (
-    BytesCorrupt,
-    RejectedByStore,
-    RemoteExists,
-    RemoteNotFound,
+    BytesCorruptError,
+    RejectedByStoreError,
+    RemoteExistsError,
+    RemoteNotFoundError,
     StoreError,
-    StoreParked,
+    StoreParkedError,
     TransientStoreError,
 )
 from uploads.redaction import redact
@@ -168,39 +168,39 @@ def _from_answer(what: str, error: Any) -> StoreError:  # noqa: C901, PLR0912  #
     text = redact(f"{what}: {error}")
     is_head = error.operation_name == "HeadObject"  # Its answers have no body, so no code.
     if is_head and status == _NOT_FOUND_STATUS:
-        return RemoteNotFound(text)  # If it was a proxy's, the put that follows tells.
+        return RemoteNotFoundError(text)  # If it was a proxy's, the put that follows tells.
     if is_head and status < _SERVER_ERROR and status not in {_PRECONDITION_FAILED, _TOO_MANY}:
-        return StoreParked(
+        return StoreParkedError(
             f"{text}. Check the credentials; grant s3:GetObject and s3:ListBucket.", may_be_the_entry=True
         )
     if status < _SERVER_ERROR and status != _TOO_MANY and _is_foreign(code, error.response):
         return StoreError(f"{_not_the_store(what, status)} It said: {redact(str(error))}")
     if code in _EXISTS:
-        return RemoteExists(text)
+        return RemoteExistsError(text)
     if code in _NOT_FOUND:
-        return RemoteNotFound(text)
+        return RemoteNotFoundError(text)
     if code in _TRANSIENT or status == _TOO_MANY:
         return TransientStoreError(text, _retry_after_seconds(headers))
     if code == "RequestTimeTooSkewed":
-        return StoreParked(
+        return StoreParkedError(
             f"{text}. This machine's clock must agree with the server's, got {_skew_seconds(headers)}. Set the clock."
         )
     if code in _CREDENTIALS:
-        return StoreParked(f"{text}. Renew the credentials; a changed credentials file is noticed.")
+        return StoreParkedError(f"{text}. Renew the credentials; a changed credentials file is noticed.")
     if code in _DENIED:
-        return StoreParked(
+        return StoreParkedError(
             f"{text}. Grant s3:PutObject, s3:GetObject and s3:ListBucket.", may_be_the_entry=True
         )
     if code in _BUCKET or status == _NOT_IMPLEMENTED:
-        return StoreParked(f"{text}. Check the bucket, its region and the endpoint.")
+        return StoreParkedError(f"{text}. Check the bucket, its region and the endpoint.")
     if code in _CORRUPT:
-        return BytesCorrupt(text)
+        return BytesCorruptError(text)
     if code in _REJECTED:
-        return RejectedByStore(text)
+        return RejectedByStoreError(text)
     if status >= _SERVER_ERROR:
         return TransientStoreError(text, _retry_after_seconds(headers), is_answer_lost=True)
     # The store refuses, for a reason that is not known here: about this name, if others get through.
-    return StoreParked(text, may_be_the_entry=True)
+    return StoreParkedError(text, may_be_the_entry=True)
 
 
 def _is_foreign(code: str, answer: dict[str, Any]) -> bool:
@@ -213,7 +213,7 @@ def _from_client(what: str, error: Any) -> StoreError:
 
     text = redact(f"{what}: {error}")
     if isinstance(error, exceptions.SSLError):
-        return StoreParked(f"{text}. Check the server's certificate.")
+        return StoreParkedError(f"{text}. Check the server's certificate.")
     if isinstance(error, (exceptions.HTTPClientError, exceptions.ConnectionError)):
         never_sent = (
             exceptions.EndpointConnectionError,
@@ -222,10 +222,10 @@ def _from_client(what: str, error: Any) -> StoreError:
         )
         return TransientStoreError(text, is_answer_lost=not isinstance(error, never_sent))
     if isinstance(error, exceptions.ParamValidationError):
-        return RejectedByStore(text)
+        return RejectedByStoreError(text)
     if isinstance(error, exceptions.IncompleteReadError):
         return TransientStoreError(text)
-    return StoreParked(f"{text}. Check the credentials, the profile and the region.")
+    return StoreParkedError(f"{text}. Check the credentials, the profile and the region.")
 
 
 def _retry_after_seconds(headers: dict[str, str]) -> float | None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from uploads.disk import read_regular, replace_json
-from uploads.errors import BytesCorrupt, RemoteExists, StoreError, TransientStoreError
+from uploads.errors import BytesCorruptError, RemoteExistsError, StoreError, TransientStoreError
 
 from .errors import code_of, translated
 
@@ -90,16 +90,16 @@ class PartsUpload:
             overwrite: Whether to keep the parts where the condition does not hold, to be tried with another.
 
         Raises:
-            RemoteExists: The condition does not hold.
-            BytesCorrupt: The bytes changed since they were checked; the parts are gone from the server.
+            RemoteExistsError: The condition does not hold.
+            BytesCorruptError: The bytes changed since they were checked; the parts are gone from the server.
             StoreError: Any other; the parts stay for the next attempt.
         """
         self._sent = self._continue() or self._begin()
         try:
             self._send_missing()
             self._complete(condition)
-        except (RemoteExists, BytesCorrupt) as error:
-            if not (overwrite and isinstance(error, RemoteExists)):
+        except (RemoteExistsError, BytesCorruptError) as error:
+            if not (overwrite and isinstance(error, RemoteExistsError)):
                 self._abort()
             raise
         except TransientStoreError as error:
@@ -155,7 +155,7 @@ class PartsUpload:
         if self._error is not None:
             raise self._error
         if crc32 != self._body.digest.crc32:
-            raise BytesCorrupt(
+            raise BytesCorruptError(
                 f"{self._key} must be sent as it was checked, got other bytes when the parts were read"
             )
 

@@ -12,7 +12,7 @@ import time
 import zlib
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from uploads.errors import BytesCorrupt, StoreError, TransientStoreError
+from uploads.errors import BytesCorruptError, StoreError, TransientStoreError
 
 from .errors import check_sender, required
 
@@ -294,7 +294,7 @@ class Requests:
         check_sender(f"head {key}", answer)
         size = required(f"head {key}", answer, "ContentLength")
         if size != body.digest.size:
-            raise BytesCorrupt(f"{key} must have {body.digest.size} bytes in the store, got {size}")
+            raise BytesCorruptError(f"{key} must have {body.digest.size} bytes in the store, got {size}")
         metadata = {name.lower(): value for name, value in answer.get("Metadata", {}).items()}
         if metadata.get("entry-id", body.identifier) != body.identifier:
             raise StoreError(
@@ -310,7 +310,7 @@ class Requests:
         sent, echo = headers.get(field), answer.get(field)
         if sent is not None and echo is not None:
             if echo != sent:
-                raise BytesCorrupt(f"the server must have checksum {sent}, got {echo}")
+                raise BytesCorruptError(f"the server must have checksum {sent}, got {echo}")
             return True
         etag = answer.get("ETag", "").strip('"')
         if not _MD5.fullmatch(etag):

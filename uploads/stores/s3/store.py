@@ -12,7 +12,13 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from uploads.errors import RejectedByStore, RemoteExists, RemoteNotFound, StoreParked, TransientStoreError
+from uploads.errors import (
+    RejectedByStoreError,
+    RemoteExistsError,
+    RemoteNotFoundError,
+    StoreParkedError,
+    TransientStoreError,
+)
 from uploads.stores.create_only import CreateOnlyPolicy, CreateOnlySupport
 from uploads.stores.store import RemoteObject
 from uploads.stores.uri import compose_uri
@@ -125,7 +131,7 @@ class S3Store:
         elif self._create_only.check(self.uri(), self):
             self._put(name, body, {"IfNoneMatch": "*"}, notes)
         elif self.head(name) is not None:
-            raise RemoteExists(f"{self.uri(name)} exists")
+            raise RemoteExistsError(f"{self.uri(name)} exists")
         else:
             self._put(name, body, {}, notes)
         return RemoteObject(name, body.digest.size, body.identifier, body.digest.sha256)
@@ -135,10 +141,10 @@ class S3Store:
             condition = self._condition_now(name) if self._takes_conditions else {}
             try:
                 self._put(name, body, condition, notes, overwrite=True)
-            except (RemoteExists, RemoteNotFound):
+            except (RemoteExistsError, RemoteNotFoundError):
                 if not condition:
                     raise
-            except (RejectedByStore, StoreParked) as error:
+            except (RejectedByStoreError, StoreParkedError) as error:
                 if not condition or code_of(error) not in _NO_CONDITIONS:
                     raise
                 self._takes_conditions = False
@@ -151,7 +157,7 @@ class S3Store:
     def _condition_now(self, name: str) -> dict[str, str]:
         try:
             found = self.head(name)
-        except StoreParked as error:
+        except StoreParkedError as error:
             if error.may_be_the_entry:  # These credentials may put and not look.
                 return {}
             raise
@@ -181,7 +187,7 @@ class S3Store:
         try:
             with translated(f"head {self._key(name)}"):
                 answer = self._connected().head_object(Bucket=self.bucket, Key=self._key(name))
-        except RemoteNotFound:
+        except RemoteNotFoundError:
             return None
         what = f"head {self._key(name)}"
         check_sender(what, answer)
@@ -203,7 +209,7 @@ class S3Store:
         try:
             with translated(f"get {self._key(name)}"):
                 answer = self._connected().get_object(Bucket=self.bucket, Key=self._key(name), **headers)
-        except RemoteExists as error:  # 412: If-Match did not.
+        except RemoteExistsError as error:  # 412: If-Match did not.
             raise TransientStoreError(
                 f"{self.uri(name)} must not change while it is read. Start over."
             ) from error
@@ -298,7 +304,7 @@ class S3Store:
                     Bucket=self.bucket, Key=self._key(name), Body=b"probe", IfNoneMatch="*"
                 )
                 check_sender(f"probe {self.uri()}", answer)
-        except StoreParked as error:
+        except StoreParkedError as error:
             if code_of(error) == "NotImplemented":
                 raise NotImplementedError(str(error)) from error
             raise
