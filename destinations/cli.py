@@ -1,7 +1,7 @@
 """The command line: `destinations …`.
 
-Starts without torch, numpy and any store's client: each group of commands is built where it is asked for, and what a command needs
-is imported when it runs.
+Starts without torch, numpy or any store's client: only the parser of the requested group is built, and a
+command imports what it needs when it runs.
 """
 
 import argparse
@@ -13,14 +13,14 @@ from typing import Any
 
 __all__ = ["build_parser", "main"]
 
-# 128 and the number of the signal, as shells have it.
+# 128 plus the signal number, as in shells.
 EXIT_INTERRUPTED = 130
 EXIT_PIPE_CLOSED = 141
 
 GROUPS = {
-    "runs": "runs that were written by RunDirectory, stable-pretraining and Lightning",
-    "uploads": "spools of files on their way to a store",
-    "completion": "what a shell needs to complete these commands",
+    "runs": "runs written by RunDirectory, stable-pretraining and Lightning",
+    "uploads": "upload spools: files waiting to be uploaded",
+    "completion": "shell completion script",
 }
 
 
@@ -28,10 +28,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command.
 
     Args:
-        arguments: what stands behind the program's name; that of this process where none are given.
+        arguments: command-line arguments; those of this process by default.
 
     Returns:
-        The exit code; 2 is wrong usage, 130 Ctrl-C, 141 that nobody reads on; the others are those of the command.
+        The exit code: 2 usage error, 130 Ctrl-C, 141 broken pipe, else that of the command.
     """
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     try:
@@ -59,10 +59,10 @@ def build_parser(groups: Sequence[str] | None = None) -> argparse.ArgumentParser
     """Returns the parser of the command line.
 
     Args:
-        groups: of which groups the commands are wanted; all where None.
+        groups: groups whose commands are added; all by default.
     """
     parser = argparse.ArgumentParser(
-        prog="destinations", description="Look at what training runs leave behind, and look after it."
+        prog="destinations", description="Inspect and manage training runs and uploads."
     )
     parser.add_argument("--version", action=_Version, nargs=0, help="show program's version number and exit")
     subparsers = parser.add_subparsers(required=True, metavar="GROUP")
@@ -77,7 +77,7 @@ def build_parser(groups: Sequence[str] | None = None) -> argparse.ArgumentParser
 
 
 class _Version(argparse.Action):
-    """Shows the version, which takes a while to find."""
+    """Prints the version; looked up only when asked for, because it is slow."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: Any, **__: Any) -> None:
         import importlib.metadata
@@ -90,7 +90,7 @@ def _add_runs(subparsers: Any, text: str) -> None:
     from .runs.commands import EXIT_CODES, add_commands
 
     runs = subparsers.add_parser(
-        "runs", help=text, description="Find, compare and look after runs.", epilog=EXIT_CODES
+        "runs", help=text, description="Find, compare and manage runs.", epilog=EXIT_CODES
     )
     add_commands(runs.add_subparsers(required=True, metavar="COMMAND"))
 
@@ -101,9 +101,9 @@ def _add_uploads(subparsers: Any, text: str) -> None:
     uploads = subparsers.add_parser(
         "uploads",
         help=text,
-        description="Look after a spool of uploads.",
-        epilog="Exit codes: 0 everything was delivered, 1 something is left, 3 another process owns the spool, "
-        "4 something failed for good or is not in the store as it was delivered.",
+        description="Inspect and manage an upload spool.",
+        epilog="Exit codes: 0 everything was uploaded, 1 uploads are pending, 3 another process owns the "
+        "spool, 4 an upload failed permanently, or an object in the store is missing or differs.",
     )
     add_commands(uploads.add_subparsers(required=True, metavar="COMMAND"))
 
@@ -112,9 +112,9 @@ def _add_completion(subparsers: Any, text: str) -> None:
     completion = subparsers.add_parser(
         "completion",
         help=text,
-        description='Print a script that completes these commands. Needs: pip install "training-destinations[completion]".',
+        description="Print a shell completion script. Needs the extra `completion`.",
     )
-    completion.add_argument("shell", choices=("bash", "fish", "tcsh", "zsh"), help="the shell")
+    completion.add_argument("shell", choices=("bash", "fish", "tcsh", "zsh"), help="shell")
     completion.set_defaults(run=_print_completion)
 
 
@@ -123,13 +123,13 @@ def _print_completion(options: argparse.Namespace) -> int:
         import shtab
     except ImportError as error:
         sys.stderr.write(
-            f"package 'shtab' must be installed for completion, got: {error}. "
+            f"completion needs the package 'shtab': {error}. "
             'Run: pip install "training-destinations[completion]"\n'
         )
         return 1
     if options.shell not in shtab.SUPPORTED_SHELLS:
         sys.stderr.write(
-            f"package 'shtab' must know {options.shell}, got {shtab.__version__}. Run: pip install --upgrade shtab\n"
+            f"shtab {shtab.__version__} does not support {options.shell}. Run: pip install --upgrade shtab\n"
         )
         return 1
     sys.stdout.write(f"{shtab.complete(build_parser(), options.shell)}\n")
@@ -137,7 +137,7 @@ def _print_completion(options: argparse.Namespace) -> int:
 
 
 def _forget_output() -> None:
-    """Keeps the interpreter from complaining, when it ends, of what it cannot write either."""
+    """Redirects stdout to the null device, so that the flush at interpreter exit does not fail again."""
     with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 

@@ -1,7 +1,7 @@
-"""Our destinations inside other people's trainers: Lightning, Hugging Face, Accelerate, torchrl, Composer, Keras, logging.
+"""Adapters for other frameworks: Lightning, Hugging Face, Accelerate, torchrl, Composer, Keras, logging.
 
-Nothing here is imported by the rest of the project, and this package imports none of its modules: each needs the framework
-that it is for. Import the module that you want, `from destinations.adapters.lightning_logger import LightningLogger`.
+Each module requires its framework, so nothing here is imported by this package or the rest of the project.
+Import the module you need: `from destinations.adapters.lightning_logger import LightningLogger`.
 """
 
 __all__: list[str] = []

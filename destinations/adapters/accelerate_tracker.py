@@ -1,6 +1,6 @@
-"""Our destinations in `accelerate`: a tracker for `Accelerator(log_with=…)`.
+"""`AccelerateTracker`: a tracker for `Accelerator(log_with=…)`.
 
-Everything runs in the thread that logs, on the main process.
+Everything runs in the logging thread, on the main process.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,18 +9,18 @@ from typing import Any
 from events import Callback, Destination, Logger
 
 from .media import log_images
-from .session import Session, missing, plain_values, several
+from .session import Session, as_tuple, missing_package_error, plain_values
 
 try:
     from accelerate.tracking import GeneralTracker, on_main_process
 except ImportError as error:
-    raise missing("accelerate", "accelerate", error) from error
+    raise missing_package_error("accelerate", "accelerate", error) from error
 
 __all__ = ["AccelerateTracker"]
 
 
 class AccelerateTracker(GeneralTracker):
-    """Logs what an `Accelerator` logs to destinations of ours.
+    """Logs the records of an `Accelerator` to destinations.
 
     ```python
     tracker = AccelerateTracker(RunDirectory("runs/digits"))
@@ -30,20 +30,21 @@ class AccelerateTracker(GeneralTracker):
     accelerator.end_training()
     ```
 
-    Accelerate has no loop of its own: `INIT` and `FIT_START` come with `init_trackers`, `FIT_END` and close with
-    `end_training`; the batch count of the run is the largest step logged. For more events, take `events.Run`.
+    Accelerate has no training loop: `init_trackers` fires `INIT` and `FIT_START`, `end_training` fires
+        `FIT_END` and closes
+    the run; its batch count is the largest step logged. For more events, use `events.Run`.
 
-    **Steps.** Without a step, each call of `log` is the next one.
+    **Steps.** Without a step, each call of `log` advances by one.
 
-    **The end.** A program that ends with an exception before `end_training` is a failed run; one that leaves it out is
-    too, since nobody knows.
+    **End of the run.** Without a call of `end_training` the run counts as failed, with or without an
+    exception.
 
     Args:
-        destinations: where records go.
-        callbacks: callbacks of ours that hear the events.
-        run_name: the name of the run. Default: `RUN_NAME` of the environment, else the name of the folder of a
-            `RunDirectory`, else a new one; with several ranks there must be one of the first three.
-        raise_errors: lets what a destination raises come out, for tests.
+        destinations: destinations that receive the records.
+        callbacks: callbacks of this project.
+        run_name: name of the run. Default: environment variable `RUN_NAME`, else the folder name of a
+            `RunDirectory`, else a generated name, which is an error with several ranks.
+        raise_errors: raise errors of destinations instead of reporting them; for tests.
     """
 
     name = "destinations"
@@ -58,17 +59,17 @@ class AccelerateTracker(GeneralTracker):
         raise_errors: bool = False,
     ) -> None:
         super().__init__()
-        self._session = Session(destinations, several(callbacks), run_name, raise_errors=raise_errors)
+        self._session = Session(destinations, as_tuple(callbacks), run_name, raise_errors=raise_errors)
         self._next_step = 0
 
     @property
     def tracker(self) -> Logger:
-        """Our own logger, with all that it can log: `accelerator.get_tracker("destinations", unwrap=True)`."""
+        """The `Logger` of the run: `accelerator.get_tracker("destinations", unwrap=True)`."""
         return self._session.logger
 
     @on_main_process
     def start(self) -> None:
-        """`INIT`, `FIT_START`."""
+        """Fires `INIT` and `FIT_START`."""
         if not self._session.is_fitting or not self._session.is_open:
             self._session.fit_start(self._session.state.timestamp)
 
@@ -79,7 +80,7 @@ class AccelerateTracker(GeneralTracker):
 
     @on_main_process
     def log(self, values: Mapping[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        """Logs scalars as metrics, strings as texts, and anything else as a trace."""
+        """Logs scalars as metrics, strings as texts, and other values as traces."""
         step = self._next_step if step is None else int(step)
         metrics, others = plain_values(values)
         logger = self.tracker
@@ -91,11 +92,11 @@ class AccelerateTracker(GeneralTracker):
             else:
                 logger.log_traces({name: value})
         self._next_step = max(self._next_step, step + 1)
-        self._session.follow(step)
+        self._session.advance_to(step)
 
     @on_main_process
     def log_images(self, values: Mapping[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        """Logs lists or batches of images by name; arrays have their channels last, as elsewhere in Accelerate."""
+        """Logs lists or batches of images by name; arrays are channels-last, as elsewhere in Accelerate."""
         for name, images in values.items():
             log_images(self.tracker, name, images, step)
 
@@ -116,6 +117,6 @@ class AccelerateTracker(GeneralTracker):
 
     @on_main_process
     def finish(self) -> None:
-        """`FIT_END`; closes the run as completed."""
+        """Fires `FIT_END`; closes the run as completed."""
         self._session.fit_end()
         self._session.close()

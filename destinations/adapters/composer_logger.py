@@ -1,7 +1,7 @@
-"""Our destinations in Composer's `Trainer`, and Composer's destinations in ours.
+"""Uses our destinations in Composer's `Trainer`, and Composer's destinations in ours.
 
-Events, hooks and records have the same names on both sides; what is translated are the state and its times. Everything
-runs in the training thread.
+Events, hooks and records have the same names on both sides; only the state and its times are converted.
+Everything runs in the training thread.
 """
 
 import sys
@@ -12,7 +12,7 @@ from typing import Any
 from destinations.base import LoggerDestination
 from events import Callback, Destination, Event, Phase, RunStatus, State, Time, Timestamp
 
-from .session import Session, missing, plain_values, several
+from .session import Session, as_tuple, missing_package_error, plain_values
 
 try:
     from composer.core import Time as TheirTime
@@ -21,11 +21,11 @@ try:
     from composer.loggers import LoggerDestination as TheirDestination
     from composer.utils import dist
 except ImportError as error:
-    raise missing("mosaicml", None, error) from error
+    raise missing_package_error("mosaicml", None, error) from error
 
 __all__ = ["ComposerDestination", "FromComposer", "from_composer"]
 
-# What callbacks of ours may look at, and is of the same kind there.
+# State attributes for our callbacks that have the same type in Composer.
 _SHARED = (
     "model",
     "optimizers",
@@ -40,7 +40,7 @@ _SHARED = (
 
 
 class ComposerDestination(TheirDestination):
-    """Gives what Composer's `Trainer` logs to destinations of ours, and passes its events on.
+    """Passes the records and events of Composer's `Trainer` to our destinations.
 
     ```python
     from composer import Trainer
@@ -51,16 +51,17 @@ class ComposerDestination(TheirDestination):
     trainer.close()
     ```
 
-    All 40 events arrive, with the timestamps of Composer's state. The name of the run is Composer's.
+    All 40 events are passed on, with the timestamps of Composer's state and Composer's run name.
 
-    **The end.** Composer closes its callbacks when its trainer is closed, or the program ends, and does not say what ended the
-    run: a `fit` that did not reach its end is a failed run, with the exception where the interpreter knows it. What other
-    callbacks log and upload in their `close` still arrives: destinations are closed in `post_close`.
+    **End of the run.** Composer closes its callbacks with its trainer, or at interpreter exit, without
+    passing an exception: a `fit` without `FIT_END` counts as failed, with the exception if the interpreter
+    has it. Records and uploads of other callbacks during their `close` are still accepted: destinations are
+    closed in `post_close`.
 
     Args:
-        destinations: where records go.
-        callbacks: callbacks of ours that hear the events.
-        raise_errors: lets what a destination raises come out, for tests.
+        destinations: destinations that receive the records.
+        callbacks: callbacks of this project.
+        raise_errors: raise errors of destinations instead of reporting them; for tests.
     """
 
     def __init__(
@@ -70,7 +71,7 @@ class ComposerDestination(TheirDestination):
         raise_errors: bool = False,
     ) -> None:
         self._destinations = destinations
-        self._callbacks = several(callbacks)
+        self._callbacks = as_tuple(callbacks)
         self._raise_errors = raise_errors
         self._session: Session | None = None
         self._timestamps: dict[str, Any] = {}
@@ -78,7 +79,7 @@ class ComposerDestination(TheirDestination):
         self._exception: BaseException | None = None
 
     def run_event(self, event: Any, state: Any, logger: Any) -> None:
-        """Moves our state to where Composer's is, and runs the event of the same name."""
+        """Synchronizes our state with Composer's, and fires the event of the same name."""
         ours = Event(event.value)
         if ours is Event.INIT:
             self._open(state)
@@ -86,7 +87,7 @@ class ComposerDestination(TheirDestination):
         session = self._session
         if session is None:
             return
-        self._follow(state, ours)
+        self._sync(state, ours)
         if ours is Event.AFTER_LOAD and self._saved is not None:
             session.load(self._saved)
             self._saved = None
@@ -105,14 +106,14 @@ class ComposerDestination(TheirDestination):
         own.rank, own.local_rank = dist.get_global_rank(), dist.get_local_rank()
         own.world_size, own.local_world_size = dist.get_world_size(), dist.get_local_world_size()
         own.node_rank = dist.get_node_rank()
-        self._follow(state, Event.INIT)
+        self._sync(state, Event.INIT)
         _ = self._session.logger
 
-    def _follow(self, state: Any, event: Event) -> None:
+    def _sync(self, state: Any, event: Event) -> None:
         own = self._own
         for name in ("timestamp", "eval_timestamp", "predict_timestamp"):
             theirs = getattr(state, name)
-            # They are replaced, and not changed, as training goes on.
+            # Immutable: replaced as training progresses.
             if self._timestamps.get(name) is not theirs:
                 self._timestamps[name] = theirs
                 setattr(own, name, Timestamp(**theirs.state_dict()))
@@ -128,18 +129,19 @@ class ComposerDestination(TheirDestination):
     @property
     def _own(self) -> State:
         if self._session is None:
-            raise RuntimeError("run must be opened by Composer's INIT, got something before it.")
+            raise RuntimeError("Composer's INIT event must fire first.")
         return self._session.state
 
-    # --- records -----------------------------------------------------------------------------------------------------
+    # --- records
+    # -----------------------------------------------------------------------------------------------------
 
     def log_hyperparameters(self, hyperparameters: dict[str, Any]) -> None:
-        """Adds hyperparameters; Composer calls it several times."""
+        """Adds hyperparameters; Composer calls this several times."""
         if self._session is not None:
             self._session.logger.log_hyperparameters(hyperparameters)
 
     def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
-        """Logs scalars, also those on a device; what is none is logged as a trace."""
+        """Logs scalars, also those on a device, as metrics, and other values as traces."""
         if self._session is not None:
             scalars, others = plain_values(metrics)
             self._session.logger.log_metrics(scalars, step)
@@ -175,36 +177,35 @@ class ComposerDestination(TheirDestination):
             self._session.logger.log_traces(traces)
 
     def upload_file(self, state: Any, remote_file_name: str, file_path: Path, *, overwrite: bool) -> None:
-        """Gives a file to destinations that take files; the copy is theirs when the call returns."""
+        """Passes a file to destinations that accept files; they have their own copy when the call returns."""
         if self._session is not None:
             self._session.logger.upload_file(remote_file_name, file_path, overwrite=overwrite)
 
     def download_file(
         self, remote_file_name: str, destination: str, overwrite: bool = False, progress_bar: bool = True
     ) -> None:
-        """Brings a file back from the first destination that has it."""
+        """Downloads a file from the first destination that has it."""
         if self._session is None:
-            raise FileNotFoundError(
-                f"file {remote_file_name!r} must be asked for after INIT, got asked before."
-            )
+            raise FileNotFoundError(f"cannot download {remote_file_name!r} before the INIT event.")
         self._session.logger.download_file(remote_file_name, destination, overwrite, progress_bar)
 
     def can_upload_files(self) -> bool:
-        """Says whether a destination takes files."""
+        """Returns whether any destination accepts files."""
         return any(one.can_upload_files() for one in self._destinations)
 
-    # --- the end -----------------------------------------------------------------------------------------------------
+    # --- the end
+    # -----------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns what our callbacks and destinations keep in checkpoints."""
+        """Returns the checkpoint state of our callbacks and destinations."""
         return {} if self._session is None else self._session.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes up what `state_dict` returned, when Composer has loaded everything."""
+        """Stores the state for `AFTER_LOAD`, when Composer has loaded everything."""
         self._saved = state or None
 
     def close(self, state: Any, logger: Any) -> None:
-        """Takes note of how the run ended; the second call, which Composer makes at the end of the program, does nothing."""
+        """Records how the run ended; Composer's second call, at interpreter exit, does nothing."""
         session = self._session
         if session is None or not session.is_open:
             return
@@ -223,33 +224,36 @@ class ComposerDestination(TheirDestination):
             session.close(self._exception if session.is_fitting else None)
 
 
-# --- the other way -----------------------------------------------------------------------------------------------------
+# --- Composer's destinations in our Trainer
+# -----------------------------------------------------------------------------------------------------
 
 
 def from_composer(destination: Any) -> "FromComposer":
-    """Makes a destination of Composer's one of ours: `Trainer(..., loggers=[from_composer(FileLogger())])`.
+    """Wraps a Composer destination for our trainer: `Trainer(..., loggers=[from_composer(FileLogger())])`.
 
     Args:
         destination: an instance of `composer.loggers.LoggerDestination`.
 
     Raises:
-        TypeError: it is none.
+        TypeError: not an instance of that class.
     """
     if not isinstance(destination, TheirDestination):
         raise TypeError(
-            f"destination must be a LoggerDestination of Composer's, got {destination!r}. Ours need no wrapping."
+            f"destination must be a composer.loggers.LoggerDestination, got {destination!r}. "
+            "Destinations of this project need no wrapping."
         )
     return FromComposer(destination)
 
 
 class FromComposer(LoggerDestination):
-    """A destination of Composer's, in a `Trainer` or `Run` of ours; made by `from_composer`.
+    """Wraps a Composer destination for our `Trainer` or `Run`; made by `from_composer`.
 
-    It hears every event and gets the records that Composer knows: metrics, hyperparameters, tables, images, traces and files.
-    Where it reads the state, times are Composer's.
+    Passes on all events, and the records that Composer has: metrics, hyperparameters, tables, images, traces
+        and files.
+    The state that the destination sees has times of Composer's classes.
 
     Args:
-        destination: theirs.
+        destination: the Composer destination.
     """
 
     def __init__(self, destination: Any) -> None:
@@ -262,7 +266,7 @@ class FromComposer(LoggerDestination):
     def log_hyperparameters(self, hyperparameters: dict[str, Any]) -> None:
         self.wrapped.log_hyperparameters(hyperparameters)
 
-    def log_metrics(self, metrics: "Mapping[str, float]", step: int | None = None) -> None:
+    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         self.wrapped.log_metrics(dict(metrics), step)
 
     def log_table(
@@ -311,7 +315,7 @@ class FromComposer(LoggerDestination):
 
 
 class _StateView:
-    """Our state, with its times in Composer's classes; what is set goes to ours."""
+    """View of our state with times of Composer's classes; assignments change our state."""
 
     def __init__(self, state: State) -> None:
         object.__setattr__(self, "_state", state)

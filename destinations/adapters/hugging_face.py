@@ -1,4 +1,4 @@
-"""Our destinations in a Hugging Face `Trainer`: a callback for `callbacks=[…]`.
+"""`TransformersCallback`: a callback for the Hugging Face `Trainer(callbacks=[…])`.
 
 Everything runs in the training thread.
 """
@@ -9,19 +9,19 @@ from typing import Any
 
 from events import Callback, Destination, Event, Phase, RunStatus, Time, Timestamp, TimeUnit
 
-from .session import Session, SessionOwner, length_of, missing, plain_values, several
+from .session import Session, SessionMixin, as_tuple, length_of, missing_package_error, plain_values
 
 try:
     from transformers import TrainerCallback
     from transformers.trainer_callback import ExportableState
 except ImportError as error:
-    raise missing("transformers", "transformers", error) from error
+    raise missing_package_error("transformers", "transformers", error) from error
 
 __all__ = ["TransformersCallback"]
 
 
-class TransformersCallback(SessionOwner, TrainerCallback, ExportableState):
-    """Logs what a Hugging Face `Trainer` logs to destinations of ours, and fires our events.
+class TransformersCallback(SessionMixin, TrainerCallback, ExportableState):
+    """Passes the records of a Hugging Face `Trainer` to destinations, and fires our events.
 
     ```python
     with TransformersCallback(RunDirectory("runs/bert"), ProgressBar()) as ours:
@@ -30,21 +30,22 @@ class TransformersCallback(SessionOwner, TrainerCallback, ExportableState):
         trainer.evaluate()
     ```
 
-    **Names** are those of Hugging Face's own integrations: `train/loss`, `eval/loss`, `test/loss`; the epoch stays `epoch`.
-    What is no scalar is logged as a trace.
+    **Names** are those of Hugging Face's own integrations: `train/loss`, `eval/loss`, `test/loss`; the epoch
+    stays `epoch`. Values that are not scalars are logged as traces.
 
-    **The end.** `train` that went well marks the run as completed; it stays open for what may follow. Hugging Face tells
-    nobody of an exception: the `with` block does, or, without it, the end of the program.
+    **End of the run.** A successful `train` marks the run as completed, but leaves it open for further calls.
+    Hugging Face does not report exceptions to callbacks: the `with` block does, or, without it, the
+    interpreter exit.
 
-    **NaN.** With `logging_nan_inf_filter=True`, the default, Hugging Face leaves a loss that is NaN out of the mean that it
-    logs. `grad_norm` shows it.
+    **NaN.** With `logging_nan_inf_filter=True`, the default, Hugging Face excludes NaN losses from the logged
+    mean; `grad_norm` shows them.
 
     Args:
-        destinations: where records go.
-        callbacks: callbacks of ours that hear the events.
-        run_name: the name of the run. Default: `RUN_NAME` of the environment, else the name of the folder of a
-            `RunDirectory`, else a new one; with several ranks there must be one of the first three.
-        raise_errors: lets what a destination raises come out, for tests.
+        destinations: destinations that receive the records.
+        callbacks: callbacks of this project.
+        run_name: name of the run. Default: environment variable `RUN_NAME`, else the folder name of a
+            `RunDirectory`, else a generated name, which is an error with several ranks.
+        raise_errors: raise errors of destinations instead of reporting them; for tests.
     """
 
     def __init__(
@@ -54,21 +55,22 @@ class TransformersCallback(SessionOwner, TrainerCallback, ExportableState):
         run_name: str | None = None,
         raise_errors: bool = False,
     ) -> None:
-        self._session = Session(destinations, several(callbacks), run_name, raise_errors=raise_errors)
+        self._session = Session(destinations, as_tuple(callbacks), run_name, raise_errors=raise_errors)
         self._tokens = 0
-        # Outside of `fit`, the steps of what is an evaluation or a prediction: only its end says which.
-        self._steps_unknown = 0
+        # Steps of an evaluation or prediction outside of `fit`; only its end tells which of the two it is.
+        self._steps_outside_fit = 0
         self._is_evaluating = False
 
     def state(self) -> dict[str, Any]:
-        """Returns what a checkpoint must hold, in the form of Hugging Face's."""
+        """Returns the checkpoint state in the format of `ExportableState`."""
         return {"args": {}, "attributes": {"saved": self._session.state_dict()}}
 
-    # --- training ----------------------------------------------------------------------------------------------------
+    # --- training
+    # ----------------------------------------------------------------------------------------------------
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """`INIT`, unless the run is open, `BEFORE_LOAD`, `AFTER_LOAD`, `FIT_START`; hyperparameters."""
-        self._know(args, state)
+        """Fires `INIT` unless open, `BEFORE_LOAD`, `AFTER_LOAD`, `FIT_START`; logs hyperparameters."""
+        self._read_ranks(args, state)
         run = self._session.state
         run.model = kwargs.get("model")
         optimizer = kwargs.get("optimizer")
@@ -79,8 +81,8 @@ class TransformersCallback(SessionOwner, TrainerCallback, ExportableState):
         self._tokens = int(state.num_input_tokens_seen)
         self._session.fit_start(_timestamp(state), self._saved(state))
 
-    def _know(self, args: Any, state: Any) -> None:
-        """Takes the ranks, as long as the run is not open."""
+    def _read_ranks(self, args: Any, state: Any) -> None:
+        """Reads the ranks, unless the run is open."""
         if not self._session.is_open:
             run = self._session.state
             run.rank, run.world_size = int(args.process_index), int(args.world_size)
@@ -94,33 +96,33 @@ class TransformersCallback(SessionOwner, TrainerCallback, ExportableState):
         self._session.logger.log_hyperparameters(described)
 
     def _saved(self, state: Any) -> Mapping[str, Any] | None:
-        """Returns what `state` returned for the checkpoint that was loaded, which its trainer state holds."""
+        """Returns the saved state of this callback from the trainer state of a loaded checkpoint."""
         ours = state.stateful_callbacks.get(type(self).__name__)
         ours = ours[0] if isinstance(ours, list) and ours else ours
         saved = ours.get("attributes", {}).get("saved") if isinstance(ours, dict) else None
         return saved if state.global_step > 0 else None
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """`EPOCH_START`, but not where a run resumes inside an epoch."""
+        """Fires `EPOCH_START`, except when a run resumes inside an epoch."""
         if self._session.state.timestamp.batch_in_epoch.value == 0:
             batches = length_of(kwargs.get("train_dataloader")) or 0
             self._session.epoch_start(-(-batches // args.gradient_accumulation_steps) or None)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """`BATCH_START`, `BEFORE_TRAIN_BATCH`."""
+        """Fires `BATCH_START`, `BEFORE_TRAIN_BATCH`."""
         self._session.batch_start()
 
     def on_substep_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """`AFTER_BACKWARD`, of all but the last microbatch."""
+        """Fires `AFTER_BACKWARD`, of all but the last microbatch."""
         self._session.run_event(Event.AFTER_BACKWARD)
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """`AFTER_BACKWARD` of the last microbatch, `AFTER_TRAIN_BATCH`; gradients are clipped by now."""
+        """Fires `AFTER_BACKWARD` of the last microbatch, and `AFTER_TRAIN_BATCH` with clipped gradients."""
         self._session.run_event(Event.AFTER_BACKWARD)
         self._session.run_event(Event.AFTER_TRAIN_BATCH)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """`BATCH_END`."""
+        """Fires `BATCH_END`."""
         tokens, self._tokens = (
             int(state.num_input_tokens_seen) - self._tokens,
             int(state.num_input_tokens_seen),
@@ -129,25 +131,26 @@ class TransformersCallback(SessionOwner, TrainerCallback, ExportableState):
         self._session.batch_end(int(samples), max(0, tokens), batch=int(state.global_step))
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """`EPOCH_END`; also where training ends inside the epoch."""
+        """Fires `EPOCH_END`; also where training ends inside the epoch."""
         self._session.epoch_end()
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Notes the newest checkpoint."""
+        """Records the newest checkpoint."""
         self._session.state.last_checkpoint = str(Path(args.output_dir) / f"checkpoint-{state.global_step}")
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """`FIT_END`; the run counts as completed, and stays open."""
+        """Fires `FIT_END`; marks the run as completed, but leaves it open."""
         self._session.fit_end()
         self._session.succeed()
 
-    # --- records -----------------------------------------------------------------------------------------------------
+    # --- records
+    # -----------------------------------------------------------------------------------------------------
 
     def on_log(
         self, args: Any, state: Any, control: Any, logs: Mapping[str, Any] | None = None, **kwargs: Any
     ) -> None:
-        """Logs."""
-        self._know(args, state)
+        """Logs scalars as metrics and other values as traces."""
+        self._read_ranks(args, state)
         metrics, others = plain_values({_name(str(key)): value for key, value in (logs or {}).items()})
         logger = self._session.logger
         if metrics:
@@ -155,13 +158,14 @@ class TransformersCallback(SessionOwner, TrainerCallback, ExportableState):
         if others:
             logger.log_traces(others)
 
-    # --- evaluation and prediction -----------------------------------------------------------------------------------
+    # --- evaluation and prediction
+    # -----------------------------------------------------------------------------------
 
     def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """`EVAL_BATCH_END` inside `fit`, with `EVAL_BEFORE_ALL` and `EVAL_START` before the first."""
+        """Fires `EVAL_BATCH_END` inside `fit`, with `EVAL_BEFORE_ALL` and `EVAL_START` before the first."""
         session = self._session
         if not session.is_fitting:
-            self._steps_unknown += 1
+            self._steps_outside_fit += 1
             return
         if not self._is_evaluating:
             self._is_evaluating = True
@@ -171,7 +175,7 @@ class TransformersCallback(SessionOwner, TrainerCallback, ExportableState):
         session.run_event(Event.EVAL_BATCH_END)
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """`EVAL_END`, `EVAL_AFTER_ALL`; outside of `fit` the whole evaluation, of which nothing was known before."""
+        """Fires `EVAL_END`, `EVAL_AFTER_ALL`; outside of `fit`, all events of the evaluation."""
         session, self._is_evaluating = self._session, False
         if session.is_fitting:
             session.eval_end()
@@ -179,19 +183,19 @@ class TransformersCallback(SessionOwner, TrainerCallback, ExportableState):
             return
         session.run_event(Event.EVAL_STANDALONE_START)
         session.eval_start("eval")
-        session.state.eval_timestamp = Timestamp.from_state_dict({"batch": self._steps_unknown})
-        self._steps_unknown = 0
+        session.state.eval_timestamp = Timestamp.from_state_dict({"batch": self._steps_outside_fit})
+        self._steps_outside_fit = 0
         session.eval_end()
         session.run_event(Event.EVAL_STANDALONE_END)
         session.succeed()
 
     def on_predict(self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any) -> None:
-        """`PREDICT_START`, `PREDICT_END`; the metrics of a prediction, which Hugging Face does not log."""
+        """Fires `PREDICT_START`, `PREDICT_END`; logs the metrics, which Hugging Face does not."""
         session = self._session
-        self._know(args, state)
+        self._read_ranks(args, state)
         session.predict_start()
-        session.state.predict_timestamp = Timestamp.from_state_dict({"batch": self._steps_unknown})
-        self._steps_unknown = 0
+        session.state.predict_timestamp = Timestamp.from_state_dict({"batch": self._steps_outside_fit})
+        self._steps_outside_fit = 0
         if metrics:
             self.on_log(args, state, control, metrics)
         session.predict_end()
@@ -201,7 +205,7 @@ class TransformersCallback(SessionOwner, TrainerCallback, ExportableState):
 
 
 def _timestamp(state: Any) -> Timestamp:
-    """Returns where a trainer state stands; its epoch is a fraction of which the whole part is completed."""
+    """Returns the timestamp of a trainer state, whose fractional `epoch` includes the current one."""
     batch, epoch = int(state.global_step), float(state.epoch or 0)
     per_epoch = batch / epoch if epoch else 0
     inside = round((epoch - int(epoch)) * per_epoch)
@@ -216,7 +220,7 @@ def _timestamp(state: Any) -> Timestamp:
 
 
 def _name(key: str) -> str:
-    """Returns the name that Hugging Face's own integrations give a value."""
+    """Returns the metric name used by Hugging Face's own integrations."""
     if key == "epoch":
         return key
     for phase in ("eval", "test"):

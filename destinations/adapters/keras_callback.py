@@ -1,4 +1,4 @@
-"""Our destinations in Keras 3: a callback for `model.fit(callbacks=[…])`, with any backend.
+"""`KerasCallback`: a callback for `model.fit(callbacks=[…])` of Keras 3, with any backend.
 
 Everything runs in the training thread.
 """
@@ -8,18 +8,18 @@ from typing import Any
 
 from events import Callback, Destination, Event, RunStatus, Time, TimeUnit
 
-from .session import Session, SessionOwner, missing, plain_values, several
+from .session import Session, SessionMixin, as_tuple, missing_package_error, plain_values
 
 try:
     import keras
 except ImportError as error:
-    raise missing("keras", "keras", error) from error
+    raise missing_package_error("keras", "keras", error) from error
 
 __all__ = ["KerasCallback"]
 
 
-class KerasCallback(SessionOwner, keras.callbacks.Callback):
-    """Logs what Keras computes to destinations of ours, and fires our events.
+class KerasCallback(SessionMixin, keras.callbacks.Callback):
+    """Passes the metrics of Keras to destinations, and fires our events.
 
     ```python
     with KerasCallback(RunDirectory("runs/mnist"), ProgressBar()) as ours:
@@ -27,18 +27,19 @@ class KerasCallback(SessionOwner, keras.callbacks.Callback):
         model.evaluate(x, y, callbacks=[ours])
     ```
 
-    **Names** are `train/loss` after each batch, `train_epoch/loss` after each epoch, `eval/loss` after each evaluation. What
-    Keras gives after a batch is the mean since the epoch began.
+    **Names** are `train/loss` after each batch, `train_epoch/loss` after each epoch, `eval/loss` after each
+    evaluation. The values that Keras reports after a batch are means since the start of the epoch.
 
-    **The end.** `fit` that went well marks the run as completed; it stays open for what may follow. Keras tells nobody of
-    an exception: the `with` block does, or, without it, the end of the program.
+    **End of the run.** A successful `fit` marks the run as completed, but leaves it open for further calls.
+    Keras does not report exceptions to callbacks: the `with` block does, or, without it, the interpreter
+    exit.
 
     Args:
-        destinations: where records go.
-        callbacks: callbacks of ours that hear the events.
-        run_name: the name of the run. Default: `RUN_NAME` of the environment, else the name of the folder of a
-            `RunDirectory`, else a new one; with several ranks there must be one of the first three.
-        raise_errors: lets what a destination raises come out, for tests.
+        destinations: destinations that receive the records.
+        callbacks: callbacks of this project.
+        run_name: name of the run. Default: environment variable `RUN_NAME`, else the folder name of a
+            `RunDirectory`, else a generated name, which is an error with several ranks.
+        raise_errors: raise errors of destinations instead of reporting them; for tests.
     """
 
     def __init__(
@@ -49,13 +50,14 @@ class KerasCallback(SessionOwner, keras.callbacks.Callback):
         raise_errors: bool = False,
     ) -> None:
         super().__init__()
-        self._session = Session(destinations, several(callbacks), run_name, raise_errors=raise_errors)
+        self._session = Session(destinations, as_tuple(callbacks), run_name, raise_errors=raise_errors)
         self._epoch_began_at = 0
 
-    # --- training ----------------------------------------------------------------------------------------------------
+    # --- training
+    # ----------------------------------------------------------------------------------------------------
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """`INIT`, unless the run is open, `BEFORE_LOAD`, `AFTER_LOAD`, `FIT_START`; hyperparameters."""
+        """Fires `INIT` unless open, `BEFORE_LOAD`, `AFTER_LOAD`, `FIT_START`; logs hyperparameters."""
         state, params = self._session.state, self.params or {}
         state.model = self.model
         epochs = params.get("epochs")
@@ -73,7 +75,7 @@ class KerasCallback(SessionOwner, keras.callbacks.Callback):
         self._session.fit_start(state.timestamp)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """`EPOCH_START`."""
+        """Fires `EPOCH_START`."""
         session = self._session
         timestamp = session.state.timestamp
         if timestamp.epoch.value != epoch:  # `fit(initial_epoch=…)`
@@ -82,23 +84,23 @@ class KerasCallback(SessionOwner, keras.callbacks.Callback):
         session.epoch_start((self.params or {}).get("steps"))
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """`BATCH_START`, `BEFORE_TRAIN_BATCH`."""
+        """Fires `BATCH_START`, `BEFORE_TRAIN_BATCH`."""
         self._session.batch_start()
 
     def on_train_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
-        """Logs; `BATCH_END`. With `steps_per_execution`, once for several batches."""
+        """Logs metrics and fires `BATCH_END`; with `steps_per_execution`, once for several batches."""
         count = self._epoch_began_at + int(batch) + 1
         self._log("train", logs, count - 1)
         self._session.batch_end(batch=count)
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
-        """Logs; `EPOCH_END`."""
+        """Logs metrics and fires `EPOCH_END`."""
         own = {name: value for name, value in (logs or {}).items() if not str(name).startswith("val_")}
         self._log("train_epoch", own, max(0, int(self._session.state.timestamp.batch) - 1))
         self._session.epoch_end()
 
     def on_train_end(self, logs: Any = None) -> None:
-        """`FIT_END`; the run counts as completed, and stays open."""
+        """Fires `FIT_END`; marks the run as completed, but leaves it open."""
         self._session.fit_end()
         self._session.succeed()
 
@@ -109,24 +111,25 @@ class KerasCallback(SessionOwner, keras.callbacks.Callback):
         if others:
             self._session.logger.log_traces(others)
 
-    # --- evaluation and prediction -----------------------------------------------------------------------------------
+    # --- evaluation and prediction
+    # -----------------------------------------------------------------------------------
 
     def on_test_begin(self, logs: Any = None) -> None:
-        """`EVAL_BEFORE_ALL` inside `fit`, else `EVAL_STANDALONE_START`; `EVAL_START`."""
+        """Fires `EVAL_BEFORE_ALL` inside `fit`, else `EVAL_STANDALONE_START`; `EVAL_START`."""
         session = self._session
         session.run_event(Event.EVAL_BEFORE_ALL if session.is_fitting else Event.EVAL_STANDALONE_START)
         session.eval_start()
 
     def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """`EVAL_BATCH_START`, `EVAL_BEFORE_FORWARD`."""
+        """Fires `EVAL_BATCH_START`, `EVAL_BEFORE_FORWARD`."""
         self._session.eval_batch_start()
 
     def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
-        """`EVAL_AFTER_FORWARD`, `EVAL_BATCH_END`."""
+        """Fires `EVAL_AFTER_FORWARD`, `EVAL_BATCH_END`."""
         self._session.eval_batch_end()
 
     def on_test_end(self, logs: Mapping[str, Any] | None = None) -> None:
-        """Logs; `EVAL_END`, then `EVAL_AFTER_ALL` inside `fit`, else `EVAL_STANDALONE_END`."""
+        """Logs metrics; fires `EVAL_END`, then `EVAL_AFTER_ALL` in `fit`, else `EVAL_STANDALONE_END`."""
         session = self._session
         count = int(session.state.timestamp.batch)
         self._log("eval", logs, max(0, count - 1) if session.is_fitting else count)
@@ -135,19 +138,19 @@ class KerasCallback(SessionOwner, keras.callbacks.Callback):
         self._succeed_outside_of_fit()
 
     def on_predict_begin(self, logs: Any = None) -> None:
-        """`PREDICT_START`."""
+        """Fires `PREDICT_START`."""
         self._session.predict_start()
 
     def on_predict_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """`PREDICT_BATCH_START`, `PREDICT_BEFORE_FORWARD`."""
+        """Fires `PREDICT_BATCH_START`, `PREDICT_BEFORE_FORWARD`."""
         self._session.predict_batch_start()
 
     def on_predict_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
-        """`PREDICT_AFTER_FORWARD`, `PREDICT_BATCH_END`."""
+        """Fires `PREDICT_AFTER_FORWARD`, `PREDICT_BATCH_END`."""
         self._session.predict_batch_end(outputs=(logs or {}).get("outputs"))
 
     def on_predict_end(self, logs: Any = None) -> None:
-        """`PREDICT_END`."""
+        """Fires `PREDICT_END`."""
         self._session.predict_end()
         self._succeed_outside_of_fit()
 

@@ -1,7 +1,7 @@
-"""Our destinations in a Lightning `Trainer`: a logger for `logger=…`, and a callback that fires our events.
+"""`LightningLogger` for a Lightning `Trainer(logger=…)`, and a callback that fires our events.
 
-For `lightning` and `pytorch_lightning`, which are two packages with the same classes twice: where both are installed, the
-classes here belong to both. Everything runs in the training thread.
+`lightning` and `pytorch_lightning` contain the same classes twice: if both are installed, the classes here
+inherit from both. Everything runs in the training thread.
 """
 
 import importlib
@@ -18,7 +18,7 @@ from destinations.run_directory import RunDirectory
 from events import Callback, Destination, Event, Logger, RunStatus, Time, Timestamp, TimeUnit
 
 from .media import log_images, log_videos
-from .session import Session, missing, samples_in, several
+from .session import Session, as_tuple, missing_package_error, samples_in
 
 __all__ = ["CallbackBase", "LightningEvents", "LightningLogger", "LoggerBase", "RegistryLogger"]
 
@@ -32,14 +32,14 @@ def _class_trees() -> tuple[tuple[type, ...], tuple[type, ...]]:
                 continue
             loggers.append(importlib.import_module(f"{package}.loggers").Logger)
             callbacks.append(importlib.import_module(f"{package}.callbacks").Callback)
-        except (
-            ImportError,
-            ValueError,
-        ) as failure:  # One that is broken must not keep the other from being used.
+        except (ImportError, ValueError) as failure:
+            # If one is broken, the other can still be used.
             error = failure
     if not loggers:
-        raise missing(
-            "lightning", "lightning", ImportError(error or "neither it nor pytorch_lightning is there")
+        raise missing_package_error(
+            "lightning",
+            "lightning",
+            ImportError(error or "neither lightning nor pytorch_lightning is installed"),
         )
     return tuple(loggers), tuple(callbacks)
 
@@ -48,26 +48,26 @@ _LOGGERS, _CALLBACKS = _class_trees()
 LoggerBase: Any = type("LoggerBase", _LOGGERS, {})
 CallbackBase: Any = type("CallbackBase", _CALLBACKS, {})
 
-# Where checkpoints of Lightning have what is ours.
+# Key of our state in Lightning checkpoints.
 _KEY = "training_destinations"
 
 
 class LightningEvents(CallbackBase):
-    """Fires our events in a Lightning `Trainer`, moves the timestamp, and notes what ended the run.
+    """Fires our events in a Lightning `Trainer` and advances the timestamp.
 
-    Made by `LightningLogger.callback()`. docs/adapters.md says which hook is which event. With gradient accumulation, a
-    batch of ours is what one optimizer step takes, so that `timestamp.batch` is the step that Lightning logs; what Lightning
-    calls a batch is a microbatch.
+    Made by `LightningLogger.callback()`; docs/adapters.md maps hooks to events. With gradient accumulation, a
+    batch of ours is one optimizer step, so that `timestamp.batch` is the step that Lightning logs; a batch of
+    Lightning is a microbatch.
 
     Args:
         session: the run.
-        find_rank: reads the rank from where Lightning keeps it.
+        read_rank: sets the rank of the session from Lightning.
     """
 
-    def __init__(self, session: Session, find_rank: Callable[[], None]) -> None:
+    def __init__(self, session: Session, read_rank: Callable[[], None]) -> None:
         super().__init__()
         self._session = session
-        self._find_rank = find_rank
+        self._read_rank = read_rank
         self.is_attached = False
         self._saved: dict[str, Any] | None = None
         self._is_inside_batch = False
@@ -75,13 +75,14 @@ class LightningEvents(CallbackBase):
         self._samples = 0
         self._dataloader_index = 0
 
-    # --- the run -----------------------------------------------------------------------------------------------------
+    # --- the run
+    # -----------------------------------------------------------------------------------------------------
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Opens the run."""
         self.is_attached = True
         self._saved = None
-        self._find_rank()
+        self._read_rank()
         session = self._session
         session.open()
         state = session.state
@@ -90,7 +91,7 @@ class LightningEvents(CallbackBase):
             state.max_duration = _max_duration(trainer)
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """`BEFORE_LOAD`, `AFTER_LOAD`, `FIT_START`: by now Lightning has loaded what there is."""
+        """Fires `BEFORE_LOAD`, `AFTER_LOAD`, `FIT_START`; Lightning has already loaded its checkpoint."""
         state, saved, self._saved = self._session.state, self._saved, None
         state.optimizers = tuple(trainer.optimizers)
         if saved is not None:
@@ -103,34 +104,35 @@ class LightningEvents(CallbackBase):
         self._session.fit_start(timestamp, saved)
 
     def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
-        """`FIT_END`."""
+        """Fires `FIT_END`."""
         self._session.fit_end()
 
-    # By these hooks, and not as a callback's own state, of which Lightning allows one for each class: there may be two loggers.
+    # Not through state_dict(), which Lightning keys by class: there may be two loggers.
 
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
-        """Adds where the run stands, and what its callbacks and destinations keep in checkpoints."""
-        checkpoint.setdefault(_KEY, {})[self._place(trainer)] = self._session.state_dict()
+        """Adds the timestamp, and the state of callbacks and destinations."""
+        checkpoint.setdefault(_KEY, {})[self._own_index(trainer)] = self._session.state_dict()
 
     def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
-        """Takes up where the run stood, once training begins."""
-        self._saved = checkpoint.get(_KEY, {}).get(self._place(trainer))
+        """Stores our state for the start of training."""
+        self._saved = checkpoint.get(_KEY, {}).get(self._own_index(trainer))
 
-    def _place(self, trainer: Any) -> int:
-        """Returns how many of this class the trainer has before this one."""
+    def _own_index(self, trainer: Any) -> int:
+        """Returns the index of this callback among those of its class."""
         return [one for one in trainer.callbacks if isinstance(one, LightningEvents)].index(self)
 
-    # --- training ----------------------------------------------------------------------------------------------------
+    # --- training
+    # ----------------------------------------------------------------------------------------------------
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
-        """`EPOCH_START`."""
+        """Fires `EPOCH_START`."""
         state = self._session.state
         if state.timestamp.epoch.value != trainer.current_epoch:
             state.timestamp = state.timestamp.copy(epoch=trainer.current_epoch, batch_in_epoch=0)
         self._session.epoch_start(_length(trainer.num_training_batches))
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        """`BATCH_START` and `BEFORE_TRAIN_BATCH` with the first microbatch, `BEFORE_FORWARD` with each."""
+        """Fires `BATCH_START`, `BEFORE_TRAIN_BATCH` with the first microbatch, `BEFORE_FORWARD` with each."""
         session = self._session
         if not self._is_inside_batch:
             self._is_inside_batch, self._has_stepped, self._samples = True, False, 0
@@ -140,17 +142,17 @@ class LightningEvents(CallbackBase):
         session.run_event(Event.BEFORE_FORWARD)
 
     def on_before_backward(self, trainer: Any, pl_module: Any, loss: Any) -> None:
-        """`AFTER_LOSS` and `BEFORE_BACKWARD`."""
+        """Fires `AFTER_LOSS` and `BEFORE_BACKWARD`."""
         self._session.state.loss = loss.detach()
         self._session.run_event(Event.AFTER_LOSS)
         self._session.run_event(Event.BEFORE_BACKWARD)
 
     def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
-        """`AFTER_BACKWARD`."""
+        """Fires `AFTER_BACKWARD`."""
         self._session.run_event(Event.AFTER_BACKWARD)
 
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
-        """`AFTER_TRAIN_BATCH`, with the first optimizer of the batch."""
+        """Fires `AFTER_TRAIN_BATCH`, with the first optimizer of the batch."""
         if not self._has_stepped:
             self._has_stepped = True
             self._session.run_event(Event.AFTER_TRAIN_BATCH)
@@ -158,8 +160,8 @@ class LightningEvents(CallbackBase):
     def on_train_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """`BATCH_END`, where Lightning counts a step."""
-        # Private, as is the count below; but it is what Lightning's own loggers count by, also in manual optimization.
+        """Fires `BATCH_END`, where Lightning counts a step."""
+        # Private, like the count below, but used by Lightning's own loggers, also in manual optimization.
         if trainer.fit_loop._should_accumulate():  # noqa: SLF001
             return
         self._is_inside_batch = False
@@ -171,14 +173,15 @@ class LightningEvents(CallbackBase):
         self._session.batch_end(self._samples, batch=count)
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        """`EPOCH_END`."""
+        """Fires `EPOCH_END`."""
         self._session.epoch_end()
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        """The checkpoint event that is due."""
-        self._session.settle()
+        """Fires the pending checkpoint event."""
+        self._session.fire_pending_checkpoint()
 
-    # --- evaluation --------------------------------------------------------------------------------------------------
+    # --- evaluation
+    # --------------------------------------------------------------------------------------------------
 
     def _eval_start(self, trainer: Any, lengths: Any) -> None:
         if trainer.sanity_checking:
@@ -213,17 +216,17 @@ class LightningEvents(CallbackBase):
         return label if not index else f"{label}/dataloader_idx_{index}"
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
-        """`EVAL_BEFORE_ALL` inside `fit`, else `EVAL_STANDALONE_START`; `EVAL_START`. Not in the sanity check."""
+        """Fires `EVAL_BEFORE_ALL` or `EVAL_STANDALONE_START`, then `EVAL_START`; not in the sanity check."""
         self._eval_start(trainer, trainer.num_val_batches)
 
     def on_test_start(self, trainer: Any, pl_module: Any) -> None:
-        """`EVAL_STANDALONE_START`, `EVAL_START`."""
+        """Fires `EVAL_STANDALONE_START`, `EVAL_START`."""
         self._eval_start(trainer, trainer.num_test_batches)
 
     def on_validation_batch_start(
         self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
-        """`EVAL_BATCH_START`, `EVAL_BEFORE_FORWARD`; before, with the next dataloader, `EVAL_END` and `EVAL_START`."""
+        """Fires `EVAL_BATCH_START`, `EVAL_BEFORE_FORWARD`; before a new dataloader `EVAL_END`, `EVAL_START`."""
         self._eval_batch_start(trainer, trainer.num_val_batches, batch, dataloader_idx)
 
     def on_test_batch_start(
@@ -235,42 +238,43 @@ class LightningEvents(CallbackBase):
     def on_validation_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
-        """`EVAL_AFTER_FORWARD`, `EVAL_BATCH_END`."""
+        """Fires `EVAL_AFTER_FORWARD`, `EVAL_BATCH_END`."""
         self._eval_batch_end(trainer, outputs, batch)
 
     on_test_batch_end = on_validation_batch_end
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
-        """`EVAL_END`, then `EVAL_AFTER_ALL` inside `fit`, else `EVAL_STANDALONE_END`."""
+        """Fires `EVAL_END`, then `EVAL_AFTER_ALL` inside `fit`, else `EVAL_STANDALONE_END`."""
         self._eval_end(trainer)
 
     on_test_end = on_validation_end
 
-    # --- prediction --------------------------------------------------------------------------------------------------
+    # --- prediction
+    # --------------------------------------------------------------------------------------------------
 
     def on_predict_start(self, trainer: Any, pl_module: Any) -> None:
-        """`PREDICT_START`."""
+        """Fires `PREDICT_START`."""
         self._session.predict_start(_length(trainer.num_predict_batches, 0))
 
     def on_predict_batch_start(
         self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
-        """`PREDICT_BATCH_START`, `PREDICT_BEFORE_FORWARD`."""
+        """Fires `PREDICT_BATCH_START`, `PREDICT_BEFORE_FORWARD`."""
         self._session.predict_batch_start(batch)
 
     def on_predict_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
-        """`PREDICT_AFTER_FORWARD`, `PREDICT_BATCH_END`."""
+        """Fires `PREDICT_AFTER_FORWARD`, `PREDICT_BATCH_END`."""
         self._session.predict_batch_end(samples_in(batch) * self._session.state.world_size, outputs)
 
     def on_predict_end(self, trainer: Any, pl_module: Any) -> None:
-        """`PREDICT_END`."""
+        """Fires `PREDICT_END`."""
         self._session.predict_end()
 
 
 def _max_duration(trainer: Any) -> Time | None:
-    """Returns the maximum that the trainer was given; of several, the one in batches."""
+    """Returns the maximum duration of the trainer, preferably in batches."""
     if trainer.max_steps and trainer.max_steps > 0:
         return Time(int(trainer.max_steps), TimeUnit.BATCH)
     if trainer.max_epochs and trainer.max_epochs > 0:
@@ -279,21 +283,21 @@ def _max_duration(trainer: Any) -> Time | None:
 
 
 def _batches_at_start(trainer: Any) -> int:
-    """Returns how many batches stepped before, in a run that was saved without our callback."""
-    # What Lightning saves of its own count is one too small, and set right only later; the optimizer's is not.
+    """Returns the number of optimizer steps before the start, for a checkpoint saved without our callback."""
+    # Lightning's saved batch count is one too small and corrected only later; the optimizer's count is exact.
     optimizers = max(1, len(trainer.optimizers))
     return int(trainer.global_step) // (1 if trainer.lightning_module.automatic_optimization else optimizers)
 
 
 def _length(batches: Any, index: int | None = None) -> int | None:
-    """Returns a number of batches, of one of several dataloaders where an index is given; None where it has no end."""
+    """Returns a number of batches, `index` selects a dataloader; None if unknown or infinite."""
     if index is not None and isinstance(batches, list | tuple):
         batches = batches[index] if index < len(batches) else None
     return int(batches) if isinstance(batches, int | float) and math.isfinite(batches) else None
 
 
 class LightningLogger(LoggerBase):
-    """Logs what a Lightning `Trainer` logs to destinations of ours.
+    """Logs the records of a Lightning `Trainer` to destinations.
 
     ```python
     logger = LightningLogger(RunDirectory("runs/digits"), ProgressBar())
@@ -301,28 +305,26 @@ class LightningLogger(LoggerBase):
     trainer.fit(model, data)
     ```
 
-    **Files.** Where a `RunDirectory` is among the destinations, its folder is `trainer.log_dir`, and checkpoints go to
-    `checkpoints` in it.
+    **Files.** With a `RunDirectory` among the destinations, its folder is `trainer.log_dir`, and checkpoints
+    are written to its subfolder `checkpoints`.
 
-    **Life.** The run opens with the first thing that happens. After `fit` or `test` that went well it is marked as
-    completed, everything is written, and it stays open for what may follow, until `close`, or the end of the program. A
-    run that failed, was interrupted or preempted is closed at once; what is logged later opens it again.
+    **Lifecycle.** The run opens with the first record or event. A successful `fit` or `test` marks it as
+    completed and flushes it, but leaves it open for further calls, until `close` or interpreter exit. A run
+    that failed, was interrupted or preempted is closed at once; a later record opens it again.
 
-    **Ranks.** Each rank has its own; destinations that write what is shared do so on rank 0, which is the one that
-    Lightning's `rank_zero_only` says.
+    **Ranks.** Each rank has its own logger; rank 0, as of Lightning's `rank_zero_only`, writes shared files.
 
-    **Without `callback()`** destinations receive records, but no events of the loop, and the batch count of the run is the
-    largest step logged.
+    **Without `callback()`** destinations receive records, but no events of the training loop, and the batch
+    count of the run is the largest step logged.
 
     Args:
-        destinations: where records go.
-        callbacks: callbacks of ours that hear the events.
-        run_name: the name of the run. Default: `RUN_NAME` of the environment, else the name of the folder of a
-            `RunDirectory`, else a new one; with several ranks there must be one of the first three.
-        save_dir: where checkpoints go. Default: the folder of a `RunDirectory`; None where there is none, and Lightning
-            chooses.
-        upload_checkpoints: whether each checkpoint is given to destinations that take files, as `checkpoints/<name>`.
-        raise_errors: lets what a destination raises come out, for tests.
+        destinations: destinations that receive the records.
+        callbacks: callbacks of this project.
+        run_name: name of the run. Default: environment variable `RUN_NAME`, else the folder name of a
+            `RunDirectory`, else a generated name, which is an error with several ranks.
+        save_dir: folder for checkpoints. Default: the folder of a `RunDirectory`, else chosen by Lightning.
+        upload_checkpoints: pass each checkpoint to destinations that accept files, as `checkpoints/<name>`.
+        raise_errors: raise errors of destinations instead of reporting them; for tests.
     """
 
     def __init__(
@@ -335,27 +337,28 @@ class LightningLogger(LoggerBase):
         raise_errors: bool = False,
     ) -> None:
         super().__init__()
-        self._session = Session(destinations, several(callbacks), run_name, raise_errors=raise_errors)
+        self._session = Session(destinations, as_tuple(callbacks), run_name, raise_errors=raise_errors)
         self._save_dir = save_dir
         self._upload_checkpoints = upload_checkpoints
         self._events: LightningEvents | None = None
         self._is_requeued = False
 
-    # --- what Lightning asks -----------------------------------------------------------------------------------------
+    # --- properties for Lightning
+    # -----------------------------------------------------------------------------------------
 
     @property
     def name(self) -> str:
-        """Empty: name and version are parts of the path of checkpoints, and the folder of the run is enough."""
+        """Empty: Lightning appends name and version to the checkpoint path, which needs neither."""
         return ""
 
     @property
     def version(self) -> str:
-        """Empty, as the name."""
+        """Empty, like `name`."""
         return ""
 
     @property
     def save_dir(self) -> str | None:
-        """The folder of the run, which Lightning calls `trainer.log_dir`."""
+        """The folder of the run; `trainer.log_dir` in Lightning."""
         if self._save_dir is not None:
             return os.fspath(self._save_dir)
         folder = self._session.folder
@@ -378,36 +381,37 @@ class LightningLogger(LoggerBase):
 
     @property
     def experiment(self) -> Logger:
-        """Our own logger, with all that it can log: `logger.experiment.log_histogram(...)`."""
-        self._find_rank()
+        """The `Logger` of the run, with all its methods: `logger.experiment.log_histogram(...)`."""
+        self._read_rank()
         return self._session.logger
 
     def callback(self) -> LightningEvents:
-        """Returns the callback that fires our events, each time the same; give it to the same trainer."""
+        """Returns the callback that fires our events, always the same object, for the same trainer."""
         if self._events is None:
-            self._events = LightningEvents(self._session, self._find_rank)
+            self._events = LightningEvents(self._session, self._read_rank)
         return self._events
 
-    # --- records -----------------------------------------------------------------------------------------------------
+    # --- records
+    # -----------------------------------------------------------------------------------------------------
 
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
-        """Logs metrics; Lightning calls it with these names."""
+        """Logs metrics."""
         session = self._session
         if not session.is_open:
-            self._find_rank()
+            self._read_rank()
         try:
             session.logger.log_metrics(metrics, step)
         finally:
             if self._events is None or not self._events.is_attached:
                 epoch = metrics.get("epoch")
-                session.follow(step, epoch if isinstance(epoch, int | float) else None)
+                session.advance_to(step, epoch if isinstance(epoch, int | float) else None)
 
     def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
-        """Logs hyperparameters; a later call adds to an earlier one."""
+        """Logs hyperparameters; later calls add to earlier ones."""
         self.experiment.log_hyperparameters(params)
 
     def log_graph(self, model: Any, input_array: Any = None) -> None:
-        """Takes no graph; Lightning calls it when it begins to fit, validate, test or predict: the run goes on."""
+        """Marks the run as running: Lightning calls this at the start of each stage. The graph is ignored."""
         self._session.begin_stage()
 
     def log_image(
@@ -419,14 +423,14 @@ class LightningLogger(LoggerBase):
         masks: Sequence[Mapping[str, Any]] | None = None,
         **_: Any,
     ) -> None:
-        """Logs images in the shape of Lightning's `WandbLogger`, on which many callbacks rely.
+        """Logs images, with the signature of Lightning's `WandbLogger`, on which many callbacks rely.
 
         Args:
-            key: their name.
+            key: the name.
             images: a list of arrays `(H, W, C)` or `(C, H, W)`, tensors `(C, H, W)`, PIL images, or paths.
-            step: the step; the number of completed batches where none is given.
-            caption: one for each; kept as the text `<key>/caption`.
-            masks: for each image, by name, `{"mask_data": (H, W), "class_labels": {index: label}}`.
+            step: the step; default: the number of completed batches.
+            caption: one per image; logged as the text `<key>/caption`.
+            masks: per image, by name, `{"mask_data": (H, W), "class_labels": {index: label}}`.
         """
         log_images(self.experiment, key, images, step, caption, masks)
 
@@ -437,18 +441,18 @@ class LightningLogger(LoggerBase):
         step: int | None = None,
         caption: Sequence[str] | str | None = None,
         fps: float | Sequence[float] | None = None,
-        format: str | Sequence[str] | None = None,  # noqa: A002  # the word of those that call it
+        format: str | Sequence[str] | None = None,  # noqa: A002  # the name that callers use
         **_: Any,
     ) -> None:
-        """Logs videos in the shape of `WandbLogger`.
+        """Logs videos, with the signature of `WandbLogger`.
 
         Args:
-            key: their name.
-            videos: a list of frames `(T, C, H, W)`, of paths, or of the bytes of video files.
-            step: the step; the number of completed batches where none is given.
-            caption: one for each; kept as the text `<key>/caption`.
-            fps: frames per second, one for all or one for each; 4 where frames come without, as in W&B.
-            format: not needed: a file says itself what it is.
+            key: the name.
+            videos: a list of frames `(T, C, H, W)`, paths, or bytes of video files.
+            step: the step; default: the number of completed batches.
+            caption: one per video; logged as the text `<key>/caption`.
+            fps: frames per second, one for all or one per video; default for frames: 4, as in W&B.
+            format: ignored; detected from the file.
         """
         log_videos(self.experiment, key, videos, step, caption, fps)
 
@@ -460,17 +464,17 @@ class LightningLogger(LoggerBase):
         dataframe: Any = None,
         step: int | None = None,
     ) -> None:
-        """Logs a table in the shape of `WandbLogger`: columns and rows, or a data frame."""
+        """Logs a table, columns and rows or a data frame, with the signature of `WandbLogger`."""
         if dataframe is not None:
             columns, data = [str(name) for name in dataframe.columns], dataframe.to_numpy().tolist()
         self.experiment.log_table(list(columns or ()), list(data or ()), name=key, step=step)
 
     def save(self) -> None:
-        """Does nothing, because Lightning calls it after each record: records are safe when their call returns."""
+        """Does nothing: Lightning calls it after each record, and records are already safe then."""
 
     def after_save_checkpoint(self, checkpoint_callback: Any) -> None:
-        """Notes the newest checkpoint, and uploads it where that was asked for."""
-        # Only the private attribute names the checkpoint that was just written, and not the best one.
+        """Records the newest checkpoint, and uploads it with `upload_checkpoints`."""
+        # Only the private attribute has the checkpoint just written; the others may have the best one.
         path = getattr(checkpoint_callback, "_last_checkpoint_saved", "") or (
             checkpoint_callback.last_model_path or checkpoint_callback.best_model_path
         )
@@ -480,30 +484,31 @@ class LightningLogger(LoggerBase):
         if self._upload_checkpoints and Path(path).is_file():
             logger.upload_file(f"checkpoints/{Path(path).name}", path, overwrite=True)
 
-    # --- the end -----------------------------------------------------------------------------------------------------
+    # --- the end
+    # -----------------------------------------------------------------------------------------------------
 
     def finalize(self, status: str) -> None:
-        """Takes note of how a `fit`, `test` or other call ended; further calls may follow.
+        """Records how a `fit`, `test` or other call ended; further calls may follow.
 
         Args:
-            status: "success", "failed", or "finished", which Lightning says from a signal handler when SLURM is about to
-                queue the job again: the checkpoint is saved after it.
+            status: "success", "failed", or "finished", passed from a signal handler when SLURM is about to
+                requeue the job, before the checkpoint is saved.
         """
         if status == "finished":
-            # In a signal handler: whoever was interrupted may hold any lock, so that nothing may be waited for here.
+            # In a signal handler the interrupted code may hold any lock, so this must not block.
             self._is_requeued = True
             self._session.state.status = RunStatus.PREEMPTED
         elif status == "success":
             self._is_requeued = False
             self._session.succeed()
         else:
-            # Lightning calls this while it handles the exception, but does not pass it on.
+            # Lightning calls this while handling the exception, but does not pass it.
             exception = sys.exc_info()[1]
             self._session.close(exception, _status_after(exception, is_requeued=self._is_requeued))
             self._is_requeued = False
 
     def close(self) -> None:
-        """Ends the run: destinations write everything and close; the end of the program does it too."""
+        """Ends the run: flushes and closes the destinations. Also done at interpreter exit."""
         self._session.close()
 
     def __enter__(self) -> Self:
@@ -517,8 +522,8 @@ class LightningLogger(LoggerBase):
     ) -> None:
         self._session.close(exception, None if exception is None else _status_after(exception))
 
-    def _find_rank(self) -> None:
-        """Reads the rank where Lightning keeps it: its own launcher does not tell the environment."""
+    def _read_rank(self) -> None:
+        """Reads the rank from Lightning, whose own launcher does not set environment variables."""
         if not self._session.is_open:
             from lightning_utilities.core.rank_zero import rank_zero_only
 
@@ -526,12 +531,12 @@ class LightningLogger(LoggerBase):
 
 
 def _status_after(exception: BaseException | None, *, is_requeued: bool = False) -> RunStatus | None:
-    """Returns the status that an exception of Lightning's means; None where it speaks for itself."""
-    # SIGTERMException is a SystemExit without a code, which otherwise means that all is well.
+    """Returns the run status for an exception; None if the exception itself determines it."""
+    # SIGTERMException is a SystemExit without a code, which would otherwise mean success.
     names = {kind.__name__ for kind in type(exception).__mro__}
     if is_requeued or "SIGTERMException" in names:
         return RunStatus.PREEMPTED
-    # A SystemExit in the middle of a fit is no good end, whatever its code; and no exception is a failure unexplained.
+    # A SystemExit during fit is a failure whatever its code; so is a failure without an exception.
     if exception is None or (isinstance(exception, SystemExit) and not exception.code):
         return RunStatus.FAILED
     return None
@@ -540,14 +545,14 @@ def _status_after(exception: BaseException | None, *, is_requeued: bool = False)
 class RegistryLogger(LightningLogger):
     """A `LightningLogger` on a `RunDirectory`, with the constructor of stable-pretraining's `RegistryLogger`.
 
-    Whoever used that one changes the import; its reader opens what this one writes.
+    A drop-in replacement: only the import changes, and the files are readable by its reader.
 
     Args:
         run_dir: the folder of the run.
         run_id: the id of a new run.
         tags: tags of the run.
         notes: notes of the run.
-        flush_logs_every_n_steps: not needed: a row is safe when its call returns.
+        flush_logs_every_n_steps: ignored; a row is safe when its call returns.
         destinations: further destinations.
     """
 

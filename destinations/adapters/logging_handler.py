@@ -1,7 +1,7 @@
-"""A `logging.Handler` of the standard library that brings warnings and errors into a run, as texts.
+"""`LoggingHandler`: a `logging.Handler` that logs warnings and errors as texts of a run.
 
-Records may come from any thread. Destinations are called in the training thread alone: what comes from others waits, in a
-queue with a bound, until the training thread logs something or an event comes.
+Log records may come from any thread. Destinations are called only in the training thread: records of other
+threads wait in a bounded queue until the training thread logs a message or an event fires.
 """
 
 import logging
@@ -13,28 +13,29 @@ from events import Callback, EngineClosedError, Event, Logger, State, redact_tex
 
 __all__ = ["LogMessages", "LoggingHandler"]
 
-# What these say may be about a destination that fails: to hand it to that destination would never end.
+# Their messages may be about a failing destination; passing them on to it would recurse.
 _OWN_LOGGERS = ("destinations", "events", "uploads")
-_MOST_WAITING = 1000
+_MAX_PENDING = 1000
 _FORMAT = "%(name)s: %(message)s"
 
 
 class LoggingHandler(logging.Handler):
-    """Logs each record as a text called `log/<level>`, such as `log/warning`, without secrets.
+    """Logs each log record as a text named `log/<level>`, such as `log/warning`, with secrets redacted.
 
     ```python
     handler = LoggingHandler(run.logger)
     logging.getLogger().addHandler(handler)
     ```
 
-    What this project itself logs is left out, and so is what is logged while a record is handed over.
+    Messages of this project itself are ignored, and so are messages logged while a record is being delivered.
 
-    **Threading.** The thread that makes the handler is the one that trains: what it logs arrives at once. What other
-    threads log waits for it to log, to call `deliver`, or, with `LogMessages`, for the next event.
+    **Threading.** The thread that creates the handler is the training thread; its records are delivered at
+    once. Records of other threads are delivered when it next logs, calls `deliver`, or, with `LogMessages`,
+    at the next event.
 
     Args:
         logger: the logger of the run.
-        level: the least severe level that is taken.
+        level: minimum level.
     """
 
     def __init__(self, logger: Logger, level: int = logging.WARNING) -> None:
@@ -42,58 +43,58 @@ class LoggingHandler(logging.Handler):
         self.setFormatter(logging.Formatter(_FORMAT))
         self._logger = logger
         self._owner = threading.get_ident()
-        # Filled by any thread, emptied by the owner; appending to a deque and taking from it are atomic.
-        self._waiting: deque[tuple[str, str]] = deque()
+        # Filled by any thread, emptied by the owner; deque.append and popleft are atomic.
+        self._pending: deque[tuple[str, str]] = deque()
         self._is_delivering = False
         self.dropped_records = 0
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Takes a record; blocks no longer than a destination takes to accept a text."""
+        """Queues a record; in the training thread, also delivers it."""
         is_owner = threading.get_ident() == self._owner
         if record.name.partition(".")[0] in _OWN_LOGGERS or (is_owner and self._is_delivering):
             return
         try:
             text = redact_text(self.format(record))
-        except Exception:  # noqa: BLE001  # as in every handler of the standard library
+        except Exception:  # noqa: BLE001  # like all handlers of the standard library
             self.handleError(record)
             return
-        if len(self._waiting) >= _MOST_WAITING:
+        if len(self._pending) >= _MAX_PENDING:
             self.dropped_records += 1
         else:
-            self._waiting.append((text, f"log/{record.levelname.lower()}"))
+            self._pending.append((text, f"log/{record.levelname.lower()}"))
         if is_owner:
             self.deliver()
 
     def deliver(self) -> None:
-        """Hands over what waits; for the training thread, others may call it and it does nothing."""
+        """Delivers queued records; does nothing in threads other than the training thread."""
         if self._is_delivering or threading.get_ident() != self._owner:
             return
         self._is_delivering = True
         try:
-            while self._waiting:
-                text, name = self._waiting.popleft()
+            while self._pending:
+                text, name = self._pending.popleft()
                 self._logger.log_text(text, name=name)
         except EngineClosedError:
-            # The run is over, and the handler is still attached: nobody is left to tell.
-            self._waiting.clear()
+            # The run is closed, but the handler is still attached.
+            self._pending.clear()
         finally:
             self._is_delivering = False
 
     def flush(self) -> None:
-        """Hands over what waits."""
+        """Delivers queued records."""
         self.deliver()
 
 
 class LogMessages(Callback):
-    """Attaches a `LoggingHandler` while a run lasts, in whatever takes callbacks of ours.
+    """Callback that attaches a `LoggingHandler` for the duration of a run.
 
     ```python
     Run(loggers=[RunDirectory("runs/digits")], callbacks=[LogMessages()])
     ```
 
     Args:
-        level: the least severe level that is taken.
-        logger_name: whose records are taken; the root's, which are all, where it is empty.
+        level: minimum level.
+        logger_name: name of the logger to attach to; default: the root logger.
     """
 
     def __init__(self, level: int = logging.WARNING, logger_name: str = "") -> None:
@@ -102,7 +103,7 @@ class LogMessages(Callback):
         self._handler: LoggingHandler | None = None
 
     def run_event(self, event: Event, state: State, logger: Logger) -> None:
-        """Attaches at `INIT`, hands over at every event."""
+        """Attaches the handler at `INIT`, and delivers queued records at every event."""
         if event is Event.INIT:
             self._handler = LoggingHandler(logger, self._level)
             logging.getLogger(self._logger_name).addHandler(self._handler)
@@ -110,7 +111,7 @@ class LogMessages(Callback):
             self._handler.deliver()
 
     def close(self, state: State, logger: Any) -> None:
-        """Hands over the rest, and detaches."""
+        """Detaches the handler and delivers the rest."""
         handler, self._handler = self._handler, None
         if handler is not None:
             logging.getLogger(self._logger_name).removeHandler(handler)

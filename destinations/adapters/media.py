@@ -1,4 +1,4 @@
-"""Images and videos in the shapes that trackers made common: lists, with lists of captions beside them."""
+"""Logs images and videos in the form common among trackers: lists, with lists of captions."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,7 +11,7 @@ __all__ = ["log_images", "log_videos"]
 _CHANNELS = frozenset({1, 3, 4})
 _IMAGE_DIMENSIONS = 3
 _VIDEOS_DIMENSIONS = 5
-# What wandb.Video assumes for frames.
+# The default of wandb.Video.
 _DEFAULT_FPS = 4
 
 
@@ -23,7 +23,7 @@ def log_images(
     captions: Sequence[str] | str | None = None,
     masks: Sequence[Mapping[str, Any]] | None = None,
 ) -> None:
-    """Logs images, each channels first or last, as one record; captions as a text beside it."""
+    """Logs images, each channels-first or -last, as one record, and captions as a text."""
     images = list(images) if isinstance(images, list | tuple) else [images]
     by_name: dict[str, list[Any]] = {}
     labels: dict[int, str] = {}
@@ -49,7 +49,7 @@ def log_videos(
     captions: Sequence[str] | str | None = None,
     fps: float | Sequence[float] | None = None,
 ) -> None:
-    """Logs each video as a record of its own; `(N, T, C, H, W)` is N of them."""
+    """Logs each video as a separate record; `(N, T, C, H, W)` is N videos."""
     is_batch = len(getattr(videos, "shape", ())) == _VIDEOS_DIMENSIONS
     several = list(videos) if isinstance(videos, list | tuple) or is_batch else [videos]
     rates: list[Any] = list(fps) if isinstance(fps, list | tuple) else [fps] * len(several)
@@ -60,9 +60,10 @@ def log_videos(
 
 
 def _channels_first(image: Any) -> Any:
-    """Returns an image with its channels first.
+    """Returns an image with channels first.
 
-    Tensors have them there. Arrays have them last where they can, as in matplotlib, PIL and W&B, and else first.
+    Ambiguous tensors count as channels-first; ambiguous arrays as channels-last, as in matplotlib, PIL and
+    W&B.
     """
     shape = getattr(image, "shape", None)
     if shape is None or len(shape) != _IMAGE_DIMENSIONS or shape[2] not in _CHANNELS:

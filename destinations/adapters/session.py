@@ -1,6 +1,6 @@
-"""One run of ours inside a trainer that is not ours: `State`, `Logger` and `Engine`, opened when they are first needed.
+"""`Session`: a run inside the trainer of another framework, with its `State`, `Logger` and `Engine`.
 
-The adapters translate; this is what they translate to. Everything runs in the thread that trains.
+Adapters translate the hooks of a framework into calls of a session. Everything runs in the training thread.
 """
 
 import contextlib
@@ -28,32 +28,40 @@ from events import (
     new_run_name,
 )
 
-__all__ = ["Session", "SessionOwner", "length_of", "missing", "plain_values", "samples_in", "several"]
+__all__ = [
+    "Session",
+    "SessionMixin",
+    "as_tuple",
+    "length_of",
+    "missing_package_error",
+    "plain_values",
+    "samples_in",
+]
 
 
-def missing(package: str, extra: str | None, error: ImportError) -> ImportError:
-    """Returns an error that says what to install.
+def missing_package_error(package: str, extra: str | None, error: ImportError) -> ImportError:
+    """Returns an error that tells how to install a missing package.
 
     Args:
-        package: what could not be imported.
-        extra: the extra of this project that brings it; None where it needs an environment of its own.
-        error: what the import raised.
+        package: the missing package.
+        extra: the extra of this project that includes it; None if it needs an environment of its own.
+        error: the original import error.
     """
     hint = (
         f"pip install 'training-destinations[{extra}]'"
         if extra
         else f"pip install {package}, in an environment of its own"
     )
-    return ImportError(f"package {package!r} must be installed, got: {error}. {hint}", name=package)
+    return ImportError(f"this adapter needs the package {package!r}: {error}. Run: {hint}", name=package)
 
 
-def several(one_or_more: Any) -> tuple[Any, ...]:
-    """Returns callbacks as a tuple, one or several as they were given."""
+def as_tuple(one_or_more: Any) -> tuple[Any, ...]:
+    """Returns one callback or a collection of callbacks as a tuple."""
     return tuple(one_or_more) if isinstance(one_or_more, list | tuple | set) else (one_or_more,)
 
 
 def length_of(dataloader: Any) -> int | None:
-    """Returns the number of batches of a dataloader, or None where it has none, or none that is known."""
+    """Returns the number of batches of a dataloader, or None if unknown."""
     try:
         return len(dataloader)
     except TypeError:
@@ -61,7 +69,7 @@ def length_of(dataloader: Any) -> int | None:
 
 
 def samples_in(batch: Any) -> int:
-    """Returns how many samples a batch has: the length of the first array in it, or 0 where there is none."""
+    """Returns the batch size: the length of the first array in a batch, or 0 if there is none."""
     shape = getattr(batch, "shape", None)
     if shape is not None and not callable(shape):
         return int(shape[0]) if len(shape) else 0
@@ -74,9 +82,9 @@ def samples_in(batch: Any) -> int:
 
 
 def plain_values(values: Mapping[Any, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Returns the scalars of what a trainer logs, and everything else, which is no metric: strings, lists, None.
+    """Splits logged values into scalars and others, such as strings, lists and None.
 
-    Names that are no strings, which trainers let through, become strings.
+    Names that are not strings become strings.
     """
     metrics: dict[str, Any] = {}
     others: dict[str, Any] = {}
@@ -92,11 +100,12 @@ def _is_scalar(value: Any) -> bool:
     return shape is not None and not isinstance(value, str) and all(size == 1 for size in shape)
 
 
-class _Verdict(Callback):
-    """Keeps a run from counting as completed that ended, nobody knows how, while it trained.
+class _FitGuard(Callback):
+    """Marks a run as failed that is closed during `fit` without a known exception.
 
-    A trainer that tells nobody of an exception leaves the close to the end of the interpreter, which knows of exceptions
-    that nobody caught, but not of `sys.exit`, or of one that a notebook or a caller caught.
+    If a trainer does not report exceptions, the run is closed at interpreter exit, where only uncaught
+    exceptions are
+    known: not `sys.exit`, nor exceptions caught by a notebook or a caller.
     """
 
     def __init__(self) -> None:
@@ -108,17 +117,18 @@ class _Verdict(Callback):
 
 
 class Session:
-    """A run that opens when something happens in it, and may be opened again after it was closed.
+    """A run that opens with the first event or record, and can be reopened after it was closed.
 
-    Trainers of others have no one moment at which a run ends: they fit, then test, then fit again. So a session that went
-    well stays open, with its status set, until `close`, or the end of the interpreter; one that failed is closed at once.
+    Other trainers have no single end of a run: they fit, then test, then fit again. So after success a
+        session stays open,
+    with its status set, until `close` or interpreter exit; after a failure it is closed at once.
 
     Args:
-        destinations: where records go.
-        callbacks: callbacks of ours that hear the events.
-        run_name: the name of the run. Default: `RUN_NAME` of the environment, else the name of the folder of a
-            `RunDirectory`, else a new one.
-        raise_errors: lets what a destination raises come out, for tests.
+        destinations: destinations that receive the records.
+        callbacks: callbacks of this project.
+        run_name: name of the run. Default: environment variable `RUN_NAME`, else the folder name of a
+            `RunDirectory`, else a generated name.
+        raise_errors: raise errors of destinations instead of reporting them; for tests.
     """
 
     def __init__(
@@ -146,58 +156,59 @@ class Session:
         self.state = State(run_name, timestamp=timestamp or Timestamp())
         self._logger: Logger | None = None
         self._engine: Engine | None = None
-        self._verdict = _Verdict()
-        # The CHECKPOINT event that is due once evaluation and saving are over, which most trainers do not tell.
-        self._due: Event | None = None
-        # Whether the run was completed before what goes on now, and is again afterwards.
+        self._fit_guard = _FitGuard()
+        # The checkpoint event to fire after evaluation and saving; most trainers have no hook for that.
+        self._pending_checkpoint: Event | None = None
+        # The run was completed before the current stage, and will be again after it.
         self._was_completed = False
-        self._mark = time.perf_counter()
+        self._lap_started_at = time.perf_counter()
 
-    # --- life --------------------------------------------------------------------------------------------------------
+    # --- lifecycle
+    # --------------------------------------------------------------------------------------------------------
 
     @property
     def folder(self) -> Path | None:
-        """The folder of the run, where a `RunDirectory` is among the destinations; asking does not make it."""
+        """The folder of the `RunDirectory` among the destinations, or None; does not create it."""
         return None if self._folder is None else Path(format_run_name(self._folder, self.state)).absolute()
 
     @property
     def is_open(self) -> bool:
-        """Whether destinations are open."""
+        """Whether the destinations are open."""
         return self._engine is not None and not self._engine.is_closed
 
     @property
     def is_fitting(self) -> bool:
-        """Whether `FIT_START` came, and `FIT_END` did not yet."""
-        return self._verdict.is_fitting
+        """Whether `FIT_START` has fired, but not yet `FIT_END`."""
+        return self._fit_guard.is_fitting
 
     @property
     def logger(self) -> Logger:
-        """Where to log; opens the run."""
+        """The logger of the run; opens the run if needed."""
         if self._logger is None or not self.is_open:
             return self.open()
         return self._logger
 
     def open(self) -> Logger:
-        """Opens the destinations, where they are not open, and runs `INIT`."""
+        """Opens the destinations and fires `INIT`; does nothing if they are open."""
         if self._logger is not None and self.is_open:
             return self._logger
         state = self.state
-        _find_ranks(state)
+        _read_ranks(state)
         if state.world_size > 1 and not self._is_name_agreed:
             raise ValueError(
-                f"run_name must be given where there are several ranks, got none for {state.world_size} ranks. "
-                'Pass run_name="...", the same on each.'
+                f"run_name is required with {state.world_size} ranks. "
+                'Pass run_name="...", the same on each rank.'
             )
         state.status, state.exception = RunStatus.RUNNING, None
-        self._verdict = _Verdict()
+        self._fit_guard = _FitGuard()
         self._logger = Logger(state, self._destinations, raise_errors=self._raise_errors)
-        self._engine = Engine(state, self._logger, (*self._callbacks, self._verdict))
-        with self._closing_on_error():
+        self._engine = Engine(state, self._logger, (*self._callbacks, self._fit_guard))
+        with self._close_on_error():
             self._engine.run_event(Event.INIT)
         return self._logger
 
     @contextlib.contextmanager
-    def _closing_on_error(self) -> Iterator[None]:
+    def _close_on_error(self) -> Iterator[None]:
         try:
             yield
         except BaseException as error:
@@ -205,19 +216,19 @@ class Session:
             raise
 
     def run_event(self, event: Event) -> None:
-        """Runs an event, in a run that is opened for it if need be."""
+        """Fires an event; opens the run if needed."""
         if self._engine is None or self._engine.is_closed:
             self.open()
         self._engine.run_event(event)  # type: ignore[union-attr]  # opened above
 
     def succeed(self) -> None:
-        """Marks the run as completed and has everything written; it stays open for what may follow."""
+        """Marks the run as completed and flushes it, but leaves it open."""
         if self.is_open:
             self.state.status = RunStatus.COMPLETED
             self.logger.flush()
 
     def begin_stage(self) -> None:
-        """Marks a run that was completed as running again; does nothing where it is not."""
+        """Marks a completed run as running again."""
         if self.is_open and self.state.status is RunStatus.COMPLETED:
             self.state.status, self._was_completed = RunStatus.RUNNING, True
 
@@ -227,11 +238,11 @@ class Session:
         self._was_completed = False
 
     def close(self, exception: BaseException | None = None, status: RunStatus | None = None) -> None:
-        """Closes the destinations; does nothing where they are closed, or were never opened.
+        """Closes the destinations; does nothing if they are not open.
 
         Args:
-            exception: what ended the run, if something did.
-            status: how it ended, where the exception does not say so by itself.
+            exception: the exception that ended the run, if any.
+            status: the final status, if the exception does not determine it.
         """
         if self._engine is None or self._engine.is_closed:
             return
@@ -241,19 +252,20 @@ class Session:
             # An earlier `succeed` no longer holds.
             self.state.status = RunStatus.RUNNING
         self._engine.close(exception)
-        self._due = None
+        self._pending_checkpoint = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Takes what the run is, and not what is open: a copy, in this process or another, opens by itself."""
+        """Returns the state of a closed session: a copy, in this process or another, opens its own run."""
         closed = Session.__new__(Session)
         closed.__dict__.update(self.__dict__)
-        closed._reset(self.state.run_name, self.state.timestamp)  # noqa: SLF001  # of this class
+        closed._reset(self.state.run_name, self.state.timestamp)  # noqa: SLF001  # same class
         return closed.__dict__
 
-    # --- checkpoints ---------------------------------------------------------------------------------------------------
+    # --- checkpoints
+    # ---------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns what a checkpoint must hold for the run to go on: plain values."""
+        """Returns the checkpoint state: timestamp, callbacks and destinations, as plain values."""
         saved: dict[str, Any] = {}
 
         def keep(name: str, one: Any) -> None:
@@ -261,39 +273,40 @@ class Session:
                 saved[name] = state
 
         if self.is_open:
-            self._each_stateful("state_dict", keep)
+            self._for_each_stateful("state_dict", keep)
         return {"timestamp": self.state.timestamp.state_dict(), "callbacks": saved}
 
     def resume(self, saved: Mapping[str, Any]) -> None:
-        """Goes on from what `state_dict` returned, and begins to train there."""
+        """Resumes training from the result of `state_dict`."""
         self.fit_start(Timestamp.from_state_dict(saved["timestamp"]), saved)
 
     def load(self, saved: Mapping[str, Any]) -> None:
-        """Gives callbacks and destinations what they keep in checkpoints."""
+        """Restores callbacks and destinations from the result of `state_dict`."""
         states = saved["callbacks"]
 
         def give(name: str, one: Any) -> None:
             if name in states:
                 one.load_state_dict(states[name])
 
-        self._each_stateful("load_state_dict", give)
+        self._for_each_stateful("load_state_dict", give)
 
-    def _each_stateful(self, action: str, call: Callable[[str, Any], None]) -> None:
-        """Calls with each callback and destination, by names that are the same in the next session."""
+    def _for_each_stateful(self, action: str, call: Callable[[str, Any], None]) -> None:
+        """Calls `call` with each callback and destination, and a name that is stable across sessions."""
         for callback in self._callbacks:
             call(_unique(type(callback).__name__, callback, self._callbacks), callback)
         for destination in self._destinations:
             name = _unique(type(destination).__name__, destination, self._destinations)
             self.logger.faults.guard(destination, action, call)(f"destination:{name}", destination)
 
-    # --- events that move the timestamp ----------------------------------------------------------------------------------
+    # --- events that move the timestamp
+    # ----------------------------------------------------------------------------------
 
     def fit_start(self, timestamp: Timestamp, saved: Mapping[str, Any] | None = None) -> None:
-        """Begins to train: `BEFORE_LOAD`, `AFTER_LOAD`, `FIT_START`.
+        """Starts training: fires `BEFORE_LOAD`, `AFTER_LOAD`, `FIT_START`.
 
         Args:
-            timestamp: where the trainer stands, which has loaded its checkpoint, if any, by now.
-            saved: what `state_dict` returned for that checkpoint, if anything.
+            timestamp: position of the trainer, after it has loaded its checkpoint, if any.
+            saved: result of `state_dict` from that checkpoint, if any.
         """
         self.run_event(Event.BEFORE_LOAD)
         if saved is not None:
@@ -302,24 +315,24 @@ class Session:
         self.run_event(Event.AFTER_LOAD)
         self.begin_fit()
         self.run_event(Event.FIT_START)
-        self._mark = time.perf_counter()
+        self._lap_started_at = time.perf_counter()
 
     def begin_fit(self) -> None:
         """Marks the run as training."""
         self.state.begin_training()
-        self._verdict.is_fitting = True
+        self._fit_guard.is_fitting = True
 
     def end_fit(self) -> None:
-        """Marks training as ended as planned."""
-        self._verdict.is_fitting = False
+        """Marks training as ended regularly."""
+        self._fit_guard.is_fitting = False
 
     def epoch_start(self, length: int | None = None) -> None:
-        self.settle()
-        self._read(Phase.TRAIN, "train", length)
+        self.fire_pending_checkpoint()
+        self._set_phase(Phase.TRAIN, "train", length)
         self.run_event(Event.EPOCH_START)
 
     def batch_start(self, batch: Any = None) -> None:
-        self.settle()
+        self.fire_pending_checkpoint()
         self.state.batch = batch
         self.run_event(Event.BATCH_START)
         self.run_event(Event.BEFORE_TRAIN_BATCH)
@@ -328,9 +341,9 @@ class Session:
         """Counts a batch.
 
         Args:
-            samples: how many samples it had, over all ranks.
-            tokens: how many tokens it had, over all ranks.
-            batch: how many batches the trainer says there were, where it counts them itself.
+            samples: number of samples, over all ranks.
+            tokens: number of tokens, over all ranks.
+            batch: number of batches so far, if the trainer counts them itself.
         """
         state = self.state
         timestamp = state.timestamp.to_next_batch(samples, tokens, self._lap())
@@ -338,31 +351,31 @@ class Session:
             timestamp = timestamp.copy(batch=batch)
         state.timestamp = timestamp
         self.run_event(Event.BATCH_END)
-        self._due = Event.BATCH_CHECKPOINT
+        self._pending_checkpoint = Event.BATCH_CHECKPOINT
 
     def epoch_end(self) -> None:
-        self.settle()
+        self.fire_pending_checkpoint()
         self.state.timestamp = self.state.timestamp.to_next_epoch(self._lap())
         self.run_event(Event.EPOCH_END)
-        self._due = Event.EPOCH_CHECKPOINT
+        self._pending_checkpoint = Event.EPOCH_CHECKPOINT
 
-    def settle(self) -> None:
-        """Runs the checkpoint event that is due, if one is."""
-        due, self._due = self._due, None
+    def fire_pending_checkpoint(self) -> None:
+        """Fires the pending checkpoint event, if any."""
+        due, self._pending_checkpoint = self._pending_checkpoint, None
         if due is not None:
             self.run_event(due)
 
     def fit_end(self) -> None:
         if not self.is_fitting:
             return
-        self.settle()
+        self.fire_pending_checkpoint()
         self.run_event(Event.FIT_END)
         self.end_fit()
 
     def eval_start(self, label: str = "eval", length: int | None = None) -> None:
         self.begin_stage()
         self.state.eval_timestamp = Timestamp()
-        self._read(Phase.EVAL, label, length)
+        self._set_phase(Phase.EVAL, label, length)
         self.run_event(Event.EVAL_START)
 
     def eval_batch_start(self, batch: Any = None) -> None:
@@ -378,14 +391,14 @@ class Session:
 
     def eval_end(self) -> None:
         self.run_event(Event.EVAL_END)
-        self._read(Phase.TRAIN, "train", None)
-        self._lap()  # The clock of the run counts training alone.
+        self._set_phase(Phase.TRAIN, "train", None)
+        self._lap()  # Wall-clock times of the run count only training.
         self._end_stage()
 
     def predict_start(self, length: int | None = None) -> None:
         self.begin_stage()
         self.state.predict_timestamp = Timestamp()
-        self._read(Phase.PREDICT, "predict", length)
+        self._set_phase(Phase.PREDICT, "predict", length)
         self.run_event(Event.PREDICT_START)
 
     def predict_batch_start(self, batch: Any = None) -> None:
@@ -401,15 +414,15 @@ class Session:
 
     def predict_end(self) -> None:
         self.run_event(Event.PREDICT_END)
-        self._read(Phase.TRAIN, "train", None)
+        self._set_phase(Phase.TRAIN, "train", None)
         self._lap()
         self._end_stage()
 
-    def follow(self, step: int | None, epoch: float | None = None) -> None:
-        """Moves the timestamp to what a record says, where no events come that would: the batches of a run only grow.
+    def advance_to(self, step: int | None, epoch: float | None = None) -> None:
+        """Advances the timestamp to that of a record, for trainers without loop events; never goes back.
 
-        Called after the record was logged: a destination that finds the first row of a resumed run beyond where the run
-        stands knows by that that it was resumed.
+        Called after the record was logged: a destination detects a resumed run by a first row beyond the
+            timestamp.
         """
         timestamp = self.state.timestamp
         if step is not None and step > timestamp.batch.value:
@@ -418,28 +431,28 @@ class Session:
             timestamp = timestamp.copy(epoch=int(epoch))
         self.state.timestamp = timestamp
 
-    def _read(self, phase: Phase, label: str, length: int | None) -> None:
+    def _set_phase(self, phase: Phase, label: str, length: int | None) -> None:
         state = self.state
         state.phase, state.dataloader_label, state.dataloader_len = phase, label, length
 
     def _lap(self) -> timedelta:
         now = time.perf_counter()
-        seconds, self._mark = now - self._mark, now
+        seconds, self._lap_started_at = now - self._lap_started_at, now
         return timedelta(seconds=seconds)
 
 
-class SessionOwner:
-    """What a callback of a trainer that tells nobody of exceptions has for its user, who can."""
+class SessionMixin:
+    """Mixin with `close` and the `with` statement, for trainers that do not report exceptions."""
 
     _session: Session
 
     @property
     def logger(self) -> Logger:
-        """Our own logger, with all that it can log."""
+        """The `Logger` of the run, with all its methods."""
         return self._session.logger
 
     def close(self) -> None:
-        """Ends the run: destinations write everything and close; the end of the program does it too."""
+        """Ends the run: flushes and closes the destinations. Also done at interpreter exit."""
         self._session.close()
 
     def __enter__(self) -> Self:
@@ -455,14 +468,14 @@ class SessionOwner:
 
 
 def _unique(name: str, one: object, others: Iterable[object]) -> str:
-    """Returns a class name, with a number where an earlier object is of the same class."""
+    """Returns a class name, numbered from the second object of that class on."""
     alike = [other for other in others if type(other).__name__ == name]
     place = next(index for index, other in enumerate(alike) if other is one)
     return f"{name}#{place + 1}" if place else name
 
 
-def _find_ranks(state: State) -> None:
-    """Reads the ranks where the processes have found each other; launchers of frameworks may not tell the environment."""
+def _read_ranks(state: State) -> None:
+    """Reads the ranks from torch.distributed, because some launchers do not set environment variables."""
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         state.rank, state.world_size = distributed.get_rank(), distributed.get_world_size()

@@ -1,6 +1,6 @@
-"""Our destinations in torchrl: a logger for whatever takes one, such as its trainers and recorders.
+"""`TorchRLLogger`: a logger for the trainers and recorders of torchrl.
 
-Everything runs in the thread that logs.
+Everything runs in the logging thread.
 """
 
 import math
@@ -12,21 +12,21 @@ from typing import Any, Self
 from events import Callback, Destination, Logger
 
 from .media import log_images, log_videos
-from .session import Session, missing, plain_values, several
+from .session import Session, as_tuple, missing_package_error, plain_values
 
 try:
     from tensordict import TensorDictBase
     from torchrl.record.loggers.common import Logger as TorchRLBase
 except ImportError as error:
-    raise missing("torchrl", "torchrl", error) from error
+    raise missing_package_error("torchrl", "torchrl", error) from error
 
 __all__ = ["TorchRLLogger"]
 
-_VIDEO_FPS = 30  # What torchrl's CSVLogger takes.
+_VIDEO_FPS = 30  # The default of torchrl's CSVLogger.
 
 
 class TorchRLLogger(TorchRLBase):
-    """Logs what torchrl logs to destinations of ours.
+    """Logs the records of torchrl to destinations.
 
     ```python
     logger = TorchRLLogger(RunDirectory("runs/cartpole"))
@@ -34,21 +34,22 @@ class TorchRLLogger(TorchRLBase):
     logger.close()
     ```
 
-    torchrl has no loop that a logger hears of: `INIT` and `FIT_START` come with the first thing logged, `FIT_END` and close
-    with `close`; the batch count of the run is the largest step logged.
+    torchrl has no loop events for loggers: the first record fires `INIT` and `FIT_START`, `close` fires
+        `FIT_END` and
+    closes the run; its batch count is the largest step logged.
 
-    **Values.** A tensor of several values, which is no scalar, is logged as a histogram. Values on a device are copied
-    without waiting for it.
+    **Values.** A tensor that is not a scalar is logged as a histogram. Values on a device are copied
+    asynchronously.
 
-    **Steps.** Without a step, each name counts its own.
+    **Steps.** Without a step, each name has its own counter.
 
     Args:
-        destinations: where records go.
-        exp_name: the name of the run. Default: `RUN_NAME` of the environment, else the name of the folder of a
-            `RunDirectory`, else a new one; with several ranks there must be one of the first three.
-        log_dir: what `log_dir` says. Default: the folder of a `RunDirectory`.
-        callbacks: callbacks of ours that hear the events.
-        raise_errors: lets what a destination raises come out, for tests.
+        destinations: destinations that receive the records.
+        exp_name: name of the run. Default: environment variable `RUN_NAME`, else the folder name of a
+            `RunDirectory`, else a generated name, which is an error with several ranks.
+        log_dir: the value of `log_dir`. Default: the folder of a `RunDirectory`.
+        callbacks: callbacks of this project.
+        raise_errors: raise errors of destinations instead of reporting them; for tests.
     """
 
     def __init__(
@@ -59,24 +60,24 @@ class TorchRLLogger(TorchRLBase):
         callbacks: Callback | Iterable[Callback] = (),
         raise_errors: bool = False,
     ) -> None:
-        self._session = Session(destinations, several(callbacks), exp_name, raise_errors=raise_errors)
+        self._session = Session(destinations, as_tuple(callbacks), exp_name, raise_errors=raise_errors)
         self._counts: Counter[str] = Counter()
         folder = self._session.folder
         super().__init__(self._session.state.run_name, log_dir or (None if folder is None else str(folder)))
 
     def _create_experiment(self) -> None:
-        """Opens nothing yet; see `experiment`."""
+        """Does nothing; see `experiment`."""
 
     @property
     def experiment(self) -> Logger:
-        """Our own logger, with all that it can log."""
+        """The `Logger` of the run, with all its methods."""
         if not self._session.is_open:
             self._session.fit_start(self._session.state.timestamp)
         return self._session.logger
 
     @experiment.setter
     def experiment(self, _: None) -> None:
-        """Ignores what torchrl's constructor sets."""
+        """Ignores the assignment in torchrl's constructor."""
 
     def log_scalar(self, name: str, value: Any, step: int | None = None, **kwargs: Any) -> None:
         """Logs one scalar."""
@@ -85,16 +86,16 @@ class TorchRLLogger(TorchRLBase):
     def log_metrics(
         self, metrics: Mapping[str, Any] | TensorDictBase, step: int | None = None, *, keys_sep: str = "/"
     ) -> dict[str, Any]:
-        """Logs scalars, and tensors of several values as histograms, in one record of each kind.
+        """Logs scalars as one record of metrics, and other tensors as histograms.
 
         Args:
             metrics: values by name; a TensorDict may be nested.
             step: the step.
-            keys_sep: what joins the names of a nested TensorDict.
+            keys_sep: separator of the names in a nested TensorDict.
 
         Returns:
-            The values by flat name. Those in host memory are converted as torchrl does, to numbers and lists; those on a
-            device are left there, because converting them would wait for it.
+            The values by flat name. Values in host memory are converted to numbers and lists, as by torchrl;
+            values on a device stay there, because converting them would synchronize.
         """
         flat = (
             dict(metrics.flatten_keys(keys_sep).items())
@@ -108,7 +109,7 @@ class TorchRLLogger(TorchRLBase):
             logger.log_metrics(scalars, step)
         for name, value in others.items():
             self._log_other(logger, name, value, step)
-        self._session.follow(step)
+        self._session.advance_to(step)
         return {name: _host_value(value) for name, value in flat.items()}
 
     def _log_other(self, logger: Logger, name: str, value: Any, step: int) -> None:
@@ -127,12 +128,12 @@ class TorchRLLogger(TorchRLBase):
         return int(step)
 
     def log_video(self, name: str, video: Any, step: int | None = None, **kwargs: Any) -> None:
-        """Logs videos `(T, C, H, W)` or `(N, T, C, H, W)`; `fps` may be given, and is 30 else."""
+        """Logs videos `(T, C, H, W)` or `(N, T, C, H, W)`; `fps` defaults to 30."""
         step = self._step([name], step)
         log_videos(self.experiment, name, video, step, fps=kwargs.get("fps") or _VIDEO_FPS)
 
     def log_image(self, name: str, image: Any, step: int | None = None, **kwargs: Any) -> None:
-        """Logs an image or a list of them, which torchrl's own loggers do not."""
+        """Logs one image or a list of images; torchrl's own loggers cannot."""
         log_images(self.experiment, name, image, self._step([name], step))
 
     def log_hparams(self, cfg: Any) -> None:
@@ -140,7 +141,7 @@ class TorchRLLogger(TorchRLBase):
         self.experiment.log_hyperparameters(cfg)
 
     def log_histogram(self, name: str, data: Any, **kwargs: Any) -> None:
-        """Logs how values are distributed; `step` and `bins` may be given."""
+        """Logs a histogram; accepts `step` and `bins`."""
         step = self._step([name], kwargs.get("step"))
         self.experiment.log_histogram(data, name=name, step=step, bins=kwargs.get("bins") or 64)
 
@@ -149,12 +150,12 @@ class TorchRLLogger(TorchRLBase):
         self.experiment.log_text(value, name=name, step=self._step([name], step))
 
     def flush(self, timeout: float | None = None) -> None:
-        """Has everything written that was logged."""
+        """Writes all accepted records; blocks."""
         if self._session.is_open:
             self._session.logger.flush()
 
     def shutdown(self, timeout: float | None = None) -> None:
-        """`FIT_END`; closes the run as completed, once."""
+        """Fires `FIT_END`; closes the run as completed, once."""
         self._session.fit_end()
         self._session.close()
         self._service_shutdown = True
@@ -186,7 +187,7 @@ class TorchRLLogger(TorchRLBase):
 
 
 def _host_value(value: Any) -> Any:
-    """Returns an array in host memory as a number or a list; anything else as it is."""
+    """Returns an array in host memory as a number or a list; other values unchanged."""
     device = getattr(value, "device", None)
     if device is None or getattr(device, "type", "cpu") != "cpu" or not hasattr(value, "tolist"):
         return value

@@ -1,1 +1,1 @@
-"""Destinations that people read: console, progress bar, text file."""
+"""Destinations with human-readable output: console, progress bar, text file."""

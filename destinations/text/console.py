@@ -1,12 +1,13 @@
-"""Prints what training says, for people who watch it: a block of lines at an interval, rank 0 only.
+"""`Console`: prints logged records as blocks of lines at an interval, on rank 0 only.
 
-Everything runs in the training thread: between two blocks a call costs about a microsecond, a block costs what the
-stream costs.
+Everything runs in the training thread: a call between two blocks costs about a microsecond, a block costs one
+write to the stream.
 """
 
 import itertools
+from collections.abc import Mapping
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
 from destinations.base import LoggerDestination
 from events import Interval, Logger, State, Time, TimeUnit, WriteRate
@@ -14,14 +15,35 @@ from events import Interval, Logger, State, Time, TimeUnit, WriteRate
 from .formatting import describe, header, one_line, short, table_text, yaml_text
 from .streams import write_text
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
 __all__ = ["Console"]
 
 _MARKS_PER_EVALUATION = 10
 _RULE = "*" * 30
 _COUNTED_BY_EPOCH = frozenset({TimeUnit.EPOCH, TimeUnit.ITERATION})
+
+
+class _Pending:
+    """Metrics and blocks of text waiting to be printed."""
+
+    def __init__(self) -> None:
+        self.metrics: dict[str, float] = {}
+        self.blocks: list[str] = []
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.metrics and not self.blocks
+
+    def add(self, other: "_Pending") -> None:
+        self.metrics |= other.metrics
+        self.blocks += other.blocks
+        other.take("")
+
+    def take(self, prefix: str) -> str:
+        """Returns everything pending as lines, and clears it."""
+        lines = (f"  {prefix} {one_line(name)}: {short(value)}\n" for name, value in self.metrics.items())
+        text = "".join(itertools.chain(lines, self.blocks))
+        self.metrics, self.blocks = {}, []
+        return text
 
 
 class Console(LoggerDestination):
@@ -33,20 +55,21 @@ class Console(LoggerDestination):
       Train lr: 1e-05
     ```
 
-    **When.** After the first batch (or epoch, where the interval is in epochs), then whenever the interval has passed, and
-    at the end of `fit` what is left over. Of a metric that came several times in between, the last value is printed. An
-    interval in which nothing was logged prints nothing. An evaluation prints how far it is in tenths, then all its metrics
-    when it ends. Metrics of training that are waiting when an evaluation begins go on waiting for their interval.
+    **When.** After the first batch (or epoch, for an interval in epochs), then after each interval, and at
+    the end of `fit`. Each metric is printed with its last value. An interval without records prints nothing.
+    An evaluation prints its progress in tenths, and all its metrics at its end. Training metrics pending when
+    an evaluation starts are printed at the end of their interval.
 
-    **How.** Numbers below 0.001, and from a million, are printed in full, others with four digits. Hyperparameters are
-    printed as YAML once, before the first block; each table and text is printed once, with the next block.
+    **How.** Numbers below 0.001, and from a million, are printed in full, others with four digits.
+    Hyperparameters are printed once as YAML, before the first block; each table and text is printed once,
+    with the next block.
 
     Args:
         log_interval: any duration: "1ba", "1ep", "1000sp", "90s", "0.1dur".
-        stream: where to print; what `sys.stderr` is at the time of printing where none is given.
-        log_traces: whether traces are printed.
-        table_rows: how many rows of a table are printed.
-        write_rate: how often metrics are taken; None for every time.
+        stream: output stream; default: the `sys.stderr` at the time of printing.
+        log_traces: print traces.
+        table_rows: max number of rows printed of a table.
+        write_rate: rate limit of metrics; None for no limit.
     """
 
     def __init__(
@@ -83,18 +106,18 @@ class Console(LoggerDestination):
             self._reset()
             self._is_silent = True
 
-    def log_metrics(self, metrics: "Mapping[str, float]", step: int | None = None) -> None:
+    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         if not self._is_silent:
             (self._eval if self._is_evaluating else self._train).metrics.update(metrics)
 
-    def log_hyperparameters(self, hyperparameters: "dict[str, Any]") -> None:
+    def log_hyperparameters(self, hyperparameters: dict[str, Any]) -> None:
         if not self._is_silent:
-            # As text at once: the values are the caller's, who may change them.
+            # Rendered at once: the caller may change the values later.
             for name, value in hyperparameters.items():
                 self._hyperparameters[name] = yaml_text({name: value})
 
     def log_table(
-        self, columns: "list[str]", rows: "list[list[Any]]", name: str = "Table", step: int | None = None
+        self, columns: list[str], rows: list[list[Any]], name: str = "Table", step: int | None = None
     ) -> None:
         if not self._is_silent:
             title = f"Table {one_line(name)}{_at(step)}:\n"
@@ -105,7 +128,7 @@ class Console(LoggerDestination):
             lines = "".join(f"  {one_line(line)}\n" for line in text.splitlines())
             self._pending().blocks.append(f"Text {one_line(name)}{_at(step)}:\n{lines}")
 
-    def log_traces(self, traces: "dict[str, Any]") -> None:
+    def log_traces(self, traces: dict[str, Any]) -> None:
         if self._log_traces and not self._is_silent:
             for name, value in traces.items():
                 line = f"Trace {one_line(name)}: {one_line(str(describe(value)))}\n"
@@ -145,7 +168,7 @@ class Console(LoggerDestination):
     def eval_batch_end(self, state: State, logger: Logger) -> None:
         length = state.dataloader_len
         done = int(state.eval_timestamp.batch)
-        # The last mark is the block of the evaluation's end.
+        # The last mark is the block printed at the end of the evaluation.
         if length and done < length and _tenths(done, length) > _tenths(done - 1, length):
             self._print(f"{_eval_header(state)}:\n")
 
@@ -168,11 +191,11 @@ class Console(LoggerDestination):
         finally:
             self._reset()
 
-    def _pending(self) -> "_Pending":
+    def _pending(self) -> _Pending:
         return self._eval if self._is_evaluating else self._train
 
     def _print_rest(self, state: State) -> None:
-        """Prints what waits for an interval that will not come."""
+        """Prints everything pending, at the end of a run."""
         self._train.add(self._eval)
         self._is_evaluating = False
         self._print_train(state)
@@ -198,7 +221,7 @@ class Console(LoggerDestination):
             write_text(self._stream, text)
 
     def _train_header(self, state: State) -> str:
-        """Names the epoch and the batch in it where the run is measured in epochs, otherwise how far the run is."""
+        """Returns epoch and batch for a run measured in epochs, otherwise the progress of the run."""
         length = state.max_duration
         if length is None or length.unit is TimeUnit.DURATION:
             return header({"batch": state.timestamp.batch.value})
@@ -206,35 +229,11 @@ class Console(LoggerDestination):
             done = state.timestamp.get(length.unit)
             unit = length.unit.name.lower()
             return header({unit: f"{_count(done)}/{_count(length)}"})
-        # Between its last batch and the next one's end an epoch is complete, and counted.
+        # From the end of its last batch until the end of the next batch, the epoch is already counted.
         is_inside = bool(state.timestamp.batch_in_epoch)
         epoch = int(state.timestamp.epoch) + is_inside
         batches = "" if state.dataloader_len is None else f"/{state.dataloader_len}"
         return header({"epoch": f"{epoch}/{length.value}", "batch": f"{self._batch_in_epoch}{batches}"})
-
-
-class _Pending:
-    """What waits to be printed."""
-
-    def __init__(self) -> None:
-        self.metrics: dict[str, float] = {}
-        self.blocks: list[str] = []
-
-    @property
-    def is_empty(self) -> bool:
-        return not self.metrics and not self.blocks
-
-    def add(self, other: "_Pending") -> None:
-        self.metrics |= other.metrics
-        self.blocks += other.blocks
-        other.take("")
-
-    def take(self, prefix: str) -> str:
-        """Returns what there is as lines, and forgets it."""
-        lines = (f"  {prefix} {one_line(name)}: {short(value)}\n" for name, value in self.metrics.items())
-        text = "".join(itertools.chain(lines, self.blocks))
-        self.metrics, self.blocks = {}, []
-        return text
 
 
 def _tenths(done: int, length: int) -> int:

@@ -1,6 +1,6 @@
-"""How numbers, values and tables look as text: one way for all destinations that write for people.
+"""Formats numbers, values and tables as text, for all destinations with human-readable output.
 
-Nothing here touches a device, and nothing imports torch or numpy: arrays are described by their `shape` and `dtype`.
+Never touches a device and imports neither torch nor numpy: arrays are described by `shape` and `dtype`.
 """
 
 import json
@@ -11,15 +11,16 @@ from typing import Any
 
 __all__ = ["describe", "exact", "header", "one_line", "plain", "short", "table_text", "yaml_text"]
 
-# Between these a number is shown with four digits after the point, or four that count; outside, in full, as 1e-05 is.
+# Within this range numbers are rounded to four decimals or four significant digits; outside, they are shown
+# in full.
 _SMALLEST_ROUNDED = 1e-3
 _LARGEST_ROUNDED = 1e6
-# Everything that ends a line for some reader, or moves a terminal's cursor.
+# Everything that some reader takes for a line break, or that moves the cursor of a terminal.
 _CONTROLS = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0))} | {
     ord("\n"): "\\n",
     ord("\r"): "\\r",
     ord("\t"): "\\t",
-    # Line and paragraph separators, and what changes the direction of the text around it.
+    # Line and paragraph separators, and bidirectional controls.
     **{
         code: f"\\u{code:04x}"
         for code in (0x61C, 0x200E, 0x200F, *range(0x2028, 0x202F), *range(0x2066, 0x206A))
@@ -28,7 +29,7 @@ _CONTROLS = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0
 
 
 def short(value: Any) -> str:
-    """Returns a number for people: rounded where that is shorter and loses little, in full where it would lose a lot.
+    """Returns a number rounded for display, or in full where that is shorter or rounding would lose much.
 
     `2.302585` is "2.3026", `0.0012345678` is "0.001235", `1e-5` is "1e-05", `12345678.9` is "12345678.9".
     """
@@ -43,7 +44,7 @@ def short(value: Any) -> str:
 
 
 def exact(value: Any) -> str:
-    """Returns a value in one line; a number reads back as the same number."""
+    """Returns a value on one line; numbers round-trip exactly."""
     if isinstance(value, float):
         return repr(float(value))
     if isinstance(value, Mapping | list | tuple):
@@ -52,17 +53,17 @@ def exact(value: Any) -> str:
 
 
 def one_line(text: str) -> str:
-    r"""Returns the text with its control characters written out, so that it stays one line: a newline is "\n"."""
+    r"""Returns the text on one line, with control characters escaped: a newline becomes "\n"."""
     return text if text.isprintable() else text.translate(_CONTROLS)
 
 
 def header(counts: Mapping[str, object]) -> str:
-    """Returns `[epoch=1/5][batch=2/150]` for what is counted."""
+    """Returns counts as `[epoch=1/5][batch=2/150]`."""
     return "".join(f"[{name}={one_line(str(count))}]" for name, count in counts.items())
 
 
 def describe(value: Any) -> Any:
-    """Returns plain values as they are, and of everything else what it is: "float32 (4, 3, 8, 8)" for an array."""
+    """Returns plain values unchanged, and a description of others: "float32 (4, 3, 8, 8)" for an array."""
     if value is None or isinstance(value, str | bool | int | float):
         return value
     shape = getattr(value, "shape", None)
@@ -84,10 +85,10 @@ def describe(value: Any) -> Any:
 
 
 def plain(value: Any) -> Any:
-    """Returns what strict JSON can hold, sharing nothing with the value.
+    """Returns a copy of the value that strict JSON can represent.
 
-    NaN and infinities become "NaN", "Infinity" and "-Infinity", an array `{"dtype": "uint8", "shape": [3, 8, 8]}`,
-    anything else that JSON has no form for its text.
+    NaN and infinities become "NaN", "Infinity" and "-Infinity", an array `{"dtype": "uint8", "shape": [3, 8,
+    8]}`, anything else without a JSON form its `str`.
     """
     shape = getattr(value, "shape", None)
     if shape is not None and tuple(shape):
@@ -110,21 +111,21 @@ def yaml_text(parameters: Mapping[str, Any]) -> str:
     return text
 
 
-def table_text(columns: Sequence[str], rows: Sequence[Sequence[Any]], most_rows: int) -> str:
+def table_text(columns: Sequence[str], rows: Sequence[Sequence[Any]], max_rows: int) -> str:
     """Returns a table with aligned columns between bars, each line ending with a newline.
 
     Args:
         columns: the names of the columns.
         rows: the rows.
-        most_rows: how many rows are shown; a last line says how many were left out.
+        max_rows: max number of rows; a last line counts the omitted ones.
     """
-    shown = [[_cell(value) for value in row] for row in rows[:most_rows]]
+    shown = [[_cell(value) for value in row] for row in rows[:max_rows]]
     titles = [_cell(column) for column in columns]
     widths = [max(map(len, column)) for column in zip(titles, *shown, strict=True)]
     lines = [_row(titles, widths), _row(["-" * width for width in widths], widths)]
     lines += [_row(row, widths) for row in shown]
-    if len(rows) > most_rows:
-        lines.append(f"({len(rows) - most_rows} more rows)")
+    if len(rows) > max_rows:
+        lines.append(f"({len(rows) - max_rows} more rows)")
     return "".join(f"{line}\n" for line in lines)
 
 
@@ -144,7 +145,7 @@ def _dtype(value: Any) -> str:
 
 
 def _yaml_plain(value: Any) -> Any:
-    """Returns what `yaml.safe_dump` takes: built-in types alone, no subclasses of them."""
+    """Returns a value for `yaml.safe_dump`, which accepts built-in types but not their subclasses."""
     value = describe(value)
     if isinstance(value, dict):
         return {key: _yaml_plain(item) for key, item in value.items()}

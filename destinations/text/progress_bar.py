@@ -1,7 +1,7 @@
-"""Shows how far training, evaluation and prediction are, with tqdm.
+"""`ProgressBar`: shows the progress of training, evaluation and prediction with tqdm.
 
-Everything runs in the training thread. A step costs about a microsecond: what it does is look at the clock, ten times a
-second it draws.
+Everything runs in the training thread. A step costs about a microsecond, to read the clock; bars are redrawn
+ten times a second.
 """
 
 import fnmatch
@@ -11,8 +11,8 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TextIO
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, TextIO
 
 import attrs
 
@@ -20,28 +20,28 @@ from destinations.base import LoggerDestination
 from events import Logger, State, Timestamp, TimeUnit, WriteRate
 
 from .formatting import one_line, short
-from .streams import Redirection, StandIn, encodable, is_terminal, write_text
+from .streams import Redirection, StreamWrapper, encodable, is_terminal, write_text
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+__all__ = ["Bar", "BarOptions", "PrintGuard", "ProgressBar", "is_notebook", "open_bar"]
 
-__all__ = ["Bar", "BarPlan", "PrintGuard", "ProgressBar", "is_notebook", "open_bar"]
-
-_ROWS_THAT_TQDM_LEAVES_EMPTY = 2
-_USUAL_COLUMNS = 80
-_USUAL_ROWS = 24
+# tqdm draws nothing on a terminal with fewer rows.
+_MIN_TQDM_ROWS = 2
+_DEFAULT_COLUMNS = 80
+_DEFAULT_ROWS = 24
+_DEFAULT_METRICS = ("loss*", "*_loss", "*/loss*", "metrics/*", "*accuracy*")
+_SCALED_UNITS = frozenset({TimeUnit.SAMPLE, TimeUnit.TOKEN})
 
 
 @attrs.frozen
-class BarPlan:
-    """What stays as it is while a bar moves.
+class BarOptions:
+    """Constant properties of a bar.
 
     Attributes:
-        title: what stands before it.
-        unit: what is counted, in the singular.
-        is_scaled: whether counts are shortened: "12.3k".
-        initial: the count at which this session begins.
-        total: where it ends, as far as that is known at the beginning.
+        title: text in front of the bar.
+        unit: name of the unit, in the singular.
+        is_scaled: counts are abbreviated: "12.3k".
+        initial: count at the start of this session.
+        total: expected final count, if known at the start.
     """
 
     title: str
@@ -52,28 +52,28 @@ class BarPlan:
 
 
 class Bar(Protocol):
-    """Something that shows how far something is."""
+    """Displays progress."""
 
     def draw(self, count: float, total: float | None, values: str) -> None:
-        """Shows a count, of a total if that is known, and some values."""
+        """Shows a count, the total if known, and a text of metric values."""
 
     def close(self) -> None:
-        """Ends it; what it showed last stays."""
+        """Closes the bar; its last state stays visible."""
 
 
 class _TqdmBar:
-    """A bar of tqdm's, drawn when this project says so."""
+    """A tqdm bar that is redrawn only by `draw`."""
 
-    def __init__(self, plan: BarPlan, make: Callable[..., Any], **options: Any) -> None:
+    def __init__(self, options: BarOptions, make: Callable[..., Any], **tqdm_options: Any) -> None:
         self._bar = make(
-            desc=one_line(plan.title),
-            unit=f" {plan.unit}",
-            unit_scale=plan.is_scaled,
-            initial=plan.initial,
-            total=plan.total,
+            desc=one_line(options.title),
+            unit=f" {options.unit}",
+            unit_scale=options.is_scaled,
+            initial=options.initial,
+            total=options.total,
             mininterval=0,
             leave=True,
-            **options,
+            **tqdm_options,
         )
 
     def draw(self, count: float, total: float | None, values: str) -> None:
@@ -81,10 +81,11 @@ class _TqdmBar:
         if total != bar.total:
             bar.total = total
             if hasattr(bar, "container"):
-                # A widget has its end in the middle one of its three parts; `reset` would set it, and begin at zero.
+                # The total of a widget is in the second of its three children; `reset` would set it, but
+                # restart at zero.
                 bar.container.children[1].max = total
         bar.set_postfix_str(values, refresh=False)
-        # The speed is computed in `update`, which draws too where there is something new.
+        # `update` computes the speed, and redraws if the count has changed.
         if not bar.update(count - bar.n):
             bar.refresh()
 
@@ -92,16 +93,17 @@ class _TqdmBar:
         if hasattr(self._bar, "container"):
             self._bar.close()
             return
-        # A bar below another ends in the other's place, and would leave the end of a longer one standing.
+        # A nested bar is closed in the place of the outer one, whose longer text would remain visible behind
+        # it.
         with type(self._bar).external_write_mode(file=self._bar.fp):
             self._bar.close()
 
 
 class _Lines:
-    """A line at each draw."""
+    """Progress as lines of text, for streams that are not terminals."""
 
-    def __init__(self, plan: BarPlan, stream: Any, clock: Callable[[], float]) -> None:
-        self._plan = plan
+    def __init__(self, options: BarOptions, stream: Any, clock: Callable[[], float]) -> None:
+        self._options = options
         self._stream = stream
         self._clock = clock
         self._start = clock()
@@ -116,50 +118,50 @@ class _Lines:
             total,
             self._clock() - self._start,
             ncols=0,
-            prefix=one_line(self._plan.title),
-            unit=f" {self._plan.unit}",
-            unit_scale=self._plan.is_scaled,
-            initial=self._plan.initial,
+            prefix=one_line(self._options.title),
+            unit=f" {self._options.unit}",
+            unit_scale=self._options.is_scaled,
+            initial=self._options.initial,
             postfix=values,
         )
         write_text(self._stream, f"{line}\n")
 
     def close(self) -> None:
-        """A line has its end already."""
+        """Does nothing: each line is complete."""
 
 
-def open_bar(plan: BarPlan, stream: Any, *, in_notebook: bool, clock: Callable[[], float]) -> Bar:
-    """Returns a bar that suits the place where it is shown.
+def open_bar(options: BarOptions, stream: Any, *, in_notebook: bool, clock: Callable[[], float]) -> Bar:
+    """Returns a widget, a terminal bar, or lines of text, depending on where it is shown.
 
     Args:
-        plan: what it is about.
-        stream: where a terminal or a file is to get it.
-        in_notebook: whether to show it as a widget instead.
-        clock: the seconds that lines show.
+        options: properties of the bar.
+        stream: terminal or file to write to.
+        in_notebook: show a widget instead.
+        clock: monotonic clock in seconds, for the elapsed time in lines of text.
     """
     if in_notebook:
-        return _TqdmBar(plan, _notebook_tqdm())
+        return _TqdmBar(options, _notebook_tqdm())
     if is_terminal(stream):
-        return _TqdmBar(plan, _terminal_tqdm(), file=stream, **_room(stream))
-    return _Lines(plan, stream, clock)
+        return _TqdmBar(options, _terminal_tqdm(), file=stream, **_size_options(stream))
+    return _Lines(options, stream, clock)
 
 
-def _room(stream: Any) -> dict[str, Any]:
-    """Returns how large a bar may be: what the terminal says, again and again.
+def _size_options(stream: Any) -> dict[str, Any]:
+    """Returns the size options of tqdm: dynamic, or fixed if the terminal does not report a usable size.
 
-    A terminal in a container often says that it has no rows; tqdm would then draw nothing.
+    A terminal in a container often reports zero rows, and tqdm would draw nothing.
     """
     try:
         columns, rows = os.get_terminal_size(stream.fileno())
     except (AttributeError, OSError, ValueError):
         return {"dynamic_ncols": True}
-    if rows > _ROWS_THAT_TQDM_LEAVES_EMPTY:
+    if rows > _MIN_TQDM_ROWS:
         return {"dynamic_ncols": True}
-    return {"ncols": columns or _USUAL_COLUMNS, "nrows": _USUAL_ROWS}
+    return {"ncols": columns or _DEFAULT_COLUMNS, "nrows": _DEFAULT_ROWS}
 
 
 def is_notebook() -> bool:
-    """Says whether this is a notebook that can show widgets; asks nothing of who has not imported IPython."""
+    """Returns whether this is a notebook that can show widgets; does not import IPython."""
     ipython = sys.modules.get("IPython")
     if ipython is None or "IPKernelApp" not in getattr(ipython.get_ipython(), "config", {}):
         return False
@@ -181,72 +183,72 @@ def _notebook_tqdm() -> Any:
 
 
 def _without_monitor(base: Any) -> Any:
-    # tqdm would start a thread that redraws bars that stand still; here nobody redraws but the loop.
+    # Disables the monitor thread of tqdm, which redraws stalled bars.
     return type(base.__name__, (base,), {"monitor_interval": 0})
 
 
 class PrintGuard:
-    """Keeps what is printed to the terminal in whole lines above the bars, from `start` to `stop`.
+    """Prints output to the terminal as whole lines above the bars, from `start` to `stop`.
 
-    Standard streams that are terminals get a stand-in, and so do the handlers of the root logger that write to them. A
-    line that has no end yet is shown when it has one.
+    Wraps standard streams that are terminals, also in the handlers of the root logger. A line without a
+    newline is held back until it is complete.
     """
 
     def __init__(self) -> None:
         self._redirection: Redirection | None = None
-        self._stand_ins: list[_AboveBars] = []
+        self._wrappers: list[_AboveBars] = []
         self._handlers: list[tuple[Any, _AboveBars]] = []
 
     def start(self) -> None:
-        """Begins; once more does nothing."""
+        """Installs the wrappers; idempotent."""
         if self._redirection is not None:
             return
         names = tuple(name for name in ("stdout", "stderr") if is_terminal(getattr(sys, name)))
         self._redirection = Redirection(self._make, names)
         for handler in logging.getLogger().handlers:
-            for stand_in in self._stand_ins:
-                if getattr(handler, "stream", None) is stand_in.beneath:
-                    handler.setStream(stand_in)  # type: ignore[attr-defined]  # a handler with a stream has it
-                    self._handlers.append((handler, stand_in))
+            for wrapper in self._wrappers:
+                if getattr(handler, "stream", None) is wrapper.wrapped:
+                    handler.setStream(wrapper)  # type: ignore[attr-defined]  # every StreamHandler has it
+                    self._handlers.append((handler, wrapper))
 
     def stop(self) -> None:
-        """Ends, when the bars are closed."""
+        """Removes the wrappers, after the bars are closed; idempotent."""
         if self._redirection is None:
             return
-        for handler, stand_in in self._handlers:
-            if handler.stream is stand_in:
-                handler.setStream(stand_in.beneath)
+        for handler, wrapper in self._handlers:
+            if handler.stream is wrapper:
+                handler.setStream(wrapper.wrapped)
         self._redirection.undo()
-        for stand_in in self._stand_ins:
-            stand_in.finish()
+        for wrapper in self._wrappers:
+            wrapper.finish()
         self._redirection = None
-        self._stand_ins, self._handlers = [], []
+        self._wrappers, self._handlers = [], []
 
-    def _make(self, _name: str, stream: Any) -> StandIn:
-        stand_in = _AboveBars(stream)
-        self._stand_ins.append(stand_in)
-        return stand_in
+    def _make(self, _name: str, stream: Any) -> StreamWrapper:
+        wrapper = _AboveBars(stream)
+        self._wrappers.append(wrapper)
+        return wrapper
 
 
-class _AboveBars(StandIn):
-    """Takes bars off the screen, writes whole lines, and draws the bars again."""
+class _AboveBars(StreamWrapper):
+    """Clears the bars, writes whole lines, and redraws the bars."""
 
     def __init__(self, stream: Any) -> None:
         super().__init__(stream)
         self._partial = ""
 
     @property
-    def beneath(self) -> Any:
-        """The stream."""
+    def wrapped(self) -> Any:
+        """The wrapped stream."""
         return self._wrapped
 
     def write(self, text: str) -> int:
-        # Bars of the user's own, and `tqdm.write`, know where they are on the screen.
+        # Calls from tqdm itself, for bars of the user or `tqdm.write`, position the cursor themselves.
         is_tqdm = sys._getframe(1).f_globals.get("__name__", "").startswith("tqdm.")  # noqa: SLF001
-        if is_tqdm or not self.is_listening:
+        if is_tqdm or not self.is_active:
             return super().write(text)
         tqdm = _terminal_tqdm()
-        # One lock, tqdm's: the bars and the half line belong to whoever holds it. It is reentrant.
+        # tqdm's reentrant lock guards the bars and the partial line.
         with tqdm.get_lock():
             lines, end, self._partial = (self._partial + text).rpartition("\n")
             if end:
@@ -256,14 +258,55 @@ class _AboveBars(StandIn):
         return len(text)
 
     def finish(self) -> None:
-        """Writes a last line that has no end."""
+        """Writes a last line that lacks its newline."""
         partial, self._partial = self._partial, ""
         if partial:
             self._wrapped.write(partial)
 
 
-_DEFAULT_METRICS = ("loss*", "*_loss", "*/loss*", "metrics/*", "*accuracy*")
-_SCALED_UNITS = frozenset({TimeUnit.SAMPLE, TimeUnit.TOKEN})
+class _Progress:
+    """A bar with its current position and the time of its next redraw."""
+
+    def __init__(
+        self,
+        bar: Bar,
+        total: float | None,
+        count: Callable[[Timestamp], float],
+        timestamp: Timestamp,
+        values: Callable[[], str],
+        refresh_seconds: float,
+        clock: Callable[[], float],
+    ) -> None:
+        self.total = total
+        self.timestamp = timestamp
+        self._bar = bar
+        self._count = count
+        self._values = values
+        self._refresh_seconds = refresh_seconds
+        self._clock = clock
+        self._due = clock() + refresh_seconds
+
+    def move(self, timestamp: Timestamp) -> None:
+        """Updates the position, and redraws the bar if that is due."""
+        self.timestamp = timestamp
+        now = self._clock()
+        if now >= self._due:
+            self._due = now + self._refresh_seconds
+            self.draw()
+
+    def draw(self) -> None:
+        """Draws the current position."""
+        count = self._count(self.timestamp)
+        # The last batch may exceed the duration of a run measured in samples.
+        total = None if self.total is None else max(self.total, count)
+        self._bar.draw(count, total, self._values())
+
+    def close(self) -> None:
+        """Draws the final position and closes the bar."""
+        try:
+            self.draw()
+        finally:
+            self._bar.close()
 
 
 class ProgressBar(LoggerDestination):
@@ -273,26 +316,25 @@ class ProgressBar(LoggerDestination):
     Epoch 2/5:  40%|████      | 60/150 [00:03<00:04, 20.1 batch/s, loss/train=0.6931]
     ```
 
-    **Which bar.** Where `max_duration` is in epochs there is a bar for each; with `whole_run=True`, or another unit, there
-    is one over the whole run in that unit. A total that the dataloader does not know is taken from `max_duration` where
-    that says it, otherwise it is known from the second epoch on.
+    **Which bar.** If `max_duration` is in epochs, one bar per epoch; with `whole_run=True` or another unit,
+    one bar for the whole run in that unit. If the dataloader has no length, the total is taken from
+    `max_duration` if possible, else from the length of the first epoch.
 
-    **Where.** A widget in a notebook; a bar on a terminal; whole lines every `line_seconds`, and one at the end, where the
-    stream is neither. On each node local rank 0 has bars.
+    **Where.** A widget in a notebook; a bar on a terminal; elsewhere a line every `line_seconds` and at the
+    end. Only local rank 0 of each node shows bars.
 
-    **Printing.** While a bar is on the terminal, `sys.stdout` and `sys.stderr` have stand-ins that take the bar away,
-    write, and draw it again, line by line: what is printed without a newline at its end waits for one. Handlers of the
-    root logger that write to the terminal are taken along.
+    **Printing.** While a bar is on the terminal, `sys.stdout` and `sys.stderr` are wrapped, so that printed
+    lines appear above the bar; text without a newline is held back until its line is complete. So are
+    handlers of the root logger that write to the terminal.
 
     Args:
-        metrics: which metrics are shown, as patterns (`fnmatch`); losses, accuracies and what begins with "metrics/"
-            where none are given.
-        stream: where to draw; what `sys.stderr` is when a bar begins where none is given.
-        whole_run: one bar over the whole run, though `max_duration` is in epochs.
-        refresh_seconds: how long a bar stands before it is drawn again.
-        line_seconds: the same for lines.
-        write_rate: how often metrics are taken; None for every time.
-        clock: a clock in seconds that never goes back.
+        metrics: patterns (`fnmatch`) of the metrics shown; default: losses, accuracies and "metrics/*".
+        stream: output stream; default: the `sys.stderr` when a bar starts.
+        whole_run: show one bar for the whole run even if `max_duration` is in epochs.
+        refresh_seconds: time between redraws of a bar.
+        line_seconds: time between lines of text.
+        write_rate: rate limit of metrics; None for no limit.
+        clock: monotonic clock in seconds.
     """
 
     def __init__(
@@ -311,7 +353,8 @@ class ProgressBar(LoggerDestination):
             raise TypeError(f"metrics must be a list of patterns, got {metrics!r}. Write [{metrics!r}].")
         if refresh_seconds < 0 or line_seconds < 0:
             raise ValueError(
-                f"refresh_seconds and line_seconds must not be negative, got {refresh_seconds} and {line_seconds}."
+                "refresh_seconds and line_seconds must not be negative, "
+                f"got {refresh_seconds} and {line_seconds}."
             )
         self._patterns = tuple(metrics)
         self._stream = stream
@@ -327,14 +370,14 @@ class ProgressBar(LoggerDestination):
         self._train: _Progress | None = None
         self._other: _Progress | None = None
         self._train_values: dict[str, float] = {}
-        # Where metrics go: to training, or to the evaluation or prediction that is going on.
+        # Metrics of the current phase: training, or a running evaluation or prediction.
         self._values = self._train_values
         self._guard = PrintGuard()
 
     def init(self, state: State, logger: Logger) -> None:
         self._is_silent = state.local_rank != 0
 
-    def log_metrics(self, metrics: "Mapping[str, float]", step: int | None = None) -> None:
+    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         if not self._is_silent:
             self._values.update(metrics)
 
@@ -346,7 +389,7 @@ class ProgressBar(LoggerDestination):
         self._begin_train(state)
 
     def batch_start(self, state: State, logger: Logger) -> None:
-        # A run that goes on inside an epoch, or a loop of one's own, has had no start of either.
+        # A run resumed inside an epoch, or a custom loop, has fired neither fit_start nor epoch_start.
         if self._train is None:
             self._begin_train(state)
 
@@ -397,7 +440,7 @@ class ProgressBar(LoggerDestination):
             self._reset()
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns how many batches each dataloader had; where a run stands is in its timestamp."""
+        """Returns the number of batches of each dataloader; the position of the run is in its timestamp."""
         return {"lengths": dict(self._lengths)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -412,15 +455,16 @@ class ProgressBar(LoggerDestination):
             return
         unit = _unit(state)
         if self._by_epoch(state):
-            title = f"Epoch {int(state.timestamp.epoch) + 1}/{state.max_duration.value}"  # type: ignore[union-attr]
+            epochs = state.max_duration.value  # type: ignore[union-attr]  # not None by _by_epoch
+            title = f"Epoch {int(state.timestamp.epoch) + 1}/{epochs}"
             count: Callable[[Timestamp], float] = _batch_in_epoch
         else:
             title = "Train"
             count = functools.partial(_total, unit=unit)
-        plan = BarPlan(
+        options = BarOptions(
             title, unit.name.lower(), unit in _SCALED_UNITS, count(state.timestamp), self._train_total(state)
         )
-        self._train = self._begin(plan, count, state.timestamp, self._train_values)
+        self._train = self._begin(options, count, state.timestamp, self._train_values)
 
     def _train_total(self, state: State) -> float | None:
         batches = state.dataloader_len if state.dataloader_len is not None else self._lengths.get("train")
@@ -439,25 +483,25 @@ class ProgressBar(LoggerDestination):
         self._end_other(None)
         self._values = {}
         total = state.dataloader_len if state.dataloader_len is not None else self._lengths.get(key)
-        plan = BarPlan(title, "batch", total=total)
-        self._other = self._begin(plan, _batch, Timestamp(), self._values)
+        options = BarOptions(title, "batch", total=total)
+        self._other = self._begin(options, _batch, Timestamp(), self._values)
 
     def _begin(
         self,
-        plan: "BarPlan",
+        options: BarOptions,
         count: Callable[[Timestamp], float],
         timestamp: Timestamp,
         values: dict[str, float],
-    ) -> "_Progress":
+    ) -> _Progress:
         stream = sys.stderr if self._stream is None else self._stream
         in_notebook = self._stream is None and is_notebook()
         is_drawn = in_notebook or is_terminal(stream)
-        bar = open_bar(plan, stream, in_notebook=in_notebook, clock=self._clock)
+        bar = open_bar(options, stream, in_notebook=in_notebook, clock=self._clock)
         if is_drawn and not in_notebook:
             self._guard.start()
         return _Progress(
             bar,
-            plan.total,
+            options.total,
             count,
             timestamp,
             lambda: encodable(stream, self._shown(values)),
@@ -493,53 +537,8 @@ class ProgressBar(LoggerDestination):
         )
 
 
-class _Progress:
-    """A bar, how far it is, and when it is to be drawn again."""
-
-    def __init__(
-        self,
-        bar: "Bar",
-        total: float | None,
-        count: Callable[[Timestamp], float],
-        timestamp: Timestamp,
-        values: Callable[[], str],
-        refresh_seconds: float,
-        clock: Callable[[], float],
-    ) -> None:
-        self.total = total
-        self.timestamp = timestamp
-        self._bar = bar
-        self._count = count
-        self._values = values
-        self._refresh_seconds = refresh_seconds
-        self._clock = clock
-        self._due = clock() + refresh_seconds
-
-    def move(self, timestamp: Timestamp) -> None:
-        """Takes note of where it is; draws where that is due."""
-        self.timestamp = timestamp
-        now = self._clock()
-        if now >= self._due:
-            self._due = now + self._refresh_seconds
-            self.draw()
-
-    def draw(self) -> None:
-        """Shows where it is."""
-        count = self._count(self.timestamp)
-        # The last batch may go beyond the end of a run that is measured in samples.
-        total = None if self.total is None else max(self.total, count)
-        self._bar.draw(count, total, self._values())
-
-    def close(self) -> None:
-        """Shows where it came to, and ends."""
-        try:
-            self.draw()
-        finally:
-            self._bar.close()
-
-
 def _total(timestamp: Timestamp, unit: TimeUnit) -> float:
-    """Returns the count of the whole run; of seconds, tenths are enough."""
+    """Returns the count for the whole run; seconds rounded to tenths."""
     value = round(timestamp.get(unit).value, 1)
     return int(value) if value == int(value) else value
 
@@ -553,7 +552,7 @@ def _batch_in_epoch(timestamp: Timestamp) -> int:
 
 
 def _unit(state: State) -> TimeUnit:
-    """Returns what a bar over the whole run counts."""
+    """Returns the unit of a bar for the whole run."""
     length = state.max_duration
     if length is None or length.unit in {TimeUnit.DURATION, TimeUnit.EPOCH}:
         return TimeUnit.BATCH

@@ -1,6 +1,6 @@
-"""Writing to the user's streams, and standing in for them: `sys.stdout` and `sys.stderr` with somebody listening.
+"""Writes to the user's streams, and wraps `sys.stdout` and `sys.stderr` to capture what is written to them.
 
-A stand-in is set where `contextlib.redirect_stdout` would set it, and taken away in whatever order its neighbours go.
+Wrappers are installed like those of `contextlib.redirect_stdout`, but may be removed in any order.
 """
 
 import os
@@ -8,18 +8,18 @@ import sys
 from collections.abc import Callable
 from typing import Any, TextIO
 
-__all__ = ["Redirection", "StandIn", "encodable", "is_terminal", "write_text"]
+__all__ = ["Redirection", "StreamWrapper", "encodable", "is_terminal", "write_text"]
 
 
 def write_text(stream: TextIO | None, text: str) -> None:
-    """Writes whole lines at once and flushes; `None` is the `sys.stderr` of this moment, if there is one.
+    """Writes text in one call and flushes; `None` is the current `sys.stderr`, if there is one.
 
-    What the stream's encoding cannot express is written as an escape. Where somebody listens to the stream, or keeps bars
-    on it, they are not gone around: a stream that was given long ago may have got a stand-in since.
+    Characters that the encoding of the stream lacks are escaped. If the stream has been wrapped since it was
+    passed in, the text goes through the wrapper, so that it is captured and bars stay intact.
     """
     target: Any = sys.stderr if stream is None else stream
     for current in (sys.stderr, sys.stdout):
-        if isinstance(current, StandIn) and current == target:
+        if isinstance(current, StreamWrapper) and current == target:
             target = current
     if target is None:
         return
@@ -29,35 +29,36 @@ def write_text(stream: TextIO | None, text: str) -> None:
 
 
 def encodable(stream: Any, text: str) -> str:
-    """Returns the text with escapes for what the stream's encoding cannot express."""
+    """Returns the text with escapes for characters that the encoding of the stream lacks."""
     encoding = getattr(stream, "encoding", None) or "utf-8"
     return text.encode(encoding, "backslashreplace").decode(encoding)
 
 
 def is_terminal(stream: Any) -> bool:
-    """Says whether a stream is a terminal; one that cannot tell is none."""
+    """Returns whether a stream is a terminal; False if it cannot tell."""
     try:
         return bool(stream.isatty())
     except (AttributeError, ValueError):
         return False
 
 
-class StandIn:
-    """Stands in for a stream: everything but `write` is the stream's own.
+class StreamWrapper:
+    """Wraps a stream; subclasses override `write`, everything else is delegated.
 
-    When it is let go while somebody else has put a stand-in on top of it, it cannot be taken away; then it goes on as a
-    mere passage. In a forked child it is one from the start.
+    A wrapper with another wrapper on top cannot be removed: `deactivate` turns it into a pass-through. In a
+        forked child
+    it is a pass-through from the start.
     """
 
     def __init__(self, stream: Any) -> None:
-        # The name is tqdm's: bars that write to the stream know it again behind a wrapper with this attribute.
+        # tqdm looks for this attribute to recognize the wrapped stream.
         self._wrapped = stream
         self._is_active = True
         self._owner_pid = os.getpid()
 
     @property
-    def is_listening(self) -> bool:
-        """Whether `write` is to do anything but pass on."""
+    def is_active(self) -> bool:
+        """Whether `write` should do more than pass through."""
         return self._is_active and os.getpid() == self._owner_pid
 
     def write(self, text: str) -> int:
@@ -66,21 +67,21 @@ class StandIn:
         return written
 
     def writelines(self, lines: Any) -> None:
-        """Writes each of them."""
+        """Writes each line."""
         for line in lines:
             self.write(line)
 
-    def let_go(self) -> None:
-        """Becomes a mere passage."""
+    def deactivate(self) -> None:
+        """Turns the wrapper into a pass-through."""
         self._is_active = False
 
     def __getattr__(self, name: str) -> Any:
         if name == "_wrapped":
-            # Asked for before there is one, as by `copy`: there is nothing to look it up in.
+            # Looked up on an uninitialized instance, as by `copy`; delegating would recurse.
             raise AttributeError(name)
         return getattr(self._wrapped, name)
 
-    # As tqdm's own wrappers: a bar on the stream, and one on its stand-in, are bars in the same place.
+    # Like the wrappers of tqdm: a bar on the stream and a bar on its wrapper share a place on the screen.
     def __eq__(self, other: object) -> bool:
         return self is other or self._wrapped == getattr(other, "_wrapped", other)
 
@@ -89,33 +90,33 @@ class StandIn:
 
 
 class Redirection:
-    """Puts stand-ins for standard streams, and takes them away again.
+    """Installs wrappers around standard streams; `undo` removes them.
 
     Args:
-        make: returns the stand-in for a stream, given the stream's name ("stdout" or "stderr") and the stream.
-        names: which streams.
+        make: returns the wrapper of a stream; called with its name ("stdout" or "stderr") and the stream.
+        names: the streams to wrap.
     """
 
-    def __init__(self, make: Callable[[str, Any], StandIn], names: tuple[str, ...]) -> None:
-        self._stand_ins: dict[str, StandIn] = {}
+    def __init__(self, make: Callable[[str, Any], StreamWrapper], names: tuple[str, ...]) -> None:
+        self._wrappers: dict[str, StreamWrapper] = {}
         for name in names:
             stream = getattr(sys, name)
             if stream is not None:
-                self._stand_ins[name] = make(name, stream)
-                setattr(sys, name, self._stand_ins[name])
+                self._wrappers[name] = make(name, stream)
+                setattr(sys, name, self._wrappers[name])
 
     def undo(self) -> None:
-        """Puts back what was there, where nobody else has put something on top; once."""
-        for name, stand_in in self._stand_ins.items():
-            stand_in.let_go()
-            if getattr(sys, name) is stand_in:
-                setattr(sys, name, _beneath(stand_in))
-        self._stand_ins.clear()
+        """Restores the streams; a wrapper below another one only becomes a pass-through. Idempotent."""
+        for name, wrapper in self._wrappers.items():
+            wrapper.deactivate()
+            if getattr(sys, name) is wrapper:
+                setattr(sys, name, _beneath(wrapper))
+        self._wrappers.clear()
 
 
-def _beneath(stand_in: StandIn) -> Any:
-    """Returns the first stream below that is no stand-in whose time is over."""
-    stream: Any = stand_in
-    while isinstance(stream, StandIn) and not stream._is_active:  # noqa: SLF001  # of its own kind
+def _beneath(wrapper: StreamWrapper) -> Any:
+    """Returns the first stream below that is not a deactivated wrapper."""
+    stream: Any = wrapper
+    while isinstance(stream, StreamWrapper) and not stream._is_active:  # noqa: SLF001  # same class
         stream = stream._wrapped  # noqa: SLF001  # as above
     return stream

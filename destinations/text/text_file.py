@@ -1,7 +1,7 @@
-"""Writes what training says to a file, in lines for people or as JSON lines.
+"""`TextFile`: appends logged records to a file, as text or as JSON Lines.
 
-A call in the training thread puts a record into a queue; one thread renders and appends. See `docs/destinations.md` for
-the lines.
+A call in the training thread puts a record into a queue; one background thread formats and appends. See
+`docs/destinations.md` for the format of the lines.
 """
 
 import itertools
@@ -23,7 +23,7 @@ from events import Logger, State, WriteRate, check_run_name, format_name, redact
 from uploads.disk import end_of_last_line
 
 from .formatting import exact, header, one_line, plain
-from .streams import Redirection, StandIn
+from .streams import Redirection, StreamWrapper
 
 __all__ = [
     "LineRecord",
@@ -37,21 +37,28 @@ __all__ = [
     "text_lines",
 ]
 
-_LONGEST_LINE = 1 << 20
-# What JSON may hold as it is, though some readers end a line there.
+_log = logging.getLogger("destinations")
+
+_MAX_LINE_CHARACTERS = 1 << 20
+# Small batches, because formatting holds the GIL.
+_RECORDS_PER_WRITE = 64
+_RECORDS_TO_WAKE = 1024
+_TAIL_BYTES = 1 << 16
+_CLOSE_SECONDS = 30.0
+# Valid in JSON, but line breaks to some readers.
 _JSON_CONTROLS = {code: f"\\u{code:04x}" for code in (*range(0x7F, 0xA0), 0x2028, 0x2029)}
 _SINGULAR = {"metrics": "metric", "hyperparameters": "hyperparameter", "traces": "trace"}
 
 
 class LineRecord(NamedTuple):
-    """What becomes one line, or several.
+    """A record to be written as one or more lines.
 
     Attributes:
-        kind: "metrics", "hyperparameters", "table", "text", "traces", "stdout", "stderr", "exception", "note", or one of
-            the media: "images", "audio", "video", "histogram", "point_cloud".
-        name: the name given, or "".
-        step: the step, or None for what has none.
-        time: when it was logged, in seconds since the epoch (Unix time).
+        kind: "metrics", "hyperparameters", "table", "text", "traces", "stdout", "stderr", "exception",
+            "note", or one of the media: "images", "audio", "video", "histogram", "point_cloud".
+        name: the name, or "".
+        step: the step, or None.
+        time: when it was logged, in seconds since 1970.
         value: a dict of plain values, or a text.
     """
 
@@ -63,14 +70,14 @@ class LineRecord(NamedTuple):
 
 
 def text_lines(record: LineRecord) -> str:
-    """Returns lines such as `[metric][batch=3]: loss/train: 0.25`; each number reads back as the same number."""
+    """Formats a record as lines such as `[metric][batch=3]: loss/train: 0.25`; numbers round-trip exactly."""
     kind = _SINGULAR.get(record.kind, record.kind)
     start = f"[{kind}]{header({} if record.step is None else {'batch': record.step})}: "
     return "".join(f"{start}{part}\n" for part in _parts(record))
 
 
 def _parts(record: LineRecord) -> Iterator[str]:
-    """Returns what stands on each line after its prefix."""
+    """Yields the text of each line after the prefix."""
     value = record.value
     if record.kind == "hyperparameters":
         value = dict(_flat(value))
@@ -92,11 +99,11 @@ def _flat(parameters: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str
 
 
 def json_line(record: LineRecord) -> str:
-    """Returns one line of strict JSON.
+    """Formats a record as one line of strict JSON.
 
-    `kind` and `time` are always there, `step` and `name` where the record has them. What was logged is under the kind
-    (`metrics`, `hyperparameters`, `traces`, `text`, `stdout`, …); a table is under `columns` and `rows`, media under the
-    names of their arguments. Floats are written so that they read back as the same float.
+    `kind` and `time` are always present, `step` and `name` if the record has them. The value is under its
+    kind (`metrics`, `hyperparameters`, `traces`, `text`, `stdout`, …); a table is under `columns` and `rows`,
+    media under the names of their arguments. Floats round-trip exactly.
     """
     fields: dict[str, Any] = {"kind": record.kind, "time": record.time}
     if record.step is not None:
@@ -113,70 +120,66 @@ def json_line(record: LineRecord) -> str:
 
 
 class LineSplitter:
-    """Makes lines of pieces of text as they come out of one stream.
+    """Splits a stream of text chunks into lines.
 
-    A carriage return begins the line again, as on a terminal: of a progress bar, its last state is left. A line of more
-    than a million characters is cut into several.
+    A carriage return restarts the line, as on a terminal: only the last state of a progress bar remains.
+        Lines of more
+    than 2**20 characters are split.
     """
 
     def __init__(self) -> None:
         self._partial = ""
 
     def feed(self, text: str) -> list[str]:
-        """Returns the lines that the text completes, without their ends."""
-        if "\n" not in text and len(self._partial) + len(text) < _LONGEST_LINE:
+        """Adds a chunk; returns the completed lines without newlines."""
+        if "\n" not in text and len(self._partial) + len(text) < _MAX_LINE_CHARACTERS:
             self._partial = _overwritten(self._partial + text)
             return []
         *lines, partial = (self._partial + text).split("\n")
         self._partial = _overwritten(partial)
-        while len(self._partial) >= _LONGEST_LINE:
-            lines.append(self._partial[:_LONGEST_LINE])
-            self._partial = self._partial[_LONGEST_LINE:]
+        while len(self._partial) >= _MAX_LINE_CHARACTERS:
+            lines.append(self._partial[:_MAX_LINE_CHARACTERS])
+            self._partial = self._partial[_MAX_LINE_CHARACTERS:]
         pieces = (_cut(_overwritten(line).rstrip("\r")) for line in lines)
         return list(itertools.chain.from_iterable(pieces))
 
-    def rest(self) -> list[str]:
-        """Returns what has no end yet, and forgets it."""
+    def take_partial(self) -> list[str]:
+        """Returns the incomplete last line, if any, and clears it."""
         rest, self._partial = self._partial.rstrip("\r"), ""
         return [rest] if rest else []
 
 
 def _overwritten(line: str) -> str:
-    """Returns what a line is after its carriage returns; one at its end has overwritten nothing yet, and stays."""
+    """Applies the carriage returns of a line; one at its end is kept, since nothing has followed it yet."""
     body = line.rstrip("\r")
     end = "\r" if len(body) < len(line) else ""
     return body[body.rfind("\r") + 1 :] + end
 
 
 def _cut(line: str) -> list[str]:
-    return [line[start : start + _LONGEST_LINE] for start in range(0, max(len(line), 1), _LONGEST_LINE)]
-
-
-_log = logging.getLogger("destinations")
-
-# A thread that renders holds the interpreter: in small pieces, training hardly notices.
-_RECORDS_PER_WRITE = 64
-_TAIL_BYTES = 1 << 16
-_CLOSE_SECONDS = 30.0
+    return [
+        line[start : start + _MAX_LINE_CHARACTERS]
+        for start in range(0, max(len(line), 1), _MAX_LINE_CHARACTERS)
+    ]
 
 
 class LineWriter:
-    """Takes records from a queue, renders them, and appends the lines to a file.
+    """Background thread that takes records from a queue, formats them, and appends the lines to a file.
 
-    **Threading.** `wake`, `flush` and `close` may be called from any thread. One lock guards the file and the bytes that
-    are not written yet; who holds it writes.
+    **Threading.** All methods may be called from any thread. One lock guards the file and the unwritten
+    bytes.
 
-    **After fork.** The child does nothing: neither the thread nor the file position are its own.
+    **After fork.** Does nothing in the child, which owns neither the thread nor the file position.
 
     Args:
-        descriptor: a file that was opened to append; it is closed with the writer.
-        queue: where records come from; appended to by others, emptied here.
-        render: returns a record as whole lines.
-        flush_seconds: the longest that a record waits in memory.
+        descriptor: a file opened for appending; closed with the writer.
+        queue: records to write; others append, the writer removes.
+        render: formats a record as whole lines.
+        flush_seconds: max time that a record waits in memory.
     """
 
     def __init__(
-        self, descriptor: int, queue: "deque[Any]", render: Callable[[Any], str], flush_seconds: float
+        self, descriptor: int, queue: deque[Any], render: Callable[[Any], str], flush_seconds: float
     ) -> None:
         self._descriptor = descriptor
         self._queue = queue
@@ -189,44 +192,45 @@ class LineWriter:
         self._wake = threading.Event()
         self._is_stopping = False
         self.written_bytes = 0
-        # A daemon: the interpreter would wait for any other before the run is closed at its exit, which ends this one.
+        # A daemon thread: at exit the interpreter joins other threads before it closes the run, which stops
+        # this one.
         self._thread = threading.Thread(target=self._run, name="destinations-line-writer", daemon=True)
         self._thread.start()
 
     def wake(self) -> None:
-        """Makes the thread write now."""
+        """Makes the thread write immediately."""
         self._wake.set()
 
     def flush(self, timeout_seconds: float = _CLOSE_SECONDS) -> None:
-        """Writes everything that was accepted before the call.
+        """Writes all records accepted before the call; blocks.
 
         Raises:
-            OSError: the file cannot be written; what is left is kept, and tried again.
-            TimeoutError: the thread has been in one write for that long.
+            OSError: the file cannot be written; the rest is kept and retried.
+            TimeoutError: the thread has been blocked in a write for `timeout_seconds`.
         """
         if os.getpid() == self._owner_pid:
-            self.while_paused(lambda: None, timeout_seconds)
+            self.run_exclusively(lambda: None, timeout_seconds)
 
-    def while_paused(self, act: Callable[[], None], timeout_seconds: float = _CLOSE_SECONDS) -> None:
-        """Writes everything, and does something while the file stands still.
+    def run_exclusively(self, action: Callable[[], None], timeout_seconds: float = _CLOSE_SECONDS) -> None:
+        """Writes everything, then calls `action` while no other thread writes.
 
         Raises:
             OSError: as for `flush`.
             TimeoutError: as for `flush`.
         """
         if not self._lock.acquire(timeout=timeout_seconds):
-            raise TimeoutError(f"text file must be written within {timeout_seconds:.0f} s, and was not.")
+            raise TimeoutError(f"could not write the text file within {timeout_seconds:.0f} s.")
         try:
             self._drain()
-            act()
+            action()
         finally:
             self._lock.release()
 
     def close(self, timeout_seconds: float = _CLOSE_SECONDS) -> None:
-        """Writes everything, ends the thread, and closes the file.
+        """Writes everything, stops the thread, and closes the file.
 
         Raises:
-            OSError: the file cannot be written; what is left is lost, and counted in the message.
+            OSError: the file cannot be written; the message counts the lost lines.
             TimeoutError: as for `flush`.
         """
         if os.getpid() != self._owner_pid:
@@ -240,7 +244,7 @@ class LineWriter:
                 raise
             lost = self._unwritten.count(b"\n") + len(self._queue)
             raise OSError(
-                error.errno, f"text file must be writable, lost about {lost} lines: {error}"
+                error.errno, f"cannot write the text file, about {lost} lines are lost: {error}"
             ) from error
         finally:
             self._thread.join(timeout_seconds)
@@ -255,14 +259,14 @@ class LineWriter:
                 try:
                     self._drain()
                 except OSError as error:
-                    self._report("text file cannot be written for now", error)
+                    self._report("cannot write the text file, retrying", error)
 
     def _drain(self) -> None:
         while self._unwritten or self._queue:
             if not self._unwritten:
                 count = min(len(self._queue), _RECORDS_PER_WRITE)
                 lines = "".join(self._rendered(self._queue.popleft()) for _ in range(count))
-                # A lone surrogate has no form in UTF-8; its escape is that of JSON too.
+                # UTF-8 cannot encode a lone surrogate; the escape is also valid in JSON.
                 self._unwritten = lines.encode("utf-8", "backslashreplace")
             while self._unwritten:
                 written = os.write(self._descriptor, self._unwritten)
@@ -272,8 +276,8 @@ class LineWriter:
     def _rendered(self, record: Any) -> str:
         try:
             return self._render(record)
-        except Exception as error:  # noqa: BLE001  # one odd record must not take the others with it
-            self._report("a record has no form as a line of text, and was left out", error)
+        except Exception as error:  # noqa: BLE001  # one bad record must not block the others
+            self._report("could not format a record, skipped it", error)
             return ""
 
     def _report(self, what: str, error: Exception) -> None:
@@ -284,24 +288,24 @@ class LineWriter:
 
 
 def open_new(path: Path) -> int:
-    """Returns a new file, opened to append.
+    """Creates a file and opens it for appending; returns the file descriptor.
 
     Raises:
-        FileExistsError: there is one already.
+        FileExistsError: the file exists.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o644)
 
 
 def open_appending(path: Path, torn_line: Callable[[str], str]) -> int:
-    """Returns an existing file, opened to append, with its last line complete.
+    """Opens a file for appending and repairs a torn last line; returns the file descriptor.
 
-    A process that was killed in the middle of a write leaves a line without an end. It gets one, or gives way to what
-    `torn_line` makes of it; no byte of it is thrown away unasked.
+    A process killed during a write leaves a last line without a newline, which is completed, or replaced by
+    the result of `torn_line`.
 
     Args:
-        path: the file.
-        torn_line: returns what a last line without its end is to be; the line itself where it is to stay.
+        path: the file; created if missing.
+        torn_line: returns the replacement of a torn line, or the line itself.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
@@ -315,7 +319,7 @@ def open_appending(path: Path, torn_line: Callable[[str], str]) -> int:
 
 
 def json_or_note(line: str) -> str:
-    """Returns a line of JSON as it is, and anything else wrapped in one that holds it."""
+    """Returns valid JSON unchanged, and any other text wrapped in a JSON object."""
     try:
         json.loads(line)
     except ValueError:
@@ -337,51 +341,48 @@ def _complete_last_line(descriptor: int, torn_line: Callable[[str], str]) -> Non
     os.write(descriptor, b"\n")
 
 
-_RECORDS_TO_WAKE = 1024
-
-
 class TextFile(LoggerDestination):
-    """Appends every record to a file: metrics, hyperparameters, tables, texts, traces; of media, what they are.
+    """Appends records to a file: metrics, hyperparameters, tables, texts, traces, and descriptions of media.
 
     ```
     [hyperparameter]: optimizer.lr: 0.001
     [metric][batch=3]: loss/train: 0.6931471805599453
     ```
 
-    **When.** A record is on its way to the disk `flush_interval` seconds after its call at the latest, and at the end of
-    `fit` and at `close` all are there. `kill -9` loses what is younger than that.
+    **When.** A record is written at most `flush_interval` seconds after the call; at the end of `fit` and at
+    `close` everything is written. `kill -9` loses the records that are younger.
 
-    **Ranks.** A file name with `{rank}` or `{local_rank}` is written on every rank, one with `{node_rank}` by local rank 0,
-    any other by rank 0 alone.
+    **Ranks.** A file name with `{rank}` or `{local_rank}` is written on every rank, one with `{node_rank}` by
+    local rank 0, any other by rank 0 only.
 
-    **An existing file** is never destroyed, unless `overwrite=True` asks for it. A run that goes on from a checkpoint
-    appends to it. A run that starts anew raises `FileExistsError` as soon as it is known to be one, which is when there
-    was nothing to load: the run reports that, and goes on without this file. `append=True` takes every run as one that
-    goes on: for jobs that are started again under the same name. A last line that was cut short is completed first.
+    **An existing file** is never destroyed without `overwrite=True`. A run resumed from a checkpoint appends
+    to it. For a new run, `FileExistsError` is raised once it is known that no checkpoint is loaded: the run
+    reports it, and continues without this file. `append=True` appends in any case, for jobs that are
+    restarted under the same name. A torn last line is repaired first.
 
-    **Capture.** From `init` to `close`, `sys.stdout` and `sys.stderr` also go into the file, line by line, each with its
-    own prefix. What writes past them (child processes, C libraries, and a `logging` handler that was made before `init`)
-    does not. What ended the run is written as `[exception]`, captured or not.
+    **Capture.** From `init` to `close`, `sys.stdout` and `sys.stderr` are also written to the file, line by
+    line, each with its own prefix; not the output of child processes, C libraries, and `logging` handlers
+    created before `init`. The exception that ended the run is always written, as `[exception]`.
 
-    **Upload.** With `remote_file_name`, the whole file is handed to `logger.upload_file` at the end of each epoch, at
-    the end of `fit` and at `close`, where it has grown since.
+    **Upload.** With `remote_file_name`, the whole file is passed to `logger.upload_file` at the end of each
+    epoch, of `fit`, and at `close`, if it has grown.
 
-    **When the queue is full**, which takes a disk that stands still, records are not accepted but counted, and a line
-    says how many once there is room.
+    **Full queue.** If the disk blocks and the queue is full, records are dropped and counted; a line in the
+    file reports the number as soon as there is space.
 
     Args:
         filename: the file; placeholders as in `events.format_name`.
-        remote_file_name: what it is called where it is uploaded to; None for no upload.
-        format: "text" for people, "jsonl" for one JSON object per line.
-        capture_stdout: whether what is printed goes into the file as well.
-        capture_stderr: the same for `sys.stderr`.
+        remote_file_name: remote name of the uploaded file; None for no upload.
+        format: "text", or "jsonl" for one JSON object per line.
+        capture_stdout: also write the output to `sys.stdout`.
+        capture_stderr: also write the output to `sys.stderr`.
         flush_interval: in seconds.
-        log_traces: whether traces are written.
-        overwrite: whether an existing file is replaced by a run that starts anew.
-        append: whether an existing file is continued by a run that starts anew.
-        max_pending_records: how many records may wait in memory.
-        write_rate: how often metrics are taken; None for every time.
-        clock: returns the time of a record, in seconds since the epoch.
+        log_traces: write traces.
+        overwrite: a new run replaces an existing file.
+        append: a new run appends to an existing file.
+        max_pending_records: max number of records waiting in memory.
+        write_rate: rate limit of metrics; None for no limit.
+        clock: returns the time of a record, in seconds since 1970.
     """
 
     def __init__(
@@ -389,7 +390,7 @@ class TextFile(LoggerDestination):
         filename: str = "{run_name}/log-rank{rank}.txt",
         remote_file_name: str | None = None,
         *,
-        format: Literal["text", "jsonl"] = "text",  # noqa: A002  # the word that everybody uses
+        format: Literal["text", "jsonl"] = "text",  # noqa: A002  # the usual word
         capture_stdout: bool = False,
         capture_stderr: bool = False,
         flush_interval: float = 1.0,
@@ -406,7 +407,7 @@ class TextFile(LoggerDestination):
         if not flush_interval > 0:
             raise ValueError(f"flush_interval must be a positive number of seconds, got {flush_interval!r}.")
         if overwrite and append:
-            raise ValueError("overwrite and append must not both be True: an existing file has one fate.")
+            raise ValueError("overwrite and append must not both be True.")
         if max_pending_records < 1:
             raise ValueError(f"max_pending_records must be at least 1, got {max_pending_records!r}.")
         self._filename = str(filename)
@@ -424,27 +425,27 @@ class TextFile(LoggerDestination):
         self._reset()
 
     def _reset(self) -> None:
-        # Shared with the writer. Whoever logs appends, which is one step for the interpreter, and needs no lock.
+        # Shared with the writer thread without a lock: deque.append is atomic.
         self._queue: deque[LineRecord] = deque()
         self._is_accepting = True
         self._dropped_records = 0
-        self._untold_drops = 0
+        self._unreported_drops = 0
         self._state: State | None = None
         self._path: Path | None = None
-        self._is_undecided = False
+        self._is_open_deferred = False
         self._writer: LineWriter | None = None
         self._redirection: Redirection | None = None
-        self._listeners: list[_Listener] = []
+        self._captured_streams: list[_CapturedStream] = []
         self._uploaded_bytes = 0
 
     @property
     def path(self) -> Path | None:
-        """The file, absolute; None before `init`, after `close`, and where this rank writes none."""
+        """Absolute path of the file; None before `init`, after `close`, and on ranks without a file."""
         return self._path
 
     @property
     def dropped_records(self) -> int:
-        """How many records of this run were not accepted because the queue was full."""
+        """Number of records of this run dropped because the queue was full."""
         return self._dropped_records
 
     def init(self, state: State, logger: Logger) -> None:
@@ -453,19 +454,19 @@ class TextFile(LoggerDestination):
             self._is_accepting = False
             self._queue.clear()
             return
-        # Resolved for good: neither a later chdir nor a later epoch moves it.
+        # Resolved once, so that a later chdir or epoch does not change it.
         check_run_name(self._filename, state)
         self._path = Path(format_name(self._filename, state)).absolute()
-        self._is_undecided = True
-        # Where it matters whether the run goes on from a checkpoint, that is known once the checkpoint is loaded.
+        self._is_open_deferred = True
+        # Otherwise it matters whether the run is resumed, which is known only after a checkpoint is loaded.
         if self._append or state.timestamp.batch or not _is_regular(self._path):
-            self._decide(state, logger)
+            self._open_once(state, logger)
 
-    def _decide(self, state: State, logger: Logger) -> None:
-        """Opens the file, once it is known whether the run starts anew; afterwards does nothing."""
-        if not self._is_undecided or self._path is None:
+    def _open_once(self, state: State, logger: Logger) -> None:
+        """Opens the file once it is known whether the run is resumed; idempotent."""
+        if not self._is_open_deferred or self._path is None:
             return
-        self._is_undecided = False
+        self._is_open_deferred = False
         is_resumed = bool(state.timestamp.batch)
         try:
             descriptor = self._open(self._path, is_resumed=is_resumed)
@@ -478,36 +479,36 @@ class TextFile(LoggerDestination):
             descriptor, self._queue, text_lines if self._format == "text" else json_line, self._flush_seconds
         )
         if self._captured:
-            self._redirection = Redirection(self._listen, self._captured)
+            self._redirection = Redirection(self._wrap_stream, self._captured)
 
-    # Whichever comes first; AFTER_LOAD in a Trainer.
-    after_load = fit_start = batch_start = eval_standalone_start = predict_start = _decide
+    # Whichever fires first; AFTER_LOAD in a Trainer.
+    after_load = fit_start = batch_start = eval_standalone_start = predict_start = _open_once
 
     def _open(self, path: Path, *, is_resumed: bool) -> int:
         exists = path.exists()
         if exists and (is_resumed or self._append or not _is_regular(path)):
             return open_appending(path, json_or_note if self._format == "jsonl" else str)
         if exists and self._overwrite:
-            # Not emptied in place: whoever reads the old file goes on reading it.
+            # Not truncated in place, so that a process reading the old file is not disturbed.
             path.unlink()
         try:
             return open_new(path)
         except FileExistsError:
             raise FileExistsError(
-                f"text file must not exist when a run starts anew, got {str(path)!r}. Give the run another name, move "
-                "the file away, or make TextFile(append=True) to continue it or TextFile(overwrite=True) to replace it."
+                f"text file {str(path)!r} already exists, and this run does not resume from a checkpoint. "
+                "Rename the run, move the file, or use TextFile(append=True) or TextFile(overwrite=True)."
             ) from None
 
-    def log_metrics(self, metrics: "Mapping[str, float]", step: int | None = None) -> None:
+    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         if step is None:
             step = self._step()
         self._accept(LineRecord("metrics", "", step, self._clock(), dict(metrics)))
 
-    def log_hyperparameters(self, hyperparameters: "dict[str, Any]") -> None:
+    def log_hyperparameters(self, hyperparameters: dict[str, Any]) -> None:
         self._accept(LineRecord("hyperparameters", "", None, self._clock(), plain(hyperparameters)))
 
     def log_table(
-        self, columns: "list[str]", rows: "list[list[Any]]", name: str = "Table", step: int | None = None
+        self, columns: list[str], rows: list[list[Any]], name: str = "Table", step: int | None = None
     ) -> None:
         self._take("table", name, step, {"columns": columns, "rows": rows})
 
@@ -517,8 +518,8 @@ class TextFile(LoggerDestination):
         name: str = "Images",
         channels_last: bool = False,
         step: int | None = None,
-        masks: "dict[str, Any] | None" = None,
-        mask_class_labels: "dict[int, str] | None" = None,
+        masks: dict[str, Any] | None = None,
+        mask_class_labels: dict[int, str] | None = None,
         use_table: bool = True,
     ) -> None:
         value = {"images": images, "channels_last": channels_last}
@@ -543,7 +544,7 @@ class TextFile(LoggerDestination):
         values: Any,
         name: str = "Histogram",
         step: int | None = None,
-        bins: "int | Sequence[float]" = 64,
+        bins: int | Sequence[float] = 64,
     ) -> None:
         self._take("histogram", name, step, {"values": values, "bins": bins})
 
@@ -553,13 +554,13 @@ class TextFile(LoggerDestination):
         value = {"points": points} if colors is None else {"points": points, "colors": colors}
         self._take("point_cloud", name, step, value)
 
-    def log_traces(self, traces: "dict[str, Any]") -> None:
+    def log_traces(self, traces: dict[str, Any]) -> None:
         if self._log_traces:
             self._accept(LineRecord("traces", "", None, self._clock(), plain(traces)))
 
     def flush(self) -> None:
         if self._writer is not None:
-            self._tell_drops()
+            self._report_drops()
             self._writer.flush()
 
     def epoch_end(self, state: State, logger: Logger) -> None:
@@ -570,16 +571,16 @@ class TextFile(LoggerDestination):
         self._upload(logger)
 
     def close(self, state: State, logger: Logger) -> None:
-        self._stop_listening()
-        if self._writer is not None or self._is_undecided:
+        self._stop_capture()
+        if self._writer is not None or self._is_open_deferred:
             self._log_exception(state.exception)
         try:
-            if self._is_undecided and self._state is not None:
-                # Nothing has been trained that anybody told us of.
-                self._decide(self._state, logger)
-                self._stop_listening()
+            if self._is_open_deferred and self._state is not None:
+                # No event of a training loop has opened it.
+                self._open_once(self._state, logger)
+                self._stop_capture()
             if self._writer is not None:
-                self._tell_drops()
+                self._report_drops()
                 self._writer.close()
             self._upload(logger)
         finally:
@@ -590,7 +591,7 @@ class TextFile(LoggerDestination):
     def _step(self) -> int:
         return 0 if self._state is None else int(self._state.timestamp.batch)
 
-    def _take(self, kind: str, name: str, step: int | None, value: "dict[str, Any]") -> None:
+    def _take(self, kind: str, name: str, step: int | None, value: dict[str, Any]) -> None:
         if self._is_accepting:
             step = self._step() if step is None else step
             self._accept(LineRecord(kind, name, step, self._clock(), plain(value)))
@@ -601,38 +602,38 @@ class TextFile(LoggerDestination):
         pending = len(self._queue)
         if pending >= self._max_pending_records:
             self._dropped_records += 1
-            self._untold_drops += 1
+            self._unreported_drops += 1
             return
-        if self._untold_drops:
-            self._tell_drops()
+        if self._unreported_drops:
+            self._report_drops()
         self._queue.append(record)
         if pending == _RECORDS_TO_WAKE and self._writer is not None:
             self._writer.wake()
 
-    def _tell_drops(self) -> None:
-        """Puts a line where records are missing; it is one more than the bound."""
-        count, self._untold_drops = self._untold_drops, 0
+    def _report_drops(self) -> None:
+        """Adds a line that counts dropped records, even if that exceeds the limit by one."""
+        count, self._unreported_drops = self._unreported_drops, 0
         if count:
-            text = f"{count} records were not accepted here: {self._max_pending_records} were waiting for the disk."
+            text = f"{count} records were dropped here: the queue of {self._max_pending_records} was full."
             self._queue.append(LineRecord("note", "", None, self._clock(), text))
 
-    def _listen(self, name: str, stream: Any) -> StandIn:
-        listener = _Listener(
+    def _wrap_stream(self, name: str, stream: Any) -> StreamWrapper:
+        captured = _CapturedStream(
             stream, lambda line: self._accept(LineRecord(name, "", None, self._clock(), redact_text(line)))
         )
-        self._listeners.append(listener)
-        return listener
+        self._captured_streams.append(captured)
+        return captured
 
-    def _stop_listening(self) -> None:
+    def _stop_capture(self) -> None:
         if self._redirection is None:
             return
         self._redirection.undo()
         self._redirection = None
-        for listener in self._listeners:
-            listener.finish()
+        for captured in self._captured_streams:
+            captured.finish()
 
     def _log_exception(self, exception: BaseException | None) -> None:
-        # Where nobody caught it, the interpreter has printed it already, and it was captured.
+        # An uncaught exception was already printed by the interpreter, and captured.
         if exception is None or (
             "stderr" in self._captured and getattr(sys, "last_value", None) is exception
         ):
@@ -650,43 +651,43 @@ class TextFile(LoggerDestination):
                 logger.upload_file(remote_file_name, path, overwrite=True)
                 self._uploaded_bytes = writer.written_bytes
 
-        # The copy that is taken there holds whole lines only.
-        writer.while_paused(upload)
+        # Exclusive, so that the copy contains only whole lines.
+        writer.run_exclusively(upload)
 
 
-class _Listener(StandIn):
-    """Passes on what is written to a stream, and hands over its lines."""
+class _CapturedStream(StreamWrapper):
+    """Stream wrapper that passes complete lines to a callback."""
 
-    def __init__(self, stream: Any, take_line: Callable[[str], None]) -> None:
+    def __init__(self, stream: Any, on_line: Callable[[str], None]) -> None:
         super().__init__(stream)
-        self._take_line = take_line
+        self._on_line = on_line
         self._splitter = LineSplitter()
-        # Guards the splitter. Reentrant: a signal handler, or a finalizer, may print in the middle of a print.
+        # Guards the splitter. Reentrant: a signal handler or finalizer may print during a print.
         self._lock = threading.RLock()
 
     def write(self, text: str) -> int:
         written = super().write(text)
-        if self.is_listening:
+        if self.is_active:
             with self._lock:
                 for line in self._splitter.feed(text):
-                    self._take_line(line)
+                    self._on_line(line)
         return written
 
     def finish(self) -> None:
-        """Hands over a last line that has no end."""
+        """Passes on a last line that lacks its newline."""
         if os.getpid() == self._owner_pid:
             with self._lock:
-                for line in self._splitter.rest():
-                    self._take_line(line)
+                for line in self._splitter.take_partial():
+                    self._on_line(line)
 
 
 def _writes_here(filename: str, state: State) -> bool:
-    """Whether this rank has a file of its own, or is the one that writes what is shared."""
+    """Returns whether this rank writes a file, of its own or shared."""
     if "{rank" in filename or "{local_rank" in filename:
         return True
     return state.local_rank == 0 if "{node_rank" in filename else state.rank == 0
 
 
 def _is_regular(path: Path) -> bool:
-    """Whether there is a file that could be destroyed; /dev/null could not, and must not be replaced."""
+    """Returns whether a regular file exists; a device such as /dev/null is never replaced."""
     return path.is_file()

@@ -122,7 +122,7 @@ class Sink:
     def log_video(self, stamp: Stamp, video: Any, fps: float | None) -> None:
         """Takes a video: a numpy array, or the bytes of a file."""
 
-    def log_histogram(self, stamp: Stamp, values: Any, bins: "int | Sequence[float]") -> None:
+    def log_histogram(self, stamp: Stamp, values: Any, bins: int | Sequence[float]) -> None:
         """Takes values of which the distribution is wanted: a numpy array, or `BinnedValues`."""
 
     def log_point_cloud(self, stamp: Stamp, points: Any, colors: Any) -> None:
@@ -634,7 +634,7 @@ class Tracker(LoggerDestination):
 
     # --- records ---------------------------------------------------------------------------------------------------
 
-    def log_metrics(self, metrics: "Mapping[str, float]", step: int | None = None) -> None:
+    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         """Queues one row, in about a microsecond."""
         if step is None:
             step = self._step()
@@ -649,11 +649,11 @@ class Tracker(LoggerDestination):
         if self._feed is not None:
             self._feed.add((metrics, step, at))
 
-    def log_hyperparameters(self, hyperparameters: "dict[str, Any]") -> None:
+    def log_hyperparameters(self, hyperparameters: dict[str, Any]) -> None:
         self._put("hyperparameters", "log_hyperparameters", own_copy(hyperparameters), self._clock())
 
     def log_table(
-        self, columns: "list[str]", rows: "list[list[Any]]", name: str = "Table", step: int | None = None
+        self, columns: list[str], rows: list[list[Any]], name: str = "Table", step: int | None = None
     ) -> None:
         self._put(f"table {name!r}", "log_table", self._stamp(name, step), list(columns), own_copy(rows))
 
@@ -663,8 +663,8 @@ class Tracker(LoggerDestination):
         name: str = "Images",
         channels_last: bool = False,
         step: int | None = None,
-        masks: "dict[str, Any] | None" = None,
-        mask_class_labels: "dict[int, str] | None" = None,
+        masks: dict[str, Any] | None = None,
+        mask_class_labels: dict[int, str] | None = None,
         use_table: bool = True,
     ) -> None:
         self._put(
@@ -694,7 +694,7 @@ class Tracker(LoggerDestination):
         values: Any,
         name: str = "Histogram",
         step: int | None = None,
-        bins: "int | Sequence[float]" = 64,
+        bins: int | Sequence[float] = 64,
     ) -> None:
         self._put(
             f"histogram {name!r}",
@@ -710,7 +710,7 @@ class Tracker(LoggerDestination):
         colors = None if colors is None else _array(colors)
         self._put(f"point cloud {name!r}", "log_point_cloud", self._stamp(name, step), _array(points), colors)
 
-    def log_traces(self, traces: "dict[str, Any]") -> None:
+    def log_traces(self, traces: dict[str, Any]) -> None:
         self._put("trace", "log_traces", self._stamp("", None), own_copy(traces))
 
     # --- inside ----------------------------------------------------------------------------------------------------

@@ -121,7 +121,7 @@ class _TrackioSink(Sink):
                 video = path.read_bytes()
         self._log_file(stamp, video, ".gif" if video.startswith(b"GIF8") else ".mp4", self._package().Video)
 
-    def log_histogram(self, stamp: Stamp, values: Any, bins: "int | Sequence[float]") -> None:
+    def log_histogram(self, stamp: Stamp, values: Any, bins: int | Sequence[float]) -> None:
         record = histogram_record(values, bins)
         if record["counts"]:
             counted = (np.asarray(record["counts"]), np.asarray(record["edges"]))

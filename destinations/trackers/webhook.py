@@ -391,7 +391,7 @@ class Webhook(LoggerDestination):
         if Event.INIT in self._events:
             self._notify(Event.INIT.value, state, logger)
 
-    def log_metrics(self, metrics: "Mapping[str, float]", step: int | None = None) -> None:
+    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         latest = self._metrics
         if len(latest) < _MOST_METRICS:
             latest.update(metrics)

@@ -35,7 +35,7 @@ def main() -> None:
         done = subprocess.run(
             command, env=environment, capture_output=True, text=True, timeout=900, check=False
         )
-        if "ModuleNotFoundError" in done.stderr or "must be installed" in done.stderr:
+        if "ModuleNotFoundError" in done.stderr or "this adapter needs the package" in done.stderr:
             print(f"{name}: not installed")
             continue
         if done.returncode != 0:

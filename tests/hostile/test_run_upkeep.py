@@ -85,7 +85,7 @@ def test_a_project_that_is_a_failed_run_is_kept(tmp_path):
 
     assert code == 0
     assert (project / "train.py").read_text() == "print()\n"
-    assert f"kept {project}: it holds train.py, which no run wrote\n" in errors
+    assert f"kept {project}: it contains train.py, which was not written by a run\n" in errors
 
 
 def test_a_run_with_all_its_files_goes(tmp_path):

@@ -43,7 +43,7 @@ def test_several_ranks_must_agree_on_a_name(monkeypatch):
     monkeypatch.delenv("RUN_NAME", raising=False)
     monkeypatch.setenv("WORLD_SIZE", "2")
 
-    with pytest.raises(ValueError, match="run_name must be given where there are several ranks"):
+    with pytest.raises(ValueError, match="run_name is required with 2 ranks"):
         Session([InMemory()]).open()
 
     Session([InMemory()], run_name="agreed").open()
@@ -165,7 +165,7 @@ def test_batches_know_their_samples_and_values_are_sorted():
 PROGRAM = """
 import sys
 from destinations import RunDirectory
-from destinations.adapters._session import Session
+from destinations.adapters.session import Session
 from events import Timestamp
 session = Session([RunDirectory(sys.argv[1])])
 session.fit_start(Timestamp())

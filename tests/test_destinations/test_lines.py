@@ -19,7 +19,7 @@ def feed(pieces):
     """Returns the lines that a splitter makes of pieces, the unfinished one included."""
     splitter = LineSplitter()
     lines = [line for piece in pieces for line in splitter.feed(piece)]
-    return lines + splitter.rest()
+    return lines + splitter.take_partial()
 
 
 @given(st.lists(st.text(st.sampled_from("ab \r\n"), max_size=6), max_size=10))

@@ -249,7 +249,7 @@ def test_a_fresh_run_refuses_an_existing_file(folder):
     (folder / "log.txt").write_text("precious")
     run = DryRun(TextFile("log.txt"))
 
-    with pytest.raises(FileExistsError, match=r"must not exist when a run starts anew, got .*log\.txt"):
+    with pytest.raises(FileExistsError, match=r"^text file .*log\.txt. already exists"):
         run.init()
     run.logger.log_metrics({"loss": 1.0}, 0)
     run.close()
@@ -738,7 +738,7 @@ def test_the_thread_writes_without_being_asked(folder):
     writer = LineWriter(open_new(folder / "log.txt"), queue, render, flush_seconds=0.01)
 
     assert is_rendering.wait(60)
-    writer.while_paused(lambda: None)
+    writer.run_exclusively(lambda: None)
     assert listing(folder) == {"log.txt": "a record\n"}
     writer.close()
 
@@ -752,7 +752,7 @@ def test_a_record_that_cannot_be_rendered_takes_no_other_with_it(folder, caplog)
 
     assert listing(folder) == {"log.txt": "1.0\n0.5\n"}
     assert [record.getMessage() for record in caplog.records] == [
-        "a record has no form as a line of text, and was left out: ZeroDivisionError: division by zero."
+        "could not format a record, skipped it: ZeroDivisionError: division by zero."
     ]
 
 
@@ -774,7 +774,7 @@ def test_a_full_queue_drops_and_says_so(folder):
         "[metric][batch=0]: loss: 0.5",
         "[metric][batch=1]: loss: 0.5",
         "[metric][batch=2]: loss: 0.5",
-        "[note]: 2 records were not accepted here: 3 were waiting for the disk.",
+        "[note]: 2 records were dropped here: the queue of 3 was full.",
         "[metric][batch=5]: loss: 0.5",
     ]
 

@@ -232,7 +232,8 @@ def test_durations_are_read(text, seconds):
 def test_what_is_no_duration_is_refused(text):
     """With an example."""
     with pytest.raises(
-        ValueError, match=r"^duration must be a number with s, m, h, d or w behind it, got .* Write 7d\.$"
+        ValueError,
+        match=r"^invalid duration .*: expected a number followed by s, m, h, d or w, such as 7d\.$",
     ):
         seconds_of(text)
 

@@ -59,7 +59,7 @@ def test_tensorboard_has_steps_times_and_values_of_the_run(run, tmp_path):
     third = send(run, f"tensorboard:{tmp_path}", cache=tmp_path / "cache", again=True)
 
     assert (first.failed, first.rows, second.rows, third.rows) == ([], 10, 0, 10)
-    assert dict(first.not_taken) == {"artifact": 1}
+    assert dict(first.unsupported) == {"artifact": 1}
     found = accumulator.EventAccumulator(str(tmp_path / "old"), size_guidance={"scalars": 0, "images": 0})
     found.Reload()
     rows = read_rows(run.path)
@@ -107,7 +107,7 @@ def test_a_run_has_one_id_at_wandb(run, tmp_path):
     weird = target_of("wandb:project", attrs.evolve(run.record, run_id="größe/1 2?"), tmp_path)
 
     anew = target.make(lambda: 0.0)
-    target.is_anew = False
+    target.starts_over = False
     further = target.make(lambda: 0.0)
 
     assert target.remote_id.startswith("abc123-")

@@ -1,4 +1,6 @@
-"""The commands of `destinations runs`: their arguments; what they do is in the other modules and imported when one is run."""
+"""Arguments of the `destinations runs` commands; their implementations are imported when a command runs."""
+
+from __future__ import annotations
 
 import argparse
 import importlib
@@ -10,18 +12,19 @@ if TYPE_CHECKING:
 __all__ = ["EXIT_CODES", "add_commands"]
 
 EXIT_CODES = (
-    "Exit codes: 0 done; 1 it could not be done: no such run or metric, a file that cannot be written, a package that is missing, "
-    "or a run that ended before the condition of `wait` held; 2 wrong usage: an argument, a filter that does not parse, a root that "
-    "is missing; 124 the time of `wait` is over; 130 Ctrl-C; 141 nobody reads the output any more."
+    "Exit codes: 0 success; 1 failure: unknown run or metric, a file that cannot be written, a missing "
+    "package, or a run that ended before the condition of `wait` held; 2 usage error: an invalid argument or filter, "
+    "a missing root; 124 `wait` timed out; 130 Ctrl-C; 141 broken pipe."
 )
 
 _SECONDS = "30, 30s, 5m, 12h, 7d or 2w"
 
 
 def add_commands(subparsers: Any) -> None:
-    """Adds the commands to what `ArgumentParser.add_subparsers` returned.
+    """Adds the commands to the object that `ArgumentParser.add_subparsers` returned.
 
-    The parsed namespace has `run`, to be called with the namespace; it prints errors to stderr and returns the exit code.
+    The parsed namespace has `run`, a function of the namespace: it prints errors to stderr and returns the
+    exit code.
     """
     commands = _Commands(subparsers)
     _add_finding(commands)
@@ -31,13 +34,13 @@ def add_commands(subparsers: Any) -> None:
 
 
 class _Commands:
-    """Makes one parser after the other."""
+    """Builds the parser of each command with the options that all share."""
 
     def __init__(self, subparsers: Any) -> None:
         self._subparsers = subparsers
 
     def add(self, name: str, place: str, text: str, **options: Any) -> argparse.ArgumentParser:
-        """Adds a command, done by the function `place`, "module.function", and gives it the options that all have."""
+        """Adds a command implemented by `place`, "module.function", with the options of all commands."""
         parser: argparse.ArgumentParser = self._subparsers.add_parser(
             name, help=text, description=f"{text[0].upper()}{text[1:]}.", epilog=EXIT_CODES, **options
         )
@@ -45,7 +48,7 @@ class _Commands:
             "--root",
             action="append",
             metavar="FOLDER",
-            help="where runs are; may be given several times (DESTINATIONS_ROOT, else ./runs)",
+            help="folder to search for runs; repeatable (default: $DESTINATIONS_ROOT, else ./runs)",
         )
         parser.add_argument("--json", action="store_true", help="print JSON")
         parser.set_defaults(run=_Runner(place), takes_rest=False)
@@ -53,16 +56,16 @@ class _Commands:
 
 
 class _Runner:
-    """Runs a command: imports it, opens what it needs, turns errors into messages and exit codes.
+    """Imports a command and runs it; errors become messages and exit codes.
 
     Args:
-        place: "module.function" below this package.
+        place: "module.function" in this package.
     """
 
     def __init__(self, place: str) -> None:
         self._place = place
 
-    def __call__(self, options: argparse.Namespace, session: "Session | None" = None) -> int:
+    def __call__(self, options: argparse.Namespace, session: Session | None = None) -> int:
         from .running import run_command
 
         module, _, name = self._place.partition(".")
@@ -74,36 +77,43 @@ def _add_run(parser: argparse.ArgumentParser, **options: Any) -> None:
     parser.add_argument(
         "run_name",
         metavar="RUN",
-        help="an id, the beginning of one, a display name, or the path of a folder",
+        help="run id, id prefix, display name, or path of a run folder",
         **options,
     )
 
 
 def _add_selection(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--where", metavar="FILTER", help="such as 'hparams.lr > 0.1 and summary.loss < 2'")
-    parser.add_argument("--tag", metavar="TAG", help="runs with this tag")
-    parser.add_argument("--status", metavar="STATUS", help="runs of this status")
-    parser.add_argument("--archived", action="store_true", help="archived runs too")
-    parser.add_argument("--limit", "-n", type=_count, metavar="N", help="so many at most")
+    parser.add_argument(
+        "--where", metavar="FILTER", help="filter, e.g. 'hparams.lr > 0.1 and summary.loss < 2'"
+    )
+    parser.add_argument("--tag", metavar="TAG", help="only runs with this tag")
+    parser.add_argument("--status", metavar="STATUS", help="only runs with this status")
+    parser.add_argument("--archived", action="store_true", help="include archived runs")
+    parser.add_argument("--limit", "-n", type=_count, metavar="N", help="show at most N runs")
 
 
 def _add_finding(commands: _Commands) -> None:
-    parser = commands.add("ls", "listing.ls", "list runs, the newest first")
+    parser = commands.add("ls", "listing.ls", "list runs, newest first")
     _add_selection(parser)
     parser.add_argument(
-        "--columns", "-c", metavar="NAMES", help="columns, with commas: hparams.lr,summary.loss,status,age"
+        "--columns", "-c", metavar="NAMES", help="comma-separated columns: hparams.lr,summary.loss,status,age"
     )
-    parser.add_argument("--sort", metavar="COLUMN", help="such as summary.loss or created_at")
+    parser.add_argument(
+        "--sort", metavar="COLUMN", help="sort by this column, e.g. summary.loss or created_at"
+    )
     direction = parser.add_mutually_exclusive_group()
     direction.add_argument(
         "--descending",
         dest="descending",
         action="store_true",
         default=None,
-        help="the greatest first (times and metrics)",
+        help="largest first (default for times and metrics)",
     )
     direction.add_argument(
-        "--ascending", dest="descending", action="store_false", help="the least first (all else)"
+        "--ascending",
+        dest="descending",
+        action="store_false",
+        help="smallest first (default for other columns)",
     )
     parser.add_argument(
         "--watch",
@@ -111,82 +121,97 @@ def _add_finding(commands: _Commands) -> None:
         type=_seconds,
         const=2.0,
         metavar="TIME",
-        help="show it again and again, every two seconds or as given, until Ctrl-C",
+        help="refresh every TIME (default: 2s) until Ctrl-C",
     )
-    parser = commands.add("best", "listing.best", "rank runs by the best value that a metric had")
-    parser.add_argument("metric", metavar="METRIC", help="the metric")
+    parser = commands.add("best", "listing.best", "rank runs by the best value of a metric")
+    parser.add_argument("metric", metavar="METRIC", help="metric name")
     direction = parser.add_mutually_exclusive_group(required=True)
-    direction.add_argument("--min", dest="is_max", action="store_false", help="the least is the best")
-    direction.add_argument("--max", dest="is_max", action="store_true", help="the greatest is the best")
+    direction.add_argument("--min", dest="is_max", action="store_false", help="lower is better")
+    direction.add_argument("--max", dest="is_max", action="store_true", help="higher is better")
     _add_selection(parser)
-    parser = commands.add("diff", "diff.diff", "show what differs between runs, and nothing else")
+    parser = commands.add("diff", "diff.diff", "show only the differences between runs")
     _add_run(parser, nargs="+")
 
 
 def _add_reading(commands: _Commands) -> None:
-    parser = commands.add("show", "show.show", "show what is known of a run")
+    parser = commands.add("show", "show.show", "show the details of a run")
     _add_run(parser)
-    parser = commands.add("plot", "plot.plot", "draw a metric of runs into a file; needs the extra `plot`")
-    parser.add_argument("metric", metavar="METRIC", help="the metric")
+    parser = commands.add(
+        "plot", "plot.plot", "plot a metric of one or more runs to a file; needs the extra `plot`"
+    )
+    parser.add_argument("metric", metavar="METRIC", help="metric name")
     _add_run(parser, nargs="+")
     parser.add_argument(
-        "--output", "-o", default="plot.png", metavar="FILE", help="a .png, .svg or .pdf file (plot.png)"
+        "--output",
+        "-o",
+        default="plot.png",
+        metavar="FILE",
+        help=".png, .svg or .pdf file (default: plot.png)",
     )
-    parser.add_argument(
-        "--x", choices=("step", "time"), default="step", help="what the horizontal axis shows (step)"
+    parser.add_argument("--x", choices=("step", "time"), default="step", help="x axis (default: step)")
+    parser.add_argument("--log", action="store_true", help="logarithmic y axis")
+    parser = commands.add(
+        "tail", "following.tail", "print the metric rows of a run as they are written, until it ends"
     )
-    parser.add_argument("--log", action="store_true", help="a logarithmic vertical axis")
-    parser = commands.add("tail", "following.tail", "print the rows of a run as they come, until it ends")
     _add_run(parser)
     parser.add_argument(
-        "--lines", "-n", type=_count, default=10, metavar="N", help="of those there are, the last N (10)"
+        "--lines", "-n", type=_count, default=10, metavar="N", help="start with the last N rows (default: 10)"
     )
     parser.add_argument(
-        "--metric", "-m", action="append", metavar="NAME", help="only this metric; may be repeated"
+        "--metric", "-m", action="append", metavar="NAME", help="only this metric; repeatable"
     )
-    parser.add_argument("--no-follow", action="store_true", help="only what is there now")
-    parser.add_argument("--interval", type=_seconds, default=1.0, metavar="TIME", help="look so often (1s)")
+    parser.add_argument("--no-follow", action="store_true", help="print the existing rows and exit")
+    parser.add_argument(
+        "--interval", type=_seconds, default=1.0, metavar="TIME", help="polling interval (default: 1s)"
+    )
     parser = commands.add("wait", "following.wait", "wait until a condition holds for a run")
-    parser.add_argument("condition", metavar="FILTER", help="such as 'summary.loss < 0.1 or not alive'")
+    parser.add_argument("condition", metavar="FILTER", help="filter, e.g. 'summary.loss < 0.1 or not alive'")
     _add_run(parser)
     parser.add_argument(
-        "--timeout", type=_seconds, metavar="TIME", help=f"give up after {_SECONDS}; exit code 124"
+        "--timeout",
+        type=_seconds,
+        metavar="TIME",
+        help=f"give up after this time ({_SECONDS}) with exit code 124",
     )
-    parser.add_argument("--interval", type=_seconds, default=1.0, metavar="TIME", help="look so often (1s)")
-    parser = commands.add("export", "export.export", "write the table of runs, or all metrics in long form")
+    parser.add_argument(
+        "--interval", type=_seconds, default=1.0, metavar="TIME", help="polling interval (default: 1s)"
+    )
+    parser = commands.add(
+        "export", "export.export", "export the table of runs, or all metrics in long format"
+    )
     _add_selection(parser)
     _add_run(parser, nargs="*")
     parser.add_argument(
-        "--metrics", action="store_true", help="every metric: run_id, metric, step, time, value"
+        "--metrics", action="store_true", help="export all metrics: run_id, metric, step, time, value"
     )
     parser.add_argument(
-        "--output", "-o", metavar="FILE", help="a .csv, .parquet or .jsonl file; CSV on the screen without it"
+        "--output", "-o", metavar="FILE", help=".csv, .parquet or .jsonl file (default: CSV to stdout)"
     )
-    parser.add_argument("--overwrite", action="store_true", help="replace the file where it exists")
+    parser.add_argument("--overwrite", action="store_true", help="replace an existing file")
 
 
 def _add_editing(commands: _Commands) -> None:
     parser = commands.add(
         "tag",
         "editing.tag",
-        "add tags to a run, and take tags away",
+        "add or remove tags of a run",
         add_help=False,
         usage="%(prog)s RUN [+TAG | -TAG ...]",
     )
-    # No short options: "-b" takes the tag b away.
+    # No short options: "-b" removes the tag b.
     parser.add_argument("--help", action="help", help="show this help message and exit")
     _add_run(parser)
-    parser.add_argument("changes", nargs="*", metavar="+TAG|-TAG", help="add a tag, or take one away")
+    parser.add_argument("changes", nargs="*", metavar="+TAG|-TAG", help="add or remove a tag")
     parser.set_defaults(takes_rest=True)
     parser = commands.add("note", "editing.note", "show or replace the notes of a run")
     _add_run(parser)
-    parser.add_argument("text", nargs="?", metavar="TEXT", help="the new notes; '' for none")
-    parser = commands.add("rename", "editing.rename", "give a run a name to display")
+    parser.add_argument("text", nargs="?", metavar="TEXT", help="new notes; '' clears them")
+    parser = commands.add("rename", "editing.rename", "set the display name of a run")
     _add_run(parser)
-    parser.add_argument("text", metavar="NAME", help="the name; '' for that of its folder")
+    parser.add_argument("text", metavar="NAME", help="display name; '' restores the name of the folder")
     for name, text in (
-        ("archive", "put runs away: they are listed no more"),
-        ("unarchive", "list runs again"),
+        ("archive", "hide runs from `ls`"),
+        ("unarchive", "show archived runs in `ls` again"),
     ):
         parser = commands.add(name, f"editing.{name}", text)
         _add_run(parser, nargs="+")
@@ -196,32 +221,32 @@ def _add_upkeep(commands: _Commands) -> None:
     parser = commands.add(
         "gc",
         "gc.gc",
-        "say which folders could go: archived runs, and runs that ended without success and hold nothing",
+        "list run folders that can be deleted: archived runs, and empty runs that did not complete",
     )
     parser.add_argument(
         "--older-than",
         type=_seconds,
         default=_seconds("30d"),
         metavar="TIME",
-        help="untouched for so long (30d)",
+        help="only folders not modified for this long (default: 30d)",
     )
-    parser.add_argument("--delete", action="store_true", help="delete them, for good")
-    parser = commands.add("scan", "upkeep.scan", "look at what changed below the roots")
-    parser.add_argument("--full", action="store_true", help="build the index anew")
+    parser.add_argument("--delete", action="store_true", help="delete them permanently")
+    parser = commands.add("scan", "upkeep.scan", "update the index and report what changed")
+    parser.add_argument("--full", action="store_true", help="rebuild the index from scratch")
     parser = commands.add(
-        "compact", "upkeep.compact", "turn finished runs into a Parquet dataset; needs the extra `query`"
+        "compact", "upkeep.compact", "write finished runs to a Parquet dataset; needs the extra `query`"
     )
-    parser.add_argument("source", metavar="ROOT", help="a folder of runs")
-    parser.add_argument("target", metavar="DEST", help="a folder, or s3://bucket/prefix")
+    parser.add_argument("source", metavar="ROOT", help="folder of runs")
+    parser.add_argument("target", metavar="DEST", help="folder, or s3://bucket/prefix")
     parser = commands.add(
-        "sql", "upkeep.sql", "query a dataset that `compact` wrote; needs the extra `query`"
+        "sql", "upkeep.sql", "query a dataset written by `compact`; needs the extra `query`"
     )
     parser.add_argument(
-        "query", metavar="SQL", help="such as 'select run_id, min(value) from metrics group by run_id'"
+        "query", metavar="SQL", help="e.g. 'select run_id, min(value) from metrics group by run_id'"
     )
-    parser.add_argument("--dataset", metavar="DEST", help="the dataset (the root)")
+    parser.add_argument("--dataset", metavar="DEST", help="dataset (default: the first root)")
     parser = commands.add(
-        "send", "send.send", "send a run to a tracker, or into a folder; again, and only what is new goes"
+        "send", "send.send", "send a run to a tracker or to another folder; incremental when repeated"
     )
     _add_run(parser)
     parser.add_argument(
@@ -230,12 +255,14 @@ def _add_upkeep(commands: _Commands) -> None:
         metavar="TARGET",
         help="tensorboard:FOLDER, wandb:PROJECT, mlflow:URI, trackio:PROJECT or run:FOLDER",
     )
-    parser.add_argument("--follow", action="store_true", help="go on sending until the run ends")
+    parser.add_argument("--follow", action="store_true", help="keep sending until the run ends")
     parser.add_argument(
-        "--again", action="store_true", help="send everything anew, in the place of what was sent"
+        "--again", action="store_true", help="send everything again and replace what was sent before"
     )
     parser.add_argument(
-        "--abandoned", action="store_true", help="send rows, too, that training left when it went back"
+        "--abandoned",
+        action="store_true",
+        help="include rows abandoned when training resumed from an earlier step",
     )
 
 
@@ -250,5 +277,5 @@ def _seconds(text: str) -> float:
 
 def _count(text: str) -> int:
     if not text.isdigit():
-        raise argparse.ArgumentTypeError(f"must be a whole number, got {text!r}")
+        raise argparse.ArgumentTypeError(f"expected a whole number, got {text!r}")
     return int(text)

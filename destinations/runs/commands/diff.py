@@ -1,4 +1,4 @@
-"""`diff`: what differs between runs."""
+"""`diff`: the differences between runs."""
 
 import argparse
 from collections.abc import Mapping
@@ -13,13 +13,13 @@ from .text import value_text
 
 __all__ = ["diff", "differences"]
 
-# What differs between any two runs and says nothing about either.
+# Differ between any two runs and are of no interest.
 _VOLATILE = frozenset({"pid", "ppid", "session", "start", "started_at", "time", "run_dir", "format_version"})
 _ABSENT = object()
 
 
 def diff(options: argparse.Namespace, session: Session) -> int:
-    """Shows hyperparameters, environment, git and metrics that are not the same in all runs."""
+    """Shows the hyperparameters, environment, git state and metrics that differ between runs."""
     found = find_runs(options.run_name, options, session)
     rows = differences(found)
     ids = [run.record.run_id for run in found]
@@ -35,7 +35,7 @@ def diff(options: argparse.Namespace, session: Session) -> int:
         )
         return EXIT_OK
     if not rows:
-        session.note("no difference")
+        session.note("no differences")
         return EXIT_OK
     columns = [Column("", is_whole=True), *(Column(one) for one in ids)]
     lines = [
@@ -47,7 +47,7 @@ def diff(options: argparse.Namespace, session: Session) -> int:
 
 
 def differences(runs: list[Run]) -> dict[str, list[Any]]:
-    """Returns by name, hyperparameters first, the value of each run; None also for what a run does not have."""
+    """Returns the differing fields by name, each with its value in every run, or `_ABSENT`."""
     flats = [_fields(run) for run in runs]
     names = dict.fromkeys(name for flat in flats for name in flat)
     table = {name: [flat.get(name, _ABSENT) for flat in flats] for name in names}
@@ -78,5 +78,7 @@ def _flat(prefix: str, value: Any) -> dict[str, Any]:
 
 
 def _is_same(one: Any, other: Any) -> bool:
-    # NaN differs from itself for arithmetic, not for people.
-    return one is other or (type(one) is type(other) and (one == other or (one != one and other != other)))  # noqa: PLR0124
+    if one is other:
+        return True
+    # NaN equals NaN here.
+    return type(one) is type(other) and (one == other or (one != one and other != other))  # noqa: PLR0124

@@ -1,4 +1,4 @@
-"""`tag`, `note`, `rename`, `archive`, `unarchive`: what a user says of a run; the files of the trainer stay as they are."""
+"""`tag`, `note`, `rename`, `archive`, `unarchive`: user edits of runs, kept in `edits.json`."""
 
 import argparse
 
@@ -10,7 +10,7 @@ __all__ = ["archive", "note", "rename", "tag", "unarchive"]
 
 
 def tag(options: argparse.Namespace, session: Session) -> int:
-    """Adds tags and takes tags away; without changes, shows them."""
+    """Adds and removes tags; shows them without changes."""
     added, removed = _changes([*options.changes, *options.rest])
     with open_selected(options, session) as runs:
         run = runs[options.run_name]
@@ -31,21 +31,19 @@ def _changes(changes: list[str]) -> tuple[list[str], set[str]]:
     for change in changes:
         name = change[1:].strip()
         if change[:1] not in {"+", "-"} or not name or change.startswith("--"):
-            raise UsageError(
-                f"change of tags must be +TAG or -TAG, got {change!r}. Write +{change.lstrip('-')}."
-            )
+            raise UsageError(f"expected +TAG or -TAG, got {change!r}. Write +{change.lstrip('-')}.")
         if change[0] == "+":
             added.append(name)
             removed.discard(name)
         else:
             removed.add(name)
     if both := removed & set(added):
-        raise UsageError(f"change of tags must add a tag or take it away, got both for {min(both)!r}.")
+        raise UsageError(f"cannot both add and remove tag {min(both)!r}.")
     return added, removed
 
 
 def note(options: argparse.Namespace, session: Session) -> int:
-    """Replaces the notes of a run; without a text, shows them."""
+    """Replaces the notes of a run; shows them without a text."""
     with open_selected(options, session) as runs:
         run = runs[options.run_name]
         if options.text is not None and options.text != run.record.notes:
@@ -58,7 +56,7 @@ def note(options: argparse.Namespace, session: Session) -> int:
 
 
 def rename(options: argparse.Namespace, session: Session) -> int:
-    """Gives a run another name to display."""
+    """Sets the display name of a run."""
     with open_selected(options, session) as runs:
         run = runs.edit(options.run_name, display_name=options.text)
         if options.json:
@@ -67,18 +65,18 @@ def rename(options: argparse.Namespace, session: Session) -> int:
 
 
 def archive(options: argparse.Namespace, session: Session) -> int:
-    """Puts runs away."""
+    """Hides runs from `ls`."""
     return _set_archived(options, session, archived=True)
 
 
 def unarchive(options: argparse.Namespace, session: Session) -> int:
-    """Takes runs out again."""
+    """Shows archived runs in `ls` again."""
     return _set_archived(options, session, archived=False)
 
 
 def _set_archived(options: argparse.Namespace, session: Session, *, archived: bool) -> int:
     with open_selected(options, session) as runs:
-        # All are looked up before one is changed: a name that is wrong changes nothing.
+        # All are looked up before any is changed: a wrong name changes nothing.
         found = [runs[name] for name in options.run_name]
         edited = [
             run if run.record.archived == archived else runs.edit(run, archived=archived) for run in found

@@ -1,4 +1,4 @@
-"""`export`: the table of runs, or all metrics in long form, as CSV, Parquet or JSON lines."""
+"""`export`: the table of runs, or all metrics in long format, as CSV, Parquet or JSON Lines."""
 
 import argparse
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ _SUFFIXES = (".csv", ".parquet", ".jsonl")
 
 
 def export(options: argparse.Namespace, session: Session) -> int:
-    """Writes a table, into a file or onto the screen."""
+    """Writes a table to a file or to stdout."""
     output = None if options.output in {None, "-"} else str(options.output)
     if output is not None and not output.lower().endswith(_SUFFIXES):
         raise UsageError(f"output must end with {', '.join(_SUFFIXES)}, got {output!r}.")
@@ -33,16 +33,14 @@ def export(options: argparse.Namespace, session: Session) -> int:
     if options.json:
         session.screen.json({"output": output, "runs": len(runs), "rows": count})
     else:
-        session.screen.line(f"{count} rows of {len(runs)} runs in {output}")
+        session.screen.line(f"wrote {count} rows of {len(runs)} runs to {output}")
     return EXIT_OK
 
 
 def _selected(options: argparse.Namespace, session: Session) -> Sequence[Run]:
     if options.run_name:
         if options.where or options.tag or options.status:
-            raise UsageError(
-                "runs must be named or selected, got both. Leave out the names, or --where, --tag and --status."
-            )
+            raise UsageError("give either run names or --where, --tag and --status, not both.")
         return find_runs(options.run_name, options, session)
     with open_selected(options, session) as runs:
         return runs.query(**selection_of(options))

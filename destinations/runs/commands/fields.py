@@ -1,4 +1,4 @@
-"""What a column of a table of runs shows, and what JSON says of a run."""
+"""Fields of a run as table columns and as JSON."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -47,7 +47,7 @@ _TIMES = {"age", "duration"}
 
 
 def status_of(record: RunRecord, now: float) -> str:
-    """Returns how a run stands: as it says itself, but "killed" for one that says it runs and gives no sign of life."""
+    """Returns the recorded status of a run, or "killed" if it is "running" without a current heartbeat."""
     if record.status == "running" and not is_alive(record.status, record.heartbeat_at, now):
         return "killed"
     return record.status
@@ -59,14 +59,14 @@ def status_style(status: str) -> str | None:
 
 
 def field_of(record: RunRecord, name: str, now: float) -> Any:
-    """Returns what a run has under the name of a column, or None."""
+    """Returns the value of a column for a run, or None."""
     group, _, rest = name.partition(".")
     if group == "hparams" and rest:
         return record.hparams.get(rest)
     if group == "summary" and rest:
         return record.summary.get(rest)
     if name == "run":
-        # The folders of Lightning are all called alike.
+        # Lightning names all its folders version_N.
         return record.run_id if record.kind == "lightning-csv" else record.name
     if name == "run_id":
         return record.run_id
@@ -92,7 +92,7 @@ def _duration(record: RunRecord, now: float) -> float | None:
 
 
 def cell_of(record: RunRecord, name: str, now: float) -> Cell:
-    """Returns how that looks."""
+    """Returns the formatted value of a column for a run."""
     value = field_of(record, name, now)
     if name == "status":
         return Cell(str(value), status_style(str(value)))
@@ -108,7 +108,7 @@ def cell_of(record: RunRecord, name: str, now: float) -> Cell:
 
 
 def column_of(name: str, values: Iterable[Any]) -> Column:
-    """Returns the column for a field: numbers at the right, ids cut last."""
+    """Returns the column for a field: numbers are right-aligned, ids are truncated last."""
     is_right = name in _TIMES or (
         name.startswith(("hparams.", "summary."))
         and all(isinstance(value, int | float) or value is None for value in values)
@@ -119,10 +119,10 @@ def column_of(name: str, values: Iterable[Any]) -> Column:
 
 
 def check_fields(names: Iterable[str], hparams: Iterable[str], metrics: Iterable[str]) -> None:
-    """Refuses a column that no run has.
+    """Checks that each column exists in some run.
 
     Raises:
-        UsageError: with the names that are nearest.
+        UsageError: unknown column; the message suggests the closest names.
     """
     known = {
         *OWN_FIELDS,
@@ -135,13 +135,11 @@ def check_fields(names: Iterable[str], hparams: Iterable[str], metrics: Iterable
             bare = sorted(one for one in known if one.endswith((f".{name}", f"/{name}")))
             near = bare or near_names(name, known)
             offer = f" Did you mean {' or '.join(map(repr, near[:3]))}?" if near else ""
-            raise UsageError(
-                f"column must be a field, hparams.NAME or summary.NAME of a run, got {name!r}.{offer}"
-            )
+            raise UsageError(f"unknown column {name!r}.{offer} Use a field, hparams.NAME or summary.NAME.")
 
 
 def as_json(record: RunRecord, now: float) -> dict[str, Any]:
-    """Returns everything that the index knows of a run."""
+    """Returns all indexed fields of a run."""
     fields: Mapping[str, Any] = attrs.asdict(record, recurse=False)
     return {
         **fields,
@@ -159,5 +157,5 @@ def _local_time(seconds: float) -> str:
 
     try:
         return datetime.fromtimestamp(seconds).astimezone().strftime("%Y-%m-%d %H:%M:%S")
-    except (OSError, OverflowError, ValueError):  # Beyond the calendar.
+    except (OSError, OverflowError, ValueError):  # Out of range for datetime.
         return value_text(seconds)

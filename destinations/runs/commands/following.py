@@ -1,4 +1,4 @@
-"""`tail` and `wait`: runs that are being written."""
+"""`tail` and `wait`: follow a running run."""
 
 import argparse
 from collections.abc import Iterable
@@ -16,7 +16,7 @@ __all__ = ["tail", "wait"]
 
 
 def tail(options: argparse.Namespace, session: Session) -> int:
-    """Prints the last rows of a run, and then each as it comes, until the run ends."""
+    """Prints the last rows of a run, then new ones as they are written, until the run ends."""
     (run,) = find_runs([options.run_name], options, session)
     wanted = {column_of(name) for name in options.metric or ()}
     if options.no_follow or not run.alive:
@@ -49,25 +49,25 @@ def _print(rows: Iterable[MetricRow], options: argparse.Namespace, session: Sess
 
 
 def wait(options: argparse.Namespace, session: Session) -> int:
-    """Waits until a condition holds; until the run ends, or the time is over."""
+    """Waits until a condition holds, the run ends, or the timeout expires."""
     from destinations.runs.filters import matches, parse_filter
 
     parse_filter(options.condition, session.clock())
     (run,) = find_runs([options.run_name], options, session)
     deadline = None if options.timeout is None else session.clock() + options.timeout
     while True:
-        # Asked before the run is read again: what it wrote until its end is looked at.
+        # Read before the reload, so that the last rows of a run that just ended are seen.
         was_alive = run.alive
         run = run.reload()
         now = session.clock()
-        # Parsed again, for `now` may be in it.
+        # Parsed again because it may refer to `now`.
         if matches(parse_filter(options.condition, now), run.record, now):
             return _ended(run, EXIT_OK, "holds", options, session)
         if not was_alive:
             return _ended(run, EXIT_FAILED, "does not hold, and the run is not alive", options, session)
         left = None if deadline is None else deadline - session.clock()
         if left is not None and left <= 0:
-            return _ended(run, EXIT_TIMEOUT, "did not come to hold in time", options, session)
+            return _ended(run, EXIT_TIMEOUT, "did not hold before the timeout", options, session)
         session.wait(options.interval if left is None else min(options.interval, left))
 
 

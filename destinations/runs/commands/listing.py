@@ -8,7 +8,7 @@ from typing import Any
 from destinations.runs import MetricNotFoundError, Run, RunRecord, Runs
 
 from .fields import as_json, cell_of, check_fields, column_of, field_of
-from .running import EXIT_OK, left_out_if_damaged, open_selected
+from .running import EXIT_OK, open_selected, skip_if_damaged
 from .screen import Session
 from .table import Cell, Column, table_lines
 from .text import value_text
@@ -16,11 +16,11 @@ from .text import value_text
 __all__ = ["best", "ls", "selection_of"]
 
 _COLUMNS = ("run", "status", "age", "duration", "tags")
-_MOST_METRICS = 3
+_MAX_METRICS = 3
 
 
 def selection_of(options: argparse.Namespace) -> dict[str, Any]:
-    """Returns what was selected, as `Runs.query` takes it."""
+    """Returns the selection options as arguments of `Runs.query`."""
     return {
         "where": options.where,
         "tag": options.tag,
@@ -31,7 +31,7 @@ def selection_of(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def ls(options: argparse.Namespace, session: Session) -> int:
-    """Lists runs, once or again and again."""
+    """Lists runs, once or repeatedly (`--watch`)."""
     with open_selected(options, session) as runs:
         while True:
             _list_once(runs, options, session)
@@ -56,11 +56,11 @@ def _list_once(runs: Runs, options: argparse.Namespace, session: Session) -> Non
             else as_json(record, now)
             for record in records
         ]
-        # Watched, each list is a line, so that a reader knows where one ends.
+        # With --watch, each list is one line, so that a reader can tell lists apart.
         (session.screen.json if options.watch is None else session.screen.json_line)(found)
         return
     if not records:
-        session.note("no runs" if len(runs) == 0 else f"none of {len(runs)} runs")
+        session.note("no runs" if len(runs) == 0 else f"none of {len(runs)} runs match")
         return
     names = (
         ["run", *(name for name in names if name != "run")]
@@ -73,9 +73,9 @@ def _list_once(runs: Runs, options: argparse.Namespace, session: Session) -> Non
 
 
 def _common_metrics(records: list[RunRecord]) -> list[str]:
-    """Returns the metrics that most of the runs have."""
+    """Returns the most common metrics of the runs."""
     counts = Counter(name for record in records for name in record.summary)
-    return [f"summary.{name}" for name, _ in counts.most_common(_MOST_METRICS)]
+    return [f"summary.{name}" for name, _ in counts.most_common(_MAX_METRICS)]
 
 
 def best(options: argparse.Namespace, session: Session) -> int:
@@ -84,7 +84,7 @@ def best(options: argparse.Namespace, session: Session) -> int:
         selection = {**selection_of(options), "limit": None}
         ranked: list[tuple[float, int | None, Run]] = []
         for run in runs.query(**selection):
-            with left_out_if_damaged(run, session):
+            with skip_if_damaged(run, session):
                 found = run.summary.get(options.metric)
                 value = None if found is None else found.max if options.is_max else found.min
                 if found is not None and value is not None:
@@ -102,7 +102,7 @@ def best(options: argparse.Namespace, session: Session) -> int:
             ]
         )
         return EXIT_OK
-    title = f"{'greatest' if options.is_max else 'least'} {options.metric}"
+    title = f"{'max' if options.is_max else 'min'} {options.metric}"
     columns = [
         Column("", is_right=True),
         Column("run", is_whole=True),

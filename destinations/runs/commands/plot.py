@@ -1,4 +1,4 @@
-"""`plot`: a metric of some runs, as a picture."""
+"""`plot`: a metric of one or more runs as an image file."""
 
 import argparse
 from pathlib import Path
@@ -18,7 +18,7 @@ _DOTS_PER_INCH = 144
 
 
 def plot(options: argparse.Namespace, session: Session) -> int:
-    """Draws a metric of runs into a file."""
+    """Plots a metric of runs to a file."""
     output = Path(options.output)
     if output.suffix.lower() not in _SUFFIXES:
         raise UsageError(f"output must end with {', '.join(_SUFFIXES)}, got {str(output)!r}.")
@@ -57,19 +57,19 @@ def draw(
     """Returns a matplotlib figure.
 
     Args:
-        series: runs, each with two arrays of one length: where its points are, and their values.
-        metric: the name of what is shown.
-        x: "step" or "time", the seconds since a run began.
-        is_logarithmic: how the vertical axis is divided.
+        series: (run, x, y) with x and y of shape (N,).
+        metric: label of the y axis.
+        x: "step", or "time" for seconds since the start of the run.
+        is_logarithmic: use a logarithmic y axis.
     """
     from matplotlib.figure import Figure
 
-    # Not by pyplot: it would choose a window system, and keep the figure.
+    # Without pyplot, which would select a GUI backend and keep the figure alive.
     figure = Figure(figsize=_SIZE_INCHES)
     axes = figure.subplots()
     for run, points, values in series:
         axes.plot(points, values, label=_label(run), linewidth=1.2)
-    axes.set_xlabel("step" if x == "step" else "seconds since the run began")
+    axes.set_xlabel("step" if x == "step" else "seconds since start")
     axes.set_ylabel(_plain(metric))
     if is_logarithmic:
         axes.set_yscale("log")
@@ -81,18 +81,18 @@ def draw(
 def _label(run: Run) -> str:
     record = run.record
     name = record.run_id if record.name == record.run_id else f"{record.name} ({record.run_id})"
-    # A label that begins with "_" is left out of the legend.
+    # matplotlib omits labels that begin with "_" from the legend.
     return _plain(f" {name}" if name.startswith("_") else name)
 
 
 def _plain(text: str) -> str:
-    """Returns a text in which matplotlib finds no formula, and nothing that a font has no shape for."""
+    """Returns the text escaped for matplotlib: no formulas, no control characters."""
     return one_line(text).replace("$", r"\$")
 
 
 def _require_matplotlib() -> None:
     try:
-        import matplotlib.figure  # noqa: F401  # asked for before anything is read
+        import matplotlib.figure  # noqa: F401  # checked before anything is read
     except ImportError as error:
         raise ImportError(
             f"package 'matplotlib' must be installed for plot, got: {error}. "

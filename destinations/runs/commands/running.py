@@ -1,4 +1,4 @@
-"""How a command runs: it gets its options, the runs it asks for and a screen; its errors become a message and an exit code."""
+"""Runs a command: finds its runs, and turns errors into a message and an exit code."""
 
 import argparse
 import contextlib
@@ -29,10 +29,10 @@ __all__ = [
     "Command",
     "UsageError",
     "find_runs",
-    "left_out_if_damaged",
     "open_selected",
     "roots_of",
     "run_command",
+    "skip_if_damaged",
 ]
 
 EXIT_OK = 0
@@ -40,24 +40,24 @@ EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_TIMEOUT = 124
 
-_MOST_PROBLEMS = 5
+_MAX_PROBLEMS = 5
 
 Command = Callable[[argparse.Namespace, Session], int]
 
 
 class UsageError(RunsError):
-    """A command cannot be meant as it was written."""
+    """Invalid command-line arguments."""
 
 
 def run_command(command: Command, options: argparse.Namespace, session: Session | None) -> int:
-    """Runs a command; returns its exit code."""
+    """Runs a command and returns its exit code; errors are written to `session.errors`."""
     session = Session() if session is None else session
     log, handler = logging.getLogger("destinations"), NotesHandler(session)
     log.addHandler(handler)
     try:
         return command(options, session)
     except (UsageError, FilterError, RootError, DatasetError) as error:
-        # The text is about what the user wrote, with the place below it.
+        # The message quotes the input, with a marker in the line below.
         for line in str(error).split("\n"):
             session.note(line)
         return EXIT_FAILED if isinstance(error, DatasetError) else EXIT_USAGE
@@ -71,7 +71,7 @@ def run_command(command: Command, options: argparse.Namespace, session: Session 
 
 
 def roots_of(options: argparse.Namespace, session: Session) -> list[str]:
-    """Returns the roots that were asked for, else those of `DESTINATIONS_ROOT`, else `runs`."""
+    """Returns the roots given by `--root`, else by `DESTINATIONS_ROOT`, else `runs`."""
     if options.root:
         return list(options.root)
     # A colon before two slashes is part of a URI.
@@ -80,40 +80,38 @@ def roots_of(options: argparse.Namespace, session: Session) -> list[str]:
     if named:
         return named
     if not Path("runs").is_dir():
-        raise UsageError(
-            "root must be a folder of runs, got no folder 'runs' here. Give --root FOLDER, or set DESTINATIONS_ROOT."
-        )
+        raise UsageError("no folder 'runs' here. Give --root FOLDER, or set DESTINATIONS_ROOT.")
     return ["runs"]
 
 
 def open_selected(options: argparse.Namespace, session: Session) -> Runs:
-    """Opens the runs below the roots; says beside the results what the scan could not read."""
+    """Opens the runs below the roots, with a message for each folder that could not be read."""
     runs = open_runs(*roots_of(options, session), clock=session.clock)
     problems = runs.report.problems
-    for path, problem in problems[:_MOST_PROBLEMS]:
+    for path, problem in problems[:_MAX_PROBLEMS]:
         session.note(f"{path}: {problem}")
-    if len(problems) > _MOST_PROBLEMS:
-        session.note(f"and {len(problems) - _MOST_PROBLEMS} more: destinations runs scan lists them")
+    if len(problems) > _MAX_PROBLEMS:
+        session.note(f"and {len(problems) - _MAX_PROBLEMS} more; list them with: destinations runs scan")
     return runs
 
 
 @contextlib.contextmanager
-def left_out_if_damaged(run: Run, session: Session) -> Iterator[None]:
-    """Keeps one run that cannot be read from ending a command over many; says which, and why."""
+def skip_if_damaged(run: Run, session: Session) -> Iterator[None]:
+    """Context in which a run that cannot be read is skipped with a message instead of ending the command."""
     try:
         yield
     except BrokenPipeError:
         raise
-    except Exception as error:  # noqa: BLE001  # the other runs are wanted, whatever is wrong with this one
-        session.note(f"run {run.run_id} in {run.path} is left out: {error}")
+    except Exception as error:  # noqa: BLE001  # whatever is wrong with this run, the others are wanted
+        session.note(f"skipped run {run.run_id} in {run.path}: {error}")
 
 
 def find_runs(names: Sequence[str], options: argparse.Namespace, session: Session) -> list[Run]:
-    """Returns runs by what a user calls them; where all are paths of run folders, nothing else is looked at.
+    """Returns runs by id, id prefix, name or path; if all are paths of run folders, no root is scanned.
 
     Raises:
-        RunNotFoundError: there is none of that name.
-        AmbiguousRunError: there are several.
+        RunNotFoundError: no run matches.
+        AmbiguousRunError: several runs match.
     """
     opened = [_at_path(name) for name in names]
     if all(run is not None for run in opened):

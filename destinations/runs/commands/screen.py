@@ -1,9 +1,9 @@
-"""Where a command writes: how wide it is, whether it shows colours, and what it does with JSON.
+"""Output of a command: screen width, colours, JSON, messages.
 
-Everything that a command shows passes here, and with it what others wrote: names, tags, notes, paths. Characters that move a
-terminal's cursor, change its state or begin a line are shown as escapes, whatever they stand in.
+All output passes through here, including untrusted text from run files (names, tags, notes, paths): control
+characters are shown as escapes, so that they cannot move the cursor, change the terminal or start a line.
 
-Colours are for terminals alone, and for none where `NO_COLOR` is set (https://no-color.org).
+Colours appear only on terminals, and never where `NO_COLOR` is set (https://no-color.org).
 """
 
 import io
@@ -24,7 +24,7 @@ from destinations.text.formatting import one_line, plain
 
 __all__ = ["STYLES", "NotesHandler", "Screen", "Session"]
 
-# Where a style begins or ends in a line: what nobody who wrote a name could know.
+# Marks the start and end of a style in a line; random, so that no text from a run file can contain it.
 _MARK = f"<{secrets.token_hex(8)}:"
 _STYLE_MARK = re.compile(rf"{_MARK}(\d+);")
 _ODD = re.compile("[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
@@ -46,10 +46,10 @@ class Screen:
     """The standard output of a command.
 
     Attributes:
-        stream: where text goes.
-        width: how many cells a line has; None where lines may have any length, as in a file.
-        has_colors: whether colours are shown.
-        is_terminal: whether what was written can be overwritten.
+        stream: the output stream.
+        width: line width in cells; None for unlimited, as in a file.
+        has_colors: colours are shown.
+        is_terminal: earlier output can be overwritten.
     """
 
     stream: IO[str]
@@ -78,7 +78,7 @@ class Screen:
             self.line(text)
 
     def json(self, value: Any) -> None:
-        """Writes a value as strict JSON, indented; NaN and infinities as texts."""
+        """Writes a value as indented strict JSON; NaN and infinities become strings."""
         text = json.dumps(plain(value), ensure_ascii=False, indent=2, allow_nan=False)
         self.lines(map(_plain_json, text.split("\n")))
 
@@ -88,34 +88,34 @@ class Screen:
         self.line(_plain_json(text))
 
     def styled(self, text: str, style: str | None) -> str:
-        """Returns a text in a colour, where colours are shown."""
+        """Returns the text with a style applied, where colours are shown."""
         if not style or not self.has_colors:
             return text
         return f"{_MARK}{STYLES[style]};{text}{_MARK}0;"
 
     def data_stream(self) -> IO[str]:
-        """Returns where data goes as it is; on a terminal with escapes shown as such."""
+        """Returns the stream for raw data; on a terminal, control characters are escaped."""
         return cast("IO[str]", _EscapingStream(self.stream)) if self.is_terminal else self.stream
 
     def clear(self) -> None:
-        """Begins a new page: over the old one on a terminal, below it elsewhere."""
+        """Clears a terminal; writes an empty line elsewhere."""
         self.stream.write("\x1b[H\x1b[J" if self.is_terminal else "\n")
 
     def flush(self) -> None:
-        """Has everything shown."""
+        """Flushes the stream."""
         self.stream.flush()
 
 
 @attrs.frozen
 class Session:
-    """What a command needs of the world.
+    """The environment of a command; tests inject their own.
 
     Attributes:
-        screen: where results go.
-        errors: where messages go that are no result.
-        clock: the time in seconds since 1970.
-        wait: waits for some seconds.
-        environment: the environment variables.
+        screen: results.
+        errors: messages (stderr).
+        clock: returns the time in seconds since 1970.
+        wait: sleeps for a number of seconds.
+        environment: environment variables.
     """
 
     screen: Screen = attrs.field(factory=Screen.of)
@@ -125,24 +125,24 @@ class Session:
     environment: "os._Environ[str] | dict[str, str]" = attrs.field(factory=lambda: os.environ)
 
     def note(self, text: str) -> None:
-        """Writes a message beside the results, in one line."""
+        """Writes a one-line message to `errors`."""
         self.errors.write(f"{_encodable(one_line(text), self.errors)}\n")
 
 
 class NotesHandler(logging.Handler):
-    """Shows log records of this package as messages beside the results."""
+    """Logging handler that writes warnings of this package as messages of the session."""
 
     def __init__(self, session: Session) -> None:
         super().__init__(logging.WARNING)
         self._session = session
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Writes one."""
+        """Writes the message of a log record."""
         self._session.note(record.getMessage())
 
 
 class _EscapingStream(io.TextIOBase):
-    """Writes lines of data to a terminal, each as `Screen.line` would."""
+    """Text stream that escapes control characters like `Screen.line`."""
 
     def __init__(self, stream: IO[str]) -> None:
         self._stream = stream
@@ -154,12 +154,12 @@ class _EscapingStream(io.TextIOBase):
 
 
 def _plain_json(line: str) -> str:
-    """Returns a line of JSON, which has odd characters in its texts alone, with JSON's own escapes for them."""
+    """Returns a line of JSON with non-printable characters as JSON escapes; they occur only in strings."""
     return line if line.isprintable() else _ODD.sub(lambda match: f"\\u{ord(match[0]):04x}", line)
 
 
 def _encodable(text: str, stream: IO[str]) -> str:
-    """Returns what the stream can write: a name of a run may hold what the locale has no bytes for."""
+    """Returns the text with characters that the encoding of the stream lacks as escapes."""
     encoding = getattr(stream, "encoding", None) or "utf-8"
     try:
         text.encode(encoding)

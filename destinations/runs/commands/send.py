@@ -1,4 +1,4 @@
-"""`send`: a run goes to a tracker or into another folder."""
+"""`send`: sends a run to a tracker or to another folder."""
 
 import argparse
 
@@ -14,7 +14,7 @@ EXIT_INTERRUPTED = 130
 
 
 def send(options: argparse.Namespace, session: Session) -> int:
-    """Sends what is new of a run."""
+    """Sends the new records of a run."""
     (run,) = find_runs([options.run_name], options, session)
     try:
         report = send_run(
@@ -36,7 +36,7 @@ def send(options: argparse.Namespace, session: Session) -> int:
                 "rows": report.rows,
                 "values": report.values,
                 "records": dict(report.records),
-                "not_taken": dict(report.not_taken),
+                "unsupported": dict(report.unsupported),
                 "missing": report.missing,
                 "failures": report.failures,
                 "failed": report.failed,
@@ -48,17 +48,17 @@ def send(options: argparse.Namespace, session: Session) -> int:
             f", {count} {kind.replace('_', ' ')}" for kind, count in sorted(report.records.items())
         )
         session.screen.line(f"sent {report.rows} rows{records} of {run.run_id} to {options.to}")
-    if report.not_taken:
+    if report.unsupported:
         kinds = ", ".join(
-            f"{count} {kind.replace('_', ' ')}" for kind, count in sorted(report.not_taken.items())
+            f"{count} {kind.replace('_', ' ')}" for kind, count in sorted(report.unsupported.items())
         )
-        session.note(f"not sent, for this target takes none: {kinds}")
+        session.note(f"not sent, unsupported by this target: {kinds}")
     for text in report.missing:
         session.note(text)
     for text in report.failed:
         session.note(text)
     if not report.is_over and not report.was_interrupted and not options.follow:
-        session.note("the run goes on: send it again later, or with --follow")
+        session.note("the run is still running; send it again later, or use --follow")
     if report.was_interrupted:
         return EXIT_INTERRUPTED
     return EXIT_FAILED if report.failures else EXIT_OK

@@ -1,4 +1,4 @@
-"""`show`: everything that is known of a run, on one page."""
+"""`show`: all details of a run on one page."""
 
 import argparse
 import itertools
@@ -17,7 +17,7 @@ from .text import NOTHING, age_text, bytes_text, cut, pad, sparkline, value_text
 __all__ = ["show"]
 
 _SPARKS = 24
-_MOST_NAMES = 100
+_MAX_NAMES = 100
 
 
 def show(options: argparse.Namespace, session: Session) -> int:
@@ -33,7 +33,7 @@ def show(options: argparse.Namespace, session: Session) -> int:
     _show_metrics(run, session.screen)
     _show_pairs("records", _record_texts(run), session.screen)
     _show_pairs("environment", _environment_texts(run.environment), session.screen)
-    _show_pairs("what logging cost", _receipt_texts(run.receipt), session.screen)
+    _show_pairs("logging overhead", _receipt_texts(run.receipt), session.screen)
     return EXIT_OK
 
 
@@ -59,13 +59,11 @@ def _show_head(run: Run, session: Session) -> None:
     screen.line("  ".join([*parts, screen.styled(status, status_style(status))]))
     screen.line(str(record.path))
     since = None if record.created_at is None else now - record.created_at
-    times = (
-        f"began {age_text(since)} ago, took {cell_of(record, 'duration', now).text}"
-        if since is not None
-        else ""
-    )
+    times = "" if since is None else f"started {age_text(since)} ago, "
     if since is not None and run.alive:
-        times = f"began {age_text(since)} ago, goes on; last sign of life {age_text(_since_heartbeat(run, now))} ago"
+        times += f"running; last heartbeat {age_text(_since_heartbeat(run, now))} ago"
+    elif since is not None:
+        times += f"took {cell_of(record, 'duration', now).text}"
     sessions = len(run.sessions)
     for text in (
         times + (f", in {sessions} sessions" if sessions > 1 else ""),
@@ -104,11 +102,8 @@ def _show_metrics(run: Run, screen: Screen) -> None:
     screen.line()
     columns = [
         Column("metric", is_whole=True),
-        *(
-            Column(title, is_right=True)
-            for title in ("last", "least", "at step", "greatest", "at step", "values")
-        ),
-        Column("course"),
+        *(Column(title, is_right=True) for title in ("last", "min", "at step", "max", "at step", "values")),
+        Column("trend"),
     ]
     rows = [
         [
@@ -119,18 +114,18 @@ def _show_metrics(run: Run, screen: Screen) -> None:
             Cell(value_text(one.max)),
             Cell(value_text(one.max_step)),
             Cell(str(one.count)),
-            Cell(_course(run, name), "cyan"),
+            Cell(_trend(run, name), "cyan"),
         ]
         for name, one in summary.items()
     ]
     screen.lines(table_lines(columns, rows, screen))
 
 
-def _course(run: Run, name: str) -> str:
+def _trend(run: Run, name: str) -> str:
     try:
         return sparkline(run.series(name).value.tolist(), _SPARKS)
     except MetricNotFoundError:
-        # The summary of a damaged run may know what its rows do not have.
+        # The summary of a damaged run may have metrics that its rows lack.
         return NOTHING
 
 
@@ -141,9 +136,9 @@ def _counts(run: Run) -> dict[str, int]:
 def _record_texts(run: Run) -> dict[str, str]:
     texts = {}
     for kind, found in run.record_counts().items():
-        names = itertools.islice(found.names.items(), _MOST_NAMES)
+        names = itertools.islice(found.names.items(), _MAX_NAMES)
         named = ", ".join(f"{name} ({count})" if count > 1 else name for name, count in names if name)
-        if len(found.names) > _MOST_NAMES:
+        if len(found.names) > _MAX_NAMES:
             named += ", …"
         about = f", {bytes_text(found.size)}" if found.size else ""
         texts[kind.replace("_", " ")] = f"{found.count}{about}{f': {value_text(named)}' if named else ''}"
@@ -151,7 +146,7 @@ def _record_texts(run: Run) -> dict[str, str]:
 
 
 def _environment_texts(environment: dict[str, Any]) -> dict[str, str]:
-    """Returns what is short; lists of packages are for `--json` and `diff`."""
+    """Returns the short entries; package lists are left to `--json` and `diff`."""
     texts = {}
     for name, value in environment.items():
         if isinstance(value, dict):
@@ -165,7 +160,7 @@ def _environment_texts(environment: dict[str, Any]) -> dict[str, str]:
 
 def _receipt_texts(receipt: dict[str, Any]) -> dict[str, str]:
     texts = {
-        "a call": f"{receipt['p50_us']} µs, one in a hundred {receipt['p99_us']} µs or more"
+        "per call": f"p50 {receipt['p50_us']} µs, p99 {receipt['p99_us']} µs"
         if receipt.get("p50_us") is not None and receipt.get("p99_us") is not None
         else "",
         "rows": value_text(receipt.get("calls")) if receipt.get("calls") is not None else "",

@@ -1,4 +1,4 @@
-"""Tables that fit: columns as wide as what is in them, cut where the screen is narrower."""
+"""Tables that fit the screen: columns as wide as their content, truncated where the screen is narrower."""
 
 from collections.abc import Sequence
 
@@ -20,9 +20,9 @@ class Column:
     """A column of a table.
 
     Attributes:
-        title: what stands above it.
-        is_right: numbers stand at the right.
-        is_whole: is the last to be cut.
+        title: the header.
+        is_right: right-aligned.
+        is_whole: truncated only after all other columns.
     """
 
     title: str
@@ -39,12 +39,12 @@ class Cell:
 
 
 def table_lines(columns: Sequence[Column], rows: Sequence[Sequence[Cell | str]], screen: Screen) -> list[str]:
-    """Returns the lines of a table, its titles first.
+    """Returns the lines of a table, header first.
 
-    Where the screen is too narrow, the widest columns are cut, "…" in the place of what is gone; where there is no room for all
-    of them, the last ones are left out, and a "…" in the line of titles says so.
+    On a narrow screen the widest columns are truncated with "…"; where even that does not suffice, the last
+    columns are omitted, and the header ends with "…".
     """
-    # Escaped before it is measured: an escape takes more room than what it stands for.
+    # Escaped before measuring: an escape is wider than the character it replaces.
     table = [
         [
             Cell(one_line(cell.text), cell.style) if isinstance(cell, Cell) else Cell(one_line(cell))
@@ -68,9 +68,9 @@ def table_lines(columns: Sequence[Column], rows: Sequence[Sequence[Cell | str]],
 
 
 def _fitting(widths: list[int], columns: Sequence[Column], room: int) -> int:
-    """Makes columns narrower until they fit; returns how many of them are shown."""
+    """Narrows `widths` in place until the table fits `room` cells; returns the number of columns shown."""
 
-    # The "…" that stands for columns left out takes room too.
+    # The "…" for omitted columns needs space too.
     def room_between(shown: int) -> int:
         return len(_GAP) * (shown - 1) + (0 if shown == len(columns) else len(_GAP) + len(ELLIPSIS))
 
@@ -89,7 +89,7 @@ def _fitting(widths: list[int], columns: Sequence[Column], room: int) -> int:
                 break
             widest = max(candidates, key=widths.__getitem__)
             second = max((widths[index] for index in candidates if index != widest), default=_NARROWEST)
-            # At once down to the next widest, but not below what is needed.
+            # In one step down to the next widest, but no further than needed.
             widths[widest] -= max(1, min(excess, widths[widest] - max(second, _NARROWEST)))
     return shown
 

@@ -1,6 +1,6 @@
-"""How values look on a terminal: widths in cells, cut texts, ages, durations, sizes, sparklines.
+"""Formats values for a terminal: cell widths, truncation, ages, durations, sizes, sparklines.
 
-Pure functions; nothing here knows a run.
+Pure functions, independent of runs.
 """
 
 import math
@@ -25,19 +25,19 @@ __all__ = [
 ]
 
 ELLIPSIS = "…"
-NOTHING = "–"  # noqa: RUF001  # a dash that no number begins with
+NOTHING = "–"  # noqa: RUF001  # an en dash, unlike the minus sign of a number
 
 _BARS = "▁▂▃▄▅▆▇█"
 _GAP = " "
 _WIDE = frozenset("WF")
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
-_THOUSAND = 1024.0
+_KIB = 1024.0
 _ASCII = 0x7F
 
 
 def width_of(text: str) -> int:
-    """Returns how many cells a text takes: two for wide characters of East Asia, none for combining ones."""
+    """Returns the width of a text in cells: 2 for East Asian wide characters, 0 for combining ones."""
     if text.isascii():
         return len(text)
     return sum(map(_width_of_character, text))
@@ -52,7 +52,7 @@ def _width_of_character(character: str) -> int:
 
 
 def cut(text: str, width: int) -> str:
-    """Returns a text that takes `width` cells at most; "…" stands for what was cut off."""
+    """Returns the text truncated to `width` cells; "…" marks the cut."""
     if width_of(text) <= width:
         return text
     kept, used = [], 0
@@ -65,13 +65,13 @@ def cut(text: str, width: int) -> str:
 
 
 def pad(text: str, width: int, *, right: bool = False) -> str:
-    """Returns a text with spaces behind it, or before it, so that it takes `width` cells."""
+    """Returns the text padded with spaces to `width` cells; `right` aligns it to the right."""
     spaces = " " * max(0, width - width_of(text))
     return spaces + text if right else text + spaces
 
 
 def age_text(seconds: float | None) -> str:
-    """Returns how long ago something was in one unit: "12s", "5m", "3h", "4d"."""
+    """Returns an age in its largest unit: "12s", "5m", "3h", "4d"."""
     if seconds is None or not math.isfinite(seconds):
         return NOTHING
     seconds = max(0.0, seconds)
@@ -82,7 +82,7 @@ def age_text(seconds: float | None) -> str:
 
 
 def duration_text(seconds: float | None) -> str:
-    """Returns how long something took in two units: "12s", "5m03s", "3h20m", "4d01h"."""
+    """Returns a duration in two units: "12s", "5m03s", "3h20m", "4d01h"."""
     if seconds is None or not math.isfinite(seconds):
         return NOTHING
     whole = int(max(0.0, seconds))
@@ -96,10 +96,10 @@ def duration_text(seconds: float | None) -> str:
 
 
 def seconds_of(text: str) -> float:
-    """Returns the seconds that "30", "30s", "5m", "12h", "7d" or "2w" mean.
+    """Parses a duration such as "30", "30s", "5m", "12h", "7d" or "2w" into seconds.
 
     Raises:
-        ValueError: it is none of these.
+        ValueError: invalid, negative or infinite duration.
     """
     number, unit = (text[:-1], text[-1]) if text and text[-1] in _UNITS else (text, "s")
     try:
@@ -107,21 +107,23 @@ def seconds_of(text: str) -> float:
     except ValueError:
         seconds = math.nan
     if not 0 <= seconds < math.inf:
-        raise ValueError(f"duration must be a number with s, m, h, d or w behind it, got {text!r}. Write 7d.")
+        raise ValueError(
+            f"invalid duration {text!r}: expected a number followed by s, m, h, d or w, such as 7d."
+        )
     return seconds
 
 
 def bytes_text(size: float) -> str:
-    """Returns a size in the unit that suits it: "812 B", "1.5 MiB"."""
+    """Returns a size in binary units: "812 B", "1.5 MiB"."""
     for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(size) < _THOUSAND:
+        if abs(size) < _KIB:
             return f"{size:.0f} B" if unit == "B" else f"{size:.1f} {unit}"
-        size /= _THOUSAND
+        size /= _KIB
     return f"{size:.1f} TiB"
 
 
 def value_text(value: Any) -> str:
-    """Returns any value in one line: numbers rounded for people, None as a dash."""
+    """Returns any value on one line: floats rounded, None as a dash."""
     if value is None:
         return NOTHING
     if isinstance(value, float):
@@ -134,9 +136,9 @@ def value_text(value: Any) -> str:
 
 
 def sparkline(values: Sequence[float], width: int = 24) -> str:
-    """Returns a small chart of a series; each character is the mean of its part of the series.
+    """Returns a bar chart of a series in one line; each character is the mean of an equal part of the series.
 
-    What is not finite leaves a space where a part has nothing else.
+    Non-finite values are skipped; a part without finite values is a space.
     """
     count = len(values)
     width = min(width, count)
@@ -144,13 +146,13 @@ def sparkline(values: Sequence[float], width: int = 24) -> str:
     for index in range(width):
         part = values[index * count // width : (index + 1) * count // width]
         finite = [float(value) for value in part if math.isfinite(value)]
-        # Divided first: a sum may be too large for a float.
+        # Divided first: the sum may overflow.
         means.append(math.fsum(value / len(finite) for value in finite) if finite else math.nan)
     known = [mean for mean in means if math.isfinite(mean)]
     if not known:
         return ""
     low, high = min(known), max(known)
-    # Halves, for the same reason.
+    # Halved, for the same reason.
     span = high / 2 - low / 2
     return "".join(
         _GAP

@@ -1,4 +1,4 @@
-"""`scan`, `compact`, `sql`: the index and the dataset."""
+"""`scan`, `compact`, `sql`: maintain the index and the dataset."""
 
 import argparse
 
@@ -15,7 +15,7 @@ __all__ = ["compact", "scan", "sql"]
 
 
 def scan(options: argparse.Namespace, session: Session) -> int:
-    """Looks at what changed, and says what was found."""
+    """Updates the index and reports what changed."""
     with open_selected(options, session) as runs:
         report = runs.scan(full=True) if options.full else runs.report
     if options.json:
@@ -30,20 +30,20 @@ def scan(options: argparse.Namespace, session: Session) -> int:
     screen = session.screen
     screen.line(
         f"{report.runs} runs in {report.seconds:.2f} s: {report.added} new, {report.changed} changed, "
-        f"{report.unchanged} as before, {report.moved} moved, {report.gone} gone; {report.alive} alive"
+        f"{report.unchanged} unchanged, {report.moved} moved, {report.gone} removed; {report.alive} alive"
     )
     for name, paths in report.duplicates.items():
-        screen.line(f"run id {name} occurs {len(paths)} times: {', '.join(map(str, paths))}")
+        screen.line(f"duplicate run id {name} in {len(paths)} folders: {', '.join(map(str, paths))}")
     for path, problem in report.problems:
         screen.line(f"{path}: {problem}")
     if report.damaged > len(report.problems):
-        screen.line(f"and {report.damaged - len(report.problems)} more that could not be read well")
+        screen.line(f"and {report.damaged - len(report.problems)} more with problems")
     screen.lines(report.warnings)
     return EXIT_OK
 
 
 def compact(options: argparse.Namespace, session: Session) -> int:
-    """Brings finished runs into a dataset."""
+    """Writes finished runs to a dataset."""
     from destinations.runs.dataset import compact as compact_runs
     from uploads import UploadError
 
@@ -59,16 +59,17 @@ def compact(options: argparse.Namespace, session: Session) -> int:
         )
         return EXIT_OK
     session.screen.line(
-        f"{report.uri}: {report.runs} runs, {report.points} points, {bytes_text(report.size)}; {report.added} new, "
-        f"{report.changed} changed, {report.updated} described anew, {report.unchanged} as before, {report.alive} still alive"
+        f"{report.uri}: {report.runs} runs, {report.points} points, {bytes_text(report.size)}; "
+        f"{report.added} new, {report.changed} changed, {report.updated} with updated metadata, "
+        f"{report.unchanged} unchanged, {report.alive} still alive"
     )
     for path in report.duplicates:
-        session.note(f"left out, for a newer run has its id: {path}")
+        session.note(f"skipped {path}: a newer run has the same id")
     return EXIT_OK
 
 
 def sql(options: argparse.Namespace, session: Session) -> int:
-    """Runs a query over a dataset."""
+    """Runs an SQL query over a dataset."""
     from destinations.runs.dataset import sql as query
     from uploads import UploadError
 

@@ -1,11 +1,11 @@
-"""`send`: a run goes to a tracker or into another folder, completely, and once however often it is sent.
+"""`send`: copies a run to a tracker or to another folder, incrementally and without duplicates.
 
 ```python
 send(open_runs("runs")["digits"], "tensorboard:tb")
 ```
 
-What was sent is remembered, so that a second sending hands on what is new alone. One that was killed half-way is done again from the
-beginning: first what it left is taken back. Runs in the calling thread, and blocks.
+A ledger records what was sent, so that repeating `send` sends only new records. After an interrupted attempt
+the partial copy is removed and everything is sent again. Runs in the calling thread, and blocks.
 """
 
 import contextlib
@@ -44,48 +44,49 @@ def send(
     wait: Callable[[float], None] = time.sleep,
     now: Callable[[], float] = time.time,
 ) -> ReplayReport:
-    """Sends a run.
+    """Sends the new records of a run to a target.
 
     Args:
-        run: what was written.
+        run: the run to send.
         target: "tensorboard:FOLDER", "run:FOLDER", "wandb:PROJECT", "wandb:ENTITY/PROJECT", "mlflow:URI",
-            "mlflow:URI#EXPERIMENT" or "trackio:PROJECT". In a folder, the run gets a folder of its name.
-        follow: go on until the run ends, or until Ctrl-C.
-        again: everything anew, in the place of what was sent.
-        abandoned: rows, too, that training left when it went back to a checkpoint; see `replay`.
-        cache: where to remember what was sent to targets that are no folders; the user's cache folder where None.
-        wait: waits for some seconds.
-        now: the time in seconds since 1970.
+            "mlflow:URI#EXPERIMENT" or "trackio:PROJECT". In a FOLDER, the run gets a subfolder of its name.
+        follow: keep sending until the run ends, or until Ctrl-C.
+        again: replace what was sent before by a complete copy.
+        abandoned: include rows abandoned when training resumed from an earlier step; see `replay`.
+        cache: folder for the ledgers of targets that are not folders; default: the user's cache folder.
+        wait: sleeps for a number of seconds.
+        now: returns the time in seconds since 1970.
 
     Returns:
-        What was sent this time.
+        What this call sent.
 
     Raises:
-        TargetError: the target is none.
-        SendingError: the target holds something else, or another process sends this run to it.
-        ImportError: the package of the tracker is missing.
+        TargetError: invalid target.
+        SendingError: the target contains something else, or another process is sending this run to it.
+        ImportError: the tracker's package is not installed.
     """
     place = target_of(target, run.record, Path(cache) if cache is not None else cache_folder().parent)
     place.check()
     with Ledger(place.ledger_path, run.record.run_id, place.name) as ledger:
-        is_anew = again or ledger.state != "done" or place.is_gone()
+        starts_over = again or ledger.state != "done" or place.is_gone()
         while True:
             try:
                 return _send_once(
                     run,
                     place,
                     ledger,
-                    is_anew=is_anew,
+                    starts_over=starts_over,
                     follow=follow,
                     abandoned=abandoned,
                     wait=wait,
                     now=now,
                 )
             except RewoundError:
-                # Training went back to a checkpoint: what was sent of the branch that it left has to go.
-                if is_anew and not follow:
+                # Training resumed from an earlier step: rows of the abandoned branch were sent and must be
+                # removed.
+                if starts_over and not follow:
                     raise
-                is_anew = True
+                starts_over = True
 
 
 def _send_once(
@@ -93,25 +94,25 @@ def _send_once(
     place: Target,
     ledger: Ledger,
     *,
-    is_anew: bool,
+    starts_over: bool,
     follow: bool,
     abandoned: bool,
     wait: Callable[[float], None],
     now: Callable[[], float],
 ) -> ReplayReport:
-    position = Position() if is_anew else ledger.position
+    position = Position() if starts_over else ledger.position
     facts = _facts_of(run, abandoned)
     place.with_abandoned = abandoned
     is_file_missing = abandoned and place.copies_abandoned and not ledger.facts.get("abandoned")
     abandoned = abandoned and not place.copies_abandoned
-    may_be_known = not is_anew and not follow and not is_file_missing
-    if may_be_known and _is_known(run, position, facts, ledger.facts, abandoned):
+    may_be_current = not starts_over and not follow and not is_file_missing
+    if may_be_current and _is_up_to_date(run, position, facts, ledger.facts, abandoned):
         return ReplayReport(position=position, is_over=not facts["is_alive"])
     clock = RecordClock()
-    place.is_anew = is_anew
+    place.starts_over = starts_over
     destination: Any = place.make(clock)
     ledger.begin()
-    if is_anew:
+    if starts_over:
         place.restart()
     report = replay(
         run,
@@ -120,14 +121,14 @@ def _send_once(
         position=position,
         follow=follow,
         abandoned=abandoned,
-        of_rank=place.maker_of_ranks(clock),
+        make_rank_destination=place.rank_factory(clock),
         wait=wait,
         now=now,
     )
     _count_undelivered(destination, report)
     if not report.failures:
         place.finish(run)
-        # Of a run that was alive, what it said before; what it says since is for the next time.
+        # For a live run the earlier facts, so that changes since then are sent next time.
         ledger.finish(
             report.position, _facts_of(run, place.with_abandoned) if follow and report.is_over else facts
         )
@@ -135,7 +136,7 @@ def _send_once(
 
 
 def _facts_of(run: Run, abandoned: bool) -> dict[str, Any]:
-    """Returns what is sent beside rows and records, in short."""
+    """Returns a fingerprint of everything sent besides rows and records."""
     try:
         now = run.reload()
     except RunNotFoundError:
@@ -151,7 +152,7 @@ def _facts_of(run: Run, abandoned: bool) -> dict[str, Any]:
 
 
 def _stamps_of(run_dir: Path) -> dict[str, list[int]] | None:
-    """Returns size and time of what holds rows and records; None where rows may come without a file showing it."""
+    """Returns size and mtime of each file with rows or records; None if a journal may hold newer rows."""
     if (run_dir / JOURNAL_FOLDER).exists():
         return None
     stamps = {}
@@ -162,10 +163,10 @@ def _stamps_of(run_dir: Path) -> dict[str, list[int]] | None:
     return stamps
 
 
-def _is_known(
+def _is_up_to_date(
     run: Run, position: Position, facts: dict[str, Any], known: dict[str, Any], abandoned: bool
 ) -> bool:
-    """Says whether nothing was logged since, and how the run stands was sent too."""
+    """Returns whether the target is up to date: no new rows or records, and the same status."""
     if not facts["abandoned"]:
         known = {**known, "abandoned": False}
     if facts == known and facts["files"] is not None:
@@ -177,7 +178,7 @@ def _is_known(
 
 
 def _count_undelivered(destination: Any, report: ReplayReport) -> None:
-    """Adds what a destination took, and could not deliver."""
+    """Adds what the destination accepted but could not deliver to the failures."""
     counts = getattr(destination, "counts", None)
     for what in ("dropped_rows", "failed_rows", "dropped_records", "failed_records"):
         count = int(getattr(counts, what, 0) or 0)

@@ -1,7 +1,8 @@
-"""What was sent where: a small file for each run and target, which makes sending again safe.
+"""Ledger: a small file for each pair of run and target that makes sending repeatable.
 
-A sending first says that it is under way; what an earlier one left in that state was killed half-way, and is sent anew. Once all is
-delivered, the file says up to where. One process at a time has the ledger, by a lock that goes with the process.
+`begin` marks it as open before anything is sent; a ledger found open means an interrupted attempt, and
+everything is sent again. `finish` records the position reached. A file lock, released when the process exits,
+admits one process.
 """
 
 import contextlib
@@ -23,19 +24,19 @@ _VERSION = 1
 
 
 class SendingError(RunsError):
-    """A run cannot be sent to a target."""
+    """The run cannot be sent to this target."""
 
 
 class Ledger:
-    """The file about one run and one target; a context manager that holds its lock.
+    """The ledger of one run and one target; a context manager that holds its lock.
 
     Args:
-        path: the file; its folder is made.
+        path: the file; its folder is created.
         run_id: the run.
         target: the target.
 
     Raises:
-        SendingError: another process is sending, or the file is about another run or target.
+        SendingError: on entering: another process holds the lock, or the ledger belongs to another run.
     """
 
     def __init__(self, path: Path, run_id: str, target: str) -> None:
@@ -43,11 +44,11 @@ class Ledger:
         self._about = {"version": _VERSION, "run_id": run_id, "target": target}
         self._lock = -1
         self.state = "none"
-        """"none" where nothing was sent, "open" where a sending was not finished, "done"."""
+        """"none" if nothing was sent, "open" if an attempt was interrupted, "done"."""
         self.position = Position()
-        """Up to where the run was sent, when that was done."""
+        """Position up to which the run was sent."""
         self.facts: dict[str, Any] = {}
-        """What else was sent, as the sender wrote it down."""
+        """Fingerprint of everything else that was sent, defined by the sender."""
 
     def __enter__(self) -> Self:
         self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -71,15 +72,15 @@ class Ledger:
             is_mine = try_lock(self._lock)
         if not is_mine:
             raise SendingError(
-                f"run {self._about['run_id']!r} must be sent to {self._about['target']} by one process at a time, got a second."
+                f"another process is sending run {self._about['run_id']!r} to {self._about['target']}."
             )
 
     def begin(self) -> None:
-        """Says that something is being sent."""
+        """Marks the ledger as open, before anything is sent."""
         self._write("open")
 
     def finish(self, position: Position, facts: dict[str, Any]) -> None:
-        """Says up to where everything was sent."""
+        """Records that everything up to a position was sent."""
         self.position, self.facts = position, facts
         self._write("done", position=attrs.asdict(position), facts=facts)
 
@@ -93,8 +94,8 @@ class Ledger:
             return
         if found.get("run_id") != self._about["run_id"]:
             raise SendingError(
-                f"target must be new, or hold run {self._about['run_id']!r}, got {str(self._path.parent)!r}, which holds "
-                f"run {found.get('run_id')!r}."
+                f"target {str(self._path.parent)!r} contains run {found.get('run_id')!r}, "
+                f"not {self._about['run_id']!r}. Choose another folder."
             )
         try:
             self.position = Position(**found["position"]) if found["state"] == "done" else Position()
@@ -105,7 +106,7 @@ class Ledger:
 
 
 def read_ledger(path: Path) -> dict[str, Any]:
-    """Returns what a ledger says; nothing where there is none."""
+    """Returns the content of a ledger; empty if there is none, state "open" if it is corrupt."""
     try:
         found = json.loads(read_regular(path))
     except (FileNotFoundError, NotADirectoryError):

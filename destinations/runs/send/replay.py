@@ -1,10 +1,10 @@
-"""`replay`: a run that was written is logged again, to any destination.
+"""`replay`: logs the content of a run folder to a destination again.
 
-Everything that the folder of a run holds goes to the methods of the destination as it went there first: metrics, hyperparameters,
-tables, images with their masks, sounds, videos, histograms, texts, traces, point clouds and files, in the order of their times,
-with the steps that they had. A `RecordClock` is what tells a destination when that was.
+Metrics, hyperparameters, tables, images with masks, audio, video, histograms, texts, traces, point clouds and
+files are passed to the methods of the destination in order of time, with their original steps. A
+`RecordClock` gives the destination the original times.
 
-Runs in the calling thread, and blocks until everything is handed on.
+Runs in the calling thread, and blocks until everything has been passed on.
 """
 
 import contextlib
@@ -51,24 +51,25 @@ __all__ = [
 
 Array = np.ndarray[Any, Any]
 
-_MOST_SHOWN_AS_NAN = 1000
+_MAX_NAN_VALUES = 1000
+_WITH_CHANNELS = 3
 
 
 def image_of(run_dir: Path, line: dict[str, Any]) -> Array:
-    """Returns the pixels of an image, `(H, W)` or `(C, H, W)`: uint8, or floats in the range that they were stretched from."""
+    """Returns an image, `(H, W)` or `(C, H, W)`: uint8, or float in the original value range."""
     with open_image(file_inside(run_dir, line["path"])) as picture:
         pixels = np.asarray(picture if picture.mode in {"L", "RGB", "RGBA"} else picture.convert("RGBA"))
-    if pixels.ndim == 3:  # noqa: PLR2004  # with channels
+    if pixels.ndim == _WITH_CHANNELS:
         pixels = np.moveaxis(pixels, -1, 0)
-    elif len(line.get("shape") or ()) == 3:  # noqa: PLR2004  # one channel
+    elif len(line.get("shape") or ()) == _WITH_CHANNELS:  # A single channel.
         pixels = pixels[None]
     value_range = line.get("value_range")
     if value_range is None:
         return pixels
     low, high = map(float, value_range)
     values = low + pixels / 255.0 * (high - low)
-    # Exactly, so that they are stretched to the same pixels again.
-    values[pixels == 255] = high  # noqa: PLR2004  # the greatest byte
+    # Exact, so that rescaling gives the same pixels.
+    values[pixels == 255] = high  # noqa: PLR2004  # max of uint8
     return values
 
 
@@ -77,8 +78,8 @@ def mask_of(run_dir: Path, paths: dict[str, str]) -> Array:
     return read_pixels(file_inside(run_dir, paths["path"]))
 
 
-def sound_of(run_dir: Path, line: dict[str, Any]) -> "Array | bytes":
-    """Returns a sound as int16 `(samples,)` or `(channels, samples)`, or the bytes of a file that has other samples."""
+def sound_of(run_dir: Path, line: dict[str, Any]) -> Array | bytes:
+    """Returns audio as int16 `(samples,)` or `(channels, samples)`, or the bytes of an encoded file."""
     path, shape = file_inside(run_dir, line["path"]), line.get("shape")
     if shape is None:
         return read_regular(path, MOST_MEDIUM_BYTES)
@@ -87,14 +88,14 @@ def sound_of(run_dir: Path, line: dict[str, Any]) -> "Array | bytes":
 
 
 def cloud_of(run_dir: Path, line: dict[str, Any]) -> tuple[Array, Array | None]:
-    """Returns points as float32 `(N, 3)`, and their colours as uint8 `(N, 3)` or `(N, 4)`, or None."""
+    """Returns points, float32 `(N, 3)`, and colours, uint8 `(N, 3)` or `(N, 4)` or None."""
     return read_points(file_inside(run_dir, line["path"]))
 
 
 def histogram_of(line: dict[str, Any]) -> Any:
-    """Returns a histogram by its counts and edges; one without a finite value as NaN."""
+    """Returns a histogram as `BinnedValues`, or as an array of NaN if it has no finite values."""
     if not line.get("counts"):
-        return np.full(min(int(line.get("non_finite") or line.get("count") or 0), _MOST_SHOWN_AS_NAN), np.nan)
+        return np.full(min(int(line.get("non_finite") or line.get("count") or 0), _MAX_NAN_VALUES), np.nan)
     moments = {name: line.get(name) for name in ("min", "max", "mean", "std")}
     return BinnedValues(
         line["counts"],
@@ -106,7 +107,7 @@ def histogram_of(line: dict[str, Any]) -> Any:
 
 
 def table_of(run_dir: Path, line: dict[str, Any]) -> tuple[list[str], list[list[Any]]]:
-    """Returns columns and rows of a table, each value of the type of its column."""
+    """Returns the columns and rows of a table, with values of the recorded column types."""
     types = [str(column.get("type")) for column in line.get("columns", ())]
     return read_table(file_inside(run_dir, line["path"]), types)
 
@@ -122,18 +123,18 @@ _METHODS = {
     "text": "log_text",
     "traces": "log_traces",
 }
-_MOST_PROBLEMS = 100
-# What a metric was called that has another name as a column.
+_MAX_PROBLEMS = 100
+# Metrics that are stored in a column of another name.
 _NAMES = {column_of(name): name for name in ("step", "time")}
-# A pass over the files may take this share of the time.
+# Largest share of the time spent reading while following.
 _SHARE_OF_READING = 0.1
-# A destination that drops media when it is far behind gets time to catch up.
+# Flushed regularly, because a destination drops media when its queue is full.
 _RECORDS_BETWEEN_FLUSHES = 100
 _BYTES_BETWEEN_FLUSHES = 32 << 20
 
 
 class RecordClock:
-    """The time at which the record at hand was logged first: what a destination that is replayed to takes for the time.
+    """Clock of a destination during a replay: returns the original time of the current record.
 
     ```python
     clock = RecordClock()
@@ -153,25 +154,25 @@ class RecordClock:
 
 @attrs.define
 class ReplayReport:
-    """What was handed on.
+    """Result of a replay.
 
     Attributes:
         rows: calls of `log_metrics`.
-        values: the values in them.
-        records: how many calls for everything else, by kind.
-        not_taken: of what the destination takes no notice, by kind.
-        missing: files of records that are not there any more.
-        failed: what the destination refused, and why; the first hundred.
-        failures: how many there were.
-        position: up to where the run was handed on.
-        is_over: whether the run has ended, and everything of it was handed on.
-        was_interrupted: whether Ctrl-C ended the following; everything until then was handed on.
+        values: values in these calls.
+        records: number of other calls, by kind.
+        unsupported: number of records skipped because the destination ignores their kind, by kind.
+        missing: one message for each missing file of a record.
+        failed: one message for each failure, at most 100.
+        failures: number of failures.
+        position: position reached in the run.
+        is_over: the run has ended and was replayed completely.
+        was_interrupted: Ctrl-C ended `follow`; everything read until then was passed on.
     """
 
     rows: int = 0
     values: int = 0
     records: Counter[str] = attrs.field(factory=Counter)
-    not_taken: Counter[str] = attrs.field(factory=Counter)
+    unsupported: Counter[str] = attrs.field(factory=Counter)
     missing: list[str] = attrs.field(factory=list)
     failed: list[str] = attrs.field(factory=list)
     failures: int = 0
@@ -188,65 +189,73 @@ def replay(
     position: Position | None = None,
     follow: bool = False,
     abandoned: bool = False,
-    of_rank: Callable[[int], Any] | None = None,
+    make_rank_destination: Callable[[int], Any] | None = None,
     interval_seconds: float = 1.0,
     wait: Callable[[float], None] = time.sleep,
     now: Callable[[], float] = time.time,
 ) -> ReplayReport:
-    """Logs everything that a run holds to a destination, from its `init` to its `post_close`.
+    """Logs the content of a run to a destination, from `init` to `post_close`.
 
-    The destination must be one that is closed. What it makes of the time is its own; give it a `RecordClock`, and the same one
-    here, and it gets the original times.
+    The destination must be new or closed. To give it the original times, pass it a `RecordClock`, and the
+    same one here.
 
-    A run that is alive, and is not followed, ends as "preempted", which means that it will be continued. Of one that was killed,
-    the end is a failure.
+    A live run that is not followed ends as "preempted"; a run that was killed ends as "failed".
 
-    Metrics of other ranks than 0 are called `rank1/loss`, and those that training left `abandoned/step4.1a2b3c4d/loss`, after
-    the file that has them; where a metric of rank 0 begins like that, an underscore comes before the "/".
+    Metrics of ranks other than 0 are named `rank1/loss`, and abandoned rows `abandoned/step4.1a2b3c4d/loss`
+    after their file; if metrics of rank 0 already begin like that, an underscore is added before the "/".
 
     Args:
-        run: what was written.
-        destination: where it goes.
+        run: the run to replay.
+        destination: the destination to log to.
         clock: the clock of the destination.
-        position: what it has already; changed to what it has then. Default: nothing.
-        follow: go on until the run ends.
-        abandoned: whether rows go there, too, that training left when it went back to a checkpoint.
-        of_rank: makes a destination for a rank other than 0, which then gets the metrics of that rank under their own names.
-        interval_seconds: how long to wait before looking again; longer where looking takes long.
-        wait: waits for some seconds.
-        now: the time in seconds since 1970.
+        position: position to start from, updated in place. Default: the beginning.
+        follow: keep replaying until the run ends.
+        abandoned: include rows abandoned when training resumed from an earlier step.
+        make_rank_destination: makes a destination for a rank other than 0, which gets the metrics of that
+            rank under their own names.
+        interval_seconds: polling interval while following; longer if reading takes long.
+        wait: sleeps for a number of seconds.
+        now: returns the time in seconds since 1970.
 
     Returns:
-        What was handed on.
+        What was passed on.
 
     Raises:
-        RewoundError: with a position, or following: training went back to a checkpoint, and what was handed on is no more.
-        BaseException: what `init` or `close` of the destination raised; or Ctrl-C, after the destination is closed.
+        RewoundError: with a position or `follow`: training resumed from an earlier step, so that rows passed
+            on are no longer part of the run.
+        BaseException: raised by `init` or `close` of the destination, or Ctrl-C, after the destination was
+            closed.
     """
     report = ReplayReport(position=Position() if position is None else position)
     return _Replay(
-        run, destination, clock or RecordClock(), report, now, abandoned=abandoned, of_rank=of_rank
+        run,
+        destination,
+        clock or RecordClock(),
+        report,
+        now,
+        abandoned=abandoned,
+        make_rank_destination=make_rank_destination,
     ).run_all(follow=follow, interval_seconds=interval_seconds, wait=wait)
 
 
 class _Rank:
-    """A destination that is handed the metrics of a rank, in a run of its own."""
+    """The destination of one rank, with an engine of its own."""
 
     def __init__(self, name: str, rank: int, destination: Any) -> None:
         from events import Engine, Logger, State
 
-        # Not what the environment says: this process is no rank of anything.
+        # Set explicitly: the environment of this process says nothing about the replayed run.
         size = rank + 1
         self.state = State(
             name, rank=rank, local_rank=rank, world_size=size, local_world_size=size, node_rank=0
         )
         self.destination = destination
         self.engine = Engine(self.state, Logger(self.state, [destination], raise_errors=True))
-        self.place: tuple[int, int] | None = None
+        self.step_and_epoch: tuple[int, int] | None = None
 
 
 class _Replay:
-    """One replay."""
+    """State of one replay."""
 
     def __init__(
         self,
@@ -257,7 +266,7 @@ class _Replay:
         now: Callable[[], float],
         *,
         abandoned: bool,
-        of_rank: Callable[[int], Any] | None,
+        make_rank_destination: Callable[[int], Any] | None,
     ) -> None:
         self._path = run.record.path
         self._destination = destination
@@ -266,16 +275,16 @@ class _Replay:
         self._now = now
         self._about = _Facts.read(run)
         self._abandoned = abandoned
-        self._of_rank = of_rank
+        self._of_rank = make_rank_destination
         self._main = _Rank(_name_inside(run.record.name), 0, destination)
         self._state = self._main.state
         self._ranks = {0: self._main}
         self._prefixes: dict[tuple[int, str], str] = {}
         self._last: dict[tuple[int, str], tuple[int | None, float | None]] = {}
-        self._waiting_records = self._waiting_bytes = 0
+        self._unflushed_records = self._unflushed_bytes = 0
         self._hyperparameters: dict[str, Any] = {}
-        self._takes = {kind: _takes(destination, method) for kind, method in _METHODS.items()}
-        self._takes["artifact"] = bool(destination.can_upload_files())
+        self._supports = {kind: _supports(destination, method) for kind, method in _METHODS.items()}
+        self._supports["artifact"] = bool(destination.can_upload_files())
 
     def run_all(
         self, *, follow: bool, interval_seconds: float, wait: Callable[[float], None]
@@ -283,9 +292,9 @@ class _Replay:
         self._clock.now = self._about.began_at
         try:
             self._main.engine.run_event("init")
-            self._pass_on(follow=follow, interval_seconds=interval_seconds, wait=wait)
+            self._read_all(follow=follow, interval_seconds=interval_seconds, wait=wait)
         except BaseException as error:
-            # The destination hears that its run has not ended; what failed here is told the caller.
+            # For the destination the run is unfinished; the error is raised to the caller.
             self._set_status(is_over=False)
             for one in reversed(self._ranks.values()):
                 with contextlib.suppress(Exception):
@@ -297,10 +306,10 @@ class _Replay:
             one.engine.close()
         return self._report
 
-    def _pass_on(self, *, follow: bool, interval_seconds: float, wait: Callable[[float], None]) -> None:
+    def _read_all(self, *, follow: bool, interval_seconds: float, wait: Callable[[float], None]) -> None:
         while True:
             started_at = self._now()
-            # Asked before reading: what is written until a run has ended is read then.
+            # Determined before reading, so that the last records of a run that just ended are read.
             alive = is_alive(self._about.run.status, self._about.run.record.heartbeat_at, started_at)
             self._send_hyperparameters()
             settled_at = started_at if alive and follow else None
@@ -324,11 +333,12 @@ class _Replay:
             self._hyperparameters = found
             self._attempt("hyperparameters", lambda: self._destination.log_hyperparameters(found))
 
-    # --- one item --------------------------------------------------------------------------------------------------
+    # --- one item
+    # --------------------------------------------------------------------------------------------------
 
     def _send(self, item: Item) -> None:
-        if not self._takes.get(item.kind, False):
-            self._report.not_taken[item.kind] += 1
+        if not self._supports.get(item.kind, False):
+            self._report.unsupported[item.kind] += 1
             return
         if item.kind == "metrics":
             self._send_metrics(item)
@@ -339,16 +349,19 @@ class _Replay:
         except FileNotFoundError as error:
             self._report.missing.append(str(error))
             return
-        except Exception as error:  # noqa: BLE001  # a damaged record does not keep the others back
+        except Exception as error:  # noqa: BLE001  # a corrupt record must not block the others
             self._note(item.kind, error)
             return
         for call in calls:
             if self._attempt(item.kind, call):
                 self._report.records[item.kind] += 1
-        self._waiting_records += 1
-        self._waiting_bytes += sum(max(0, whole_of(line.get("size")) or 0) for line in item.lines)
-        if self._waiting_records >= _RECORDS_BETWEEN_FLUSHES or self._waiting_bytes >= _BYTES_BETWEEN_FLUSHES:
-            self._waiting_records = self._waiting_bytes = 0
+        self._unflushed_records += 1
+        self._unflushed_bytes += sum(max(0, whole_of(line.get("size")) or 0) for line in item.lines)
+        if (
+            self._unflushed_records >= _RECORDS_BETWEEN_FLUSHES
+            or self._unflushed_bytes >= _BYTES_BETWEEN_FLUSHES
+        ):
+            self._unflushed_records = self._unflushed_bytes = 0
             self._destination.flush()
 
     def _send_metrics(self, item: Item) -> None:
@@ -363,7 +376,8 @@ class _Replay:
             metrics = {f"{prefix}{name}": value for name, value in metrics.items()}
         key = item.rank, item.branch
         if self._last.get(key, ()) == (item.step, item.epoch):
-            # Two rows of one step: a destination that joins calls of a step keeps apart what is before and after a checkpoint.
+            # A second row of the same step: state_dict() keeps a destination that merges the calls of a step
+            # from merging them.
             one.destination.state_dict()
         self._last[key] = item.step, item.epoch
         if self._attempt("metrics", lambda: one.destination.log_metrics(metrics, step)):
@@ -371,7 +385,7 @@ class _Replay:
             self._report.values += len(item.metrics)
 
     def _rank_of(self, item: Item) -> tuple[_Rank, str]:
-        """Returns who takes the metrics of an item, and what comes before their names."""
+        """Returns the destination for the metrics of an item, and the prefix of their names."""
         one = self._ranks.get(item.rank)
         if one is None and self._of_rank is not None:
             one = self._ranks[item.rank] = _Rank(self._state.run_name, item.rank, self._of_rank(item.rank))
@@ -390,33 +404,34 @@ class _Replay:
         return "".join(f"{part}/" for part in parts)
 
     def _move_to(self, item: Item, one: _Rank) -> int:
-        """Moves clock and timestamp to where the run was."""
+        """Sets clock and timestamp to those of the item; returns the step."""
         from events import Time, Timestamp
 
         if item.time is not None and math.isfinite(item.time):
             self._clock.now = item.time
-        at = one.place or (0, 0)
+        at = one.step_and_epoch or (0, 0)
         step = at[0] if item.step is None else item.step
         epoch = at[1] if item.epoch is None or not math.isfinite(item.epoch) else int(item.epoch)
-        if (step, epoch) != one.place:
-            one.place = step, epoch
+        if (step, epoch) != one.step_and_epoch:
+            one.step_and_epoch = step, epoch
             one.state.timestamp = Timestamp(epoch=Time(max(epoch, 0), "ep"), batch=Time(max(step, 0), "ba"))
         return step
 
     def _attempt(self, kind: str, call: Callable[[], object]) -> bool:
         try:
             call()
-        except Exception as error:  # noqa: BLE001  # one record that is refused does not keep the others back
+        except Exception as error:  # noqa: BLE001  # a rejected record must not block the others
             self._note(kind, error)
             return False
         return True
 
     def _note(self, kind: str, error: Exception) -> None:
         self._report.failures += 1
-        if len(self._report.failed) < _MOST_PROBLEMS:
+        if len(self._report.failed) < _MAX_PROBLEMS:
             self._report.failed.append(f"{kind}: {type(error).__name__}: {error}")
 
-    # --- the end ---------------------------------------------------------------------------------------------------
+    # --- the end
+    # ---------------------------------------------------------------------------------------------------
 
     def _set_status(self, *, is_over: bool) -> None:
         from events import RunStatus
@@ -434,26 +449,24 @@ class _Replay:
             status == "running" and about.run.record.heartbeat_at
         ):
             self._state.status = RunStatus.FAILED
-            self._state.exception = _exception_of(
-                about.exception or "Killed: the run gave no more sign of life"
-            )
+            self._state.exception = _exception_of(about.exception or "Killed: the heartbeat stopped")
         else:
             self._state.status = RunStatus.COMPLETED
 
 
 def _name_inside(name: str) -> str:
-    """Returns a name of a run that leads out of no folder that it is filled into."""
+    """Returns the name of a run, sanitized so that as part of a path it stays inside a folder."""
     parts = name.split("/")
     return label_name(name) if {"..", "."} & {*parts} or not parts[0] or "\0" in name else name
 
 
-def _takes(destination: Any, method: str) -> bool:
-    """Says whether a destination does anything with such records: what it leaves as it is in the base class is marked."""
+def _supports(destination: Any, method: str) -> bool:
+    """Returns whether a destination overrides a method; those of the base class are marked `is_default`."""
     return not getattr(getattr(type(destination), method, None), "is_default", False)
 
 
 def _exception_of(text: str) -> BaseException:
-    """Returns an exception that is told as the one that ended the run."""
+    """Returns an exception that prints as `text`, "Type: message"."""
     name, separator, rest = text.partition(": ")
     if not separator or not name.isidentifier():
         name, rest = "Exception", text
@@ -461,13 +474,14 @@ def _exception_of(text: str) -> BaseException:
     return kind(rest)
 
 
-# --- records as calls ----------------------------------------------------------------------------------------------
+# --- records as calls
+# ----------------------------------------------------------------------------------------------
 
 
 def _calls(
     run_dir: Path, item: Item, step: int, destination: Any, state: Any
 ) -> Iterator[Callable[[], object]]:
-    """Yields the calls that log a record again."""
+    """Yields the calls that log the records of an item."""
     line = item.lines[0]
     name = str(line.get("name") or line.get("tag") or "")
     if item.kind == "image":
@@ -496,11 +510,10 @@ def _calls(
 
 
 def _images_call(run_dir: Path, item: Item, name: str, step: int, destination: Any) -> Callable[[], object]:
-
     images: Any = [image_of(run_dir, line) for line in item.lines]
-    # Channels go back to where they were.
+    # Restore the original position of the channels.
     is_last = [
-        image.ndim == 3 and list(line.get("shape") or ()) == [*image.shape[1:], image.shape[0]]  # noqa: PLR2004
+        image.ndim == _WITH_CHANNELS and list(line.get("shape") or ()) == [*image.shape[1:], image.shape[0]]
         for line, image in zip(item.lines, images, strict=True)
     ]
     channels_last = all(is_last)
@@ -520,9 +533,7 @@ def _images_call(run_dir: Path, item: Item, name: str, step: int, destination: A
 
 
 def _channels_last(image: Any, *, as_array: bool) -> Any:
-    """Returns `(C, H, W)` as `(H, W, C)`; beside images that have their channels first, as one that says so itself."""
-    import numpy as np
-
+    """Returns `(C, H, W)` as `(H, W, C)`; without `as_array`, uint8 as a PIL image, whose layout is explicit."""
     moved = np.ascontiguousarray(np.moveaxis(image, 0, -1))
     if as_array or moved.dtype != np.uint8:
         return moved
@@ -532,25 +543,23 @@ def _channels_last(image: Any, *, as_array: bool) -> Any:
 
 
 def _points_call(run_dir: Path, item: Item, name: str, step: int, destination: Any) -> Callable[[], object]:
-
     clouds = [cloud_of(run_dir, line) for line in item.lines]
     if len(clouds) == 1:
         points, colors = clouds[0]
     else:
-        import numpy as np
-
         shades = [one for _, one in clouds if one is not None]
         points = np.stack([cloud for cloud, _ in clouds])
         colors = np.stack(shades) if len(shades) == len(clouds) else None
     return lambda: destination.log_point_cloud(points, name, step, colors)
 
 
-# --- what the run says of itself -----------------------------------------------------------------------------------
+# --- state of the run
+# ----------------------------------------------------------------------------------------------
 
 
 @attrs.frozen
 class _Facts:
-    """How a run stands, read anew from its folder."""
+    """Current state of a run, reloaded from its folder."""
 
     run: Run
     exception: str | None
@@ -560,7 +569,7 @@ class _Facts:
         try:
             run = run.reload()
         except RunNotFoundError:
-            # Deleted or moved meanwhile: what was known of it stays.
+            # Deleted or moved meanwhile: keep the last known state.
             return cls(run, None)
         exception = read_object_file(run.path / SIDECAR).get("exception")
         return cls(run, None if exception is None else str(exception))

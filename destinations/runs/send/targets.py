@@ -1,6 +1,6 @@
-"""Where a run can be sent, by name: `tensorboard:FOLDER`, `run:FOLDER`, `wandb:PROJECT`, `mlflow:URI`, `trackio:PROJECT`.
+"""Targets of `send`: `tensorboard:FOLDER`, `run:FOLDER`, `wandb:PROJECT`, `mlflow:URI`, `trackio:PROJECT`.
 
-A target makes the destination, knows where its ledger is, and takes back what a sending that was killed has left.
+A target creates the destination, locates the ledger, and removes the remains of an interrupted attempt.
 """
 
 import hashlib
@@ -19,111 +19,110 @@ __all__ = ["Target", "TargetError", "target_of"]
 
 LEDGER = ".sent.json"
 _MLFLOW_TAG = "training_destinations.run"
-# As long as it takes: nobody trains meanwhile.
-_PATIENT: dict[str, Any] = {"when_full": "wait", "wait_seconds": 600.0, "close_seconds": 3600.0}
+# Blocking is fine: no training is running in this process.
+_BLOCKING: dict[str, Any] = {"when_full": "wait", "wait_seconds": 600.0, "close_seconds": 3600.0}
 
 
 class TargetError(SendingError):
-    """A text names no target."""
+    """Invalid target."""
 
 
 class Target:
-    """Where a run goes.
+    """A place that a run can be sent to.
 
     Args:
-        place: what stands behind the kind, as it was given.
+        place: the part after "KIND:".
         record: the run.
-        cache: where ledgers are of targets that have no folder of their own.
+        cache: folder for the ledgers of targets that are not folders.
 
     Attributes:
-        is_anew: whether everything is sent, in the place of what may be there, or what is new.
-        with_abandoned: whether rows are wanted that training left.
+        starts_over: everything is sent, replacing what is there; otherwise only new records.
+        with_abandoned: include abandoned rows.
     """
 
     kind: str
     copies_abandoned = False
-    """Whether `finish` takes such rows, as files."""
+    """`finish` copies the files of abandoned rows."""
 
     def __init__(self, place: str, record: RunRecord, cache: Path) -> None:
         self.place = place
         self.record = record
         self._cache = cache
-        self.is_anew = True
+        self.starts_over = True
         self.with_abandoned = False
 
     @property
     def name(self) -> str:
-        """What the target is called in messages and in the ledger."""
+        """Name in messages and in the ledger."""
         return f"{self.kind}:{self.place}"
 
     @property
     def ledger_path(self) -> Path:
-        """Where the ledger is."""
+        """Path of the ledger."""
         key = hashlib.sha256(
             f"{self.name}\n{self.record.run_id}".encode("utf-8", "surrogatepass")
         ).hexdigest()[:24]
         return self._cache / "sent" / f"{key}.json"
 
     def make(self, clock: Callable[[], float]) -> Any:
-        """Returns the destination, which takes the time from `clock`."""
+        """Returns the destination; it gets `clock` as its clock."""
         raise NotImplementedError
 
-    def maker_of_ranks(self, clock: Callable[[], float]) -> Callable[[int], Any] | None:
-        """Returns what makes the destination of another rank; None where its metrics go to the one of rank 0."""
+    def rank_factory(self, clock: Callable[[], float]) -> Callable[[int], Any] | None:
+        """Returns a factory of destinations for other ranks; None if their metrics go to that of rank 0."""
         return None
 
     def check(self) -> None:
-        """Refuses a target that must not be written to.
+        """Checks that the target may be written to.
 
         Raises:
-            SendingError: it holds something of somebody else's.
+            SendingError: it contains something that `send` did not write.
         """
 
     def is_gone(self) -> bool:
-        """Says whether what was sent is no more."""
+        """Returns whether what was sent has been deleted."""
         return False
 
     def restart(self) -> None:
-        """Takes back what an earlier sending left, so that everything can be sent anew."""
+        """Removes what was sent before, so that everything can be sent again."""
 
     def finish(self, run: Run) -> None:
-        """Adds what no method of a destination takes."""
+        """Adds what cannot be logged through a destination."""
 
 
 class FolderTarget(Target):
-    """A folder of files, one folder in it for each run; the ledger is inside."""
+    """A folder with a subfolder for each run, which also contains the ledger."""
 
     def __init__(self, place: str, record: RunRecord, cache: Path) -> None:
         super().__init__(str(Path(place).absolute()), record, cache)
         self.folder = self._find_folder(Path(self.place))
 
     def _find_folder(self, parent: Path) -> Path:
-        """Returns the folder that holds the run already, whatever it is called; else a new one with its name."""
+        """Returns the subfolder that already contains the run, else a new one with its name."""
         for path in parent.glob(f"*/{LEDGER}"):
             if read_ledger(path).get("run_id") == self.record.run_id:
                 return path.parent
         # Braces would be placeholders.
         name = re.sub(r"[{}]", "_", self.record.path.name)
         if name in {"", ".", ".."}:
-            raise SendingError(f"run must be in a folder with a name, got {str(self.record.path)!r}.")
+            raise SendingError(f"the run folder has no name: {str(self.record.path)!r}.")
         run_id = re.sub(r"[^\w.-]", "_", self.record.run_id)
         plain = parent / name
         return plain if not _has_content(plain) else parent / f"{name}-{run_id}"
 
     @property
     def ledger_path(self) -> Path:
-        """Inside the folder, so that it moves and goes with it."""
+        """Path of the ledger, inside the folder, so that both are moved or deleted together."""
         return self.folder / LEDGER
 
     def check(self) -> None:
-        """Refuses the run's own folder, and one with files that no ledger knows."""
+        """Rejects the folder of the run itself, and folders with files but no ledger."""
         if self.folder.resolve() == self.record.path.resolve():
-            raise SendingError(
-                f"target must be another folder than that of the run, got {str(self.folder)!r}."
-            )
+            raise SendingError(f"cannot send a run to its own folder {str(self.folder)!r}.")
         if _has_content(self.folder) and not self.ledger_path.exists():
             raise SendingError(
-                f"target must be a new folder, or one that was sent to before, got {str(self.folder)!r} with other files in it."
+                f"target {str(self.folder)!r} contains other files. "
+                "Use a new folder, or one that was sent to before."
             )
 
     def restart(self) -> None:
@@ -144,18 +143,18 @@ def _has_content(folder: Path) -> bool:
 
 
 class TensorBoardTarget(FolderTarget):
-    """Event files."""
+    """A folder of event files."""
 
     kind = "tensorboard"
 
     def make(self, clock: Callable[[], float]) -> Any:
         from destinations.trackers.tensorboard.destination import TensorBoard
 
-        return TensorBoard(self.folder, clock=clock, **_PATIENT)
+        return TensorBoard(self.folder, clock=clock, **_BLOCKING)
 
 
 class RunTarget(FolderTarget):
-    """A run folder like the one that is read."""
+    """A copy as a run folder."""
 
     kind = "run"
     copies_abandoned = True
@@ -169,19 +168,19 @@ class RunTarget(FolderTarget):
             tags=self.record.tags,
             notes=self.record.notes,
             keep_files="copy",
-            close_seconds=_PATIENT["close_seconds"],
+            close_seconds=_BLOCKING["close_seconds"],
             clock=clock,
         )
 
-    def maker_of_ranks(self, clock: Callable[[], float]) -> Callable[[int], Any]:
+    def rank_factory(self, clock: Callable[[], float]) -> Callable[[int], Any]:
         from destinations.run_directory import RunDirectory
 
         return lambda _: RunDirectory(
-            self.folder, all_ranks=True, close_seconds=_PATIENT["close_seconds"], clock=clock
+            self.folder, all_ranks=True, close_seconds=_BLOCKING["close_seconds"], clock=clock
         )
 
     def finish(self, run: Run) -> None:
-        """Keeps where the run took place, and by which processes: not where it was sent from."""
+        """Copies the environment and sessions of the original run, and the files of abandoned rows."""
         from destinations.run_directory.layout import ABANDONED_FOLDER, ENVIRONMENT, SESSIONS
 
         for name in (ENVIRONMENT, SESSIONS):
@@ -193,7 +192,7 @@ class RunTarget(FolderTarget):
 
 
 class WandBTarget(Target):
-    """A project of Weights & Biases; the id of the run there is made of the id here, so that it is one run however often it is sent."""
+    """A Weights & Biases project; the remote run id is derived from the local one."""
 
     kind = "wandb"
 
@@ -213,21 +212,21 @@ class WandBTarget(Target):
             mode=mode if mode in {"online", "offline", "disabled"} else "online",
             run_id=self.remote_id,
             resume="allow",
-            init_kwargs={"resume": None} if self.is_anew else None,
+            init_kwargs={"resume": None} if self.starts_over else None,
             log_artifacts=True,
             clock=clock,
-            **_PATIENT,
+            **_BLOCKING,
         )
 
     @property
     def remote_id(self) -> str:
-        """The id of the run in the project: letters, digits and "-" alone."""
+        """Id of the run in the project: letters, digits and "-"."""
         key = hashlib.sha256(self.record.run_id.encode("utf-8", "surrogatepass")).hexdigest()
         return re.sub(r"[^A-Za-z0-9-]", "-", self.record.run_id)[:40] + f"-{key[:8]}"
 
 
-class FoundTarget(Target):
-    """A tracker that is asked which of its runs this run was sent to."""
+class QueriedTarget(Target):
+    """A tracker that is queried for the runs that this run was sent to."""
 
     def _found(self) -> list[Any]:
         raise NotImplementedError
@@ -236,15 +235,15 @@ class FoundTarget(Target):
         try:
             return not self._found()
         except ImportError:
-            # `make` says so better.
+            # `make` raises the better message.
             return False
 
 
-class MLflowTarget(FoundTarget):
-    """A tracking server or store of MLflow: `mlflow:URI` or `mlflow:URI#EXPERIMENT`; the experiment is else that of the run's root.
+class MLflowTarget(QueriedTarget):
+    """An MLflow tracking URI: `mlflow:URI#EXPERIMENT`; default experiment: the name of the parent folder.
 
-    MLflow chooses ids itself: the run is known there by a tag. One that is sent anew takes the place of the one before, which is
-    deleted as MLflow deletes runs: it can be restored.
+    MLflow chooses run ids itself, so the run is found by a tag. Sending everything again deletes the earlier
+    run, which MLflow can restore.
     """
 
     kind = "mlflow"
@@ -252,17 +251,17 @@ class MLflowTarget(FoundTarget):
     def make(self, clock: Callable[[], float]) -> Any:
         from destinations.trackers.mlflow.destination import MLflow
 
-        # The package is asked for before it is used below.
+        # Constructing it checks that the package is installed, before `_found` imports it.
         arguments: dict[str, Any] = {
             "run_name": self.record.name,
             "log_artifacts": True,
             "clock": clock,
-            **_PATIENT,
+            **_BLOCKING,
         }
         tags = {_MLFLOW_TAG: self._tag, "mlflow.note.content": self.record.notes}
         tags |= {f"tag.{name}"[:250]: name for name in self.record.tags}
         tracker = MLflow(self._uri, self._experiment, tags={k: v for k, v in tags.items() if v}, **arguments)
-        found = [] if self.is_anew else self._found()
+        found = [] if self.starts_over else self._found()
         if not found:
             return tracker
         return MLflow(self._uri, self._experiment, run_id=found[0], **arguments)
@@ -280,7 +279,7 @@ class MLflowTarget(FoundTarget):
         return hashlib.sha256(self.record.run_id.encode("utf-8", "surrogatepass")).hexdigest()[:24]
 
     def _found(self) -> list[str]:
-        """Returns the ids of the runs at MLflow that this run was sent to."""
+        """Returns the ids of the MLflow runs that this run was sent to."""
         experiment = self._client.get_experiment_by_name(self._experiment)
         if experiment is None:
             return []
@@ -298,19 +297,19 @@ class MLflowTarget(FoundTarget):
             self._client.delete_run(run_id)
 
 
-class TrackioTarget(FoundTarget):
-    """A project of Trackio on this machine; its runs are known by their names, so the id of the run is a part of the name there."""
+class TrackioTarget(QueriedTarget):
+    """A local Trackio project; its runs are identified by name, so the name contains a hash of the run id."""
 
     kind = "trackio"
 
     def make(self, clock: Callable[[], float]) -> Any:
         from destinations.trackers.trackio import Trackio
 
-        return Trackio(self.place, name=self.remote_name, resume="allow", clock=clock, **_PATIENT)
+        return Trackio(self.place, name=self.remote_name, resume="allow", clock=clock, **_BLOCKING)
 
     @property
     def remote_name(self) -> str:
-        """The name of the run in the project; braces would be placeholders."""
+        """Name of the run in the project, without braces, which would be placeholders."""
         key = hashlib.sha256(self.record.run_id.encode("utf-8", "surrogatepass")).hexdigest()
         return re.sub(r"[{}]", "_", self.record.name) + f"-{key[:8]}"
 
@@ -319,7 +318,7 @@ class TrackioTarget(FoundTarget):
 
         try:
             runs = trackio.Api().runs(self.place)
-        except ValueError:  # There is no such project yet.
+        except ValueError:  # The project does not exist yet.
             return []
         return [run for run in runs if run.name == self.remote_name]
 
@@ -334,14 +333,15 @@ _TARGETS: dict[str, type[Target]] = {
 
 
 def target_of(text: str, record: RunRecord, cache: Path) -> Target:
-    """Returns the target of a text.
+    """Parses a target.
 
     Raises:
-        TargetError: it names none.
+        TargetError: invalid target.
     """
     kind, separator, place = text.partition(":")
     if not separator or kind not in _TARGETS or not place:
         raise TargetError(
-            f"target must be tensorboard:FOLDER, run:FOLDER, wandb:PROJECT, mlflow:URI or trackio:PROJECT, got {text!r}."
+            f"unknown target {text!r}; expected tensorboard:FOLDER, run:FOLDER, wandb:PROJECT, mlflow:URI "
+            "or trackio:PROJECT."
         )
     return _TARGETS[kind](place, record, cache)

@@ -392,7 +392,7 @@ class MLflowSink(Sink):
         else:
             self._log_medium("videos", stamp, ".mp4", functools.partial(mp4_file, video, fps or 1.0))
 
-    def log_histogram(self, stamp: Stamp, values: Any, bins: "int | Sequence[float]") -> None:
+    def log_histogram(self, stamp: Stamp, values: Any, bins: int | Sequence[float]) -> None:
         from destinations.media import histogram_record
 
         self._log_medium("histograms", stamp, ".json", json_bytes(histogram_record(values, bins)))
@@ -433,7 +433,7 @@ class MLflowSink(Sink):
         at = f"{stamp.step:08d}_{milliseconds(stamp.time)}_{next(self._sequence)}{suffix}"
         return self._log_bytes(f"{folder}/{self._artifact_names.key(stamp.name)}/{at}", data)
 
-    def _log_bytes(self, path: str, data: "bytes | Callable[[Path], None]") -> str:
+    def _log_bytes(self, path: str, data: bytes | Callable[[Path], None]) -> str:
         parent, _, name = path.rpartition("/")
         with self._beginning:
             folder = Path(tempfile.mkdtemp(dir=self._temporary_folder()))

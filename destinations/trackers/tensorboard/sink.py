@@ -180,7 +180,7 @@ class TensorBoardSink(Sink):
         kept = {key for _, at, key in seen if time is not None and at <= time}
         return kept, [event_step for event_step, _, key in seen if key not in kept]
 
-    def _read_again(self, keys: set[tuple[int, int]]) -> "list[tuple[int, bytes]]":
+    def _read_again(self, keys: set[tuple[int, int]]) -> list[tuple[int, bytes]]:
         event_pb2, _ = self._protos
         return [
             (event_pb2.Event.FromString(data).step, data)
@@ -294,7 +294,7 @@ class TensorBoardSink(Sink):
     def log_video(self, stamp: Stamp, video: Any, fps: float | None) -> None:
         self._write_values(stamp, "image", "video_value", video, fps)
 
-    def log_histogram(self, stamp: Stamp, values: Any, bins: "int | Sequence[float]") -> None:
+    def log_histogram(self, stamp: Stamp, values: Any, bins: int | Sequence[float]) -> None:
         self._write_values(stamp, "histogram", "histogram_values", values, bins)
 
     def log_point_cloud(self, stamp: Stamp, points: Any, colors: Any) -> None:

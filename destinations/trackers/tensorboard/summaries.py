@@ -187,7 +187,7 @@ def audio_values(tag: str, audio: Any, sample_rate: int) -> Values:
     return [summary_pb2.Summary.Value(tag=tag, audio=sound)]
 
 
-def histogram_values(tag: str, values: Any, bins: "int | Sequence[float]") -> Values:
+def histogram_values(tag: str, values: Any, bins: int | Sequence[float]) -> Values:
     """Returns a histogram; values that are not finite are left out, and a histogram of none is empty."""
     if not isinstance(values, BinnedValues) and values.dtype.kind not in "biuf":
         raise RecordError(f"histogram {tag!r} must have numbers, got dtype {values.dtype}.")

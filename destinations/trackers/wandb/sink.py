@@ -273,7 +273,7 @@ class WandBSink(Sink):
         self._log(stamp, wandb.Video(str(path), format=suffix))
         path.unlink()
 
-    def log_histogram(self, stamp: Stamp, values: Any, bins: "int | Sequence[float]") -> None:
+    def log_histogram(self, stamp: Stamp, values: Any, bins: int | Sequence[float]) -> None:
         import wandb
 
         from destinations.media import histogram_record
