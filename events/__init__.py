@@ -1,6 +1,6 @@
-"""What happened, when, to whom: the events of a training run, who listens, and where they log.
+"""The events of a training run, the callbacks that react to them, and the logger they log to.
 
-`import events` does nothing but define names; torch is imported where `Trainer` or `CheckpointSaver` are asked for.
+`import events` only defines names; torch is imported when `Trainer` or `CheckpointSaver` is first accessed.
 """
 
 import importlib
@@ -94,7 +94,7 @@ __all__ = [
 
 __project__ = "training-destinations"
 
-_NEED_TORCH = {
+_TORCH_EXPORTS = {
     "CheckpointSaver": ".trainer.checkpoint",
     "Trainer": ".trainer.trainer",
     "read_checkpoint": ".trainer.checkpoint",
@@ -102,6 +102,6 @@ _NEED_TORCH = {
 
 
 def __getattr__(name: str) -> Any:
-    if name in _NEED_TORCH:
-        return getattr(importlib.import_module(_NEED_TORCH[name], __name__), name)
+    if name in _TORCH_EXPORTS:
+        return getattr(importlib.import_module(_TORCH_EXPORTS[name], __name__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,8 +1,10 @@
-"""Calls every callback at every event, in order, and closes them all, once, whatever happened.
+"""`Engine`: calls the callbacks at each event, in order, and closes each of them exactly once.
 
-Everything here runs in the thread that calls it, which is the training thread; only the close of an engine that nobody
-closed runs where the interpreter ends, or where the engine was forgotten.
+Everything runs in the calling thread, which is the training thread. An engine that was not closed is closed
+when it is garbage-collected or at interpreter exit.
 """
+
+from __future__ import annotations
 
 import functools
 import logging
@@ -26,11 +28,10 @@ _log = logging.getLogger("events")
 
 Hook = Callable[[State, "Logger"], None]
 
-# Every callback that an engine of this process holds open, by identity. An entry lives from the making of an engine to
-# its close; it is what allows to say "still open", which neither engine could know alone.
+# The callbacks of all open engines of this process, by identity: a callback belongs to one engine at a time.
 _open_callbacks: dict[int, Callback] = {}
 
-# What a shell reports for a program that a signal ended, and what programs exit with that caught the signal.
+# Exit codes of processes ended by a signal.
 _SIGINT_EXIT_CODE = 128 + 2
 _SIGTERM_EXIT_CODE = 128 + 15
 
@@ -38,29 +39,31 @@ _SIGTERM_EXIT_CODE = 128 + 15
 class Engine:
     """Runs the events of one run.
 
-    **Order.** `INIT` reaches destinations first, then callbacks: who logs in `init` is heard. Every other event reaches
-    callbacks first, then destinations: what a callback logs is there when a destination flushes. Among destinations,
-    those that upload files come first at `INIT` and last otherwise. Within these groups the order is that of the lists.
+    **Order.** At `INIT`, destinations come before callbacks, so that what a callback logs in `init` arrives.
+    At every other event, callbacks come before destinations, so that what a callback logs is there when a
+    destination flushes. Among destinations, those that upload files come first at `INIT` and last otherwise.
+    Each group keeps the order of its list.
 
-    **Errors.** What a callback raises goes to the caller, and later callbacks do not hear of the event. What a
-    destination raises is kept by the logger, and everybody else hears of the event. Two things come out of a destination:
-    a `RecordError` of `init`, and Ctrl-C or what a signal handler raised.
+    **Errors.** An exception of a callback propagates, and later callbacks are not called. Exceptions of
+    destinations are recorded by the logger, and all other callbacks are called. Two kinds propagate from a
+    destination: a `RecordError` of `init`, and Ctrl-C or what a signal handler raised.
 
-    **Close.** Each `close`, callbacks first, then destinations, those that upload last; then each `post_close` in the
-    same order. Both come once, also where something raised, and `post_close` also where `close` raised. An engine that nobody closed is closed when nobody holds
-    it any more, or when the interpreter ends. A forked child closes nothing.
+    **Close.** Calls each `close`, callbacks first, then destinations, uploaders last; then each `post_close`
+    in the same order. Each is called once, also after errors, and `post_close` also if `close` raised. An
+    engine that was not closed is closed when it is garbage-collected, or at interpreter exit. A forked child
+    closes nothing.
 
     Args:
-        state: the run.
+        state: the state of the run.
         logger: where callbacks log; its destinations are callbacks of this engine too.
-        callbacks: the callbacks that are no destinations.
+        callbacks: the callbacks that are not destinations.
 
     Raises:
-        CallbackInUseError: a callback is given twice, or another engine has not closed it yet.
-        TypeError: something given is no callback.
+        CallbackInUseError: a callback is given twice, or belongs to another open engine.
+        TypeError: an argument is not a callback.
     """
 
-    def __init__(self, state: State, logger: "Logger", callbacks: Iterable[Callback] = ()) -> None:
+    def __init__(self, state: State, logger: Logger, callbacks: Iterable[Callback] = ()) -> None:
         callbacks = tuple(callbacks)
         for callback in (*callbacks, *logger.destinations):
             _require_callback(callback)
@@ -86,22 +89,21 @@ class Engine:
             )
             for event in Event
         }
-        # Last of what may fail: who could not make an engine has claimed nothing.
+        # Last of what may fail: a failed constructor must claim nothing.
         _claim(ordered)
         state.callbacks = ordered
-        # Holds what closing needs, and not the engine: this is the one thing outside that refers to the run, whether it
-        # ends by `close`, by being forgotten, or with the interpreter.
+        # Refers to what closing needs, not to the engine itself, which can therefore be garbage-collected.
         self._finalizer = weakref.finalize(
-            self, _close_forgotten, state, logger, ordered, os.getpid(), id(_uncaught_exception())
+            self, _close_unclosed, state, logger, ordered, os.getpid(), id(_uncaught_exception())
         )
 
     @property
     def is_closed(self) -> bool:
-        """Whether the engine refuses events."""
+        """Whether the engine was closed."""
         return not self._finalizer.alive
 
     def run_event(self, event: Event | str) -> None:
-        """Calls the callbacks that listen to an event.
+        """Calls the callbacks that override the hook of an event.
 
         Args:
             event: an event, or its name.
@@ -110,7 +112,7 @@ class Engine:
             UnknownEventError: there is no event of that name.
             EngineClosedError: the engine was closed.
         """
-        # An Event is a str of its value, and hashes like one, so that both find their hooks here.
+        # An Event equals and hashes like the str of its value.
         hooks = self._hooks.get(event)
         if hooks is None:
             hooks = self._hooks_of_name(event)
@@ -125,24 +127,25 @@ class Engine:
         resolved = Event(event)
         if self.is_closed:
             raise EngineClosedError(
-                f"event {resolved.value!r} must be run before close, got it after. "
-                "Make a new Trainer or Run; its callbacks may be these ones again."
+                f"event {resolved.value!r} must be run before close. "
+                "Make a new Trainer or Run; it may take the same callbacks."
             )
         return self._hooks[resolved]
 
     def close(self, exception: BaseException | None = None) -> None:
-        """Closes every callback, once; further calls do nothing, and neither does one in a forked child.
+        """Closes every callback; a second call, or a call in a forked child, does nothing.
 
-        A callback whose `close` raises does not keep the others from closing, and its `post_close` comes all the same: it
-        is what releases files and threads.
+        If the `close` of a callback raises, the others are closed all the same, and every `post_close` is
+        called: it releases files and threads.
 
         Args:
-            exception: what ended the run, if something did: it decides the status that callbacks see.
+            exception: what ended the run, if anything: it decides the status that callbacks see.
 
         Raises:
-            Exception: the first that a callback raised, or, where the logger has `raise_errors=True`, a destination,
-                after all are closed; where `exception` is given, it is only reported, so as not to hide what came first.
-            BaseException: a Ctrl-C that came during close, after all are closed.
+            Exception: the first exception of a callback (with the logger's `raise_errors=True`, also of a
+                destination), after all are closed; if `exception` is given, it is only reported, so as not to
+                hide that one.
+            BaseException: a Ctrl-C during close, after all are closed.
         """
         pending = self._finalizer.detach()
         if pending is None:
@@ -157,15 +160,16 @@ class Engine:
             raise raised
 
 
-def _land(_: State, logger: "Logger") -> None:
+def _land(_: State, logger: Logger) -> None:
     logger.land()
 
 
-def _settle(_: State, logger: "Logger") -> None:
+def _settle(_: State, logger: Logger) -> None:
     logger.settle()
 
 
-# What destinations show at these events has to be there: it comes between the callbacks, who log it, and them.
+# Pending records are delivered at these events, after the callbacks that log them and before the
+# destinations.
 _SETTLE: dict[Event, tuple[Hook, ...]] = {
     Event.EVAL_END: (_land,),
     Event.EVAL_STANDALONE_END: (_land,),
@@ -181,12 +185,12 @@ def _require_callback(callback: Any) -> None:
 
 
 def _claim(callbacks: tuple[Any, ...]) -> None:
-    """Marks callbacks as open; all of them, or, where one cannot be had, none."""
+    """Marks all callbacks as open, or none if one is in use."""
     for index, callback in enumerate(callbacks):
         name = type(callback).__name__
         if _holds(callbacks[:index], callback):
             raise CallbackInUseError(
-                f"callback must be given once, got the same {name} twice. Take one of them out."
+                f"callback must be given once, got the same {name} twice. Remove one of them."
             )
         if id(callback) in _open_callbacks:
             raise CallbackInUseError(
@@ -197,22 +201,22 @@ def _claim(callbacks: tuple[Any, ...]) -> None:
 
 
 def _holds(callbacks: Iterable[object], callback: object) -> bool:
-    """Whether this very object is among them; `in` would ask its `__eq__`."""
+    """Returns whether the object itself is among the callbacks; `in` would call its `__eq__`."""
     return any(callback is one for one in callbacks)
 
 
-def _hooks_of(event: Event, logger: "Logger", callbacks: tuple[Any, ...]) -> tuple[Hook, ...]:
+def _hooks_of(event: Event, logger: Logger, callbacks: tuple[Any, ...]) -> tuple[Hook, ...]:
     hooks = []
     for callback in callbacks:
-        hook = _overridden(callback, event)
+        hook = _overridden_hook(callback, event)
         if hook is not None:
             guarded = _holds(logger.destinations, callback)
             hooks.append(logger.faults.guard(callback, event.value, hook) if guarded else hook)
     return tuple(hooks)
 
 
-def _overridden(callback: Callback, event: Event) -> Hook | None:
-    """Returns what a callback does at an event, or None where it does nothing."""
+def _overridden_hook(callback: Callback, event: Event) -> Hook | None:
+    """Returns the hook of an event, or None if the callback does not override it."""
     if getattr(callback.run_event, "__func__", None) is not Callback.run_event:
         return functools.partial(callback.run_event, event)
     hook: Hook = getattr(callback, event.value)
@@ -220,7 +224,7 @@ def _overridden(callback: Callback, event: Event) -> Hook | None:
 
 
 def _status_after(exception: BaseException | None) -> RunStatus:
-    """Returns how a run ended that this exception, or none, ended."""
+    """Returns the status of a run that ended with this exception, or without one."""
     if isinstance(exception, KeyboardInterrupt):
         return RunStatus.INTERRUPTED
     if isinstance(exception, SystemExit):
@@ -238,8 +242,8 @@ def _set_status(state: State, exception: BaseException | None) -> None:
         state.exception = exception
 
 
-def _close_all(state: State, logger: "Logger", callbacks: tuple[Any, ...]) -> BaseException | None:
-    """Closes callbacks in two phases; returns what is to be raised once that is done."""
+def _close_all(state: State, logger: Logger, callbacks: tuple[Any, ...]) -> BaseException | None:
+    """Closes the callbacks in two phases; returns the exception to raise afterwards."""
     raised: list[BaseException] = []
     destinations = [callback for callback in callbacks if _holds(logger.destinations, callback)]
     others = [callback for callback in callbacks if not _holds(logger.destinations, callback)]
@@ -249,7 +253,7 @@ def _close_all(state: State, logger: "Logger", callbacks: tuple[Any, ...]) -> Ba
     def attempt(callback: Any, action: str, *arguments: Any) -> None:
         try:
             getattr(callback, action)(*arguments)
-        except BaseException as error:  # one callback must not keep the others from closing
+        except BaseException as error:  # the others must still be closed
             if _holds(destinations, callback):
                 logger.faults.note(callback, action, error)
                 if logger.faults.raise_errors:
@@ -257,7 +261,7 @@ def _close_all(state: State, logger: "Logger", callbacks: tuple[Any, ...]) -> Ba
                 return
             if isinstance(error, Exception):
                 _log.error(
-                    "%s.%s failed: the others are closed all the same.",
+                    "%s.%s failed; the other callbacks are closed all the same.",
                     type(callback).__name__,
                     action,
                     exc_info=error,
@@ -267,7 +271,7 @@ def _close_all(state: State, logger: "Logger", callbacks: tuple[Any, ...]) -> Ba
     settle = functools.partial(logger.settle, is_last=True)
     steps: list[Callable[[], object]] = [
         *(functools.partial(attempt, callback, "close", state, logger) for callback in (*attached, *others)),
-        # What callbacks logged at last is on its way, and what waited for a destination to be due waits no longer.
+        # Delivers what callbacks logged last, and what waits for a write rate.
         settle,
         *(functools.partial(attempt, callback, "close", state, logger) for callback in destinations),
         settle,
@@ -276,26 +280,26 @@ def _close_all(state: State, logger: "Logger", callbacks: tuple[Any, ...]) -> Ba
         *(functools.partial(_open_callbacks.pop, id(callback), None) for callback in callbacks),
         logger.report_faults,
     ]
-    # Ctrl-C ends one step, and the next ones follow, wherever it comes.
+    # Ctrl-C interrupts one step; the next ones still run.
     while steps:
         try:
             while steps:
                 steps.pop(0)()
-        except BaseException as error:  # noqa: BLE001  # raised once all is closed
+        except BaseException as error:  # noqa: BLE001  # raised after all are closed
             raised.append(error)
     interrupts = [error for error in raised if not isinstance(error, Exception)]
     return next(iter(interrupts or raised), None)
 
 
 def _uncaught_exception() -> BaseException | None:
-    """Returns what the interpreter keeps where an exception that nobody caught ended the program, or a cell."""
+    """Returns the uncaught exception that ended the program or an interactive cell, if any."""
     return getattr(sys, "last_value", None)
 
 
-def _close_forgotten(
-    state: State, logger: "Logger", callbacks: tuple[Any, ...], owner_pid: int, uncaught_before: int
+def _close_unclosed(
+    state: State, logger: Logger, callbacks: tuple[Any, ...], owner_pid: int, uncaught_before: int
 ) -> None:
-    """Closes what no `close` reached: the engine was forgotten, or the interpreter ends."""
+    """Closes an engine that was garbage-collected, or is still open at interpreter exit."""
     if os.getpid() != owner_pid:
         return
     uncaught = _uncaught_exception()

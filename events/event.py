@@ -1,4 +1,4 @@
-"""The points of a training run at which callbacks are called."""
+"""`Event`: the points of a training run at which callbacks are called."""
 
 from enum import StrEnum
 
@@ -16,16 +16,16 @@ class Event(StrEnum):
     # Trainer(...)
     <INIT>
     <BEFORE_LOAD>
-    ...                                          # the checkpoint is loaded, if there is one
+    ...                                          # the checkpoint is loaded, if any
     <AFTER_LOAD>
 
     # Trainer.fit()
     <FIT_START>
     for epoch in ...:
-        <ITERATION_START>                        # only where an iteration begins
-        <EPOCH_START>                            # not when a run resumes inside the epoch
+        <ITERATION_START>                        # only at the start of an iteration
+        <EPOCH_START>                            # not when resuming inside the epoch
         while True:
-            <BEFORE_DATALOADER>                  # also once for the end of the data
+            <BEFORE_DATALOADER>                  # also once at the end of the data
             batch = next(train_dataloader)
             <AFTER_DATALOADER>
             <BATCH_START>
@@ -44,13 +44,13 @@ class Event(StrEnum):
             optimizer.step()
             ...                                  # the timestamp moves to the next batch
             <BATCH_END>
-            evaluate()                           # where it is due
+            evaluate()                           # if it is due
             <BATCH_CHECKPOINT>
         ...                                      # the timestamp moves to the next epoch
         <EPOCH_END>                              # not when the run stops inside the epoch
-        evaluate()                               # where it is due
+        evaluate()                               # if it is due
         <EPOCH_CHECKPOINT>
-        <ITERATION_END>                          # only where an iteration ends
+        <ITERATION_END>                          # only at the end of an iteration
         <ITERATION_CHECKPOINT>
     <FIT_END>
 
@@ -83,7 +83,7 @@ class Event(StrEnum):
     ```
 
     Names, values and order are those of Composer's `Event`.
-    `Event("batch_end")`, `Event("BATCH_END")` and `Event.BATCH_END` are one and the same.
+    `Event("batch_end")`, `Event("BATCH_END")` and `Event.BATCH_END` are the same.
     """
 
     INIT = "init"
@@ -129,22 +129,22 @@ class Event(StrEnum):
 
     @classmethod
     def _missing_(cls, value: object) -> "Event":
-        """Resolves names in any case; anything else is an error that names the nearest events."""
+        """Resolves names in any case; raises UnknownEventError with close matches otherwise."""
         if isinstance(value, str):
             lowered = value.lower()
             for event in cls:
                 if event.value == lowered:
                     return event
-        raise UnknownEventError(_unknown(value, [event.value for event in cls]))
+        raise UnknownEventError(_unknown_message(value, [event.value for event in cls]))
 
     @property
     def is_before_event(self) -> bool:
-        """Whether the event opens something: `BEFORE_*`, `*_START`, `EVAL_BEFORE_ALL` and their kin."""
+        """Whether the event marks a beginning: `BEFORE_*`, `*_START`, `EVAL_BEFORE_ALL` and the like."""
         return "before_" in self.value or self.value.endswith("_start")
 
     @property
     def is_after_event(self) -> bool:
-        """Whether the event ends something: `AFTER_*`, `*_END`, `EVAL_AFTER_ALL` and their kin."""
+        """Whether the event marks an end: `AFTER_*`, `*_END`, `EVAL_AFTER_ALL` and the like."""
         return "after_" in self.value or self.value.endswith("_end")
 
     @property
@@ -159,14 +159,14 @@ class Event(StrEnum):
 
     @property
     def canonical_name(self) -> str:
-        """What the event is about, without saying which side of it: `BATCH_START` and `BATCH_END` are both "batch"."""
+        """The name without its side: "batch" for both `BATCH_START` and `BATCH_END`."""
         name = self.value
         for side in ("before_", "after_", "_start", "_end"):
             name = name.replace(side, "")
         return name
 
 
-def _unknown(value: object, known: list[str]) -> str:
+def _unknown_message(value: object, known: list[str]) -> str:
     import difflib
 
     near = difflib.get_close_matches(str(value).lower(), known, n=3)

@@ -1,4 +1,4 @@
-"""A run for a loop of your own: `State`, `Logger` and `Engine` as one context manager."""
+"""`Run`: state, logger and engine as one context manager, for a training loop of your own."""
 
 import os
 import secrets
@@ -21,15 +21,15 @@ __all__ = ["Run", "new_run_name"]
 
 
 def new_run_name() -> str:
-    """Returns `RUN_NAME` of the environment, or a new name that sorts by time: "20260314-092653-3f9a01c2".
+    """Returns `$RUN_NAME`, or a new name that sorts by time, such as "20260314-092653-3f9a01c2".
 
-    Of a thousand runs that begin in one second, two share a name once in nine thousand such seconds.
+    A thousand runs started within one second collide with a probability of 1 in 9,000.
     """
     return os.environ.get("RUN_NAME") or f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(4)}"
 
 
 class Run:
-    """What a loop of your own needs to be heard.
+    """A run in a training loop of your own.
 
     ```python
     with Run(loggers=[InMemory()], run_name="mine") as run:
@@ -41,31 +41,32 @@ class Run:
             run.batch_end()
     ```
 
-    `INIT` comes where the block is entered, `FIT_START` where training begins: at the first `epoch_start`, `batch_start` or
-    `batch_end`, or at `fit_start`. A run that is opened again for an evaluation alone has none, and keeps what training
-    logged. `FIT_END` comes where the block is left without an exception and training has begun, close in any case; then
-    `run.state.status` says how the run ended: completed, failed, interrupted by Ctrl-C, or preempted.
+    `INIT` runs when the block is entered, `FIT_START` when training begins: at `fit_start`, or the first
+    `epoch_start`, `batch_start` or `batch_end`. A run that is reopened for an evaluation has no `FIT_START`,
+    and keeps what training logged. `FIT_END` runs when the block is left without an exception after training
+    has begun. The run is closed in any case; then `run.state.status` is completed, failed, interrupted
+    (Ctrl-C) or preempted.
 
-    All `log_*` methods, `upload_file`, `download_file`, `flush` and `namespace` are those of `Logger`. The methods below move the
-    timestamp and run the events that belong to it; whatever other event your loop has, run it with `run_event`.
+    All `log_*` methods, `upload_file`, `download_file`, `flush` and `namespace` are those of `Logger`. The
+    methods below update the timestamp and run the matching events; run any other event with `run_event`.
 
     **Threading.** Use it from one thread.
 
     Args:
         loggers: the destinations.
-        callbacks: who else reacts to events.
-        run_name: the name of the run. Default: `RUN_NAME` of the environment, else a new one. With several ranks it must
-            be given, for they cannot agree on a new one without waiting for each other.
-        max_duration: when training ends, for whoever shows progress; `run.state.is_done` says whether it has.
-        train_dataloader: what your loop reads, for whoever shows progress.
-        model: the model, for callbacks that look at it.
+        callbacks: the other callbacks.
+        run_name: the name of the run. Default: the environment variable `RUN_NAME`, else a new one. Required
+            with several ranks, which cannot agree on a new name without communication.
+        max_duration: when training ends, for progress displays; `run.state.is_done` tells whether it has.
+        train_dataloader: the dataloader of your loop, for progress displays.
+        model: the model, for callbacks that use it.
         optimizers: the optimizers, likewise.
-        raise_errors: lets what a destination raises come out, for tests.
-        name: stands before the name of each metric and record; see `Logger`.
-        device_copies: how values come from a device.
+        raise_errors: raises the exceptions of destinations, for tests.
+        name: prepended to the name of each metric and record; see `Logger`.
+        device_copies: how values are copied from a device.
 
     Raises:
-        ValueError: there are several ranks and no name.
+        ValueError: there are several ranks and no `run_name`.
     """
 
     def __init__(
@@ -91,7 +92,7 @@ class Run:
         )
         if self.state.world_size > 1 and run_name is None:
             raise ValueError(
-                f"run_name must be given where there are several ranks, got none for {self.state.world_size} ranks. "
+                f"run_name must be given with several ranks ({self.state.world_size}). "
                 'Pass run_name="...", the same on each.'
             )
         self.logger = Logger(
@@ -99,9 +100,9 @@ class Run:
         )
         several = (callbacks,) if isinstance(callbacks, Callback) else tuple(callbacks)
         self.engine = Engine(self.state, self.logger, several)
-        self._mark = time.perf_counter()
+        self._lap_start = time.perf_counter()
         self._has_begun = False
-        # The logger's own methods, not wrappers: a metrics call costs the same here as there.
+        # The logger's own methods, not wrappers, which would make each call slower.
         self.log_hyperparameters = self.logger.log_hyperparameters
         self.log_metrics = self.logger.log_metrics
         self.log_scalar = self.logger.log_scalar
@@ -123,10 +124,10 @@ class Run:
         self.engine.run_event(event)
 
     def fit_start(self) -> None:
-        """Begins training, once; the first `epoch_start`, `batch_start` or `batch_end` does so too.
+        """Begins training; a second call does nothing. `epoch_start`, `batch_start` and `batch_end` call it.
 
-        Only a loop that logs and calls none of these needs it: destinations that continue a run take what training will
-        go through again out of it here.
+        Needed only by a loop that calls none of these: destinations that resume a run remove the records here
+        that training will produce again.
         """
         if not self._has_begun:
             self._has_begun = True
@@ -137,9 +138,9 @@ class Run:
         """Begins an epoch.
 
         Args:
-            length: how many batches it has; default: what the dataloader says, if anything.
+            length: its number of batches. Default: the length of the dataloader, if it has one.
         """
-        self._read(self.state.train_dataloader, Phase.TRAIN, "train", length)
+        self._set_dataloader(self.state.train_dataloader, Phase.TRAIN, "train", length)
         self.fit_start()
         self.engine.run_event(Event.EPOCH_START)
 
@@ -147,7 +148,7 @@ class Run:
         """Begins a training batch.
 
         Args:
-            batch: what is trained on, for callbacks that look at it.
+            batch: the batch, for callbacks that use it.
         """
         self.fit_start()
         self.state.batch = batch
@@ -157,8 +158,8 @@ class Run:
         """Counts a training batch as completed.
 
         Args:
-            samples: how many samples it had, over all ranks.
-            tokens: how many tokens it had, over all ranks.
+            samples: its number of samples, over all ranks.
+            tokens: its number of tokens, over all ranks.
         """
         self.fit_start()
         self.state.timestamp = self.state.timestamp.to_next_batch(samples, tokens, self._lap())
@@ -175,18 +176,18 @@ class Run:
         """Begins an evaluation.
 
         Args:
-            label: what is evaluated on.
-            length: how many batches it has, if that is known.
+            label: the label of the evaluation data.
+            length: its number of batches, if known.
         """
         self.state.eval_timestamp = Timestamp()
-        self._read(None, Phase.EVAL, label, length)
+        self._set_dataloader(None, Phase.EVAL, label, length)
         self.engine.run_event(Event.EVAL_START)
 
     def eval_batch_start(self, batch: Any = None) -> None:
         """Begins an evaluation batch.
 
         Args:
-            batch: what is evaluated, for callbacks that look at it.
+            batch: the batch, for callbacks that use it.
         """
         self.state.batch = batch
         self.engine.run_event(Event.EVAL_BATCH_START)
@@ -195,22 +196,22 @@ class Run:
         """Counts an evaluation batch as completed.
 
         Args:
-            samples: how many samples it had, over all ranks.
+            samples: its number of samples, over all ranks.
         """
         self.state.eval_timestamp = self.state.eval_timestamp.to_next_batch(samples)
         self.engine.run_event(Event.EVAL_BATCH_END)
 
     def eval_end(self) -> None:
-        """Ends an evaluation; log its metrics before."""
+        """Ends an evaluation; log its metrics before this call."""
         self.engine.run_event(Event.EVAL_END)
-        self._read(self.state.train_dataloader, Phase.TRAIN, "train", None)
-        self._lap()  # The clock of the run counts training alone.
+        self._set_dataloader(self.state.train_dataloader, Phase.TRAIN, "train", None)
+        self._lap()  # Evaluation does not count as training time.
 
     def close(self, exception: BaseException | None = None) -> None:
-        """Closes callbacks and destinations, once; what the end of a `with` block does.
+        """Closes callbacks and destinations, as the end of a `with` block does; a second call does nothing.
 
         Args:
-            exception: what ended the run, if something did.
+            exception: what ended the run, if anything.
 
         Raises:
             Exception: the first that a callback raised in its `close`.
@@ -219,7 +220,7 @@ class Run:
 
     def __enter__(self) -> Self:
         try:
-            self._read(self.state.train_dataloader, Phase.TRAIN, "train", None)
+            self._set_dataloader(self.state.train_dataloader, Phase.TRAIN, "train", None)
             self.engine.run_event(Event.INIT)
         except BaseException as error:
             self.close(error)
@@ -245,7 +246,7 @@ class Run:
         self.state.status = RunStatus.COMPLETED
         self.close()
 
-    def _read(self, dataloader: Any, phase: Phase, label: str, length: int | None) -> None:
+    def _set_dataloader(self, dataloader: Any, phase: Phase, label: str, length: int | None) -> None:
         if length is None and hasattr(dataloader, "__len__"):
             length = len(dataloader)
         state = self.state
@@ -258,5 +259,5 @@ class Run:
 
     def _lap(self) -> timedelta:
         now = time.perf_counter()
-        seconds, self._mark = now - self._mark, now
+        seconds, self._lap_start = now - self._lap_start, now
         return timedelta(seconds=seconds)

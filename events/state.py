@@ -1,7 +1,8 @@
-"""What a run is and where it stands, as every callback and destination sees it."""
+"""`State`: what a run is and how far it is, as every callback and destination sees it."""
+
+from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,8 @@ import attrs
 from .timestamp import Time, Timestamp, TimeUnit
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     import torch
 
 __all__ = ["Phase", "RunStatus", "State"]
@@ -24,7 +27,7 @@ class Phase(StrEnum):
 
 
 class RunStatus(StrEnum):
-    """How a run stands, or how it ended."""
+    """Whether a run is running, or how it ended."""
 
     RUNNING = "running"
     COMPLETED = "completed"
@@ -32,11 +35,11 @@ class RunStatus(StrEnum):
     INTERRUPTED = "interrupted"
     """Ctrl-C."""
     PREEMPTED = "preempted"
-    """Ended from outside, to be continued: SIGTERM, a requeued job."""
+    """Ended by SIGTERM, to be resumed: a requeued job."""
 
 
 def _environment_int(*names: str, default: int) -> Any:
-    """A field that is read from the environment that `torchrun` and its kin set, at the time a state is made."""
+    """Returns a field whose default is read from the environment (as set by `torchrun`) on creation."""
 
     def read() -> int:
         for name in names:
@@ -58,49 +61,52 @@ def _optional_time(value: Time | str | None) -> Time | None:
 
 @attrs.define(slots=False, eq=False, repr=False)
 class State:
-    """What a run is and where it stands.
+    """The state of a run: its identity, its progress and its current objects.
 
-    `State("my-run")` is complete; a `Trainer` or a `Run` fills in the rest and moves it. Callbacks may read everything
-    and may attach attributes of their own. It is moved in the training thread alone: read it in a hook or a `log_*`
-    call, and take with you what a thread of yours needs.
+    `State("my-run")` is complete; a `Trainer` or a `Run` fills in the rest and updates it. Callbacks may read
+    everything and may attach attributes of their own.
+
+    **Threading.** It changes in the training thread only: read it in a hook or a `log_*` call, and copy what
+    another thread needs.
 
     Attributes:
         run_name: the name of the run, the same on all ranks.
-        max_duration: when training ends, or None where nobody has said.
-        timestamp: what training has completed.
-        eval_timestamp: what the evaluation that is going on has completed.
-        predict_timestamp: what the prediction that is going on has completed.
+        max_duration: when training ends, or None if unknown.
+        timestamp: the progress of training.
+        eval_timestamp: the progress of the current evaluation.
+        predict_timestamp: the progress of the current prediction.
         phase: what the loop is doing.
-        rank: the global rank; rank 0 writes what is shared.
+        rank: the global rank; rank 0 writes the shared files.
         local_rank: the rank on this node.
-        world_size: how many ranks there are.
-        local_world_size: how many ranks there are on this node.
-        node_rank: which node this is.
-        model: the model, without the wrapper that distributed training puts around it.
+        world_size: the number of ranks.
+        local_world_size: the number of ranks on this node.
+        node_rank: the index of this node.
+        model: the model, without the wrapper for distributed training.
         optimizers: the optimizers.
         schedulers: the learning-rate schedulers.
-        device: where the model is.
+        device: the device of the model.
         precision: "fp32", "bf16" or "fp16".
-        train_dataloader: what training reads, or None.
-        eval_dataloader: what evaluation reads: a dataloader, or a mapping from label to dataloader, or None.
-        dataloader: what is being read right now.
-        dataloader_label: its label: "train", "eval", "predict", or the label given to an evaluation dataloader.
-        dataloader_len: its length in batches, or None where it is not known.
-        batch: the batch at hand.
-        batch_samples: how many samples it has, over all ranks.
-        outputs: what the model made of it.
+        train_dataloader: the dataloader of training, or None.
+        eval_dataloader: that of evaluation, or several by label, or None.
+        dataloader: the current dataloader.
+        dataloader_label: its label: "train", "eval", "predict", or the label given to an evaluation
+            dataloader.
+        dataloader_len: its length in batches, or None if unknown.
+        batch: the current batch.
+        batch_samples: its number of samples, over all ranks.
+        outputs: the outputs of the model for it.
         loss: the loss of the batch, detached.
         train_metrics: metrics by name, computed over training batches.
         eval_metrics: metrics by evaluation label and name.
         scaler: the gradient scaler of "fp16", or None.
-        random_at_epoch_start: the random number generators as the epoch's dataloader found them; a checkpoint holds them, so
-            that a run can go on in the middle of an epoch with the batches that were still to come.
-        last_checkpoint: the path of the newest checkpoint that is complete, or None.
+        random_at_epoch_start: the random state at the start of the epoch; checkpoints hold it, so that a run
+            can resume within an epoch with the remaining batches.
+        last_checkpoint: the path of the newest complete checkpoint, or None.
         callbacks: every callback of the run, destinations included.
-        last_writes: when each destination was last written to in each phase, in the seconds of its clock, and at which batch;
-            by the identity of the destination. What a `WriteRate` goes by.
-        status: how the run stands.
-        exception: what ended the run, where something did.
+        last_writes: when each destination was last written to in each phase, in the seconds of its clock, and
+            at which batch; by the identity of the destination. What a `WriteRate` goes by.
+        status: whether the run is running, or how it ended.
+        exception: the exception that ended the run, or None.
     """
 
     run_name: str
@@ -117,10 +123,10 @@ class State:
     world_size: int = _environment_int("WORLD_SIZE", default=1)
     local_world_size: int = _environment_int("LOCAL_WORLD_SIZE", default=1)
     node_rank: int = _environment_int("NODE_RANK", "GROUP_RANK", default=0)
-    model: "torch.nn.Module | None" = attrs.field(default=None, kw_only=True)
-    optimizers: "tuple[torch.optim.Optimizer, ...]" = attrs.field(default=(), kw_only=True)
+    model: torch.nn.Module | None = attrs.field(default=None, kw_only=True)
+    optimizers: tuple[torch.optim.Optimizer, ...] = attrs.field(default=(), kw_only=True)
     schedulers: tuple[Any, ...] = attrs.field(default=(), kw_only=True)
-    device: "torch.device | None" = attrs.field(default=None, kw_only=True)
+    device: torch.device | None = attrs.field(default=None, kw_only=True)
     precision: str = attrs.field(default="fp32", kw_only=True)
     train_dataloader: Any = attrs.field(default=None, kw_only=True)
     eval_dataloader: Any = attrs.field(default=None, kw_only=True)
@@ -143,11 +149,11 @@ class State:
     _stop_requested: bool = attrs.field(default=False, init=False)
 
     def stop_training(self) -> None:
-        """Asks the loop to end after the batch at hand; `FIT_END` still comes, and the run counts as completed."""
+        """Stops training after the current batch; `FIT_END` still runs, and the run counts as completed."""
         self._stop_requested = True
 
     def begin_training(self) -> None:
-        """Marks the run as running; takes back what `stop_training` asked of an earlier `fit`."""
+        """Marks the run as running; resets `stop_training` of an earlier `fit`."""
         self._stop_requested = False
         self.status, self.exception = RunStatus.RUNNING, None
 
@@ -158,7 +164,7 @@ class State:
 
     @property
     def is_done(self) -> bool:
-        """Whether training has reached its maximum, or was asked to stop."""
+        """Whether training has reached its maximum duration, or was asked to stop."""
         if self._stop_requested or self.max_duration is None:
             return self._stop_requested
         if self.max_duration.unit is TimeUnit.DURATION:
@@ -166,13 +172,14 @@ class State:
         return self.timestamp >= self.max_duration
 
     def get_elapsed_duration(self) -> Time | None:
-        """Returns the share of the run that is completed, from 0 to 1, as a `Time` in durations, or None."""
+        """Returns the completed share of the run, from 0 to 1, as a `Time` in durations, or None."""
         if not self.max_duration or self.max_duration.unit is TimeUnit.DURATION:
             return None
         elapsed = self.timestamp.get(self.max_duration.unit) / self.max_duration
         return min(elapsed, Time(1.0, TimeUnit.DURATION))
 
     def __repr__(self) -> str:
-        """Names the run and where it stands; a model would fill the screen."""
+        """Shows the run and its progress, not the model, which would fill the screen."""
         position = f"batch={self.timestamp.batch}, epoch={self.timestamp.epoch}"
-        return f"State({self.run_name!r}, {position}, phase={self.phase}, status={self.status}, rank={self.rank})"
+        status = f"phase={self.phase}, status={self.status}, rank={self.rank}"
+        return f"State({self.run_name!r}, {position}, {status})"

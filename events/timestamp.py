@@ -1,6 +1,6 @@
-"""Training time: numbers with a unit (`Time`), and where a run stands (`Timestamp`).
+"""Training time: `Time`, a number with a unit, and `Timestamp`, the progress of a run.
 
-Both are frozen. A loop that advances replaces its timestamp; whoever kept the old one still has the old moment.
+Both are frozen, and safe in any thread: a loop replaces its timestamp as it advances.
 """
 
 import math
@@ -39,11 +39,11 @@ class TimeUnit(StrEnum):
 
     @property
     def plural(self) -> str:
-        """What a number of them is called in a sentence."""
+        """The plural of the unit's name, for messages."""
         return "batches" if self is TimeUnit.BATCH else f"{self.name.lower()}s"
 
 
-# Fractions make sense of these alone: there is no half batch.
+# The units that may have fractions.
 _FRACTIONAL = frozenset({TimeUnit.DURATION, TimeUnit.SECOND})
 _CLOCK = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?", re.ASCII)
 _NUMBER_UNIT = re.compile(r"([+-]?[\d_]*\.?[\d_]*(?:e[+-]?\d+)?)(iter|ep|ba|sp|tok|dur|sec)", re.ASCII)
@@ -51,7 +51,7 @@ _SECONDS_PER = (86_400, 3_600, 60, 1)
 
 
 def _python_number(value: Any) -> Any:
-    """Returns numbers of numpy and its kin as Python's own, and everything else as it is."""
+    """Returns numpy scalars and other numbers as int or float, and other values unchanged."""
     if isinstance(value, int | float):
         return value
     if isinstance(value, Integral):
@@ -59,8 +59,8 @@ def _python_number(value: Any) -> Any:
     return float(value) if isinstance(value, Real) else value
 
 
-def _whole(value: Any, unit: TimeUnit) -> int | float:
-    """Returns the value as the number that the unit holds, or says why it is none."""
+def _number(value: Any, unit: TimeUnit) -> int | float:
+    """Returns the value as an int or float, whichever the unit holds; raises if it cannot."""
     value = _python_number(value)
     if isinstance(value, bool) or not isinstance(value, int | float | Decimal):
         raise TimeUnitError(f"time must have a number as its value, got {value!r} ({type(value).__name__}).")
@@ -84,11 +84,11 @@ def _unit(unit: TimeUnit | str) -> TimeUnit:
 class Time:
     """A span of training time: a number and its unit.
 
-    `Time(10, "ep")` and `Time.from_timestring("10ep")` are the same. Whole units hold an `int`; seconds hold an `int`
-    or a `float`; a duration (a share of the whole run) holds a `float`.
+    `Time(10, "ep")` and `Time.from_timestring("10ep")` are the same. Whole units hold an `int`; seconds hold
+    an `int` or a `float`; a duration (a share of the whole run) holds a `float`.
 
-    Arithmetic and comparison, `==` among them, need equal units: `Time(1, "ep") == Time(1, "ba")` raises rather than
-    being false for ever. A bare number takes the unit of the `Time` that it meets, a string is parsed.
+    Arithmetic and comparison, `==` included, need equal units: `Time(1, "ep") == Time(1, "ba")` raises
+    instead of always being false. A bare operand takes the unit of the `Time`; a string is parsed.
     """
 
     value: int | float
@@ -96,14 +96,14 @@ class Time:
 
     def __attrs_post_init__(self) -> None:
         if type(self.value) is not int or self.unit is TimeUnit.DURATION:
-            object.__setattr__(self, "value", _whole(self.value, self.unit))
+            object.__setattr__(self, "value", _number(self.value, self.unit))
 
     @classmethod
     def from_timestring(cls, timestring: str) -> "Time":
-        """Parses a string such as "10ep", "500ba", "3e10sp", "4_000tok", "0.5dur", "30sec", "90m" or "1h20m40s".
+        """Parses strings such as "10ep", "500ba", "3e10sp", "4_000tok", "0.5dur", "30sec", "1h20m40s".
 
         Raises:
-            TimeStringError: the string has no unit, an unknown one, or a fraction of something whole.
+            TimeStringError: the string has no unit, an unknown one, or a fraction of a whole unit.
         """
         text = timestring.strip().lower()
         clock = _CLOCK.fullmatch(text)
@@ -113,27 +113,27 @@ class Time:
         match = _NUMBER_UNIT.fullmatch(text)
         try:
             number, unit = (Decimal(match[1]), TimeUnit(match[2])) if match else (None, None)
-        except InvalidOperation:  # "e5ba": letters and digits of a number, and yet none.
+        except InvalidOperation:  # Such as "e5ba".
             number, unit = None, None
         if number is None or unit is None:
             raise TimeStringError(
                 f"time must be a number with a unit, got {timestring!r}. "
                 'Write "10ep", "500ba", "1e6sp", "4_000tok", "0.5dur", "30sec", "2iter" or "1h30m".'
             )
-        return cls(_whole(number, unit), unit)
+        return cls(_number(number, unit), unit)
 
     @classmethod
     def from_input(
         cls, value: "Time | str | int | timedelta", default_unit: TimeUnit | str | None = None
     ) -> "Time":
-        """Returns a `Time` for whatever a user may have given as one.
+        """Returns a `Time` for any value that users may pass as one.
 
         Args:
             value: a `Time`, a time string, a `timedelta`, or a bare integer.
             default_unit: the unit of a bare integer; without it a bare integer is an error.
 
         Raises:
-            TimeStringError: the string cannot be parsed, or a bare integer came without a unit.
+            TimeStringError: the string cannot be parsed, or a bare integer has no default unit.
             TimeUnitError: the value is of another type.
         """
         if isinstance(value, Time):
@@ -152,13 +152,13 @@ class Time:
         )
 
     def _operand(self, other: object) -> int | float:
-        """Returns the other side's number, in this unit."""
+        """Returns the number of the other operand, in this unit."""
         if isinstance(other, str):
             other = Time.from_timestring(other)
         if isinstance(other, Time):
             if other.unit is not self.unit:
                 raise TimeUnitError(
-                    f"times must have the same unit, got {self} and {other}. Compare like with like: "
+                    f"times must have the same unit, got {self} and {other}; "
                     f'timestamp.get("{other.unit}") gives the run\'s time in {other.unit.plural}.'
                 )
             return other.value
@@ -166,7 +166,7 @@ class Time:
         if isinstance(number, int | float) and not isinstance(number, bool):
             return number
         raise TimeUnitError(
-            f"a time in {self.unit.plural} must meet a time, a time string or a number, got {other!r:.80}."
+            f"operand of a time in {self.unit.plural} must be a time, string or number, got {other!r:.80}."
         )
 
     def __add__(self, other: object) -> "Time":
@@ -247,9 +247,9 @@ class Time:
 
 
 def _scaled(value: float, unit: TimeUnit) -> int | float:
-    """Rounds toward zero where the unit is whole, as a share of a run that is not a whole number of batches must be.
+    """Rounds toward zero if the unit has no fractions.
 
-    A product that is whole but for the last bits of a float is that whole number: 0.29 of 100 batches is 29, not 28.
+    Ignores floating-point error: 0.29 of 100 batches is 29, not 28.
     """
     if unit in _FRACTIONAL or isinstance(value, int):
         return value
@@ -258,7 +258,7 @@ def _scaled(value: float, unit: TimeUnit) -> int | float:
 
 
 def _counter(unit: TimeUnit) -> Any:
-    """A field of `Timestamp` in one unit: takes a `Time`, a string, or a bare number; never negative."""
+    """Returns a field of `Timestamp` in one unit: takes a `Time`, a string or a number; never negative."""
 
     def convert(value: "Time | str | int") -> Time:
         time = value if type(value) is Time else Time.from_input(value, unit)
@@ -276,14 +276,14 @@ _NO_TIME = timedelta(0)
 
 @attrs.frozen(kw_only=True, eq=False, order=False)
 class Timestamp:
-    """Where a run stands: everything that has been completed so far.
+    """The progress of a run: counts and durations of everything completed so far.
 
-    Counts are `Time`s (`timestamp.batch.value`, `int(timestamp.batch)`), in total and within the current iteration or
-    epoch. Samples and tokens count all ranks together. Wall-clock durations (`*_wct`) are `timedelta`s of training:
-    evaluation, and the time between two sessions of a resumed run, are not in them.
+    Counts are `Time`s (`timestamp.batch.value`, `int(timestamp.batch)`), in total and within the current
+    iteration or epoch. Samples and tokens are summed over ranks. Wall-clock durations (`*_wct`) are
+    `timedelta`s of training alone, without evaluation and the time between sessions of a resumed run.
 
-    `timestamp >= "10ep"` and `timestamp == "10ep"` compare with the count in that unit; two timestamps are equal where
-    all of their fields are.
+    `timestamp >= "10ep"` and `timestamp == "10ep"` compare the count in that unit; two timestamps are equal
+    if all of their fields are.
     """
 
     iteration: Time = _counter(TimeUnit.ITERATION)
@@ -302,10 +302,10 @@ class Timestamp:
     batch_wct: timedelta = _NO_TIME
 
     def get(self, unit: TimeUnit | str) -> Time:
-        """Returns the total in one unit; seconds are the total wall-clock duration.
+        """Returns the total in one unit; in seconds, the total wall-clock duration.
 
         Raises:
-            TimeUnitError: the unit is a duration, which is a share of a run and not known to a timestamp.
+            TimeUnitError: the unit is a duration, a share of a run whose length a timestamp does not know.
         """
         unit = _unit(unit)
         if unit is TimeUnit.SECOND:
@@ -323,9 +323,9 @@ class Timestamp:
         """Returns the timestamp after one more batch.
 
         Args:
-            samples: how many samples the batch had, over all ranks.
-            tokens: how many tokens it had, over all ranks.
-            duration: how long it took.
+            samples: its number of samples, over all ranks.
+            tokens: its number of tokens, over all ranks.
+            duration: its wall-clock time.
         """
         return self.copy(
             batch=self.batch + 1,
@@ -345,7 +345,7 @@ class Timestamp:
         """Returns the timestamp at the start of the next epoch.
 
         Args:
-            duration: time spent since the last batch that no batch has accounted for.
+            duration: wall-clock time since the last batch.
         """
         return self.copy(
             epoch=self.epoch + 1,
@@ -363,7 +363,7 @@ class Timestamp:
         """Returns the timestamp at the start of the next iteration.
 
         Args:
-            duration: time spent since the last batch that no batch has accounted for.
+            duration: wall-clock time since the last batch.
         """
         return self.copy(
             iteration=self.iteration + 1,
@@ -379,10 +379,10 @@ class Timestamp:
         )
 
     def copy(self, **changes: Any) -> "Timestamp":
-        """Returns a timestamp that differs in the named fields.
+        """Returns a copy with the named fields changed.
 
         Raises:
-            TypeError: a name is no field of a timestamp.
+            TypeError: a name is not a field.
         """
         return attrs.evolve(self, **changes)
 
@@ -429,7 +429,7 @@ class Timestamp:
 
     @classmethod
     def from_state_dict(cls, state: Mapping[str, int | float]) -> "Timestamp":
-        """Returns the timestamp that `state_dict` wrote; fields that it lacks are zero, unknown ones are ignored."""
+        """Returns the timestamp of a `state_dict`; missing fields are zero, unknown ones are ignored."""
         known = {field.name: state[field.name] for field in attrs.fields(cls) if field.name in state}
         durations = {
             name: timedelta(seconds=known.pop(name)) for name in list(known) if name.endswith("_wct")

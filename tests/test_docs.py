@@ -32,7 +32,7 @@ def test_the_drawing_of_the_loop_is_the_one_of_the_enum():
 def test_the_table_of_events_has_every_hook_in_order():
     """Each row is a hook, with its docstring."""
     text = (ROOT / "docs/events.md").read_text(encoding="utf-8")
-    table = text[text.index("## Every event") : text.index("## Who hears")]
+    table = text[text.index("## Every event") : text.index("## Order of calls")]
 
     rows = re.findall(r"^\| `(\w+)` \| (\w*) ?\| (.+) \|$", table, re.MULTILINE)
 

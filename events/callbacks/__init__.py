@@ -1,1 +1,1 @@
-"""Callbacks that come with the package: timers, monitors, snapshots."""
+"""Callbacks that come with the package: timers, monitors and a snapshot of the code."""

@@ -1,14 +1,12 @@
-"""`Timer`: how long a batch takes, and how long training waits for it to be read."""
+"""`Timer`: logs how long batches take, and how long training waits for data."""
 
 import time
 from collections.abc import Callable, Iterable
-from datetime import timedelta
 
 from events.callback import Callback
 from events.interval import Interval
 from events.logger.logger import Logger
-from events.monitor.monitor_event import Event
-from events.monitor.stat import Aggregation, Stat
+from events.monitor.stat import Aggregation, Summary
 from events.state import State
 from events.timestamp import Time
 
@@ -16,21 +14,21 @@ __all__ = ["Timer"]
 
 
 class Timer(Callback):
-    """Logs the seconds that training batches take.
+    """Logs the durations of training batches in seconds.
 
-    | metric | from | to |
+    | `timer/…` | from | to |
     |---|---|---|
-    | `timer/data_seconds` | `BEFORE_DATALOADER`, or, in a loop without it, the end of the batch before | `AFTER_DATALOADER`, or `BATCH_START` |
-    | `timer/step_seconds` | `BATCH_START` | `BATCH_END` |
+    | `data_seconds` | `BEFORE_DATALOADER` or last `BATCH_END` | `AFTER_DATALOADER` or `BATCH_START` |
+    | `step_seconds` | `BATCH_START` | `BATCH_END` |
 
-    Each with its aggregations, as in `timer/step_seconds.p95`. Each interval begins anew; what an unfinished
-    one holds is logged at `FIT_END`, or at close. The clock is the host's and waits for no device: what is
-    queued there is seen where something else in the loop waits for it.
+    Each is aggregated per interval, as in `timer/step_seconds.p95`; an unfinished interval is logged at
+    `FIT_END` or at close. The clock is the host's and does not synchronize with a device: the time of queued
+    kernels shows where something else in the loop waits for them.
 
     Args:
         interval: how often to log; a bare number counts batches.
-        aggregations: what is to be known of each interval.
-        clock: seconds that only grow.
+        aggregations: what to compute for each interval.
+        clock: returns monotonic seconds.
     """
 
     def __init__(
@@ -42,85 +40,82 @@ class Timer(Callback):
     ) -> None:
         self._interval = Interval(interval, "ba")
         self._clock = clock
-        aggregations = tuple(aggregations)
-        self._data = self._stat("timer/data_seconds", aggregations)
-        self._step = self._stat("timer/step_seconds", aggregations)
-        self._closed: dict[str, float] = {}
-        self._data_began: float | None = None
-        self._step_began: float | None = None
-        self._reads_by_event = False
-
-    def _stat(self, name: str, aggregations: tuple[Aggregation, ...]) -> Stat:
-        # The interval closes these windows; their time never ends.
-        return Stat(name, aggregations, timedelta.max, log=self._take)
-
-    def _take(self, event: Event) -> None:
-        self._closed.update((name, value) for name, value in event.data.items() if not isinstance(value, str))
+        self._aggregations = tuple(Aggregation(aggregation) for aggregation in aggregations)
+        self._data = Summary(self._aggregations)
+        self._step = Summary(self._aggregations)
+        self._data_start: float | None = None
+        self._step_start: float | None = None
+        self._has_dataloader_events = False
 
     def fit_start(self, state: State, logger: Logger) -> None:
-        """Counts intervals from here."""
+        """Starts the interval."""
         self._interval.start(state)
-        self._forget_marks()
+        self._clear_starts()
 
     def epoch_start(self, state: State, logger: Logger) -> None:
-        """In a loop without `BEFORE_DATALOADER`, the first batch is read from here on."""
-        self._data_began = self._clock()
+        """Starts reading, in a loop without `BEFORE_DATALOADER`."""
+        self._data_start = self._clock()
 
     def before_dataloader(self, state: State, logger: Logger) -> None:
-        """Reading begins."""
-        self._reads_by_event = True
-        self._data_began = self._clock()
+        """Starts reading."""
+        self._has_dataloader_events = True
+        self._data_start = self._clock()
 
     def after_dataloader(self, state: State, logger: Logger) -> None:
-        """Reading ends."""
+        """Ends reading."""
         self._end_reading(self._clock())
 
     def batch_start(self, state: State, logger: Logger) -> None:
-        """The step begins, and reading has ended."""
+        """Starts the step; ends reading."""
         now = self._clock()
         self._end_reading(now)
-        self._step_began = now
+        self._step_start = now
 
     def batch_end(self, state: State, logger: Logger) -> None:
-        """The step ends; logs where an interval does."""
+        """Ends the step; logs if the interval has passed."""
         now = self._clock()
-        if self._step_began is not None:
-            self._step.add(now - self._step_began)
-            self._step_began = None
+        if self._step_start is not None:
+            self._step.fold([now - self._step_start])
+            self._step_start = None
         if self._interval.passed(state):
             self._log(logger)
-        if not self._reads_by_event:
-            self._data_began = self._clock()
+        if not self._has_dataloader_events:
+            self._data_start = self._clock()
 
     def eval_start(self, state: State, logger: Logger) -> None:
-        """What follows is no reading of a training batch."""
-        self._data_began = None
+        """Ignores the time of an evaluation."""
+        self._data_start = None
 
     def eval_end(self, state: State, logger: Logger) -> None:
-        """In a loop without `BEFORE_DATALOADER`, the next batch is read from here on."""
-        if not self._reads_by_event:
-            self._data_began = self._clock()
+        """Starts reading, in a loop without `BEFORE_DATALOADER`."""
+        if not self._has_dataloader_events:
+            self._data_start = self._clock()
 
     def fit_end(self, state: State, logger: Logger) -> None:
-        """Logs what is left."""
+        """Logs the unfinished interval."""
         self._log(logger)
-        self._forget_marks()
+        self._clear_starts()
 
     def close(self, state: State, logger: Logger) -> None:
-        """Logs what is left."""
+        """Logs the unfinished interval."""
         self._log(logger)
 
     def _end_reading(self, now: float) -> None:
-        if self._data_began is not None:
-            self._data.add(now - self._data_began)
-            self._data_began = None
+        if self._data_start is not None:
+            self._data.fold([now - self._data_start])
+            self._data_start = None
 
     def _log(self, logger: Logger) -> None:
-        self._data.flush()
-        self._step.flush()
-        closed, self._closed = self._closed, {}
-        if closed:
-            logger.log_metrics(closed)
+        summaries = {"timer/data_seconds": self._data, "timer/step_seconds": self._step}
+        self._data, self._step = Summary(self._aggregations), Summary(self._aggregations)
+        metrics = {
+            f"{name}.{aggregation}": value
+            for name, summary in summaries.items()
+            if summary.count
+            for aggregation, value in summary.values(self._aggregations).items()
+        }
+        if metrics:
+            logger.log_metrics(metrics)
 
-    def _forget_marks(self) -> None:
-        self._data_began = self._step_began = None
+    def _clear_starts(self) -> None:
+        self._data_start = self._step_start = None

@@ -1,1 +1,1 @@
-"""A small, complete training loop, with checkpoints and several ranks."""
+"""A small, complete trainer with checkpoints, on one device or several ranks."""

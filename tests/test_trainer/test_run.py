@@ -161,7 +161,7 @@ def test_several_ranks_need_a_name(monkeypatch):
     """Ranks that make up names each would be several runs."""
     monkeypatch.setenv("WORLD_SIZE", "2")
 
-    with pytest.raises(ValueError, match="run_name must be given where there are several ranks"):
+    with pytest.raises(ValueError, match="run_name must be given with several ranks"):
         Run()
 
 
