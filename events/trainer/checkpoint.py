@@ -8,7 +8,7 @@ Everything runs in the training thread.
 
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -131,6 +131,8 @@ class CheckpointSaver(Callback):
             self._saved_at = state.timestamp
 
     def _save(self, state: State, logger: Logger, *, is_last: bool = False) -> None:
+        from uploads.disk import replace_file, replacement
+
         # Only rank 0 knows whether the last save succeeded, and all ranks must decide alike.
         if distributed.from_rank_zero(self._saved_at == state.timestamp):
             return
@@ -143,11 +145,13 @@ class CheckpointSaver(Callback):
             return
         remote_name = f"{format_name(self._remote_folder, state).rstrip('/')}/{name}"
         try:
-            _write_atomically(folder / name, lambda file: torch.save(checkpoint, file))
+            with (
+                replacement(folder / name, durable=True) as descriptor,
+                os.fdopen(descriptor, "wb", closefd=False) as file,
+            ):
+                torch.save(checkpoint, file)
             if self._latest_filename is not None:
-                _write_atomically(
-                    folder / self._latest_filename, lambda file: file.write(remote_name.encode())
-                )
+                replace_file(folder / self._latest_filename, remote_name.encode(), durable=True)
         except OSError as error:
             if is_last:
                 raise
@@ -301,14 +305,6 @@ def _callback_states(state: State, logger: Logger) -> dict[str, Any]:
 
 def _is_destination(callback: object, logger: Logger) -> bool:
     return any(callback is destination for destination in logger.destinations)
-
-
-def _write_atomically(path: Path, write: Callable[[Any], object]) -> None:
-    """Writes a file completely or not at all, also across a power loss."""
-    from uploads.disk import replacement
-
-    with replacement(path, durable=True) as descriptor, os.fdopen(descriptor, "wb", closefd=False) as file:
-        write(file)
 
 
 def find_checkpoint(
