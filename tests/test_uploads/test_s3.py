@@ -304,6 +304,9 @@ ANSWERS = [
     (412, "PreconditionFailed", RemoteExistsError),
 ]
 
+# It looks up the bucket's region and sends the request once more.
+REPEATED_BY_BOTOCORE = {"PermanentRedirect", "AuthorizationHeaderMalformed"}
+
 
 @pytest.mark.parametrize(("status", "code", "expected"), ANSWERS)
 def test_every_answer_has_one_meaning(proxy, at_proxy, make_file, status, code, expected):
@@ -317,10 +320,11 @@ def test_every_answer_has_one_meaning(proxy, at_proxy, make_file, status, code, 
 def test_every_answer_means_the_same_for_a_later_put(proxy, at_proxy, moto, prefix, make_file):
     """A store that has put before classifies every answer the same, from one request, and can put again."""
     store = open_store(at_proxy)
+    answers = [answer for answer in ANSWERS if answer[1] not in REPEATED_BY_BOTOCORE]
     with Body(make_file(), "id") as body:
         store.put("before", body, overwrite=True)
 
-        for number, (status, code, expected) in enumerate(ANSWERS):
+        for number, (status, code, expected) in enumerate(answers):
             proxy.fail_first(1, Answer(status, code), part=f"/n{number}")
             with pytest.raises(expected) as caught:
                 store.put(f"n{number}", body, overwrite=True)
@@ -329,7 +333,7 @@ def test_every_answer_means_the_same_for_a_later_put(proxy, at_proxy, moto, pref
             store.put(f"n{number}", body, overwrite=True)
 
     assert sorted(moto.objects(prefix)) == sorted(
-        ["before", *(f"n{number}" for number in range(len(ANSWERS)))]
+        ["before", *(f"n{number}" for number in range(len(answers)))]
     )
 
 
