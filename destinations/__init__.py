@@ -1,13 +1,14 @@
-"""Where what a training run says and makes goes.
+"""Destinations: where the metrics, media and files of a training run go.
 
-`import destinations` defines names and does nothing else: a destination is imported when it is asked for, and torch, numpy, tqdm
-and boto3 where they are used.
+`import destinations` only defines names: a destination is imported when it is first used, and torch, numpy, tqdm and boto3 where
+they are needed.
 """
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
 from .guard import require_own
+from .registry import MODULES, create_destination, register_destination
 
 require_own("events")
 require_own("uploads")
@@ -42,28 +43,12 @@ __all__ = [
     "Trackio",
     "WandB",
     "Webhook",
+    "create_destination",
+    "register_destination",
 ]
-
-# Imported when asked for: whoever wants one destination, or reads a run, does not pay for all.
-_MODULES = {
-    "Artifacts": ".artifacts",
-    "Console": ".text.console",
-    "Functions": ".functions",
-    "InMemory": ".in_memory",
-    "LoggerDestination": ".base",
-    "MLflow": ".trackers.mlflow.destination",
-    "ProgressBar": ".text.progress_bar",
-    "RunDirectory": ".run_directory",
-    "Slack": ".trackers.webhook",
-    "TensorBoard": ".trackers.tensorboard.destination",
-    "TextFile": ".text.text_file",
-    "Trackio": ".trackers.trackio",
-    "WandB": ".trackers.wandb.destination",
-    "Webhook": ".trackers.webhook",
-}
 
 
 def __getattr__(name: str) -> Any:
-    if name in _MODULES:
-        return getattr(importlib.import_module(_MODULES[name], __name__), name)
+    if name in MODULES:
+        return getattr(importlib.import_module(MODULES[name], __name__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -5,8 +5,6 @@ A package adds a store by an entry point in the group `training_destinations.sto
 
 from __future__ import annotations
 
-import difflib
-import importlib.metadata
 import os
 import re
 import threading
@@ -111,6 +109,9 @@ def _factory_of(scheme: str, uri: str) -> StoreFactory:
         factory = _factories.get(scheme)
     if factory is not None:
         return factory
+    import difflib
+    import importlib.metadata
+
     installed = importlib.metadata.entry_points(group=ENTRY_POINT_GROUP)
     if scheme in installed.names:
         register_store(scheme, installed[scheme].load())

@@ -1,0 +1,94 @@
+"""Destinations by name: ours, those of installed packages, and those registered by a call; for configuration files.
+
+A package adds a destination by an entry point in the group `training_destinations.destinations`, whose name is the destination's and whose
+value is a class or another factory. Nothing is imported before it is asked for.
+"""
+
+from __future__ import annotations
+
+import importlib
+import threading
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .base import LoggerDestination
+
+__all__ = ["ENTRY_POINT_GROUP", "MODULES", "create_destination", "register_destination"]
+
+ENTRY_POINT_GROUP = "training_destinations.destinations"
+
+MODULES = {
+    "Artifacts": ".artifacts",
+    "Console": ".text.console",
+    "Functions": ".functions",
+    "InMemory": ".in_memory",
+    "LoggerDestination": ".base",
+    "MLflow": ".trackers.mlflow.destination",
+    "ProgressBar": ".text.progress_bar",
+    "RunDirectory": ".run_directory",
+    "Slack": ".trackers.webhook",
+    "TensorBoard": ".trackers.tensorboard.destination",
+    "TextFile": ".text.text_file",
+    "Trackio": ".trackers.trackio",
+    "WandB": ".trackers.wandb.destination",
+    "Webhook": ".trackers.webhook",
+}
+"""The modules of our own classes, relative to `destinations`."""
+
+_lock = threading.Lock()  # Guards the table.
+_factories: dict[str, Callable[..., LoggerDestination]] = {}
+
+
+def register_destination(name: str, factory: Callable[..., LoggerDestination]) -> None:
+    """Adds a destination to the table, for this process.
+
+    Args:
+        name: What `create_destination` is given.
+        factory: A class, or a function that returns a destination.
+
+    Raises:
+        ValueError: The name is one of ours, or has another factory already.
+    """
+    if name in MODULES:
+        raise ValueError(f"{name!r} is a destination of training-destinations; choose another name")
+    with _lock:
+        if _factories.setdefault(name, factory) is not factory:
+            raise ValueError(f"the name {name!r} has a destination already: {_factories[name]!r}")
+
+
+def create_destination(name: str, **arguments: Any) -> LoggerDestination:
+    """Returns a new destination.
+
+    Args:
+        name: Of one of our classes ("Console"), of an entry point of an installed package, or as it was registered.
+        arguments: For its constructor.
+
+    Raises:
+        ValueError: The name is unknown.
+        ImportError: A package that the destination needs is not installed.
+    """
+    destination: LoggerDestination = _factory_of(name)(**arguments)
+    return destination
+
+
+def _factory_of(name: str) -> Callable[..., Any]:
+    if name in MODULES and name != "LoggerDestination":
+        factory: Callable[..., Any] = getattr(importlib.import_module(MODULES[name], __package__), name)
+        return factory
+    with _lock:
+        if name in _factories:
+            return _factories[name]
+    from importlib import metadata  # Costs more than the rest of `import destinations`.
+
+    installed = metadata.entry_points(group=ENTRY_POINT_GROUP)
+    if name in installed.names:
+        register_destination(name, installed[name].load())
+        return _factories[name]
+    import difflib
+
+    known = sorted({*MODULES, *_factories, *installed.names} - {"LoggerDestination"})
+    near = difflib.get_close_matches(name, known, n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else "."
+    raise ValueError(f"unknown destination {name!r}{hint} Known: {', '.join(known)}.")

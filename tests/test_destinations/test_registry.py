@@ -1,0 +1,61 @@
+"""Destinations by name: ours, registered ones, and those of installed packages."""
+
+import importlib.metadata
+from importlib.metadata import EntryPoint, EntryPoints
+
+import pytest
+
+import destinations
+from destinations import Console, InMemory, create_destination, register_destination, registry
+
+
+class Elsewhere(InMemory):
+    """A third party's destination."""
+
+
+@pytest.fixture(autouse=True)
+def table(monkeypatch):
+    """The table of names, which is as it was afterwards."""
+    monkeypatch.setattr(registry, "_factories", {})
+
+
+def test_our_destinations_have_their_names():
+    """With the arguments of their constructors."""
+    assert isinstance(create_destination("Console"), Console)
+    assert create_destination("InMemory", max_records=3)._max_records == 3
+
+
+def test_a_registered_destination_is_created_by_name():
+    """The same factory may be registered again, another one may not, nor one under a name of ours."""
+    register_destination("elsewhere", Elsewhere)
+    register_destination("elsewhere", Elsewhere)
+
+    assert isinstance(create_destination("elsewhere"), Elsewhere)
+    with pytest.raises(ValueError, match="has a destination already"):
+        register_destination("elsewhere", InMemory)
+    with pytest.raises(ValueError, match="choose another name"):
+        register_destination("Console", Elsewhere)
+
+
+def test_an_installed_package_adds_a_destination(monkeypatch):
+    """By an entry point."""
+    mine = EntryPoint("elsewhere", f"{__name__}:Elsewhere", registry.ENTRY_POINT_GROUP)
+    monkeypatch.setattr(EntryPoint, "load", lambda _: Elsewhere)
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: EntryPoints([mine]))
+
+    assert isinstance(create_destination("elsewhere"), Elsewhere)
+
+
+@pytest.mark.parametrize("name", ["Consle", "LoggerDestination"])
+def test_unknown_names_are_refused(name):
+    """With the names that there are, and the near miss."""
+    with pytest.raises(ValueError, match="unknown destination") as raised:
+        create_destination(name)
+
+    assert "TextFile" in str(raised.value)
+    assert ("did you mean 'Console'" in str(raised.value)) == (name == "Consle")
+
+
+def test_the_table_has_every_public_destination():
+    """A class in `destinations.__all__` that can be created is in the table."""
+    assert set(registry.MODULES) == set(destinations.__all__) - {"create_destination", "register_destination"}
