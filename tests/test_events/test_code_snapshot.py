@@ -45,7 +45,7 @@ def folder(tmp_path):
 
 
 def git(folder, *arguments):
-    """Runs git there, as nobody in particular."""
+    """Runs git there, as an anonymous user."""
     identity = ["-c", "user.name=a", "-c", "user.email=a@example.com"]
     subprocess.run(["git", *identity, *arguments], cwd=folder, check=True, capture_output=True)
 
@@ -112,7 +112,7 @@ def test_the_same_code_is_the_same_archive(folder):
     assert archives[0] == archives[1]
 
 
-def test_where_nobody_takes_files_nothing_is_read(folder):
+def test_without_an_uploading_destination_nothing_is_read(folder):
     """It costs nothing then."""
     with Run(Functions(log_metrics=print), CodeSnapshot(folder / "missing"), "mine") as run:
         run.batch_end()

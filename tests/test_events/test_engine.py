@@ -92,7 +92,7 @@ def _listeners(calls):
 
 
 def test_init_reaches_uploaders_then_destinations_then_callbacks():
-    """Who logs in `init` is heard, whatever the order of the lists."""
+    """Records logged in `init` arrive, whatever the order of the lists."""
     calls = []
     engine = _listeners(calls)
 
@@ -137,7 +137,7 @@ def test_the_state_knows_every_callback():
 
 
 @pytest.mark.parametrize("event", list(Event))
-def test_a_callback_hears_each_event_once_by_enum_or_by_name_in_any_case(event):
+def test_a_callback_receives_each_event_once_by_enum_or_name_in_any_case(event):
     """The enum, its value and its name in capitals are one event."""
     callback = Listener()
     engine = _engine([callback])
@@ -241,7 +241,7 @@ def test_who_does_not_listen_is_not_called():
 
 @pytest.mark.parametrize("event", ["batch", "", None, 7])
 def test_an_unknown_event_is_an_error(event):
-    """It reaches nobody."""
+    """No callback is called."""
     callback = Listener()
     engine = _engine([callback])
 
@@ -251,7 +251,7 @@ def test_an_unknown_event_is_an_error(event):
     assert callback.calls == []
 
 
-def test_a_destination_hears_what_a_callback_logs_at_the_same_event():
+def test_a_destination_receives_what_a_callback_logs_at_the_same_event():
     """The record is there before the destination's own hook of that event."""
     calls = []
 
@@ -275,7 +275,7 @@ def test_a_destination_hears_what_a_callback_logs_at_the_same_event():
 
 
 def test_what_a_callback_raises_goes_to_the_caller():
-    """Later callbacks do not hear of the event; earlier ones have."""
+    """Later callbacks are not called; earlier ones were."""
     calls = []
     engine = _engine(
         [Listener("before", calls), RaisesAt("batch_end", OSError("disk")), Listener("after", calls)]
@@ -289,8 +289,8 @@ def test_what_a_callback_raises_goes_to_the_caller():
 
 @pytest.mark.parametrize("where", ["init", "batch_end", "run_event"])
 @pytest.mark.parametrize("error", [OSError("disk"), EngineClosedError("x"), ValueError("x")], ids=type)
-def test_what_a_destination_raises_in_a_hook_stops_nobody(where, error):
-    """It is counted, and everybody else hears of the event."""
+def test_an_exception_of_a_destination_hook_stops_no_other_callback(where, error):
+    """It is counted, and all other callbacks are called."""
     calls = []
     engine = _engine(
         [Listener("callback", calls)],
@@ -306,7 +306,7 @@ def test_what_a_destination_raises_in_a_hook_stops_nobody(where, error):
     engine.close()
 
 
-def test_a_record_that_a_destination_logs_wrongly_in_its_own_hook_stops_nobody():
+def test_an_invalid_record_logged_in_a_destination_hook_stops_no_other_callback():
     """The caller of the hook is the engine, which logged nothing: the error is the destination's own."""
 
     class LogsNonsense(LoggerDestination):
@@ -343,7 +343,7 @@ def test_raise_errors_lets_a_destinations_error_out():
 @pytest.mark.parametrize(
     "callback", [Callback, object(), None, "console"], ids=["class", "object", "None", "str"]
 )
-def test_what_is_no_callback_is_refused(callback):
+def test_objects_that_are_not_callbacks_are_refused(callback):
     """A class that was not called is told so."""
     with pytest.raises(TypeError, match="callback must be a Callback, got") as caught:
         _engine([callback])
@@ -467,7 +467,7 @@ def test_close_without_init_is_close():
     assert callback.calls == [("callback", "close"), ("callback", "post_close")]
 
 
-def test_a_callback_logs_in_close_and_is_heard():
+def test_records_logged_in_close_arrive():
     """Destinations are closed after it; once all are closed, nothing is taken any more."""
     heard = []
 
@@ -495,7 +495,7 @@ def test_a_callback_logs_in_close_and_is_heard():
 
 
 @pytest.mark.parametrize("phase", ["close", "post_close"])
-def test_a_callback_that_raises_in_close_keeps_nobody_from_closing(phase, caplog):
+def test_a_callback_that_raises_in_close_does_not_prevent_other_closes(phase, caplog):
     """The error is logged with its traceback and raised when all are closed; every `post_close` comes."""
     calls = []
 
@@ -536,7 +536,7 @@ def test_of_several_errors_in_close_the_first_is_raised(caplog):
 
 
 def test_an_error_in_close_does_not_hide_what_ended_the_run(caplog):
-    """It is reported; the caller goes on raising the first."""
+    """It is reported; the first exception is raised."""
     engine = _engine([RaisesAt("close", OSError("disk"))])
 
     engine.close(RuntimeError("CUDA"))
@@ -627,7 +627,7 @@ def test_callbacks_see_in_close_how_the_run_ended(exception, status):
 
 
 def test_a_status_that_was_set_before_close_stays():
-    """Whoever knew better than the exception has said so."""
+    """A status that was set explicitly is kept."""
     engine = _engine()
     engine._state.status = RunStatus.PREEMPTED
 
@@ -647,11 +647,11 @@ def test_close_goes_to_the_callbacks_the_engine_was_made_with():
     assert callback.calls == [("callback", "close"), ("callback", "post_close")]
 
 
-# Engines that nobody closed, and several at once -----------------------------------------------------------------
+# Engines that were not closed, and several at once -----------------------------------------------------------------
 
 
 def test_an_engine_that_is_forgotten_is_closed():
-    """When nobody holds it any more; its callbacks may be used again."""
+    """When it is garbage-collected; its callbacks may be used again."""
     callback = Listener()
     engine = _engine([callback])
 
@@ -677,7 +677,7 @@ def test_several_engines_share_nothing():
 
 
 def test_dropping_one_engine_leaves_the_others_open():
-    """The others go on, and are still closed at the end."""
+    """The others continue, and are still closed at the end."""
     first, second = _engine([Listener()]), _engine([kept := Listener()])
 
     del first
@@ -729,7 +729,7 @@ def test_an_engine_leaves_nothing_behind_at_exit_once_it_is_closed():
 
 
 def _engines_to_close():
-    """Returns how many finalizers would close an engine that nobody closed."""
+    """Returns the number of finalizers that would close an open engine."""
     found = weakref.finalize._registry.copy().values()
     return sum(finalizer.func.__name__ == "_close_unclosed" for finalizer in found)
 
@@ -764,7 +764,7 @@ PROGRAM = """
     ],
 )
 def test_an_engine_left_open_is_closed_when_the_interpreter_ends(ending, status):
-    """With and without an exception that nobody caught, whose kind decides the status."""
+    """With and without an uncaught exception, whose type decides the status."""
     result = _run_python(textwrap.dedent(PROGRAM) + ending)
 
     assert result.stdout == f"kept close {status}\nkept post_close\n"
@@ -854,7 +854,7 @@ def test_a_run_without_faults_logs_nothing(caplog):
 
 
 def test_a_callback_joins_a_run_under_way():
-    """It hears of every event from the next on, before the others, and is closed with them."""
+    """It receives every event from the next on, before the others, and is closed with them."""
     calls = []
     state = State("mine")
     logger = Logger(state)
@@ -877,7 +877,7 @@ def test_a_callback_joins_a_run_under_way():
 
 
 def test_a_callback_leaves_a_run_under_way():
-    """It hears of nothing more, and its close is its own affair; one that never joined may leave too."""
+    """It receives no more events and is not closed; detaching one that was never attached is allowed."""
     state = State("mine")
     logger = Logger(state)
     engine = Engine(state, logger)
@@ -894,8 +894,8 @@ def test_a_callback_leaves_a_run_under_way():
     assert joined.calls == [("callback", "batch_start")]
 
 
-def test_nobody_joins_a_run_that_is_closed():
-    """It would never hear of anything."""
+def test_a_closed_run_accepts_no_callback():
+    """It would never be called."""
     state = State("mine")
     logger = Logger(state)
     Engine(state, logger).close()

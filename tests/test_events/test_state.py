@@ -43,7 +43,7 @@ def test_ranks_come_from_the_environment_of_torchrun(monkeypatch):
     assert _ranks(State("r")) == (5, 1, 8, 4, 1)
 
 
-def test_the_node_is_torchruns_group_where_nobody_says_otherwise(monkeypatch):
+def test_the_node_rank_defaults_to_torchruns_group_rank(monkeypatch):
     """`torchrun` sets GROUP_RANK and not NODE_RANK."""
     monkeypatch.setenv("GROUP_RANK", "3")
 

@@ -59,7 +59,7 @@ def test_a_time_string_is_a_number_and_a_unit(text, value, unit):
         *("e5ba", "_e5ba", "._ba", "_ba", "1e9999999999999999999ba", "1e999999ba", "nanep", "infep", "٣ep"),
     ],
 )
-def test_what_is_no_time_string_is_refused_with_examples(text):
+def test_invalid_time_strings_are_refused_with_examples(text):
     """The error is a `TimeStringError`, whatever the string looks like."""
     with pytest.raises(TimeStringError, match=r"time must be"):
         Time.from_timestring(text)
@@ -275,7 +275,7 @@ def test_the_error_of_mixed_units_says_what_to_do():
 
 
 @pytest.mark.parametrize("other", [None, [], True, 1j])
-def test_what_is_no_number_takes_no_part(other):
+def test_arithmetic_refuses_operands_that_are_not_numbers(other):
     """Adding None or a boolean is an error that names it."""
     with pytest.raises(TimeUnitError, match="must be a time, string or number"):
         Time(1, "ba") + other
@@ -340,7 +340,7 @@ def test_a_batch_is_counted_in_total_and_within_everything_around_it():
 
 
 def test_an_epoch_ends_the_counts_within_it():
-    """`to_next_epoch` counts the epoch and begins anew what is counted per epoch."""
+    """`to_next_epoch` counts the epoch and resets the counts per epoch."""
     second = timedelta(seconds=1)
 
     timestamp = Timestamp().to_next_batch(4, 40, second).to_next_epoch(second)
@@ -358,7 +358,7 @@ def test_an_epoch_ends_the_counts_within_it():
 
 
 def test_an_iteration_ends_the_counts_within_it():
-    """`to_next_iteration` counts the iteration and begins anew what is counted per iteration."""
+    """`to_next_iteration` counts the iteration and resets the counts per iteration."""
     second = timedelta(seconds=1)
 
     timestamp = Timestamp().to_next_batch(4, 40, second).to_next_epoch().to_next_iteration(second)

@@ -57,13 +57,13 @@ class MetricList(LoggerDestination):
 
 @pytest.fixture(autouse=True)
 def _nothing_is_left():
-    """Whatever earlier tests have left in Stats, those that are gone too, is logged before a handler is there to hear it."""
+    """Logs the open windows of earlier tests before a handler is registered."""
     monitor.flush()
 
 
 @pytest.fixture
 def heard():
-    """Gives a registered handler that keeps what it hears."""
+    """Gives a registered handler that keeps the events it receives."""
     handler = Heard()
     handle = monitor.register_event_handler(handler)
     yield handler
@@ -78,7 +78,7 @@ def metric_list():
 
 @pytest.fixture
 def in_child():
-    """Runs code in a process of its own, with a time limit; returns what it printed, or fails with what it said."""
+    """Runs code in a child process with a time limit; returns its output, or fails with its errors."""
 
     def run(code, timeout_seconds=300):
         outcome = subprocess.run(

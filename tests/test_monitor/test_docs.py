@@ -44,7 +44,7 @@ def test_what_is_shown_runs(code, tmp_path):
 
 def test_every_public_name_is_listed():
     """The table at the top is `monitor.__all__`."""
-    names = set(first_column("It needs no torch")) - {"events.MonitorEvent"}
+    names = set(first_column("It does not need torch")) - {"events.MonitorEvent"}
 
     assert names == set(monitor.__all__)
 

@@ -55,7 +55,7 @@ def test_what_is_left_is_logged_at_close(metric_list):
 
 
 def test_also_when_the_run_fails(metric_list):
-    """Close comes all the same."""
+    """Close is called all the same."""
     stat = Stat("x", [Aggregation.COUNT], HOUR)
 
     def body():
@@ -83,7 +83,7 @@ def test_other_events_become_metrics_and_texts(metric_list):
 
 
 def test_what_the_training_thread_logs_comes_at_once(metric_list):
-    """A loop of one's own need not drain it."""
+    """A custom loop need not drain it."""
     with Run(metric_list, run_name="mine") as run, monitor.forward_to(run.logger):
         run.batch_end()
         log("a", x=1)
@@ -109,7 +109,7 @@ def test_what_other_threads_log_comes_at_the_next_event(metric_list):
 
 
 def test_forwarding_ends_with_the_run(metric_list):
-    """What waits when a run is closed is there, and nobody listens afterwards."""
+    """Pending events are logged when a run is closed, and no handler remains."""
     with Run(metric_list, run_name="mine") as run:
         forwarding = monitor.forward_to(run.logger)
         run.batch_end()
@@ -120,7 +120,7 @@ def test_forwarding_ends_with_the_run(metric_list):
 
 
 def test_after_the_block_nothing_is_forwarded(metric_list):
-    """Stopping twice does nothing, and the run goes on."""
+    """A second stop does nothing, and the run continues."""
     with Run(metric_list, run_name="mine") as run:
         with monitor.forward_to(run.logger) as forwarding:
             log("a", x=1)
@@ -153,7 +153,7 @@ def test_a_destination_that_logs_events_does_not_go_round_in_circles():
 
 
 def test_a_full_queue_drops_the_oldest_and_counts(metric_list, caplog):
-    """It is said once."""
+    """It is reported once."""
     forwarding = monitor.ForwardMonitor(max_pending=2)
     with Run(metric_list, forwarding, "mine") as run:
         for number in range(5):
@@ -169,7 +169,7 @@ def test_a_full_queue_drops_the_oldest_and_counts(metric_list, caplog):
 
 
 def test_what_is_between_two_places_is_not_lost(metric_list, caplog):
-    """Whenever somebody looks: another thread may have put an item without having counted it yet, or be delivering it."""
+    """At any time: another thread may have put an item that is not counted yet, or be delivering it."""
     forwarding = monitor.ForwardMonitor()
     seen = []
 
@@ -236,7 +236,7 @@ def test_a_value_that_a_destination_refuses_does_not_stop_training(caplog):
 
 
 def test_the_callback_may_serve_one_run_after_another(metric_list):
-    """Each hears what was logged while it ran."""
+    """Each receives what was logged while it ran."""
     forwarding = monitor.ForwardMonitor()
     for number in range(2):
         with Run(metric_list, forwarding, "mine"):

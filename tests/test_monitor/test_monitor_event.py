@@ -1,4 +1,4 @@
-"""Logging events and hearing of them."""
+"""Logging and handling monitor events."""
 
 import copy
 import pickle
@@ -51,7 +51,7 @@ def test_scalars_of_numpy_become_pythons():
 
 @pytest.mark.parametrize("value", [None, [1], {"a": 1}, b"x", 1j, torch.tensor(1.0), np.zeros(2), object()])
 def test_other_values_are_refused(value):
-    """Who makes the event hears at once which value is none, and what it must be."""
+    """The constructor names the invalid value and the valid types."""
     with pytest.raises(TypeError, match="event value 'x' must be a str, float, int or bool"):
         an_event(x=value)
 
@@ -77,7 +77,7 @@ def test_a_time_with_a_zone_keeps_its_instant(zone, heard):
     assert heard[0].timestamp.timestamp() == moment.timestamp()
 
 
-def test_data_is_a_copy_that_nobody_can_change():
+def test_data_is_a_read_only_copy():
     """Neither the caller's dict nor one handler changes what the next handler sees."""
     data = {"x": 1}
     event = MonitorEvent("a", NOW, data)
@@ -97,7 +97,7 @@ def test_events_compare_copy_and_pickle():
     assert pickle.loads(pickle.dumps(event)) == copy.deepcopy(event) == event  # noqa: S301  # our own
 
 
-def test_handlers_hear_in_the_order_of_registration(registered):
+def test_handlers_are_called_in_the_order_of_registration(registered):
     """All of them, with the event that was logged."""
     calls = []
     for name in "abc":
@@ -109,8 +109,8 @@ def test_handlers_hear_in_the_order_of_registration(registered):
     assert calls == [("a", event), ("b", event), ("c", event)]
 
 
-def test_a_handler_that_raises_harms_nobody(registered, heard, caplog):
-    """The caller goes on, later handlers hear, and the failure is reported once."""
+def test_a_handler_that_raises_affects_no_other(registered, heard, caplog):
+    """The caller continues, later handlers are called, and the failure is reported once."""
 
     def broken(event):
         raise ValueError("no disk")
@@ -153,7 +153,7 @@ def test_a_handler_may_log(registered, heard):
 
 
 def test_two_handlers_that_answer_each_other_come_to_an_end(registered):
-    """Each hears what the other logs, once."""
+    """Each receives the other's events, once."""
     first, second = [], []
 
     def left(event):
@@ -190,7 +190,7 @@ def test_a_handler_may_unregister_itself_and_others(registered):
 
 
 def test_a_handler_may_register(registered):
-    """Who is registered by a handler hears the next event."""
+    """A handler registered by a handler receives the next event."""
     late = []
     registered(lambda event: registered(late.append) if event.name == "first" else None)
 
@@ -227,7 +227,7 @@ def test_the_same_function_may_be_registered_twice(registered):
 
 
 @pytest.mark.parametrize("handler", [None, 3, "print"])
-def test_what_cannot_be_called_is_refused(handler, heard):
+def test_a_handler_that_is_not_callable_is_refused(handler, heard):
     """At registration, not at the next event."""
     with pytest.raises(TypeError, match="must be a function"):
         monitor.register_event_handler(handler)
@@ -237,7 +237,7 @@ def test_what_cannot_be_called_is_refused(handler, heard):
     assert len(heard) == 1
 
 
-def test_what_is_no_handle_or_event_is_refused():
+def test_arguments_that_are_not_a_handle_or_event_are_refused():
     """The message says what it must be."""
     with pytest.raises(TypeError, match="must be what register_event_handler returned"):
         monitor.unregister_event_handler(None)

@@ -42,7 +42,7 @@ def a_window(log, seconds=10.0, aggregations=(Aggregation.SUM,)):
 
 
 def test_a_window_has_every_aggregation(heard):
-    """VALUE among them; the count is an integer."""
+    """Including VALUE; the count is an integer."""
     stat = Stat("loss", Aggregation, HOUR)
     for value in (1.0, 2.0, 6.0):
         stat.add(value)
@@ -70,7 +70,7 @@ def test_a_window_has_every_aggregation(heard):
 
 
 def test_value_is_the_last_one(heard):
-    """A Stat of VALUE alone has something to say."""
+    """A Stat of VALUE alone logs an event."""
     stat = Stat("lr", [Aggregation.VALUE], HOUR)
     stat.add(0.1)
     stat.add(0.2)
@@ -97,7 +97,7 @@ def test_count_and_get_are_those_of_the_open_window(heard):
 
 
 def test_a_window_without_samples_logs_nothing(heard):
-    """However often it is closed."""
+    """However often it is flushed."""
     stat = Stat("x", [Aggregation.COUNT], HOUR)
 
     stat.flush()
@@ -109,7 +109,7 @@ def test_a_window_without_samples_logs_nothing(heard):
 
 
 def test_a_window_that_reaches_its_cap_is_logged_at_once(heard):
-    """What comes after it is discarded and counted until the window's time is over."""
+    """Later samples are discarded and counted until the window's time is over."""
     stat = Stat("x", [Aggregation.SUM, Aggregation.COUNT], HOUR, 3)
     for value in (1, 2):
         stat.add(value)
@@ -193,7 +193,7 @@ def test_many_windows_each_at_their_time():
     assert [event.data["x.sum"] for event in events] == [3.0]
 
 
-def test_the_rest_is_logged_when_a_stat_is_forgotten(heard):
+def test_the_open_window_is_logged_when_a_stat_is_deleted(heard):
     """By the thread that closes windows, and not inside the garbage collector."""
     stat = Stat("x", [Aggregation.COUNT], HOUR)
     stat.add(1.0)
@@ -205,7 +205,7 @@ def test_the_rest_is_logged_when_a_stat_is_forgotten(heard):
     assert heard.data == [{"x.count": 1}]
 
 
-def test_a_handler_that_raises_does_not_abort_where_a_stat_is_forgotten(heard, caplog):
+def test_a_handler_that_raises_when_a_stat_is_deleted_does_not_abort(heard, caplog):
     """Nor does one that lets go of the last of another Stat."""
     others = [Stat("y", [Aggregation.COUNT], HOUR)]
     others[0].add(1.0)
@@ -226,8 +226,8 @@ def test_a_handler_that_raises_does_not_abort_where_a_stat_is_forgotten(heard, c
     assert "ValueError: enough" in caplog.text
 
 
-def test_a_capped_stat_is_forgotten_too(heard):
-    """Without the help of the garbage collector: nothing refers to itself."""
+def test_a_capped_stat_is_deleted_without_the_garbage_collector(heard):
+    """There is no reference cycle."""
     stat = Stat("x", [Aggregation.COUNT], HOUR, 100)
     stat.add(1.0)
     gc.disable()
@@ -281,7 +281,7 @@ def test_many_threads_lose_nothing():
 
 
 def test_many_threads_and_a_cap():
-    """No window has more than its cap, and what is missing was discarded and counted."""
+    """No window exceeds its cap, and the other samples are discarded and counted."""
     events = []
     stat = Stat("x", [Aggregation.COUNT], HOUR, 1000, log=events.append)
 
@@ -324,7 +324,7 @@ def test_handlers_that_raise_log_and_flush_harm_no_stat(caplog):
     assert "ValueError: enough" in caplog.text
 
 
-def test_a_log_of_ones_own_that_raises_harms_nobody(caplog):
+def test_a_custom_log_that_raises_is_reported_once(caplog):
     """It is reported once."""
 
     def broken(event):
@@ -339,8 +339,8 @@ def test_a_log_of_ones_own_that_raises_harms_nobody(caplog):
     assert caplog.text.count("window of stat 'x' could not be logged") == 1
 
 
-def test_a_log_of_ones_own_takes_the_place_of_the_handlers(heard):
-    """They do not hear of it."""
+def test_a_custom_log_replaces_the_handlers(heard):
+    """They are not called."""
     events = []
     stat = Stat("x", [Aggregation.COUNT], HOUR, log=events.append)
     stat.add(1.0)
@@ -364,7 +364,7 @@ def test_numbers_of_all_kinds(value):
 
 
 @pytest.mark.parametrize("value", ["1", b"1", None, [1], torch.ones(2), 1j, object()])
-def test_what_is_no_number_is_refused(value):
+def test_samples_that_are_not_numbers_are_refused(value):
     """At once, and the samples before it stay."""
     stat = Stat("x", [Aggregation.COUNT], HOUR)
     stat.add(1.0)
@@ -467,7 +467,7 @@ def test_a_signal_handler_that_comes_while_a_window_is_folded_does_not_wait_for_
 
 
 class WindowThatIsAwaited(Window):
-    """Lets go of who is being handed something when somebody waits for that."""
+    """Releases the log function when a thread waits for it."""
 
     def __init__(self, *arguments):
         super().__init__(*arguments)
@@ -480,7 +480,7 @@ class WindowThatIsAwaited(Window):
 
 @pytest.mark.parametrize("who", ["closer", "stat"])
 def test_a_flush_returns_when_what_another_thread_has_just_closed_is_logged(who):
-    """Who unregisters or reads right after it has everything that was added before."""
+    """Code that unregisters or reads right after it has every sample that was added before."""
     events, has_come = [], threading.Event()
 
     def log(event):
@@ -505,8 +505,8 @@ def test_a_flush_returns_when_what_another_thread_has_just_closed_is_logged(who)
     assert window.being_logged == []
 
 
-def test_a_log_that_flushes_waits_for_nobody():
-    """Two threads that each log a window, and flush all of them meanwhile, would wait for each other."""
+def test_a_log_that_flushes_does_not_wait():
+    """Two threads that log windows and flush all of them meanwhile would deadlock."""
     both_log = threading.Barrier(2)
     events, on_their_way = [], []
 

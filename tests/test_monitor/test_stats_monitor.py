@@ -30,7 +30,7 @@ class Buffer:
 
 
 def every_two_seconds():
-    """A clock that goes on by two seconds at each look."""
+    """A clock that advances by two seconds at each call."""
     return itertools.count(100.0, 2.0).__next__
 
 
@@ -61,7 +61,7 @@ def test_what_is_logged_at_close_is_the_last_there_is(metric_list):
     assert [metrics for _, metrics in metric_list.metrics][-1] == {"written": 2}
 
 
-def test_a_rate_is_what_a_counter_grew_by_in_a_second():
+def test_a_rate_is_the_increase_of_a_counter_per_second():
     """The first time there is none, and none where the counter was reset."""
     monitor = StatsMonitor(Buffer(10, 30, 4, 8), rates=["written"], clock=every_two_seconds())
 
@@ -86,7 +86,7 @@ def test_a_counter_decides_when():
     assert samples[4]["written_per_sec"] == 18.0
 
 
-def test_what_is_no_number_is_left_out_and_names_are_joined():
+def test_values_that_are_not_numbers_are_left_out_and_names_are_joined():
     """Numbers of numpy and torch are numbers; integers stay integers."""
     stats = {
         "size": 3,

@@ -161,7 +161,7 @@ def test_without_psutil_it_says_what_to_install(in_child):
 
 
 def test_a_forked_child_neither_samples_nor_waits(in_child):
-    """Closing there does not wait for a thread that it does not have; the parent goes on."""
+    """Close in the child does not wait for the parent's thread; the parent continues."""
     in_child(
         """
         import os, threading, warnings
@@ -189,7 +189,7 @@ def test_a_forked_child_neither_samples_nor_waits(in_child):
 
 
 def test_the_process_ends_well_with_an_open_monitor(in_child):
-    """Nobody closed the run."""
+    """The run was not closed."""
     in_child(
         """
         from events import Run, SystemMonitor

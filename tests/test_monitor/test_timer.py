@@ -33,7 +33,7 @@ def train_batch(run, clock, *, read=0.0, step=1.0, samples=0, tokens=0):
 
 
 def test_timer_tells_reading_from_training(metric_list, clock):
-    """In a loop of one's own, what lies between two batches is reading."""
+    """In a custom loop, the time between two batches counts as reading."""
     timer = Timer("2ba", [Aggregation.MEAN, Aggregation.P95, Aggregation.COUNT], clock=clock)
     with Run(metric_list, timer, "mine") as run:
         run.epoch_start()
@@ -55,7 +55,7 @@ def test_timer_tells_reading_from_training(metric_list, clock):
     ]
 
 
-def test_timer_begins_each_interval_anew_and_logs_the_rest(metric_list, clock):
+def test_timer_resets_at_each_interval_and_logs_the_unfinished_one(metric_list, clock):
     """Three batches at "2ba" are two rows, the last at the end."""
     with Run(metric_list, Timer("2ba", [Aggregation.SUM], clock=clock), "mine") as run:
         for step in (1.0, 2.0, 4.0):
@@ -82,7 +82,7 @@ def test_timer_leaves_evaluation_out(metric_list, clock):
     assert (metrics["timer/data_seconds.sum"], metrics["timer/data_seconds.count"]) == (0.25, 1)
 
 
-def test_timer_logs_what_there_is_when_a_run_fails(metric_list, clock):
+def test_timer_logs_the_unfinished_interval_when_a_run_fails(metric_list, clock):
     """At close."""
 
     def body():
@@ -184,7 +184,7 @@ def test_throughput_counts_batches_samples_and_tokens(metric_list, clock):
     ]
 
 
-def test_throughput_leaves_out_what_is_not_counted(metric_list, clock):
+def test_throughput_omits_rates_of_uncounted_units(metric_list, clock):
     """A loop that does not say how many samples a batch has gets batches alone."""
     with Run(metric_list, Throughput("1ba", clock=clock), "mine") as run:
         for _ in range(3):

@@ -59,7 +59,7 @@ def test_stats_and_events_of_torch_become_metrics(in_child):
 
 
 def test_the_events_of_a_run_do_the_draining(in_child):
-    """A run under way hears of torch, and torch of it, until the run is closed; nobody says when."""
+    """A running run receives torch's events, and torch receives the run's, until the run is closed."""
     in_child(
         with_prelude(
             """
@@ -134,7 +134,7 @@ def test_what_does_not_fit_is_dropped_and_counted(in_child):
     )
 
 
-def test_the_process_ends_well_when_nobody_stops_the_bridge(in_child):
+def test_the_process_exits_cleanly_with_a_running_bridge(in_child):
     """Torch crashes at the end of the interpreter where a handler is left; none is, and the rest is logged."""
     printed = in_child(
         with_prelude(

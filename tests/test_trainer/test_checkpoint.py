@@ -110,7 +110,7 @@ class TestSaving:
         assert listing(tmp_path) == before
 
     def test_a_failed_save_costs_a_checkpoint_and_not_the_run(self, make_trainer, tmp_path, caplog):
-        """Where the disk refuses, training goes on, older checkpoints stay, and the next interval saves again."""
+        """After a disk error training continues, older checkpoints stay, and the next interval saves again."""
 
         class DiskFullOnce(Callback):
             def batch_end(self, state, logger):
@@ -236,7 +236,7 @@ class TestResuming:
         assert trainer.state.timestamp.batch == 10
 
     def test_autoresume_of_a_finished_run_does_nothing(self, make_trainer, metric_list, tmp_path):
-        """No batch is trained, nothing is saved anew, the run completes."""
+        """No batch is trained, nothing is saved again, the run completes."""
         settings = {"save_folder": tmp_path, "autoresume": True}
         make_trainer(**settings).fit()
         before = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}

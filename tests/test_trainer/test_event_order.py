@@ -73,7 +73,7 @@ def test_every_event_comes_at_its_place(make_trainer, make_dataloader, event_lis
 def test_evaluation_after_a_batch_comes_between_batch_end_and_batch_checkpoint(
     make_trainer, make_dataloader, event_list
 ):
-    """Whoever saves on BATCH_CHECKPOINT has the evaluation's results."""
+    """A callback that saves on BATCH_CHECKPOINT has the evaluation's results."""
     trainer = make_trainer(
         eval_dataloader=make_dataloader(), eval_interval="2ba", max_duration="2ba", callbacks=event_list
     )

@@ -1,4 +1,4 @@
-"""A run in a loop of one's own."""
+"""`Run`: a run in a custom loop."""
 
 import re
 
@@ -8,7 +8,7 @@ from events import Callback, EngineClosedError, Run
 from tests.test_trainer.conftest import EventList
 
 
-def test_the_events_of_a_loop_of_ones_own(event_list):
+def test_the_events_of_a_custom_loop(event_list):
     """Entering, batches, epochs, evaluation and leaving fire the events they stand for."""
     with Run(callbacks=event_list, run_name="mine") as run:
         run.epoch_start(length=1)
@@ -145,7 +145,7 @@ def test_logging_after_the_block_is_an_error(metric_list):
         run.log_metrics({"late": 1.0})
 
 
-def test_a_run_that_nobody_named_has_a_name_that_sorts_by_time(monkeypatch):
+def test_an_unnamed_run_gets_a_name_that_sorts_by_time(monkeypatch):
     """Unless the environment has one."""
     monkeypatch.delenv("RUN_NAME", raising=False)
     with Run() as first, Run() as second:

@@ -230,7 +230,7 @@ class TestEnds:
         assert trainer.engine.is_closed
 
     def test_ctrl_c(self, make_trainer, metric_list):
-        """Ctrl-C closes the run as interrupted, and goes on to the caller."""
+        """Ctrl-C closes the run as interrupted, and propagates to the caller."""
 
         class Interrupts(Callback):
             def batch_end(self, state, logger):
@@ -258,7 +258,7 @@ class TestEnds:
         assert [status for status, _ in metric_list.closed_as] == ["preempted"]
 
     def test_a_nan_loss_is_logged_as_it_is(self, make_trainer, metric_list):
-        """A loss that is not a number stays one, and training goes on."""
+        """A NaN loss is logged as NaN, and training continues."""
         trainer = make_trainer(
             loss_fn=lambda outputs, targets: outputs.sum() * math.nan, loggers=metric_list, max_duration="3ba"
         )
@@ -341,7 +341,7 @@ class TestBadInput:
         assert not trainer.engine.is_closed
 
     def test_an_empty_dataloader(self, make_trainer):
-        """An epoch without a batch would go on for ever."""
+        """Epochs without batches would loop for ever."""
         with pytest.raises(ValueError, match="must yield at least one batch"):
             make_trainer(train_dataloader=[]).fit()
 
