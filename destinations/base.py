@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from events import Callback, Destination, State, WriteRate, is_due
+from events import Callback, Destination, State, WriteRate, WriteSchedule
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -58,6 +58,9 @@ class LoggerDestination(Callback):
     default_write_seconds: float = 0.0
     """The seconds between two writes where no rate says otherwise."""
 
+    write_schedule: WriteSchedule | None = None
+    """Set by the logger that writes to this destination."""
+
     def __init__(self, *, write_rate: WriteRate | None = None) -> None:
         if write_rate is not None:
             self.write_rate = write_rate
@@ -69,7 +72,7 @@ class LoggerDestination(Callback):
         Args:
             state: the run; its phase and timestamp are those of the record.
         """
-        return is_due(self, state)
+        return self.write_schedule is None or self.write_schedule.is_due(state)
 
     @_default
     def log_hyperparameters(self, hyperparameters: "dict[str, Any]") -> None:

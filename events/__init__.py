@@ -26,7 +26,7 @@ from .errors import (
 )
 from .event import Event
 from .interval import Interval
-from .logger.destination import Destination, WriteRate, is_due
+from .logger.destination import Destination, WriteRate, WriteSchedule
 from .logger.device import DeviceCopies
 from .logger.logger import Logger
 from .logger.values import BinnedValues, host_metrics, plain_config, safe_text
@@ -77,11 +77,11 @@ __all__ = [
     "Trainer",
     "UnknownEventError",
     "WriteRate",
+    "WriteSchedule",
     "check_run_name",
     "format_name",
     "format_run_name",
     "host_metrics",
-    "is_due",
     "monitor",
     "new_run_name",
     "plain_config",

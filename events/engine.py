@@ -161,11 +161,11 @@ class Engine:
 
 
 def _land(_: State, logger: Logger) -> None:
-    logger.land()
+    logger.wait_for_copies()
 
 
 def _settle(_: State, logger: Logger) -> None:
-    logger.settle()
+    logger.deliver_pending()
 
 
 # Pending records are delivered at these events, after the callbacks that log them and before the
@@ -268,7 +268,7 @@ def _close_all(state: State, logger: Logger, callbacks: tuple[Any, ...]) -> Base
                 )
             raise
 
-    settle = functools.partial(logger.settle, is_last=True)
+    settle = functools.partial(logger.deliver_pending, is_last=True)
     steps: list[Callable[[], object]] = [
         *(functools.partial(attempt, callback, "close", state, logger) for callback in (*attached, *others)),
         # Delivers what callbacks logged last, and what waits for a write rate.

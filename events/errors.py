@@ -2,16 +2,16 @@
 
 ```
 EventsError
-├── UnknownEventError      (ValueError)    a name that is none of the events
-├── TimeStringError        (ValueError)    a duration without a unit, or with one that does not exist
-├── TimeUnitError          (TypeError)     units that do not mix
-├── EngineClosedError      (RuntimeError)  an event, or a record, after close
-├── CallbackInUseError     (RuntimeError)  a callback that another engine still holds open
-├── RecordError            (ValueError)    something logged that no destination could take
-└── CheckpointError        (RuntimeError)  a checkpoint that is missing or does not fit the trainer
+├── UnknownEventError      (ValueError)    an unknown event name
+├── TimeStringError        (ValueError)    a duration without a unit, or with an unknown one
+├── TimeUnitError          (TypeError)     incompatible units
+├── EngineClosedError      (RuntimeError)  an event or a record after close
+├── CallbackInUseError     (RuntimeError)  a callback that is still open in another engine
+├── RecordError            (ValueError)    an invalid record
+└── CheckpointError        (RuntimeError)  a checkpoint that is missing, corrupt or incompatible
 ```
 
-Each is also the built-in error named beside it, so that `except ValueError` goes on working.
+Each is also a subclass of the built-in error beside it.
 """
 
 __all__ = [
@@ -31,19 +31,19 @@ class EventsError(Exception):
 
 
 class UnknownEventError(EventsError, ValueError):
-    """A name is none of the events."""
+    """An event name is unknown."""
 
 
 class TimeStringError(EventsError, ValueError):
-    """A duration has no unit, a unit that does not exist, or a fraction of something whole."""
+    """A duration has no unit, an unknown unit, or a fraction of a whole unit."""
 
 
 class TimeUnitError(EventsError, TypeError):
-    """Two times of different units met in one operation."""
+    """An operation mixes times of different units."""
 
 
 class EngineClosedError(EventsError, RuntimeError):
-    """An event was run, or something was logged, after close."""
+    """An event was run, or a record logged, after close."""
 
 
 class CallbackInUseError(EventsError, RuntimeError):
@@ -51,8 +51,8 @@ class CallbackInUseError(EventsError, RuntimeError):
 
 
 class RecordError(EventsError, ValueError):
-    """Something was logged that no destination could take."""
+    """A record is invalid."""
 
 
 class CheckpointError(EventsError, RuntimeError):
-    """A checkpoint is missing, damaged, or does not fit the trainer that loads it."""
+    """A checkpoint is missing, corrupt, or incompatible with the trainer that loads it."""

@@ -1,4 +1,4 @@
-"""Tells when something that repeats is due: every "10ba", "1ep", "90s" or "0.1dur" of training."""
+"""Determines when a recurring action is due: every "10ba", "1ep", "90s" or "0.1dur" of training."""
 
 import math
 import operator
@@ -11,9 +11,9 @@ from .timestamp import Time, Timestamp, TimeUnit
 
 __all__ = ["Interval"]
 
-# 0.7 * 10 is a hair above 7. A share of a run is due when the count says so, not when rounding does.
+# 0.7 * 10 is slightly above 7: tolerates the rounding of a share of a run.
 _ROUNDING = 1e-9
-# `Timestamp.get`, without what it does for units that come as strings: a look is taken at every batch.
+# `Timestamp.get` without parsing of units: this runs at every batch.
 _COUNT: dict[TimeUnit, Callable[[Timestamp], int | float]] = {
     unit: operator.attrgetter(f"{unit.name.lower()}.value")
     for unit in TimeUnit
@@ -22,27 +22,27 @@ _COUNT: dict[TimeUnit, Callable[[Timestamp], int | float]] = {
 
 
 class Interval:
-    """Says when a span of training time has passed, again and again.
+    """Determines when a span of training time has passed, repeatedly.
 
     ```python
     interval = Interval("100ba")
-    interval.start(state)           # where training starts, or goes on
+    interval.start(state)           # where training starts or resumes
     ...
     if interval.passed(state):      # at the end of each batch and of each epoch
         ...
     ```
 
-    What counts is whether training has crossed a multiple of the interval since the last look: with "100sp" and batches
-    of 64 samples that is after the 2nd, 4th, 5th and 7th batch. Multiples are those of the whole run, so that a resumed run
-    goes on where it was. Several multiples crossed at once are one "yes". Epochs are counted when they end, seconds are
-    those of training (`timestamp.total_wct`), a duration is a share of `state.max_duration`.
+    It has passed when training has crossed a multiple of the interval since the last check: with "100sp" and batches of
+    64 samples, after the 2nd, 4th, 5th and 7th batch. Multiples are those of the whole run, so that a resumed run
+    continues its rhythm. Several multiples crossed at once count once. Epochs count when they end, seconds are those of
+    training (`timestamp.total_wct`), a duration is a share of `state.max_duration`.
 
     Args:
         interval: a `Time`, a time string, a `timedelta`, or a whole number of `default_unit`.
         default_unit: the unit of a bare number; without it a bare number is an error.
 
     Raises:
-        TimeStringError: the interval is not positive, is longer than the whole run, or cannot be parsed.
+        TimeStringError: the interval is not positive, longer than the whole run, or cannot be parsed.
         TimeUnitError: it is of another type.
     """
 
@@ -56,7 +56,7 @@ class Interval:
             raise TimeStringError(
                 f'interval must be at most the whole run, "1dur", got {self._interval}. Write "0.1dur" for a tenth.'
             )
-        self._looked_at = Timestamp()
+        self._last_check = Timestamp()
 
     @property
     def time(self) -> Time:
@@ -64,21 +64,21 @@ class Interval:
         return self._interval
 
     def start(self, state: State) -> None:
-        """Counts from where the run stands; without this, from its beginning.
+        """Counts from the current timestamp; without this call, from the beginning of the run.
 
         Raises:
-            TimeStringError: the interval is a share of the run, and `state.max_duration` does not say how long that is.
+            TimeStringError: the interval is a share of the run, and `state.max_duration` gives no length.
         """
         if self._interval.unit is TimeUnit.DURATION and _length(state) is None:
             raise TimeStringError(
                 f"interval {self._interval} must have a run of known length, got max_duration={state.max_duration}. "
                 'Give max_duration, or an interval such as "10ba".'
             )
-        self._looked_at = state.timestamp
+        self._last_check = state.timestamp
 
     def passed(self, state: State) -> bool:
-        """Says whether a multiple of the interval was crossed since the last look, and takes this as the new look."""
-        before, self._looked_at = self._looked_at, state.timestamp
+        """Returns whether a multiple of the interval was crossed since the last check."""
+        before, self._last_check = self._last_check, state.timestamp
         unit, step = self._interval.unit, self._interval.value
         if unit is TimeUnit.DURATION:
             length = _length(state)
@@ -92,13 +92,13 @@ class Interval:
 
 
 def _length(state: State) -> Time | None:
-    """Returns how long the run is to be, or None where that is not known."""
+    """Returns the length of the run, or None if unknown."""
     length = state.max_duration
     return None if not length or length.unit is TimeUnit.DURATION else length
 
 
 def _multiples(timestamp: Timestamp, unit: TimeUnit, step: float) -> int:
-    """Returns how many whole steps lie behind a timestamp."""
+    """Returns the number of whole steps up to a timestamp."""
     count = _COUNT[unit](timestamp)
     if isinstance(step, int) and isinstance(count, int):
         return count // step

@@ -1,4 +1,4 @@
-"""Placeholders in names and paths: "{run_name}/ep{epoch}.pt"."""
+"""Fills in placeholders in names and paths: "{run_name}/ep{epoch}.pt"."""
 
 import re
 
@@ -25,10 +25,10 @@ _DURATIONS = ("total_wct", "iteration_wct", "epoch_wct", "batch_wct")
 
 
 def format_run_name(template: str, state: State) -> str:
-    """Fills in what stays the same for the whole run on this rank.
+    """Fills in the placeholders that are constant during a run on this rank.
 
-    These are `{run_name} {rank} {local_rank} {world_size} {local_world_size} {node_rank}`. A format may follow a
-    colon, `{rank:03d}`; every other pair of braces is left as it stands.
+    These are `{run_name} {rank} {local_rank} {world_size} {local_world_size} {node_rank}`. A format specification may
+    follow a colon, `{rank:03d}`; other braces are left as they are.
     """
     return _fill(template, _constants(state))
 
@@ -49,15 +49,15 @@ def check_run_name(template: str, state: State) -> None:
 
 
 def format_name(template: str, state: State) -> str:
-    """Fills in what `format_run_name` does, and where training stands.
+    """Fills in the placeholders of `format_run_name` and those of the timestamp.
 
-    The counts of the timestamp are whole numbers (`{epoch} {batch} {sample} {token} {iteration}` and their kin
-    `{batch_in_epoch}` …), its durations seconds (`{total_wct} {epoch_wct} {batch_wct} {iteration_wct}`).
+    Its counts are integers (`{epoch} {batch} {sample} {token} {iteration}`, `{batch_in_epoch}` and so on), its durations
+    seconds (`{total_wct} {epoch_wct} {batch_wct} {iteration_wct}`).
     """
     if "{" not in template:
         return template
     timestamp = state.timestamp
-    # All at once: a run name that holds braces of its own is not filled in again.
+    # In one pass: braces in the run name are not filled in again.
     values = _constants(state)
     values |= {name: getattr(timestamp, name).value for name in _COUNTS}
     values |= {name: getattr(timestamp, name).total_seconds() for name in _DURATIONS}

@@ -1,7 +1,7 @@
-"""Takes secrets out of what is logged, before any destination sees it, by the rules of `uploads`.
+"""Redacts secrets in what is logged, before any destination gets it, by the rules of `uploads`.
 
-`uploads` is imported when they are first needed, so that `import events` stays fast; a `Logger` does it when it is made, so that
-an error can be reported without secrets also where no file can be opened any more.
+`uploads` is imported on first use, so that `import events` stays fast. A `Logger` uses it once in its constructor, so that
+errors can be redacted also when no file can be opened any more.
 """
 
 from collections.abc import Sequence
@@ -13,11 +13,11 @@ REDACTED = "[redacted]"
 
 
 def redact(value: Any) -> Any:
-    """Returns the value without its secrets: nested mappings, lists, tuples and sets are gone through, strings are searched.
+    """Returns a copy of a value without secrets, in nested mappings, lists, tuples, sets and strings.
 
-    A key that names a secret hides its value, a key that is a secret is hidden itself; words that only sound like a secret
-    (`num_tokens`, `tokenizer`, `primary_key`) are left alone. The caller's containers are never changed. What is nested more
-    than a hundred levels deep, as a structure that contains itself, becomes a text that says so.
+    The value of a key that names a secret is redacted, as is a key that is a secret; names that only resemble one
+    (`num_tokens`, `tokenizer`, `primary_key`) are kept. Values nested more than a hundred levels deep, as in a structure
+    that contains itself, become a text that says so.
     """
     import uploads
 
@@ -25,14 +25,14 @@ def redact(value: Any) -> Any:
 
 
 def redact_text(text: str, *, only_literals: bool = False) -> str:
-    """Returns the text with everything that looks like a secret replaced: keys, passwords in URLs, `token=…`.
+    """Returns the text with everything that looks like a secret redacted: keys, passwords in URLs, `token=…`.
 
-    Takes time in proportion to the length of the text, whatever it says.
+    Takes time linear in the length of the text.
 
     Args:
         text: any text.
-        only_literals: for source code, where `token = next(tokens)` is no secret: of what is assigned to a name, only quoted
-            strings are taken out.
+        only_literals: for source code, where `token = next(tokens)` is no secret: of assigned values, redacts only
+            quoted strings.
     """
     import uploads
 
@@ -40,16 +40,16 @@ def redact_text(text: str, *, only_literals: bool = False) -> str:
 
 
 def redact_arguments(arguments: Sequence[str]) -> list[str]:
-    """Returns a command line without its secrets: `--api-key VALUE` and `--api-key=VALUE` both lose the value, `-p VALUE` too."""
+    """Returns a command line without secrets: the values of `--api-key VALUE`, `--api-key=VALUE` and `-p VALUE`."""
     import uploads
 
     return uploads.redact_arguments(arguments)
 
 
 def redact_table(columns: list[Any], rows: list[list[Any]]) -> tuple[list[Any], list[list[Any]]]:
-    """Returns a table without its secrets: those in its cells, and all of a column that is named like one.
+    """Returns a table without secrets: those in cells, and whole columns that are named like one.
 
-    A column "token" is one of words, of which only what looks like a secret is taken out.
+    A column "token" contains words; only cells that look like a secret are redacted.
     """
     import uploads
 

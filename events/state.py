@@ -103,8 +103,6 @@ class State:
             can resume within an epoch with the remaining batches.
         last_checkpoint: the path of the newest complete checkpoint, or None.
         callbacks: every callback of the run, destinations included.
-        last_writes: when each destination was last written to in each phase, in the seconds of its clock, and
-            at which batch; by the identity of the destination. What a `WriteRate` goes by.
         status: whether the run is running, or how it ended.
         exception: the exception that ended the run, or None.
     """
@@ -143,7 +141,6 @@ class State:
     random_at_epoch_start: dict[str, Any] | None = attrs.field(default=None, kw_only=True)
     last_checkpoint: str | None = attrs.field(default=None, kw_only=True)
     callbacks: tuple[Any, ...] = attrs.field(default=(), kw_only=True)
-    last_writes: dict[tuple[int, Phase], tuple[float, int]] = attrs.field(factory=dict, kw_only=True)
     status: RunStatus = attrs.field(default=RunStatus.RUNNING, kw_only=True)
     exception: BaseException | None = attrs.field(default=None, kw_only=True)
     _stop_requested: bool = attrs.field(default=False, init=False)

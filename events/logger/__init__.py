@@ -1,1 +1,1 @@
-"""One call reaches every destination: checks, conversion to host values, write rates, delivery, fault isolation."""
+"""Delivery of records to destinations: checks, host values, write rates, device copies, fault isolation."""

@@ -1,6 +1,7 @@
-"""Whether what was logged can be taken at all: checked at the call, before any destination sees it.
+"""Checks of records other than metrics, at the call, before any destination gets them.
 
-Only shapes are looked at, never the values of arrays: a check costs microseconds, and does not wait for a device.
+They check types and shapes, never the values of arrays: a check takes microseconds, and does not wait for a device.
+Each raises `RecordError`.
 """
 
 import itertools
@@ -13,7 +14,7 @@ from typing import Any
 
 from events.errors import RecordError
 
-from .values import BinnedValues, short
+from .values import BinnedValues, short_repr
 
 __all__ = [
     "check_audio",
@@ -28,24 +29,24 @@ __all__ = [
 ]
 
 _CHANNELS = (1, 3, 4)
-_MOST_BINS = 100_000
+_MAX_BINS = 100_000
 
 
 def check_table(columns: Any, rows: Any, name: str) -> None:
-    """Refuses a table of which a column is no string, or a row is shorter or longer than the header."""
+    """Checks that columns are strings, and that each row has a value per column."""
     if not _is_list(columns) or not all(isinstance(column, str) for column in columns):
         raise RecordError(
-            f"table {name!r} must have a list of strings as its columns, got {short(columns, 80)}."
+            f"table {name!r} must have a list of strings as its columns, got {short_repr(columns, 80)}."
         )
     if not _is_list(rows):
-        # A generator would be read empty here, and arrive nowhere.
+        # The check would consume a generator.
         raise RecordError(
             f"table {name!r} must have a list of rows, got {type(rows).__name__}. Write list(...)."
         )
     for index, row in enumerate(rows):
         if not _is_list(row):
             raise RecordError(
-                f"table {name!r} must have a list for each row, got {short(row, 80)} as row {index}."
+                f"table {name!r} must have a list for each row, got {short_repr(row, 80)} as row {index}."
             )
         if len(row) != len(columns):
             raise RecordError(
@@ -55,7 +56,7 @@ def check_table(columns: Any, rows: Any, name: str) -> None:
 
 
 def check_images(images: Any, name: str, channels_last: bool, masks: Any) -> None:
-    """Refuses what is no image or list of images, and masks of another size or number than their images."""
+    """Checks images, and that masks have the number and size of the images."""
     sizes = _image_sizes(images, f"images {name!r}", channels_last=channels_last)
     if masks is None:
         return
@@ -68,7 +69,7 @@ def check_images(images: Any, name: str, channels_last: bool, masks: Any) -> Non
 
 
 def _image_sizes(images: Any, what: str, *, channels_last: bool) -> list[tuple[int, int] | None]:
-    """Returns height and width of each image, or None for one that only its file knows."""
+    """Returns height and width of each image, None for a file."""
     if isinstance(images, list | tuple):
         if not images:
             raise RecordError(f"{what} must have at least one image, got an empty {type(images).__name__}.")
@@ -82,7 +83,7 @@ def _image_sizes(images: Any, what: str, *, channels_last: bool) -> list[tuple[i
         return [None]
     shape = _shape(images)
     if shape is None:
-        if hasattr(images, "getbands"):  # PIL says (width, height).
+        if hasattr(images, "getbands"):  # PIL has (width, height).
             return [(images.size[1], images.size[0])]
         raise RecordError(
             f"{what} must be arrays, tensors, PIL images or paths, got {type(images).__name__}. "
@@ -134,16 +135,16 @@ def _check_mask(mask: Any, what: str, sizes: list[tuple[int, int] | None]) -> No
 
 
 def check_text(text: Any, name: str) -> None:
-    """Refuses what is no string."""
+    """Checks that a text is a string."""
     if not isinstance(text, str):
         raise RecordError(f"text {name!r} must be a string, got {type(text).__name__}. Write str(...).")
 
 
 def check_audio(audio: Any, sample_rate: Any, name: str) -> None:
-    """Refuses a sound of which the shape is not (samples,) or (channels, samples), or without a sample rate."""
+    """Checks that audio has shape (samples,) or (channels, samples), and a sample rate."""
     if not _is_number(sample_rate, Integral) or sample_rate <= 0:
         raise RecordError(
-            f"audio {name!r} must have a sample rate of at least 1 Hz, got {short(sample_rate)}."
+            f"audio {name!r} must have a sample rate of at least 1 Hz, got {short_repr(sample_rate)}."
         )
     if isinstance(audio, str | PurePath):
         check_file(audio, f"audio {name!r}")
@@ -157,7 +158,7 @@ def check_audio(audio: Any, sample_rate: Any, name: str) -> None:
 
 
 def check_video(video: Any, fps: Any, name: str) -> None:
-    """Refuses frames of which the shape is not (T, C, H, W), or without frames per second."""
+    """Checks that frames have shape (T, C, H, W), and a frame rate."""
     if isinstance(video, str | PurePath):
         check_file(video, f"video {name!r}")
     if isinstance(video, str | bytes | PurePath):
@@ -169,11 +170,13 @@ def check_video(video: Any, fps: Any, name: str) -> None:
             f"got {shape or type(video).__name__}."
         )
     if not _is_number(fps, Real) or not 0 < fps < math.inf:
-        raise RecordError(f"video {name!r} must have frames per second, got fps={short(fps)}. Write fps=30.")
+        raise RecordError(
+            f"video {name!r} must have frames per second, got fps={short_repr(fps)}. Write fps=30."
+        )
 
 
 def check_histogram(values: Any, bins: Any, name: str) -> None:
-    """Refuses values that are no numbers, no values at all, and bins that are neither a number nor edges."""
+    """Checks that there are values, and that bins are a number or increasing edges."""
     if isinstance(values, BinnedValues):
         return
     shape = _shape(values)
@@ -187,15 +190,15 @@ def check_histogram(values: Any, bins: Any, name: str) -> None:
         raise RecordError(f"histogram {name!r} must have at least one value, got shape {shape}.")
     if _is_number(bins, Integral):
         if bins < 1:
-            raise RecordError(f"histogram {name!r} must have at least one bin, got bins={short(bins)}.")
-        if bins > _MOST_BINS:
+            raise RecordError(f"histogram {name!r} must have at least one bin, got bins={short_repr(bins)}.")
+        if bins > _MAX_BINS:
             raise RecordError(
-                f"histogram {name!r} must have at most {_MOST_BINS:,} bins, got bins={short(bins)}."
+                f"histogram {name!r} must have at most {_MAX_BINS:,} bins, got bins={short_repr(bins)}."
             )
         return
     if not _are_edges(bins):
         raise RecordError(
-            f"histogram {name!r} must have a number of bins or rising edges, got bins={short(bins, 80)}."
+            f"histogram {name!r} must have a number of bins or increasing edges, got bins={short_repr(bins, 80)}."
         )
 
 
@@ -205,10 +208,10 @@ def _are_edges(bins: Any) -> bool:
         return False
     if shape is not None and len(shape) != 1:
         return False
-    if (len(bins) if shape is None else shape[0]) > _MOST_BINS + 1:
-        raise RecordError(f"histogram must have at most {_MOST_BINS:,} bins, got more edges than that.")
+    if (len(bins) if shape is None else shape[0]) > _MAX_BINS + 1:
+        raise RecordError(f"histogram must have at most {_MAX_BINS:,} bins, got more edges than that.")
     edges = list(bins) if shape is None else bins.tolist()
-    # Said so that NaN, which is neither more nor less than anything, is refused too.
+    # Written so that NaN, which compares false with everything, is refused.
     return (
         len(edges) >= 2  # noqa: PLR2004  # one bin
         and all(_is_number(edge, Real) for edge in edges)
@@ -217,7 +220,7 @@ def _are_edges(bins: Any) -> bool:
 
 
 def check_point_cloud(points: Any, colors: Any, name: str) -> None:
-    """Refuses points of which the shape is not (N, 3) or (B, N, 3), and colours of another number."""
+    """Checks that points have shape (N, 3) or (B, N, 3), and as many colours."""
     shape = _shape(points)
     if shape is None or len(shape) not in {2, 3} or shape[-1] != 3 or 0 in shape:  # noqa: PLR2004  # x, y, z
         raise RecordError(
@@ -234,13 +237,13 @@ def check_point_cloud(points: Any, colors: Any, name: str) -> None:
 
 
 def check_traces(traces: Any) -> None:
-    """Refuses traces that have no names."""
+    """Checks that traces are a mapping with strings as names."""
     if not isinstance(traces, Mapping) or not all(isinstance(name, str) for name in traces):
-        raise RecordError(f"traces must be a dict from name to value, got {short(traces, 80)}.")
+        raise RecordError(f"traces must be a dict from name to value, got {short_repr(traces, 80)}.")
 
 
 def _is_list(value: Any) -> bool:
-    """Whether it has a length and can be gone through twice, as lists, tuples, arrays and `d.values()` can."""
+    """Returns whether a value has a length and can be iterated twice: lists, tuples, arrays, `d.values()`."""
     return (
         not isinstance(value, str | bytes | Mapping)
         and hasattr(value, "__len__")
@@ -249,18 +252,18 @@ def _is_list(value: Any) -> bool:
 
 
 def _is_number(value: Any, kind: type) -> bool:
-    """Whether it is a number of this kind, Python's or numpy's; True and False are none."""
+    """Returns whether a value is a number of this kind, Python's or numpy's, and not a bool."""
     return isinstance(value, kind) and not isinstance(value, bool)
 
 
 def check_file(path: Any, what: str) -> None:
-    """Refuses a pipe, a device or a folder: to read one might never end. A file that is missing is for who reads it."""
+    """Refuses a pipe, a device or a folder: reading one might never end. A missing file is left to the reader."""
     try:
         mode = Path(path).stat().st_mode
     except (OSError, ValueError):
         return
     if not stat.S_ISREG(mode):
-        raise RecordError(f"{what} must be a regular file, got {short(str(path), 200)}.")
+        raise RecordError(f"{what} must be a regular file, got {short_repr(str(path), 200)}.")
 
 
 def _shape(value: Any) -> tuple[int, ...] | None:

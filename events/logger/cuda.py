@@ -1,12 +1,12 @@
 """Copies from a CUDA device that do not wait for it.
 
-**Snapshot.** A scalar is first copied on the current stream into memory of ours on the device: whatever is queued after
-the call, an optimizer step or the replay of a graph, cannot change it any more, and the caller's tensor may be freed.
-**Copy.** From there it goes to pinned memory, on the same stream for scalars, on one of its own for arrays, so that a large
-copy and the kernels overlap. **Event.** One is recorded behind it, on the stream of that very device, and made once per
-slot: making and destroying events can block.
+**Snapshot.** A scalar is first copied on the current stream into our own device memory: work queued after the call, such
+as an optimizer step or the replay of a graph, cannot change it, and the caller's tensor may be freed.
+**Copy.** From there it goes to pinned memory, on the same stream for scalars, on a side stream for arrays, so that a large
+copy overlaps with kernels. **Event.** One is recorded behind the copy, on the stream of that device, and created once per
+slot: creating and destroying events can block.
 
-A tensor that another stream makes must have been waited for by the current one, as for any operation.
+The current stream must have waited for a tensor that another stream computes, as for any operation.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,7 +29,7 @@ class CudaDevice:
     """One CUDA device.
 
     Args:
-        device: which.
+        device: the torch device.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -37,11 +37,11 @@ class CudaDevice:
         self._side: torch.cuda.Stream | None = None
 
     def is_capturing(self) -> bool:
-        """Says whether the current stream is being captured."""
+        """Returns whether the current stream is being captured."""
         return torch.cuda.is_current_stream_capturing()
 
     def make_slots(self, count: int, capacity: int) -> "list[ScalarSlot]":
-        """Allocates all memory at once: pinning is slow, and may wait for the device."""
+        """Allocates slots in one go: pinning is slow, and may wait for the device."""
         with torch.inference_mode(mode=False):
             on_device = torch.zeros((count, capacity), dtype=torch.int64, device=self._device)
             on_host = torch.zeros((count, capacity), dtype=torch.int64, pin_memory=True)
@@ -50,11 +50,11 @@ class CudaDevice:
             for staging, landed in zip(on_device.unbind(), on_host.unbind(), strict=True)
         ]
 
-    def copy_array(self, tensor: torch.Tensor) -> "_ArrayFlight":
-        """Snapshots a tensor on the current stream, and copies it on another."""
+    def copy_array(self, tensor: torch.Tensor) -> "_ArrayCopy":
+        """Snapshots a tensor on the current stream, and copies it on a side stream."""
         if self._side is None:
             self._side = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
-        return _ArrayFlight(tensor, self._side, self._stream())
+        return _ArrayCopy(tensor, self._side, self._stream())
 
     def _stream(self) -> torch.cuda.Stream:
         return torch.cuda.current_stream(self._device)
@@ -63,8 +63,8 @@ class CudaDevice:
 class ScalarSlot:
     """The scalars of one call.
 
-    A scalar takes 8 bytes, whatever its dtype: floats are widened to float64, integers and booleans to int64, so that
-    none loses a bit. Both kinds lie in one buffer, which is one copy.
+    A scalar takes 8 bytes, whatever its dtype: floats are widened to float64, integers and booleans to int64, without
+    loss. Both share one buffer, so that there is one copy.
 
     Args:
         staging: `(capacity,)` int64, on the device.
@@ -87,7 +87,7 @@ class ScalarSlot:
     def start(self, tensors: Sequence[torch.Tensor]) -> None:
         """Snapshots scalars and starts their copy; queues work and returns."""
         if not self._integers:
-            # Views, made where a slot is used for the first time.
+            # Views, made on the first use of a slot.
             with torch.inference_mode(mode=False):
                 self._integers = self._staging.unbind()
                 self._floats = self._staging.view(torch.float64).unbind()
@@ -103,11 +103,11 @@ class ScalarSlot:
             self._event.record(self._current_stream())
 
     def is_done(self) -> bool:
-        """Says whether the copy has landed."""
+        """Returns whether the copy is complete."""
         return self._event.query()
 
     def read(self) -> list[Any]:
-        """Returns Python numbers; a boolean is one again."""
+        """Returns Python numbers; booleans are `bool`."""
         landed = self._landed[: len(self._dtypes)]
         pairs = zip(landed.view(torch.float64).tolist(), landed.tolist(), self._dtypes, strict=True)
         return [_number(as_float, as_integer, dtype) for as_float, as_integer, dtype in pairs]
@@ -135,8 +135,8 @@ def _copy_each(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None
         target.copy_(source, non_blocking=True)
 
 
-class _ArrayFlight:
-    """One tensor on its way. Holds the snapshot until it has landed: its memory must not be given to others before."""
+class _ArrayCopy:
+    """A tensor that is being copied. Keeps the snapshot until then, so that its memory is not reused."""
 
     def __init__(self, tensor: torch.Tensor, side: torch.cuda.Stream, current: torch.cuda.Stream) -> None:
         with torch.inference_mode(mode=False), torch.no_grad():

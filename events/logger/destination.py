@@ -1,26 +1,50 @@
-"""What a `Logger` calls: the shape of a destination, without saying how one is made.
+"""The interface of a destination as a `Logger` sees it, how often it is written to, and the kinds of records.
 
-`destinations.LoggerDestination` is the base class to subclass; this protocol is what keeps the loop independent of it.
+`destinations.LoggerDestination` is the base class to subclass; the protocol keeps the logger independent of it, and names
+neither `Logger` nor `Callback`.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
+from typing import Any, Literal, Protocol, get_args
 
 import attrs
 
-from events.event import Event
 from events.state import Phase, State
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from .logger import Logger
-
-__all__ = ["Destination", "WriteRate", "clock_of", "due_at", "is_due", "note_written"]
+__all__ = ["RECORD_KINDS", "Destination", "RecordKind", "WriteRate", "WriteSchedule"]
 
 Aggregate = Literal["last", "first", "mean", "min", "max", "sum", "count"]
+
+
+@attrs.frozen
+class RecordKind:
+    """How one kind of record is delivered.
+
+    Attributes:
+        can_wait: whether a `WriteRate` with `media=True` may delay it.
+        reaches_parked: whether a destination that is parked after failures gets it all the same, because it comes once.
+    """
+
+    can_wait: bool = True
+    reaches_parked: bool = False
+
+
+RECORD_KINDS = {
+    "log_metrics": RecordKind(),
+    "log_hyperparameters": RecordKind(can_wait=False, reaches_parked=True),
+    "log_table": RecordKind(),
+    "log_images": RecordKind(),
+    "log_text": RecordKind(),
+    "log_audio": RecordKind(),
+    "log_video": RecordKind(),
+    "log_histogram": RecordKind(),
+    "log_point_cloud": RecordKind(),
+    "log_traces": RecordKind(can_wait=False),
+    "upload_file": RecordKind(can_wait=False, reaches_parked=True),
+}
+"""The kinds of records, by the method that `Logger` and `Destination` have for them."""
 
 
 def _check_seconds(_: Any, attribute: Any, value: float | None) -> None:
@@ -34,33 +58,34 @@ def _seconds() -> Any:
 
 @attrs.frozen
 class WriteRate:
-    """How often a destination is written to.
+    """Limits how often a destination is written to.
 
     ```python
     Console(write_rate=WriteRate(train_seconds=10, eval_seconds=0))
     RunDirectory("runs/mine", write_rate=WriteRate(every_steps=50, aggregate="mean"))
     ```
 
-    **Which number counts.** While training, `train_seconds`, else `every_seconds`; in every other phase `eval_seconds`,
-    else `every_seconds`; where that leaves nothing, and there are no `every_steps`, the destination's
-    `default_write_seconds`. Each phase has its own clock, and the first record of a phase is written at once. With seconds
-    and steps, the destination is written to as soon as either has passed.
+    **Which limit applies.** While training, `train_seconds`, else `every_seconds`; in every other phase `eval_seconds`,
+    else `every_seconds`; without any of these and without `every_steps`, the destination's `default_write_seconds`.
+    Each phase has its own clock, and the first record of a phase is written at once. With seconds and steps, the
+    destination is written to as soon as either has passed.
 
-    **What comes in between** is not lost: of each metric one value waits, and is written with its own step when the
-    destination is due next in that phase, at the end of `fit`, and where the logger is flushed or closed.
+    **What comes in between** is not lost: the latest value of each metric is kept, and written with its own step when
+    the destination is due next in that phase, at the end of `fit`, and where the logger is flushed or closed.
 
     Args:
-        every_seconds: the least time between two writes, in every phase.
+        every_seconds: the minimum time between two writes, in every phase.
         train_seconds: the same while training.
         eval_seconds: the same in evaluation and prediction.
         every_steps: completed training batches between two writes.
-        aggregate: which value of a metric is written for those that came since the last write: "last" or "first", their
+        aggregate: which value of a metric is written for those logged since the last write: "last" or "first", their
             "mean", "min", "max" or "sum", or their "count". It has the step of the last of them.
-        media: whether images, sounds, videos, histograms, point clouds, tables and texts wait too, the last of each name.
-        clock: a clock in seconds that never goes back.
+        media: whether images, audio, videos, histograms, point clouds, tables and texts are limited too; the latest of
+            each name is kept.
+        clock: a monotonic clock in seconds.
 
     Raises:
-        ValueError: a number is negative, or there is no such aggregate.
+        ValueError: a number is negative, or the aggregate is unknown.
     """
 
     every_seconds: float | None = attrs.field(default=None, validator=_check_seconds)
@@ -82,78 +107,72 @@ class WriteRate:
             raise ValueError(f"aggregate must be one of {', '.join(get_args(Aggregate))}, got {value!r}.")
 
     def seconds(self, phase: Phase) -> float | None:
-        """Returns the seconds that count in a phase, or None where none were given for it."""
+        """Returns the seconds that apply in a phase, or None where none were given for it."""
         own = self.train_seconds if phase is Phase.TRAIN else self.eval_seconds
         return self.every_seconds if own is None else own
 
 
-_NO_RATE = WriteRate()
+@attrs.define(eq=False)
+class WriteSchedule:
+    """When a destination was last written to in each phase, and when it is due next.
 
-
-def is_due(destination: "Destination", state: State) -> bool:
-    """Says whether a destination's rate lets it be written to now; what `should_write` says unless it is overridden.
-
-    Asking changes nothing. When a destination was last written to in a phase is kept in the state, so that a new run
-    begins anew.
+    A logger keeps one per destination, so that a new run starts a new one. Training thread only.
     """
-    rate = destination.write_rate or _NO_RATE
-    last = state.last_writes.get((id(destination), state.phase))
-    if last is None:
-        return True
-    wrote_at, wrote_batch = last
-    seconds = rate.seconds(state.phase)
-    if seconds is None and rate.every_steps is None:
-        seconds = destination.default_write_seconds
-    if seconds is not None and rate.clock() - wrote_at >= seconds:
-        return True
-    steps = state.timestamp.batch.value - wrote_batch
-    # Fewer than before: a checkpoint was loaded.
-    return rate.every_steps is not None and (steps >= rate.every_steps or steps < 0)
 
+    rate: WriteRate = attrs.field(default=WriteRate())
+    default_seconds: float = 0.0
+    _last_writes: dict[Phase, tuple[float, int]] = attrs.field(factory=dict, init=False)
 
-def due_at(destination: "Destination", state: State) -> float | None:
-    """Returns when a destination is due next in this phase, by its clock; None where that is not a matter of time alone."""
-    rate = destination.write_rate or _NO_RATE
-    last = state.last_writes.get((id(destination), state.phase))
-    if last is None or rate.every_steps is not None:
-        return None
-    seconds = rate.seconds(state.phase)
-    return last[0] + (destination.default_write_seconds if seconds is None else seconds)
+    def is_due(self, state: State) -> bool:
+        """Returns whether the rate allows a write now; changes nothing."""
+        last = self._last_writes.get(state.phase)
+        if last is None:
+            return True
+        wrote_at, wrote_batch = last
+        seconds = self.rate.seconds(state.phase)
+        if seconds is None and self.rate.every_steps is None:
+            seconds = self.default_seconds
+        if seconds is not None and self.rate.clock() - wrote_at >= seconds:
+            return True
+        steps = state.timestamp.batch.value - wrote_batch
+        # Fewer than before: a checkpoint was loaded.
+        return self.rate.every_steps is not None and (steps >= self.rate.every_steps or steps < 0)
 
+    def due_at(self, state: State) -> float | None:
+        """Returns when the next write of this phase is due, by the rate's clock; None if that depends on steps too."""
+        last = self._last_writes.get(state.phase)
+        if last is None or self.rate.every_steps is not None:
+            return None
+        seconds = self.rate.seconds(state.phase)
+        return last[0] + (self.default_seconds if seconds is None else seconds)
 
-def clock_of(destination: "Destination") -> Callable[[], float]:
-    """Returns the clock of a destination's rate."""
-    return (destination.write_rate or _NO_RATE).clock
-
-
-def note_written(destination: "Destination", state: State) -> None:
-    """Notes that a destination is written to now."""
-    clock = (destination.write_rate or _NO_RATE).clock
-    state.last_writes[id(destination), state.phase] = (clock(), int(state.timestamp.batch))
+    def note_write(self, state: State) -> None:
+        """Records that the destination is written to now."""
+        self._last_writes[state.phase] = (self.rate.clock(), int(state.timestamp.batch))
 
 
 class Destination(Protocol):
-    """A callback that also takes records and files.
+    """Takes records and files; the engine calls its hooks, as those of any callback.
 
     Attributes:
-        write_rate: how often it is written to; None for every time.
-        default_write_seconds: what a rate without seconds and steps means.
+        write_rate: limits how often it is written to; None for no limit.
+        default_write_seconds: the interval of a rate without seconds and steps.
     """
 
     write_rate: WriteRate | None
     default_write_seconds: float
 
-    def should_write(self, state: "State") -> bool:
-        """Says whether metrics are to be written now; what is not written waits."""
+    def should_write(self, state: State) -> bool:
+        """Returns whether metrics are to be written now; otherwise they wait."""
 
-    def log_hyperparameters(self, hyperparameters: "dict[str, Any]") -> None:
+    def log_hyperparameters(self, hyperparameters: dict[str, Any]) -> None:
         """Takes hyperparameters; a later call adds to an earlier one."""
 
-    def log_metrics(self, metrics: "Mapping[str, float]", step: int | None = None) -> None:
+    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         """Takes scalars of one step."""
 
     def log_table(
-        self, columns: "list[str]", rows: "list[list[Any]]", name: str = "Table", step: int | None = None
+        self, columns: list[str], rows: list[list[Any]], name: str = "Table", step: int | None = None
     ) -> None:
         """Takes a table."""
 
@@ -163,8 +182,8 @@ class Destination(Protocol):
         name: str = "Images",
         channels_last: bool = False,
         step: int | None = None,
-        masks: "dict[str, Any] | None" = None,
-        mask_class_labels: "dict[int, str] | None" = None,
+        masks: dict[str, Any] | None = None,
+        mask_class_labels: dict[int, str] | None = None,
         use_table: bool = True,
     ) -> None:
         """Takes images, with or without masks."""
@@ -173,7 +192,7 @@ class Destination(Protocol):
         """Takes a text."""
 
     def log_audio(self, audio: Any, sample_rate: int, name: str = "Audio", step: int | None = None) -> None:
-        """Takes a sound."""
+        """Takes audio."""
 
     def log_video(
         self, video: Any, fps: float | None = None, name: str = "Video", step: int | None = None
@@ -181,41 +200,28 @@ class Destination(Protocol):
         """Takes a video."""
 
     def log_histogram(
-        self,
-        values: Any,
-        name: str = "Histogram",
-        step: int | None = None,
-        bins: "int | Sequence[float]" = 64,
+        self, values: Any, name: str = "Histogram", step: int | None = None, bins: int | Sequence[float] = 64
     ) -> None:
-        """Takes values of which the distribution is wanted."""
+        """Takes values whose distribution is to be shown."""
 
     def log_point_cloud(
         self, points: Any, name: str = "Points", step: int | None = None, colors: Any = None
     ) -> None:
         """Takes points in space."""
 
-    def log_traces(self, traces: "dict[str, Any]") -> None:
+    def log_traces(self, traces: dict[str, Any]) -> None:
         """Takes debugging traces."""
 
-    def upload_file(self, state: "State", remote_file_name: str, file_path: Path, *, overwrite: bool) -> None:
+    def upload_file(self, state: State, remote_file_name: str, file_path: Path, *, overwrite: bool) -> None:
         """Takes a file."""
 
     def download_file(
         self, remote_file_name: str, destination: str, overwrite: bool = False, progress_bar: bool = True
     ) -> None:
-        """Brings a file back."""
+        """Downloads a file."""
 
     def can_upload_files(self) -> bool:
-        """Says whether `upload_file` does anything."""
+        """Returns whether `upload_file` does anything."""
 
     def flush(self) -> None:
-        """Hands on what is held back."""
-
-    def run_event(self, event: Event, state: "State", logger: "Logger") -> None:
-        """Reacts to an event."""
-
-    def close(self, state: "State", logger: "Logger") -> None:
-        """Ends the work."""
-
-    def post_close(self) -> None:
-        """Lets go of everything."""
+        """Writes what is buffered."""

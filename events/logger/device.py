@@ -1,10 +1,10 @@
 """Copies values from a device to the host without waiting for the device.
 
-All in the training thread, and no call from any other: a query of a CUDA event while a graph is being captured breaks the
-capture, whichever thread it comes from.
+Training thread only: to query a CUDA event while a graph is being captured breaks the capture, from any thread.
 
-A call takes a snapshot in the order of the device's stream, starts a copy, and gets a `Landing` for each value. `collect`
-looks which copies have landed; nothing waits, except where a ring is full and its policy says so, and in `wait`.
+A call takes a snapshot in the order of the device's stream, starts a copy, and returns a `PendingCopy` for each value.
+`collect` reads the copies that are complete. Nothing waits, except in `wait`, and where a ring is full and its policy says
+so.
 """
 
 import logging
@@ -18,45 +18,45 @@ import attrs
 
 from events.errors import RecordError
 
-__all__ = ["Device", "DeviceCopies", "Flight", "HostCopies", "Landing", "Slot"]
+__all__ = ["Device", "DeviceCopies", "DeviceCopy", "HostCopies", "PendingCopy", "Slot"]
 
 _log = logging.getLogger("events")
 
 _POLL_SECONDS = 0.0002
 
 
-class Flight(Protocol):
-    """A copy on its way."""
+class DeviceCopy(Protocol):
+    """A copy in progress."""
 
     def is_done(self) -> bool:
-        """Says whether it has landed, without waiting; raises what the device has failed with."""
+        """Returns whether it is complete, without waiting; raises the error of a device that failed."""
 
     def read(self) -> list[Any]:
-        """Returns what has landed; only asked once it has."""
+        """Returns the values; only called once it is complete."""
 
 
-class Slot(Flight, Protocol):
-    """Memory for the scalars of a call, on the device and on the host; used again once its copy was read."""
+class Slot(DeviceCopy, Protocol):
+    """Memory for the scalars of a call, on the device and on the host; reused once its copy was read."""
 
     def start(self, tensors: Sequence[Any]) -> None:
         """Snapshots scalars and starts their copy."""
 
 
 class Device(Protocol):
-    """What a device can do for us."""
+    """A device that can copy without waiting."""
 
     def is_capturing(self) -> bool:
-        """Says whether a graph is being captured, so that nothing may be asked of the device."""
+        """Returns whether a graph is being captured, so that the device must not be queried."""
 
     def make_slots(self, count: int, capacity: int) -> Sequence[Slot]:
-        """Allocates slots, of so many scalars each."""
+        """Allocates `count` slots of `capacity` scalars each."""
 
-    def copy_array(self, tensor: Any) -> Flight:
-        """Snapshots a tensor and starts its copy; it lands as a list of one tensor on the host."""
+    def copy_array(self, tensor: Any) -> DeviceCopy:
+        """Snapshots a tensor and starts its copy; `read` returns a list of one tensor on the host."""
 
 
 def open_device(tensor: Any) -> Device | None:
-    """Returns the device that a tensor is on, or None for one that cannot be copied from without waiting."""
+    """Returns the device of a tensor, or None if it cannot be copied from without waiting."""
     if not getattr(tensor, "is_cuda", False):
         return None
     from .cuda import CudaDevice
@@ -66,16 +66,15 @@ def open_device(tensor: Any) -> Device | None:
 
 @attrs.frozen
 class DeviceCopies:
-    """How values come from a device to the host.
+    """How values are copied from a device to the host.
 
     Args:
-        slots: how many copies may be on their way from one device.
+        slots: the maximum number of pending copies per device.
         scalars_per_slot: how many metrics a copy holds; a call with more takes several slots.
-        when_full: what happens to a value when all slots are on their way: "wait" for one to land, or "drop" the value,
-            which is counted.
-        wait_seconds: how long is waited at most, for a slot and at the end of `fit`, at flush and at close.
-        open_device: what makes a device for a tensor.
-        clock: a clock in seconds that never goes back.
+        when_full: what to do when all slots are in use: "wait" for one, or "drop" the value and count it.
+        wait_seconds: the maximum wait, for a slot and at the end of `fit`, at flush and at close.
+        open_device: returns the device of a tensor.
+        clock: a monotonic clock in seconds.
         sleep: waits for seconds.
     """
 
@@ -90,8 +89,8 @@ class DeviceCopies:
     sleep: Callable[[float], None] = time.sleep
 
 
-class Landing:
-    """A value on its way; `is_lost` where it will never come."""
+class PendingCopy:
+    """A value that is being copied to the host; `is_lost` if it never arrives."""
 
     __slots__ = ("is_lost", "is_ready", "value")
 
@@ -100,30 +99,30 @@ class Landing:
         self.is_lost = False
         self.value: Any = None
 
-    def land(self, value: Any) -> None:
-        """Takes the value."""
+    def complete(self, value: Any) -> None:
+        """Sets the value."""
         self.value, self.is_ready = value, True
 
-    def lose(self) -> None:
-        """Gives the value up."""
+    def drop(self) -> None:
+        """Marks the value as lost."""
         self.is_ready = self.is_lost = True
 
 
 class _Ring:
-    """The copies that are on their way from one device, oldest first."""
+    """The pending copies from one device, oldest first."""
 
     def __init__(self, device: Device, policy: DeviceCopies) -> None:
         self._device = device
         self._policy = policy
         self._free: deque[Slot] | None = None
-        self._flights: deque[tuple[Flight, list[Landing], Slot | None]] = deque()
+        self._copies: deque[tuple[DeviceCopy, list[PendingCopy], Slot | None]] = deque()
         self._failure: Exception | None = None
         self._reported: set[str] = set()
         self.lost_values = 0
 
     @property
     def is_busy(self) -> bool:
-        return bool(self._flights)
+        return bool(self._copies)
 
     def require_no_capture(self) -> None:
         if self._device.is_capturing():
@@ -132,53 +131,53 @@ class _Ring:
                 "captured: it would run once, and never on replay. Log the graph's output tensors after replay()."
             )
 
-    def copy_scalars(self, tensors: Sequence[Any]) -> list[Landing]:
-        landings: list[Landing] = []
+    def copy_scalars(self, tensors: Sequence[Any]) -> list[PendingCopy]:
+        pending: list[PendingCopy] = []
         capacity = self._policy.scalars_per_slot
         for first in range(0, len(tensors), capacity):
-            landings += self._copy_slot(tensors[first : first + capacity])
-        return landings
+            pending += self._copy_slot(tensors[first : first + capacity])
+        return pending
 
-    def _copy_slot(self, tensors: Sequence[Any]) -> list[Landing]:
-        landings = [Landing() for _ in tensors]
+    def _copy_slot(self, tensors: Sequence[Any]) -> list[PendingCopy]:
+        pending = [PendingCopy() for _ in tensors]
         slot = None
         try:
             if self._has_room():
                 slot = self._slots().popleft()
                 slot.start(tensors)
-                self._flights.append((slot, landings, slot))
-                return landings
-        except Exception as error:  # noqa: BLE001  # no memory, no kernel for a dtype: it must not stop training
+                self._copies.append((slot, pending, slot))
+                return pending
+        except Exception as error:  # noqa: BLE001  # no memory, no kernel for a dtype: must not stop training
             self._report(error)
             if slot is not None:
-                # Behind the others: what of its copy was queued has landed before its turn comes again.
+                # Last in line: what was queued of its copy is complete before it is reused.
                 self._slots().append(slot)
-            self._read_waiting(landings, [tensor.item for tensor in tensors])
-            return landings
-        self._lose(landings)
-        return landings
+            self._read_waiting(pending, [tensor.item for tensor in tensors])
+            return pending
+        self._lose(pending)
+        return pending
 
-    def _read_waiting(self, landings: list[Landing], reads: Sequence[Callable[[], Any]]) -> None:
-        """Reads in the ordinary way, which waits for the device, what could not be copied otherwise."""
-        for landing, read in zip(landings, reads, strict=True):
+    def _read_waiting(self, pending: list[PendingCopy], reads: Sequence[Callable[[], Any]]) -> None:
+        """Reads values the ordinary way, which waits for the device."""
+        for copy, read in zip(pending, reads, strict=True):
             try:
-                landing.land(read())
+                copy.complete(read())
             except Exception as error:  # noqa: BLE001  # as in _copy_slot
                 self._report(error)
-                self._lose([landing])
+                self._lose([copy])
 
-    def copy_array(self, tensor: Any) -> Landing:
-        landing = Landing()
+    def copy_array(self, tensor: Any) -> PendingCopy:
+        copy = PendingCopy()
         try:
             if self._has_room():
-                self._flights.append((self._device.copy_array(tensor), [landing], None))
-                return landing
+                self._copies.append((self._device.copy_array(tensor), [copy], None))
+                return copy
         except Exception as error:  # noqa: BLE001  # as in _copy_slot
             self._report(error)
-            self._read_waiting([landing], [lambda: tensor.detach().cpu()])
-            return landing
-        self._lose([landing])
-        return landing
+            self._read_waiting([copy], [lambda: tensor.detach().cpu()])
+            return copy
+        self._lose([copy])
+        return copy
 
     def _slots(self) -> deque[Slot]:
         if self._free is None:
@@ -190,12 +189,12 @@ class _Ring:
         if kind not in self._reported:
             self._reported.add(kind)
             _log.error(
-                "a value could not be copied from its device without waiting for it; training goes on.",
+                "could not copy a value from its device without waiting; training continues.",
                 exc_info=error,
             )
 
     def _has_room(self) -> bool:
-        """Waits for room, where the policy says so."""
+        """Returns whether there is a free slot; waits for one if the policy says so."""
         policy = self._policy
         self.collect()
         if self._failure is None and self._is_full() and policy.when_full == "wait":
@@ -206,47 +205,45 @@ class _Ring:
         return self._failure is None and not self._is_full()
 
     def _is_full(self) -> bool:
-        return len(self._flights) >= self._policy.slots or (self._free is not None and not self._free)
+        return len(self._copies) >= self._policy.slots or (self._free is not None and not self._free)
 
     def collect(self) -> None:
-        """Takes what has landed; a slot is used again only after that, so that no copy runs into another."""
-        if not self._flights or self._device.is_capturing():
+        """Reads the copies that are complete; a slot is reused only after that, so that copies never overlap."""
+        if not self._copies or self._device.is_capturing():
             return
         try:
-            while self._flights and self._flights[0][0].is_done():
-                flight, landings, slot = self._flights[0]
-                for landing, value in zip(landings, flight.read(), strict=True):
-                    landing.land(value)
-                self._flights.popleft()
+            while self._copies and self._copies[0][0].is_done():
+                copy, pending, slot = self._copies[0]
+                for target, value in zip(pending, copy.read(), strict=True):
+                    target.complete(value)
+                self._copies.popleft()
                 if slot is not None and self._free is not None:
                     self._free.append(slot)
         except Exception as error:  # noqa: BLE001  # whatever a driver raises
             self._fail(error)
 
     def _fail(self, error: Exception) -> None:
-        # An asynchronous error of CUDA stays: asking again would raise it again, for ever.
+        # An asynchronous CUDA error is permanent: each further query would raise it again.
         self._failure = error
-        _log.error(
-            "the device failed; what was on its way from it is lost, training goes on.", exc_info=error
-        )
+        _log.error("the device failed; its pending values are lost, training continues.", exc_info=error)
         self.abandon()
 
     def abandon(self) -> None:
-        """Gives up what is on its way. Its slots are not used again: a copy may still run into them."""
-        for _, landings, _ in self._flights:
-            self._lose([landing for landing in landings if not landing.is_ready])
-        self._flights.clear()
+        """Drops all pending copies. Their slots are not reused: a copy may still write to them."""
+        for _, pending, _ in self._copies:
+            self._lose([copy for copy in pending if not copy.is_ready])
+        self._copies.clear()
 
-    def _lose(self, landings: list[Landing]) -> None:
-        self.lost_values += len(landings)
-        for landing in landings:
-            landing.lose()
+    def _lose(self, pending: list[PendingCopy]) -> None:
+        self.lost_values += len(pending)
+        for copy in pending:
+            copy.drop()
 
 
 class HostCopies:
     """The copies from all devices.
 
-    A forked child forgets what was on its way: it must not touch the devices of its parent.
+    A forked child drops its parent's pending copies: it must not touch the parent's devices.
     """
 
     def __init__(self, policy: DeviceCopies) -> None:
@@ -256,16 +253,16 @@ class HostCopies:
 
     @property
     def is_busy(self) -> bool:
-        """Whether anything is on its way."""
+        """Whether a copy is pending."""
         return any(ring is not None and ring.is_busy for ring in self._rings.values())
 
     @property
     def lost_values(self) -> int:
-        """How many values were dropped, because a ring was full, a device failed, or a deadline passed."""
+        """How many values were lost: a ring was full, a device failed, or a deadline passed."""
         return sum(ring.lost_values for ring in self._rings.values() if ring is not None)
 
     def start_scalars(self, tensors: Sequence[Any]) -> list[Any]:
-        """Returns a `Landing` for each scalar; its number at once where its device cannot do better.
+        """Returns a `PendingCopy` for each scalar, or its number if its device cannot copy without waiting.
 
         Raises:
             RecordError: a graph is being captured.
@@ -281,13 +278,13 @@ class HostCopies:
         for ring, _ in by_ring.values():
             ring.require_no_capture()
         for ring, indices in by_ring.values():
-            landings = ring.copy_scalars([tensors[index] for index in indices])
-            for index, landing in zip(indices, landings, strict=True):
-                found[index] = landing
+            pending = ring.copy_scalars([tensors[index] for index in indices])
+            for index, copy in zip(indices, pending, strict=True):
+                found[index] = copy
         return found
 
     def start_array(self, tensor: Any) -> Any:
-        """Returns a `Landing` for a tensor, or the tensor on the host where its device cannot do better.
+        """Returns a `PendingCopy` for a tensor, or the tensor on the host if its device cannot copy without waiting.
 
         Raises:
             RecordError: a graph is being captured.
@@ -306,7 +303,7 @@ class HostCopies:
         return self._rings[key]
 
     def collect(self) -> None:
-        """Takes what has landed, without waiting."""
+        """Reads the copies that are complete, without waiting."""
         if os.getpid() != self._owner_pid:
             self._forget()
         for ring in self._rings.values():
@@ -314,7 +311,7 @@ class HostCopies:
                 ring.collect()
 
     def wait(self) -> bool:
-        """Waits until all has landed, or the deadline; returns whether it has."""
+        """Waits for all copies until the deadline; returns whether they are complete."""
         policy = self._policy
         deadline = policy.clock() + policy.wait_seconds
         self.collect()
@@ -326,7 +323,7 @@ class HostCopies:
         return True
 
     def abandon(self) -> None:
-        """Gives up what is on its way."""
+        """Drops all pending copies."""
         for ring in self._rings.values():
             if ring is not None:
                 ring.abandon()

@@ -1,7 +1,7 @@
-"""One conversion for all destinations: whatever a user logs as a metric becomes a Python number.
+"""Converts what users log to host values, once for all destinations.
 
-Runs in the training thread. A destination never sees a tensor as a metric, and never one on a device. Nothing here waits
-for a device; what lies on one is set aside, for `_device` to copy.
+Training thread only. Destinations never get a tensor as a metric, nor any tensor on a device. Nothing here waits for a
+device; values on one are left for `device` to copy.
 """
 
 import argparse
@@ -35,27 +35,26 @@ __all__ = [
     "plain_config",
     "quick_host_metrics",
     "safe_text",
-    "short",
+    "short_repr",
     "to_host",
 ]
 
 _LEAVES = (str, bool, float, type(None))
-_DEEPEST = 100
-# Python refuses to write an integer of more than 4,300 digits in decimal.
-_LONGEST_INTEGER_BITS = 14_000
+_MAX_DEPTH = 100
+# Python refuses to print integers of more than 4,300 digits in decimal.
+_MAX_INTEGER_BITS = 14_000
 
 
 def plain_config(config: Any) -> dict[str, Any]:
     """Returns a configuration as nested dictionaries with string keys, lists, strings, numbers, booleans and None.
 
-    Takes mappings, attrs classes and dataclasses (with or without slots), namespaces, named tuples, pydantic
-    models and OmegaConf, nested in any way. Enum members become their values, paths, dtypes, devices and whatever else
-    has no plain form become their text. A value that contains itself, is nested more than a hundred levels deep, or cannot
-    be read, becomes a text that says so; the others are not affected. The configuration itself is not changed, and nothing
-    in the result is shared with it.
+    Takes mappings, attrs classes and dataclasses (with or without slots), namespaces, named tuples, pydantic models and
+    OmegaConf, nested in any way. Enum members become their values; paths, dtypes, devices and other objects their `str`.
+    A value that contains itself, is nested more than a hundred levels deep, or cannot be read, becomes a text that says
+    so; the others are not affected. The configuration is not changed, and the result shares nothing with it.
 
     Raises:
-        TypeError: the configuration as a whole is none of these.
+        TypeError: the configuration itself is none of these.
     """
     plain = _plain(config)
     if not isinstance(plain, dict):
@@ -67,7 +66,7 @@ def plain_config(config: Any) -> dict[str, Any]:
 
 
 def safe_text(value: Any) -> str:
-    """Returns the text of a value, or one that says that it has none."""
+    """Returns `str(value)`, or a placeholder if that raises."""
     try:
         return "".join(str(value))
     except Exception as error:  # noqa: BLE001  # a user's own class
@@ -79,7 +78,7 @@ def _plain(value: Any, parents: tuple[Any, ...] = ()) -> Any:
         return value
     if any(value is parent for parent in parents):
         return f"<{type(value).__name__} that contains itself>"
-    if len(parents) >= _DEEPEST:
+    if len(parents) >= _MAX_DEPTH:
         return f"<{type(value).__name__} nested too deeply>"
     try:
         return _plain_inside(value, (*parents, value))
@@ -103,14 +102,12 @@ def _plain_inside(value: Any, parents: tuple[Any, ...]) -> Any:
 
 
 def _fields(value: Any) -> Mapping[Any, Any] | None:
-    """Returns what is inside something with named parts, or None."""
+    """Returns the fields of a value by name, or None if it has none."""
     omegaconf = sys.modules.get("omegaconf")
     if omegaconf is not None and omegaconf.OmegaConf.is_config(value):
         try:
             container = omegaconf.OmegaConf.to_container(value, resolve=True, throw_on_missing=False)
-        except (
-            omegaconf.errors.OmegaConfBaseException
-        ):  # An interpolation that leads nowhere stays as it is written.
+        except omegaconf.errors.OmegaConfBaseException:  # An unresolvable interpolation is kept as written.
             container = omegaconf.OmegaConf.to_container(value, resolve=False)
         return container if isinstance(container, dict) else None
     if isinstance(value, Mapping):
@@ -135,18 +132,18 @@ def _fields(value: Any) -> Mapping[Any, Any] | None:
 
 
 def _set_fields(value: Any, fields: Iterable[Any]) -> dict[str, Any]:
-    """Returns the fields that have a value; one declared with `init=False` may have none yet."""
+    """Returns the fields that are set; one declared with `init=False` may not be."""
     return {field.name: getattr(value, field.name) for field in fields if hasattr(value, field.name)}
 
 
 def _is_list_config(value: Any) -> bool:
-    """Recognises a list of OmegaConf, which is no `list`; it resolves what it holds as it is gone through."""
+    """Returns whether a value is a list of OmegaConf, which is not a `list`; iteration resolves its items."""
     omegaconf = sys.modules.get("omegaconf")
     return omegaconf is not None and omegaconf.OmegaConf.is_list(value)
 
 
 def _leaf(value: Any, parents: tuple[Any, ...]) -> Any:
-    """Returns numbers of other libraries as Python's own, and everything else as text."""
+    """Returns numbers of other libraries as Python's snapshot, and everything else as text."""
     if isinstance(value, PurePath):
         return str(value)
     if hasattr(value, "item") and getattr(value, "shape", None) == ():
@@ -156,17 +153,15 @@ def _leaf(value: Any, parents: tuple[Any, ...]) -> Any:
     if isinstance(value, bool | int | float | str):
         # A subclass, such as a boolean or integer flag of another library.
         number = next(base(value) for base in (bool, int, float, str) if isinstance(value, base))
-        return (
-            hex(number) if isinstance(number, int) and number.bit_length() > _LONGEST_INTEGER_BITS else number
-        )
+        return hex(number) if isinstance(number, int) and number.bit_length() > _MAX_INTEGER_BITS else number
     if callable(value) and hasattr(value, "__qualname__"):
         return f"{value.__module__}.{value.__qualname__}"
     return safe_text(value)
 
 
-_MOST_SAMPLES = 10_000
+_MAX_SAMPLES = 10_000
 _NORMAL_BINS = 64
-_NORMAL_REACH = 4.0
+_NORMAL_DEVIATIONS = 4.0
 _NORMAL_COUNT = 1000.0
 
 
@@ -176,28 +171,28 @@ def _floats(values: Iterable[Any]) -> tuple[float, ...]:
 
 @attrs.frozen(repr=False)
 class BinnedValues:
-    """How many values lie between which edges, where the values themselves are not at hand.
+    """A histogram given as counts and edges instead of values.
 
     ```python
     logger.log_histogram(BinnedValues(counts=[3, 5], edges=[0.0, 0.5, 1.0]), "scores")
     logger.log_histogram(BinnedValues.normal(mean=0.1, std=2.0), "weights")
     ```
 
-    Destinations that know it write counts and edges as they are; to others it is an array of at most 10,000 values that are
-    distributed so, all in the middle of their bins.
+    Destinations that support it write counts and edges as they are; for others it converts to an array of at most 10,000
+    values at the centers of the bins.
 
     Args:
-        counts: one for each bin, 0 or more; whole or not.
-        edges: rising, one more than counts.
-        count: how many values there are, non-finite ones among them; the sum of the counts where it is not given.
-        non_finite: how many of them were NaN or infinite, and are in no bin.
-        min: the least value; without it, the lower edge of the first bin that is not empty.
-        max: the greatest value; without it, the upper edge of the last bin that is not empty.
-        mean: their mean; without it, that of the middles of the bins.
-        std: their standard deviation, divided by their number; without it, that of the middles of the bins.
+        counts: one per bin, at least 0, not necessarily whole.
+        edges: increasing, one more than counts.
+        count: the number of values, with non-finite ones. Default: the sum of the counts and `non_finite`.
+        non_finite: the number of NaN and infinite values, which are in no bin.
+        min: the minimum. Default: the lower edge of the first bin that is not empty.
+        max: the maximum. Default: the upper edge of the last bin that is not empty.
+        mean: the mean. Default: that of the bin centers.
+        std: the population standard deviation. Default: that of the bin centers.
 
     Raises:
-        RecordError: the edges do not rise, their number does not fit, or a count is negative.
+        RecordError: the edges do not increase, their number is wrong, or a count is negative.
     """
 
     counts: tuple[float, ...] = attrs.field(converter=_floats)
@@ -216,13 +211,13 @@ class BinnedValues:
                 f"{len(self.edges)} edges."
             )
         if not all(math.isfinite(low) and low < high < math.inf for low, high in self._bins()):
-            raise RecordError(f"binned values must have rising edges, got {self.edges[:4]}…")
+            raise RecordError(f"binned values must have increasing edges, got {self.edges[:4]}…")
         if not all(0 <= count < math.inf for count in self.counts):
-            raise RecordError("binned values must have counts of 0 or more, got others among them.")
+            raise RecordError("binned values must have counts of 0 or more.")
 
     @classmethod
     def normal(cls, mean: float, std: float) -> "BinnedValues":
-        """Returns a normal distribution, in 64 bins that reach four standard deviations to both sides.
+        """Returns a normal distribution in 64 bins, up to four standard deviations to both sides.
 
         Raises:
             RecordError: mean or standard deviation is not finite, or the latter is negative.
@@ -231,10 +226,11 @@ class BinnedValues:
             raise RecordError(
                 f"distribution must have a finite mean and std of 0 or more, got {mean} and {std}."
             )
-        # A width that a float at this place can show.
+        # At least the resolution of a float of this size.
         width = std or max(abs(mean) * 1e-6, 1e-6)
         edges = [
-            mean + width * _NORMAL_REACH * (2 * index / _NORMAL_BINS - 1) for index in range(_NORMAL_BINS + 1)
+            mean + width * _NORMAL_DEVIATIONS * (2 * index / _NORMAL_BINS - 1)
+            for index in range(_NORMAL_BINS + 1)
         ]
         below = [math.erf((edge - mean) / (width * math.sqrt(2))) / 2 for edge in edges]
         counts = [_NORMAL_COUNT * (above - under) for under, above in itertools.pairwise(below)]
@@ -274,7 +270,7 @@ class BinnedValues:
         import numpy as np
 
         total = math.fsum(self.counts)
-        scale = min(1.0, _MOST_SAMPLES / total) if total else 0.0
+        scale = min(1.0, _MAX_SAMPLES / total) if total else 0.0
         middles = np.array([(low + high) / 2 for low, high in self._bins()], dtype or np.float64)
         return np.repeat(middles, [round(count * scale) for count in self.counts])
 
@@ -287,12 +283,12 @@ def _whole(count: float) -> float:
 
 
 _PLAIN_TYPES = frozenset({float, int, bool})
-ARE_PLAIN = _PLAIN_TYPES.issuperset
+are_plain_types = _PLAIN_TYPES.issuperset
 _is_cpu = attrgetter("is_cpu")
 
 
-def short(value: Any, length: int = 40) -> str:
-    """Returns the beginning of a value's `repr`, or of a text that says that it has none."""
+def short_repr(value: Any, length: int = 40) -> str:
+    """Returns the beginning of a value's `repr`, or a placeholder if that raises."""
     try:
         return f"{value!r:.{length}}"
     except Exception as error:  # noqa: BLE001  # a user's own class
@@ -300,21 +296,21 @@ def short(value: Any, length: int = 40) -> str:
 
 
 def is_plain(metrics: Mapping[str, Any]) -> bool:
-    """Says whether there is nothing to convert: string keys, and Python's own numbers.
+    """Returns whether metrics need no conversion: string keys and Python numbers.
 
-    This is asked at each call: both halves run in C, in a third of a microsecond for ten metrics.
+    Both checks run in C, in a third of a microsecond for ten metrics.
     """
     try:
-        if ARE_PLAIN(map(type, metrics.values())):
+        if are_plain_types(map(type, metrics.values())):
             "".join(metrics)
             return True
-    except Exception:  # noqa: BLE001, S110  # no mapping, or a name that is no string
+    except Exception:  # noqa: BLE001, S110  # not a mapping, or a name is not a string
         pass
     return False
 
 
-class _Torch:
-    """What of torch is needed on the short way, once somebody has imported it; never imported from here."""
+class _TorchHooks:
+    """What the fast path needs of torch, once the program has imported it; never imported here."""
 
     tensor_types: frozenset[type] = frozenset()
     has_cuda: Callable[[], bool] = staticmethod(lambda: True)
@@ -322,41 +318,40 @@ class _Torch:
 
 def _tensor_types() -> frozenset[type]:
     torch = sys.modules.get("torch")
-    if torch is not None and not _Torch.tensor_types and hasattr(torch, "nn"):
-        _Torch.has_cuda = torch.cuda.is_initialized
-        _Torch.tensor_types = frozenset({torch.Tensor, torch.nn.Parameter})
-    return _Torch.tensor_types
+    if torch is not None and not _TorchHooks.tensor_types and hasattr(torch, "nn"):
+        _TorchHooks.has_cuda = torch.cuda.is_initialized
+        _TorchHooks.tensor_types = frozenset({torch.Tensor, torch.nn.Parameter})
+    return _TorchHooks.tensor_types
 
 
 def quick_host_metrics(metrics: Any) -> dict[str, float] | None:
-    """Returns metrics as Python numbers, or None where that takes a second look.
+    """Returns metrics as Python numbers, or None if they need the slow path.
 
-    The short way for what training loops log most: numbers and tensors of one element in host memory, not nested. What
-    `Tensor.item` itself takes is most of it.
+    The fast path for numbers and tensors of one element in host memory, not nested. Most of its time is `Tensor.item`.
     """
     try:
         if type(metrics) is not dict:
-            # A TensorDict is a mapping, but going through it goes through its batch.
+            # A TensorDict is a mapping, but iterates over its batch.
             metrics = dict(metrics.items())
         numbers = _numbers_of(metrics)
-        # A complex number has no place among metrics, and shows in a sum; this is faster than a look at each.
+        # A complex number shows in the sum; this is faster than to check each value.
         if numbers is not None and type(sum(numbers.values())) is not complex:
             "".join(numbers)
             return numbers
-    except Exception:  # noqa: BLE001, S110  # no mapping, many elements: whatever it is, the long way says it better
+    except Exception:  # noqa: BLE001, S110  # not a mapping, many elements: the slow path reports it
         pass
     return None
 
 
 def _numbers_of(metrics: dict[str, Any]) -> dict[str, float] | None:
-    tensor_types = _Torch.tensor_types or _tensor_types()
+    tensor_types = _TorchHooks.tensor_types or _tensor_types()
     values = metrics.values()
-    # Without CUDA no tensor is on a device that is worth not waiting for, and a look at each can be saved.
-    look = _Torch.has_cuda()
+    # Without CUDA, tensors need not be checked one by one: other devices are waited for.
+    look = _TorchHooks.has_cuda()
     if tensor_types.issuperset(map(type, values)):
         if look and not all(map(_is_cpu, values)):
             return None
-        # A copy has its size at once; what grows is built anew on the way.
+        # A copy is allocated at its final size.
         numbers = metrics.copy()
         for name, value in numbers.items():
             numbers[name] = value.item()
@@ -378,10 +373,10 @@ class FlatMetrics:
     """Metrics by their full names, in the caller's order.
 
     Attributes:
-        values: numbers; tensors on a device and functions stand where their numbers will be.
-        on_device: which names have tensors on a device.
-        functions: which names have functions.
-        errors: a sentence for each one that is no number.
+        values: numbers, tensors on a device, and functions.
+        on_device: the names of tensors on a device.
+        functions: the names of functions.
+        errors: a message for each invalid value.
     """
 
     values: dict[str, Any] = attrs.field(factory=dict)
@@ -393,8 +388,8 @@ class FlatMetrics:
 def flatten_metrics(metrics: Any, prefix: str = "") -> FlatMetrics:
     """Returns metrics by their full names: nested mappings and TensorDicts are flattened, names joined with "/".
 
-    Booleans and integers stay what they are. Scalars of numpy, torch and other array libraries, of any dtype, are read;
-    of a DTensor, the part that this rank has.
+    Booleans and integers keep their types. Scalars of numpy, torch and other array libraries, of any dtype, are converted;
+    of a DTensor, the local shard.
     """
     flat = FlatMetrics()
     _collect(metrics.items(), prefix, flat, (metrics,))
@@ -402,22 +397,22 @@ def flatten_metrics(metrics: Any, prefix: str = "") -> FlatMetrics:
 
 
 def host_metrics(metrics: Mapping[str, Any]) -> tuple[dict[str, float], list[str]]:
-    """Returns metrics as Python numbers, and a sentence for each one that is no number; waits for devices."""
+    """Returns metrics as Python numbers, and a message for each invalid one; waits for devices."""
     flat = flatten_metrics(metrics)
     for name in flat.on_device:
         flat.values[name] = flat.values[name].item()
     for name in flat.functions:
-        flat.errors.append(_complaint(name, flat.values.pop(name)))
+        flat.errors.append(_scalar_error(name, flat.values.pop(name)))
     return flat.values, flat.errors
 
 
 def is_on_device(value: Any) -> bool:
-    """Says whether a value is a tensor outside of host memory."""
+    """Returns whether a value is a tensor outside host memory."""
     return getattr(value, "is_cpu", True) is False and not getattr(value, "is_meta", False)
 
 
 def is_function(value: Any) -> bool:
-    """Says whether a value is to be had by calling it; a class, a metric and a model are none."""
+    """Returns whether a value is a function to be called for it; classes, metrics and models are not."""
     try:
         return (
             callable(value)
@@ -426,20 +421,18 @@ def is_function(value: Any) -> bool:
             and not hasattr(value, "forward")
             and not hasattr(value, "compute")
         )
-    except Exception:  # noqa: BLE001  # attributes that raise when they are looked at
+    except Exception:  # noqa: BLE001  # attributes that raise
         return False
 
 
 def to_host(value: Any, copy: Callable[[Any], Any] | None = None) -> Any:
     """Returns tensors detached and in host memory, in lists, tuples and dicts too; everything else as it is.
 
-    A tensor on the meta device, which has no values, becomes its text.
-
-    A tensor that is in host memory already is not copied.
+    A tensor on the meta device, which has no values, becomes its text. A tensor in host memory is not copied.
 
     Args:
-        value: what is converted.
-        copy: what to do with a tensor on a device; without it, the device is waited for.
+        value: the value to convert.
+        copy: starts the copy of a tensor on a device. Default: wait for the device.
     """
     if isinstance(value, list | tuple):
         return [to_host(item, copy) for item in value]
@@ -448,7 +441,7 @@ def to_host(value: Any, copy: Callable[[Any], Any] | None = None) -> Any:
     if hasattr(value, "detach") and hasattr(value, "cpu"):
         value = _local(value)
         if getattr(value, "is_meta", False):
-            return str(value)  # It has no values that could be copied.
+            return str(value)  # No values to copy.
         return copy(value) if copy is not None and is_on_device(value) else value.detach().cpu()
     return value
 
@@ -459,21 +452,21 @@ def _collect(
     for key, value in items:
         if not isinstance(key, str):
             flat.errors.append(
-                f"metric must have a string as its name, got {short(key)} ({type(key).__name__})."
+                f"metric must have a string as its name, got {short_repr(key)} ({type(key).__name__})."
             )
             continue
         name = prefix + key
         try:
             _collect_item(name, value, flat, parents)
         except Exception as error:  # noqa: BLE001  # a value's own methods; the others are logged
-            flat.errors.append(f"metric {name!r} must be a scalar, got {short(value)}: {error!r:.200}.")
+            flat.errors.append(f"metric {name!r} must be a scalar, got {short_repr(value)}: {error!r:.200}.")
 
 
 def _collect_item(name: str, value: Any, flat: FlatMetrics, parents: tuple[Any, ...]) -> None:
     tensor_types = _tensor_types()
     kind = type(value)
     if kind not in _PLAIN_TYPES and kind not in tensor_types and isinstance(value, Mapping):
-        if len(parents) > _DEEPEST or any(value is parent for parent in parents):
+        if len(parents) > _MAX_DEPTH or any(value is parent for parent in parents):
             flat.errors.append(f"metric {name!r:.80} must be a scalar, got a dict that contains itself.")
         else:
             _collect(value.items(), f"{name}/", flat, (*parents, value))
@@ -488,7 +481,7 @@ def _collect_item(name: str, value: Any, flat: FlatMetrics, parents: tuple[Any, 
 
 
 def _collect_tensor(name: str, value: Any, flat: FlatMetrics) -> bool:
-    """Takes a plain tensor of one element in host memory, and says whether it was one."""
+    """Adds a plain tensor of one element in host memory; returns whether it was one."""
     if not value.is_cpu or value.numel() != 1:
         return False
     number = value.item()
@@ -499,7 +492,7 @@ def _collect_tensor(name: str, value: Any, flat: FlatMetrics) -> bool:
 
 
 def _collect_one(name: str, value: Any, flat: FlatMetrics) -> None:
-    if type(value).__name__ == "NonTensorData":  # What a TensorDict wraps other things in.
+    if type(value).__name__ == "NonTensorData":  # How a TensorDict wraps other values.
         value = value.data
     value = _local(value)
     if is_on_device(value):
@@ -507,20 +500,20 @@ def _collect_one(name: str, value: Any, flat: FlatMetrics) -> None:
             flat.values[name] = value
             flat.on_device.append(name)
         else:
-            flat.errors.append(_complaint(name, value))
+            flat.errors.append(_scalar_error(name, value))
     elif is_function(value):
         flat.values[name] = value
         flat.functions.append(name)
     else:
         number = _number(value)
         if number is None:
-            flat.errors.append(_complaint(name, value))
+            flat.errors.append(_scalar_error(name, value))
         else:
             flat.values[name] = number
 
 
 def _local(value: Any) -> Any:
-    """Returns the part of a DTensor that this rank has: the whole would take all ranks, and wait for them."""
+    """Returns the local shard of a DTensor: the full tensor would need a collective."""
     return value.to_local() if hasattr(value, "to_local") and hasattr(value, "placements") else value
 
 
@@ -531,14 +524,14 @@ def _number(value: Any) -> float | None:
             return None
         try:
             value = value.item()
-        except Exception:  # noqa: BLE001  # a tensor without data, a library's own reasons
+        except Exception:  # noqa: BLE001  # a tensor without data, or an error of a library
             return None
     if isinstance(value, bool | int | float):
         return value
     return float(value) if isinstance(value, Real) else None
 
 
-def _complaint(name: str, value: Any) -> str:
+def _scalar_error(name: str, value: Any) -> str:
     shape = getattr(value, "shape", None)
     if shape is not None and math.prod(shape) != 1:
         got = f"shape {tuple(shape)}"
@@ -554,5 +547,5 @@ def _complaint(name: str, value: Any) -> str:
     elif hasattr(value, "compute"):
         got, hint = f"a {type(value).__name__}", "Log what its compute() returns."
     else:
-        got, hint = f"{short(value)} ({type(value).__name__})", "Log a number."
+        got, hint = f"{short_repr(value)} ({type(value).__name__})", "Log a number."
     return f"metric {name!r} must be a scalar, got {got}. {hint}"

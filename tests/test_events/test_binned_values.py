@@ -79,9 +79,9 @@ def test_no_values_at_all_make_an_empty_record():
     [
         ([1], [0.0], "1 counts and 1 edges"),
         ([], [0.0], "0 counts and 1 edges"),
-        ([1, 1], [0.0, 1.0, 1.0], "rising edges"),
-        ([1], [0.0, math.inf], "rising edges"),
-        ([1], [math.nan, 1.0], "rising edges"),
+        ([1, 1], [0.0, 1.0, 1.0], "increasing edges"),
+        ([1], [0.0, math.inf], "increasing edges"),
+        ([1], [math.nan, 1.0], "increasing edges"),
         ([-1], [0.0, 1.0], "counts of 0 or more"),
         ([math.nan], [0.0, 1.0], "counts of 0 or more"),
     ],

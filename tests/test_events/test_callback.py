@@ -40,6 +40,7 @@ def test_a_destination_adds_records_and_files():
         "flush",
         "should_write",
         "write_rate",
+        "write_schedule",
         "default_write_seconds",
     }
 

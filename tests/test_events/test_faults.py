@@ -1,4 +1,4 @@
-"""Failures of destinations: caught, counted, reported once per kind; who does nothing but fail is left alone for a while."""
+"""Failures of destinations: caught, counted, reported once per kind; a destination that keeps failing is parked."""
 
 import logging
 
@@ -100,7 +100,7 @@ def test_the_first_failure_of_a_kind_is_reported_with_its_traceback_and_no_other
 
     assert [(record.name, record.levelname) for record in caplog.records] == [("events", "ERROR")] * 2
     first, second = caplog.messages
-    assert first.startswith("FailsAtEverything.log_metrics failed; training goes on.\nTraceback")
+    assert first.startswith("FailsAtEverything.log_metrics failed; training continues.\nTraceback")
     assert first.endswith("OSError: metrics")
     assert second.endswith("ValueError: text")
 
@@ -147,9 +147,9 @@ def test_parking_is_told_once(caplog):
     clock.now += 61
     _log(logger, 2)
 
-    parked = [message for message in caplog.messages if "left alone" in message]
+    parked = [message for message in caplog.messages if "it is parked" in message]
     assert parked == [
-        "FailsWhileTold failed 10 times in a row, last in log_metrics with OSError: it is left alone for 60 s, then tried again."
+        "FailsWhileTold failed 10 times in a row, last in log_metrics with OSError: it is parked for 60 s, then retried."
     ]
 
 
@@ -201,7 +201,7 @@ def test_one_success_ends_a_row_of_failures():
         _log(logger, 1)
 
     assert broken.attempts == 30
-    assert logger.faults.streaks == {}
+    assert logger.faults.consecutive_failures == {}
 
 
 def test_a_success_of_another_destination_ends_no_row():
@@ -262,7 +262,7 @@ def test_raise_errors_lets_the_error_out_and_counts_it():
             logger.log_metrics({"a": 1.0})
 
     assert logger.faults.counts == {("FailsWhileTold", "log_metrics", "OSError"): 12}
-    assert logger.faults.streaks == {}
+    assert logger.faults.consecutive_failures == {}
 
 
 def test_a_refused_record_is_no_failure():
@@ -279,7 +279,7 @@ def test_a_refused_record_is_no_failure():
             logger.log_metrics({"a": -1.0})
 
     assert logger.faults.counts == {}
-    assert logger.faults.streaks == {}
+    assert logger.faults.consecutive_failures == {}
 
 
 def test_ctrl_c_in_a_destination_is_not_its_failure():

@@ -89,7 +89,7 @@ def test_a_function_that_raises_costs_its_own_value(caplog):
     assert _metrics(memory) == [(step, {"a": 1, "c": 2}) for step in range(3)]
     assert logger.faults.value_counts == {("bad", "ZeroDivisionError"): 3}
     assert sum("Traceback" in message for message in caplog.messages) == 1
-    assert caplog.messages[-1] == "value of 'bad' could not be had 3 times: ZeroDivisionError."
+    assert caplog.messages[-1] == "'bad' could not be evaluated 3 times: ZeroDivisionError."
 
 
 @pytest.mark.parametrize("returned", [torch.zeros(3), "x", None, lambda: 1.0])

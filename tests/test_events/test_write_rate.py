@@ -240,7 +240,7 @@ def test_memory_is_bounded_by_the_number_of_names():
 
     for index in range(2000):
         run.log({str(index % 7): index, str(index % 11): index})
-    (waiting,) = run.logger._delivery._sinks[0]._waiting.values()
+    (waiting,) = run.logger._delivery._targets[0]._pending.values()
     kept = len(waiting.calls)
     run.logger.flush()
 
