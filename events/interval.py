@@ -32,10 +32,11 @@ class Interval:
         ...
     ```
 
-    It has passed when training has crossed a multiple of the interval since the last check: with "100sp" and batches of
-    64 samples, after the 2nd, 4th, 5th and 7th batch. Multiples are those of the whole run, so that a resumed run
-    continues its rhythm. Several multiples crossed at once count once. Epochs count when they end, seconds are those of
-    training (`timestamp.total_wct`), a duration is a share of `state.max_duration`.
+    It has passed when training has crossed a multiple of the interval since the last check: with "100sp" and
+    batches of 64 samples, after the 2nd, 4th, 5th and 7th batch. Multiples are those of the whole run, so
+    that a resumed run continues its rhythm. Several multiples crossed at once count once. Epochs count when
+    they end, seconds are those of training (`timestamp.total_wct`), a duration is a share of
+    `state.max_duration`.
 
     Args:
         interval: a `Time`, a time string, a `timedelta`, or a whole number of `default_unit`.
@@ -54,7 +55,8 @@ class Interval:
             raise TimeStringError(f'interval must be positive, got {self._interval}. Write "1ep" or "10ba".')
         if self._interval.unit is TimeUnit.DURATION and self._interval.value > 1:
             raise TimeStringError(
-                f'interval must be at most the whole run, "1dur", got {self._interval}. Write "0.1dur" for a tenth.'
+                f'interval must be at most the whole run, "1dur", got {self._interval}. '
+                'Write "0.1dur" for a tenth.'
             )
         self._last_check = Timestamp()
 
@@ -71,7 +73,8 @@ class Interval:
         """
         if self._interval.unit is TimeUnit.DURATION and _length(state) is None:
             raise TimeStringError(
-                f"interval {self._interval} must have a run of known length, got max_duration={state.max_duration}. "
+                f"interval {self._interval} must have a run of known length, "
+                f"got max_duration={state.max_duration}. "
                 'Give max_duration, or an interval such as "10ba".'
             )
         self._last_check = state.timestamp

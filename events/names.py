@@ -27,8 +27,8 @@ _DURATIONS = ("total_wct", "iteration_wct", "epoch_wct", "batch_wct")
 def format_run_name(template: str, state: State) -> str:
     """Fills in the placeholders that are constant during a run on this rank.
 
-    These are `{run_name} {rank} {local_rank} {world_size} {local_world_size} {node_rank}`. A format specification may
-    follow a colon, `{rank:03d}`; other braces are left as they are.
+    These are `{run_name} {rank} {local_rank} {world_size} {local_world_size} {node_rank}`. A format
+    specification may follow a colon, `{rank:03d}`; other braces are left as they are.
     """
     return _fill(template, _constants(state))
 
@@ -51,8 +51,8 @@ def check_run_name(template: str, state: State) -> None:
 def format_name(template: str, state: State) -> str:
     """Fills in the placeholders of `format_run_name` and those of the timestamp.
 
-    Its counts are integers (`{epoch} {batch} {sample} {token} {iteration}`, `{batch_in_epoch}` and so on), its durations
-    seconds (`{total_wct} {epoch_wct} {batch_wct} {iteration_wct}`).
+    Its counts are integers (`{epoch} {batch} {sample} {token} {iteration}`, `{batch_in_epoch}` and so on),
+    its durations seconds (`{total_wct} {epoch_wct} {batch_wct} {iteration_wct}`).
     """
     if "{" not in template:
         return template

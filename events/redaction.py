@@ -1,7 +1,7 @@
 """Redacts secrets in what is logged, before any destination gets it, by the rules of `uploads`.
 
-`uploads` is imported on first use, so that `import events` stays fast. A `Logger` uses it once in its constructor, so that
-errors can be redacted also when no file can be opened any more.
+`uploads` is imported on first use, so that `import events` stays fast. A `Logger` uses it once in its
+constructor, so that errors can be redacted also when no file can be opened any more.
 """
 
 from collections.abc import Sequence
@@ -15,9 +15,9 @@ REDACTED = "[redacted]"
 def redact(value: Any) -> Any:
     """Returns a copy of a value without secrets, in nested mappings, lists, tuples, sets and strings.
 
-    The value of a key that names a secret is redacted, as is a key that is a secret; names that only resemble one
-    (`num_tokens`, `tokenizer`, `primary_key`) are kept. Values nested more than a hundred levels deep, as in a structure
-    that contains itself, become a text that says so.
+    The value of a key that names a secret is redacted, as is a key that is a secret; names that only resemble
+    one (`num_tokens`, `tokenizer`, `primary_key`) are kept. Values nested more than a hundred levels deep, as
+    in a structure that contains itself, become a text that says so.
     """
     import uploads
 
@@ -25,14 +25,14 @@ def redact(value: Any) -> Any:
 
 
 def redact_text(text: str, *, only_literals: bool = False) -> str:
-    """Returns the text with everything that looks like a secret redacted: keys, passwords in URLs, `token=…`.
+    """Returns the text with what looks like a secret redacted: keys, passwords in URLs, `token=…`.
 
     Takes time linear in the length of the text.
 
     Args:
         text: any text.
-        only_literals: for source code, where `token = next(tokens)` is no secret: of assigned values, redacts only
-            quoted strings.
+        only_literals: for source code, where `token = next(tokens)` is no secret: of assigned values, redacts
+            only quoted strings.
     """
     import uploads
 
@@ -40,7 +40,7 @@ def redact_text(text: str, *, only_literals: bool = False) -> str:
 
 
 def redact_arguments(arguments: Sequence[str]) -> list[str]:
-    """Returns a command line without secrets: the values of `--api-key VALUE`, `--api-key=VALUE` and `-p VALUE`."""
+    """Returns a command line without secrets, as in `--api-key VALUE`, `--api-key=VALUE` and `-p VALUE`."""
     import uploads
 
     return uploads.redact_arguments(arguments)

@@ -1,7 +1,7 @@
 """Checks of records other than metrics, at the call, before any destination gets them.
 
-They check types and shapes, never the values of arrays: a check takes microseconds, and does not wait for a device.
-Each raises `RecordError`.
+They check types and shapes, never the values of arrays: a check takes microseconds, and does not wait for a
+device. Each raises `RecordError`.
 """
 
 import itertools
@@ -153,7 +153,8 @@ def check_audio(audio: Any, sample_rate: Any, name: str) -> None:
     shape = _shape(audio)
     if shape is None or len(shape) not in {1, 2} or 0 in shape:
         raise RecordError(
-            f"audio {name!r} must have shape (samples,) or (channels, samples), got {shape or type(audio).__name__}."
+            f"audio {name!r} must have shape (samples,) or (channels, samples), "
+            f"got {shape or type(audio).__name__}."
         )
 
 
@@ -164,7 +165,7 @@ def check_video(video: Any, fps: Any, name: str) -> None:
     if isinstance(video, str | bytes | PurePath):
         return
     shape = _shape(video)
-    if shape is None or len(shape) != 4 or 0 in shape or shape[1] not in _CHANNELS:  # noqa: PLR2004  # T, C, H, W
+    if shape is None or len(shape) != 4 or 0 in shape or shape[1] not in _CHANNELS:  # noqa: PLR2004
         raise RecordError(
             f"video {name!r} must be frames (T, C, H, W) with 1, 3 or 4 channels, encoded bytes or a path, "
             f"got {shape or type(video).__name__}."
@@ -198,7 +199,8 @@ def check_histogram(values: Any, bins: Any, name: str) -> None:
         return
     if not _are_edges(bins):
         raise RecordError(
-            f"histogram {name!r} must have a number of bins or increasing edges, got bins={short_repr(bins, 80)}."
+            f"histogram {name!r} must have a number of bins or increasing edges, "
+            f"got bins={short_repr(bins, 80)}."
         )
 
 
@@ -257,7 +259,10 @@ def _is_number(value: Any, kind: type) -> bool:
 
 
 def check_file(path: Any, what: str) -> None:
-    """Refuses a pipe, a device or a folder: reading one might never end. A missing file is left to the reader."""
+    """Refuses a pipe, a device or a folder: reading one might never end.
+
+    A missing file is left to the reader.
+    """
     try:
         mode = Path(path).stat().st_mode
     except (OSError, ValueError):

@@ -1,10 +1,14 @@
 """Copies from a CUDA device that do not wait for it.
 
-**Snapshot.** A scalar is first copied on the current stream into our own device memory: work queued after the call, such
-as an optimizer step or the replay of a graph, cannot change it, and the caller's tensor may be freed.
-**Copy.** From there it goes to pinned memory, on the same stream for scalars, on a side stream for arrays, so that a large
-copy overlaps with kernels. **Event.** One is recorded behind the copy, on the stream of that device, and created once per
-slot: creating and destroying events can block.
+**Snapshot.** A scalar is first copied on the current stream into our own device memory: work queued after the
+call, such as an optimizer step or the replay of a graph, cannot change it, and the caller's tensor may be
+freed.
+
+**Copy.** From there it goes to pinned memory, on the same stream for scalars, on a side stream for arrays, so
+that a large copy overlaps with kernels.
+
+**Event.** One is recorded behind the copy, on the stream of that device, and created once per slot: creating
+and destroying events can block.
 
 The current stream must have waited for a tensor that another stream computes, as for any operation.
 """
@@ -63,8 +67,8 @@ class CudaDevice:
 class ScalarSlot:
     """The scalars of one call.
 
-    A scalar takes 8 bytes, whatever its dtype: floats are widened to float64, integers and booleans to int64, without
-    loss. Both share one buffer, so that there is one copy.
+    A scalar takes 8 bytes, whatever its dtype: floats are widened to float64, integers and booleans to int64,
+    without loss. Both share one buffer, so that there is one copy.
 
     Args:
         staging: `(capacity,)` int64, on the device.

@@ -1,6 +1,7 @@
 """Delivers records to the destinations that are due, once their values have arrived from the device.
 
-Training thread only. Records are delivered in the order of the calls; meanwhile the state has the position of the call.
+Training thread only. Records are delivered in the order of the calls; meanwhile the state has the position of
+the call.
 """
 
 import functools
@@ -45,8 +46,8 @@ R = TypeVar("R")
 def without_compile(function: Callable[P, R]) -> Callable[P, R]:
     """Excludes a function and all that it calls from `torch.compile`.
 
-    `torch.compiler.disable` is applied on first use inside a program that compiles: it imports the compiler, which takes
-    seconds.
+    `torch.compiler.disable` is applied on first use inside a program that compiles: it imports the compiler,
+    which takes seconds.
     """
     disabled: list[Callable[P, R]] = []
 

@@ -1,7 +1,7 @@
 """The interface of a destination as a `Logger` sees it, how often it is written to, and the kinds of records.
 
-`destinations.LoggerDestination` is the base class to subclass; the protocol keeps the logger independent of it, and names
-neither `Logger` nor `Callback`.
+`destinations.LoggerDestination` is the base class to subclass; the protocol keeps the logger independent of
+it, and names neither `Logger` nor `Callback`.
 """
 
 import time
@@ -24,7 +24,7 @@ class RecordKind:
 
     Attributes:
         can_wait: whether a `WriteRate` with `media=True` may delay it.
-        reaches_parked: whether a destination that is parked after failures gets it all the same, because it comes once.
+        reaches_parked: whether a destination that is parked after failures gets it: it comes only once.
     """
 
     can_wait: bool = True
@@ -65,23 +65,25 @@ class WriteRate:
     RunDirectory("runs/mine", write_rate=WriteRate(every_steps=50, aggregate="mean"))
     ```
 
-    **Which limit applies.** While training, `train_seconds`, else `every_seconds`; in every other phase `eval_seconds`,
-    else `every_seconds`; without any of these and without `every_steps`, the destination's `default_write_seconds`.
-    Each phase has its own clock, and the first record of a phase is written at once. With seconds and steps, the
-    destination is written to as soon as either has passed.
+    **Which limit applies.** While training, `train_seconds`, else `every_seconds`; in every other phase
+    `eval_seconds`, else `every_seconds`; without any of these and without `every_steps`, the destination's
+    `default_write_seconds`. Each phase has its own clock, and the first record of a phase is written at once.
+    With seconds and steps, the destination is written to as soon as either has passed.
 
-    **What comes in between** is not lost: the latest value of each metric is kept, and written with its own step when
-    the destination is due next in that phase, at the end of `fit`, and where the logger is flushed or closed.
+    **What comes in between** is not lost: the latest value of each metric is kept, and written with its own
+    step when the destination is due next in that phase, at the end of `fit`, and where the logger is flushed
+    or closed.
 
     Args:
         every_seconds: the minimum time between two writes, in every phase.
         train_seconds: the same while training.
         eval_seconds: the same in evaluation and prediction.
         every_steps: completed training batches between two writes.
-        aggregate: which value of a metric is written for those logged since the last write: "last" or "first", their
-            "mean", "min", "max" or "sum", or their "count". It has the step of the last of them.
-        media: whether images, audio, videos, histograms, point clouds, tables and texts are limited too; the latest of
-            each name is kept.
+        aggregate: which value of a metric is written for those logged since the last write: "last" or
+            "first", their "mean", "min", "max" or "sum", or their "count". It has the step of the last of
+            them.
+        media: whether images, audio, videos, histograms, point clouds, tables and texts are limited too; the
+            latest of each name is kept.
         clock: a monotonic clock in seconds.
 
     Raises:
@@ -139,7 +141,7 @@ class WriteSchedule:
         return self.rate.every_steps is not None and (steps >= self.rate.every_steps or steps < 0)
 
     def due_at(self, state: State) -> float | None:
-        """Returns when the next write of this phase is due, by the rate's clock; None if that depends on steps too."""
+        """Returns when the next write of this phase is due, by the rate's clock; None with `every_steps`."""
         last = self._last_writes.get(state.phase)
         if last is None or self.rate.every_steps is not None:
             return None

@@ -1,10 +1,10 @@
 """Copies values from a device to the host without waiting for the device.
 
-Training thread only: to query a CUDA event while a graph is being captured breaks the capture, from any thread.
+Training thread only: to query a CUDA event while a graph is being captured breaks it, from any thread.
 
-A call takes a snapshot in the order of the device's stream, starts a copy, and returns a `PendingCopy` for each value.
-`collect` reads the copies that are complete. Nothing waits, except in `wait`, and where a ring is full and its policy says
-so.
+A call takes a snapshot in the order of the device's stream, starts a copy, and returns a `PendingCopy` for
+each value. `collect` reads the copies that are complete. Nothing waits, except in `wait`, and where a ring is
+full and its policy says so.
 """
 
 import logging
@@ -127,8 +127,8 @@ class _Ring:
     def require_no_capture(self) -> None:
         if self._device.is_capturing():
             raise RecordError(
-                "values on a device must be logged outside of a graph capture, got a call while a CUDA graph is being "
-                "captured: it would run once, and never on replay. Log the graph's output tensors after replay()."
+                "values on a device must be logged outside of a graph capture: this call would run once, and never "
+                "on replay. Log the graph's output tensors after replay()."
             )
 
     def copy_scalars(self, tensors: Sequence[Any]) -> list[PendingCopy]:
@@ -208,7 +208,7 @@ class _Ring:
         return len(self._copies) >= self._policy.slots or (self._free is not None and not self._free)
 
     def collect(self) -> None:
-        """Reads the copies that are complete; a slot is reused only after that, so that copies never overlap."""
+        """Reads the copies that are complete; a slot is reused only after that."""
         if not self._copies or self._device.is_capturing():
             return
         try:
@@ -284,7 +284,7 @@ class HostCopies:
         return found
 
     def start_array(self, tensor: Any) -> Any:
-        """Returns a `PendingCopy` for a tensor, or the tensor on the host if its device cannot copy without waiting.
+        """Returns a `PendingCopy` for a tensor, or the tensor on the host if the device cannot do better.
 
         Raises:
             RecordError: a graph is being captured.

@@ -1,4 +1,4 @@
-"""Isolates failures of destinations from the training loop: they are caught, counted and reported once per kind.
+"""Isolates failures of destinations from the training loop: caught, counted, reported once per kind.
 
 Training thread only. Costs nothing while no destination fails.
 """
@@ -63,15 +63,15 @@ def _code_of(handler: Callable[..., object]) -> object:
 class Faults:
     """Catches and counts the failures of one logger's destinations.
 
-    Every exception of a destination is caught, `SystemExit` and other `BaseException`s too. Ctrl-C and what a signal
-    handler raises propagate.
+    Every exception of a destination is caught, `SystemExit` and other `BaseException`s too. Ctrl-C and what a
+    signal handler raises propagate.
 
-    A destination that fails `FAILURES_BEFORE_PARKING` times in a row is parked: it is not called for a minute, then
-    retried, then parked twice as long, up to ten minutes. The calls that it misses are counted. Files and
-    hyperparameters are delivered to it all the same.
+    A destination that fails `FAILURES_BEFORE_PARKING` times in a row is parked: it is not called for a
+    minute, then retried, then parked twice as long, up to ten minutes. The calls that it misses are counted.
+    Files and hyperparameters are delivered to it all the same.
 
-    A destination whose `init` failed is not open: only `close` and `post_close` are called, and missed records are
-    counted.
+    A destination whose `init` failed is not open: only `close` and `post_close` are called, and missed
+    records are counted.
     """
 
     def __init__(self, *, raise_errors: bool, clock: Callable[[], float] = time.monotonic) -> None:
@@ -206,7 +206,7 @@ class Faults:
         return parking is not None and self._clock() < parking.until
 
     def count_bad_value(self, name: str, error: Exception) -> None:
-        """Counts a value that could not be evaluated: a function raised, or returned something that cannot be logged."""
+        """Counts a value that could not be evaluated: its function raised, or returned no valid value."""
         kind = (name, type(error).__name__)
         self._values[kind] += 1
         if self._values[kind] == 1:

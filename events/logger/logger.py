@@ -1,6 +1,7 @@
 """Delivers each logged record to every destination.
 
-Training thread only. `log_metrics` is the hot path: about a microsecond for ten numbers, plus the destinations' time.
+Training thread only. `log_metrics` is the hot path: about a microsecond for ten numbers, plus
+what the destinations take.
 """
 
 import logging
@@ -46,23 +47,25 @@ class AttachedCallback(Protocol):
 class Logger:
     """Delivers what is logged to every destination.
 
-    **Steps.** The default `step` is the number of completed batches: a loss logged while batch 0 is trained has step 0;
-    a metric that a callback logs on the `BATCH_END` after it has step 1.
+    **Steps.** The default `step` is the number of completed batches: a loss logged while batch 0 is trained
+    has step 0; a metric that a callback logs on the `BATCH_END` after it has step 1.
 
-    **Values.** Any value may be a function without arguments. It is called in this thread, at most once, and only if a
-    destination is going to write its result. A function that raises, or returns something that cannot be logged, loses
-    only its own value; it is counted in `faults.value_counts`, and reported once. Values on a device are copied without
-    waiting, and delivered in order once they have arrived; meanwhile the state has the position of the call.
+    **Values.** Any value may be a function without arguments. It is called in this thread, at most once, and
+    only if a destination is going to write its result. A function that raises, or returns something that
+    cannot be logged, loses only its own value; it is counted in `faults.value_counts`, and reported once.
+    Values on a device are copied without waiting, and delivered in order once they have arrived; meanwhile
+    the state has the position of the call.
 
     **Rates.** A destination with a `write_rate` gets metrics when it is due; see `WriteRate`.
 
-    **Errors.** A bad argument raises `RecordError` at the call; of several metrics, the valid ones are logged all the
-    same. A destination may raise it too, for a record that it cannot take; the other destinations get it all the same.
-    Any other exception of a destination is caught: counted in `faults`, reported once per kind, and summed up at close.
+    **Errors.** A bad argument raises `RecordError` at the call; of several metrics, the valid ones are logged
+    all the same. A destination may raise it too, for a record that it cannot take; the other destinations get
+    it all the same. Any other exception of a destination is caught: counted in `faults`, reported once per
+    kind, and summed up at close.
 
-    **Threading.** Call it from one thread, the one that trains. No call waits for a disk or a network, other than
-    `upload_file`, which copies the file, and `download_file`. No call waits for a device, other than `flush`, and one
-    that finds too many pending copies; see `DeviceCopies`.
+    **Threading.** Call it from one thread, the one that trains. No call waits for a disk or a network, other
+    than `upload_file`, which copies the file, and `download_file`. No call waits for a device, other than
+    `flush`, and one that finds too many pending copies; see `DeviceCopies`.
 
     **Ownership.** The caller may change its values as soon as the call returns.
 
@@ -112,8 +115,8 @@ class Logger:
     def attach(self, callback: AttachedCallback) -> None:
         """Adds a callback to a run in progress; it gets all later events, before the other callbacks.
 
-        Unless detached before, it is closed with the run, before the others. Its exceptions propagate to the caller of
-        the event. Attaching it again does nothing.
+        Unless detached before, it is closed with the run, before the others. Its exceptions propagate to the
+        caller of the event. Attaching it again does nothing.
 
         Raises:
             EngineClosedError: the run is closed.
@@ -132,8 +135,8 @@ class Logger:
         """Logs scalars.
 
         Args:
-            metrics: numbers by name: Python's, numpy's, tensors of one element on any device, or functions that return
-                one. Nested mappings and TensorDicts are flattened, their names joined with "/".
+            metrics: numbers by name: Python's, numpy's, tensors of one element on any device, or functions
+                that return one. Nested mappings and TensorDicts are flattened, their names joined with "/".
             step: the step they belong to. Default: the number of completed batches.
 
         Raises:
@@ -154,7 +157,7 @@ class Logger:
                 "".join(metrics)
             else:
                 values = quick_host_metrics(metrics)
-        except Exception:  # noqa: BLE001  # not a mapping, or a name is not a string: the slow path reports it
+        except Exception:  # noqa: BLE001  # no mapping, no string: the slow path reports it
             values = None
         if values is None:
             self._log_any_metrics(metrics, step)  # type: ignore[arg-type]
@@ -177,7 +180,7 @@ class Logger:
         self.log_metrics({name: value}, step)
 
     def log_hyperparameters(self, parameters: Any) -> None:
-        """Logs hyperparameters: a dict, attrs class, dataclass, Namespace, pydantic model or OmegaConf, also nested.
+        """Logs hyperparameters: a dict, attrs class, dataclass, Namespace, pydantic model or OmegaConf.
 
         Secrets are redacted. A later call adds to an earlier one.
 
@@ -233,12 +236,13 @@ class Logger:
         """Logs images.
 
         Args:
-            images: one array or tensor, `(H, W)`, `(C, H, W)` or `(N, C, H, W)`, uint8 or float in [0, 1], with 1, 3
-                or 4 channels; or a list of them, of PIL images, or of paths.
+            images: one array or tensor, `(H, W)`, `(C, H, W)` or `(N, C, H, W)`, uint8 or float in [0, 1],
+                with 1, 3 or 4 channels; or a list of them, of PIL images, or of paths.
             name: the name of the images.
             channels_last: the shapes are `(H, W, C)` and `(N, H, W, C)`.
             step: as for `log_metrics`.
-            masks: by name, class indices for the images: an integer array `(H, W)` or `(N, H, W)`, or a list of them.
+            masks: by name, class indices for the images: an integer array `(H, W)` or `(N, H, W)`, or a list
+                of them.
             mask_class_labels: the label of each class index.
             use_table: show the images in a table, for destinations that can do either.
 
@@ -282,7 +286,8 @@ class Logger:
         """Logs audio.
 
         Args:
-            audio: `(samples,)` or `(channels, samples)`, float in [-1, 1] or int16; or the path or bytes of a WAV file.
+            audio: `(samples,)` or `(channels, samples)`, float in [-1, 1] or int16; or the path or bytes of a
+                WAV file.
             sample_rate: samples per second.
             name: the name of the audio.
             step: as for `log_metrics`.
@@ -371,7 +376,7 @@ class Logger:
         self._record("log_point_cloud", name, (points, colors), prepare)
 
     def log_traces(self, traces: Mapping[str, Any]) -> None:
-        """Logs debugging traces: values of any kind by name; secrets in mappings, lists and strings are redacted.
+        """Logs debugging traces: values of any kind by name; secrets are redacted.
 
         Raises:
             RecordError: it is not a mapping with strings as names.
@@ -388,7 +393,8 @@ class Logger:
     def upload_file(self, remote_file_name: str, file_path: Path | str, *, overwrite: bool = False) -> None:
         """Uploads a file to every destination that takes files; they have copied it when the call returns.
 
-        Both names may contain placeholders such as `{run_name}`, `{rank}`, `{epoch}` and `{batch}`; see `format_name`.
+        Both names may contain placeholders such as `{run_name}`, `{rank}`, `{epoch}` and `{batch}`; see
+        `format_name`.
 
         Args:
             remote_file_name: the name in the destination.
@@ -473,8 +479,8 @@ class Logger:
     def namespace(self, name: str) -> Iterator[None]:
         """Prefixes the names of all metrics and records that are logged in a `with` block.
 
-        Blocks may be nested: inside `namespace("eval")` and `namespace("clean")`, "loss" is "eval/clean/loss".
-        Hyperparameters and files keep their names.
+        Blocks may be nested: inside `namespace("eval")` and `namespace("clean")`, "loss" is
+        "eval/clean/loss". Hyperparameters and files keep their names.
 
         Raises:
             RecordError: the name is not a string, or empty.
@@ -541,7 +547,7 @@ class Logger:
                 raise refusal
 
     def _log_metrics_slow(self, metrics: Mapping[str, Any], step: int) -> None:
-        """Handles what the hot path does not, with shortcuts for namespaces and for destinations that are not due."""
+        """Handles what the hot path does not; has shortcuts for namespaces and rates."""
         if self.faults.consecutive_failures:
             pass
         elif self._can_defer:
@@ -560,7 +566,8 @@ class Logger:
         self._require_open("log_metrics")
         if not isinstance(metrics, Mapping):
             raise RecordError(
-                f"metrics must be a dict from name to number, got {short_repr(metrics, 80)} ({type(metrics).__name__})."
+                f"metrics must be a dict from name to number, "
+                f"got {short_repr(metrics, 80)} ({type(metrics).__name__})."
             )
         self.poll()
         try:

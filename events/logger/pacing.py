@@ -37,7 +37,7 @@ _FUNCTION_TYPES = frozenset({FunctionType, MethodType, BuiltinFunctionType})
 are_flat = (_FUNCTION_TYPES | {float, int, bool}).issuperset
 
 
-# The fields of the state that say how far a run has come. A plain tuple: it is taken at each call that is delayed.
+# The fields of the state that say how far a run has come. A plain tuple, made at each delayed call.
 RunPosition = tuple[Any, ...]
 _POSITION_FIELDS = (
     "timestamp",
@@ -63,7 +63,7 @@ def phase_of(position: RunPosition) -> Phase:
 
 
 class MetricsCall:
-    """A call of `log_metrics`, shared by all destinations; a function in it is called once for all of them."""
+    """A call of `log_metrics`, shared by all destinations; its functions are called once for all."""
 
     __slots__ = ("_functions", "order", "position", "step", "values")
 
@@ -88,7 +88,8 @@ class MetricsCall:
 class RecordCall:
     """A call of another `log_*` method.
 
-    `given` are the values that may be functions; `prepare` turns them into the arguments of the destination's method.
+    `given` are the values that may be functions; `prepare` turns them into the arguments of the destination's
+    method.
     """
 
     action: str
@@ -177,10 +178,10 @@ class RunningAggregate:
 
 @attrs.define(eq=False)
 class PendingRecords:
-    """The records that wait in one phase, the latest of each: metrics by their names, others by kind and name.
+    """The latest records that wait in one phase: metrics by their names, others by kind and name.
 
-    A call with the same names replaces an earlier one at once; which call has the latest value of which name is only
-    resolved when it is needed.
+    A call with the same names replaces an earlier one at once; which call has the latest value of which name
+    is only resolved when it is needed.
     """
 
     calls: dict[tuple[str, ...], MetricsCall] = attrs.field(factory=dict)
@@ -230,8 +231,8 @@ class PacedDestination:
     def is_due(self, state: State, step: int, names: Iterable[Any]) -> bool:
         """Returns whether a record is to be written now.
 
-        Several calls within one step are written together: once a step is being written, further names are written too,
-        until one comes again.
+        Several calls within one step are written together: once a step is being written, further names are
+        written too, until one comes again.
         """
         at = (state.timestamp.batch.value, step, state.phase)
         if self._writing is not None and self._writing[0] == at and self._writing[1].isdisjoint(names):
@@ -274,7 +275,7 @@ class PacedDestination:
         return pending
 
     def idle_until(self, state: State) -> float | None:
-        """Returns until when the destination is not due in this phase, by its clock; None if that is unknown."""
+        """Returns until when the destination is not due in this phase, by its clock; None if unknown."""
         return None if self._aggregate != "last" or self._has_own_rule else self._schedule.due_at(state)
 
     @property
@@ -333,13 +334,13 @@ class PacedDestination:
 
 
 def _is_default(destination: Any, method: str) -> bool:
-    """Returns whether a destination inherits a method of the base class unchanged; those are marked `is_default`."""
+    """Returns whether a destination inherits a method unchanged; the base class marks its own."""
     found = getattr(destination, method, None)
     return found is None or getattr(found, "is_default", False)
 
 
 def snapshot(value: Any) -> Any:
-    """Returns a copy that the caller cannot change; pending copies and immutable values are returned as they are."""
+    """Returns a copy that the caller cannot change; pending copies and immutable values as they are."""
     if isinstance(value, PendingCopy | str | bytes | int | float | None):
         return value
     if type(value) in {list, tuple}:

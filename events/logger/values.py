@@ -1,7 +1,7 @@
 """Converts what users log to host values, once for all destinations.
 
-Training thread only. Destinations never get a tensor as a metric, nor any tensor on a device. Nothing here waits for a
-device; values on one are left for `device` to copy.
+Training thread only. Destinations never get a tensor as a metric, nor any tensor on a device. Nothing here
+waits for a device; values on one are left for `device` to copy.
 """
 
 import argparse
@@ -46,12 +46,13 @@ _MAX_INTEGER_BITS = 14_000
 
 
 def plain_config(config: Any) -> dict[str, Any]:
-    """Returns a configuration as nested dictionaries with string keys, lists, strings, numbers, booleans and None.
+    """Returns a configuration as nested dictionaries with string keys, lists and plain values.
 
-    Takes mappings, attrs classes and dataclasses (with or without slots), namespaces, named tuples, pydantic models and
-    OmegaConf, nested in any way. Enum members become their values; paths, dtypes, devices and other objects their `str`.
-    A value that contains itself, is nested more than a hundred levels deep, or cannot be read, becomes a text that says
-    so; the others are not affected. The configuration is not changed, and the result shares nothing with it.
+    Takes mappings, attrs classes and dataclasses (with or without slots), namespaces, named tuples, pydantic
+    models and OmegaConf, nested in any way. Enum members become their values; paths, dtypes, devices and
+    other objects their `str`. A value that contains itself, is nested more than a hundred levels deep, or
+    cannot be read, becomes a text that says so; the others are not affected. The configuration is not
+    changed, and the result shares nothing with it.
 
     Raises:
         TypeError: the configuration itself is none of these.
@@ -178,8 +179,8 @@ class BinnedValues:
     logger.log_histogram(BinnedValues.normal(mean=0.1, std=2.0), "weights")
     ```
 
-    Destinations that support it write counts and edges as they are; for others it converts to an array of at most 10,000
-    values at the centers of the bins.
+    Destinations that support it write counts and edges as they are; for others it converts to an array of at
+    most 10,000 values at the centers of the bins.
 
     Args:
         counts: one per bin, at least 0, not necessarily whole.
@@ -327,7 +328,8 @@ def _tensor_types() -> frozenset[type]:
 def quick_host_metrics(metrics: Any) -> dict[str, float] | None:
     """Returns metrics as Python numbers, or None if they need the slow path.
 
-    The fast path for numbers and tensors of one element in host memory, not nested. Most of its time is `Tensor.item`.
+    The fast path for numbers and tensors of one element in host memory, not nested. Most of its time is
+    `Tensor.item`.
     """
     try:
         if type(metrics) is not dict:
@@ -386,10 +388,10 @@ class FlatMetrics:
 
 
 def flatten_metrics(metrics: Any, prefix: str = "") -> FlatMetrics:
-    """Returns metrics by their full names: nested mappings and TensorDicts are flattened, names joined with "/".
+    """Returns metrics by their full names: nested ones are flattened, joined with "/".
 
-    Booleans and integers keep their types. Scalars of numpy, torch and other array libraries, of any dtype, are converted;
-    of a DTensor, the local shard.
+    Booleans and integers keep their types. Scalars of numpy, torch and other array libraries, of any dtype,
+    are converted; of a DTensor, the local shard.
     """
     flat = FlatMetrics()
     _collect(metrics.items(), prefix, flat, (metrics,))

@@ -388,7 +388,7 @@ def test_a_snapshot_that_fails_costs_its_value_and_not_the_slot(caplog):
 
     assert [call[1] for call in run.received.calls] == [{"lr": 0.1}, {"lr": 0.1}, {"loss": 2.0}]
     assert run.logger.lost_values == 2
-    assert caplog.text.count("could not be copied from its device") == 2
+    assert caplog.text.count("could not copy a value from its device") == 2
     assert caplog.text.count("no kernel for this dtype") >= 1
 
 
@@ -407,7 +407,7 @@ def test_a_snapshot_that_fails_is_read_by_waiting(caplog):
 
     assert [call[1] for call in run.received.calls] == [{"loss": 1.0, "lr": 0.1}]
     assert run.logger.lost_values == 0
-    assert caplog.text.count("could not be copied from its device") == 1
+    assert caplog.text.count("could not copy a value from its device") == 1
 
 
 def test_a_copy_that_cannot_be_read_is_a_failure_of_the_device():
