@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from .drain.retry import RetryPolicy
     from .errors import RemoteConflictError, UploadError
     from .handle import Backlog, FolderHandle, Outcome, UploadHandle, UploadState
+    from .messages import encodable, one_line, one_line_json
     from .redaction import redact, redact_arguments, redact_table, redact_text
     from .stores import LocalStore, RemoteObject, Store, StoreLocation, open_store, register_store
     from .upload_queue import UploadQueue, exit_on_sigterm
@@ -42,7 +43,10 @@ __all__ = [
     "UploadState",
     "add_commands",
     "download_file",
+    "encodable",
     "exit_on_sigterm",
+    "one_line",
+    "one_line_json",
     "open_store",
     "redact",
     "redact_arguments",
@@ -67,7 +71,10 @@ _MODULES = {
     "UploadState": ".handle",
     "add_commands": ".command_line",
     "download_file": ".download",
+    "encodable": ".messages",
     "exit_on_sigterm": ".upload_queue",
+    "one_line": ".messages",
+    "one_line_json": ".messages",
     "open_store": ".stores",
     "redact": ".redaction",
     "redact_arguments": ".redaction",

@@ -1,7 +1,7 @@
 """`python -m uploads status|resume|retry|verify|gc SPOOL`, and the same sub-commands for another command line (`add_commands`).
 
-Exit codes: 0 everything was delivered, 1 something is left, 2 wrong usage, 3 another process owns the spool,
-4 something failed for good or is not in the store as it was delivered.
+Exit codes: 0 everything is delivered, 1 uploads are pending, 2 wrong usage, 3 another process owns the spool,
+4 an upload failed for good, or an object differs from what was delivered.
 """
 
 from __future__ import annotations
@@ -12,11 +12,10 @@ import functools
 import hashlib
 import json
 import math
-import re
 import shutil
 import sys
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 import attrs
 
@@ -31,6 +30,7 @@ from .errors import (
     UploadError,
 )
 from .handle import Outcome, UploadState, check_seconds, check_workers
+from .messages import encodable, one_line, one_line_json
 from .names import check_remote_name
 from .spool.entry import Entry, attempts_of, key_of, reason_of
 from .spool.ownership import OwnerLock, owner_of
@@ -72,18 +72,18 @@ _ENTRIES_SHOWN = 20
 
 @attrs.frozen
 class Finding:
-    """A delivered object that is not in the store as it was delivered."""
+    """A delivered object that is missing in the store, or differs from what was delivered."""
 
     uri: str
     problem: str
 
 
 def status(path: str | Path, *, entries: int = _ENTRIES_SHOWN) -> dict[str, Any]:
-    """What is in the spool, who works on it, and what they last said. Reads only.
+    """Returns what is pending and what failed, and the processes that own the spool. Read-only.
 
     Args:
         path: The spool.
-        entries: The most entries to describe one by one, of those that wait and of each kind of failure.
+        entries: The maximum number of entries to describe, of those pending and of each kind of failure.
     """
     spool = existing(path, trust=True)
     waiting, inflight = spool.list_unfinished()
@@ -123,26 +123,26 @@ def resume(
     give_back_seconds: float = 5.0,
     trust: bool = False,
 ) -> int:
-    """Uploads what is in the spool; returns the exit code. Blocks until everything has ended, the time is over, or Ctrl-C.
+    """Uploads what is pending; returns the exit code. Blocks until everything has ended, for the timeout, or until Ctrl-C.
 
     Args:
         path: The spool.
         store: Instead of the one that the spool names.
         workers: Uploads at the same time.
         timeout_seconds: None for no limit.
-        follow: Whether to wait for more once everything has ended.
-        give_back_seconds: How much longer to wait for what is then in flight.
-        trust: Whether the spool may be another user's.
+        follow: Whether to keep running once everything has ended.
+        give_back_seconds: How much longer to wait for uploads in flight.
+        trust: Whether the spool may belong to another user.
 
     Raises:
-        SpoolOwnedError: A live process drains it already.
-        SpoolUnusableError: It is another user's, and not to be trusted.
+        SpoolOwnedError: Another process drains it.
+        SpoolUnusableError: It belongs to another user, and `trust` is False.
         ValueError: A bad argument.
     """
     check_workers(workers)
     limit_seconds = check_seconds("timeout_seconds", math.inf if timeout_seconds is None else timeout_seconds)
     spool = existing(path, trust=trust)
-    spool.create(trust=trust)  # What is missing of it, or damaged.
+    spool.create(trust=trust)  # Repairs what is missing or corrupt.
     spool.sweep_tmp()
     drain = Drain(
         spool, store or _store_of(spool), workers=workers, role="resume", any_store=store is not None
@@ -161,9 +161,10 @@ def resume(
 
 
 def verify(path: str | Path, *, store: Store | None = None, trust: bool = False) -> list[Finding]:
-    """Compares each delivered name, as it was last delivered, with what the store has. What went to another store is not compared, unless one is given.
+    """Compares the last delivery of each name with the object in the store, by size and SHA-256.
 
-    Compared are the size and the SHA-256: that of the store's metadata, or else of the object, which is read for it.
+    The SHA-256 is that of the metadata, or else of the object, which is downloaded for it. What was delivered to another store
+    is compared only if `store` is given.
     """
     spool = existing(path, trust=trust)
     given = store is not None
@@ -189,21 +190,21 @@ def gc(
     delivered: bool = False,
     trust: bool = False,
 ) -> dict[str, int]:
-    """Removes what nobody needs: what dead processes left half staged and, when asked, more; returns how many of each.
+    """Removes what dead processes left half staged and, if asked, more; returns the number of each kind.
 
     Args:
         path: The spool.
         store: Instead of the one that the spool names.
         failed: Whether to remove the entries that failed, with their bytes, and what is half sent of them.
-        delivered: Whether to forget what was delivered; `verify` then knows nothing of it.
-        trust: Whether the spool may be another user's.
+        delivered: Whether to delete the log of deliveries, which `verify` reads.
+        trust: Whether the spool may belong to another user.
 
     Raises:
-        SpoolOwnedError: A live process drains it.
+        SpoolOwnedError: Another process drains it.
         StoreError: What is half sent could not be removed from the store; its entry is kept.
     """
     spool = existing(path, trust=trust)
-    spool.create(trust=trust)  # What is missing of it, or damaged.
+    spool.create(trust=trust)  # Repairs what is missing or corrupt.
     lock = OwnerLock(spool.drain_lock, "gc")
     lock.acquire()
     try:
@@ -224,17 +225,17 @@ def gc(
 
 
 def retry(path: str | Path, names: Iterable[str] = (), *, trust: bool = False) -> list[str]:
-    """Has entries that failed wait again; returns their remote names. `resume`, or the next queue of this spool, uploads them.
+    """Makes failed entries pending again; returns their remote names. `resume`, or the next queue of this spool, uploads them.
 
-    An entry that would replace a newer version which was delivered since is left where it is.
+    An entry that would replace a newer version, delivered since, stays failed.
 
     Args:
         path: The spool.
         names: Their remote names; none for all that failed.
-        trust: Whether the spool may be another user's.
+        trust: Whether the spool may belong to another user.
 
     Raises:
-        SpoolOwnedError: A live process drains it; ask again when that has ended.
+        SpoolOwnedError: Another process drains it.
         SpoolError: No entry of that name failed.
     """
     spool = existing(path, trust=trust)
@@ -250,9 +251,7 @@ def retry(path: str | Path, names: Iterable[str] = (), *, trust: bool = False) -
         }
         missing = wanted - {entry.remote_name for _, entry in found.values()}
         if missing:
-            raise SpoolError(
-                f"a name to retry must be that of an entry that failed, got {', '.join(sorted(missing))}"
-            )
+            raise SpoolError(f"no failed entry of that name: {', '.join(sorted(missing))}")
         newest = spool.newest_delivered()
         for folder, (state, entry) in sorted(found.items()):
             is_old = entry.overwrite and newest.get(key_of(folder), "") > folder
@@ -268,53 +267,53 @@ def _readable(place: Path) -> Entry | None:
     try:
         return Entry.read(place)
     except (ManifestError, OSError):
-        return None  # It would be set aside again.
+        return None  # Retried, it would fail again.
 
 
 def existing(path: str | Path, *, trust: bool = False) -> Spool:
-    """The spool at this path.
+    """Returns the spool at this path.
 
     Args:
         path: Where.
-        trust: Whether it may be another user's; what it holds then decides what is done with this user's rights.
+        trust: Whether it may belong to another user; its contents decide which files are written with this user's rights.
 
     Raises:
         SpoolError: There is none.
-        SpoolUnusableError: It is another user's, or its folders are none.
+        SpoolUnusableError: It belongs to another user, or cannot be read.
     """
     spool = Spool(path)
     if not spool.pending.is_dir():
-        raise SpoolError(f"a spool must be a folder with pending/ in it, got {spool.path}")
+        raise SpoolError(f"{spool.path} is not a spool: it has no folder pending/")
     try:
         spool.check_owner(trust=trust)
     except OSError as error:
-        raise SpoolUnusableError(f"a spool must be whole, got {spool.path}: {error.strerror}") from error
+        raise SpoolUnusableError(f"cannot read spool {spool.path}: {error.strerror}") from error
     return spool
 
 
 def _store_of(spool: Spool) -> Store:
     about = spool.describe().get("store")
     if not isinstance(about, dict) or not isinstance(about.get("uri"), str):
-        raise SpoolError(f"spool {spool.path} must name its store, got none. Give one with --store URI.")
+        raise SpoolError(f"spool {spool.path} does not name its store; give one with --store URI")
     options, left_out = about.get("options"), about.get("left_out")
     missing = (
         [str(name) for name in left_out if str(name)[:1].isupper()] if isinstance(left_out, list) else []
     )
     if missing:
         raise SpoolError(
-            f"spool {spool.path} must be resumed with {', '.join(missing)}, which no file keeps. "
+            f"spool {spool.path} needs the options {', '.join(missing)}, which are not kept on disk. "
             "Finish it from Python: UploadQueue(store, spool=…, store_options={…})."
         )
     return open_store(about["uri"], **kept_options(options if isinstance(options, dict) else {}))
 
 
 def _is_at(store: Store, outcome: Outcome) -> bool:
-    """Whether it was delivered to this store, and not to one that the spool was for before."""
+    """Returns whether it was delivered to this store, and not to an earlier store of the spool."""
     return not outcome.uri or identity_of(outcome.uri) == identity_of(store.uri(outcome.remote_name))
 
 
 def exit_code(spool: Spool) -> int:
-    """What the state of the spool is as an exit code."""
+    """Returns the exit code for the state of the spool."""
     is_left = any(spool.list_unfinished())
     if any(spool.list_failed().values()):  # After that: what fails between the two is in the second.
         return EXIT_FAILED
@@ -322,7 +321,7 @@ def exit_code(spool: Spool) -> int:
 
 
 def _describe(spool: Spool, folder: str) -> dict[str, Any] | None:
-    """What is known of an entry that may change its place while we look; None where it has ended since it was listed."""
+    """Returns a description of an entry, which may be moved meanwhile; None if it has ended since it was listed."""
     try:
         entry = spool.entry_of(folder)
     except (ManifestError, OSError) as error:
@@ -331,7 +330,7 @@ def _describe(spool: Spool, folder: str) -> dict[str, Any] | None:
     if place is None or place.parent not in {spool.pending, spool.inflight}:
         return None
     if entry is None:
-        return {"folder": folder, "problem": "it has no manifest"}
+        return {"folder": folder, "problem": "no manifest"}
     about = {
         "remote_name": entry.remote_name,
         "state": place.parent.name,
@@ -364,13 +363,13 @@ def _problem(store: Store, outcome: Outcome) -> str:
     ) as error:  # Of this line alone; the others are compared.
         return str(error)
     if found is None:
-        return "not there"
+        return "missing"
     if found.size != outcome.size:
-        return f"must have {outcome.size} bytes, got {found.size}"
+        return f"expected {outcome.size} bytes, found {found.size}"
     if outcome.sha256 is None:
         return ""
     sha256 = found.sha256 or _digest_in_store(store, outcome.remote_name)
-    return "" if sha256 == outcome.sha256 else f"must have SHA-256 {outcome.sha256}, got {sha256}"
+    return "" if sha256 == outcome.sha256 else f"expected SHA-256 {outcome.sha256}, found {sha256}"
 
 
 def _digest_in_store(store: Store, name: str) -> str:
@@ -398,56 +397,55 @@ def _abandon(notes: Path, store: Store | None, spool: Spool) -> None:
         owner.abandon(notes)
 
 
-_CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
-
-
 def add_commands(subparsers: Any) -> None:
     """Adds the sub-commands to what `ArgumentParser.add_subparsers` returned.
 
     The parsed namespace has `run`, to be called with the namespace; it prints errors to stderr and returns the exit code.
     """
     for name, run, text in (
-        ("status", _run_status, "say what is in the spool and who works on it"),
-        ("resume", _run_resume, "upload what is in the spool"),
-        ("retry", _run_retry, "have failed entries wait again, for resume or the next queue"),
-        ("verify", _run_verify, "compare what was delivered with what is in the store"),
-        ("gc", _run_gc, "remove what nobody needs"),
+        ("status", _run_status, "show what is pending and what failed, and which process uploads it"),
+        ("resume", _run_resume, "upload what is pending"),
+        ("retry", _run_retry, "make failed entries pending again, for resume or the next queue"),
+        ("verify", _run_verify, "compare delivered files with the objects in the store"),
+        ("gc", _run_gc, "remove leftovers of dead processes and, if asked, failed entries"),
     ):
         command = subparsers.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
-        command.add_argument("spool", metavar="SPOOL", help="the folder of entries")
+        command.add_argument("spool", metavar="SPOOL", help="folder of the spool")
         command.add_argument("--json", action="store_true", help="print JSON")
         command.set_defaults(run=functools.partial(_with_exit_code, run))
         if name != "status":
-            command.add_argument("--store", metavar="URI", help="instead of the store that the spool names")
+            command.add_argument(
+                "--store", metavar="URI", help="use this store instead of the one that the spool names"
+            )
             command.add_argument(
                 "--trust",
                 action="store_true",
-                help="work on another user's spool too, which decides what is done with your rights",
+                help="accept a spool of another user, whose contents decide which files are written with your rights",
             )
         if name == "resume":
             command.add_argument(
-                "--workers", type=_workers, default=4, metavar="N", help="uploads at the same time (4)"
+                "--workers", type=_workers, default=4, metavar="N", help="concurrent uploads (4)"
             )
-            command.add_argument("--timeout", type=_seconds, metavar="SECONDS", help="stop after this long")
             command.add_argument(
-                "--follow", action="store_true", help="wait for more when everything is uploaded"
+                "--timeout", type=_seconds, metavar="SECONDS", help="stop after this many seconds"
             )
+            command.add_argument("--follow", action="store_true", help="keep running and upload new entries")
         if name == "retry":
             command.add_argument(
-                "names", metavar="NAME", nargs="*", help="remote names; all that failed without one"
+                "names", metavar="NAME", nargs="*", help="remote names (default: all failed entries)"
             )
         if name == "gc":
             command.add_argument(
-                "--failed", action="store_true", help="remove failed entries and their bytes too"
+                "--failed", action="store_true", help="remove failed entries with their bytes"
             )
-            command.add_argument("--delivered", action="store_true", help="forget what was delivered")
+            command.add_argument("--delivered", action="store_true", help="delete the log of deliveries")
 
 
 def main(arguments: list[str] | None = None) -> int:
     """`python -m uploads …`; returns the exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m uploads",
-        description="Look after a spool of uploads.",
+        description="Inspect, resume and clean up a spool of uploads.",
         epilog=(__doc__ or "").partition("\n\n")[2],
     )
     add_commands(parser.add_subparsers(required=True, metavar="COMMAND"))
@@ -469,7 +467,7 @@ def _seconds(text: str) -> float:
 
 @contextlib.contextmanager
 def _argument() -> Iterator[None]:
-    """What is wrong with an argument, as argparse shows it."""
+    """Turns a ValueError into an error that argparse shows."""
     try:
         yield
     except ValueError as error:
@@ -480,16 +478,19 @@ def _with_exit_code(run: Callable[[argparse.Namespace], int], options: argparse.
     try:
         return run(options)
     except SpoolOwnedError as error:
-        _say(str(error), stream=sys.stderr)
+        _print([str(error)], sys.stderr)
         return EXIT_OWNED
     except (UploadError, ValueError, ImportError) as error:
-        _say(str(error), stream=sys.stderr)
+        _print([str(error)], sys.stderr)
         return EXIT_FAILED
 
 
 def _run_status(options: argparse.Namespace) -> int:
     found = status(options.spool)
-    _say(json.dumps(found, indent=2) if options.json else _as_text(found))
+    if options.json:
+        _print_json(found)
+    else:
+        _print(_as_text(found))
     return exit_code(Spool(options.spool))
 
 
@@ -508,7 +509,10 @@ def _run_resume(options: argparse.Namespace) -> int:
 
 def _run_retry(options: argparse.Namespace) -> int:
     names = retry(options.spool, options.names, trust=options.trust)
-    _say(json.dumps(names) if options.json else "\n".join(f"waits again: {name}" for name in names))
+    if options.json:
+        _print_json(names, indent=None)
+    else:
+        _print(f"pending again: {name}" for name in names)
     return EXIT_OK
 
 
@@ -516,12 +520,13 @@ def _run_verify(options: argparse.Namespace) -> int:
     findings = verify(
         options.spool, store=open_store(options.store) if options.store else None, trust=options.trust
     )
-    _say(
-        json.dumps([attrs.asdict(finding) for finding in findings], indent=2)
-        if options.json
-        else "\n".join(f"{finding.uri}: {finding.problem}" for finding in findings)
-        or "everything that was delivered is there"
-    )
+    if options.json:
+        _print_json([attrs.asdict(finding) for finding in findings])
+    else:
+        _print(
+            [f"{finding.uri}: {finding.problem}" for finding in findings]
+            or ["everything that was delivered is in the store"]
+        )
     return EXIT_FAILED if findings else EXIT_OK
 
 
@@ -533,16 +538,16 @@ def _run_gc(options: argparse.Namespace) -> int:
         delivered=options.delivered,
         trust=options.trust,
     )
-    _say(
-        json.dumps(removed)
-        if options.json
-        else ", ".join(f"{count} {what.replace('_', ' ')}" for what, count in removed.items()) + " removed"
-    )
+    if options.json:
+        _print_json(removed, indent=None)
+    else:
+        counts = (f"{count} {kind.replace('_', ' ')}" for kind, count in removed.items())
+        _print([", ".join(counts) + " removed"])
     return EXIT_OK
 
 
-def _as_text(found: dict[str, Any]) -> str:
-    said = found["last_said"]
+def _as_text(found: dict[str, Any]) -> list[str]:
+    last_status = found["last_said"]
     lines = [f"{found['spool']} → {found['store']}"]
     lines.append(
         f"  {found['pending']} pending, {found['inflight']} in flight, "
@@ -555,10 +560,10 @@ def _as_text(found: dict[str, Any]) -> str:
     ]
     if found["quarantined"]:
         lines.append(
-            f"  {len(found['quarantined'])} damaged, in quarantine/: {', '.join(found['quarantined'])}"
+            f"  {len(found['quarantined'])} corrupt, in quarantine/: {', '.join(found['quarantined'])}"
         )
-    if found["drained_by"] and said.get("parked_because"):
-        lines.append(f"  waits: {said['parked_because']}")
+    if found["drained_by"] and last_status.get("parked_because"):
+        lines.append(f"  paused: {last_status['parked_because']}")
     lines += [
         f"  {item.get('state', '?')} {item.get('remote_name', item.get('folder'))}"
         + (
@@ -569,12 +574,15 @@ def _as_text(found: dict[str, Any]) -> str:
         for item in found["entries"]
     ]
     lines += [f"  {item['state']} {item['remote_name']}: {item['reason']}" for item in found["failures"]]
-    return "\n".join(lines)
+    return lines
 
 
-def _say(text: str, stream: Any = None) -> None:
-    """Prints lines in which nothing controls the terminal, and which its encoding can show."""
+def _print_json(value: Any, *, indent: int | None = 2) -> None:
+    _print(one_line_json(line) for line in json.dumps(value, indent=indent).split("\n"))
+
+
+def _print(lines: Iterable[str], stream: TextIO | None = None) -> None:
+    """Prints lines; control characters of names and reasons are escaped, as is what the encoding lacks."""
     stream = stream or sys.stdout
-    shown = _CONTROL.sub(lambda match: repr(match[0])[1:-1], text)
-    encoding = getattr(stream, "encoding", None) or "utf-8"
-    stream.write(shown.encode(encoding, "backslashreplace").decode(encoding) + "\n")
+    for line in lines:
+        stream.write(encodable(one_line(line), stream) + "\n")

@@ -1,4 +1,8 @@
-"""The door: files go in, and are in the store some time later, whatever happens to this process."""
+"""The queue that users see: takes files and uploads them to a store in the background.
+
+Staging runs in the thread that calls `submit`; uploads run in a worker process or in threads. Accepted files survive the
+process: they are in the spool.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +28,7 @@ from .disk import call_in_forked_children, write_new
 from .download import POINTER_SUFFIX, download_file
 from .drain.drain import Drain
 from .drain.retry import RetryPolicy
-from .drain.worker_link import WorkerLink, WorkerOrder
+from .drain.supervisor import WorkerConfig, WorkerSupervisor
 from .errors import (
     InvalidSourceError,
     ManifestError,
@@ -38,6 +42,7 @@ from .errors import (
 )
 from .handle import Backlog, FolderHandle, Outcome, UploadHandle, UploadState, check_seconds, check_workers
 from .ledger import Ledger
+from .messages import log_safely
 from .names import check_remote_name
 from .redaction import redact
 from .spool.flush import Flusher
@@ -57,23 +62,21 @@ if TYPE_CHECKING:
 __all__ = [
     "Drainer",
     "Isolation",
-    "LeftBehind",
+    "LeftoverSpools",
     "UploadQueue",
     "choose_isolation",
     "default_spools",
     "exit_on_sigterm",
-    "order_for",
     "start_drainer",
     "take_spool",
+    "worker_config_for",
 ]
-
-_log = logging.getLogger("uploads")
 
 _LOOK_SECONDS = 0.5
 
 
 def default_spools(store_uri: str) -> Iterator[Path]:
-    """Spools for this store, numbered from 0, without end. A queue takes the first that no live queue has: what an earlier process left there is uploaded along.
+    """Yields the default spools for a store, numbered from 0, without end. A queue takes the first that no live queue owns.
 
     Under `$UPLOADS_HOME`, else `$XDG_STATE_HOME/uploads`, else `~/.local/state/uploads`.
     """
@@ -86,14 +89,14 @@ def default_spools(store_uri: str) -> Iterator[Path]:
         yield root / f"{readable}-{digest}" / str(number)
 
 
-class LeftBehind:
-    """Uploads what processes that are gone left in the other default spools for the same store.
+class LeftoverSpools:
+    """Uploads what ended processes left in the other default spools for the same store.
 
-    A thread of its own opens a queue for each, one after the other, and closes it when it is empty; a spool that a live process has is
-    left to it. So a training that is started again with fewer ranks leaves nothing behind.
+    Its thread opens a queue for each, one after the other, and closes it when it is empty; spools of live processes are
+    skipped. So a training that is restarted with fewer ranks leaves nothing behind.
 
     Args:
-        own: The spool of the queue that this belongs to.
+        own: The spool of the queue itself.
         open_queue: Opens a queue on one of the others.
     """
 
@@ -111,7 +114,7 @@ class LeftBehind:
             self._thread.start()
 
     def backlogs(self) -> tuple[Backlog, ...]:
-        """What is left in each of them, but for those that a live process has."""
+        """Returns what is left in each of them, except for those of live processes."""
         current = self._current
         found = dict(self._backlogs)  # Entries are replaced, by the thread alone.
         if current is not None:
@@ -119,13 +122,13 @@ class LeftBehind:
         return tuple(backlog for backlog in found.values() if not backlog.is_empty)
 
     def wait(self, timeout_seconds: float) -> bool:
-        """Whether nothing more is done within this time."""
+        """Blocks until the thread has ended, or for the timeout; returns whether it has."""
         if self._backlogs and not self._stopping.is_set():
             self._thread.join(timeout_seconds)
         return not self._thread.is_alive()
 
     def stop(self, timeout_seconds: float) -> None:
-        """Puts back what is in flight, and leaves the rest where it is."""
+        """Stops; uploads in flight are put back, the rest stays."""
         self._stopping.set()
         if self._backlogs:
             self._thread.join(timeout_seconds)
@@ -138,8 +141,8 @@ class LeftBehind:
                 self._finish(path)
             except SpoolOwnedError:
                 self._backlogs[path] = Backlog(path, (), ())
-            except Exception as error:  # noqa: BLE001  # what is wrong with one must not keep the others waiting
-                _log.warning("what an earlier process left in %s is not uploaded: %s", path, error)
+            except Exception as error:  # noqa: BLE001  # the others are uploaded nevertheless
+                log_safely(logging.WARNING, "cannot upload the leftovers in %s: %s", path, redact(str(error)))
 
     def _finish(self, path: Path) -> None:
         queue = self._open_queue(path)
@@ -153,7 +156,7 @@ class LeftBehind:
 
 
 def _backlog_of(path: Path) -> Backlog:
-    """What is in a spool that nobody has; nothing in one that cannot be looked at."""
+    """Returns what is left in a spool without an owner; an empty backlog if it has one or cannot be read."""
     spool = Spool(path)
     try:
         if owner_of(spool.queue_lock) is not None:
@@ -176,31 +179,31 @@ Isolation = Literal["threads", "process"]
 
 
 class Drainer(Protocol):
-    """What empties the spool: a Drain in this process, or a WorkerLink to one in another."""
+    """Uploads the entries of a spool: a `Drain` in this process, or a `WorkerSupervisor` of one in another."""
 
     def start(self) -> None:
-        """Takes the spool over and begins."""
+        """Locks the spool and starts."""
 
     def add(self, folders: Iterable[str]) -> None:
-        """Hears of new entries."""
+        """Adds new entries; duplicates are ignored."""
 
     def stop(self, timeout_seconds: float = ...) -> None:
-        """Ends, and gives the spool back."""
+        """Stops and releases the spool."""
 
     def forget_after_fork(self) -> None:
-        """In a forked child: everything is the parent's."""
+        """Drops locks and pipes in a forked child; they are the parent's."""
 
 
 def choose_isolation(asked: Isolation | None, store: Store | str | Path) -> Isolation:
-    """What was asked for; by default a process for stores over a network that are given by URI, threads for the rest.
+    """Returns the isolation that was asked for; by default a process for remote stores given by URI, threads for the rest.
 
     Raises:
-        ValueError: A process was asked for, and the store cannot be sent to one.
+        ValueError: A process was asked for, and the store is not given by URI.
     """
     is_uri = isinstance(store, str | Path)
     if asked == "process" and not is_uri:
         raise ValueError(
-            f"isolation='process' must have a store given by URI, got {store!r}. Give its URI, or isolation='threads'."
+            f"isolation='process' needs a store given by URI, got {store!r}; give its URI, or isolation='threads'"
         )
     return asked or ("process" if isinstance(store, str | Path) and is_remote(store) else "threads")
 
@@ -209,58 +212,58 @@ def start_drainer(
     isolation: Isolation,
     spool: Spool,
     store: Store,
-    order: WorkerOrder,
+    config: WorkerConfig,
     policy: RetryPolicy | None,
     ledger: Ledger,
 ) -> Drainer:
-    """Starts what empties the spool, and tells the ledger what became of entries. Threads do it where no process can be started.
+    """Starts the drain, in threads if no process can be started. The ledger receives the outcomes.
 
     Args:
         isolation: Where.
         spool: The queue's.
-        store: The same as in the order, opened.
-        order: What a worker process is told; threads do as much.
+        store: The same as in the configuration, opened.
+        config: Of the worker process; threads take `workers` from it.
         policy: As the user gave it.
-        ledger: Hears.
+        ledger: Receives outcomes.
 
     Raises:
         SpoolOwnedError: Threads were asked for, and a live process drains the spool.
         RuntimeError: No thread can be started.
     """
     if isolation == "process":
-        link = WorkerLink(order, on_settled=ledger.close, look_up=ledger.look_up)
+        link = WorkerSupervisor(config, on_settled=ledger.settle, look_up=ledger.reconcile)
         try:
             link.start()
         except OSError as error:
-            _log.warning("no worker process can be started, so that threads of this one upload: %s", error)
+            log_safely(logging.WARNING, "cannot start a worker process: %s; uploading in threads", error)
         else:
             return link
     drain = Drain(
         spool,
         store,
-        workers=order.workers,
+        workers=config.workers,
         policy=policy,
-        on_settled=ledger.close,
-        on_idle=ledger.look_up,
+        on_settled=ledger.settle,
+        on_idle=ledger.reconcile,
     )
     drain.start()
     return drain
 
 
-def order_for(
+def worker_config_for(
     spool: Spool, given: Store | str | Path, store: Store, options: dict[str, Any], **how: Any
-) -> WorkerOrder:
-    """What a worker process is told: the store as it was opened here, wherever and in whatever environment it is opened there.
+) -> WorkerConfig:
+    """Returns the configuration of a worker process, which opens the same store even if its environment differs.
 
     Args:
         spool: The queue's.
         given: How the user gave the store.
         store: The same, opened.
         options: Given with it, secrets included.
-        how: What else the order has.
+        how: The other fields.
     """
     everything = options_of(given) | options if isinstance(given, str | Path) else {}
-    return WorkerOrder(
+    return WorkerConfig(
         str(spool.path), store.uri(), everything, **how, store_identity=identity_of(store.uri())
     )
 
@@ -268,7 +271,7 @@ def order_for(
 def take_spool(
     path: str | Path | None, given: Store | str | Path, store: Store, options: dict[str, Any]
 ) -> tuple[Spool, OwnerLock]:
-    """The spool that was asked for, or the first of the default ones that nobody has: the lock decides, not a look before it.
+    """Locks the spool that was asked for, or the first default one without an owner.
 
     Args:
         path: Asked for, if any.
@@ -277,8 +280,8 @@ def take_spool(
         options: Given with it.
 
     Raises:
-        SpoolOwnedError: Somebody has the one that was asked for.
-        SpoolUnusableError: It cannot be written, is another user's, or holds entries for another store.
+        SpoolOwnedError: A live queue owns the one that was asked for.
+        SpoolUnusableError: It cannot be written, belongs to another user, or holds entries for another store.
     """
     description = _description(given, store, options)
     for candidate in default_spools(identity_of(store.uri())) if path is None else (path,):
@@ -301,7 +304,7 @@ def take_spool(
 
 
 def _description(given: Store | str | Path, store: Store, options: dict[str, Any]) -> dict[str, Any]:
-    """What `spool.json` keeps for `resume`: of the options those that are known to be harmless, of the others their names."""
+    """Returns what `spool.json` keeps for `resume`: options known to be harmless, and the names of the others."""
     everything = options_of(given) | options if isinstance(given, str | Path) else {}
     return {
         "uri": store.uri(),
@@ -334,10 +337,10 @@ _NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
 
 
 class UploadQueue:
-    """Takes files and brings them to a store.
+    """Uploads files to a store in the background.
 
-    A file is safe when `submit` returns: its bytes are the spool's, and survive `kill -9` of this process.
-    The queue starts working when it is made; what an earlier process left in the spool is uploaded along.
+    A file is safe when `submit` returns: its bytes are in the spool and survive `kill -9` of this process.
+    Uploads start at once, with those that an earlier process left in the spool.
 
     **Threading.** Every method may be called from any thread. Versions of one name are delivered in the order in which they became
     pending, the last step of `submit`; of two threads that submit one name at once, the one whose copy is ready later wins. `submit` blocks for as long as staging takes, never for the network.
@@ -349,24 +352,24 @@ class UploadQueue:
 
     Args:
         store: A URI or path for `open_store`, or a Store.
-        spool: The folder of entries; one queue at a time. The default is found again by the next start for the same store, which also
-            uploads what processes that are gone left in others of these.
-        workers: Uploads at the same time.
+        spool: Its folder, for one queue at a time. The next process with the same store finds the default again, and uploads
+            what ended processes left in the other default spools.
+        workers: The number of concurrent uploads.
         isolation: "process" uploads in a worker process, so that the training loop keeps its interpreter to itself; the worker is
             replaced when it dies and outlives this process by up to `grace_seconds`. "threads" uploads in threads of this process.
             By default remote stores given by URI get a process, anything else threads.
         durability: "process": what was submitted survives the process at once and a loss of power within about a second.
             "power": it survives a loss of power when `submit` returns, for the price of waiting for the disk.
-        spool_bytes: The most that may be in the spool, with what earlier processes left there and what failed.
-        free_bytes: What is left free on the spool's disk.
-        full_wait_seconds: How long `submit` waits for room before it refuses.
-        exit_seconds: How long the interpreter's exit may take for uploads.
-        close_at_exit: Whether to do so at all; without, whoever made the queue closes it.
-        give_back_seconds: How much longer `close` may take for what is in flight to end, or to be put back.
-        grace_seconds: How long a worker process goes on alone.
-        raise_errors: Whether `submit` raises when it refuses, and `close` when something was not delivered.
-        policy: How long to wait between attempts. A worker process has it too, but for `uniform`, which it draws by itself.
-        store_options: For `open_store`, where `store` is a URI.
+        spool_bytes: The maximum size of the spool, with leftovers of earlier processes and failed entries.
+        free_bytes: The minimum to leave free on the disk of the spool.
+        full_wait_seconds: How long `submit` waits for room before it refuses a file.
+        exit_seconds: The timeout for uploads at interpreter exit.
+        close_at_exit: Whether to close the queue at interpreter exit.
+        give_back_seconds: How much longer `close` may wait for uploads in flight.
+        grace_seconds: How long a worker process continues after the end of this one.
+        raise_errors: Whether `submit` raises if it refuses a file, and `close` if one was not delivered.
+        policy: The delays between attempts. A worker process gets all of it but `uniform`.
+        store_options: For `open_store`, if `store` is a URI.
 
     Raises:
         SpoolOwnedError: Another live queue has this spool.
@@ -407,7 +410,7 @@ class UploadQueue:
         self._closed: Backlog | None = None
         self._has_ended = False
         self._is_child = False
-        self._left_behind: LeftBehind | None = None
+        self._leftovers: LeftoverSpools | None = None
         self.spool, self._owner = take_spool(spool, store, self._store, store_options or {})
         try:
             self.spool.sweep_tmp()
@@ -422,12 +425,10 @@ class UploadQueue:
             self._flusher = Flusher(self.spool)
             self._ledger = Ledger(self.spool, self._room.give)
             self._uri_of, self._state_of = self._store.uri, self._ledger.state_of  # Shared by all handles.
-            self._ledger.inherit((*self.spool.pending_folders(), *self.spool.inflight_folders()))
-            if (
-                spool_bytes is not None
-            ):  # Else nobody asks, and a hundred thousand files need not be looked at.
+            self._ledger.add_existing((*self.spool.pending_folders(), *self.spool.inflight_folders()))
+            if spool_bytes is not None:  # Else the sizes of a hundred thousand files need not be read.
                 self._room.hold(self.spool.staged_bytes())
-            order = order_for(
+            config = worker_config_for(
                 self.spool,
                 store,
                 self._store,
@@ -436,8 +437,8 @@ class UploadQueue:
                 grace_seconds=grace_seconds,
                 policy=(policy or RetryPolicy()).to_json(),
             )
-            self._drainer = start_drainer(isolation, self.spool, self._store, order, policy, self._ledger)
-        except BaseException:  # Nobody will close what was never made.
+            self._drainer = start_drainer(isolation, self.spool, self._store, config, policy, self._ledger)
+        except BaseException:  # It will not be closed.
             self._owner.release()
             raise
         if spool is None:
@@ -454,7 +455,7 @@ class UploadQueue:
                 policy=policy,
                 store_options=store_options,
             )
-            self._left_behind = LeftBehind(self.spool.path, lambda path: open_queue(spool=path))
+            self._leftovers = LeftoverSpools(self.spool.path, lambda path: open_queue(spool=path))
         call_in_forked_children(self._forget_after_fork)
         if close_at_exit:
             atexit.register(self._close_at_exit)
@@ -478,18 +479,18 @@ class UploadQueue:
         after: Sequence[UploadHandle | FolderHandle] = (),
         durability: Durability | None = None,
     ) -> UploadHandle | FolderHandle:
-        """Takes a file, or every file under a folder. Returns after staging.
+        """Submits a file, or every file under a folder. Returns after staging; never waits for the network.
 
         Args:
             source: A regular file, or a folder, whose files are submitted under `remote_name/`.
-            remote_name: Under which it is wanted; by default the source's name.
-            overwrite: Whether an object of that name may be replaced. A newer version of a name that still waits replaces the older one.
-            move: Takes the file by rename: instant, and gone from where it was. A folder's files are moved one by one.
+            remote_name: Its name in the store; by default that of the source.
+            overwrite: Whether an existing object may be replaced. A pending older version of the name is superseded.
+            move: Whether to move the file into the spool: instant, and the source is gone. Files of a folder are moved one by one.
             link: Takes the file by hard link: instant but for one reading. **Dangerous** where the file is later rewritten in place
                 (as `torch.save` to the same path does): the upload then fails as corrupt. Safe for writers that replace by rename.
-            after: Handles of uploads to this queue that must be in the store before this one is. Where one was refused, so is
-                this. Of another queue only what is in its store already is accepted.
-            durability: For this file, where it differs from the queue's.
+            after: Handles of uploads of this queue that must be in the store first. If one was refused, so is this one. Handles of
+                another queue must be done.
+            durability: Overrides that of the queue.
 
         Raises:
             InvalidRemoteNameError: At once, like the next four; nothing was staged.
@@ -504,18 +505,18 @@ class UploadQueue:
         source = Path(source)
         name = check_remote_name(source.name if remote_name is None else remote_name)
         if move and link:
-            raise ValueError("a file must be submitted with move=True or link=True, got both")
+            raise ValueError("move=True and link=True exclude each other")
         how: How = "move" if move else "link" if link else "copy"
         try:
-            names = self._names_before(after)
+            names = self._dependency_names(after)
         except UploadError as error:
             return self._refused(name, 0, error)
         to_disk = (durability or self._durability) == "power"
         if not source.is_dir():
             return self._submit_file(source, name, how, overwrite=overwrite, after=names, to_disk=to_disk)
         files = [(path, check_remote_name(f"{name}/{inner}")) for path, inner in files_of(source)]
-        for path, inner in files:  # Before the first is staged: a folder is refused whole.
-            self._refuse_if_useless(inner, overwrite=overwrite)
+        for path, inner in files:  # Before staging the first: a folder is refused whole.
+            self._check_name(inner, overwrite=overwrite)
             size_of(path)
         handles = tuple(
             self._submit_file(path, inner, how, overwrite=overwrite, after=names, to_disk=to_disk)
@@ -524,18 +525,18 @@ class UploadQueue:
         return FolderHandle(name, self._store.uri(name), handles)
 
     def submit_pointer(self, remote_name: str, target: UploadHandle) -> UploadHandle:
-        """Points `remote_name` at what `target` uploads, once that is there.
+        """Makes `remote_name` a pointer to `target`, visible once that is in the store.
 
         Writes `remote_name.symlink`, a text file with the target's name, as Composer does; `download_file(remote_name)` follows it.
         A newer pointer replaces an older one.
         """
         name = check_remote_name(remote_name + POINTER_SUFFIX)
         try:
-            names = self._names_before((target,))
+            names = self._dependency_names((target,))
         except UploadError as error:
             return self._refused(name, 0, error)
         try:
-            self._mend_spool()
+            self._recreate_spool()
             folder = self.spool.new_folder()
             try:
                 write_new(folder / "pointer", target.remote_name)
@@ -549,12 +550,8 @@ class UploadQueue:
                 )
             finally:
                 shutil.rmtree(folder, ignore_errors=True)
-        except (
-            OSError,
-            InvalidSourceError,
-            SpoolUnusableError,
-        ) as error:  # The source is the spool's own here.
-            return self._refused(name, 0, _as_spool_full(error, self.spool.path, 0))
+        except (OSError, InvalidSourceError, SpoolUnusableError) as error:  # The source is in the spool.
+            return self._refused(name, 0, _spool_full_error(error, self.spool.path, 0))
 
     def download_file(
         self, name: str, destination: str | Path, *, overwrite: bool = False, progress_bar: bool = True
@@ -565,25 +562,21 @@ class UploadQueue:
         )
 
     def uri(self, remote_name: str) -> str:
-        """Where an upload of this name is, or would be."""
+        """Returns the URI of an upload of this name."""
         return self._store.uri(remote_name)
 
     def unsettled(self) -> int:
-        """How many entries are on their way, with those that earlier processes left in other default spools."""
-        left = (
-            0
-            if self._left_behind is None
-            else sum(len(one.remaining) for one in self._left_behind.backlogs())
-        )
+        """Returns the number of entries that have not ended, with those in leftover default spools."""
+        left = 0 if self._leftovers is None else sum(len(one.remaining) for one in self._leftovers.backlogs())
         return self._ledger.count() + left
 
     def backlog(self) -> Backlog:
-        """What was not delivered so far, by name."""
-        left_behind = () if self._left_behind is None else self._left_behind.backlogs()
+        """Returns what is not delivered yet, and what failed."""
+        left_behind = () if self._leftovers is None else self._leftovers.backlogs()
         return Backlog(self.spool.path, self._ledger.remaining(), self._ledger.failures(), left_behind)
 
     def drain(self, timeout_seconds: float) -> Backlog:
-        """Waits until everything submitted so far and since has ended, well or not; returns what was not delivered.
+        """Waits until every entry, also one submitted meanwhile, has ended; returns what was not delivered.
 
         Blocks for at most `timeout_seconds`.
         """
@@ -591,7 +584,7 @@ class UploadQueue:
         return self.backlog()
 
     def _wait(self, timeout_seconds: float) -> None:
-        """Until nothing is left, also of what other processes submitted here."""
+        """Waits until no entry is left, also of other processes that submit to this spool."""
         deadline = time.monotonic() + timeout_seconds
         while self._ledger.wait_empty(max(0.0, deadline - time.monotonic())):
             with contextlib.suppress(OSError):
@@ -599,16 +592,16 @@ class UploadQueue:
                     self._drainer.add(adopted)
                     continue
             break
-        if self._left_behind is not None:
-            self._left_behind.wait(max(0.0, deadline - time.monotonic()))
+        if self._leftovers is not None:
+            self._leftovers.wait(max(0.0, deadline - time.monotonic()))
 
     def close(self, timeout_seconds: float = 30.0) -> Backlog:
-        """Drains up to the limit, stops, and names what was not delivered. A second call returns what the first did.
+        """Drains for up to the timeout, stops, and returns what was not delivered. A second call returns the same.
 
-        Blocks for `timeout_seconds`, and up to `give_back_seconds` more for what is in flight to be put back.
+        Blocks for up to `timeout_seconds`, and up to `give_back_seconds` more for uploads in flight.
 
         Raises:
-            UploadsIncompleteError: Something was not delivered, and the queue has `raise_errors`.
+            UploadsIncompleteError: An upload was not delivered, and the queue has `raise_errors`.
         """
         timeout_seconds = check_seconds("timeout_seconds", timeout_seconds)
         with self._closing:
@@ -628,19 +621,19 @@ class UploadQueue:
 
     def _end(self, give_back_seconds: float) -> Backlog:
         try:
-            if self._left_behind is not None:
-                self._left_behind.stop(give_back_seconds)
+            if self._leftovers is not None:
+                self._leftovers.stop(give_back_seconds)
             self._drainer.stop(give_back_seconds)
             self._flusher.stop(give_back_seconds)
         finally:  # Also when Ctrl-C ends that wait.
-            with contextlib.suppress(OSError):  # What others delivered, and what others submitted.
-                self._ledger.look_up()
+            with contextlib.suppress(OSError):  # Deliveries and submissions of other processes.
+                self._ledger.reconcile()
                 self._ledger.adopt()
             self._owner.release()
             self._closed = self.backlog()
             self._has_ended = True
             if not self._closed.is_empty:
-                _log.warning("%s", self._closed)
+                log_safely(logging.WARNING, "%s", self._closed)
         return self._closed
 
     # Submitting.
@@ -648,13 +641,13 @@ class UploadQueue:
     def _submit_file(
         self, source: Path, name: str, how: How, *, overwrite: bool, after: dict[str, str], to_disk: bool
     ) -> UploadHandle:
-        self._refuse_if_useless(name, overwrite=overwrite)
+        self._check_name(name, overwrite=overwrite)
         identifier = uuid.uuid4().hex[:16]
         handle = UploadHandle(identifier, name, self._uri_of, self._state_of)
         size = 0
         try:
             size = size_of(source)
-            self._mend_spool()
+            self._recreate_spool()
             entry = self._intake.accept(
                 identifier,
                 source,
@@ -664,16 +657,16 @@ class UploadQueue:
                 overwrite=overwrite,
                 after=after,
                 to_disk=to_disk,
-                register=lambda entry: self._follow(entry, handle),
+                register=lambda entry: self._track(entry, handle),
                 announce=self._announce,
             )
         except BaseException as error:
             if handle.folder:
-                self._ledger.strike(handle.folder)
+                self._ledger.discard(handle.folder)
             if isinstance(error, SpoolFullError | SpoolUnusableError):
                 return self._refused(name, size, error)
             if isinstance(error, OSError) and not isinstance(error, UploadError):
-                return self._refused(name, size, _as_spool_full(error, self.spool.path, size))
+                return self._refused(name, size, _spool_full_error(error, self.spool.path, size))
             raise
         if not self._is_child and not to_disk:
             self._flusher.add(entry.folder, unchecked=entry.crc32 is None)
@@ -684,17 +677,17 @@ class UploadQueue:
         if not self._is_child:
             self._drainer.add([entry.folder])
 
-    def _mend_spool(self) -> None:
+    def _recreate_spool(self) -> None:
         if not self.spool.tmp.is_dir():
-            _log.error("the spool %s was deleted and is made anew", self.spool.path)
+            log_safely(logging.ERROR, "the spool %s was deleted; creating it again", self.spool.path)
             self.spool.create()
 
-    def _names_before(self, after: Sequence[UploadHandle | FolderHandle]) -> dict[str, str]:
-        """The remote names of what must be in the store before, by identifier; without what is there for certain.
+    def _dependency_names(self, after: Sequence[UploadHandle | FolderHandle]) -> dict[str, str]:
+        """Returns the remote names of the dependencies by identifier, without those that are in the store already.
 
         Raises:
-            UploadError: One was refused, or failed in another queue: it will never be there.
-            ValueError: One is on its way in another queue.
+            UploadError: One was refused, or failed in another queue.
+            ValueError: One is pending in another queue.
         """
         names = {}
         for one in after:
@@ -703,41 +696,37 @@ class UploadQueue:
                 error = handle.exception(0) if handle.done() else None
                 if error is not None and not (is_ours and handle.folder):
                     raise type(error)(
-                        f"what it comes after, {handle.remote_name!r}, was not uploaded: {error}"
+                        f"the upload it depends on (after=), {handle.remote_name!r}, failed: {error}"
                     )
                 if handle.done() and handle.state is UploadState.DONE:
                     continue
                 if not is_ours:
                     raise ValueError(
-                        f"after= must have handles of this queue, got one of {handle.uri}. Wait for it first, with result()."
+                        f"after= takes handles of this queue, got one of {handle.uri}; wait for it first, with result()"
                     )
                 names[handle.identifier] = handle.remote_name
         return names
 
     def _knows(self, handle: UploadHandle) -> bool:
-        """Whether an earlier queue of this process left the entry in this spool."""
+        """Returns whether an earlier queue of this process left the entry in this spool."""
         return bool(handle.folder) and self._ledger.knows(handle.folder)
 
-    def _refuse_if_useless(self, name: str, *, overwrite: bool) -> None:
+    def _check_name(self, name: str, *, overwrite: bool) -> None:
         if self._closed is not None:
-            raise QueueClosedError(
-                f"a closed queue must not be given files, got {name!r}. Nothing would upload it."
-            )
-        if not overwrite and self._ledger.is_on_its_way(name):
-            raise RemoteNameTakenError(
-                f"overwrite=False must have a name of its own, got {name!r}, which is on its way already. Use overwrite=True to replace it."
-            )
+            raise QueueClosedError(f"cannot submit {name!r}: the queue is closed")
+        if not overwrite and self._ledger.has_name(name):
+            raise RemoteNameTakenError(f"{name!r} is pending already; use overwrite=True to replace it")
 
-    def _follow(self, entry: Entry, handle: UploadHandle) -> None:
-        """Called in the order of sequence numbers, just before the entry becomes visible to the drain."""
-        self._refuse_if_useless(entry.remote_name, overwrite=entry.overwrite)
+    def _track(self, entry: Entry, handle: UploadHandle) -> None:
+        """Adds the entry to the ledger. Called in the order of sequence numbers, before the drain can see the entry."""
+        self._check_name(entry.remote_name, overwrite=entry.overwrite)
         handle.folder = entry.folder
-        self._ledger.open(entry.folder, handle)
+        self._ledger.add(entry.folder, handle)
 
     def _refused(self, name: str, size: int, error: UploadError) -> UploadHandle:
         if self._raise_errors:
             raise error
-        _log.error("%s was not taken: %s", name, error)
+        log_safely(logging.ERROR, "%s was refused: %s", name, redact(str(error)))
         outcome = Outcome(
             uuid.uuid4().hex[:16],
             name,
@@ -757,7 +746,8 @@ class UploadQueue:
         try:
             waiting = self.unsettled()
             if waiting:
-                _log.warning(
+                log_safely(
+                    logging.WARNING,
                     "finishing %d uploads, for up to %.0f s; Ctrl-C stops at once and loses nothing",
                     waiting,
                     self._exit_seconds,
@@ -766,12 +756,12 @@ class UploadQueue:
         except UploadsIncompleteError:
             pass
         except (KeyboardInterrupt, SystemExit):  # Ctrl-C; SIGTERM, where `exit_on_sigterm` was called.
-            if not self._has_ended:  # It came before `close` was ready for it.
+            if not self._has_ended:  # It arrived before `close` could handle it.
                 self._end(0.0)
 
     def _forget_after_fork(self) -> None:
         self._is_child = True
-        self._left_behind = None  # Its thread is the parent's.
+        self._leftovers = None  # Its thread is the parent's.
         self._closing = threading.Lock()
         self._ledger.forget_after_fork()
         self._room.forget_after_fork()
@@ -781,10 +771,10 @@ class UploadQueue:
         atexit.unregister(self._close_at_exit)
 
 
-def _as_spool_full(error: Exception, spool: Path, size: int) -> SpoolFullError:
+def _spool_full_error(error: Exception, spool: Path, size: int) -> SpoolFullError:
     what = getattr(error, "strerror", None) or str(error)
     if getattr(error, "errno", None) in _NO_ROOM:
         what = "no room"
     return SpoolFullError(
-        f"spool {spool} must take {size} bytes, got {what}. Make room or choose another spool."
+        f"cannot stage {size} bytes in spool {spool}: {what}; make room or choose another spool"
     )

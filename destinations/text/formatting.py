@@ -9,23 +9,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
 
+from uploads import one_line
+
 __all__ = ["describe", "exact", "header", "one_line", "plain", "short", "table_text", "yaml_text"]
 
 # Within this range numbers are rounded to four decimals or four significant digits; outside, they are shown
 # in full.
 _SMALLEST_ROUNDED = 1e-3
 _LARGEST_ROUNDED = 1e6
-# Everything that some reader takes for a line break, or that moves the cursor of a terminal.
-_CONTROLS = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0))} | {
-    ord("\n"): "\\n",
-    ord("\r"): "\\r",
-    ord("\t"): "\\t",
-    # Line and paragraph separators, and bidirectional controls.
-    **{
-        code: f"\\u{code:04x}"
-        for code in (0x61C, 0x200E, 0x200F, *range(0x2028, 0x202F), *range(0x2066, 0x206A))
-    },
-}
 
 
 def short(value: Any) -> str:
@@ -50,11 +41,6 @@ def exact(value: Any) -> str:
     if isinstance(value, Mapping | list | tuple):
         return one_line(json.dumps(plain(value), ensure_ascii=False))
     return one_line(str(describe(value)))
-
-
-def one_line(text: str) -> str:
-    r"""Returns the text on one line, with control characters escaped: a newline becomes "\n"."""
-    return text if text.isprintable() else text.translate(_CONTROLS)
 
 
 def header(counts: Mapping[str, object]) -> str:

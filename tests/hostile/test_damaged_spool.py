@@ -401,7 +401,7 @@ def test_a_line_with_a_bad_name_is_a_finding(tmp_path):
 
     assert [finding.problem.partition(",")[0] for finding in findings] == [
         "a remote name must have no empty part",
-        "not there",
+        "missing",
     ]
 
 

@@ -10,7 +10,7 @@ import pytest
 from tests.servers.stores import MemoryStore
 from uploads import UploadQueue, download_file, open_store
 from uploads.command_line import resume
-from uploads.drain.worker_link import WorkerOrder
+from uploads.drain.supervisor import WorkerConfig
 from uploads.errors import RemoteNotFoundError, SpoolError
 from uploads.spool.spool import Spool
 from uploads.stores.uri import identity_of
@@ -99,7 +99,7 @@ def test_a_signed_query_stays_out_of_a_stores_uri():
 
 def test_the_order_of_a_worker_shows_no_secret():
     """It may be part of a traceback."""
-    order = WorkerOrder("/spool", f"s3://bucket?aws_secret_access_key={HUSH}", {"password": HUSH}, 1, 0.0)
+    order = WorkerConfig("/spool", f"s3://bucket?aws_secret_access_key={HUSH}", {"password": HUSH}, 1, 0.0)
 
     assert HUSH not in repr(order)
     assert HUSH in json.dumps(attrs.asdict(order))
@@ -126,7 +126,7 @@ def test_a_description_that_is_none_is_an_error_or_taken_for_what_it_says(tmp_pa
     expected = (
         contextlib.nullcontext()
         if isinstance(store, dict) and isinstance(store.get("uri"), str)
-        else pytest.raises(SpoolError, match="must name its store")
+        else pytest.raises(SpoolError, match="does not name its store")
     )
 
     with expected:

@@ -135,7 +135,7 @@ def test_what_comes_after_a_refused_file_is_refused(make_queue, make_file):
     file = queue.submit(make_file("small", b"s"), "small", after=[target])
 
     assert [one.state for one in (target, pointer, file)] == [UploadState.REFUSED] * 3
-    assert "'target', was not uploaded" in str(pointer.exception(0))
+    assert "'target', failed" in str(pointer.exception(0))
     assert [failure.remote_name for failure in queue.close(LIMIT_SECONDS).failures] == [
         "target",
         "latest.symlink",

@@ -15,8 +15,8 @@ from tests.servers.fault_proxy import Reset
 from tests.servers.s3_servers import refusing_port
 from uploads import LocalStore, RetryPolicy, UploadQueue, UploadState
 from uploads.drain.drain import Drain
-from uploads.drain.worker import _Voice
-from uploads.drain.worker_link import WorkerLink, WorkerOrder
+from uploads.drain.supervisor import WorkerConfig, WorkerSupervisor
+from uploads.drain.worker import _Messenger
 from uploads.spool.ownership import owner_of
 from uploads.spool.spool import Spool
 
@@ -151,17 +151,17 @@ def test_a_trainer_that_is_stopped_does_not_stop_its_worker(tmp_path):
 def test_what_nobody_read_is_looked_up_later():
     """What the pipe had no room for is said where it was begun, and else replaced by the advice to look into the spool."""
     reading, writing = os.pipe()
-    voice = _Voice(writing)
+    voice = _Messenger(writing)
 
     for number in range(10_000):
-        voice.say({"settled": number})
+        voice.send({"settled": number})
     with os.fdopen(reading, "rb", buffering=0) as pipe:
         os.set_blocking(reading, False)
         text = b""
         while (chunk := pipe.read(1 << 16)) is not None:
             text += chunk
-            voice.say()
-        voice.say({"settled": "last"})
+            voice.send()
+        voice.send({"settled": "last"})
         text += pipe.read(1 << 16)
     os.close(writing)
 
@@ -197,7 +197,7 @@ def test_threads_upload_where_no_process_can_be_started(
     queue = make_worker_queue(str(tmp_path / "store"))
 
     assert queue.submit(make_file(), "a").result(LIMIT_SECONDS).state is UploadState.DONE
-    assert "no worker process can be started" in caplog.text
+    assert "cannot start a worker process" in caplog.text
 
 
 @pytest.mark.parametrize("isolation", ["threads", "process"])
@@ -265,8 +265,8 @@ class Programs:
 def test_a_worker_that_ends_at_once_is_started_ever_more_rarely(program, caplog):
     """The third comes a second after the second, whatever the first two said of themselves; the log has their exit codes."""
     programs = Programs(program)
-    link = WorkerLink(
-        WorkerOrder("spool", "s3://bucket", {}, 1, 0.0),
+    link = WorkerSupervisor(
+        WorkerConfig("spool", "s3://bucket", {}, 1, 0.0),
         on_settled=lambda *_: None,
         look_up=lambda: None,
         popen=programs,
@@ -276,7 +276,7 @@ def test_a_worker_that_ends_at_once_is_started_ever_more_rarely(program, caplog)
     assert programs.third.wait(LIMIT_SECONDS)
 
     link.stop(LIMIT_SECONDS)
-    assert "is started again in 0 s" in caplog.text
-    assert "is started again in 1 s" in caplog.text
+    assert "restarting in 0 s" in caplog.text
+    assert "restarting in 1 s" in caplog.text
     code = {"exit 0": 0, "echo nonsense; exit 3": 3}.get(program, -9)
     assert f"exit code {code}" in caplog.text

@@ -14,7 +14,7 @@ from tests.servers.stores import MemoryStore
 from uploads import open_store
 from uploads.command_line import main, resume, verify
 from uploads.drain.drain import Drain
-from uploads.drain.worker_link import WorkerOrder
+from uploads.drain.supervisor import WorkerConfig
 from uploads.errors import SpoolError, SpoolUnusableError
 from uploads.handle import UploadState
 from uploads.spool.ownership import owner_of
@@ -165,7 +165,7 @@ def test_settings_that_may_change_between_runs_are_no_other_store():
 
 def test_a_worker_that_would_open_another_store_ends(waiting, tmp_path):
     """Its order says which one it must be; here the environment has changed meanwhile."""
-    order = WorkerOrder(
+    order = WorkerConfig(
         str(waiting.path), str(tmp_path / "store"), {}, 1, 0.0, store_identity="s3://bucket/run"
     )
 
@@ -181,7 +181,7 @@ def test_a_worker_that_would_open_another_store_ends(waiting, tmp_path):
         )
 
     assert done.returncode != 0
-    assert "must open the store s3://bucket/run" in answers.read_text()
+    assert "instead of s3://bucket/run: its environment differs" in answers.read_text()
     assert len(waiting.list_pending()) == 1
 
 
@@ -226,5 +226,5 @@ def test_what_resume_cannot_know_is_asked_for(make_queue, moto, prefix):
     about = {"uri": moto.uri(prefix), "options": {}, "left_out": ["SSECustomerKey", "aws_secret_access_key"]}
     queue.spool.belong_to(about)
 
-    with pytest.raises(SpoolError, match="must be resumed with SSECustomerKey, which no file keeps"):
+    with pytest.raises(SpoolError, match="needs the options SSECustomerKey, which are not kept on disk"):
         resume(queue.spool.path)

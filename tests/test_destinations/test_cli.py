@@ -50,7 +50,7 @@ def test_a_folder_that_is_no_spool_is_named(tmp_path, capsys):
     """With the exit code of a failure, and one line."""
     assert cli.main(["uploads", "status", str(tmp_path)]) == 4
 
-    assert capsys.readouterr().err == f"a spool must be a folder with pending/ in it, got {tmp_path}\n"
+    assert capsys.readouterr().err == f"{tmp_path} is not a spool: it has no folder pending/\n"
 
 
 def test_wrong_usage_is_exit_code_2(capsys):

@@ -119,7 +119,7 @@ def test_retry_has_what_failed_wait_again(spool, tmp_path, capsys):
     (tmp_path / "store/c").unlink()
 
     assert main(["retry", str(spool), "c"]) == EXIT_OK
-    assert capsys.readouterr().out == "waits again: c\n"
+    assert capsys.readouterr().out == "pending again: c\n"
     assert resume(spool) == EXIT_OK
     assert (tmp_path / "store/c").read_bytes() == b"mine"
 
@@ -127,7 +127,7 @@ def test_retry_has_what_failed_wait_again(spool, tmp_path, capsys):
 def test_retry_of_a_name_that_did_not_fail_is_refused(spool, capsys):
     """Nothing is moved for a misspelt name."""
     assert main(["retry", str(spool), "c", "d"]) == EXIT_FAILED
-    assert "got d" in capsys.readouterr().err
+    assert "no failed entry of that name: d" in capsys.readouterr().err
     assert status(spool)["failed"]["conflict"] == 1
 
 
@@ -167,9 +167,9 @@ def test_verify_compares_what_was_delivered(make_queue, make_file, tmp_path, cap
     found = verify(queue.spool.path)
 
     problems = {finding.uri.rpartition("/")[2]: finding.problem for finding in found}
-    assert problems["missing"] == "not there"
-    assert problems["longer"] == "must have 7 bytes, got 16"
-    assert problems["changed"].startswith("must have SHA-256")
+    assert problems["missing"] == "missing"
+    assert problems["longer"] == "expected 7 bytes, found 16"
+    assert problems["changed"].startswith("expected SHA-256")
     assert set(problems) == {"missing", "longer", "changed"}
     assert main(["verify", str(queue.spool.path)]) == EXIT_FAILED
 
@@ -182,7 +182,7 @@ def test_verify_is_content_when_everything_is_there(make_queue, make_file, capsy
     queue.close(LIMIT_SECONDS)
 
     assert main(["verify", str(queue.spool.path)]) == EXIT_OK
-    assert capsys.readouterr().out == "everything that was delivered is there\n"
+    assert capsys.readouterr().out == "everything that was delivered is in the store\n"
 
 
 def test_gc_removes_only_what_it_is_told_to(spool):
@@ -207,7 +207,7 @@ def test_what_is_not_a_spool_is_refused(tmp_path, capsys):
     """The message says what a spool looks like."""
     assert main(["status", str(tmp_path)]) == EXIT_FAILED
 
-    assert "must be a folder with pending/ in it" in capsys.readouterr().err
+    assert "is not a spool: it has no folder pending/" in capsys.readouterr().err
 
 
 def test_a_spool_from_an_unknown_store_asks_for_one(spool, capsys):
@@ -215,7 +215,7 @@ def test_a_spool_from_an_unknown_store_asks_for_one(spool, capsys):
     (spool / "spool.json").unlink()
 
     assert main(["resume", str(spool)]) == EXIT_FAILED
-    assert "Give one with --store URI" in capsys.readouterr().err
+    assert "give one with --store URI" in capsys.readouterr().err
 
 
 def test_mounted_commands_give_the_same_exit_codes(tmp_path, capsys):

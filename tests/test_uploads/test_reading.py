@@ -10,7 +10,7 @@ from tests.servers.stores import MemoryStore
 from uploads import UploadState
 from uploads.drain.drain import Drain
 from uploads.drain.schedule import DependencyState, History, Schedule
-from uploads.drain.worker_link import WorkerLink, WorkerOrder
+from uploads.drain.supervisor import WorkerConfig, WorkerSupervisor
 from uploads.handle import UploadHandle
 from uploads.ledger import Ledger
 from uploads.spool.entry import Entry, folder_of, identifier_of
@@ -170,7 +170,7 @@ def test_memory_per_waiting_entry(spool):
         start = tracemalloc.get_traced_memory()[0]
         for number in range(count):
             folder = folder_of(number, f"{number * 7919:016x}", f"{number:016x}")
-            ledger.open(folder, _handle(folder))
+            ledger.add(folder, _handle(folder))
             schedule.add([folder])
         grown = tracemalloc.get_traced_memory()[0] - start
     finally:
@@ -192,15 +192,15 @@ def test_an_entry_that_was_deleted_before_the_drain_saw_it_is_reported_lost(spoo
     publish("coming")
     gone, coming = spool.list_pending()
     handles = [UploadHandle(identifier_of(folder), "name", str, ledger.state_of) for folder in (gone, coming)]
-    ledger.open(gone, handles[0])
+    ledger.add(gone, handles[0])
     ledger.confirm(gone)
-    ledger.open(coming, handles[1])
+    ledger.add(coming, handles[1])
     for folder in (gone, coming):
         (spool.pending / folder).rename(spool.tmp / folder)
 
-    ledger.look_up()
+    ledger.reconcile()
     assert not handles[0].done()
-    ledger.look_up()
+    ledger.reconcile()
 
     assert handles[0].state is UploadState.LOST
     assert [handle.done() for handle in handles] == [True, False]
@@ -233,7 +233,7 @@ def test_the_queue_looks_when_its_drain_is_idle(make_queue):
     queue = make_queue(MemoryStore())
     folder = folder_of(1, "0" * 16, "1" * 16)
     handle = UploadHandle("1" * 16, "name", str, queue._ledger.state_of)
-    queue._ledger.open(folder, handle)
+    queue._ledger.add(folder, handle)
     queue._ledger.confirm(folder)
 
     queue._drainer._on_idle()
@@ -246,10 +246,10 @@ def test_the_queue_looks_when_its_drain_is_idle(make_queue):
 def test_the_queue_looks_when_its_worker_is_idle():
     """The worker's word has the same effect, and is no claim to the spool."""
     looks = []
-    order = WorkerOrder("spool", "/store", {}, 1, 0.0)
-    link = WorkerLink(order, on_settled=lambda *_: None, look_up=lambda: looks.append("look"))
+    order = WorkerConfig("spool", "/store", {}, 1, 0.0)
+    link = WorkerSupervisor(order, on_settled=lambda *_: None, look_up=lambda: looks.append("look"))
 
-    settled = [link._hear(b'{"idle": true}'), link._hear(b'{"owner": 1}')]
+    settled = [link._handle(b'{"idle": true}'), link._handle(b'{"owner": 1}')]
 
     assert (settled, looks) == ([False, False], ["look", "look"])
 

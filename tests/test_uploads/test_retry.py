@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from uploads.drain.retry import Action, Attempts, RetryPolicy, judge
+from uploads.drain.retry import FailureAction, FailureCounts, RetryPolicy, classify_failure
 from uploads.errors import (
     BytesCorruptError,
     ManifestError,
@@ -40,18 +40,18 @@ def test_probes_of_a_parked_store_come_at_least_every_five_minutes():
 @pytest.mark.parametrize(
     ("error", "action"),
     [
-        (TransientStoreError("503"), Action.RETRY),
-        (OSError(errno.EMFILE, "too many open files"), Action.RETRY),
-        (StoreParkedError("expired"), Action.PARK),
-        (RejectedByStoreError("name too long"), Action.FAIL),
-        (ManifestError("torn"), Action.FAIL),
-        (BytesCorruptError("bad digest"), Action.RETRY),
-        (KeyError("a bug"), Action.RETRY),
+        (TransientStoreError("503"), FailureAction.RETRY),
+        (OSError(errno.EMFILE, "too many open files"), FailureAction.RETRY),
+        (StoreParkedError("expired"), FailureAction.PARK),
+        (RejectedByStoreError("name too long"), FailureAction.FAIL),
+        (ManifestError("torn"), FailureAction.FAIL),
+        (BytesCorruptError("bad digest"), FailureAction.RETRY),
+        (KeyError("a bug"), FailureAction.RETRY),
     ],
 )
 def test_what_a_first_failure_means(error, action):
     """Faults 12, 21, 29, 30, 38: passing, parking, or the entry's own."""
-    assert judge(error, Attempts(), LONGEST, successes=0).action is action
+    assert classify_failure(error, FailureCounts(), LONGEST, successes=0).action is action
 
 
 @pytest.mark.parametrize(
@@ -63,20 +63,23 @@ def test_what_a_first_failure_means(error, action):
 )
 def test_what_nobody_can_explain_ends_after_a_while(error, tries, state):
     """Corruption on the wire five times, unknown failures ten times, while others get through."""
-    attempts = Attempts()
+    attempts = FailureCounts()
 
-    verdicts = [judge(error, attempts, LONGEST, successes=count) for count in range(1, tries + 1)]
+    verdicts = [classify_failure(error, attempts, LONGEST, successes=count) for count in range(1, tries + 1)]
 
-    assert [verdict.action for verdict in verdicts] == [Action.RETRY] * (tries - 1) + [Action.FAIL]
+    assert [verdict.action for verdict in verdicts] == [FailureAction.RETRY] * (tries - 1) + [
+        FailureAction.FAIL
+    ]
     assert verdicts[-1].state is state
 
 
 def test_network_faults_never_end_an_entry():
     """Fault 21: there is no count for what passes by itself."""
-    attempts = Attempts()
+    attempts = FailureCounts()
 
     assert all(
-        judge(TransientStoreError("refused"), attempts, LONGEST, successes=0).action is Action.RETRY
+        classify_failure(TransientStoreError("refused"), attempts, LONGEST, successes=0).action
+        is FailureAction.RETRY
         for _ in range(10_000)
     )
 
@@ -84,13 +87,15 @@ def test_network_faults_never_end_an_entry():
 def test_a_denial_is_about_the_name_only_while_others_get_through():
     """A policy that denies one name fails it; a policy that denies everything parks."""
     denied = StoreParkedError("AccessDenied", may_be_the_entry=True)
-    lonely, surrounded = Attempts(), Attempts()
+    lonely, surrounded = FailureCounts(), FailureCounts()
 
-    assert {judge(denied, lonely, LONGEST, successes=0).action for _ in range(100)} == {Action.PARK}
-    assert [judge(denied, surrounded, LONGEST, successes=count).action for count in (1, 2, 3)] == [
-        Action.RETRY,
-        Action.RETRY,
-        Action.FAIL,
+    assert {classify_failure(denied, lonely, LONGEST, successes=0).action for _ in range(100)} == {
+        FailureAction.PARK
+    }
+    assert [classify_failure(denied, surrounded, LONGEST, successes=count).action for count in (1, 2, 3)] == [
+        FailureAction.RETRY,
+        FailureAction.RETRY,
+        FailureAction.FAIL,
     ]
 
 
@@ -99,21 +104,21 @@ def test_a_denial_is_about_the_name_only_while_others_get_through():
 )
 def test_what_the_store_did_not_refuse_never_fails_while_nothing_gets_through(error):
     """However often: it may be the network, a proxy or a bug that a restart mends."""
-    attempts = Attempts()
+    attempts = FailureCounts()
 
-    actions = {judge(error, attempts, LONGEST, successes=0).action for _ in range(1000)}
+    actions = {classify_failure(error, attempts, LONGEST, successes=0).action for _ in range(1000)}
 
-    assert Action.FAIL not in actions
+    assert FailureAction.FAIL not in actions
 
 
 def test_an_answer_that_is_not_the_stores_never_fails_an_entry():
     """Others are not held up for it where they get through; where none does, the store is probed."""
-    foreign, attempts = StoreError("a proxy's answer"), Attempts()
+    foreign, attempts = StoreError("a proxy's answer"), FailureCounts()
 
-    assert {judge(foreign, attempts, LONGEST, successes=count).action for count in range(1, 1000)} == {
-        Action.RETRY
-    }
-    assert judge(foreign, attempts, LONGEST, successes=999).action is Action.PARK
+    assert {
+        classify_failure(foreign, attempts, LONGEST, successes=count).action for count in range(1, 1000)
+    } == {FailureAction.RETRY}
+    assert classify_failure(foreign, attempts, LONGEST, successes=999).action is FailureAction.PARK
 
 
 def test_a_policy_reaches_another_process_whole():

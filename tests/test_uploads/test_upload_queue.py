@@ -194,7 +194,7 @@ def test_bad_arguments_raise_at_the_call(make_queue, make_file, tmp_path):
     for source in ("missing", "fifo"):
         with pytest.raises(InvalidSourceError):
             queue.submit(tmp_path / source, "a")
-    with pytest.raises(ValueError, match="got both"):
+    with pytest.raises(ValueError, match="exclude each other"):
         queue.submit(make_file(), "a", move=True, link=True)
     assert _staged_files(queue) == []
 
@@ -243,7 +243,7 @@ def test_a_name_on_its_way_is_refused_without_overwrite(make_queue, make_file, g
     queue = make_queue(StoreThatWaits(gate))
     queue.submit(make_file(), "a")
 
-    with pytest.raises(RemoteNameTakenError, match="on its way already"):
+    with pytest.raises(RemoteNameTakenError, match="pending already"):
         queue.submit(make_file(), "a")
 
 
@@ -333,7 +333,7 @@ def test_a_store_that_denies_everything_is_parked_and_comes_back(make_queue, mak
     handles = [queue.submit(make_file(), f"n{number}") for number in range(10)]
 
     assert [handle.result(LIMIT_SECONDS).state for handle in handles] == [UploadState.DONE] * 10
-    assert sum("wait: " in record.message for record in caplog.records) == 1
+    assert sum(" are paused: " in record.message for record in caplog.records) == 1
 
 
 def test_an_exception_that_nobody_knows_is_retried_and_then_fails_the_entry_alone(make_queue, make_file):
@@ -386,7 +386,7 @@ def test_what_comes_after_a_failed_upload_fails_too(make_queue, make_file):
 
     pointer = queue.submit_pointer("latest", queue.submit(make_file(), "target"))
 
-    assert "what it comes after failed" in str(pointer.exception(LIMIT_SECONDS))
+    assert "an upload it depends on (after=) failed" in str(pointer.exception(LIMIT_SECONDS))
     assert store.objects == {}
 
 
@@ -458,7 +458,7 @@ def test_closing_twice_and_submitting_afterwards(make_queue, make_file):
     queue = make_queue(MemoryStore())
 
     assert queue.close(1) is queue.close(1)
-    with pytest.raises(QueueClosedError, match="Nothing would upload it"):
+    with pytest.raises(QueueClosedError, match="the queue is closed"):
         queue.submit(make_file(), "a")
 
 
@@ -841,9 +841,9 @@ def test_whoever_waited_until_nothing_was_left_finds_every_handle_settled(tmp_pa
     ledger = Ledger(Spool(tmp_path), lambda size: None)
     handle = HandleThatTriesTheLock(ledger)
     folder = f"{1:012d}-{name_key('a')}-{1:016x}"
-    ledger.open(folder, handle)
+    ledger.add(folder, handle)
 
-    ledger.close(folder, Outcome(f"{1:016x}", "a", UploadState.DONE))
+    ledger.settle(folder, Outcome(f"{1:016x}", "a", UploadState.DONE))
 
     assert handle.could_read == [False]
     assert ledger.wait_empty(0)
@@ -865,8 +865,8 @@ def test_threads_that_hear_of_the_same_trouble_at_once_say_it_once(tmp_path, cap
     cause = CauseThatLooks("denied")
     cause.drain, cause.was_locked = drain, []
 
-    drain._say_once(cause, "wait: denied")
-    drain._say_once(cause, "wait: denied")
+    drain._log_once(cause, "wait: denied")
+    drain._log_once(cause, "wait: denied")
 
     assert caplog.messages == ["wait: denied"]
     assert set(cause.was_locked) == {True}

@@ -12,7 +12,7 @@ import pytest
 
 from tests.servers.s3_servers import refusing_port
 from uploads import RetryPolicy, UploadQueue, UploadState
-from uploads.drain.worker_link import WorkerLink, WorkerOrder
+from uploads.drain.supervisor import WorkerConfig, WorkerSupervisor
 from uploads.spool.entry import attempts_of
 from uploads.spool.ownership import owner_of
 
@@ -101,7 +101,7 @@ def test_what_a_worker_did_not_live_to_tell_is_looked_up(make_worker_queue, make
         assert time.monotonic() < deadline
 
     assert not handle.done()
-    queue._ledger.look_up()
+    queue._ledger.reconcile()
 
     assert handle.result(0).state is UploadState.DONE
 
@@ -118,7 +118,7 @@ def test_a_stopped_worker_never_blocks_the_training(make_worker_queue, make_file
         for _ in range(300):
             queue.submit(source, "same", overwrite=True)
         queue.submit(source, "last")
-        missed = queue._drainer._missed
+        missed = queue._drainer._has_missed
     finally:
         os.kill(pid, signal.SIGCONT)
 
@@ -133,7 +133,7 @@ def test_a_worker_needs_a_uri(tmp_path):
     """A store object cannot be sent to another process; a path can."""
     from uploads import LocalStore
 
-    with pytest.raises(ValueError, match="must have a store given by URI"):
+    with pytest.raises(ValueError, match="needs a store given by URI"):
         UploadQueue(LocalStore(tmp_path), isolation="process", spool=tmp_path / "spool")
 
 
@@ -216,12 +216,13 @@ class Programs:
         return self.started[-1]
 
 
-def _link(programs, taken):
-    return WorkerLink(
-        WorkerOrder("spool", "s3://bucket", {}, 1, 0.0),
+def _link(programs, taken, **options):
+    return WorkerSupervisor(
+        WorkerConfig("spool", "s3://bucket", {}, 1, 0.0),
         on_settled=lambda folder, outcome: None,
         look_up=taken.set,
         popen=programs,
+        **options,
     )
 
 
@@ -234,7 +235,7 @@ def test_a_worker_that_is_killed_in_the_middle_of_a_line_is_replaced(caplog):
 
     assert taken.wait(LIMIT_SECONDS)
     link.stop(LIMIT_SECONDS)
-    assert "could not be started" in caplog.text
+    assert "cannot start the upload worker" in caplog.text
     assert link._process.returncode == 0
 
 
@@ -256,3 +257,18 @@ def test_a_worker_that_is_being_started_while_the_queue_closes_ends(caplog):
 
     assert [process.returncode for process in programs.started] == [0, 0]
     assert not link._thread.is_alive()
+
+
+def test_a_worker_that_hangs_is_killed_and_replaced(caplog):
+    """A worker that was stopped sends no heartbeats: the log says so, and its replacement takes the spool."""
+    taken = threading.Event()
+    programs = Programs("kill -STOP $$", OBEDIENT)
+    link = _link(programs, taken, silence_seconds=0.2)
+
+    link.start()
+
+    assert taken.wait(LIMIT_SECONDS)
+    link._silence_seconds = LIMIT_SECONDS
+    link.stop(LIMIT_SECONDS)
+    assert "has not responded" in caplog.text
+    assert programs.started[0].returncode == -signal.SIGKILL

@@ -1,11 +1,11 @@
-"""Empties a spool into a store: the same code in the queue's threads, in its worker process, and under `uploads resume`.
+"""Uploads the entries of a spool: the same code in the threads of a queue, in its worker process, and in `uploads resume`.
 
-    pending ──claim──▶ inflight ──delivered──▶ done (filed in delivered.jsonl, gone)
-       ▲                  │ ├── damaged, conflicting, rejected ──▶ failed/…
-       └──── may pass ────┘ └── a newer version of the name waits ──▶ done (superseded)
+    pending ──claim──▶ inflight ──delivered──▶ done (logged in delivered.jsonl, removed)
+       ▲                  │ ├── corrupt, conflicting, rejected ──▶ failed/…
+       └──── transient ───┘ └── a newer version of the name waits ──▶ done (superseded)
 
-A failure that may pass keeps the entry; several in a row slow everything down together; one that concerns the whole
-store parks it until a probe gets through; one that concerns the entry alone fails that entry alone.
+A transient failure is retried after a delay; several in a row slow all threads down; a failure of the whole store parks it
+until a probe succeeds; a failure of the entry alone fails that entry alone.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from uploads.errors import BytesCorruptError, ManifestError
 from uploads.handle import Outcome, UploadState
+from uploads.messages import log_safely
 from uploads.redaction import redact
 from uploads.spool.entry import (
     Entry,
@@ -37,7 +38,14 @@ from uploads.stores.store import Resuming
 from uploads.stores.uri import identity_of
 
 from .delivery import CredentialWatch, deliver
-from .retry import Action, Attempts, Health, RetryPolicy, Verdict, judge
+from .retry import (
+    FailureAction,
+    FailureCounts,
+    FailureDecision,
+    RetryPolicy,
+    StoreHealth,
+    classify_failure,
+)
 from .schedule import Counts, DependencyState, Schedule
 
 if TYPE_CHECKING:
@@ -47,25 +55,29 @@ if TYPE_CHECKING:
     from uploads.spool.spool import Spool
     from uploads.stores.store import Store
 
-__all__ = ["Drain", "Filing"]
+__all__ = ["Drain", "Settler"]
 
-_log = logging.getLogger("uploads")
+_TICK_SECONDS = 1.0
+_FEWEST_THREADS = 2
+_STATUS_SECONDS = 5.0
+_RESCAN_SECONDS = 10.0
+_ABORT_FAILURES = 5  # Aborts are retried as often as an upload that failed so many times.
 
 
-class Filing:
-    """The last step of an entry's life. Every method may be called from any thread; the lock guards what is still to be noted."""
+class Settler:
+    """Moves ended entries out of the spool, later if the disk is full now. Thread-safe; the lock guards what is still to be settled."""
 
     def __init__(self, spool: Spool) -> None:
         self._spool = spool
         self._lock = threading.Lock()
-        self._unfiled: dict[str, Outcome] = {}
-        self._has_complained = False
+        self._unsettled: dict[str, Outcome] = {}
+        self._has_warned = False
 
     def settle(self, folder: str, outcome: Outcome) -> None:
-        """`Spool.settle`, which may have to wait for better times.
+        """Calls `Spool.settle`; if that fails, keeps the outcome for `retry_unsettled`.
 
         Raises:
-            FileNotFoundError: The spool was deleted under us.
+            FileNotFoundError: The spool was deleted.
         """
         try:
             self._spool.settle(folder, outcome)
@@ -73,19 +85,19 @@ class Filing:
             if error.errno == errno.ENOENT:
                 raise
             with self._lock:
-                self._unfiled[folder] = outcome
-                has_complained, self._has_complained = self._has_complained, True
-            if not has_complained:
-                _log.warning(
-                    "the spool could not note what was delivered (%s); it is tried again", error.strerror
+                self._unsettled[folder] = outcome
+                has_warned, self._has_warned = self._has_warned, True
+            if not has_warned:
+                log_safely(
+                    logging.WARNING, "cannot record deliveries in the spool (%s); retrying", error.strerror
                 )
 
-    def catch_up(self) -> None:
-        """Notes what could not be noted before."""
+    def retry_unsettled(self) -> None:
+        """Settles what could not be settled before."""
         with self._lock:
-            unfiled, self._unfiled = self._unfiled, {}
-        done = set(self._spool.list_done()) if unfiled else set()
-        for folder, outcome in unfiled.items():
+            unsettled, self._unsettled = self._unsettled, {}
+        done = set(self._spool.list_done()) if unsettled else set()
+        for folder, outcome in unsettled.items():
             self._settle_late(folder, outcome, is_done=folder in done)
 
     def _settle_late(self, folder: str, outcome: Outcome, *, is_done: bool) -> None:
@@ -98,32 +110,25 @@ class Filing:
             pass  # Its folder was deleted.
         except OSError:
             with self._lock:
-                self._unfiled[folder] = outcome
-
-
-_TICK_SECONDS = 1.0
-_FEWEST_THREADS = 2
-_STATUS_SECONDS = 5.0
-_RESCAN_SECONDS = 10.0
-_ABANDON_FAILURES = 5  # Tidying up is tried as often as an upload is that failed so many times.
+                self._unsettled[folder] = outcome
 
 
 class Drain:
-    """A crew of threads that uploads what is in the spool, and one more that keeps house.
+    """Uploads the entries of a spool in daemon threads, with one more thread for maintenance.
 
-    All threads are daemons started by `start`: an executor would refuse work at interpreter exit, which is when a backlog
-    is finished. Nothing here raises into the caller; what happened is in the outcomes.
+    Not an executor, which refuses work at interpreter exit, when a backlog is finished. Upload errors are not raised but
+    reported as outcomes.
 
     Args:
-        spool: Exists already.
-        store: Shared by the threads.
-        workers: Uploads at the same time.
-        policy: How long to wait between attempts.
+        spool: An existing one.
+        store: Shared by all threads.
+        workers: The number of concurrent uploads.
+        policy: The delays between attempts.
         on_settled: Called with the folder and the outcome of each entry, from an uploading thread.
-        on_idle: Called every ten seconds while nothing is left.
-        clock: Seconds, monotonic.
-        role: What the lock says about this process.
-        any_store: Whether to bring entries for other stores to this one too; by default they are left alone.
+        on_idle: Called every ten seconds while no entry is left.
+        clock: Monotonic seconds.
+        role: Written into the lock file.
+        any_store: Whether to upload entries for other stores to this one too; by default they are left alone.
     """
 
     def __init__(
@@ -151,25 +156,25 @@ class Drain:
         self._lock = OwnerLock(spool.drain_lock, role)
         self._schedule = Schedule(clock)
         self._scanning = threading.Lock()  # Held by the thread that lists the spool.
-        self._health = Health(self._policy, clock)
+        self._health = StoreHealth(self._policy, clock)
         self._stopping = threading.Event()
         self._threads: list[threading.Thread] = []
-        self._leaving = threading.Lock()  # Guards the count below.
+        self._running_lock = threading.Lock()  # Guards the count below.
         self._running = 0
         self._delivered = 0
         self._delivered_bytes = 0
-        self._counting = threading.Lock()  # Guards the two counts, _attempts and _said.
-        self._attempts: dict[str, Attempts] = {}
-        self._filing = Filing(spool)
-        self._said: set[str] = set()
-        self._abandoning = threading.Lock()  # Held by the thread that tidies up; guards the next.
-        self._next_abandoning = float("-inf")
+        self._counting = threading.Lock()  # Guards the two counts, _failures and _logged.
+        self._failures: dict[str, FailureCounts] = {}
+        self._settler = Settler(spool)
+        self._logged: set[str] = set()
+        self._aborting = threading.Lock()  # Held by the thread that retries aborts; guards the next.
+        self._next_abort = float("-inf")
 
     def start(self) -> None:
-        """Takes the spool over from whoever had it before and starts the threads.
+        """Locks the spool, recovers what an earlier process left in flight, and starts the threads.
 
         Raises:
-            SpoolOwnedError: A live process drains it.
+            SpoolOwnedError: Another process drains it.
             RuntimeError: No thread can be started.
         """
         self._lock.acquire()
@@ -181,34 +186,35 @@ class Drain:
             raise
 
     def _start_threads(self) -> None:
-        """Starts one thread that uploads and the one that keeps house, or raises; of the others as many as the system allows."""
-        # Clients import it when they are first used, for us maybe at the interpreter's exit: then it can no longer register
-        # what it wants called at that time, and no client can be made.
+        """Starts one uploading thread and the maintenance thread, or raises; of the others as many as the system allows."""
+        # Clients import it at their first use, which may be at interpreter exit: then it can no longer register its
+        # exit function, and no client can be created.
         importlib.import_module("concurrent.futures.thread")
-        self._running = 1  # This thread: the spool is not given back before all have been started.
+        self._running = 1  # This thread: the lock is not released before all have been started.
         try:
             for number in range(self._workers + 1):
                 target, name = (
-                    (self._keep_house, "housekeeping") if number == 1 else (self._serve, str(number))
+                    (self._maintain, "housekeeping") if number == 1 else (self._upload_entries, str(number))
                 )
                 self._threads.append(self._thread(target, f"uploads-{name}"))
         except RuntimeError as error:
             if len(self._threads) < _FEWEST_THREADS:
                 self.stop()
                 raise
-            _log.warning(
-                "only %d of %d uploads run at the same time: %s",
+            log_safely(
+                logging.WARNING,
+                "only %d of %d concurrent uploads: %s",
                 len(self._threads) - 1,
                 self._workers,
                 error,
             )
         finally:
-            self._leave()
+            self._end_thread()
 
     def _take_over(self) -> None:
         interrupted = self._spool.list_inflight()
         self._spool.recover()
-        for folder in interrupted:  # It may be what ended the process before: others go first.
+        for folder in interrupted:  # It may have crashed the earlier process: others go first.
             count = note_interruption(self._spool.pending / folder)
             self._schedule.delay(folder, self._policy.delay_seconds(count))
         for past in self._spool.superseded():
@@ -219,7 +225,7 @@ class Drain:
         self._scan(lambda _: True)  # Nothing can be delivered meanwhile.
 
     def add(self, folders: Iterable[str]) -> None:
-        """Takes newly pending entries in. One that was found in a listing and delivered before it was announced is passed over."""
+        """Adds newly pending entries; duplicates, and entries delivered already, are ignored."""
         self._schedule.add(folders, self._spool.is_pending)
 
     def rescan(self) -> None:
@@ -247,33 +253,33 @@ class Drain:
         return {folder for folder in self._spool.pending_folders() if not self._schedule.knows(folder)}
 
     def counts(self) -> Counts:
-        """How many entries wait, and how many are in flight."""
+        """Returns the number of entries that wait, and of those in flight."""
         return self._schedule.counts()
 
     def parked_because(self) -> str:
-        """Why nothing gets through until something outside changes; empty where that is not so."""
+        """Returns why the store is parked; empty if it is not."""
         return self._health.parked_because
 
     def wait_idle(self, timeout_seconds: float) -> bool:
-        """Whether everything has ended, well or not, within this time."""
+        """Blocks until all entries have ended, or for the timeout; returns whether they have."""
         return self._schedule.wait_idle(timeout_seconds)
 
     def stop(self, timeout_seconds: float = 5.0) -> None:
-        """Gives nothing more out and lets what is in flight end within this time. The last thread to end gives the spool back."""
+        """Starts no more uploads and waits for those in flight. The last thread to end releases the lock of the spool."""
         self._schedule.stop()
         self._stopping.set()
         deadline = self._clock() + timeout_seconds
         for thread in self._threads:
             thread.join(max(0.0, deadline - self._clock()))
-        # Where a thread still has an entry in flight it gives the spool back when that has ended, or with the process;
-        # then recover() returns the entry.
+        # A thread with an entry in flight releases the lock when that has ended, or with the process; recover() then
+        # returns the entry.
 
     def forget_after_fork(self) -> None:
-        """In a forked child: the threads are the parent's, and so is the lock."""
+        """Drops the lock in a forked child: it is the parent's, as are the threads."""
         self._lock.forget()
 
     def status(self) -> dict[str, Any]:
-        """What `status.json` says."""
+        """Returns the contents of `status.json`."""
         counts = self._schedule.counts()
         with self._counting:
             return {
@@ -292,12 +298,12 @@ class Drain:
 
     def _thread(self, target: Callable[[], None], name: str) -> threading.Thread:
         thread = threading.Thread(target=self._run, args=(target,), name=name, daemon=True)
-        with self._leaving:
+        with self._running_lock:
             self._running += 1
         try:
             thread.start()
         except BaseException:
-            self._leave()
+            self._end_thread()
             raise
         return thread
 
@@ -305,43 +311,43 @@ class Drain:
         try:
             target()
         finally:
-            self._leave()
+            self._end_thread()
 
-    def _leave(self) -> None:
-        """The last to leave gives the spool back."""
-        with self._leaving:
+    def _end_thread(self) -> None:
+        """Counts the end of a thread; the last one releases the lock."""
+        with self._running_lock:
             self._running -= 1
             last = self._running == 0
         if last:
             try:
-                self._filing.catch_up()
+                self._settler.retry_unsettled()
                 self._spool.write_status(self.status())
             finally:
                 self._lock.release()
 
-    def _serve(self) -> None:
+    def _upload_entries(self) -> None:
         while not self._stopping.is_set():
             folder = self._schedule.next(timeout_seconds=_TICK_SECONDS)
             if folder is None:
-                self._abandon_rest()
+                self._retry_aborts()
                 continue
             try:
-                self._work_on(folder)
-            except BaseException as error:  # noqa: BLE001  # a disk that fails even to rename, or a callback, must not end the thread
+                self._process(folder)
+            except BaseException as error:  # noqa: BLE001  # the thread survives a disk that cannot even rename, and a callback
                 self._schedule.retry(folder, self._policy.cap_seconds)
-                _say(logging.ERROR, f"the spool could not note what became of {folder}", error)
+                log_safely(logging.ERROR, "cannot record the outcome of %s", folder, error=error)
 
-    def _work_on(self, folder: str) -> None:
+    def _process(self, folder: str) -> None:
         try:
             outcome = self._attempt(folder)
-        except BaseException as error:  # noqa: BLE001  # an uploading thread outlives whatever a store raises, SystemExit included
-            self._mend(folder, error)
+        except BaseException as error:  # noqa: BLE001  # the thread survives what a store raises, SystemExit included
+            self._handle_failure(folder, error)
         else:
             if outcome is not None:
                 self._settle(folder, outcome)
 
     def _attempt(self, folder: str) -> Outcome | None:
-        """Tries once; None where the entry waits for others or made way for a newer one."""
+        """Tries once; returns None if the entry waits for others or was superseded."""
         waiting = self._spool.pending / folder
         try:
             entry = Entry.read(waiting)
@@ -349,11 +355,11 @@ class Drain:
             self._spool.claim(folder)
             raise
         if entry.store not in {"", self._identity} and not self._any_store:
-            self._say_once(
+            self._log_once(
                 entry.store,
-                f"entries for {entry.store} are in the spool {self._spool.path} and are left alone: this drain's store is {self._identity}",
+                f"ignoring entries for {entry.store} in the spool {self._spool.path}: the store is {self._identity}",
             )
-            self._schedule.settle(folder)  # Here alone: on the disk it waits for its own store.
+            self._schedule.settle(folder)  # In memory alone: on disk it stays pending for its own store.
             return None
         if self._superseded(folder, entry):
             return None
@@ -364,7 +370,7 @@ class Drain:
         if dependencies is DependencyState.UNKNOWN:
             dependencies = self._ask_store(entry)
         if dependencies is DependencyState.FAILED:
-            reason = "what it comes after failed, or was never submitted to this spool. Submit both again."
+            reason = "an upload it depends on (after=) failed, or is unknown to this spool; submit both again"
             return Outcome(
                 entry.identifier,
                 entry.remote_name,
@@ -373,28 +379,28 @@ class Drain:
                 entry.size,
                 reason=reason,
             )
-        attempts = self._attempts_of(folder)
+        counts = self._counts_of(folder)
         noted = attempts_of(place) if has_attempts(place) else None
         outcome = deliver(
             place,
             entry,
             self._store,
-            retried=attempts.count > 0 or noted is not None,
-            is_answer_lost=attempts.is_answer_lost or bool(noted and noted.get("is_answer_lost")),
+            retried=counts.count > 0 or noted is not None,
+            is_answer_lost=counts.is_answer_lost or bool(noted and noted.get("is_answer_lost")),
             suspect=may_have_lost_bytes(place, entry, self._spool.boot),
         )
         if outcome.state is UploadState.DONE:
-            self._health.worked()
+            self._health.record_success()
             self._schedule.resume()
             if entry.overwrite:
                 self._schedule.note_delivered(folder)
         return outcome
 
     def _ask_store(self, entry: Entry) -> DependencyState:
-        """Whether the store has what an entry comes after, where the spool does not know any more what became of it."""
+        """Asks the store for the dependencies of an entry that the schedule no longer remembers."""
         if len(entry.after_names) == len(entry.after):
             is_there = all(self._store.head(name) for name in entry.after_names)
-        else:  # A manifest without the names, from before they were kept.
+        else:  # An older manifest, without the names.
             past = self._spool.delivered(among=set(entry.after))
             there = {outcome.identifier for outcome in past if not outcome.state.is_failure}
             is_there = there >= set(entry.after)
@@ -406,7 +412,7 @@ class Drain:
         newest = self._schedule.delivered_after(folder) or self._newer_that_waits(folder, entry)
         if newest is None:
             return False
-        self._abandon(self._spool.pending / folder)
+        self._abort_upload(self._spool.pending / folder)
         outcome = Outcome(
             entry.identifier,
             entry.remote_name,
@@ -419,7 +425,7 @@ class Drain:
         return True
 
     def _newer_that_waits(self, folder: str, entry: Entry) -> str | None:
-        """The identifier of a newer version that may replace this one."""
+        """Returns the identifier of a waiting version that may replace this one."""
         newest = self._schedule.newer_than(folder)
         if newest is None:
             return None
@@ -431,137 +437,146 @@ class Drain:
         return newer.identifier if newer.overwrite and is_of_the_same else None
 
     def _settle(self, folder: str, outcome: Outcome) -> None:
-        # Also of what was delivered: an attempt before the one that succeeded may have begun an upload that is not needed.
-        self._abandon(self._spool.inflight / folder)
+        # Also of a delivered one: an earlier attempt may have begun a multipart upload.
+        self._abort_upload(self._spool.inflight / folder)
         if outcome.state.is_failure:
-            _say(logging.ERROR, f"{outcome.remote_name} was not uploaded ({outcome.state}): {outcome.reason}")
-        with contextlib.suppress(
-            FileNotFoundError
-        ):  # The spool was deleted under us, but the bytes are where they belong.
-            self._filing.settle(folder, outcome)
+            log_safely(
+                logging.ERROR,
+                "%s was not uploaded (%s): %s",
+                outcome.remote_name,
+                outcome.state,
+                outcome.reason,
+            )
+        with contextlib.suppress(FileNotFoundError):  # The spool was deleted; the store has the bytes.
+            self._settler.settle(folder, outcome)
         with self._counting:
-            self._attempts.pop(folder, None)
+            self._failures.pop(folder, None)
             if outcome.state is UploadState.DONE:
                 self._delivered += 1
                 self._delivered_bytes += outcome.size
         self._schedule.settle(folder, failed=outcome.state.is_failure, replaced_by=outcome.superseded_by)
         self._on_settled(folder, outcome)
 
-    def _abandon(self, place: Path) -> None:
+    def _abort_upload(self, place: Path) -> None:
         notes = place / "multipart.json"
         if isinstance(self._store, Resuming) and notes.exists():
             try:
                 self._store.abandon(notes)
-            except Exception as error:  # noqa: BLE001  # tidying up must not undo a decision
-                _log.warning(
-                    "what was half sent of %s could not be removed yet: %s", place.name, redact(str(error))
+            except Exception as error:  # noqa: BLE001  # a failed clean-up does not change the outcome
+                log_safely(
+                    logging.WARNING,
+                    "cannot abort the multipart upload of %s: %s; retrying when idle",
+                    place.name,
+                    redact(str(error)),
                 )
                 with contextlib.suppress(OSError):
                     self._spool.keep_for_abort(notes, place.name)
 
-    def _abandon_rest(self) -> None:
-        """Has the store forget what it did not when it was asked. By one thread at a time, when there is nothing else to do."""
-        if self._clock() < self._next_abandoning or not self._abandoning.acquire(blocking=False):
+    def _retry_aborts(self) -> None:
+        """Retries failed aborts of multipart uploads; one thread at a time, when there is nothing else to do."""
+        if self._clock() < self._next_abort or not self._aborting.acquire(blocking=False):
             return
         try:
             if isinstance(self._store, Resuming):
                 for notes in self._spool.list_to_abort():
                     self._store.abandon(notes)
         except Exception as error:  # noqa: BLE001  # as above
-            _log.debug("what was half sent could not be removed yet: %s", redact(str(error)))
+            log_safely(logging.DEBUG, "cannot abort a multipart upload: %s", redact(str(error)))
         finally:
-            self._next_abandoning = self._clock() + self._policy.delay_seconds(_ABANDON_FAILURES)
-            self._abandoning.release()
+            self._next_abort = self._clock() + self._policy.delay_seconds(_ABORT_FAILURES)
+            self._aborting.release()
 
     # Failures.
 
-    def _mend(self, folder: str, error: BaseException) -> None:
-        """Does with a failed attempt what the verdict on it says."""
+    def _handle_failure(self, folder: str, error: BaseException) -> None:
+        """Fails the entry, retries it, or parks the store."""
         if isinstance(error, FileNotFoundError) and self._spool.place_of(folder) is None:
-            self._lose(folder)
+            self._handle_lost(folder)
             return
-        attempts = self._attempts_of(folder)
-        verdict = judge(error, attempts, self._policy, self._health.successes)
-        if isinstance(error, BytesCorruptError):  # Looked at again from the start, not trusted.
+        counts = self._counts_of(folder)
+        decision = classify_failure(error, counts, self._policy, self._health.successes)
+        if isinstance(error, BytesCorruptError):  # Read again, not trusted.
             (self._spool.inflight / folder / "digest.json").unlink(missing_ok=True)
-        if verdict.action is Action.FAIL:
-            self._fail(folder, verdict)
-        elif verdict.action is Action.PARK:
-            probe_seconds = self._health.parked(verdict.reason)
-            self._say_once(
-                verdict.reason,
-                f"uploads to {self._store.uri()} wait: {verdict.reason}. They go on by themselves when this is mended; nothing is lost.",
+        if decision.action is FailureAction.FAIL:
+            self._fail(folder, decision)
+        elif decision.action is FailureAction.PARK:
+            probe_seconds = self._health.park(decision.reason)
+            self._log_once(
+                decision.reason,
+                f"uploads to {self._store.uri()} are paused: {decision.reason}. They resume when this is fixed; nothing is lost.",
             )
             self._schedule.pause(probe_seconds, probing_only=True)
-            self._return(folder, attempts, verdict, probe_seconds)
+            self._return(folder, counts, decision, probe_seconds)
         else:
-            self._slow_down(verdict)
+            self._slow_down(decision)
             self._return(
                 folder,
-                attempts,
-                verdict,
-                self._policy.delay_seconds(attempts.count, verdict.retry_after_seconds),
+                counts,
+                decision,
+                self._policy.delay_seconds(counts.count, decision.retry_after_seconds),
             )
 
-    def _slow_down(self, verdict: Verdict) -> None:
-        """When more attempts failed in a row than there are threads, it is not about single entries: all wait together."""
-        in_a_row = self._health.failed(verdict.reason)
-        if in_a_row > self._workers or verdict.retry_after_seconds is not None:
+    def _slow_down(self, decision: FailureDecision) -> None:
+        """Pauses all threads after more consecutive failures than there are threads: then it is not about single entries."""
+        consecutive = self._health.record_failure(decision.reason)
+        if consecutive > self._workers or decision.retry_after_seconds is not None:
             self._schedule.pause(
-                self._policy.delay_seconds(max(1, in_a_row - self._workers), verdict.retry_after_seconds)
+                self._policy.delay_seconds(max(1, consecutive - self._workers), decision.retry_after_seconds)
             )
-        if in_a_row == self._workers + 1:
-            _log.warning(
-                "uploads to %s are failing and are tried again: %s", self._store.uri(), verdict.reason
+        if consecutive == self._workers + 1:
+            log_safely(
+                logging.WARNING, "uploads to %s are failing; retrying: %s", self._store.uri(), decision.reason
             )
 
-    def _return(self, folder: str, attempts: Attempts, verdict: Verdict, delay_seconds: float) -> None:
+    def _return(
+        self, folder: str, counts: FailureCounts, decision: FailureDecision, delay_seconds: float
+    ) -> None:
         if (self._spool.inflight / folder).is_dir():
             note_attempt(
                 self._spool.inflight / folder,
-                attempts.count,
-                verdict.reason,
-                is_answer_lost=attempts.is_answer_lost,
+                counts.count,
+                decision.reason,
+                is_answer_lost=counts.is_answer_lost,
             )
             self._spool.release(folder)
         self._schedule.retry(folder, delay_seconds)
 
-    def _fail(self, folder: str, verdict: Verdict) -> None:
+    def _fail(self, folder: str, decision: FailureDecision) -> None:
         name = folder
         if (self._spool.pending / folder).is_dir():
             self._spool.claim(folder)
         with contextlib.suppress(ManifestError, OSError):
             name = Entry.read(self._spool.inflight / folder).remote_name
-        self._settle(folder, Outcome(identifier_of(folder), name, verdict.state, reason=verdict.reason))
+        self._settle(folder, Outcome(identifier_of(folder), name, decision.state, reason=decision.reason))
 
-    def _lose(self, folder: str) -> None:
-        reason = f"{folder} must be in the spool {self._spool.path}, got nothing: its folder was deleted"
-        _say(logging.ERROR, reason)
+    def _handle_lost(self, folder: str) -> None:
+        reason = f"the folder {folder} was deleted from the spool {self._spool.path}"
+        log_safely(logging.ERROR, "%s", reason)
         self._spool.create()
         self._schedule.settle(folder, failed=True)
         self._on_settled(folder, Outcome(identifier_of(folder), folder, UploadState.LOST, reason=reason))
 
-    def _attempts_of(self, folder: str) -> Attempts:
+    def _counts_of(self, folder: str) -> FailureCounts:
         with self._counting:
-            return self._attempts.setdefault(folder, Attempts())
+            return self._failures.setdefault(folder, FailureCounts())
 
-    def _say_once(self, cause: str, text: str) -> None:
-        with self._counting:  # All threads may hear of the same trouble at once.
-            is_new = cause not in self._said
-            self._said.add(cause)
+    def _log_once(self, cause: str, text: str) -> None:
+        with self._counting:  # All threads may see the same failure at once.
+            is_new = cause not in self._logged
+            self._logged.add(cause)
         if is_new:
-            _say(logging.WARNING, text)
+            log_safely(logging.WARNING, "%s", text)
 
     # Housekeeping.
 
-    def _keep_house(self) -> None:
+    def _maintain(self) -> None:
         credentials = CredentialWatch(self._store)
         last_status = last_scan = self._clock()
         while not self._stopping.wait(_TICK_SECONDS):
             now = self._clock()
             try:
-                self._filing.catch_up()
-                # A parked store starts over when its credentials files change, and in any case before each probe.
+                self._settler.retry_unsettled()
+                # A parked store renews its credentials when their files change, and before each probe.
                 if self._health.parked_because and credentials.renew(anyway=self._health.wants_renewal()):
                     self._schedule.probe_now()
                 if now - last_status >= _STATUS_SECONDS:
@@ -573,12 +588,6 @@ class Drain:
                     if self._schedule.wait_idle(0):
                         self._on_idle()
             except OSError:
-                pass  # A full disk, for instance; the next turn comes.
-            except Exception as error:  # noqa: BLE001  # a store that cannot be asked, a callback
-                self._say_once(repr(error), f"uploads are not looked after as they should be: {error!r}")
-
-
-def _say(level: int, text: str, error: BaseException | None = None) -> None:
-    """Logs; a handler that raises must not keep an entry from its end."""
-    with contextlib.suppress(Exception):
-        _log.log(level, "%s", text, exc_info=error)
+                pass  # Such as a full disk; retried at the next tick.
+            except Exception as error:  # noqa: BLE001  # of a store, or of a callback
+                self._log_once(repr(error), f"maintenance of the uploads failed: {redact(repr(error))}")

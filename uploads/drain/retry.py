@@ -1,4 +1,4 @@
-"""How long to wait, and how often to try."""
+"""Retries: the back-off, the classification of failures, and the health of the store. No thread of its own, no I/O."""
 
 from __future__ import annotations
 
@@ -20,37 +20,55 @@ from uploads.errors import (
     TransientStoreError,
 )
 from uploads.handle import UploadState
+from uploads.messages import log_safely
 from uploads.redaction import redact
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 __all__ = [
-    "Action",
-    "Attempts",
-    "Health",
+    "FailureAction",
+    "FailureCounts",
+    "FailureDecision",
     "RetryPolicy",
-    "Verdict",
-    "judge",
+    "StoreHealth",
+    "backoff_seconds",
+    "classify_failure",
 ]
+
+# Of the local machine: they pass by themselves.
+_TRANSIENT_ERRNOS = {
+    errno.EMFILE,
+    errno.ENFILE,
+    errno.ENOMEM,
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EINTR,
+    errno.EIO,
+}
+
+
+def backoff_seconds(failures: int, first_seconds: float, cap_seconds: float) -> float:
+    """Returns `first_seconds` after the first failure, twice as much after each further one, and at most `cap_seconds`."""
+    return min(cap_seconds, first_seconds * 2.0 ** min(failures - 1, 32))
 
 
 @attrs.frozen
 class RetryPolicy:
-    """Full jitter: a delay is uniform between nothing and a ceiling that doubles, so that eight ranks do not return together.
+    """Exponential back-off with full jitter: a delay is uniform between 0 and a ceiling that doubles, so that ranks do not retry together.
 
-    Failures that will pass by themselves are tried again for as long as the queue lives; there is no count for them.
+    Transient failures are retried without limit, for as long as the queue lives.
 
     Attributes:
         first_seconds: Ceiling after the first failure.
-        cap_seconds: Ceiling that is never passed.
-        retry_after_cap_seconds: The longest that a server's Retry-After is obeyed.
-        probe_first_seconds: How soon a parked store is probed; doubles up to `probe_cap_seconds`.
-        probe_cap_seconds: The longest between two probes of a parked store.
-        unknown_tries: After how many failures that nobody classified an entry is rejected, once the store has taken others.
-        corrupt_tries: After how many corruptions on the wire an entry counts as corrupt.
-        denied_tries: After how many denials an entry is rejected while the store takes others.
-        uniform: Draws between two bounds; injected by tests.
+        cap_seconds: The maximum of the ceiling.
+        retry_after_cap_seconds: The maximum that is honoured of a server's Retry-After.
+        probe_first_seconds: The delay of the first probe of a parked store; doubles up to `probe_cap_seconds`.
+        probe_cap_seconds: The maximum delay between two probes.
+        unknown_tries: The number of unclassified failures after which an entry is rejected, once the store has accepted others.
+        corrupt_tries: The number of checksum mismatches in transit after which an entry counts as corrupt.
+        denied_tries: The number of denials after which an entry is rejected while the store accepts others.
+        uniform: Returns a random number between two bounds.
     """
 
     first_seconds: float = 1.0
@@ -64,33 +82,22 @@ class RetryPolicy:
     uniform: Callable[[float, float], float] = random.uniform
 
     def to_json(self) -> dict[str, float]:
-        """Everything but `uniform`, for another process."""
+        """Returns everything but `uniform`, for the worker process."""
         return attrs.asdict(self, filter=attrs.filters.exclude("uniform"))
 
     def delay_seconds(self, failures: int, retry_after_seconds: float | None = None) -> float:
-        """How long to wait after this many failures in a row (1 is the first)."""
+        """Returns the delay after this many consecutive failures (1 is the first)."""
         if retry_after_seconds is not None:
             return min(retry_after_seconds, self.retry_after_cap_seconds)
-        return self.uniform(0.0, min(self.cap_seconds, self.first_seconds * 2.0 ** min(failures - 1, 32)))
+        return self.uniform(0.0, backoff_seconds(failures, self.first_seconds, self.cap_seconds))
 
     def probe_seconds(self, probes: int) -> float:
-        """How long a parked store is left alone after this many probes that failed."""
-        return min(self.probe_cap_seconds, self.probe_first_seconds * 2.0 ** min(probes, 32))
+        """Returns the delay before the next probe of a parked store, after this many that failed."""
+        return backoff_seconds(probes + 1, self.probe_first_seconds, self.probe_cap_seconds)
 
 
-_LOCAL_TROUBLE = {
-    errno.EMFILE,
-    errno.ENFILE,
-    errno.ENOMEM,
-    errno.ENOSPC,
-    errno.EDQUOT,
-    errno.EINTR,
-    errno.EIO,
-}
-
-
-class Action(enum.Enum):
-    """What to do with the entry: fail it, try it again, or leave the whole store alone until a probe gets through."""
+class FailureAction(enum.Enum):
+    """What to do with an entry after a failure: fail it, retry it, or park the store until a probe succeeds."""
 
     FAIL = enum.auto()
     RETRY = enum.auto()
@@ -98,33 +105,33 @@ class Action(enum.Enum):
 
 
 @attrs.frozen
-class Verdict:
-    """The decision.
+class FailureDecision:
+    """What follows from a failed attempt.
 
     Attributes:
         action: What to do.
         reason: What happened, without secrets.
-        state: The entry's, where it fails.
-        retry_after_seconds: How long the server asked us to wait, where it did.
+        state: The final state of the entry, if the action is FAIL.
+        retry_after_seconds: The Retry-After of the server, if any.
     """
 
-    action: Action
+    action: FailureAction
     reason: str
     state: UploadState = UploadState.REJECTED
     retry_after_seconds: float | None = None
 
 
 @attrs.define
-class Attempts:
-    """How one entry failed so far, in this process: altogether, and by the kinds that have a limit.
+class FailureCounts:
+    """Counts the failures of one entry in this process: in total, and of the kinds that have a limit.
 
     Attributes:
         count: All failures.
-        corrupt: Checksums that the server refused.
-        denied: Refusals of the store that may be about the entry, since others got through.
-        unknown: Failures that nobody classified, once others have got through.
-        successes_seen: How many entries the store had taken at the last failure.
-        is_answer_lost: Whether an attempt may have succeeded without our knowing.
+        corrupt: Checksum mismatches that the server reported.
+        denied: Denials that may concern this entry alone, since others succeeded.
+        unknown: Unclassified failures, once others have succeeded.
+        successes_seen: The number of successes of the store at the last failure.
+        is_answer_lost: Whether an attempt may have succeeded although its answer was lost.
     """
 
     count: int = 0
@@ -135,63 +142,64 @@ class Attempts:
     is_answer_lost: bool = False
 
 
-def judge(error: BaseException, attempts: Attempts, policy: RetryPolicy, successes: int) -> Verdict:
-    """Counts the failure into `attempts` and decides.
+def classify_failure(
+    error: BaseException, counts: FailureCounts, policy: RetryPolicy, successes: int
+) -> FailureDecision:
+    """Counts a failure in `counts` and returns what follows from it.
 
     Args:
         error: What the attempt raised.
-        attempts: Of this entry.
-        policy: How often is enough.
-        successes: How many entries the store has taken so far: a failure that comes while others get through may be about the entry. One that
-            comes while none do is not, however often: only what the store clearly refused fails then.
+        counts: Of this entry; changed.
+        policy: The limits.
+        successes: The number of entries that the store has accepted so far. A failure may concern this entry alone only if
+            others succeed meanwhile; otherwise nothing fails but what the store clearly refused.
     """
     reason = redact(f"{type(error).__name__}: {error}")
-    attempts.count += 1
-    others_get_through = successes > attempts.successes_seen
-    attempts.successes_seen = successes
-    aside = (
-        Action.RETRY if others_get_through else Action.PARK
-    )  # Others need not wait for what is this entry's.
+    counts.count += 1
+    others_succeed = successes > counts.successes_seen
+    counts.successes_seen = successes
+    # If others succeed, they need not wait for this entry.
+    unless_limit = FailureAction.RETRY if others_succeed else FailureAction.PARK
     match error:
         case ManifestError():
-            return Verdict(Action.FAIL, reason, UploadState.CORRUPT)
+            return FailureDecision(FailureAction.FAIL, reason, UploadState.CORRUPT)
         case RejectedByStoreError():
-            return Verdict(Action.FAIL, reason)
+            return FailureDecision(FailureAction.FAIL, reason)
         case BytesCorruptError():
-            attempts.corrupt += 1
-            return Verdict(_fail_if(attempts.corrupt >= policy.corrupt_tries), reason, UploadState.CORRUPT)
+            counts.corrupt += 1
+            return FailureDecision(
+                _fail_if(counts.corrupt >= policy.corrupt_tries), reason, UploadState.CORRUPT
+            )
         case StoreParkedError():
             if not error.may_be_the_entry:
-                return Verdict(Action.PARK, reason)
-            attempts.denied += others_get_through
-            return Verdict(Action.FAIL if attempts.denied >= policy.denied_tries else aside, reason)
+                return FailureDecision(FailureAction.PARK, reason)
+            counts.denied += others_succeed
+            return FailureDecision(
+                FailureAction.FAIL if counts.denied >= policy.denied_tries else unless_limit, reason
+            )
         case TransientStoreError():
-            attempts.is_answer_lost = attempts.is_answer_lost or error.is_answer_lost
-            return Verdict(Action.RETRY, reason, retry_after_seconds=error.retry_after_seconds)
-        case StoreError():  # Not known to be the store's answer: no reason to fail anything, ever.
-            return Verdict(aside, reason)
-        case OSError() if error.errno in _LOCAL_TROUBLE:
-            return Verdict(Action.RETRY, reason)
-    attempts.unknown += (
-        successes > 0
-    )  # Neither an answer nor the network: what the client or we cannot do with this entry.
-    return Verdict(_fail_if(attempts.unknown >= policy.unknown_tries), reason)
+            counts.is_answer_lost = counts.is_answer_lost or error.is_answer_lost
+            return FailureDecision(FailureAction.RETRY, reason, retry_after_seconds=error.retry_after_seconds)
+        case StoreError():  # Maybe not the store's answer: never a reason to fail an entry.
+            return FailureDecision(unless_limit, reason)
+        case OSError() if error.errno in _TRANSIENT_ERRNOS:
+            return FailureDecision(FailureAction.RETRY, reason)
+    # Neither an answer nor the network: an error of the client, or of ours, with this entry.
+    counts.unknown += successes > 0
+    return FailureDecision(_fail_if(counts.unknown >= policy.unknown_tries), reason)
 
 
-def _fail_if(enough: bool) -> Action:  # read as it is called: fail if enough
-    return Action.FAIL if enough else Action.RETRY
+def _fail_if(is_limit_reached: bool) -> FailureAction:
+    return FailureAction.FAIL if is_limit_reached else FailureAction.RETRY
 
 
-_log = logging.getLogger("uploads")
-
-
-class Health:
-    """Successes, failures in a row, and why the store is parked. The lock guards everything.
+class StoreHealth:
+    """Counts successes and consecutive failures, and knows whether the store is parked. Thread-safe; one lock guards all state.
 
     Attributes:
-        successes: How many entries the store has taken.
-        parked_because: Why nothing gets through until something outside changes; empty where that is not so.
-        last_error: The last reason of all.
+        successes: The number of entries that the store has accepted.
+        parked_because: Why the store is parked; empty if it is not.
+        last_error: The reason of the last failure.
     """
 
     def __init__(self, policy: RetryPolicy, clock: Callable[[], float]) -> None:
@@ -201,39 +209,39 @@ class Health:
         self._policy = policy
         self._clock = clock
         self._lock = threading.Lock()
-        self._failures_in_a_row = 0
+        self._consecutive_failures = 0
         self._probes = 0
         self._renewed_for = 0
-        self._resting_until = float("-inf")
+        self._paused_until = float("-inf")
 
-    def worked(self) -> None:
-        """An entry got through."""
+    def record_success(self) -> None:
+        """Counts a success; the store is no longer parked."""
         with self._lock:
             self.successes += 1
-            self._failures_in_a_row = self._probes = self._renewed_for = 0
+            self._consecutive_failures = self._probes = self._renewed_for = 0
             if self.parked_because:
-                _log.warning("uploads go on")
+                log_safely(logging.WARNING, "uploads resumed")
             self.parked_because = ""
 
-    def failed(self, reason: str) -> int:
-        """An attempt failed; returns how many did in a row."""
+    def record_failure(self, reason: str) -> int:
+        """Counts a failure; returns the number of consecutive ones."""
         with self._lock:
             self.last_error = reason
-            self._failures_in_a_row += 1
-            return self._failures_in_a_row
+            self._consecutive_failures += 1
+            return self._consecutive_failures
 
-    def parked(self, reason: str) -> float:
-        """The store denied; returns how many seconds to leave it alone."""
+    def park(self, reason: str) -> float:
+        """Parks the store; returns the seconds until the next probe."""
         with self._lock:
             self.last_error = self.parked_because = reason
             now = self._clock()
-            if now >= self._resting_until:  # Else it is another thread's answer to the same trouble.
+            if now >= self._paused_until:  # Else another thread has counted the same failure.
                 self._probes += 1
-                self._resting_until = now + self._policy.probe_seconds(self._probes - 1)
-            return self._resting_until - now
+                self._paused_until = now + self._policy.probe_seconds(self._probes - 1)
+            return self._paused_until - now
 
     def wants_renewal(self) -> bool:
-        """Whether the store was not renewed since its last denial; asking counts as renewing."""
+        """Returns whether the credentials were not renewed since the last denial, and counts them as renewed."""
         with self._lock:
             wants = self._renewed_for != self._probes
             self._renewed_for = self._probes

@@ -1,8 +1,7 @@
 """The worker process: drains a spool beside the training process, and for a while after its death.
 
-Started by `_worker_link`, which also says what the lines on the two pipes mean. Has no terminal and ignores Ctrl-C;
-SIGTERM makes it end in order. Holds none of the pipes that the training process writes to: `python train.py | tee log`
-ends with the training process, not with this one.
+Started by `supervisor`, which documents the protocol. Has no terminal and ignores Ctrl-C; SIGTERM makes it stop in order.
+Holds none of the pipes that the training process writes to: `python train.py | tee log` ends with the training process.
 """
 
 from __future__ import annotations
@@ -28,139 +27,152 @@ from uploads.stores.uri import identity_of
 
 from .drain import Drain
 from .retry import RetryPolicy
-from .worker_link import WorkerOrder
+from .supervisor import WorkerConfig
 
 if TYPE_CHECKING:
     from uploads.handle import Outcome
 
 __all__ = ["main"]
 
-_LOCK_PATIENCE_SECONDS = 0.2
+_LOCK_WAIT_SECONDS = 0.2
 _PARENT_CHECK_SECONDS = 5.0
+_HEARTBEAT_SECONDS = 5.0
 _TERMINATE_SECONDS = 10.0
-_LOOKS_PER_IDLE = 10  # While another process has the spool.
-_UNREAD_BYTES = 1 << 16
-_NULL = 1, 2  # Standard output and standard error.
+_TRIES_PER_IDLE = 10  # While another process has the spool.
+_BUFFER_BYTES = 1 << 16
+_STANDARD_STREAMS = 1, 2  # Standard output and standard error.
 
 
-class _Voice(logging.Handler):
-    """Speaks to the training process, and never waits for it: what it does not read, since it is stopped, is left out.
+class _Messenger(logging.Handler):
+    """Sends messages and log records to the training process without ever waiting for it.
 
-    It is then told to look into the spool when it reads again. The handler's lock guards what is not written yet.
+    Messages that do not fit, since it is stopped or slow, are dropped; once it reads again it is told to look into the spool.
+    The handler's lock guards the buffer.
     """
 
     def __init__(self, descriptor: int) -> None:
         super().__init__(logging.WARNING)
         os.set_blocking(descriptor, False)
         self._descriptor = descriptor
-        self._unwritten = b""
-        self._has_left_out = False
+        self._buffer = b""
+        self._has_dropped = False
 
-    def say(self, *messages: dict[str, Any]) -> None:
-        """Writes the messages, and before them what could not be written yet."""
+    def send(self, *messages: dict[str, Any]) -> None:
+        """Writes the messages after those that could not be written yet."""
         with self.lock or threading.RLock():
             self._write()
-            if self._has_left_out and not self._unwritten:
+            if self._has_dropped and not self._buffer:
                 messages = ({"idle": True}, *messages)
-                self._has_left_out = False
+                self._has_dropped = False
             for message in messages:
-                if len(self._unwritten) < _UNREAD_BYTES:
-                    self._unwritten += json.dumps(message).encode() + b"\n"
+                if len(self._buffer) < _BUFFER_BYTES:
+                    self._buffer += json.dumps(message).encode() + b"\n"
                 else:
-                    self._has_left_out = True
+                    self._has_dropped = True
             self._write()
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.say({"log": [record.levelno, record.getMessage()]})
+        self.send({"log": [record.levelno, record.getMessage()]})
 
     def settled(self, folder: str, outcome: Outcome) -> None:
-        self.say({"settled": outcome.to_json(), "folder": folder})
+        self.send({"settled": outcome.to_json(), "folder": folder})
 
     def idle(self) -> None:
-        self.say({"idle": True})
+        self.send({"idle": True})
 
     def _write(self) -> None:
         try:
-            while self._unwritten:
-                self._unwritten = self._unwritten[os.write(self._descriptor, self._unwritten) :]
+            while self._buffer:
+                self._buffer = self._buffer[os.write(self._descriptor, self._buffer) :]
         except BlockingIOError:
-            pass  # It is stopped, or slow.
+            pass  # The training process is stopped, or slow.
         except OSError:
-            self._unwritten = b""  # It is gone; what matters is on the disk.
+            self._buffer = b""  # It has ended; what matters is on disk.
 
 
 def main() -> None:
-    """Reads the order from standard input and works until told to stop, or alone until the grace period is over.
+    """Reads its configuration from standard input and uploads until told to stop, or until the grace period is over.
 
-    The descriptor for the answers is the first argument: anything that is imported may print to standard output.
+    The first argument is the descriptor for messages: an imported module may print to standard output.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     commands: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
     signal.signal(signal.SIGTERM, lambda *_: commands.put({"stop": _TERMINATE_SECONDS}))
-    voice = _Voice(int(sys.argv[1]))
-    logging.getLogger().addHandler(voice)
-    _leave_inherited_pipes()
+    messenger = _Messenger(int(sys.argv[1]))
+    logging.getLogger().addHandler(messenger)
+    _close_inherited_pipes()
+    threading.Thread(
+        target=_send_heartbeats, args=(messenger,), name="uploads-heartbeat", daemon=True
+    ).start()
     try:
-        _work(commands, voice)
-    except Exception:  # noqa: BLE001  # told to the training process, since standard error is no longer ours
-        voice.say({"log": [logging.ERROR, f"the upload worker failed: {redact(traceback.format_exc())}"]})
+        _work(commands, messenger)
+    except Exception:  # noqa: BLE001  # sent to the training process: there is no standard error
+        messenger.send(
+            {"log": [logging.ERROR, f"the upload worker failed: {redact(traceback.format_exc())}"]}
+        )
         sys.exit(1)
 
 
-def _leave_inherited_pipes() -> None:
+def _send_heartbeats(messenger: _Messenger) -> None:
+    while True:
+        messenger.send({})
+        time.sleep(_HEARTBEAT_SECONDS)
+
+
+def _close_inherited_pipes() -> None:
     null = os.open(os.devnull, os.O_WRONLY)
-    for descriptor in _NULL:
+    for descriptor in _STANDARD_STREAMS:
         os.dup2(null, descriptor)
     os.close(null)
 
 
-def _work(commands: queue.SimpleQueue[dict[str, Any]], voice: _Voice) -> None:
-    lines = open(0, "rb", closefd=False)  # noqa: SIM115  # not sys.stdin, which the interpreter wants to lock when it ends
+def _work(commands: queue.SimpleQueue[dict[str, Any]], messenger: _Messenger) -> None:
+    lines = open(0, "rb", closefd=False)  # noqa: SIM115  # not sys.stdin, which the interpreter locks at exit
     text = lines.readline()
     if not text.endswith(b"\n"):
-        return  # The training process died before it said what to do.
-    order = WorkerOrder(**json.loads(text))
-    store = open_store(order.store_uri, **order.store_options)
-    if order.store_identity and identity_of(store.uri()) != order.store_identity:
+        return  # The training process died before it sent the configuration.
+    config = WorkerConfig(**json.loads(text))
+    store = open_store(config.store_uri, **config.store_options)
+    if config.store_identity and identity_of(store.uri()) != config.store_identity:
         raise SpoolUnusableError(
-            f"a worker must open the store {order.store_identity}, got {identity_of(store.uri())}. Its environment has changed."
+            f"the worker opened the store {identity_of(store.uri())} instead of {config.store_identity}: its environment differs"
         )
     drain = Drain(
-        Spool(order.spool),
+        Spool(config.spool),
         store,
-        workers=order.workers,
-        policy=RetryPolicy(**order.policy),  # type: ignore[arg-type]  # counts are whole numbers in JSON too
-        on_settled=voice.settled,
-        on_idle=voice.idle,
+        workers=config.workers,
+        policy=RetryPolicy(**config.policy),  # type: ignore[arg-type]  # counts are whole numbers in JSON too
+        on_settled=messenger.settled,
+        on_idle=messenger.idle,
         role="worker",
     )
     threading.Thread(target=_listen, args=(lines, commands), name="uploads-commands", daemon=True).start()
-    if _take_over(drain, commands, voice):
-        voice.say({"owner": os.getpid()})
-        _obey(drain, commands, voice, order.grace_seconds)
+    if _take_over(drain, commands, messenger):
+        messenger.send({"owner": os.getpid()})
+        _run_commands(drain, commands, messenger, config.grace_seconds)
 
 
 def _listen(lines: BinaryIO, commands: queue.SimpleQueue[dict[str, Any]]) -> None:
-    """Passes lines on; the end of the pipe is the end of the training process."""
+    """Queues the commands; end of file means that the training process has ended."""
     for line in lines:
         commands.put(json.loads(line))
     commands.put({"orphaned": True})
 
 
-def _take_over(drain: Drain, commands: queue.SimpleQueue[dict[str, Any]], voice: _Voice) -> bool:
-    """Waits while an earlier worker, or `uploads resume`, has the spool; it uploads new entries meanwhile.
+def _take_over(drain: Drain, commands: queue.SimpleQueue[dict[str, Any]], messenger: _Messenger) -> bool:
+    """Starts the drain, and waits while an earlier worker or `uploads resume` has the spool and uploads new entries.
 
-    The training process, to which the other one does not speak, looks into the spool now and then. Returns whether the
-    spool is ours; False when nobody needs us any more.
+    Meanwhile the training process, which gets no messages from the other one, is told to look into the spool. Returns False
+    if told to stop.
     """
-    for look in itertools.count(1):
+    for attempt in itertools.count(1):
         try:
             drain.start()
         except SpoolOwnedError:
-            if look % _LOOKS_PER_IDLE == 0:
-                voice.idle()
+            if attempt % _TRIES_PER_IDLE == 0:
+                messenger.idle()
             try:
-                command = commands.get(timeout=_LOCK_PATIENCE_SECONDS)
+                command = commands.get(timeout=_LOCK_WAIT_SECONDS)
             except queue.Empty:
                 continue
             if "stop" in command or "orphaned" in command:
@@ -170,16 +182,16 @@ def _take_over(drain: Drain, commands: queue.SimpleQueue[dict[str, Any]], voice:
     return False
 
 
-def _obey(
-    drain: Drain, commands: queue.SimpleQueue[dict[str, Any]], voice: _Voice, grace_seconds: float
+def _run_commands(
+    drain: Drain, commands: queue.SimpleQueue[dict[str, Any]], messenger: _Messenger, grace_seconds: float
 ) -> None:
     parent = os.getppid()
     while True:
         try:
             command = commands.get(timeout=_PARENT_CHECK_SECONDS)
         except queue.Empty:
-            voice.say()  # What the training process had no room for, before it was stopped or busy.
-            # A forked sibling may keep the pipe open after our parent's death.
+            messenger.send()  # Messages that did not fit before.
+            # A forked sibling may keep the pipe open after the death of the parent.
             command = {} if os.getppid() == parent else {"orphaned": True}
         if "add" in command:
             drain.add([command["add"]])
@@ -194,10 +206,10 @@ def _obey(
 
 
 def _finish(drain: Drain, commands: queue.SimpleQueue[dict[str, Any]], grace_seconds: float) -> None:
-    """What a worker does alone: everything that is left, within the grace period, unless it is told to end."""
+    """Uploads what is left after the end of the training process, within the grace period or until told to stop."""
     drain.rescan()
     deadline = time.monotonic() + grace_seconds
-    while not drain.wait_idle(_LOCK_PATIENCE_SECONDS) and time.monotonic() < deadline:
+    while not drain.wait_idle(_LOCK_WAIT_SECONDS) and time.monotonic() < deadline:
         with contextlib.suppress(queue.Empty):
             if "stop" in commands.get_nowait():
                 break

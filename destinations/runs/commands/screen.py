@@ -20,14 +20,14 @@ from typing import IO, Any, cast
 
 import attrs
 
-from destinations.text.formatting import one_line, plain
+from destinations.text.formatting import plain
+from uploads import encodable, one_line, one_line_json
 
 __all__ = ["STYLES", "NotesHandler", "Screen", "Session"]
 
 # Marks the start and end of a style in a line; random, so that no text from a run file can contain it.
 _MARK = f"<{secrets.token_hex(8)}:"
 _STYLE_MARK = re.compile(rf"{_MARK}(\d+);")
-_ODD = re.compile("[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
 STYLES = {
     "bold": "1",
@@ -70,7 +70,7 @@ class Screen:
     def line(self, text: str = "") -> None:
         """Writes a line."""
         shown = _STYLE_MARK.sub("\x1b[\\1m", one_line(text))
-        self.stream.write(f"{_encodable(shown, self.stream)}\n")
+        self.stream.write(f"{encodable(shown, self.stream)}\n")
 
     def lines(self, lines: Iterable[str]) -> None:
         """Writes several lines."""
@@ -80,12 +80,12 @@ class Screen:
     def json(self, value: Any) -> None:
         """Writes a value as indented strict JSON; NaN and infinities become strings."""
         text = json.dumps(plain(value), ensure_ascii=False, indent=2, allow_nan=False)
-        self.lines(map(_plain_json, text.split("\n")))
+        self.lines(map(one_line_json, text.split("\n")))
 
     def json_line(self, value: Any) -> None:
         """Writes a value as one line of strict JSON."""
         text = json.dumps(plain(value), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-        self.line(_plain_json(text))
+        self.line(one_line_json(text))
 
     def styled(self, text: str, style: str | None) -> str:
         """Returns the text with a style applied, where colours are shown."""
@@ -126,7 +126,7 @@ class Session:
 
     def note(self, text: str) -> None:
         """Writes a one-line message to `errors`."""
-        self.errors.write(f"{_encodable(one_line(text), self.errors)}\n")
+        self.errors.write(f"{encodable(one_line(text), self.errors)}\n")
 
 
 class NotesHandler(logging.Handler):
@@ -149,20 +149,5 @@ class _EscapingStream(io.TextIOBase):
 
     def write(self, text: str) -> int:
         lines = text.split("\n")
-        self._stream.write(_encodable("\n".join(map(one_line, lines)), self._stream))
+        self._stream.write(encodable("\n".join(map(one_line, lines)), self._stream))
         return len(text)
-
-
-def _plain_json(line: str) -> str:
-    """Returns a line of JSON with non-printable characters as JSON escapes; they occur only in strings."""
-    return line if line.isprintable() else _ODD.sub(lambda match: f"\\u{ord(match[0]):04x}", line)
-
-
-def _encodable(text: str, stream: IO[str]) -> str:
-    """Returns the text with characters that the encoding of the stream lacks as escapes."""
-    encoding = getattr(stream, "encoding", None) or "utf-8"
-    try:
-        text.encode(encoding)
-    except UnicodeEncodeError:
-        return text.encode(encoding, "backslashreplace").decode(encoding)
-    return text

@@ -1,9 +1,11 @@
-"""The training process's end of a worker process: starts it, tells it what is new, hears what became of it, replaces it when it dies.
+"""Starts the worker process, tells it of new entries, receives outcomes, and restarts it when it dies or hangs.
 
-Lines of JSON over two pipes. To the worker, over its standard input: first what to do (`WorkerOrder`), then
-`{"add": folder}`, `{"rescan": true}` and `{"stop": seconds}`; the end of the pipe tells it that we are gone. From it, over a
-pipe of which nothing but the worker's own code knows: `{"owner": pid}` once it has the spool,
-`{"settled": outcome, "folder": name}`, `{"idle": true}` and `{"log": [level, text]}`.
+Runs in the training process, with one daemon thread that reads. Nothing here waits for the worker but `stop`.
+
+The protocol is lines of JSON over two pipes. To the worker, over its standard input: first a `WorkerConfig`, then
+`{"add": folder}`, `{"rescan": true}` and `{"stop": seconds}`; end of file means that the training process has ended. From
+the worker, over a pipe of its own: `{"owner": pid}` once it has the spool, `{"settled": outcome, "folder": name}`,
+`{"idle": true}`, `{"log": [level, text]}`, and `{}` every five seconds as a heartbeat.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import fcntl
 import json
 import logging
 import os
+import select
 import subprocess
 import sys
 import threading
@@ -23,34 +26,36 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import attrs
 
 from uploads.handle import Outcome
+from uploads.messages import log_safely
+
+from .retry import backoff_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-__all__ = ["WorkerLink", "WorkerOrder"]
+__all__ = ["WorkerConfig", "WorkerSupervisor"]
 
-_log = logging.getLogger("uploads")
-
+_RESTART_SECONDS = 1.0
 _RESTART_CAP_SECONDS = 60.0
 _READ_BYTES = 1 << 16
-_GATHER_SECONDS = 0.01
-_LONG_SECONDS = 60.0
+_BURST_SECONDS = 0.01
+_LONG_LIFE_SECONDS = 60.0
 _END_SECONDS = 10.0
 _FIRST_FREE = 3  # Below are the standard streams, which a child has for itself.
 
 
 @attrs.frozen
-class WorkerOrder:
-    """What a worker process is to do. Secrets among the options travel through the pipe, never through a file or argv.
+class WorkerConfig:
+    """The configuration of a worker process. Secrets among the options go through the pipe, never to a file or argv.
 
     Attributes:
         spool: The folder.
         store_uri: For `open_store`.
         store_options: For `open_store`.
-        workers: Uploads at the same time.
-        grace_seconds: How long to go on after the training process died.
-        policy: What `RetryPolicy` takes; its defaults where it is empty.
-        store_identity: What `identity_of` must say of the store that is opened; empty for anything.
+        workers: The number of concurrent uploads.
+        grace_seconds: How long to continue after the training process died.
+        policy: Arguments of `RetryPolicy`.
+        store_identity: The expected `identity_of` the opened store; empty for any.
     """
 
     spool: str
@@ -62,43 +67,46 @@ class WorkerOrder:
     store_identity: str = ""
 
 
-class WorkerLink:
+class WorkerSupervisor:
     """Supervises one worker. The lock guards the process and its input; one daemon thread reads its output.
 
     Args:
-        order: For the worker.
+        config: For the worker.
         on_settled: Called with the folder and the outcome of each entry, from the reading thread.
-        look_up: Called when a worker has taken the spool, and when it finds nothing there: what was not told must be looked up.
+        look_up: Called when a worker has locked the spool and when it is idle: outcomes that were not sent are to be looked up.
+        silence_seconds: After this long without a message the worker counts as hung and is killed.
         popen: Starts a process; injected by tests.
     """
 
     def __init__(
         self,
-        order: WorkerOrder,
+        config: WorkerConfig,
         *,
         on_settled: Callable[[str, Outcome], None],
         look_up: Callable[[], None],
+        silence_seconds: float = 120.0,
         popen: Callable[..., subprocess.Popen[bytes]] = subprocess.Popen,
     ) -> None:
-        self._order = order
+        self._config = config
+        self._silence_seconds = silence_seconds
         self._popen = popen
         self._on_settled = on_settled
         self._look_up = look_up
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._answers: BinaryIO | None = None
-        self._missed = False
+        self._has_missed = False
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._supervise, name="uploads-worker-link", daemon=True)
 
     @property
     def pid(self) -> int | None:
-        """Of the worker that lives now."""
+        """The process id of the current worker; None if there is none."""
         with self._lock:
             return None if self._process is None else self._process.pid
 
     def start(self) -> None:
-        """Starts the worker and returns; it takes about a second to import its client.
+        """Starts the worker; does not wait for the second or so that it takes to import its client.
 
         Raises:
             OSError: No process can be started.
@@ -112,18 +120,18 @@ class WorkerLink:
             raise
 
     def add(self, folders: Iterable[str]) -> None:
-        """Tells the worker of new entries. Never waits: what does not fit into the pipe the worker finds by itself."""
+        """Announces new entries to the worker. Never blocks: if the pipe is full, the worker is told to rescan later."""
         for folder in folders:
-            self._tell({"add": folder})
+            self._send({"add": folder})
 
     def rescan(self) -> None:
-        """Has the worker look for entries that nobody announced."""
-        self._tell({"rescan": True})
+        """Tells the worker to look for entries that were not announced."""
+        self._send({"rescan": True})
 
     def stop(self, timeout_seconds: float = 5.0) -> None:
-        """Has the worker give the spool back and end; kills it when that takes longer."""
+        """Tells the worker to stop; kills it after the timeout."""
         self._stopping.set()
-        self._tell({"stop": timeout_seconds})
+        self._send({"stop": timeout_seconds})
         with self._lock:
             process = self._process
         if process is None:
@@ -132,7 +140,7 @@ class WorkerLink:
         if self._thread.ident is not None:
             self._thread.join(timeout_seconds + 1.0)
         with self._lock:
-            last = self._process or process  # A successor, where one was being started meanwhile.
+            last = self._process or process  # A replacement may have been started meanwhile.
         _end(last, 0.0)
         if last.stdin is not None:
             last.stdin.close()
@@ -140,12 +148,12 @@ class WorkerLink:
             self._answers.close()
 
     def forget_after_fork(self) -> None:
-        """In a forked child: closes the pipe, so that the worker sees our parent's death and not ours."""
+        """Closes the pipes in a forked child, so that the worker notices the end of the parent, not of the child."""
         if self._process is not None:
             for pipe in (self._process.stdin, self._answers):
                 if pipe is not None:
                     pipe.close()
-            self._process.returncode = 0  # Not our child: nothing to wait for, nothing to warn of.
+            self._process.returncode = 0  # Not a child of this process: no wait, no ResourceWarning.
             self._process = None
 
     def _spawn(self) -> None:
@@ -177,48 +185,49 @@ class WorkerLink:
                 answers.close()
                 raise
         assert process.stdin is not None  # noqa: S101  # asked for above
-        with contextlib.suppress(BrokenPipeError):  # It died already, which `_listen` notices.
-            process.stdin.write(json.dumps(attrs.asdict(self._order)).encode() + b"\n")
+        with contextlib.suppress(BrokenPipeError):  # It died already; `_listen` notices.
+            process.stdin.write(json.dumps(attrs.asdict(self._config)).encode() + b"\n")
         os.set_blocking(process.stdin.fileno(), False)
         with self._lock:
             if self._process is not None and self._process.stdin is not None:
                 self._process.stdin.close()
             self._process, self._answers = process, answers
-            self._missed = False
-        # Since we looked whether to go on `stop` may have spoken to the one before; it waits for this thread.
+            self._has_missed = False
+        # `stop` may have been called meanwhile, for the worker before; it waits for this thread.
         if self._stopping.is_set():
-            self._tell({"stop": 0.0})
+            self._send({"stop": 0.0})
 
-    def _tell(self, message: dict[str, Any]) -> None:
+    def _send(self, message: dict[str, Any]) -> None:
         with self._lock:
             if self._process is None or self._process.stdin is None or self._process.stdin.closed:
                 return
             try:
-                if self._missed:
+                if self._has_missed:
                     self._write({"rescan": True})
-                    self._missed = False
+                    self._has_missed = False
                 self._write(message)
             except BlockingIOError:
-                self._missed = True
+                self._has_missed = True
             except OSError:
-                pass  # It died; the next one lists the spool.
+                pass  # It died; its replacement lists the spool.
 
     def _write(self, message: dict[str, Any]) -> None:
-        """One line, which a pipe takes whole or not at all, being shorter than PIPE_BUF."""
-        assert self._process is not None  # noqa: S101  # _tell looked
+        """Writes one line; shorter than PIPE_BUF, it is written whole or not at all."""
+        assert self._process is not None  # noqa: S101  # _send looked
         assert self._process.stdin is not None  # noqa: S101  # as above
         os.write(self._process.stdin.fileno(), json.dumps(message).encode() + b"\n")
 
     def _supervise(self) -> None:
-        deaths = 0
+        consecutive_deaths = 0
         while True:
             lived = self._listen()
             if self._stopping.is_set():
                 return
-            deaths = 1 if lived else deaths + 1
-            pause_seconds = self._pause_seconds(deaths)
-            _log.warning(
-                "the upload worker ended with exit code %s and is started again in %.0f s; nothing is lost",
+            consecutive_deaths = 1 if lived else consecutive_deaths + 1
+            pause_seconds = self._pause_seconds(consecutive_deaths)
+            log_safely(
+                logging.WARNING,
+                "the upload worker ended with exit code %s; restarting in %.0f s; nothing is lost",
                 self._process.returncode if self._process is not None else None,
                 pause_seconds,
             )
@@ -226,43 +235,65 @@ class WorkerLink:
                 try:
                     self._spawn()
                 except OSError as error:
-                    deaths += 1
-                    pause_seconds = self._pause_seconds(deaths)
-                    _log.error(
-                        "the upload worker could not be started: %s", error
-                    )  # the traceback says nothing more
+                    consecutive_deaths += 1
+                    pause_seconds = self._pause_seconds(consecutive_deaths)
+                    log_safely(logging.ERROR, "cannot start the upload worker: %s", error)
                 else:
                     break
             else:
                 return
 
     @staticmethod
-    def _pause_seconds(deaths: int) -> float:
-        """None after the first death, then 1, 3, 7 … 60 seconds."""
-        return float(min(_RESTART_CAP_SECONDS, 2.0 ** min(deaths - 1, 32) - 1.0))
+    def _pause_seconds(consecutive_deaths: int) -> float:
+        """Returns 0 after the first death, then 1, 2, 4 … 60."""
+        return (
+            backoff_seconds(consecutive_deaths - 1, _RESTART_SECONDS, _RESTART_CAP_SECONDS)
+            if consecutive_deaths > 1
+            else 0.0
+        )
 
     def _listen(self) -> bool:
-        """Hears the worker until it ends; whether it settled anything, or lived long."""
+        """Reads from the worker until it ends; returns whether it settled anything, or lived long."""
         with self._lock:
             process, answers = self._process, self._answers
         if process is None or answers is None:
             return False
         started = time.monotonic()
         lived = False
-        rest = b""  # A kill tears a line that is longer than the pipe takes at once.
+        rest = b""  # A kill may cut a line that is longer than the pipe takes at once.
+        poller = select.poll()
+        poller.register(answers, select.POLLIN)
         with answers:
-            while chunk := answers.read(_READ_BYTES):
+            while True:
+                # At the timeout the kernel looks once more: after a SIGSTOP of this process what arrived meanwhile is read.
+                if not poller.poll(self._silence_seconds * 1000):
+                    self._kill_hung(process)
+                    continue
+                chunk = answers.read(_READ_BYTES)
+                if not chunk:
+                    break
                 *lines, rest = (rest + chunk).split(b"\n")
                 for line in lines:
-                    lived = self._hear(line) or lived
-                # Each waking takes the interpreter from training: those of a burst are heard together.
-                self._stopping.wait(_GATHER_SECONDS)
-        if not self._stopping.is_set():  # Else `stop` says how long it may take.
+                    lived = self._handle(line) or lived
+                # Each wake-up takes the interpreter from training: a burst is read at once.
+                self._stopping.wait(_BURST_SECONDS)
+        if not self._stopping.is_set():  # Else `stop` has its own timeout.
             _end(process, _END_SECONDS)
-        return lived or time.monotonic() - started > _LONG_SECONDS
+        return lived or time.monotonic() - started > _LONG_LIFE_SECONDS
 
-    def _hear(self, line: bytes) -> bool:
-        """Does what a line asks for; whether it told of an entry that has settled. The next line is heard whatever this one causes."""
+    def _kill_hung(self, process: subprocess.Popen[bytes]) -> None:
+        if self._stopping.is_set() or process.poll() is not None:
+            return
+        log_safely(
+            logging.WARNING,
+            "the upload worker with pid %d has not responded for %.0f s; killing it; nothing is lost",
+            process.pid,
+            self._silence_seconds,
+        )
+        process.kill()  # SIGKILL also ends a process that SIGSTOP has stopped.
+
+    def _handle(self, line: bytes) -> bool:
+        """Handles one message; returns whether an entry has settled. Exceptions are logged, so that the next message is read."""
         try:
             message = json.loads(line)
             if "settled" in message:
@@ -270,18 +301,12 @@ class WorkerLink:
                 return True
             if "log" in message:
                 level, text = message["log"]
-                _log.log(level, "%s", text)
+                log_safely(level, "%s", text)
             elif "owner" in message or "idle" in message:
                 self._look_up()
-        except Exception:  # noqa: BLE001  # a user's handler of log records, a spool that cannot be listed now
-            _complain("a message of the upload worker could not be dealt with")
+        except Exception as error:  # noqa: BLE001  # such as a spool that cannot be listed
+            log_safely(logging.ERROR, "cannot handle a message of the upload worker", error=error)
         return False
-
-
-def _complain(text: str) -> None:
-    """Logs with the traceback, whatever the user's handlers do."""
-    with contextlib.suppress(Exception):
-        _log.exception("%s", text)
 
 
 def _end(process: subprocess.Popen[bytes], timeout_seconds: float) -> None:

@@ -1,0 +1,60 @@
+"""Text for people: log records that never raise, and terminal output in which foreign text controls nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import re
+from typing import Any
+
+__all__ = ["encodable", "log_safely", "one_line", "one_line_json"]
+
+_log = logging.getLogger("uploads")
+
+# Everything that ends a line for some reader, or moves a terminal's cursor: C0 and C1 controls, DEL, ...
+_CONTROLS = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0))} | {
+    ord("\n"): "\\n",
+    ord("\r"): "\\r",
+    ord("\t"): "\\t",
+    # ... line and paragraph separators, and what changes the direction of the text around it.
+    **{
+        code: f"\\u{code:04x}"
+        for code in (0x61C, 0x200E, 0x200F, *range(0x2028, 0x202F), *range(0x2066, 0x206A))
+    },
+}
+_NOT_ESCAPED_BY_JSON = re.compile("[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+
+
+def one_line(text: str) -> str:
+    r"""Returns the text with control characters escaped, so that it stays one line: a newline becomes "\n"."""
+    return text if text.isprintable() else text.translate(_CONTROLS)
+
+
+def one_line_json(line: str) -> str:
+    """Returns a line of JSON with JSON's own escapes for the control characters that JSON allows in strings."""
+    if line.isprintable():
+        return line
+    return _NOT_ESCAPED_BY_JSON.sub(lambda match: f"\\u{ord(match[0]):04x}", line)
+
+
+def encodable(text: str, stream: Any) -> str:
+    """Returns the text with escapes for characters that the encoding of the stream lacks."""
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    try:
+        text.encode(encoding)
+    except UnicodeEncodeError:
+        return text.encode(encoding, "backslashreplace").decode(encoding)
+    return text
+
+
+def log_safely(level: int, message: str, *arguments: object, error: BaseException | None = None) -> None:
+    """Logs to "uploads"; an exception of a user's log handler is suppressed.
+
+    Args:
+        level: Of `logging`.
+        message: With `%s` for the arguments.
+        arguments: As `Logger.log` takes them.
+        error: Logged with its traceback, if any.
+    """
+    with contextlib.suppress(Exception):
+        _log.log(level, message, *arguments, exc_info=error, stacklevel=2)
