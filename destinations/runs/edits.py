@@ -20,7 +20,7 @@ from uploads.disk import lock, read_regular, replace_file
 
 from .errors import EditError
 from .files import clean_text, read_object
-from .record import Reading
+from .record import RunRecord
 
 __all__ = ["Edits", "apply_edits", "edit_run", "read_edits"]
 
@@ -60,15 +60,16 @@ def read_edits(raw: bytes) -> Edits:
     )
 
 
-def apply_edits(reading: Reading, edits: Edits) -> None:
-    """Has the edits stand in the reading."""
-    reading.tags = edits.tags(reading.tags)
+def apply_edits(record: RunRecord, edits: Edits) -> RunRecord:
+    """Returns the record with the edits applied."""
+    changes: dict[str, Any] = {"tags": edits.tags(record.tags)}
     if edits.notes is not None:
-        reading.notes = edits.notes
+        changes["notes"] = edits.notes
     if edits.display_name is not None:
-        reading.display_name = edits.display_name or None
+        changes["display_name"] = edits.display_name or None
     if edits.archived is not None:
-        reading.archived = edits.archived
+        changes["archived"] = edits.archived
+    return attrs.evolve(record, **changes)
 
 
 def edit_run(

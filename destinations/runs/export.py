@@ -21,8 +21,8 @@ from typing import IO, TYPE_CHECKING, Any, Literal, cast
 from destinations.run_directory.csv_format import format_cells
 from destinations.run_directory.files import strict_json
 
+from .record import FIELDS, flat_record
 from .run import Run
-from .runs import FLAT_FIELDS, flat_record
 from .sql import NOT_A_NUMBER, PARQUET, identifier, quoted
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def export_runs(
     chosen = _format(destination, format)
     _check_new(destination, overwrite=overwrite)
     rows = [flat_record(run.record if isinstance(run, Run) else run) for run in runs]
-    names = dict.fromkeys(FLAT_FIELDS)
+    names = dict.fromkeys(name for name in FIELDS if name != "alive")
     for group in ("hparams.", "summary."):
         names.update(dict.fromkeys(name for row in rows for name in row if name.startswith(group)))
     if chosen == "parquet":
@@ -419,7 +419,7 @@ def _distinct(names: list[str]) -> list[str]:
 
 
 def _sql_type(name: str, values: list[Any]) -> str:
-    if name == "tags":
+    if name in FIELDS and FIELDS[name].type == "texts":
         return "VARCHAR[]"
     kinds = {type(value) for value in values if value is not None}
     if kinds == {bool}:

@@ -3,7 +3,7 @@
 import json
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -19,21 +19,18 @@ __all__ = [
     "read_object",
     "read_object_file",
     "whole_of",
-    "written_texts",
+    "write_json",
 ]
 
 _TOO_LARGE = 1 << 63
 _fast_loads: Callable[[bytes], Any]
-_fast_dumps: Callable[[Sequence[str]], str]
+_fast_dumps: Callable[[Any], bytes] | None
 try:
     import orjson
 except ImportError:
-    _fast_loads, _fast_dumps = json.loads, json.dumps
+    _fast_loads, _fast_dumps = json.loads, None
 else:
-    _fast_loads = orjson.loads
-
-    def _fast_dumps(texts: Sequence[str]) -> str:
-        return orjson.dumps(texts).decode()
+    _fast_loads, _fast_dumps = orjson.loads, orjson.dumps
 
 
 def read_object(raw: bytes) -> dict[str, Any]:
@@ -63,9 +60,14 @@ def _integer(digits: str) -> float:
     return int(digits) if abs(number) < _TOO_LARGE else number
 
 
-def written_texts(texts: Sequence[str]) -> str:
-    """Returns texts as a JSON list."""
-    return _fast_dumps(texts) if texts else "[]"
+def write_json(value: Any) -> str:
+    """Returns a value as compact JSON; a non-finite number is `null`, or `NaN` and the like without orjson."""
+    if _fast_dumps is not None:
+        try:
+            return _fast_dumps(value).decode()
+        except TypeError:  # An integer beyond 64 bits.
+            pass
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
 def clean_text(text: str) -> str:

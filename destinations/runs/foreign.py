@@ -11,12 +11,11 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from destinations.run_directory.documents import flat_hyperparameters
 from destinations.run_directory.layout import HPARAMS
 from uploads.disk import open_regular, read_regular
 
 from .files import clean_text, is_shallow
-from .record import Reading, sound_hparams
+from .record import RunRecord, sound_hparams
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -36,7 +35,7 @@ _MOST_LOOKED_AT = 64 << 20
 _OWN_COLUMNS = frozenset({"step", "epoch", "time", "created_at"})
 
 
-def read_lightning(run_dir: Path, path: str) -> Reading:
+def read_lightning(run_dir: Path, path: str) -> RunRecord:
     """Reads the folder.
 
     Args:
@@ -46,6 +45,9 @@ def read_lightning(run_dir: Path, path: str) -> Reading:
     Raises:
         OSError: `metrics.csv` cannot be read.
     """
+    # It imports numpy and PyYAML, which finding other runs does not need.
+    from destinations.run_directory.documents import flat_hyperparameters
+
     hparams: Mapping[str, Scalar] = {}
     problem = None
     times = [run_dir.stat().st_mtime]
@@ -62,10 +64,10 @@ def read_lightning(run_dir: Path, path: str) -> Reading:
         summary = last_values(metrics)
     except (ValueError, csv.Error) as error:
         summary, problem = {}, f"{METRICS} cannot be read: {_first_line(error)}"
-    return Reading(
+    return RunRecord(
+        path=run_dir,
         run_id=clean_text(path or run_dir.name),
         kind="lightning-csv",
-        status="unknown",
         # Files came into the folder at its beginning, and hardly later.
         created_at=min(times),
         updated_at=times[1],

@@ -47,7 +47,7 @@ def open_runs(
         place: Path | None = cache_folder() if cache is None else Path(cache).absolute()
     except RuntimeError as error:
         place = None
-        warnings.append(f"index has no place ({error}); it is kept in memory.")
+        warnings.append(f"index has no folder ({error}); using one in memory.")
     opened = Runs([Root(folder, Index(folder, place)) for folder in folders], clock=clock, warnings=warnings)
     if scan:
         opened.scan()

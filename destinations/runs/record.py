@@ -1,4 +1,9 @@
-"""What a scan knows of a run: plain values, nothing that is still open."""
+"""The record of a run, and the table of its fields.
+
+A field is declared once, as an attribute of `RunRecord`. The parser of the sidecar, the columns of the index, the filter
+language, the columns of the command line, `compare`, `to_dicts`, DataFrames and exports are derived from `FIELDS`. To add a
+field, add an attribute; increase `index.VERSION`, and name the field in docs/runs.md.
+"""
 
 import math
 from collections.abc import Callable, Mapping
@@ -12,178 +17,239 @@ from destinations.run_directory.layout import TERMINAL_STATUSES
 from .files import read_object
 
 __all__ = [
+    "FIELDS",
     "HEARTBEAT_SECONDS",
-    "Reading",
+    "FieldType",
+    "RecordField",
     "RunKind",
     "RunRecord",
     "Scalar",
+    "flat_record",
     "is_alive",
     "is_terminal",
     "read_sidecar",
     "sound_hparams",
     "sound_summary",
+    "stored_fields",
 ]
 
 Scalar = bool | int | float | str | None
-
 RunKind = Literal["run-directory", "stable-pretraining", "lightning-csv"]
+FieldType = Literal["text", "texts", "time", "bool"]
+
+HEARTBEAT_SECONDS = 180.0
+"""A heartbeat older than this is stale.
+
+`RunDirectory` touches the heartbeat every second, and considers its own lock stale after the same three minutes, as does the
+scanner of stable-pretraining.
+"""
+
+# Statuses of other writers that end a run. Lightning's "finished" is stored as it is by stable-pretraining.
+_TERMINAL = TERMINAL_STATUSES | {"finished", "orphaned", "killed"}
+# How strict JSON writes non-finite numbers.
+_NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+_MAX_TIME = 1e12
+_SCALARS = frozenset({float, int, str, bool, type(None)})
+_NUMBERS = frozenset({float, int})
 
 
 @attrs.frozen
-class RunRecord:
-    """A run as it stood when its folder was last read; what the user edited is applied already.
+class RecordField:
+    """A field of a run, other than its hyperparameters and metrics.
 
-    Times are seconds since 1970. A run of which something could not be read has a `problem` that says what, and what could be
-    read; its status is "unknown" where that is not known.
-
-    Args:
-        path: the folder, absolute.
-        run_id: the id that the run gave itself; of a folder without one, its path below the root.
-        kind: who wrote it: `RunDirectory`, stable-pretraining's `RegistryLogger`, Lightning's `CSVLogger`.
-        status: as written; a run that was killed says "running" for ever, see `liveness.is_alive`.
-        created_at: when the run began.
-        ended_at: when it ended.
-        updated_at: when what is told here was written.
-        tags: in the order in which they were given.
-        notes: of the user.
-        display_name: what the user calls the run.
-        archived: whether the user put it away.
-        hparams: hyperparameters by dotted name.
-        summary: the last value of each metric; not all are finite.
-        checkpoint_path: the newest checkpoint, as the run wrote it.
-        heartbeat_at: the last sign of life.
-        problem: what is wrong with the folder.
+    Attributes:
+        name: of the attribute of `RunRecord`.
+        type: of its values.
+        is_stored: whether the index has a column for it; other fields are computed when they are queried.
+        is_in_sidecar: whether `sidecar.json` has it, by the same name.
+        is_compared: whether `Runs.compare` reports it; not where it differs between any two runs.
+        default: what a run without it has.
     """
 
-    path: Path
-    run_id: str
-    kind: RunKind
-    status: str
-    created_at: float | None = None
-    ended_at: float | None = None
-    updated_at: float | None = None
-    tags: tuple[str, ...] = ()
-    notes: str = ""
-    display_name: str | None = None
-    archived: bool = False
+    name: str
+    type: FieldType
+    is_stored: bool = True
+    is_in_sidecar: bool = True
+    is_compared: bool = True
+    default: Any = None
+
+
+def _field(kind: FieldType, *, default: Any = attrs.NOTHING, **properties: bool) -> Any:
+    return attrs.field(default=default, metadata={"type": kind, **properties})
+
+
+@attrs.frozen(kw_only=True)
+class RunRecord:
+    """A run as of the last scan of its folder, with the edits of the user applied.
+
+    Times are in seconds since 1970. If something could not be read, `problem` says what, and the record has everything
+    else; the status is "unknown" if that could not be read.
+
+    Args:
+        run_id: the id that the run gave itself; for a folder without one, its path below the root.
+        status: as written; a run that was killed says "running" forever, see `is_alive`.
+        kind: the writer: `RunDirectory`, stable-pretraining's `RegistryLogger`, or Lightning's `CSVLogger`.
+        created_at: when the run began.
+        ended_at: when the run ended.
+        updated_at: when its metadata was last written.
+        heartbeat_at: the last heartbeat.
+        tags: in the order they were given.
+        notes: free text of the user.
+        display_name: the name the user gave the run.
+        archived: whether the user archived the run.
+        checkpoint_path: the newest checkpoint, as written by the run.
+        problem: what is wrong with the folder.
+        path: the folder, absolute.
+        hparams: hyperparameters by dotted name.
+        summary: the last value of each metric; may be NaN or infinite.
+    """
+
+    run_id: str = _field("text", is_compared=False)
+    status: str = _field("text", default="unknown")
+    kind: RunKind = _field("text", is_in_sidecar=False)
+    created_at: float | None = _field("time", default=None, is_compared=False)
+    ended_at: float | None = _field("time", default=None, is_compared=False)
+    updated_at: float | None = _field("time", default=None, is_compared=False)
+    heartbeat_at: float | None = _field("time", default=None, is_in_sidecar=False, is_compared=False)
+    tags: tuple[str, ...] = _field("texts", default=())
+    notes: str = _field("text", default="")
+    # The viewer of stable-pretraining writes these two into the sidecar.
+    display_name: str | None = _field("text", default=None)
+    archived: bool = _field("bool", default=False)
+    checkpoint_path: str | None = _field("text", default=None, is_compared=False)
+    problem: str | None = _field("text", default=None, is_in_sidecar=False)
+    path: Path = _field("text", is_stored=False, is_in_sidecar=False, is_compared=False)
     hparams: Mapping[str, Scalar] = attrs.field(factory=dict)
     summary: Mapping[str, float] = attrs.field(factory=dict)
-    checkpoint_path: str | None = None
-    heartbeat_at: float | None = None
-    problem: str | None = None
 
     @property
     def name(self) -> str:
-        """What to call the run: its display name, else the name of its folder."""
+        """The display name, or the name of the folder."""
         return self.display_name or self.path.name
 
 
-# The writer of a run directory touches the heartbeat every second, and its lock counts as stale after the same three minutes;
-# stable-pretraining's own scanner has this threshold too.
-HEARTBEAT_SECONDS = 180.0
+def _declared_fields() -> dict[str, RecordField]:
+    fields: dict[str, RecordField] = {}
+    for attribute in attrs.fields(RunRecord):
+        if attribute.metadata:
+            default = None if attribute.default is attrs.NOTHING else attribute.default
+            fields[attribute.name] = RecordField(attribute.name, **attribute.metadata, default=default)
+        if attribute.name == "run_id":
+            fields["name"] = RecordField("name", "text", is_in_sidecar=False, is_compared=False)
+        if attribute.name == "kind":
+            fields["alive"] = RecordField(
+                "alive", "bool", is_stored=False, is_in_sidecar=False, is_compared=False
+            )
+    return fields
 
-# What else the writers of other formats call an end. Lightning's "finished" is stored by stable-pretraining as it comes.
-_TERMINAL = TERMINAL_STATUSES | {"finished", "orphaned", "killed"}
+
+FIELDS: Mapping[str, RecordField] = _declared_fields()
+"""The fields of a run by name, in the order of columns; `name` and `alive` are computed."""
+
+
+def stored_fields() -> list[RecordField]:
+    """Returns the fields that the index has a column for."""
+    return [field for field in FIELDS.values() if field.is_stored]
+
+
+def flat_record(record: RunRecord) -> dict[str, Any]:
+    """Returns the fields of a run, then `hparams.…`, then `summary.…`; without `alive`, which depends on the time."""
+    flat: dict[str, Any] = {name: getattr(record, name) for name in FIELDS if name != "alive"}
+    flat["tags"], flat["path"] = list(record.tags), str(record.path)
+    flat |= {f"hparams.{name}": value for name, value in record.hparams.items()}
+    flat |= {f"summary.{name}": value for name, value in record.summary.items()}
+    return flat
 
 
 def is_terminal(status: str) -> bool:
-    """Says whether a run of this status has ended, and says so itself."""
+    """Returns whether a run of this status has ended."""
     return status in _TERMINAL
 
 
 def is_alive(status: str, heartbeat_at: float | None, now: float) -> bool:
-    """Says whether a run is being written: it has not ended, and its heartbeat is fresh.
+    """Returns whether a run is being written: it has not ended, and its heartbeat is fresh.
 
     Args:
         status: of the run.
-        heartbeat_at: when the heartbeat was last touched; a clock that goes ahead of ours counts as fresh.
+        heartbeat_at: the last heartbeat; one in the future (clock skew) is fresh.
         now: seconds since 1970.
     """
     return not is_terminal(status) and heartbeat_at is not None and heartbeat_at >= now - HEARTBEAT_SECONDS
 
 
-# As strict JSON has what is no number.
-_NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
-_LATEST = 1e12
-_SCALARS = frozenset({float, int, str, bool, type(None)})
-_NUMBERS = frozenset({float, int})
+# --- the sidecar -------------------------------------------------------------------------------------------------------
 
 
-@attrs.define
-class Reading:
-    """The content of a run folder, but for what the file system itself says.
-
-    The fields are those of `RunRecord`, and `may_have_nan`: False where certainly no value is NaN.
-    """
-
-    run_id: str
-    kind: RunKind
-    status: str
-    created_at: float | None = None
-    ended_at: float | None = None
-    updated_at: float | None = None
-    tags: tuple[str, ...] = ()
-    notes: str = ""
-    display_name: str | None = None
-    archived: bool = False
-    hparams: Mapping[str, Scalar] = attrs.field(factory=dict)
-    summary: Mapping[str, float] = attrs.field(factory=dict)
-    checkpoint_path: str | None = None
-    problem: str | None = None
-    may_have_nan: bool = True
-
-
-def read_sidecar(raw: bytes, non_finite: Callable[[], Mapping[str, Any]]) -> Reading:
-    """Returns what a sidecar says; `RunDirectory`'s or stable-pretraining's.
+def read_sidecar(raw: bytes, path: Path, read_summary: Callable[[], Mapping[str, Any]]) -> RunRecord:
+    """Parses a sidecar of `RunDirectory` or stable-pretraining.
 
     Args:
-        raw: the file.
-        non_finite: returns the `metrics` of `summary.json`, which says what the null of a summary stands for; asked
-            only where there is one.
+        raw: the content of the file.
+        path: the folder of the run.
+        read_summary: returns the `metrics` of `summary.json`, which tells what a null in the summary stands for; called
+            only if there is one.
 
     Raises:
-        ValueError: it is no sidecar; the text says why.
+        ValueError: it is not a sidecar; the message says why.
     """
     try:
-        return _reading(read_object(raw), raw, non_finite)
+        return _parsed(read_object(raw), raw, path, read_summary)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
 
 
-def _reading(data: dict[str, Any], raw: bytes, non_finite: Callable[[], Mapping[str, Any]]) -> Reading:
+def _parsed(
+    data: dict[str, Any], raw: bytes, path: Path, read_summary: Callable[[], Mapping[str, Any]]
+) -> RunRecord:
     run_id = data.get("run_id")
     if not isinstance(run_id, str) or not run_id:
         raise ValueError("it has no run_id")
-    notes, name = data.get("notes"), data.get("display_name")
-    path, status = data.get("checkpoint_path"), data.get("status")
+    values = {name: read(data[name], default) for name, read, default in _READERS if name in data}
     hparams, summary = data.get("hparams"), data.get("summary")
-    is_finite = not _has_non_finite(raw)
-    return Reading(
-        run_id=run_id,
-        kind="run-directory" if "format_version" in data else "stable-pretraining",
-        status=status if isinstance(status, str) and status else "unknown",
-        created_at=_time(data.get("created_at")),
-        ended_at=_time(data.get("ended_at")),
-        updated_at=_time(data.get("updated_at")),
-        tags=_tags(data.get("tags")),
-        notes=notes if isinstance(notes, str) else "",
-        # The viewer of stable-pretraining writes these two into the sidecar.
-        display_name=name if isinstance(name, str) and name else None,
-        archived=data.get("archived") is True,
-        hparams=sound_hparams(hparams, is_finite=is_finite) if isinstance(hparams, dict) else {},
-        summary=sound_summary(summary, non_finite) if isinstance(summary, dict) else {},
-        checkpoint_path=path if isinstance(path, str) else None,
-        may_have_nan=not is_finite or (isinstance(summary, dict) and None in summary.values()),
-    )
+    if isinstance(hparams, dict):
+        values["hparams"] = sound_hparams(hparams, is_finite=not _has_non_finite(raw))
+    if isinstance(summary, dict):
+        values["summary"] = sound_summary(summary, read_summary)
+    kind: RunKind = "run-directory" if "format_version" in data else "stable-pretraining"
+    return RunRecord(path=path, kind=kind, **values)
+
+
+def _read_text(value: Any, default: str | None) -> str | None:
+    return value if isinstance(value, str) and value else default
+
+
+def _read_texts(value: Any, default: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(str(item) for item in value)) if isinstance(value, list) else default
+
+
+def _read_time(value: Any, default: float | None) -> float | None:
+    kind = type(value)
+    # NaN fails the comparison.
+    return float(value) if (kind is float or kind is int) and -_MAX_TIME < value < _MAX_TIME else default
+
+
+def _read_bool(value: Any, default: bool) -> bool:  # as the other readers
+    return value if isinstance(value, bool) else default
+
+
+_READER_OF: Mapping[FieldType, Callable[[Any, Any], Any]] = {
+    "text": _read_text,
+    "texts": _read_texts,
+    "time": _read_time,
+    "bool": _read_bool,
+}
+_READERS = [
+    (field.name, _READER_OF[field.type], field.default) for field in FIELDS.values() if field.is_in_sidecar
+]
 
 
 def _has_non_finite(raw: bytes) -> bool:
-    # To look for one byte is ten times faster than for several.
+    # Searching for one byte is ten times faster than for several.
     return (b"N" in raw and b"NaN" in raw) or (b"I" in raw and b"Infinity" in raw)
 
 
 def sound_hparams(hparams: dict[str, Any], *, is_finite: bool = False) -> Mapping[str, Scalar]:
-    """Returns hyperparameters as scalars; texts that stand for NaN as numbers.
+    """Returns hyperparameters as scalars; "NaN" and "Infinity" become numbers.
 
     Args:
         hparams: by dotted name.
@@ -195,12 +261,12 @@ def sound_hparams(hparams: dict[str, Any], *, is_finite: bool = False) -> Mappin
 
 
 def sound_summary(
-    summary: dict[str, Any], non_finite: Callable[[], Mapping[str, Any]]
+    summary: dict[str, Any], read_summary: Callable[[], Mapping[str, Any]]
 ) -> Mapping[str, float]:
-    """Returns last values as numbers; what is none is left out."""
+    """Returns last values as numbers; entries that are not numbers are left out."""
     if _NUMBERS.issuperset(map(type, summary.values())):
         return summary
-    known = non_finite() if None in summary.values() else {}
+    known = read_summary() if None in summary.values() else {}
     sound: dict[str, float] = {}
     for name, value in summary.items():
         number = _number(_last(known.get(name)) if value is None else value)
@@ -227,15 +293,3 @@ def _number(value: Any) -> float | None:
 
 def _last(statistics: Any) -> Any:
     return statistics.get("last") if isinstance(statistics, dict) else None
-
-
-def _time(value: Any) -> float | None:
-    kind = type(value)
-    # Thirty thousand years; and no NaN.
-    return float(value) if (kind is float or kind is int) and -_LATEST < value < _LATEST else None
-
-
-def _tags(value: Any) -> tuple[str, ...]:
-    if not isinstance(value, list):
-        return ()
-    return tuple(dict.fromkeys(str(tag) for tag in value))

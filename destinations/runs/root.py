@@ -4,6 +4,7 @@ import os
 import sqlite3
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import attrs
 
@@ -11,7 +12,7 @@ from destinations.run_directory.layout import SIDECAR
 
 from .index import Index
 from .record import HEARTBEAT_SECONDS, read_sidecar
-from .scan import Disk, Found, Known, Scanner, ScanReport
+from .scan import Disk, IndexState, ScanChange, Scanner, ScanReport
 
 __all__ = ["Root"]
 
@@ -50,19 +51,19 @@ class Root:
     def _scan(self, now: float, *, full: bool) -> ScanReport:
         started = time.perf_counter()
         self.index.database.reopen_if_deleted()
-        known = self.index.known()
+        known = self.index.state()
         scanner = Scanner(self.folder, known, full=full, disk=self.disk, clock_ns=self.clock_ns)
         added = changed = touched = 0
         added_ids: list[str] = []
-        batch: list[Found] = []
+        batch: list[ScanChange] = []
         for found in scanner.found():
-            if found.reading is None:
+            if found.record is None:
                 touched += 1
             elif found.path in known.runs:
                 changed += 1
             else:
                 added += 1
-                added_ids.append(found.reading.run_id)
+                added_ids.append(found.record.run_id)
             batch.append(found)
             if len(batch) >= _BATCH:
                 self.index.write(batch)
@@ -94,7 +95,7 @@ class Root:
 
     def refresh(self, path: str) -> None:
         """Reads one run again."""
-        found = Scanner(self.folder, Known(), disk=self.disk, clock_ns=self.clock_ns).read_run(path)
+        found = Scanner(self.folder, IndexState(), disk=self.disk, clock_ns=self.clock_ns).read_run(path)
         if found is not None:
             self.index.write([found])
 
@@ -102,7 +103,7 @@ class Root:
         """Returns the tags that a run gave itself."""
         try:
             raw, _ = self.disk.read(os.path.join(self.folder, path, SIDECAR))  # noqa: PTH118  # a name may be no UTF-8
-            return read_sidecar(raw, dict).tags
+            return read_sidecar(raw, Path(self.folder, path), dict).tags
         except (OSError, ValueError):
             return ()
 

@@ -95,19 +95,17 @@ class Run:
         Raises:
             RunNotFoundError: there is no run in the folder.
         """
-        from .scan import Known, Scanner
+        from .scan import IndexState, Scanner
 
         folder = Path(path).absolute()
         if ".." in folder.parts:
             # Its last part is to be the name of the folder.
             folder = folder.resolve()
-        found = Scanner(str(folder.parent), Known()).read_run(folder.name)
-        if found is None or found.reading is None:
+        found = Scanner(str(folder.parent), IndexState()).read_run(folder.name)
+        if found is None or found.record is None:
             raise RunNotFoundError(str(path))
-        known = {field.name for field in attrs.fields(RunRecord)}
-        fields = attrs.asdict(found.reading, recurse=False, filter=lambda field, _: field.name in known)
-        fields |= {"path": folder, "heartbeat_at": found.heartbeat_at, "problem": found.problem}
-        return cls(RunRecord(**fields))
+        record = attrs.evolve(found.record, heartbeat_at=found.heartbeat_at, problem=found.problem)
+        return cls(record)
 
     def reload(self) -> "Run":
         """Returns the run as its folder says now.

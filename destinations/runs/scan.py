@@ -35,9 +35,9 @@ from uploads.disk import open_regular, read_open
 from .edits import apply_edits, read_edits
 from .files import clean_text, read_object
 from .foreign import METRICS, read_lightning
-from .record import Reading, is_terminal, read_sidecar
+from .record import RunRecord, is_terminal, read_sidecar
 
-__all__ = ["DAMAGED", "RUNNING", "Disk", "Found", "Known", "KnownRun", "ScanReport", "Scanner"]
+__all__ = ["DAMAGED", "RUNNING", "Disk", "IndexState", "KnownRun", "ScanChange", "ScanReport", "Scanner"]
 
 _MOST_PROBLEMS = 100
 
@@ -101,7 +101,7 @@ RUNNING, DAMAGED = 1, 2
 
 
 @attrs.frozen
-class Known:
+class IndexState:
     """What an index knows of a root.
 
     Args:
@@ -116,29 +116,29 @@ class Known:
 
 
 @attrs.define
-class Found:
+class ScanChange:
     """A run that is not as the index knows it.
 
     Args:
         path: below the root; "" is the root itself.
-        reading: what its files say; None where they are as they were, or cannot be read.
+        record: read from its files; None if they did not change or cannot be read.
         problem: what is wrong with it.
         heartbeat_at: the last sign of life.
         folder_mtime_ns: of the folder; 0 where it is not to be relied on.
         folder_inode: of the folder.
         files: the state of its files.
-        open: why the next scan has to look further, even if the folder is as it was: `RUNNING`, `DAMAGED`, both, or 0.
+        flags: why the next scan must look at the files even if the folder did not change: `RUNNING`, `DAMAGED`, both, or 0.
         is_orphan: whether it is a run folder without a sidecar.
     """
 
     path: str
-    reading: Reading | None
+    record: RunRecord | None
     problem: str | None
     heartbeat_at: float | None
     folder_mtime_ns: int
     folder_inode: int
     files: str
-    open: int
+    flags: int
     is_orphan: bool = False
 
 
@@ -190,7 +190,7 @@ class Scanner:
     def __init__(
         self,
         root: str,
-        known: Known,
+        known: IndexState,
         *,
         full: bool = False,
         disk: Disk | None = None,
@@ -210,7 +210,7 @@ class Scanner:
         self.problems: list[tuple[Path, str]] = []
         self.unchanged = 0
 
-    def found(self) -> Iterator[Found]:
+    def found(self) -> Iterator[ScanChange]:
         """Yields the runs that are new, or not as they were; to be iterated to its end."""
         known, stat, waiting = self._known.runs, self._disk.stat, self._waiting
         children, prefix, seen = self._known.children, self._prefix, self._seen_runs
@@ -254,7 +254,7 @@ class Scanner:
         """Returns the paths of known folders that are no longer there, or are runs now."""
         return [path for path in self._known.folders if path not in self._seen_folders]
 
-    def read_run(self, path: str) -> Found | None:
+    def read_run(self, path: str) -> ScanChange | None:
         """Reads one run, whatever is known of it; None where there is none."""
         try:
             state = self._disk.stat(self._prefix + path)
@@ -264,7 +264,7 @@ class Scanner:
 
     # --- folders ---------------------------------------------------------------------------------------------------
 
-    def _look_at_unknown(self, path: str) -> Found | None:
+    def _look_at_unknown(self, path: str) -> ScanChange | None:
         """Finds out whether a folder is a run; where it is none, has what is in it looked at."""
         try:
             state = self._disk.stat(self._prefix + path)
@@ -282,7 +282,7 @@ class Scanner:
             return found
         return self._classified(path, state)
 
-    def _classified(self, path: str, state: os.stat_result) -> Found | None:
+    def _classified(self, path: str, state: os.stat_result) -> ScanChange | None:
         """Looks into a folder that had no sidecar a moment ago."""
         try:
             entries = self._disk.list(self._prefix + path)
@@ -349,7 +349,7 @@ class Scanner:
 
     # --- runs ------------------------------------------------------------------------------------------------------
 
-    def _look_at_run(self, path: str, run: KnownRun, state: os.stat_result) -> Found | None:
+    def _look_at_run(self, path: str, run: KnownRun, state: os.stat_result) -> ScanChange | None:
         """Looks further at a known run: it has not ended, or something in its folder changed."""
         is_same_folder = state.st_mtime_ns == run[1] and state.st_ino == run[2]
         is_csv = run[4].startswith("csv ")
@@ -372,9 +372,9 @@ class Scanner:
         if heartbeat_at == run[5] and (sure, state.st_ino) == (run[1], run[2]):
             self.unchanged += 1
             return None
-        return Found(path, None, None, heartbeat_at, sure, state.st_ino, run[4], run[3])
+        return ScanChange(path, None, None, heartbeat_at, sure, state.st_ino, run[4], run[3])
 
-    def _read(self, path: str, state: os.stat_result) -> Found | None:
+    def _read(self, path: str, state: os.stat_result) -> ScanChange | None:
         """Reads a folder with a sidecar; None where it has none."""
         folder = self._prefix + path
         base = folder if folder.endswith("/") else f"{folder}/"
@@ -386,84 +386,90 @@ class Scanner:
             return self._damaged(path, state, "", f"{SIDECAR} cannot be read: {error.strerror}")
         files = self._state_of(file_state)
         try:
-            reading = read_sidecar(raw, lambda: self._summary(base))
+            record = read_sidecar(raw, Path(folder), lambda: self._summary(base))
         except ValueError as error:
             return self._damaged(
                 path, state, f"{files} {self._edits(base)}", f"{SIDECAR} is damaged: {error}"
             )
-        files = f"{files} {self._add_edits(base, reading)}"
-        has_ended = is_terminal(reading.status)
-        heartbeat_at = (reading.ended_at or reading.updated_at) if has_ended else self._heartbeat(path)
-        return Found(
+        record, edits = self._with_edits(base, record)
+        files = f"{files} {edits}"
+        has_ended = is_terminal(record.status)
+        heartbeat_at = (record.ended_at or record.updated_at) if has_ended else self._heartbeat(path)
+        return ScanChange(
             path,
-            reading,
-            reading.problem,
+            record,
+            record.problem,
             heartbeat_at,
             self._sure_ns(state),
             state.st_ino,
             files,
-            (0 if has_ended else RUNNING) | (DAMAGED if reading.problem is not None else 0),
+            (0 if has_ended else RUNNING) | (DAMAGED if record.problem is not None else 0),
         )
 
-    def _add_edits(self, base: str, reading: Reading) -> str:
-        """Has what the user says stand in the reading; returns the state of the file."""
-        # Most runs have none, and an exception costs as much as all the rest of asking.
+    def _with_edits(self, base: str, record: RunRecord) -> tuple[RunRecord, str]:
+        """Returns the record with the edits of the user, and the state of their file."""
+        # Most runs have none, and an exception costs as much as everything else here.
         if not self._disk.exists(base + EDITS):
-            return "-"
+            return record, "-"
         try:
             raw, state = self._disk.read(base + EDITS)
         except FileNotFoundError:
-            return "-"
+            return record, "-"
         except OSError as error:
-            reading.problem = f"{EDITS} cannot be read: {error.strerror}"
-            return "?"
+            return attrs.evolve(record, problem=f"{EDITS} cannot be read: {error.strerror}"), "?"
         try:
-            apply_edits(reading, read_edits(raw))
+            record = apply_edits(record, read_edits(raw))
         except ValueError as error:
-            reading.problem = f"{EDITS} is damaged: {error}"
-        return self._state_of(state)
+            record = attrs.evolve(record, problem=f"{EDITS} is damaged: {error}")
+        return record, self._state_of(state)
 
-    def _damaged(self, path: str, state: os.stat_result, files: str, problem: str, **more: bool) -> Found:
+    def _damaged(
+        self, path: str, state: os.stat_result, files: str, problem: str, **more: bool
+    ) -> ScanChange:
         """What is known of a run stays, where its sidecar is damaged now; of a new one there is nothing to know."""
         known = None if self._full else self._known.runs.get(path)
-        reading, running, heartbeat_at = None, RUNNING, None
+        record, running, heartbeat_at = None, RUNNING, None
         if known is None:
-            reading = self._empty_reading(path, problem)
+            record = self._empty_record(path, problem)
         else:
             running, heartbeat_at = known[3] & RUNNING, known[5]
         if running:
             heartbeat_at = self._heartbeat(path)
         # The sidecar may be rewritten in place: the next scan looks at the file, whatever the folder says.
-        return Found(path, reading, problem, heartbeat_at, 0, state.st_ino, files, running | DAMAGED, **more)
+        return ScanChange(
+            path, record, problem, heartbeat_at, 0, state.st_ino, files, running | DAMAGED, **more
+        )
 
-    def _orphan(self, path: str, state: os.stat_result) -> Found:
+    def _orphan(self, path: str, state: os.stat_result) -> ScanChange:
         """A run folder that has no sidecar: it was lost, or is about to be written."""
         return self._damaged(path, state, "orphan", f"{SIDECAR} is missing", is_orphan=True)
 
-    def _lightning(self, path: str, state: os.stat_result) -> Found | None:
+    def _lightning(self, path: str, state: os.stat_result) -> ScanChange | None:
         folder = Path(self._prefix + path)
         try:
             files = f"csv {self._state_of(self._disk.stat(str(folder / METRICS)))}"
-            reading = read_lightning(folder, path)
+            record = read_lightning(folder, path)
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
             problem = f"{METRICS} cannot be read: {error.strerror}"
             return self._damaged(path, state, "csv ?", problem)
-        return Found(
+        return ScanChange(
             path,
-            reading,
-            reading.problem,
-            reading.updated_at,
+            record,
+            record.problem,
+            record.updated_at,
             self._sure_ns(state),
             state.st_ino,
             files,
-            RUNNING | (DAMAGED if reading.problem is not None else 0),
+            RUNNING | (DAMAGED if record.problem is not None else 0),
         )
 
-    def _empty_reading(self, path: str, problem: str) -> Reading:
+    def _empty_record(self, path: str, problem: str) -> RunRecord:
         name = path.rpartition("/")[2] or Path(self._root).name
-        return Reading(run_id=clean_text(name), kind="run-directory", status="unknown", problem=problem)
+        return RunRecord(
+            path=Path(self._prefix + path), run_id=clean_text(name), kind="run-directory", problem=problem
+        )
 
     def _files(self, path: str) -> str | None:
         """Returns the state of the files of a run, as `_read` and `_lightning` take it down; None where it must be read."""

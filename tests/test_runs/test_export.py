@@ -148,7 +148,7 @@ RECORDS = [
 def records(tmp_path):
     """What is known of two runs that have little in common."""
     return [
-        RunRecord(tmp_path / one["run_id"], kind="run-directory", status="completed", **one)
+        RunRecord(path=tmp_path / one["run_id"], kind="run-directory", status="completed", **one)
         for one in RECORDS
     ]
 

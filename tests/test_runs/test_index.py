@@ -119,10 +119,10 @@ UNUSABLE = {
     "newer": (damage_by(f"PRAGMA user_version = {VERSION + 1}"), "is of a newer version"),
     "older": (damage_by("PRAGMA user_version = 0"), "is of an older version"),
     "another program's": (damage_by("PRAGMA application_id = 7"), "is of another program"),
-    "no database": (overwrite, "is damaged"),
-    "cut off": (cut_off, "is damaged"),
-    "scrambled": (scramble, "is damaged"),
-    "without a table": (damage_by("DROP TABLE folders"), "is damaged"),
+    "no database": (overwrite, "is corrupt"),
+    "cut off": (cut_off, "is corrupt"),
+    "scrambled": (scramble, "is corrupt"),
+    "without a table": (damage_by("DROP TABLE folders"), "is corrupt"),
 }
 
 
@@ -201,7 +201,7 @@ def test_without_a_place_the_index_is_in_memory(kind, root, tmp_path):
     report, count = scanned(root, cache)
 
     assert (report.runs, count) == (2, 2)
-    assert [("it is kept in memory" in warning) for warning in report.warnings] == [True]
+    assert [("in memory" in warning) for warning in report.warnings] == [True]
 
 
 def test_a_home_that_there_is_not_is_no_error(root, monkeypatch):
@@ -213,7 +213,7 @@ def test_a_home_that_there_is_not_is_no_error(root, monkeypatch):
 
     assert (report.runs, count) == (2, 2)
     assert report.warnings == (
-        "index has no place (Could not determine home directory.); it is kept in memory.",
+        "index has no folder (Could not determine home directory.); using one in memory.",
     )
 
 
@@ -231,7 +231,7 @@ def test_an_index_that_can_only_be_read_goes_on_in_memory(root, cache):
         report = runs.scan()
 
         assert (report.runs, len(runs)) == (3, 3)
-        assert ["it is kept in memory" in warning for warning in report.warnings] == [True]
+        assert ["in memory" in warning for warning in report.warnings] == [True]
 
 
 SCAN_IN_A_LOOP = """

@@ -150,7 +150,15 @@ def test_a_folder_of_lightning_is_read(tmp_path):
 
 def test_what_a_scan_found_is_enough(tmp_path):
     """A run whose folder is gone still says what its record knows, and has nothing else."""
-    run = Run(RunRecord(tmp_path / "gone", "id", "run-directory", "completed", hparams={"lr": 0.1}))
+    run = Run(
+        RunRecord(
+            path=tmp_path / "gone",
+            run_id="id",
+            kind="run-directory",
+            status="completed",
+            hparams={"lr": 0.1},
+        )
+    )
 
     assert (run.hparams, run.hyperparameters) == ({"lr": 0.1}, {"lr": 0.1})
     assert (run.summary, run.environment, run.sessions, run.ranks(), run.metric_names()) == (

@@ -7,6 +7,7 @@ import attrs
 
 from destinations.runs import RunRecord, is_alive
 from destinations.runs.errors import near_names
+from destinations.runs.record import FIELDS
 
 from .running import UsageError
 from .table import Cell, Column
@@ -23,26 +24,17 @@ __all__ = [
     "status_style",
 ]
 
-OWN_FIELDS = (
-    "run",
-    "name",
-    "status",
-    "alive",
-    "age",
-    "duration",
-    "tags",
-    "notes",
-    "kind",
-    "path",
-    "archived",
-    "created_at",
-    "ended_at",
-    "updated_at",
-    "checkpoint_path",
-    "problem",
-)
+OWN_FIELDS = ("run", "age", "duration", *FIELDS)
+"""The columns that are not hyperparameters or metrics; `run`, `age` and `duration` are computed here."""
 
-_STYLES = {"running": "green", "completed": None, "finished": None, "failed": "red", "killed": "red"}
+_STYLES = {
+    "running": "green",
+    "completed": None,
+    "finished": None,
+    "failed": "red",
+    "failed to write": "red",
+    "killed": "red",
+}
 _TIMES = {"age", "duration"}
 
 
@@ -68,8 +60,6 @@ def field_of(record: RunRecord, name: str, now: float) -> Any:
     if name == "run":
         # Lightning names all its folders version_N.
         return record.run_id if record.kind == "lightning-csv" else record.name
-    if name == "run_id":
-        return record.run_id
     if name == "status":
         return status_of(record, now)
     if name == "alive":
@@ -100,7 +90,7 @@ def cell_of(record: RunRecord, name: str, now: float) -> Cell:
         return Cell(age_text(value))
     if name == "duration":
         return Cell(duration_text(value))
-    if name.endswith("_at") and "." not in name and value is not None:
+    if name in FIELDS and FIELDS[name].type == "time" and value is not None:
         return Cell(_local_time(float(value)))
     if isinstance(value, list):
         return Cell(value_text(", ".join(map(str, value))) if value else NOTHING)
@@ -126,7 +116,6 @@ def check_fields(names: Iterable[str], hparams: Iterable[str], metrics: Iterable
     """
     known = {
         *OWN_FIELDS,
-        "run_id",
         *(f"hparams.{name}" for name in hparams),
         *(f"summary.{name}" for name in metrics),
     }

@@ -50,7 +50,8 @@ def _print(rows: Iterable[MetricRow], options: argparse.Namespace, session: Sess
 
 def wait(options: argparse.Namespace, session: Session) -> int:
     """Waits until a condition holds, the run ends, or the timeout expires."""
-    from destinations.runs.filters import matches, parse_filter
+    from destinations.runs.filters import parse_filter
+    from destinations.runs.runs import matches
 
     parse_filter(options.condition, session.clock())
     (run,) = find_runs([options.run_name], options, session)
@@ -60,8 +61,7 @@ def wait(options: argparse.Namespace, session: Session) -> int:
         was_alive = run.alive
         run = run.reload()
         now = session.clock()
-        # Parsed again because it may refer to `now`.
-        if matches(parse_filter(options.condition, now), run.record, now):
+        if matches(run.record, options.condition, now):
             return _ended(run, EXIT_OK, "holds", options, session)
         if not was_alive:
             return _ended(run, EXIT_FAILED, "does not hold, and the run is not alive", options, session)

@@ -21,11 +21,11 @@ import attrs
 from destinations.run_directory.layout import column_of
 from destinations.runs.errors import DatasetError, EditError, MetricNotFoundError
 from destinations.runs.index import Index
-from destinations.runs.record import Reading, RunRecord, Scalar
+from destinations.runs.record import RunRecord, Scalar
 from destinations.runs.root import Root
 from destinations.runs.run import MetricSummary, Run
 from destinations.runs.runs import Runs
-from destinations.runs.scan import Found, ScanReport
+from destinations.runs.scan import ScanChange, ScanReport
 from destinations.runs.sql import quoted
 from uploads import Store, open_store
 
@@ -275,8 +275,8 @@ class Tables:
         columns = ", ".join(f"NULL::{kind} AS {name}" for name, kind in METRIC_COLUMNS.items())
         return f"SELECT {columns} WHERE false"
 
-    def found(self) -> Iterator[tuple[str, Reading]]:
-        """Returns what is known of each run, with its path."""
+    def found(self) -> Iterator[RunRecord]:
+        """Yields the record of each run."""
         hparams: dict[str, dict[str, Scalar]] = {}
         for run_id, name, kind, value in self.sql("SELECT run_id, name, type, json FROM hparams").rows:
             hparams.setdefault(run_id, {})[name] = scalar_of(kind, value)
@@ -289,10 +289,8 @@ class Tables:
         for run_id, path, *rest in self.sql(f"SELECT run_id, path, {', '.join(names)} FROM runs").rows:
             values = dict(zip(names, rest, strict=True))
             values |= {"tags": tuple(values["tags"] or ()), "notes": values["notes"] or ""}
-            yield (
-                path,
-                Reading(run_id, hparams=hparams.get(run_id, {}), summary=summary.get(run_id, {}), **values),
-            )
+            groups: dict[str, Any] = {"hparams": hparams.get(run_id, {}), "summary": summary.get(run_id, {})}
+            yield RunRecord(path=Path(path), run_id=run_id, **groups, **values)
 
 
 class Dataset(Runs):
@@ -313,11 +311,11 @@ class Dataset(Runs):
         # A run has a number for its folder: two runs may have been in the same folder, one after the other.
         index = Index(_INDEX_ROOT, None)
         super().__init__([Root(_INDEX_ROOT, index)], clock=clock)
-        batch: list[Found] = []
-        for number, (path, reading) in enumerate(tables.found()):
-            place = f"{number}/{Path(path).name}"
-            self._paths[f"{_INDEX_ROOT}/{place}"] = Path(path)
-            batch.append(Found(place, reading, None, None, 0, 0, "", 0))
+        batch: list[ScanChange] = []
+        for number, record in enumerate(tables.found()):
+            place = f"{number}/{record.path.name}"
+            self._paths[f"{_INDEX_ROOT}/{place}"] = record.path
+            batch.append(ScanChange(place, record, None, None, 0, 0, "", 0))
             if len(batch) >= _BATCH:
                 index.write(batch)
                 batch = []
