@@ -1,8 +1,8 @@
-"""`edits.json`: what the user says of a run, in a file of its own.
+"""`edits.json`: the edits of the user to a run, in a file that the writer of the run never touches.
 
-It lies in the folder of the run, so that it moves with it, and the writer of the run never touches it. Tags are kept as what the
-user added and what the user took away: a tag that the run gives itself later shows all the same. Two who edit at once wait for
-each other, where the file system has flock(2); of what both change, the later counts.
+The file is in the folder of the run and moves with it. It keeps added and removed tags, so that a tag which
+the run gives itself later appears too. Concurrent edits wait for each other if the file system supports
+flock(2); the last one wins.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ _FORMAT_VERSION = 1
 
 @attrs.frozen
 class Edits:
-    """What a user says of a run; None is what the user said nothing of."""
+    """The edits of the user to a run; None for a field that was not edited."""
 
     added_tags: tuple[str, ...] = ()
     removed_tags: tuple[str, ...] = ()
@@ -38,16 +38,20 @@ class Edits:
     archived: bool | None = None
 
     def tags(self, own: Sequence[str]) -> tuple[str, ...]:
-        """Returns the tags of a run that gave itself these."""
+        """Returns the tags after the edits.
+
+        Args:
+            own: the tags that the run gave itself.
+        """
         kept = [tag for tag in own if tag not in self.removed_tags]
         return tuple(dict.fromkeys([*kept, *self.added_tags]))
 
 
 def read_edits(raw: bytes) -> Edits:
-    """Returns what the file says; fields that cannot be understood are left out.
+    """Parses the file; fields of a wrong type are ignored.
 
     Raises:
-        ValueError: it is no JSON object.
+        ValueError: it is not a JSON object.
     """
     data = read_object(raw)
     notes, name, archived = (data.get(key) for key in ("notes", "display_name", "archived"))
@@ -82,19 +86,19 @@ def edit_run(
     archived: bool | None = None,
     clock: Callable[[], float] = time.time,
 ) -> None:
-    """Writes what is not None into the file; the rest stays.
+    """Writes the edits that are not None to the file; the others stay.
 
     Args:
         run_dir: the folder of the run.
         own_tags: the tags that the run gave itself.
-        tags: all tags that the run is to have.
-        notes: the notes; "" for none, whatever the run wrote.
-        display_name: what to call the run; "" for the name of its folder.
-        archived: whether the run is put away.
-        clock: tells the time of the edit.
+        tags: all tags of the run.
+        notes: the notes; "" for none.
+        display_name: the name of the run; "" for the name of its folder.
+        archived: whether the run is archived.
+        clock: returns the time of the edit.
 
     Raises:
-        EditError: the folder cannot be written to.
+        EditError: the folder is not writable.
     """
     try:
         with _locked(run_dir):
@@ -108,17 +112,15 @@ def edit_run(
             if archived is not None:
                 data["archived"] = archived
             data = {"format_version": _FORMAT_VERSION, **data, "updated_at": clock()}
-            # `replace_file` would make the folder of a run that is gone.
+            # `replace_file` would recreate the folder of a removed run.
             run_dir.stat()
             replace_file(run_dir / EDITS, f"{strict_json(data, indent=2)}\n".encode())
     except OSError as error:
-        raise EditError(
-            f"run folder must be one that can be written to, got {str(run_dir)!r}: {error.strerror or error}."
-        ) from error
+        raise EditError(f"could not write edits to {str(run_dir)!r}: {error.strerror or error}.") from error
 
 
 def _content(path: Path) -> dict[str, Any]:
-    """Returns the file as it is, fields of later versions among them; an unreadable one is begun anew."""
+    """Returns the content of the file, with fields of later versions; empty if it is missing or corrupt."""
     try:
         return read_object(read_regular(path))
     except (FileNotFoundError, ValueError):
@@ -127,7 +129,7 @@ def _content(path: Path) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _locked(run_dir: Path) -> Iterator[None]:
-    # The folder itself is what is locked: no further file, and the writer of the run does not look at it.
+    # Locks the folder itself, which needs no other file, and which the writer of the run does not lock.
     fd = os.open(run_dir, os.O_RDONLY | os.O_DIRECTORY)
     try:
         with contextlib.suppress(OSError):

@@ -2,7 +2,7 @@
 
 ```
 RunsError
-├── RootError            (OSError)      a root is missing, is no folder, or cannot be read
+├── RootError            (OSError)      a root is missing, not a folder, or not readable
 ├── RunNotFoundError     (KeyError)     no run has this id, name or path
 ├── AmbiguousRunError    (LookupError)  several runs have it
 ├── MetricNotFoundError  (KeyError)     no run has this metric, hyperparameter or field
@@ -11,7 +11,7 @@ RunsError
 └── DatasetError         (ValueError)   a compacted dataset cannot be read or written
 ```
 
-The text of each is a whole sentence for the user, `str(error)` of those that are a `KeyError` too.
+`str(error)` is a whole sentence for the user, also of a `KeyError`.
 """
 
 import difflib
@@ -31,7 +31,7 @@ __all__ = [
 
 
 class RunsError(Exception):
-    """The root of this package's errors."""
+    """Base class of the errors of this package."""
 
     # KeyError would show the text in quotes.
     def __str__(self) -> str:
@@ -39,32 +39,29 @@ class RunsError(Exception):
 
 
 class RootError(RunsError, OSError):
-    """A root is missing, is no folder, or cannot be read."""
+    """A root is missing, not a folder, or not readable."""
 
 
 class RunNotFoundError(RunsError, KeyError):
     """No run has this id, name or path.
 
     Args:
-        wanted: what was asked for.
-        known: ids and names that there are; the nearest are offered.
+        wanted: the id, name or path that was asked for.
+        known: existing ids and names; the message suggests the closest.
     """
 
     def __init__(self, wanted: str, known: Iterable[str] = ()) -> None:
         self.wanted = wanted
         self.near = near_names(wanted, known)
-        super().__init__(
-            f"run must be the id of a run, the beginning of one, a display name or a path, got {wanted!r}."
-            f"{_offer(self.near)}"
-        )
+        super().__init__(f"no run has the id, name or path {wanted!r}.{_suggestion(self.near)}")
 
 
 class AmbiguousRunError(RunsError, LookupError):
-    """Several runs have this id, beginning of an id, or name.
+    """Several runs have this id, prefix of an id, or name.
 
     Args:
-        wanted: what was asked for.
-        candidates: what tells them apart, such as their paths.
+        wanted: the id, name or path that was asked for.
+        candidates: texts that tell the runs apart, such as their paths.
     """
 
     def __init__(self, wanted: str, candidates: Iterable[str]) -> None:
@@ -72,30 +69,31 @@ class AmbiguousRunError(RunsError, LookupError):
         self.candidates = tuple(candidates)
         shown = ", ".join(self.candidates[:5])
         more = f" and {len(self.candidates) - 5} more" if len(self.candidates) > 5 else ""  # noqa: PLR2004
-        super().__init__(f"run must be one, got {wanted!r}, which may be {shown}{more}. Name its path.")
+        super().__init__(f"run {wanted!r} is ambiguous: {shown}{more}. Use its path.")
 
 
 class MetricNotFoundError(RunsError, KeyError):
     """No run has this metric, hyperparameter or field.
 
     Args:
-        wanted: what was asked for.
-        known: names that there are; the nearest are offered.
+        wanted: the id, name or path that was asked for.
+        known: existing names; the message suggests the closest.
     """
 
     def __init__(self, wanted: str, known: Iterable[str] = ()) -> None:
         self.wanted = wanted
         self.near = near_names(wanted, known)
-        super().__init__(f"name must be one that a run has, got {wanted!r}.{_offer(self.near)}")
+        kind = "hyperparameter" if wanted.startswith("hparams.") else "metric"
+        super().__init__(f"unknown {kind} {wanted!r}{_suggestion(self.near, '; did you mean')}")
 
 
 class FilterError(RunsError, ValueError):
-    """A filter does not parse; the text shows where.
+    """A filter does not parse; the message shows the position.
 
     Args:
-        problem: *must … got … do …*.
+        problem: what is wrong, and what to write instead.
         text: the filter.
-        position: where in it, counted in characters from 0.
+        position: of the problem in `text`, in characters from 0.
     """
 
     def __init__(self, problem: str, text: str, position: int) -> None:
@@ -114,10 +112,10 @@ class DatasetError(RunsError, ValueError):
     """A compacted dataset cannot be read or written."""
 
 
-def near_names(wanted: str, known: Iterable[str], most: int = 3) -> tuple[str, ...]:
-    """Returns the names most like the one that was asked for, the nearest first."""
-    return tuple(difflib.get_close_matches(wanted, list(known), n=most, cutoff=0.6))
+def near_names(wanted: str, known: Iterable[str], limit: int = 3) -> tuple[str, ...]:
+    """Returns the most similar names, the closest first."""
+    return tuple(difflib.get_close_matches(wanted, list(known), n=limit, cutoff=0.6))
 
 
-def _offer(near: tuple[str, ...]) -> str:
-    return f" Did you mean {' or '.join(repr(name) for name in near)}?" if near else ""
+def _suggestion(near: tuple[str, ...], start: str = " Did you mean") -> str:
+    return f"{start} {' or '.join(repr(name) for name in near)}?" if near else ""

@@ -1,7 +1,8 @@
-"""Runs, or all their metrics, as one file: CSV, JSON lines, or Parquet.
+"""Exports runs, or all their metrics, to one file: CSV, JSON lines, or Parquet.
 
-Runs are read one after the other, in blocks, so memory does not grow with what is exported. A file is written beside its place and
-renamed when it is complete. Parquet needs DuckDB: `pip install "training-destinations[query]"`.
+Runs are read one at a time, in blocks, so memory does not grow with the export. A file is written under a
+temporary name and renamed when it is complete. Parquet needs DuckDB: `pip install
+"training-destinations[query]"`.
 """
 
 import contextlib
@@ -55,21 +56,22 @@ def export_runs(
     format: ExportFormat | None = None,  # noqa: A002  # the word
     overwrite: bool = False,
 ) -> int:
-    """Writes a row for each run: its fields, then `hparams.…`, then `summary.…`; returns how many.
+    """Writes a row for each run: fields, `hparams.…`, `summary.…`. Returns the number of rows.
 
-    Columns are those of all runs. In CSV, what a run does not have is empty and tags are a JSON list; in JSON lines, NaN and
-    infinities are texts; in Parquet a column has the narrowest type that holds all its values, and is JSON text where that is none.
+    Columns are those of all runs. In CSV, missing values are empty, and tags are a JSON list. In JSON lines,
+    NaN and infinities are texts. In Parquet, a column has the narrowest type that holds all its values, or
+    else is JSON text.
 
     Args:
-        runs: what to export; what is known of them is held in memory.
-        destination: a path, or a stream that is open for writing and stays open.
-        format: "csv", "jsonl" or "parquet". Default: what the suffix of the path says.
+        runs: the runs to export; their records are held in memory.
+        destination: a path, or a stream open for writing; it is not closed.
+        format: "csv", "jsonl" or "parquet". Default: by the suffix of the path.
         overwrite: whether to replace an existing file.
 
     Raises:
-        ValueError: the suffix says nothing.
-        FileExistsError: the file exists, and is not to be overwritten.
-        ImportError: Parquet without DuckDB.
+        ValueError: the format is unknown.
+        FileExistsError: the file exists, and `overwrite` is False.
+        ImportError: DuckDB is not installed, for Parquet.
     """
     chosen = _format(destination, format)
     _check_new(destination, overwrite=overwrite)
@@ -101,25 +103,25 @@ def export_metrics(
     overwrite: bool = False,
     on_damaged: Callable[[Run, Exception], object] | None = None,
 ) -> int:
-    """Writes a row for each value of each metric: `run_id`, `metric`, `step`, `time`, `value`; returns how many.
+    """Writes a row for each value: `run_id`, `metric`, `step`, `time`, `value`. Returns the number of rows.
 
-    Rows come run by run, in the order of logging; those of one step by column. A missing step or time is empty, or null. Values come
-    back exactly; integers are floats.
+    Rows are ordered by run, then in the order of logging, then by column. A missing step or time is empty, or
+    null. Values are exact; integers become floats.
 
     Args:
-        runs: what to export, one after the other.
-        destination: a path, or a stream that is open for writing and stays open.
-        format: "csv", "jsonl" or "parquet". Default: what the suffix of the path says.
-        metrics: columns to export; all where None.
-        rank: whose.
+        runs: the runs to export.
+        destination: a path, or a stream open for writing; it is not closed.
+        format: "csv", "jsonl" or "parquet". Default: by the suffix of the path.
+        metrics: columns to export; None for all.
+        rank: of the rows.
         overwrite: whether to replace an existing file.
-        on_damaged: called with a run whose rows cannot be read, or not to their end, and why; the others follow. Default: a
-            warning of the logger "destinations".
+        on_damaged: called with a run whose rows cannot be read completely, and the error; the export
+            continues. Default: logs a warning to "destinations".
 
     Raises:
-        ValueError: the suffix says nothing.
-        FileExistsError: the file exists, and is not to be overwritten.
-        ImportError: Parquet without DuckDB.
+        ValueError: the format is unknown.
+        FileExistsError: the file exists, and `overwrite` is False.
+        ImportError: DuckDB is not installed, for Parquet.
     """
     chosen = _format(destination, format)
     _check_new(destination, overwrite=overwrite)
@@ -153,31 +155,27 @@ def _blocks_of(
 
 
 def _warn_of(run: Run, error: Exception) -> None:
-    _log.warning("metrics of run %s in %s cannot be read to their end: %s", run.run_id, run.path, error)
+    _log.warning("metrics of run %s in %s cannot be read completely: %s", run.run_id, run.path, error)
 
 
-# --- where to ----------------------------------------------------------------------------------------------------------
+# --- destinations -------------------------------------------------------------------------------------------
 
 
 def _format(destination: Destination, wanted: ExportFormat | None) -> ExportFormat:
     if wanted is not None:
         if wanted not in {"csv", "jsonl", "parquet"}:
-            raise ValueError(f"format must be csv, jsonl or parquet, got {wanted!r}.")
+            raise ValueError(f"unknown format {wanted!r}. Use csv, jsonl or parquet.")
         return wanted
     suffix = Path(destination).suffix.lower() if isinstance(destination, str | PathLike) else ""
     found = _SUFFIXES.get(suffix)
     if found is None:
-        raise ValueError(
-            f'format must be known by the suffix .csv, .jsonl or .parquet, got {suffix!r}. Or give it: format="csv".'
-        )
+        raise ValueError(f'unknown suffix {suffix!r}. Use .csv, .jsonl or .parquet, or pass format="csv".')
     return found
 
 
 def _check_new(destination: Destination, *, overwrite: bool) -> None:
     if isinstance(destination, str | PathLike) and not overwrite and os.path.lexists(destination):
-        raise FileExistsError(
-            f"file to export to must be new, got {os.fspath(destination)!r}, which exists. Choose another, or overwrite it."
-        )
+        raise FileExistsError(f"file {os.fspath(destination)!r} exists. Choose another, or overwrite it.")
 
 
 @contextlib.contextmanager
@@ -204,7 +202,7 @@ def _text_stream(destination: Destination) -> Iterator[IO[str]]:
 
 @contextlib.contextmanager
 def _parquet_path(destination: Destination) -> Iterator[tuple[Path, Path]]:
-    """Returns where to write the file, and a folder for what it takes; then brings the file to its place."""
+    """Yields the path to write to and a folder for temporary files; then moves the file into place."""
     with tempfile.TemporaryDirectory(prefix="export-") as name:
         folder = Path(name)
         if isinstance(destination, str | PathLike):
@@ -213,14 +211,14 @@ def _parquet_path(destination: Destination) -> Iterator[tuple[Path, Path]]:
             return
         path = folder / "export.parquet"
         yield path, folder
-        stream = getattr(destination, "buffer", destination)  # As of sys.stdout.
+        stream = getattr(destination, "buffer", destination)  # Of a text stream such as sys.stdout.
         with path.open("rb") as file:
             shutil.copyfileobj(file, stream)
 
 
 @contextlib.contextmanager
 def _beside(path: Path) -> Iterator[Path]:
-    # A name of its own: the folder may be another's, and two may export at once.
+    # A unique name: the folder may be shared, and two exports may run at once.
     fd, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
     os.close(fd)
     temporary = Path(name)
@@ -234,7 +232,7 @@ def _beside(path: Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
-# --- points ------------------------------------------------------------------------------------------------------------
+# --- points -------------------------------------------------------------------------------------------------
 
 
 def _picked(block: "Block", metrics: Collection[str] | None) -> "Block":
@@ -248,7 +246,7 @@ def _picked(block: "Block", metrics: Collection[str] | None) -> "Block":
 
 
 def _points(block: "Block") -> tuple[list[str], Any, Any, Any]:
-    """Returns the metrics of a block, and for each point its row, the index of its metric, and its value; row by row."""
+    """Returns the metrics of a block, and row, metric (an index) and value of each point, row by row."""
     import numpy as np
 
     names = list(block.columns)
@@ -282,7 +280,7 @@ def _csv_lines(run_id: str, block: "Block") -> list[str]:
         return [f"{run},{_csv_text(name)}," for name in names]
 
     middles = [
-        f"{'' if step == MISSING_STEP else step},{'' if time != time else repr(time)},"  # noqa: PLR0124  # NaN
+        f"{'' if step == MISSING_STEP else step},{'' if math.isnan(time) else repr(time)},"
         for step, time in zip(block.step.tolist(), block.time.tolist(), strict=True)
     ]
     return _lines(block, heads, middles, "\n")
@@ -295,7 +293,8 @@ def _json_lines(run_id: str, block: "Block") -> list[str]:
         return [f'{{"run_id": {json.dumps(run_id)}, "metric": {json.dumps(name)}, ' for name in names]
 
     middles = [
-        f'"step": {"null" if step == MISSING_STEP else step}, "time": {repr(time) if math.isfinite(time) else "null"}, "value": '
+        f'"step": {"null" if step == MISSING_STEP else step}, '
+        f'"time": {repr(time) if math.isfinite(time) else "null"}, "value": '
         for step, time in zip(block.step.tolist(), block.time.tolist(), strict=True)
     ]
     lines = _lines(block, heads, middles, "}\n")
@@ -313,7 +312,7 @@ def _csv_cell(value: Any) -> Any:
     return json.dumps(value) if isinstance(value, list | dict) else value
 
 
-# --- Parquet -----------------------------------------------------------------------------------------------------------
+# --- Parquet ------------------------------------------------------------------------------------------------
 
 
 def _connection() -> Any:
@@ -321,28 +320,28 @@ def _connection() -> Any:
         import duckdb
     except ImportError as error:
         raise ImportError(
-            'Parquet must have DuckDB, got none. Run: pip install "training-destinations[query]", or export CSV.'
+            'Parquet needs DuckDB. Run: pip install "training-destinations[query]", or export CSV.'
         ) from error
     return duckdb.connect(config={"memory_limit": "1GB"})
 
 
 def _write_parquet_points(blocks: "Iterable[tuple[str, Block]]", path: Path, folder: Path) -> int:
-    """Writes pieces of a million points, then one file of all of them, in which their order stays."""
+    """Writes pieces of a million points, then concatenates them in order."""
     count = 0
     pieces: list[Path] = []
-    waiting: list[tuple[str, Block]] = []
+    pending: list[tuple[str, Block]] = []
     points = 0
     connection = _connection()
     try:
         for run_id, block in blocks:
-            waiting.append((run_id, block))
+            pending.append((run_id, block))
             points += sum(int(there.sum()) for _, there in block.columns.values())
             if points >= _PIECE_POINTS:
                 pieces.append(folder / f"{len(pieces):08d}.parquet")
-                count += _write_piece(connection, waiting, pieces[-1])
-                waiting, points = [], 0
+                count += _write_piece(connection, pending, pieces[-1])
+                pending, points = [], 0
         pieces.append(folder / f"{len(pieces):08d}.parquet")
-        count += _write_piece(connection, waiting, pieces[-1])
+        count += _write_piece(connection, pending, pieces[-1])
         sources = ", ".join(quoted(piece) for piece in pieces)
         connection.execute(f"COPY (FROM read_parquet([{sources}])) TO {quoted(path)} {PARQUET}")
     finally:
@@ -370,9 +369,11 @@ def _write_piece(connection: Any, blocks: "list[tuple[str, Block]]", path: Path)
     points = {name: np.concatenate(arrays) for name, arrays in parts.items()}
     connection.register("points", points)
     connection.execute(
-        f"""COPY (SELECT runs[run + 1] AS run_id, metrics[metric + 1] AS metric, nullif(step, {MISSING_STEP}) AS step,
+        f"""COPY (SELECT runs[run + 1] AS run_id, metrics[metric + 1] AS metric,
+            nullif(step, {MISSING_STEP}) AS step,
             CASE WHEN isnan(time) THEN NULL ELSE time END AS time, {NOT_A_NUMBER} AS value
-            FROM points, (SELECT $runs::VARCHAR[] AS runs, $metrics::VARCHAR[] AS metrics)) TO {quoted(path)} {PARQUET}""",
+            FROM points, (SELECT $runs::VARCHAR[] AS runs, $metrics::VARCHAR[] AS metrics))
+            TO {quoted(path)} {PARQUET}""",
         {"runs": runs, "metrics": list(metrics)},
     )
     connection.unregister("points")
@@ -392,21 +393,21 @@ def _write_parquet_rows(rows: list[dict[str, Any]], names: list[str], path: Path
                 if row.get(name) is not None
             }
             file.write(f"{strict_json(cells)}\n")
-    # Columns by number, for JSON's names are told apart without regard to case.
+    # Columns by number, because DuckDB ignores the case of names in JSON.
     columns = ", ".join(f"'{index}': '{types[name]}'" for index, name in enumerate(names))
     shown = ", ".join(f'"{index}" AS {identifier(name)}' for index, name in enumerate(_distinct(names)))
     connection = _connection()
     try:
         connection.execute(
-            f"COPY (SELECT {shown} FROM read_json({quoted(lines)}, columns={{{columns}}}, format='newline_delimited')) "
-            f"TO {quoted(path)} {PARQUET}"
+            f"COPY (SELECT {shown} FROM read_json({quoted(lines)}, columns={{{columns}}}, "
+            f"format='newline_delimited')) TO {quoted(path)} {PARQUET}"
         )
     finally:
         connection.close()
 
 
 def _distinct(names: list[str]) -> list[str]:
-    """Returns names that differ in more than case, which DuckDB does not look at."""
+    """Returns names that differ in more than case, which DuckDB ignores."""
     seen: set[str] = set()
     distinct = []
     for name in names:

@@ -1,4 +1,4 @@
-"""Files of JSON as others left them: one object, or one object per line, of which the last may be torn and others damaged."""
+"""Reads untrusted files of JSON: one object, or one object per line, of which some may be torn or damaged."""
 
 import json
 import math
@@ -34,34 +34,34 @@ else:
 
 
 def read_object(raw: bytes) -> dict[str, Any]:
-    """Returns a JSON object; `NaN` and `Infinity` are read too, which stable-pretraining writes.
+    """Parses a JSON object; accepts `NaN` and `Infinity`, which stable-pretraining writes.
 
     Raises:
-        ValueError: it is none; the text says why.
+        ValueError: it is not a JSON object; the message says why.
     """
     try:
         try:
             data = _fast_loads(raw)
         except ValueError:
-            # orjson is strict: no NaN, no lone surrogates, no integers beyond 64 bits.
+            # orjson rejects NaN, lone surrogates, and integers beyond 64 bits.
             data = json.loads(raw, parse_int=_integer)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     if not isinstance(data, dict):
-        raise ValueError(f"it is no object but {type(data).__name__}")  # noqa: TRY004  # of bad content, not of a bad call
-    # Only an escape can be a lone surrogate, which neither SQLite nor a terminal takes.
-    # To look for one byte is ten times faster than for several.
+        raise ValueError(f"it is not an object but {type(data).__name__}")  # noqa: TRY004  # bad content
+    # Only an escape can be a lone surrogate, which SQLite and terminals reject. Searching for one byte is ten
+    # times faster than for several.
     return _cleaned(data) if b"\\" in raw and (b"\\ud" in raw or b"\\uD" in raw) else data
 
 
 def _integer(digits: str) -> float:
-    """Returns an integer; beyond 64 bits the nearest float, as the index has it."""
+    """Returns an integer; the nearest float beyond 64 bits."""
     number = float(digits)
     return int(digits) if abs(number) < _TOO_LARGE else number
 
 
 def write_json(value: Any) -> str:
-    """Returns a value as compact JSON; a non-finite number is `null`, or `NaN` and the like without orjson."""
+    """Returns compact JSON; non-finite numbers are `null` with orjson, and `NaN` and the like without."""
     if _fast_dumps is not None:
         try:
             return _fast_dumps(value).decode()
@@ -71,7 +71,7 @@ def write_json(value: Any) -> str:
 
 
 def clean_text(text: str) -> str:
-    """Returns a text that UTF-8 can hold: a lone surrogate is written as an escape."""
+    """Returns a text that can be encoded as UTF-8: lone surrogates are escaped."""
     return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
@@ -89,11 +89,12 @@ _DEEPEST = 100
 
 
 def json_lines(path: Path, *, with_torn: bool = False) -> Iterator[dict[str, Any] | None]:
-    """Yields the lines of a file that are JSON objects, and None for each that is none, or longer than 32 MiB.
+    """Yields the JSON objects of a file, one per line; None for a line that is not one, or exceeds 32 MiB.
 
     Args:
-        path: the file; nothing is yielded where there is none.
-        with_torn: whether a last line without an end counts where it is an object; it is never damaged, but being written.
+        path: the file; a missing one has no lines.
+        with_torn: whether to yield a last line without a line feed if it is an object; otherwise it is
+            skipped.
 
     Raises:
         OSError: the file cannot be read.
@@ -128,7 +129,7 @@ def _object(raw: bytes) -> dict[str, Any] | None:
 
 
 def is_shallow(value: Any) -> bool:
-    """Says whether a value is nested no deeper than what later walks it by recursion can take."""
+    """Returns whether a value is nested at most 100 deep, so that recursion over it is safe."""
     level = [value]
     for _ in range(_DEEPEST):
         level = [
@@ -143,7 +144,7 @@ def is_shallow(value: Any) -> bool:
 
 
 def read_object_file(path: Path) -> dict[str, Any]:
-    """Reads a file that is one JSON object; an empty one where there is none, or none that can be read."""
+    """Reads a file of one JSON object; returns an empty one if the file is missing or damaged."""
     try:
         return _object(read_regular(path)) or {}
     except OSError:
@@ -151,7 +152,7 @@ def read_object_file(path: Path) -> dict[str, Any]:
 
 
 def number_of(value: Any) -> float | None:
-    """Returns a number as strict JSON has it, where NaN and infinities are texts; None for what is none.
+    """Returns a number of strict JSON, where NaN and infinities are texts; None if it is not a number.
 
     An integer beyond 64 bits is the nearest float.
     """
@@ -168,7 +169,7 @@ def number_of(value: Any) -> float | None:
 
 
 def whole_of(value: Any) -> int | None:
-    """Returns a number as an integer; None for what is none, not finite, or beyond 64 bits."""
+    """Returns a number as an integer; None if it is not a number, not finite, or beyond 64 bits."""
     number = number_of(value)
     if number is None or not math.isfinite(number) or abs(number) > _LARGEST_INT:
         return None
@@ -176,22 +177,20 @@ def whole_of(value: Any) -> int | None:
 
 
 def path_inside(run_dir: Path, relative: Any) -> Path:
-    """Returns a file that a record names; it need not be there.
+    """Returns the path of a file that a record names; the file need not exist.
 
     Raises:
-        ValueError: the path leads out of the folder of the run, also by a link on its way.
+        ValueError: the path leads out of the folder of the run, possibly through a link.
     """
     parts = PurePosixPath(str(relative))
     if not parts.parts or parts.is_absolute() or ".." in parts.parts or "\0" in str(relative):
-        raise ValueError(f"path of a record must stay in the folder of its run, got {relative!r}.")
+        raise ValueError(f"path {relative!r} of a record is outside the folder of its run.")
     path = run_dir / parts
-    # Of the file itself, a link is refused when it is opened.
+    # A link in place of the file itself is refused on open.
     folder = path.parent
     while folder != run_dir:
         if folder.is_symlink():
-            raise ValueError(
-                f"path of a record must stay in the folder of its run, got {relative!r}, with a link."
-            )
+            raise ValueError(f"path {relative!r} of a record passes through a link.")
         folder = folder.parent
     return path
 
@@ -200,7 +199,7 @@ def file_inside(run_dir: Path, relative: Any) -> Path:
     """Returns a regular file that a record names.
 
     Raises:
-        FileNotFoundError: it is not there, is a link, or is not inside the folder of the run.
+        FileNotFoundError: it is missing, a link, or outside the folder of the run.
     """
     try:
         path = path_inside(run_dir, relative)
@@ -208,4 +207,4 @@ def file_inside(run_dir: Path, relative: Any) -> Path:
             return path
     except ValueError:
         pass
-    raise FileNotFoundError(f"file of a record must be in the folder of its run, got {relative!r}.")
+    raise FileNotFoundError(f"file {relative!r} of a record is not in the folder of its run.")

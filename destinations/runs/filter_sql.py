@@ -1,9 +1,10 @@
 """Compiles filters and orders to SQL. What users write is never part of a statement, only a bound value.
 
-Hyperparameters and metrics of a run are one JSON object, `cells`, whose keys are the numbers of their names. SQLite reads it
-once per run and statement, whatever the number of fields: a filter of two fields and a sort by a third take 0.5 s of processor
-time for 100,000 runs of 80 values (docs/scale.md). A cell is a number, a text, or a blob for what SQLite has no type for (true,
-false, none, NaN). SQLite orders numbers before texts before blobs: `value < ''` selects numbers, `value >= x''` blobs.
+Hyperparameters and metrics of a run are one JSON object, `cells`, whose keys are the numbers of their names.
+SQLite reads it once per run and statement, whatever the number of fields: a filter of two fields and a sort
+by a third take 0.5 s of processor time for 100,000 runs of 80 values (docs/scale.md). A cell is a number, a
+text, or a blob for what SQLite has no type for (true, false, none, NaN). SQLite orders numbers before texts
+before blobs: `value < ''` selects numbers, `value >= x''` blobs.
 """
 
 # ruff: noqa: S608  # Statements are built from names of our own columns, numbers and question marks only.
@@ -43,7 +44,7 @@ class Order:
 
 @attrs.frozen
 class Query:
-    """A statement and its values; it selects the rank, the value to sort by, the time of creation, and the id."""
+    """A statement and its values; selects rank, value to sort by, time of creation, and id."""
 
     statement: str
     values: tuple[Any, ...]
@@ -63,7 +64,8 @@ def compile_query(
     Args:
         node: the filter, or None for all runs.
         order: the field to sort by.
-        cells: the numbers of hyperparameters and metrics that the filter and the order name; no run has the others.
+        cells: the numbers of hyperparameters and metrics that the filter and the order name; no run has the
+            others.
         root: the folder that paths are relative to.
         now: the time that heartbeats are compared with.
         archived: only archived runs, or only others; None for both.
@@ -192,7 +194,8 @@ def _mark(value: Scalar, *, is_cell: bool) -> str:
 
 
 def _bound(value: Scalar, *, is_cell: bool) -> Any:
-    # SQLite does not always read the nearest float of a decimal text: the value takes the same way as the cell.
+    # SQLite does not always read the nearest float of a decimal text: the value takes the same way as the
+    # cell.
     return json.dumps([value]) if is_cell and _is_finite_float(value) else _stored(value)
 
 

@@ -1,4 +1,4 @@
-"""The language of filters: from text to tree, by a lexer and recursive descent. `filter_tree` says what a tree means.
+"""The filter language: a lexer and a recursive-descent parser; `filter_sql` evaluates the tree.
 
 ```
 filter     = all { "or" all }                          all  = not { "and" not }
@@ -14,8 +14,8 @@ field      = status | run_id | name | … | "hparams." name | "summary." name
 value      = number | text | true | false | none | nan | inf | date | now | now-2d
 ```
 
-Every test is true or false: one of what a run does not have is false, `!=` and `not in` among them, and `not` turns it around.
-docs/runs.md has it for people.
+Every test is true or false. A test of a field that a run does not have is false, also `!=` and `not in`;
+`not` inverts it. See docs/runs.md.
 """
 
 import datetime as dt
@@ -51,7 +51,7 @@ Operator = Literal["==", "!=", "<", "<=", ">", ">="]
 
 @attrs.frozen
 class Field:
-    """What a test looks at: `group` is "run", "hparams" or "summary"."""
+    """The field of a test; `group` is "run", "hparams" or "summary"."""
 
     group: str
     name: str
@@ -67,7 +67,7 @@ class Field:
 
 @attrs.frozen
 class Compare:
-    """A field beside a value."""
+    """A comparison of a field with a value."""
 
     field: Field
     operator: Operator
@@ -76,7 +76,7 @@ class Compare:
 
 @attrs.frozen
 class In:
-    """A field is one of some values; or, of tags, has one of them."""
+    """The field is one of some values; for tags, contains one of them."""
 
     field: Field
     values: tuple[Scalar, ...]
@@ -85,7 +85,7 @@ class In:
 
 @attrs.frozen
 class Match:
-    """A text has a place where a regular expression matches."""
+    """A regular expression matches somewhere in the text."""
 
     field: Field
     pattern: str
@@ -107,21 +107,21 @@ class IsTrue:
 
 @attrs.frozen
 class Not:
-    """The opposite."""
+    """The negation of a test."""
 
     node: "Node"
 
 
 @attrs.frozen
 class All:
-    """All of several."""
+    """The conjunction of several tests."""
 
     nodes: tuple["Node", ...]
 
 
 @attrs.frozen
 class Any_:  # noqa: N801  # `typing.Any` has the name
-    """At least one of several."""
+    """The disjunction of several tests."""
 
     nodes: tuple["Node", ...]
 
@@ -131,10 +131,10 @@ Node = Compare | In | Match | Exists | IsTrue | Not | All | Any_
 
 @attrs.frozen
 class Filter:
-    """A filter that was understood.
+    """A parsed filter.
 
     Args:
-        text: as it was written.
+        text: the source.
         node: its tree.
     """
 
@@ -142,20 +142,20 @@ class Filter:
     node: Node
 
     def fields(self) -> Iterator[Field]:
-        """Yields the fields that it looks at."""
-        waiting: list[Node] = [self.node]
-        while waiting:
-            node = waiting.pop()
+        """Yields the fields of its tests."""
+        pending: list[Node] = [self.node]
+        while pending:
+            node = pending.pop()
             if isinstance(node, Not):
-                waiting.append(node.node)
+                pending.append(node.node)
             elif isinstance(node, All | Any_):
-                waiting.extend(node.nodes)
+                pending.extend(node.nodes)
             else:
                 yield node.field
 
 
 def _kind_of(value: Scalar) -> str:
-    """Returns what a value can be compared with: its own kind."""
+    """Returns the kind of a value; values of different kinds are unequal."""
     if value is None:
         return "none"
     if isinstance(value, bool):
@@ -177,28 +177,28 @@ _CONSTANTS: dict[str, Scalar] = {
 }
 _KEYWORDS = frozenset({"and", "or", "not", "in", "exists"})
 _UNIT_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
-# Within what Python's stack and SQLite's own limits take.
-_DEEPEST = 100
-_MOST_TESTS = 500
-_MOST_TOKENS = 20_000
-_LARGEST_INT = (1 << 63) - 1
+# Within the limits of Python's stack and SQLite.
+_MAX_DEPTH = 100
+_MAX_TESTS = 500
+_MAX_TOKENS = 20_000
+_MAX_INT = (1 << 63) - 1
 
 
 def parse_filter(text: str, now: float) -> Filter:
-    """Reads a filter.
+    """Parses a filter.
 
     Args:
         text: the filter.
-        now: what `now` stands for, in seconds since 1970.
+        now: the value of `now`, in seconds since 1970.
 
     Raises:
-        FilterError: it cannot be understood; the text shows the place.
+        FilterError: it does not parse; the message shows the position.
     """
     return Filter(text, _Parser(text, now).parse())
 
 
 def parse_field(text: str) -> Field:
-    """Reads the name of a field, such as `created_at` or `summary.val/acc`; quotes around the last part may be left out.
+    """Parses the name of a field, such as `created_at` or `summary.val/acc`; odd names need no quotes.
 
     Raises:
         FilterError: there is no such field.
@@ -217,7 +217,7 @@ class _Token:
     kind: Literal["word", "text", "number", "symbol", "end"]
     value: Any
     start: int
-    # Of a word with a quoted part, the name in the quotes, which stands behind the group.
+    # The quoted name after the group, in `summary."a b"`.
     quoted: str | None = None
 
 
@@ -227,7 +227,7 @@ _NUMBER = re.compile(r"[-+]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?(?![\w.:/])
 _DATE = re.compile(r"\d{4}-\d{2}-\d{2}(?:[T ]\d{2}:\d{2}(?::\d{2}(?:\.\d+)?)?(?:Z|[-+]\d{2}:?\d{2})?)?")
 _NOW = re.compile(r"now((?:\s*[-+]\s*\d+(?:\.\d+)?[smhdw])*)(?![\w.])")
 _SHIFT = re.compile(r"([-+])\s*(\d+(?:\.\d+)?)([smhdw])")
-# Names of metrics and hyperparameters are words as they are, with their dots, slashes and dashes.
+# Names of metrics and hyperparameters, with dots, slashes and dashes.
 _WORD = re.compile(r"[^\W\d][\w./@:%+$#-]*")
 _QUOTES = {'"', "'", "`"}
 
@@ -264,8 +264,7 @@ def _token(text: str, start: int, now: float) -> tuple[_Token | None, int]:
     if found := _SYMBOL.match(text, start):
         return _Token("symbol", found[0], start), found.end()
     raise FilterError(
-        f"filter must be made of names, values and comparisons, got {text[start]!r}. Put odd names in quotes: "
-        'summary."a b".',
+        f'unexpected character {text[start]!r}. Put odd names in quotes: summary."a b".',
         text,
         start,
     )
@@ -278,29 +277,29 @@ def _quoted(text: str, start: int) -> tuple[str, int]:
         char = text[position]
         if char == quote:
             return "".join(parts), position + 1
-        # Regular expressions are full of backslashes: only a quote and a backslash need one.
+        # Only quotes and backslashes are escaped, because regular expressions have many backslashes.
         if char == "\\" and text[position + 1 : position + 2] in {quote, "\\"}:
             position += 1
             char = text[position]
         parts.append(char)
         position += 1
-    raise FilterError(f"text must end with {quote}, got no such quote", text, start)
+    raise FilterError(f"missing closing {quote}", text, start)
 
 
 def _number(text: str) -> float:
     if re.fullmatch(r"[-+]?\d[\d_]*", text) and not text.endswith("_"):
-        # First as a float: Python refuses to read integers of thousands of digits.
+        # First as a float: Python refuses to parse integers of thousands of digits.
         number = float(text.replace("_", ""))
-        return int(text.replace("_", "")) if abs(number) < _LARGEST_INT else number
+        return int(text.replace("_", "")) if abs(number) < _MAX_INT else number
     return float(text.replace("_", ""))
 
 
 def _date(found: str, text: str, start: int) -> float:
     try:
-        # Without a zone, it is the time of this machine.
+        # Without a zone: local time.
         return dt.datetime.fromisoformat(found).timestamp()
     except (ValueError, OverflowError, OSError) as error:
-        raise FilterError(f"date must be one of the calendar, got {found!r}: {error}", text, start) from None
+        raise FilterError(f"invalid date {found!r}: {error}", text, start) from None
 
 
 def _field(token: _Token, text: str) -> Field:
@@ -319,23 +318,21 @@ def _field(token: _Token, text: str) -> Field:
     )
     offer = f" Did you mean {' or '.join(near)}?" if near else ""
     raise FilterError(
-        f"field must be one of {', '.join(FIELDS)}, hparams.NAME and summary.NAME, got {word!r}.{offer}",
+        f"unknown field {word!r}.{offer} Fields are {', '.join(FIELDS)}, hparams.NAME and summary.NAME.",
         text,
         token.start,
     )
 
 
 class _Parser:
-    """Reads one filter, by recursive descent."""
+    """A recursive-descent parser of one filter."""
 
     def __init__(self, text: str, now: float) -> None:
         self._text = text
         self._tokens: list[_Token] = []
         for token in _tokens(text, now):
-            if len(self._tokens) == _MOST_TOKENS:
-                raise FilterError(
-                    f"filter must have {_MOST_TOKENS} words at most, got more.", text, token.start
-                )
+            if len(self._tokens) == _MAX_TOKENS:
+                raise FilterError(f"filter has more than {_MAX_TOKENS} words.", text, token.start)
             self._tokens.append(token)
         self._tokens.append(_Token("end", "", len(text)))
         self._index = 0
@@ -348,7 +345,7 @@ class _Parser:
         if token.kind != "end":
             hint = {"=": " Write ==.", "&": " Write and.", "|": " Write or.", "!": " Write not."}
             raise self._error(
-                f"filter must go on with and, or, or end, got {self._shown(token)}.{hint.get(token.value, '')}"
+                f"expected and, or, or the end, got {self._shown(token)}.{hint.get(token.value, '')}"
             )
         return node
 
@@ -380,8 +377,8 @@ class _Parser:
 
     def _not(self) -> Node:
         self._depth += 1
-        if self._depth > _DEEPEST:
-            raise self._error(f"filter must be nested {_DEEPEST} deep at most, got more.")
+        if self._depth > _MAX_DEPTH:
+            raise self._error(f"filter is nested more than {_MAX_DEPTH} deep.")
         try:
             if self._is("word", "not"):
                 self._next()
@@ -397,8 +394,8 @@ class _Parser:
 
     def _test(self) -> Node:
         self._tests += 1
-        if self._tests > _MOST_TESTS:
-            raise self._error(f"filter must have {_MOST_TESTS} tests at most, got more.")
+        if self._tests > _MAX_TESTS:
+            raise self._error(f"filter has more than {_MAX_TESTS} tests.")
         if self._is("word", "exists"):
             self._next()
             self._expect("(")
@@ -421,7 +418,8 @@ class _Parser:
         if field.type not in {"bool", "cell"}:
             hint = " Write ==." if self._is("symbol", "=") else ""
             raise self._error(
-                f"{field} must be compared with something (== != < <= > >= ~ in), got {self._shown(self._token)}.{hint}"
+                f"expected a comparison (== != < <= > >= ~ in) after {field}, "
+                f"got {self._shown(self._token)}.{hint}"
             )
         return IsTrue(field)
 
@@ -433,7 +431,7 @@ class _Parser:
             field = self._field()
             if field.type != "texts":
                 raise FilterError(
-                    f"what is behind in must be tags or a list of values, got {field}. Write {field} in (…).",
+                    f"expected tags or a list after in, got {field}. Write {field} in (…).",
                     self._text,
                     self._tokens[self._index - 1].start,
                 )
@@ -449,7 +447,7 @@ class _Parser:
             self._index = after
             return self._compare(field, operator, checked)
         raise self._error(
-            f"value {self._shown(value)} must be compared with a field, got {self._shown(self._token)}."
+            f"expected a comparison after {self._shown(value)}, got {self._shown(self._token)}."
         )
 
     def _compare(self, field: Field, operator: Operator, value: Scalar) -> Node:
@@ -458,7 +456,7 @@ class _Parser:
         ):
             what = "tags" if field.type == "texts" else "true, false and none"
             raise FilterError(
-                f"{what} must be compared with == or !=, got {operator}.",
+                f"{operator} does not apply to {what}. Use == or !=.",
                 self._text,
                 self._tokens[self._index - 1].start,
             )
@@ -468,12 +466,10 @@ class _Parser:
         self._next()
         token = self._next()
         if field.type not in {"text", "texts", "cell"}:
-            raise FilterError(
-                f"{field} must be a text for ~, got a field of {field.type}.", self._text, token.start
-            )
+            raise FilterError(f"~ does not apply to {field}, which is not text.", self._text, token.start)
         if token.kind != "text":
             raise FilterError(
-                f"what is behind ~ must be a regular expression in quotes, got {self._shown(token)}.",
+                f"expected a regular expression in quotes after ~, got {self._shown(token)}.",
                 self._text,
                 token.start,
             )
@@ -481,7 +477,7 @@ class _Parser:
             re.compile(token.value)
         except (re.error, RecursionError, OverflowError) as error:
             raise FilterError(
-                f"regular expression must be one of Python's, got {token.value!r}: {error}.",
+                f"invalid regular expression {token.value!r}: {error}.",
                 self._text,
                 token.start,
             ) from None
@@ -491,15 +487,13 @@ class _Parser:
         negated = bool(self._next().value == "not")
         if negated:
             if not self._is("word", "in"):
-                raise self._error(f"not must stand before in here, got {self._shown(self._token)}.")
+                raise self._error(f"expected in after not, got {self._shown(self._token)}.")
             self._next()
         return negated
 
     def _list(self, field: Field) -> tuple[Scalar, ...]:
         if not self._is("symbol", "(", "["):
-            raise self._error(
-                f"what is behind in must be a list in parentheses, got {self._shown(self._token)}."
-            )
+            raise self._error(f"expected a list in parentheses after in, got {self._shown(self._token)}.")
         closing = ")" if self._next().value == "(" else "]"
         values = [self._value(field)]
         while self._is("symbol", ","):
@@ -513,12 +507,12 @@ class _Parser:
     def _field(self) -> Field:
         token = self._token
         if token.kind != "word" or (token.quoted is None and token.value in _KEYWORDS | _CONSTANTS.keys()):
-            raise self._error(f"a field must stand here, got {self._shown(token)}.")
+            raise self._error(f"expected a field, got {self._shown(token)}.")
         self._next()
         return _field(token, self._text)
 
     def _value(self, field: Field) -> Scalar:
-        """Reads a value of a type that the field can have."""
+        """Parses a value of the type of the field."""
         token = self._token
         value: Scalar
         if token.kind in {"text", "number"}:
@@ -527,7 +521,7 @@ class _Parser:
             value = _CONSTANTS[token.value]
         else:
             hint = f' Put text in quotes: "{token.value}".' if token.kind == "word" else ""
-            raise self._error(f"a value must stand here, got {self._shown(token)}.{hint}")
+            raise self._error(f"expected a value, got {self._shown(token)}.{hint}")
         self._check_type(field, value, token)
         self._next()
         return value
@@ -538,14 +532,14 @@ class _Parser:
         if kind != wanted:
             words = {"text": "a text in quotes", "bool": "true or false", "number": "a time such as now-2d"}
             raise FilterError(
-                f"{field} must be compared with {words[wanted]}, got {self._shown(token)}.",
+                f"expected {words[wanted]} to compare with {field}, got {self._shown(token)}.",
                 self._text,
                 token.start,
             )
 
     def _expect(self, symbol: str) -> None:
         if not self._is("symbol", symbol):
-            raise self._error(f"{symbol} must stand here, got {self._shown(self._token)}.")
+            raise self._error(f"expected {symbol}, got {self._shown(self._token)}.")
         self._next()
 
     def _shown(self, token: _Token) -> str:

@@ -1,8 +1,8 @@
 """Folders of Lightning's `CSVLogger`: `metrics.csv`, and `hparams.yaml` where there were hyperparameters.
 
-They have no id, no status and no heartbeat: the id is the path below the root, the status is "unknown", and `metrics.csv` is the
-heartbeat. The format is that of `lightning.fabric.loggers.csv_logs`: one line per call, columns from all calls, empty where a
-call did not have them.
+They have no id, status or heartbeat: the id is the path below the root, the status is "unknown", and the
+modification time of `metrics.csv` is the heartbeat. The format is that of
+`lightning.fabric.loggers.csv_logs`: one line per call with the columns of all calls; missing cells are empty.
 """
 
 import csv
@@ -31,7 +31,7 @@ _MOST_YAML_BYTES = 4 << 20
 _MOST_VALUES = 100_000
 _LONGEST_LINE = 16 << 20
 _MOST_LOOKED_AT = 64 << 20
-# What counts rows rather than being measured.
+# Counters, not metrics.
 _OWN_COLUMNS = frozenset({"step", "epoch", "time", "created_at"})
 
 
@@ -40,7 +40,7 @@ def read_lightning(run_dir: Path, path: str) -> RunRecord:
 
     Args:
         run_dir: the folder.
-        path: below the root, which becomes the id.
+        path: below the root; becomes the id.
 
     Raises:
         OSError: `metrics.csv` cannot be read.
@@ -68,7 +68,7 @@ def read_lightning(run_dir: Path, path: str) -> RunRecord:
         path=run_dir,
         run_id=clean_text(path or run_dir.name),
         kind="lightning-csv",
-        # Files came into the folder at its beginning, and hardly later.
+        # Files were added when the run began, and rarely later.
         created_at=min(times),
         updated_at=times[1],
         hparams=hparams,
@@ -78,11 +78,13 @@ def read_lightning(run_dir: Path, path: str) -> RunRecord:
 
 
 def last_values(path: Path) -> dict[str, float]:
-    """Returns the last value of each column that has one in the last 64 MiB; reads from the end, for as long as one has none.
+    """Returns the last value of each column, read backwards from the end.
+
+    Columns without a value in the last 64 MiB are left out.
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: it is no CSV in UTF-8.
+        ValueError: it is not a CSV in UTF-8.
     """
     with os.fdopen(open_regular(path), "rb") as file:
         header = file.readline(_MOST_LOOKED_AT)
@@ -101,7 +103,7 @@ def last_values(path: Path) -> dict[str, float]:
             file.seek(begin)
             block = file.read(end - begin) + tail
             if is_last:
-                # A line without an end is being written.
+                # A line without a line feed is being written.
                 block = block[: block.rfind(b"\n") + 1]
                 is_last = not block
             cut = 0 if begin == start else block.find(b"\n") + 1
@@ -127,11 +129,11 @@ def _take_last(block: bytes, wanted: set[int], found: dict[int, float]) -> None:
 
 
 def read_hparams(path: Path) -> dict[str, Any]:
-    """Returns the content of `hparams.yaml`; empty where it is no mapping.
+    """Returns the content of `hparams.yaml`; empty if it is not a mapping.
 
     Raises:
         OSError: it cannot be read, or is too large.
-        ValueError: it is damaged, or holds more than is sensible.
+        ValueError: it is damaged, or has more than 100,000 values.
     """
     import yaml
 
@@ -149,14 +151,14 @@ def read_hparams(path: Path) -> dict[str, Any]:
 
 
 def _loader(yaml: Any) -> Any:
-    """Returns a safe loader that takes what Lightning dumps of any object for the plain values it is made of."""
+    """Returns a safe loader that reads the Python objects Lightning dumps as plain mappings and lists."""
     base = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
     class Loader(base):  # type: ignore[misc, valid-type]  # whichever PyYAML was built with
         def flatten_mapping(self, node: Any) -> None:
             super().flatten_mapping(node)
             if len(node.value) > _MOST_VALUES:
-                # Mappings that are merged twice into one, and that twice into the next.
+                # Merge keys that double a mapping at each level.
                 raise yaml.YAMLError(f"it has more than {_MOST_VALUES} values")
 
     def plain(loader: Any, _: str, node: Any) -> Any:
@@ -171,17 +173,17 @@ def _loader(yaml: Any) -> Any:
 
 
 def _check_size(data: Any) -> None:
-    """Refuses what is too much; a file of a few lines can hold lists of lists of lists by their aliases, and itself."""
-    waiting, count = [data], 0
-    while waiting:
-        value = waiting.pop()
+    """Refuses too many values; with aliases, a file of a few lines can expand to any number."""
+    pending, count = [data], 0
+    while pending:
+        value = pending.pop()
         count += 1
         if count > _MOST_VALUES:
             raise ValueError(f"it has more than {_MOST_VALUES} values")
         if isinstance(value, dict):
-            waiting.extend(value.values())
+            pending.extend(value.values())
         elif isinstance(value, list | tuple | set):
-            waiting.extend(value)
+            pending.extend(value)
 
 
 def _first_line(error: Exception) -> str:

@@ -1,10 +1,11 @@
-"""The index: the results of scans in SQLite; a cache, one file per root and machine, that may be deleted at any time.
+"""The index: the results of scans in SQLite, one file per root and machine, which may be deleted at any time.
 
-The file is in the cache folder of the user, never in the folder of the runs, which may be shared or on a file system that
-SQLite does not support. A corrupt file, or one of another version, is deleted and rebuilt. Where no file can be written, the
-index is in memory and ends with the process; `Database.warnings` says so.
+The file is in the cache folder of the user, never in the folder of the runs, which may be shared or on a file
+system that SQLite does not support. A corrupt file, or one of another version, is deleted and rebuilt. Where
+no file can be written, the index is in memory and ends with the process; `Database.warnings` says so.
 
-**Threads and processes.** An index belongs to one thread at a time; `Runs` holds a lock. Any number of processes may scan at
+**Threads and processes.** An index belongs to one thread at a time; `Runs` holds a lock. Any number of
+processes may scan at
 once: the last one to read a run wins, and the next scan corrects it.
 """
 
@@ -278,7 +279,7 @@ def _matches_pattern(pattern: str, value: Any) -> bool:
 
 
 class Index:
-    """The index of one root: a row of `runs` for each run, and its hyperparameters and metrics as JSON in `cells`.
+    """The index of one root: runs in the table `runs`, their hyperparameters and metrics as JSON in `cells`.
 
     Args:
         root: the folder, absolute and without links.
@@ -300,7 +301,7 @@ class Index:
             db.execute(statement)
         db.execute("INSERT INTO meta VALUES ('root', ?)", (_storable(self.root),))
 
-    # --- for the scan ----------------------------------------------------------------------------------------------
+    # --- for the scan ---------------------------------------------------------------------------------------
 
     def state(self) -> IndexState:
         """Returns the state that a scan compares folders with.
@@ -424,7 +425,7 @@ class Index:
                 ids[_path(path)] = number
         return ids
 
-    # --- for the report --------------------------------------------------------------------------------------------
+    # --- for the report -------------------------------------------------------------------------------------
 
     def counts(self, alive_since: float) -> tuple[int, int, int, int]:
         """Returns how many runs there are, are alive, have a problem, and have no sidecar."""
@@ -463,7 +464,7 @@ class Index:
             ids += [run_id for (run_id,) in rows]
         return ids
 
-    # --- for queries -----------------------------------------------------------------------------------------------
+    # --- for queries ----------------------------------------------------------------------------------------
 
     def full_path(self, stored: Any) -> Path:
         """Returns the folder of a run."""
@@ -530,7 +531,8 @@ class Index:
         for chunk in _chunks(ids):
             marks = ", ".join("?" * len(chunk))
             rows = self._db.execute(
-                f"SELECT id, path, cells, {columns} FROM runs LEFT JOIN cells ON run = id WHERE id IN ({marks})",
+                f"SELECT id, path, cells, {columns} FROM runs "
+                f"LEFT JOIN cells ON run = id WHERE id IN ({marks})",
                 chunk,
             )
             try:

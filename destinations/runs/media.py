@@ -1,4 +1,4 @@
-"""The kinds of files that a run has beside metrics, as a reader sees them: what is known of each at once, and `load` for what it holds."""
+"""Images, audio, videos and point clouds of a run: their metadata, and `load` for their content."""
 
 import contextlib
 import csv
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import PIL.Image
 
 __all__ = [
-    "MOST_MEDIUM_BYTES",
+    "MAX_MEDIUM_BYTES",
     "Audio",
     "Image",
     "Mask",
@@ -31,20 +31,20 @@ __all__ = [
     "read_table",
 ]
 
-MOST_MEDIUM_BYTES = 1 << 30
+MAX_MEDIUM_BYTES = 1 << 30
 """The largest file that is read whole."""
-# For some others, Pillow starts programs.
+# Pillow starts external programs for some others.
 _IMAGE_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
 _PLY_TYPES = {"float": "<f4", "float32": "<f4", "double": "<f8", "uchar": "u1", "uint8": "u1"}
 
 
 @contextlib.contextmanager
 def open_image(path: Path) -> "Iterator[PIL.Image.Image]":
-    """Opens an image file, and closes it again.
+    """Opens an image file for the duration of a `with` block.
 
     Raises:
-        OSError: the file cannot be read, or is no image.
-        ValueError: it is damaged, or decodes to more than is sensible; the text names its path.
+        OSError: the file cannot be read, or is not an image.
+        ValueError: it is damaged, or a decompression bomb; the message has its path.
     """
     import struct
 
@@ -54,7 +54,7 @@ def open_image(path: Path) -> "Iterator[PIL.Image.Image]":
         with _opened(path) as file, PIL.Image.open(file, formats=_IMAGE_FORMATS) as image:
             yield image
     except (SyntaxError, EOFError, struct.error, PIL.Image.DecompressionBombError) as error:
-        raise ValueError(f"image must be one that can be decoded, got {path} ({error}).") from error
+        raise ValueError(f"could not decode image {path} ({error}).") from error
 
 
 def _opened(path: Path) -> BinaryIO:
@@ -62,7 +62,7 @@ def _opened(path: Path) -> BinaryIO:
 
 
 def read_pixels(path: Path) -> "np.ndarray[Any, Any]":
-    """Returns the pixels of an image file as it has them: `(H, W)`, or `(H, W, C)`."""
+    """Returns the pixels of an image file, `(H, W)` or `(H, W, C)`."""
     import numpy as np
 
     with open_image(path) as image:
@@ -73,7 +73,7 @@ def read_sound(path: Path) -> "tuple[np.ndarray[Any, np.dtype[np.int16]], int]":
     """Returns the samples of a WAV file, int16 `(frames, channels)`, and its sample rate in Hz.
 
     Raises:
-        ValueError: the file is another format, or has other than 16 bits; the text names its path.
+        ValueError: the file is not a WAV of 16 bits; the message has its path.
     """
     import wave
 
@@ -82,12 +82,12 @@ def read_sound(path: Path) -> "tuple[np.ndarray[Any, np.dtype[np.int16]], int]":
     try:
         with _opened(path) as raw, wave.open(raw) as file:
             channels, width, rate = file.getnchannels(), file.getsampwidth(), file.getframerate()
-            frames = min(file.getnframes(), MOST_MEDIUM_BYTES // max(1, channels * width))
+            frames = min(file.getnframes(), MAX_MEDIUM_BYTES // max(1, channels * width))
             data = file.readframes(frames)
     except (wave.Error, EOFError, RuntimeError) as error:
-        raise ValueError(f"sound must be a WAV file, got {path} ({error}). Open its path.") from error
+        raise ValueError(f"audio {path} is not a WAV file ({error}). Open its path.") from error
     if width != 2:  # noqa: PLR2004  # bytes
-        raise ValueError(f"sound must have 16 bits, got {8 * width} in {path}. Open its path.")
+        raise ValueError(f"audio {path} has {8 * width} bits, not 16. Open its path.")
     whole = len(data) - len(data) % (2 * channels)
     return np.frombuffer(data[:whole], "<i2").reshape(-1, channels), rate
 
@@ -101,21 +101,21 @@ def read_points(
         Points, float32 `(N, 3)`, and their colours, uint8 `(N, 3)` or `(N, 4)`, or None.
 
     Raises:
-        ValueError: the file is not such a PLY; the text names its path.
+        ValueError: the file is another kind of PLY; the message has its path.
     """
     import numpy as np
 
-    head, mark, body = read_regular(path, MOST_MEDIUM_BYTES).partition(b"end_header\n")
+    head, mark, body = read_regular(path, MAX_MEDIUM_BYTES).partition(b"end_header\n")
     lines = [line.split() for line in io.StringIO(head.decode("ascii", "replace"))]
     if not mark or lines[:1] != [["ply"]] or ["format", "binary_little_endian", "1.0"] not in lines:
-        raise ValueError(f"point cloud must be a binary little-endian PLY, got {path}. Open its path.")
+        raise ValueError(f"point cloud {path} is not a binary little-endian PLY. Open its path.")
     try:
         count = next(int(line[2]) for line in lines if line[:2] == ["element", "vertex"])
         fields = [(line[2], _PLY_TYPES[line[1]]) for line in lines if line[:1] == ["property"]]
         vertices = np.frombuffer(body, np.dtype(fields), count)
         points = np.stack([vertices[axis] for axis in "xyz"], axis=1).astype(np.float32)
     except (StopIteration, KeyError, IndexError, TypeError, ValueError) as error:
-        raise ValueError(f"point cloud must have x, y and z, got {path} ({error}).") from error
+        raise ValueError(f"point cloud {path} has no x, y and z ({error}).") from error
     shades = [name for name, _ in fields if name in {"red", "green", "blue", "alpha"}]
     if not shades:
         return points, None
@@ -127,28 +127,29 @@ def read_table(path: Path, types: Sequence[str]) -> tuple[list[str], list[list[A
 
     Args:
         path: the file.
-        types: of its columns, as the index of tables has them: "bool", "int", "float", "str", or "empty". A column beyond them
-            is one of texts.
+        types: of its columns, from the index of tables: "bool", "int", "float", "str", or "empty". Further
+            columns are texts.
 
     Returns:
-        The names of the columns, and the rows, each cell with its type; the text itself where it does not fit. In a column of
-        numbers an empty cell is None; in one of floats a number without a point is an int, as it was logged.
+        The names of the columns, and the rows with typed cells; a cell that does not fit its type stays text.
+        In a column of numbers an empty cell is None; in one of floats a number without a point is an int, as
+        logged.
 
     Raises:
-        ValueError: it is no such CSV; the text names its path.
+        ValueError: it is not a CSV; the message has its path.
     """
-    text = read_regular(path, MOST_MEDIUM_BYTES).decode("utf-8", "replace")
+    text = read_regular(path, MAX_MEDIUM_BYTES).decode("utf-8", "replace")
     reader = csv.reader(io.StringIO(text, newline=""))
     try:
         columns = next(reader, [])
         kinds = [*types, *["str"] * (len(columns) - len(types))]
         rows = [
-            # A line that is empty stands for a row of one empty value.
+            # An empty line is a row of one empty value.
             [_cell(cell, kind) for cell, kind in zip(cells or [""], kinds, strict=False)] if columns else []
             for cells in reader
         ]
     except csv.Error as error:
-        raise ValueError(f"table must be a CSV, got {path} ({error}). Open its path.") from error
+        raise ValueError(f"table {path} is not a CSV ({error}). Open its path.") from error
     return columns, rows
 
 
@@ -167,17 +168,17 @@ def _cell(text: str, kind: str) -> Any:
 
 @attrs.frozen
 class Medium:
-    """A file that was logged.
+    """A logged file.
 
     Attributes:
-        name: as it was logged.
-        step: of the call; None where the run does not say.
-        index: which of those of one call.
-        time: of the call, in seconds since 1970; None where the run does not say.
-        path: the file, absolute; of a run that others wrote it may be a link, which `load` and `read_bytes` refuse.
-        size: bytes; None where the run does not say.
-        shape: of the array that was logged; None where it was a file.
-        caption: where there is one.
+        name: as logged.
+        step: of the call; None if unknown.
+        index: position among the files of one call.
+        time: of the call, in seconds since 1970; None if unknown.
+        path: the file, absolute. `load` and `read_bytes` refuse a symbolic link.
+        size: bytes; None if unknown.
+        shape: of the logged array; None for a logged file.
+        caption: None if there is none.
     """
 
     name: str
@@ -193,9 +194,9 @@ class Medium:
         """Returns the content of the file.
 
         Raises:
-            OSError: it is missing, a symbolic link, no regular file, or larger than a gibibyte.
+            OSError: it is missing, not a regular file, or larger than 1 GiB.
         """
-        return read_regular(self.path, MOST_MEDIUM_BYTES)
+        return read_regular(self.path, MAX_MEDIUM_BYTES)
 
 
 @attrs.frozen
@@ -204,7 +205,7 @@ class Mask:
 
     Attributes:
         path: PNG of the indices.
-        overlay: PNG of the image with the mask in colours.
+        overlay: PNG of the image with the coloured mask.
     """
 
     path: Path
@@ -221,8 +222,8 @@ class Image(Medium):
 
     Attributes:
         masks: by name.
-        class_labels: what the indices in masks mean.
-        value_range: the least and greatest value that was logged, where the pixels were stretched.
+        class_labels: names of the class indices.
+        value_range: min and max of the logged values, if the pixels were rescaled.
     """
 
     masks: Mapping[str, Mask] = attrs.field(factory=dict)
@@ -230,7 +231,7 @@ class Image(Medium):
     value_range: tuple[float, float] | None = None
 
     def load(self) -> "PIL.Image.Image":
-        """Returns the image, read whole."""
+        """Returns the decoded image."""
         with open_image(self.path) as image:
             image.load()
             return image
@@ -242,10 +243,10 @@ class Image(Medium):
 
 @attrs.frozen
 class Audio(Medium):
-    """A sound.
+    """An audio clip.
 
     Attributes:
-        sample_rate: in Hz, where the run says so.
+        sample_rate: in Hz; None if unknown.
     """
 
     sample_rate: int | None = None
@@ -254,17 +255,17 @@ class Audio(Medium):
         """Returns the samples of a WAV file, int16 `(frames, channels)`, and its sample rate.
 
         Raises:
-            ValueError: the file is another format, or has other than 16 bits; `path` names it.
+            ValueError: the file is not a WAV of 16 bits.
         """
         return read_sound(self.path)
 
 
 @attrs.frozen
 class Video(Medium):
-    """A video; `path` is for a player.
+    """A video; open `path` in a player.
 
     Attributes:
-        fps: frames per second, where they were given.
+        fps: frames per second; None if unknown.
         format: the suffix of the file.
     """
 
@@ -282,6 +283,6 @@ class PointCloud(Medium):
         """Returns the points, float32 `(N, 3)`, and their colours, uint8 `(N, 3)` or `(N, 4)`, or None.
 
         Raises:
-            ValueError: the file is not such a PLY as `RunDirectory` writes.
+            ValueError: the file is not a PLY as written by `RunDirectory`.
         """
         return read_points(self.path)

@@ -1,4 +1,4 @@
-"""`open_runs`: from folders, or a dataset, to the runs in them."""
+"""`open_runs`: opens the runs below folders, or of a dataset."""
 
 import os
 import time
@@ -19,7 +19,7 @@ def open_runs(
     scan: bool = True,
     clock: Callable[[], float] = time.time,
 ) -> Runs:
-    """Opens the runs below some folders, and looks at what changed since the last time.
+    """Opens the runs below some folders, and scans for changes since the last time.
 
     ```python
     with open_runs("runs") as runs:
@@ -28,15 +28,16 @@ def open_runs(
     ```
 
     Args:
-        roots: folders that hold runs, at any depth; or are runs. Or one dataset that `compact` has written, by its path
-            or URI (`s3://bucket/dataset`), which opens as `Dataset`.
-        cache: the folder for the index. Default: `training-destinations/runs` in `$XDG_CACHE_HOME` or `~/.cache`. It may be
-            deleted at any time. Where it cannot be written to, the index is in memory, and `report.warnings` says so.
-        scan: whether to scan; without, the answers are those of the last scan.
-        clock: tells the time by which heartbeats are judged, in seconds since 1970.
+        roots: folders that are runs, or contain runs at any depth. Or one dataset written by `compact`, as a
+            path or URI (`s3://bucket/dataset`); it opens as `Dataset`.
+        cache: the folder of the index. Default: `training-destinations/runs` in `$XDG_CACHE_HOME` or
+            `~/.cache`. It may be deleted at any time. If it is not writable, the index is in memory, and
+            `report.warnings` says so.
+        scan: whether to scan; otherwise queries answer from the last scan.
+        clock: returns the time in seconds since 1970, which heartbeats are compared with.
 
     Raises:
-        RootError: a root is missing, is no folder, or none is given.
+        RootError: a root is missing or not a folder, or no root is given.
     """
     if len(roots) == 1 and _is_dataset(roots[0]):
         from .dataset import open_dataset
@@ -55,34 +56,34 @@ def open_runs(
 
 
 def _is_dataset(root: str | os.PathLike[str]) -> bool:
-    """Says whether this is a dataset: whatever is not local, and folders with manifests."""
+    """Returns whether this is a dataset: any URI, or a folder with manifests."""
     text = os.fspath(root)
     return "://" in text or any(Path(text, "manifests").glob("[0-9]*.json"))
 
 
 def _folders(roots: Sequence[str | os.PathLike[str]]) -> tuple[list[str], list[str]]:
-    """Returns each root once, as an absolute path without links, and what to say about the others."""
+    """Returns each root once, as an absolute path without links, and warnings about nested roots."""
     if not roots:
-        raise RootError("roots must be at least one folder, got none.")
+        raise RootError("no root given. Pass at least one folder.")
     folders: list[str] = []
     warnings: list[str] = []
     for root in roots:
         text = os.fspath(root)
         folder = os.path.realpath(os.path.expanduser(text))  # noqa: PTH111  # Path would lose a trailing "\n"
         if not os.path.exists(folder):  # noqa: PTH110  # as above
-            raise RootError(f"root must be a folder, got {text!r}, which does not exist.")
+            raise RootError(f"root {text!r} does not exist.")
         if not os.path.isdir(folder):  # noqa: PTH112  # as above
-            raise RootError(f"root must be a folder, got {text!r}, which is a file.")
+            raise RootError(f"root {text!r} is not a folder.")
         if not os.access(folder, os.R_OK | os.X_OK):
-            raise RootError(f"root must be a folder that can be read, got {text!r}.")
+            raise RootError(f"root {text!r} is not readable.")
         folders.append(folder)
     kept = []
     for folder in dict.fromkeys(folders):
-        around = next(
+        outer = next(
             (one for one in folders if one != folder and folder.startswith(one.rstrip("/") + "/")), None
         )
-        if around is None:
+        if outer is None:
             kept.append(folder)
         else:
-            warnings.append(f"root {folder} lies in root {around}, and is scanned with it.")
+            warnings.append(f"root {folder} is inside root {outer}, and is scanned with it.")
     return kept, warnings

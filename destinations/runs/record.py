@@ -1,8 +1,9 @@
 """The record of a run, and the table of its fields.
 
-A field is declared once, as an attribute of `RunRecord`. The parser of the sidecar, the columns of the index, the filter
-language, the columns of the command line, `compare`, `to_dicts`, DataFrames and exports are derived from `FIELDS`. To add a
-field, add an attribute; increase `index.VERSION`, and name the field in docs/runs.md.
+A field is declared once, as an attribute of `RunRecord`. The parser of the sidecar, the columns of the index,
+the filter language, the columns of the command line, `compare`, `to_dicts`, DataFrames and exports are
+derived from `FIELDS`. To add a field, add an attribute; increase `index.VERSION`, and name the field in
+docs/runs.md.
 """
 
 import math
@@ -40,8 +41,8 @@ FieldType = Literal["text", "texts", "time", "bool"]
 HEARTBEAT_SECONDS = 180.0
 """A heartbeat older than this is stale.
 
-`RunDirectory` touches the heartbeat every second, and considers its own lock stale after the same three minutes, as does the
-scanner of stable-pretraining.
+`RunDirectory` touches the heartbeat every second, and considers its own lock stale after the same three
+minutes, as does the scanner of stable-pretraining.
 """
 
 # Statuses of other writers that end a run. Lightning's "finished" is stored as it is by stable-pretraining.
@@ -82,8 +83,8 @@ def _field(kind: FieldType, *, default: Any = attrs.NOTHING, **properties: bool)
 class RunRecord:
     """A run as of the last scan of its folder, with the edits of the user applied.
 
-    Times are in seconds since 1970. If something could not be read, `problem` says what, and the record has everything
-    else; the status is "unknown" if that could not be read.
+    Times are in seconds since 1970. If something could not be read, `problem` says what, and the record has
+    everything else; the status is "unknown" if that could not be read.
 
     Args:
         run_id: the id that the run gave itself; for a folder without one, its path below the root.
@@ -153,7 +154,7 @@ def stored_fields() -> list[RecordField]:
 
 
 def flat_record(record: RunRecord) -> dict[str, Any]:
-    """Returns the fields of a run, then `hparams.…`, then `summary.…`; without `alive`, which depends on the time."""
+    """Returns the fields of a run except `alive`, then `hparams.…`, then `summary.…`."""
     flat: dict[str, Any] = {name: getattr(record, name) for name in FIELDS if name != "alive"}
     flat["tags"], flat["path"] = list(record.tags), str(record.path)
     flat |= {f"hparams.{name}": value for name, value in record.hparams.items()}
@@ -177,7 +178,7 @@ def is_alive(status: str, heartbeat_at: float | None, now: float) -> bool:
     return not is_terminal(status) and heartbeat_at is not None and heartbeat_at >= now - HEARTBEAT_SECONDS
 
 
-# --- the sidecar -------------------------------------------------------------------------------------------------------
+# --- the sidecar --------------------------------------------------------------------------------------------
 
 
 def read_sidecar(raw: bytes, path: Path, read_summary: Callable[[], Mapping[str, Any]]) -> RunRecord:
@@ -186,8 +187,8 @@ def read_sidecar(raw: bytes, path: Path, read_summary: Callable[[], Mapping[str,
     Args:
         raw: the content of the file.
         path: the folder of the run.
-        read_summary: returns the `metrics` of `summary.json`, which tells what a null in the summary stands for; called
-            only if there is one.
+        read_summary: returns the `metrics` of `summary.json`, which tells what a null in the summary stands
+            for; called only if there is one.
 
     Raises:
         ValueError: it is not a sidecar; the message says why.

@@ -1,8 +1,9 @@
-"""What a run has beside metrics: tables, images, sounds, videos, point clouds, histograms, texts, traces, artifacts.
+"""Records of a run other than metrics: tables, media, histograms, texts, traces and artifacts.
 
-The indexes of a run (`media.jsonl` and its like) are read at each call, so that a run that is being written shows what is new. What
-a record says of a file is there at once; the file is read by `load`. A torn last line is left out, damaged lines and those longer than 32 MiB are
-counted by `Records.damaged_lines`; an index that cannot be read is an `OSError`. Importing this module imports neither numpy nor Pillow.
+Each call reads the index file (such as `media.jsonl`) again, so a run that is being written shows new
+records. A record has the metadata of a file; `load` reads the file. A torn last line is ignored; damaged
+lines and those longer than 32 MiB are counted by `Records.damaged_lines`; an unreadable index raises
+`OSError`. Importing this module imports neither numpy nor Pillow.
 """
 
 from collections import Counter
@@ -33,15 +34,15 @@ __all__ = ["Artifact", "Histogram", "RecordCount", "Records", "Table", "TableEnt
 
 @attrs.frozen
 class TableEntry:
-    """What is known of a table without reading it.
+    """The metadata of a table.
 
     Attributes:
-        name: as it was logged.
+        name: as logged.
         step: of the call.
         time: of the call, in seconds since 1970.
         path: the CSV, absolute.
         size: bytes.
-        row_count: without the header.
+        row_count: number of rows, without the header.
         columns: name and type of each: "bool", "int", "float", "str", or "empty".
     """
 
@@ -59,10 +60,10 @@ class Table:
     """A table.
 
     Attributes:
-        name: as it was logged.
+        name: as logged.
         step: of the call.
         columns: their names.
-        rows: cells with their types back. None was logged where a cell of numbers is None; in a column of texts, None and ""
+        rows: typed cells. None in a column of numbers was logged as None; in a column of texts, None and ""
             are the same.
     """
 
@@ -72,21 +73,22 @@ class Table:
     rows: tuple[tuple[Any, ...], ...]
 
     def to_dicts(self) -> list[dict[str, Any]]:
-        """Returns each row by column, as far as it has cells; of columns of one name, the last."""
+        """Returns each row as a dict; of columns with the same name, the last one counts."""
         return [dict(zip(self.columns, row, strict=False)) for row in self.rows]
 
 
 @attrs.frozen(eq=False)
 class Histogram:
-    """The distribution of some values at a step.
+    """The distribution of values at a step.
 
     Attributes:
-        name: as it was logged.
+        name: as logged.
         step: of the call.
         time: of the call, in seconds since 1970.
         counts: int64 `(bins,)`.
         edges: float64 `(bins + 1,)`.
-        moments: `count`, `non_finite`, `min`, `max`, `mean`, `std`, `sum` as far as the run has them; of the finite values.
+        moments: those of `count`, `non_finite`, `min`, `max`, `mean`, `std`, `sum` (of the finite values)
+            that the run has.
     """
 
     name: str
@@ -109,7 +111,7 @@ class Text:
 
 @attrs.frozen
 class Trace:
-    """What one call of `log_traces` had."""
+    """The traces of one call of `log_traces`."""
 
     step: int | None
     time: float | None
@@ -118,13 +120,13 @@ class Trace:
 
 @attrs.frozen
 class Artifact:
-    """A file that was given to `upload_file` and kept in the run.
+    """A file passed to `upload_file` and kept in the run.
 
     Attributes:
         name: the remote name.
         step: of the call.
         time: of the call, in seconds since 1970.
-        path: the file, absolute; a later artifact of the same name has replaced it.
+        path: the file, absolute; a later artifact of the same name replaces it.
         size: bytes.
         sha256: hexadecimal.
     """
@@ -139,12 +141,12 @@ class Artifact:
 
 @attrs.define
 class RecordCount:
-    """What there is of one kind of record.
+    """The number and size of the records of one kind.
 
     Attributes:
-        count: how many.
+        count: number of records.
         size: bytes of their files.
-        names: how many of each name, of the first thousand names.
+        names: number of records by name, of the first thousand names.
     """
 
     count: int = 0
@@ -152,7 +154,7 @@ class RecordCount:
     names: Counter[str] = attrs.field(factory=Counter)
 
 
-_MOST_NAMES = 1000
+_MAX_NAMES = 1000
 _KINDS: dict[type, str] = {
     Image: "images",
     Audio: "audio",
@@ -190,11 +192,11 @@ class Records:
         self._run_dir = run_dir
 
     def images(self, name: str | None = None, step: int | None = None) -> list[Image]:
-        """Returns images in the order in which they were logged.
+        """Returns images in the order of logging.
 
         Args:
-            name: all names where None.
-            step: all steps where None.
+            name: None for all names.
+            step: None for all steps.
 
         Raises:
             MetricNotFoundError: nothing has this name.
@@ -202,35 +204,35 @@ class Records:
         return _chosen(self._media(Image), name, step)
 
     def audio(self, name: str | None = None, step: int | None = None) -> list[Audio]:
-        """Returns sounds; as `images`."""
+        """Returns audio clips; see `images`."""
         return _chosen(self._media(Audio), name, step)
 
     def videos(self, name: str | None = None, step: int | None = None) -> list[Video]:
-        """Returns videos; as `images`."""
+        """Returns videos; see `images`."""
         return _chosen(self._media(Video), name, step)
 
     def point_clouds(self, name: str | None = None, step: int | None = None) -> list[PointCloud]:
-        """Returns point clouds; as `images`."""
+        """Returns point clouds; see `images`."""
         return _chosen(self._media(PointCloud), name, step)
 
     def tables(self, name: str | None = None) -> list[TableEntry]:
-        """Returns what is known of the tables, in the order in which they were logged.
+        """Returns the metadata of tables in the order of logging.
 
         Raises:
             MetricNotFoundError: no table has this name.
         """
-        return _chosen(self._made(TABLES_INDEX, self._table_entry), name, None)
+        return _chosen(self._valid(TABLES_INDEX, self._table_entry), name, None)
 
     def table(self, name: str, step: int | None = None) -> Table:
         """Reads a table.
 
         Args:
-            name: as it was logged.
-            step: which; the last one that was logged where None.
+            name: as logged.
+            step: None for the last one.
 
         Raises:
             MetricNotFoundError: no table has this name, or none has it at this step.
-            FileNotFoundError: its file is gone.
+            FileNotFoundError: its file is missing.
         """
         entries = self.tables(name)
         found = [entry for entry in entries if step is None or entry.step == step]
@@ -244,70 +246,70 @@ class Records:
         return Table(entry.name, entry.step, names, tuple(map(tuple, rows)))
 
     def histograms(self, name: str | None = None) -> list[Histogram]:
-        """Returns histograms in the order in which they were logged; of all names where None.
+        """Returns histograms in the order of logging; of all names if None.
 
         Raises:
             MetricNotFoundError: nothing has this name.
         """
-        return _chosen(self._made(HISTOGRAMS_INDEX, _histogram), name, None)
+        return _chosen(self._valid(HISTOGRAMS_INDEX, _histogram), name, None)
 
     def texts(self, name: str | None = None) -> list[Text]:
-        """Returns texts in the order in which they were logged; of all names where None.
+        """Returns texts in the order of logging; of all names if None.
 
         Raises:
             MetricNotFoundError: nothing has this name.
         """
-        return _chosen(self._made(TEXTS_INDEX, _text_record), name, None)
+        return _chosen(self._valid(TEXTS_INDEX, _text_record), name, None)
 
     def traces(self) -> list[Trace]:
-        """Returns traces in the order in which they were logged."""
-        return list(self._made(TRACES_INDEX, _trace))
+        """Returns traces in the order of logging."""
+        return list(self._valid(TRACES_INDEX, _trace))
 
     def artifacts(self, name: str | None = None) -> list[Artifact]:
-        """Returns artifacts in the order in which they were kept; of all names where None.
+        """Returns artifacts in the order of logging; of all names if None.
 
         Raises:
             MetricNotFoundError: nothing has this name.
         """
-        return _chosen(self._made(ARTIFACTS_INDEX, self._artifact), name, None)
+        return _chosen(self._valid(ARTIFACTS_INDEX, self._artifact), name, None)
 
     def damaged_lines(self) -> dict[str, int]:
-        """Returns how many lines of each index cannot be understood; only indexes that have some."""
+        """Returns the number of damaged lines of each index that has any."""
         counts = {
-            index: sum(one is None for one in self._tried(index, made)) for index, made in self._makers()
+            index: sum(one is None for one in self._parsed(index, parse)) for index, parse in self._parsers()
         }
         return {index: count for index, count in counts.items() if count}
 
     def overview(self) -> "dict[str, RecordCount]":
-        """Returns how many records there are of each kind, "images", "audio" and so on; without holding them."""
+        """Returns the number of records by kind ("images", "audio", …), in constant memory."""
         found: dict[str, RecordCount] = {}
-        for index, made in self._makers():
-            for record in self._tried(index, made):
+        for index, parse in self._parsers():
+            for record in self._parsed(index, parse):
                 if record is not None and (kind := _KINDS.get(type(record))):
                     one = found.setdefault(kind, RecordCount())
                     one.count += 1
                     one.size += max(0, getattr(record, "size", None) or 0)
                     name = getattr(record, "name", "")
-                    if name in one.names or len(one.names) < _MOST_NAMES:
+                    if name in one.names or len(one.names) < _MAX_NAMES:
                         one.names[name] += 1
         return {kind: found[kind] for kind in _KINDS.values() if kind in found}
 
-    # --- inside ----------------------------------------------------------------------------------------------------
+    # --- inside ---------------------------------------------------------------------------------------------
 
-    def _made(self, index: str, made: Callable[[dict[str, Any]], _Record]) -> Iterator[_Record]:
-        """Returns the records of an index; those that lack what makes them one are counted by `damaged_lines`."""
-        return (found for found in self._tried(index, made) if found is not None)
+    def _valid(self, index: str, parse: Callable[[dict[str, Any]], _Record]) -> Iterator[_Record]:
+        """Returns the valid records of an index."""
+        return (found for found in self._parsed(index, parse) if found is not None)
 
-    def _tried(self, index: str, made: Callable[[dict[str, Any]], _Record]) -> Iterator[_Record | None]:
-        """Yields what is made of each line; None where that fails."""
+    def _parsed(self, index: str, parse: Callable[[dict[str, Any]], _Record]) -> Iterator[_Record | None]:
+        """Yields the record of each line; None for a damaged line."""
         for record in json_lines(self._run_dir / index, with_torn=True):
             try:
-                found = None if record is None else made(record)
+                found = None if record is None else parse(record)
             except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError):
                 found = None
             yield found
 
-    def _makers(self) -> list[tuple[str, Callable[[dict[str, Any]], object]]]:
+    def _parsers(self) -> list[tuple[str, Callable[[dict[str, Any]], object]]]:
         return [
             (MEDIA_INDEX, self._medium),
             (TABLES_INDEX, self._table_entry),
@@ -318,7 +320,7 @@ class Records:
         ]
 
     def _media(self, kind: type[_AnyMedium]) -> Iterator[_AnyMedium]:
-        return (medium for medium in self._made(MEDIA_INDEX, self._medium) if isinstance(medium, kind))
+        return (medium for medium in self._valid(MEDIA_INDEX, self._medium) if isinstance(medium, kind))
 
     def _medium(self, record: dict[str, Any]) -> Medium:
         shape = record.get("shape")
@@ -356,7 +358,7 @@ class Records:
         return {
             "masks": masks,
             "class_labels": labels,
-            "value_range": (bounds[0], bounds[1]) if len(bounds) == 2 else None,  # noqa: PLR2004  # least, greatest
+            "value_range": (bounds[0], bounds[1]) if len(bounds) == 2 else None,  # noqa: PLR2004  # min, max
         }
 
     def _table_entry(self, record: dict[str, Any]) -> TableEntry:
@@ -413,7 +415,7 @@ def _chosen(records: Iterable[_NamedRecord], name: str | None, step: int | None)
     is_known = name is None
     for record in records:
         if name is not None and record.name != name:
-            if len(others) < _MOST_NAMES:
+            if len(others) < _MAX_NAMES:
                 others[record.name] = None
             continue
         is_known = True

@@ -1,4 +1,4 @@
-"""One root and its index: what the scan finds goes in, a thousand runs at a time."""
+"""One root and its index: writes what a scan finds to the index, a thousand runs at a time."""
 
 import os
 import sqlite3
@@ -23,13 +23,13 @@ _TRIES = 4
 
 @attrs.define
 class Root:
-    """A folder with runs.
+    """A folder of runs, and its index.
 
     Args:
         folder: absolute, without links.
-        index: what is known of it.
+        index: its index.
         disk: the file system.
-        clock_ns: the time of this machine, by which the times of files are judged.
+        clock_ns: returns the time in nanoseconds, which modification times are compared with.
     """
 
     folder: str
@@ -38,7 +38,7 @@ class Root:
     clock_ns: Callable[[], int] = time.time_ns
 
     def scan(self, now: float, *, full: bool) -> ScanReport:
-        """Scans, and begins again where the index turns out to be unusable."""
+        """Scans; starts over if the index turns out to be unusable."""
         for attempt in range(_TRIES):
             try:
                 return self._scan(now, full=full)
@@ -94,7 +94,7 @@ class Root:
         )
 
     def refresh(self, path: str) -> None:
-        """Reads one run again."""
+        """Reads one run again and updates the index."""
         found = Scanner(self.folder, IndexState(), disk=self.disk, clock_ns=self.clock_ns).read_run(path)
         if found is not None:
             self.index.write([found])
@@ -102,13 +102,13 @@ class Root:
     def own_tags(self, path: str) -> tuple[str, ...]:
         """Returns the tags that a run gave itself."""
         try:
-            raw, _ = self.disk.read(os.path.join(self.folder, path, SIDECAR))  # noqa: PTH118  # a name may be no UTF-8
+            raw, _ = self.disk.read(os.path.join(self.folder, path, SIDECAR))  # noqa: PTH118
             return read_sidecar(raw, Path(self.folder, path), dict).tags
         except (OSError, ValueError):
             return ()
 
     def below(self, folder: str) -> str | None:
-        """Returns the path of a folder below this one; None where it lies elsewhere."""
+        """Returns the path of a folder relative to this one; None if it is not inside."""
         if folder == self.folder:
             return ""
         base = self.folder if self.folder == "/" else f"{self.folder}/"

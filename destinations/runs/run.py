@@ -1,7 +1,7 @@
-"""A run that can be read: what a scan knows of it, and everything that its folder holds.
+"""`Run`: reads one run, its record as of the last scan and the content of its folder as of now.
 
-Readers never write into a run. Nothing is kept open, and nothing of the folder is held: what a run that is being written has to say
-is read when it is asked for. Importing this module does not import numpy; reading metrics does.
+Readers never write into a run, and keep no file open. Importing this module does not import numpy; reading
+metrics does.
 """
 
 import math
@@ -42,17 +42,17 @@ __all__ = ["MetricSummary", "Run"]
 
 @attrs.frozen
 class MetricSummary:
-    """What is known of one metric without reading its rows; least, greatest and mean are those of its finite values.
+    """The statistics of a metric. Min, max and mean are those of the finite values.
 
     Attributes:
         last: the last value.
-        min: the least; None where no value is finite.
-        max: the greatest.
-        min_step: at which step the least was first reached; None where the run does not say.
-        max_step: at which step the greatest was.
-        count: how many values.
-        non_finite: how many of them are NaN or infinite.
-        mean: of the finite values; None where the run does not say.
+        min: None if no value is finite.
+        max: None if no value is finite.
+        min_step: the step of the first minimum; None if unknown.
+        max_step: the step of the first maximum; None if unknown.
+        count: number of values.
+        non_finite: number of values that are NaN or infinite.
+        mean: None if unknown.
     """
 
     last: float | None
@@ -66,21 +66,21 @@ class MetricSummary:
 
 
 class Run:
-    """A run that can be read.
+    """A run to read from.
 
     ```python
     run = open_runs("runs")["digits"]  # or Run.open("runs/digits"), without any index
     run.series("loss").value
     ```
 
-    **Threading.** Every method may be called from any thread; none blocks but for reading files, `follow` excepted.
+    **Threading.** Any thread may call any method. Methods block only to read files, except `follow`.
 
-    **Being written.** What a scan knows (`record` and what is read off it: `status`, `tags`, `notes`, `hparams`, …) is as it was then;
-    `reload` reads it again. All else is read when it is asked for.
+    **Freshness.** `record`, and the properties taken from it (`status`, `tags`, `notes`, `hparams`, …), are
+    those of the last scan; `reload` reads them again. Everything else is read from the folder on each call.
 
     Args:
-        record: what the scan knows of it.
-        clock: the time in seconds since 1970, for `alive`.
+        record: the record of the run.
+        clock: returns the time in seconds since 1970, for `alive`.
     """
 
     def __init__(self, record: RunRecord, *, clock: Callable[[], float] = time.time) -> None:
@@ -93,13 +93,13 @@ class Run:
         """Opens the run in a folder, without any index.
 
         Raises:
-            RunNotFoundError: there is no run in the folder.
+            RunNotFoundError: the folder is not a run.
         """
         from .scan import IndexState, Scanner
 
         folder = Path(path).absolute()
         if ".." in folder.parts:
-            # Its last part is to be the name of the folder.
+            # The last part must be the name of the folder.
             folder = folder.resolve()
         found = Scanner(str(folder.parent), IndexState()).read_run(folder.name)
         if found is None or found.record is None:
@@ -108,7 +108,7 @@ class Run:
         return cls(record)
 
     def reload(self) -> "Run":
-        """Returns the run as its folder says now.
+        """Returns the run with a record read from its folder now.
 
         Raises:
             RunNotFoundError: the folder is gone.
@@ -118,7 +118,7 @@ class Run:
     def __repr__(self) -> str:
         return f"Run({self.run_id!r}, {self.status}, {str(self.path)!r})"
 
-    # --- what a scan knows -----------------------------------------------------------------------------------------
+    # --- from the record ------------------------------------------------------------------------------------
 
     @property
     def path(self) -> Path:
@@ -127,42 +127,42 @@ class Run:
 
     @property
     def run_id(self) -> str:
-        """The id that the run gave itself; of a folder without one, its path below the root."""
+        """The id that the run gave itself; for a folder without one, its path below the root."""
         return self.record.run_id
 
     @property
     def kind(self) -> RunKind:
-        """Who wrote it."""
+        """The writer: `RunDirectory`, stable-pretraining or Lightning."""
         return self.record.kind
 
     @property
     def name(self) -> str:
-        """What to call the run: its display name, else the name of its folder."""
+        """The display name, or the name of the folder."""
         return self.record.name
 
     @property
     def status(self) -> str:
-        """As written; a run that was killed says "running" for ever, see `alive`."""
+        """As written; a run that was killed says "running" forever, see `alive`."""
         return self.record.status
 
     @property
     def tags(self) -> tuple[str, ...]:
-        """In the order in which they were given."""
+        """In the order they were given."""
         return self.record.tags
 
     @property
     def notes(self) -> str:
-        """Of the user."""
+        """Free text of the user."""
         return self.record.notes
 
     @property
     def display_name(self) -> str | None:
-        """What the user calls the run."""
+        """The name the user gave the run."""
         return self.record.display_name
 
     @property
     def archived(self) -> bool:
-        """Whether the user put the run away."""
+        """Whether the user archived the run."""
         return self.record.archived
 
     @property
@@ -177,29 +177,29 @@ class Run:
 
     @property
     def updated_at(self) -> float | None:
-        """When what `record` says was written, in seconds since 1970."""
+        """When the metadata of the run was last written, in seconds since 1970."""
         return self.record.updated_at
 
     @property
     def checkpoint_path(self) -> str | None:
-        """The newest checkpoint, as the run wrote it."""
+        """The newest checkpoint, as written by the run."""
         return self.record.checkpoint_path
 
     @property
     def hparams(self) -> Mapping[str, Scalar]:
-        """Hyperparameters by dotted name, as filters and tables have them; see `hyperparameters` for them as they were logged."""
+        """Hyperparameters by dotted name; `hyperparameters` has them nested, as logged."""
         return self.record.hparams
 
-    # --- what the folder says now ----------------------------------------------------------------------------------
+    # --- from the folder ----------------------------------------------------------------------------------
 
     @property
     def alive(self) -> bool:
-        """Whether the run is being written: it has not ended, and its heartbeat is fresh now."""
+        """Whether the run is being written now: it has not ended, and its heartbeat is fresh."""
         return is_alive(self.status, self._heartbeat_at(), self._clock())
 
     @property
     def hyperparameters(self) -> dict[str, Any]:
-        """Hyperparameters nested as they were logged; flat where only that is known, empty where there are none."""
+        """Hyperparameters nested as logged; by dotted name if `hparams.yaml` cannot be read."""
         from .foreign import read_hparams
 
         try:
@@ -210,14 +210,14 @@ class Run:
 
     @property
     def summary(self) -> dict[str, MetricSummary]:
-        """What `summary.json` says of each metric; computed from the rows where there is none.
+        """The statistics of each metric from `summary.json`, or computed from the rows if there is none.
 
-        While a run is written, the file is some seconds behind.
+        While a run is being written, the file is a few seconds behind.
         """
         return self.summary_of(0)
 
     def summary_of(self, rank: int) -> dict[str, MetricSummary]:
-        """Returns `summary` of a rank."""
+        """Returns the `summary` of a rank."""
         metrics = read_object_file(self.path / summary_name(rank)).get("metrics")
         if not isinstance(metrics, dict) or not metrics:
             return _computed_summary(self.path, rank)
@@ -225,12 +225,12 @@ class Run:
 
     @property
     def environment(self) -> dict[str, Any]:
-        """The content of `environment.json`: host, code, packages, hardware, ranks. Empty where there is none."""
+        """The content of `environment.json`: host, code, packages, hardware, ranks; empty if missing."""
         return read_object_file(self.path / ENVIRONMENT)
 
     @property
     def sessions(self) -> list[dict[str, Any]]:
-        """One entry per process that opened the run, oldest first."""
+        """One entry per process that wrote to the run, oldest first."""
         from destinations.run_directory.documents import SessionLog
 
         try:
@@ -240,39 +240,39 @@ class Run:
 
     @property
     def receipt(self) -> dict[str, Any]:
-        """What logging cost in the last session; empty where the run does not say."""
+        """The cost of logging in the last session; empty if unknown."""
         overhead = read_object_file(self.path / SIDECAR).get("overhead")
         return overhead if isinstance(overhead, dict) else {}
 
-    # --- metrics ---------------------------------------------------------------------------------------------------
+    # --- metrics --------------------------------------------------------------------------------------------
 
     def ranks(self) -> list[int]:
         """Returns the ranks that have metrics."""
         return ranks_of(self.path)
 
     def metric_names(self, rank: int = 0) -> list[str]:
-        """Returns the columns of all metrics of a rank, in the order of their first appearance."""
+        """Returns the names of all metrics of a rank, in order of first appearance."""
         from destinations.run_directory.reader import metric_columns, take_snapshot
 
         with take_snapshot(self.path, rank) as snapshot:
             return metric_columns(snapshot)
 
     def series(self, name: str, rank: int = 0) -> "Series":
-        """Returns all values of a metric as numpy arrays; rows that are still in the journal are among them.
+        """Returns all values of a metric as numpy arrays, including rows still in the journal.
 
         Args:
             name: of the metric; "epoch" is the epoch of each row.
-            rank: whose; others than rank 0 have some only where the run was made with `all_ranks=True`.
+            rank: ranks other than 0 have metrics only if the run was written with `all_ranks=True`.
 
         Raises:
-            MetricNotFoundError: the run has no such metric; the text names near ones.
+            MetricNotFoundError: the run has no such metric; the message suggests the closest.
         """
         from .series import read_series
 
         return read_series(self.path, name, rank)
 
     def blocks(self, rank: int = 0) -> "Iterator[Block]":
-        """Returns all rows of a rank in blocks of arrays, for whoever wants all metrics of a large run in little memory."""
+        """Returns all rows of a rank in blocks of arrays; memory does not grow with the run."""
         from .series import run_blocks
 
         return run_blocks(self.path, rank)
@@ -314,21 +314,22 @@ class Run:
         last: int | None = None,
         only: Collection[str] = (),
     ) -> "Iterator[Point] | Iterator[MetricRow]":
-        """Returns rows as they come: first those that there are, then each new one once, in the order of logging.
+        """Returns existing rows, then each new row once, in the order of logging.
 
-        Where training goes back to an earlier step, the rows of the new branch follow, with steps that were seen before; the
-        rows of the branch that was left are not taken back. Calls of one step come as one row, or as several.
+        If training resumes from an earlier step, the rows of the new branch follow with repeated steps; rows
+        of the abandoned branch are not retracted. The calls of one step are one row or several.
 
-        **Blocking.** The iterator waits in its consumer's thread.
+        **Blocking.** The iterator waits in the thread of its consumer.
 
         Args:
-            name: of a metric, also of one that does not exist yet: `Point`s of its values. All metrics where None: `MetricRow`s.
-            rank: whose.
-            poll_seconds: how long to wait after each look at the files.
-            stop: ends the iterator when it is set, at once.
-            until_end: ends the iterator when the run has ended or is not alive any more, and all its rows were handed out.
-            last: of the rows that there are, only so many, the last ones, which are read from the end of the file.
-            only: columns; rows that have none of them are left out.
+            name: of a metric, which need not exist yet: yields `Point`s. None for all metrics: yields
+                `MetricRow`s.
+            rank: of the rows.
+            poll_seconds: time between two looks at the files.
+            stop: ends the iterator at once when set.
+            until_end: ends the iterator after the last row of a run that has ended or is not alive.
+            last: yield only so many existing rows, the last ones, read from the end of the file.
+            only: columns; rows without any of them are skipped.
         """
         from .follow import follow_metric, follow_rows
 
@@ -341,10 +342,10 @@ class Run:
         )
         return rows if name is None else follow_metric(rows, name)
 
-    # --- records ---------------------------------------------------------------------------------------------------
+    # --- records --------------------------------------------------------------------------------------------
 
     def images(self, name: str | None = None, step: int | None = None) -> list[Image]:
-        """Returns images in the order in which they were logged; of all names and steps where None.
+        """Returns images in the order of logging; of all names and steps if None.
 
         Raises:
             MetricNotFoundError: nothing has this name.
@@ -352,23 +353,23 @@ class Run:
         return self._records.images(name, step)
 
     def audio(self, name: str | None = None, step: int | None = None) -> list[Audio]:
-        """Returns sounds; as `images`."""
+        """Returns audio clips; see `images`."""
         return self._records.audio(name, step)
 
     def videos(self, name: str | None = None, step: int | None = None) -> list[Video]:
-        """Returns videos; as `images`."""
+        """Returns videos; see `images`."""
         return self._records.videos(name, step)
 
     def point_clouds(self, name: str | None = None, step: int | None = None) -> list[PointCloud]:
-        """Returns point clouds; as `images`."""
+        """Returns point clouds; see `images`."""
         return self._records.point_clouds(name, step)
 
     def tables(self, name: str | None = None) -> list[TableEntry]:
-        """Returns what is known of the tables, in the order in which they were logged; as `images`."""
+        """Returns the metadata of tables in the order of logging; see `images`."""
         return self._records.tables(name)
 
     def table(self, name: str, step: int | None = None) -> Table:
-        """Reads a table; of a step, or the last one that was logged.
+        """Reads a table: that of a step, or the last one.
 
         Raises:
             MetricNotFoundError: no table has this name, or none has it at this step.
@@ -376,30 +377,30 @@ class Run:
         return self._records.table(name, step)
 
     def histograms(self, name: str | None = None) -> list[Histogram]:
-        """Returns histograms in the order in which they were logged; as `images`."""
+        """Returns histograms in the order of logging; see `images`."""
         return self._records.histograms(name)
 
     def texts(self, name: str | None = None) -> list[Text]:
-        """Returns texts in the order in which they were logged; as `images`."""
+        """Returns texts in the order of logging; see `images`."""
         return self._records.texts(name)
 
     def traces(self) -> list[Trace]:
-        """Returns traces in the order in which they were logged."""
+        """Returns traces in the order of logging."""
         return self._records.traces()
 
     def artifacts(self, name: str | None = None) -> list[Artifact]:
-        """Returns files that were kept in the run; as `images`."""
+        """Returns the files kept in the run; see `images`."""
         return self._records.artifacts(name)
 
     def record_counts(self) -> "dict[str, RecordCount]":
-        """Returns how many records there are of each kind, "images", "tables" and so on, without holding them in memory."""
+        """Returns the number of records by kind ("images", "tables", …), in constant memory."""
         return self._records.overview()
 
     def damaged_lines(self) -> dict[str, int]:
-        """Returns how many lines of each index cannot be understood; they are left out of all else."""
+        """Returns the number of damaged lines by index file; other methods skip them."""
         return self._records.damaged_lines()
 
-    # --- inside ----------------------------------------------------------------------------------------------------
+    # --- internal -------------------------------------------------------------------------------------------
 
     def _is_alive_now(self) -> bool:
         try:
@@ -418,9 +419,9 @@ class Run:
 
 
 def _metric_summary(record: Mapping[str, Any]) -> MetricSummary:
-    """Returns what `summary.json` says of a metric; stable-pretraining knows no steps and no mean."""
+    """Returns an entry of `summary.json`; those of stable-pretraining lack steps and mean."""
     numbers = {name: number_of(record.get(name)) for name in ("last", "min", "max", "mean")}
-    # stable-pretraining keeps a NaN that came first as least and greatest.
+    # stable-pretraining keeps a NaN that was logged first as min and max.
     bounds = {
         name: value if value is not None and math.isfinite(value) else None for name, value in numbers.items()
     }
@@ -437,7 +438,7 @@ def _metric_summary(record: Mapping[str, Any]) -> MetricSummary:
 
 
 def _computed_summary(run_dir: Path, rank: int) -> dict[str, MetricSummary]:
-    """Returns the summary of a run that did not write one."""
+    """Computes the summary of a run without a `summary.json`."""
     import numpy as np
 
     from .series import MISSING_STEP, run_blocks

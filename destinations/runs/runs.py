@@ -1,4 +1,4 @@
-"""`Runs`: many runs, found, queried and compared."""
+"""`Runs`: the runs below some roots, to query, compare and edit."""
 
 import os
 import sqlite3
@@ -22,7 +22,7 @@ __all__ = ["RunLike", "Runs", "differences", "matches"]
 
 
 def differences(records: Sequence[RunRecord]) -> dict[str, dict[str, Any]]:
-    """Returns, field by field, the values of those that have it, by run id; by path where two have the same id. Only what differs."""
+    """Returns the fields that differ, each with its values by run id, or by path for duplicate ids."""
     ids = [record.run_id for record in records]
     labels = ids if len(set(ids)) == len(ids) else [str(record.path) for record in records]
     flat = [_compared(record) for record in records]
@@ -41,7 +41,7 @@ def _compared(record: RunRecord) -> dict[str, Any]:
 
 
 def _identity(value: Any) -> tuple[str, Any]:
-    """Returns what is equal for values that are the same: 1 and 1.0 are, 1 and true are not, NaN is NaN."""
+    """Returns a key that is equal for equal values: 1 and 1.0, NaN and NaN, but not 1 and true."""
     if isinstance(value, bool):
         return ("bool", value)
     if isinstance(value, float) and value != value:  # noqa: PLR0124  # NaN
@@ -74,7 +74,7 @@ def matches(record: RunRecord, where: str, now: float) -> bool:
 
 _TRIES = 3
 _LAST_CHARACTER = "\U0010ffff"
-# Newest and greatest first, unless asked otherwise.
+# Groups sorted in descending order by default.
 _DESCENDING_GROUPS = frozenset({"summary"})
 
 Result = TypeVar("Result")
@@ -84,15 +84,15 @@ RunLike = str | os.PathLike[str] | Run | RunRecord
 class Runs:
     """Runs below some roots; `open_runs` makes one.
 
-    **Threading.** Any thread may call any method; they take turns. A `Run` that was handed out belongs to who got it. In a forked
-    child, open the runs again.
+    **Threading.** Any thread may call any method; a lock serializes them. Open the runs again in a forked
+    child.
 
-    **Freshness.** Answers are those of the last scan: `scan` again to see what happened since. A query reads the index only.
+    **Freshness.** Queries read the index only; call `scan` to see changes since the last scan.
 
     Args:
-        roots: with their indexes.
-        clock: tells the time, in seconds since 1970.
-        warnings: what the report of each scan is to say too.
+        roots: the roots with their indexes.
+        clock: returns the time in seconds since 1970.
+        warnings: warnings to add to the report of each scan.
     """
 
     def __init__(
@@ -111,13 +111,13 @@ class Runs:
         return tuple(Path(root.folder) for root in self._roots)
 
     def scan(self, *, full: bool = False) -> ScanReport:
-        """Looks at what changed, and returns what it found; `report` keeps it.
+        """Updates the index with the changes on disk, and returns a report, also kept as `report`.
 
-        Takes some microseconds for each run that did not change, some tens for each that did. Raises nothing for anything that is
-        found: runs may be written, moved and deleted meanwhile.
+        Takes about 10 µs per unchanged run, 50 µs per changed one. Raises nothing for what it finds: runs
+        may be written, moved and deleted meanwhile.
 
         Args:
-            full: read everything again, whatever is known.
+            full: whether to read every run again.
         """
         with self._lock:
             started = time.perf_counter()
@@ -143,21 +143,22 @@ class Runs:
         archived: bool | None = False,
         limit: int | None = None,
     ) -> list[Run]:
-        """Returns the runs that fit.
+        """Returns the runs that match.
 
         Args:
-            where: a filter, such as `hparams.optim.lr >= 1e-3 and summary.val/acc > 0.9`; docs/runs.md has the language.
-            tag: a tag that they have.
-            status: their status.
-            sort_by: a field (`created_at`), hyperparameter (`hparams.optim.lr`) or metric (`summary.val/acc`). Default: the
-                newest first. Runs without a value come last, whatever the direction, and those with NaN before them.
-            descending: from the greatest to the least. Default: for times and metrics.
-            archived: only those that are archived, or that are not; None for both.
-            limit: how many at most.
+            where: a filter, such as `hparams.optim.lr >= 1e-3 and summary.val/acc > 0.9`; see docs/runs.md.
+            tag: a tag of the runs.
+            status: of the runs.
+            sort_by: a field (`created_at`), hyperparameter (`hparams.optim.lr`) or metric
+                (`summary.val/acc`). Default: newest first. Runs without a value come last in both directions,
+                preceded by those with NaN.
+            descending: whether to sort from max to min. Default: for times and metrics.
+            archived: only archived runs, or only others; None for both.
+            limit: the maximum number of runs.
 
         Raises:
             FilterError: the filter does not parse.
-            MetricNotFoundError: no run has what to sort by.
+            MetricNotFoundError: no run has the field to sort by.
         """
         found = self.records(
             where=where,
@@ -181,7 +182,7 @@ class Runs:
         archived: bool | None = False,
         limit: int | None = None,
     ) -> list[RunRecord]:
-        """Returns what is known of the runs that fit; arguments and errors are those of `query`."""
+        """Returns the records of the runs that match; see `query`."""
         now = self._clock()
         node = _node(where, tag, status, now)
         field = self._order_field(sort_by)
@@ -206,25 +207,25 @@ class Runs:
                 found = _merged(found, descending)[:limit]
             return self._fetch([(root, number) for *_, number, root in found])
 
-        return self._asked(ask)
+        return self._with_retry(ask)
 
     def __getitem__(self, wanted: str | os.PathLike[str]) -> Run:
         """Returns one run.
 
         Args:
-            wanted: its id, its display name or the name of its folder, its path, or the beginning of its id.
+            wanted: its id, its name, its path, or a prefix of its id.
 
         Raises:
-            RunNotFoundError: there is none.
-            AmbiguousRunError: there are several.
+            RunNotFoundError: no run matches.
+            AmbiguousRunError: several runs match.
         """
         return Run(self._find(wanted))
 
     def __len__(self) -> int:
-        return self._asked(lambda: sum(root.index.count() for root in self._roots))
+        return self._with_retry(lambda: sum(root.index.count() for root in self._roots))
 
     def __iter__(self) -> Iterator[Run]:
-        """Yields all runs, archived ones among them, the newest first."""
+        """Yields all runs, also archived ones, newest first."""
         return iter(self.query(archived=None))
 
     def hparam_names(self) -> list[str]:
@@ -236,23 +237,22 @@ class Runs:
         return self._names("summary")
 
     def compare(self, runs: Sequence[RunLike]) -> dict[str, dict[str, Any]]:
-        """Returns what differs between runs: field by field, such as `hparams.optim.lr`, the value of each run.
+        """Returns the fields that differ, such as `hparams.optim.lr`, each with its values by run id.
 
-        The values are by run id, or by path where two of the runs have the same id. A run that does not have the field is not
-        among them.
+        If two runs have the same id, values are by path. Runs without the field are left out.
 
         Raises:
-            RunNotFoundError: there is no such run.
-            AmbiguousRunError: there are several.
+            RunNotFoundError: no run matches.
+            AmbiguousRunError: several runs match.
         """
         return differences([self._find(run) for run in runs])
 
     def to_dicts(self, **query: Any) -> list[dict[str, Any]]:
-        """Returns a flat dict for each run: its fields, then `hparams.…`, then `summary.…`; takes what `query` takes."""
+        """Returns a flat dict for each run: fields, `hparams.…`, `summary.…`; takes arguments of `query`."""
         return [flat_record(record) for record in self.records(**query)]
 
     def to_dataframe(self, **query: Any) -> Any:
-        """Returns a `pandas.DataFrame` with a row for each run, and columns as `to_dicts` has keys; takes what `query` takes.
+        """Returns a `pandas.DataFrame` with a row for each run; see `to_dicts`.
 
         Raises:
             ImportError: pandas is not installed.
@@ -261,7 +261,7 @@ class Runs:
             import pandas as pd
         except ImportError as error:
             raise ImportError(
-                f"to_dataframe must have pandas, got: {error}. Install pandas, or use to_dicts()."
+                f"to_dataframe needs pandas ({error}). Install pandas, or use to_dicts()."
             ) from error
         rows = self.to_dicts(**query)
         columns = {name: index for index, name in enumerate(name for name in FIELDS if name != "alive")}
@@ -281,21 +281,22 @@ class Runs:
         display_name: str | None = None,
         archived: bool | None = None,
     ) -> Run:
-        """Writes what the user says of a run into `edits.json` in its folder, and returns the run as it is now.
+        """Writes edits to `edits.json` in the folder of a run, and returns the edited run.
 
-        The files of the run itself stay as they are, also while it is being written. What is None stays as it is.
+        The run's own files are not touched, so it may be edited while it is being written. None leaves a
+        field as it is.
 
         Args:
             run: the run.
-            tags: all tags that it is to have; one that the run gives itself later is added to them.
-            notes: its notes.
-            display_name: what to call it; "" for the name of its folder.
-            archived: whether it is put away.
+            tags: all tags of the run; tags that the run gives itself later are added.
+            notes: the notes.
+            display_name: the name; "" for the name of its folder.
+            archived: whether it is archived.
 
         Raises:
-            RunNotFoundError: there is no such run.
-            AmbiguousRunError: there are several.
-            EditError: the folder cannot be written to.
+            RunNotFoundError: no run matches.
+            AmbiguousRunError: several runs match.
+            EditError: the folder is not writable.
         """
         if isinstance(tags, str):
             raise TypeError(f"tags must be a list of strings, got {tags!r}. Write tags=[{tags!r}].")
@@ -315,7 +316,7 @@ class Runs:
             return Run(self._find(record.path))
 
     def close(self) -> None:
-        """Closes the indexes; once more does nothing."""
+        """Closes the indexes; idempotent."""
         with self._lock:
             for root in self._roots:
                 root.index.close()
@@ -326,27 +327,27 @@ class Runs:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _asked(self, ask: Callable[[], Result]) -> Result:
-        """Asks the indexes; where one of them turns out to be damaged, it is made anew, and asked again."""
+    def _with_retry(self, ask: Callable[[], Result]) -> Result:
+        """Calls `ask`; if an index turns out to be corrupt, rebuilds it and calls again."""
         with self._lock:
             for attempt in range(_TRIES):
                 try:
                     return ask()
                 except sqlite3.ProgrammingError:
-                    # Closed, or used in a way that it is not made for.
+                    # Closed, or a bug of ours.
                     raise
                 except sqlite3.DatabaseError as error:
                     if attempt == _TRIES - 1:
                         raise
                     for root in self._roots:
                         database = root.index.database
-                        # A file that looks sound and fails again has content that nobody of ours wrote.
+                        # A file that passes the check and fails again has content of another program.
                         if database.has_file and (attempt or not database.is_sound()):
                             database.rescue(error)
                     self.scan()
             raise AssertionError
 
-    # --- finding one -----------------------------------------------------------------------------------------------
+    # --- finding one ----------------------------------------------------------------------------------------
 
     def _find(self, wanted: RunLike) -> RunRecord:
         if isinstance(wanted, Run):
@@ -367,7 +368,7 @@ class Runs:
                 raise RunNotFoundError(text, dict.fromkeys(names))
             return self._fetch(found)
 
-        records = self._asked(ask)
+        records = self._with_retry(ask)
         if len(records) > 1:
             raise AmbiguousRunError(text, [f"{record.run_id} ({record.path})" for record in records])
         if not records:
@@ -383,12 +384,12 @@ class Runs:
         return [(root, number) for root in self._roots for number in root.index.ids_where(condition, values)]
 
     def _at(self, text: str) -> list[tuple[Root, int]]:
-        """Returns the run with this path, which may be absolute, or below the current folder or a root."""
+        """Returns the run with this path: absolute, or relative to the current folder or a root."""
         for base in ("", *(root.folder for root in self._roots)):
             try:
                 full = os.path.realpath(os.path.join(base, text))  # noqa: PTH118  # as in `_folders`
             except ValueError:
-                # NUL, or half a character: no path at all.
+                # NUL, or a lone surrogate: not a path.
                 return []
             for root in self._roots:
                 path = root.below(full)
@@ -403,10 +404,10 @@ class Runs:
                 return root, path
         raise RunNotFoundError(str(folder))
 
-    # --- the rest --------------------------------------------------------------------------------------------------
+    # --- internal -------------------------------------------------------------------------------------------
 
     def _fetch(self, found: Sequence[tuple[Root, int]]) -> list[RunRecord]:
-        """Returns runs in this order."""
+        """Returns the records of runs, in this order."""
         records: dict[tuple[int, int], RunRecord] = {}
         for place, root in enumerate(self._roots):
             numbers = [number for one, number in found if one is root]
@@ -416,7 +417,7 @@ class Runs:
         return [records[key] for key in keys if key in records]
 
     def _names(self, group: str) -> list[str]:
-        return self._asked(
+        return self._with_retry(
             lambda: list(dict.fromkeys(name for root in self._roots for name in root.index.names(group)))
         )
 
@@ -433,7 +434,7 @@ class Runs:
         return field
 
     def _duplicates(self, total: ScanReport) -> Mapping[str, tuple[Path, ...]]:
-        """Returns the paths of ids that occur twice, in one root or in several."""
+        """Returns the paths of ids that occur more than once, in one root or in several."""
         if len(self._roots) == 1:
             return total.duplicates
         paths: dict[str, list[Path]] = {}
@@ -457,10 +458,10 @@ def _node(where: str | None, tag: str | None, status: str | None, now: float) ->
 def _merged(
     found: list[tuple[int, Any, float | None, int, Root]], descending: bool
 ) -> list[tuple[int, Any, float | None, int, Root]]:
-    """Puts what several roots have found in one order: part by part, in each by value, without one the newest first."""
+    """Merges the rows of several roots: by rank, then by value; those without a value newest first."""
     ordered = []
-    for part in sorted({row[0] for row in found}):
-        rows = [row for row in found if row[0] == part]
+    for rank in sorted({row[0] for row in found}):
+        rows = [row for row in found if row[0] == rank]
         if rows[0][1] is None:
             rows.sort(key=lambda row: row[2] or 0.0, reverse=True)
         else:

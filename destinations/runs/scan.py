@@ -1,12 +1,12 @@
-"""What changed below a root: folders are looked at, and read where they are not as they were.
+"""The scanner: finds the runs below a root that changed since the last scan.
 
-A scan is an iteration in the thread of the caller. It reads, and never writes; whatever it meets it tells in what it yields, and
-raises nothing: runs are written, moved and deleted while it goes on.
+A scan is an iteration in the thread of the caller. It never writes, and raises nothing for what it finds,
+because runs are written, moved and deleted meanwhile; problems are part of what it yields.
 
-What a look costs: a folder without runs, or a finished run, that did not change: one `stat`. A run that has not ended: one more,
-for its heartbeat. Files of a folder are replaced by renaming, which changes the folder's own modification time; a file that was
-rewritten in place is found by a full scan only. A time that is not older than the clock of a file system is coarse says nothing
-yet, and is not relied on.
+An unchanged folder or finished run costs one `stat`; a run that has not ended costs a second one, for its
+heartbeat. Files are replaced by renaming, which changes the modification time of the folder; only a full scan
+finds a file that was rewritten in place. A modification time younger than the resolution of file systems (2
+s) is not trusted.
 """
 
 import os
@@ -39,28 +39,28 @@ from .record import RunRecord, is_terminal, read_sidecar
 
 __all__ = ["DAMAGED", "RUNNING", "Disk", "IndexState", "KnownRun", "ScanChange", "ScanReport", "Scanner"]
 
-_MOST_PROBLEMS = 100
+_MAX_PROBLEMS = 100
 
 
 @attrs.frozen
 class ScanReport:
-    """What a scan found; nothing of it is raised.
+    """The result of a scan.
 
     Args:
-        runs: how many runs there are now.
-        added: runs that were not known before.
-        changed: known runs of which something was read again.
-        unchanged: known runs that cost a look, and no more.
-        moved: runs of `added` whose id had been at another path, which is gone.
-        gone: known runs whose folder is gone, those that moved among them.
+        runs: number of runs.
+        added: new runs.
+        changed: known runs that were read again.
+        unchanged: known runs that were not read.
+        moved: runs of `added` whose id was at another path, which is gone.
+        gone: known runs whose folder is gone, including moved ones.
         alive: runs that are being written.
-        damaged: runs of which something could not be read; each has a `problem`.
-        orphans: of these, run folders without a sidecar.
+        damaged: runs that could not be read completely; each has a `problem`.
+        orphans: those of `damaged` without a sidecar.
         duplicates: the paths of each run id that occurs more than once.
-        problems: where something was wrong, and what; the first hundred.
+        problems: path and description of the first hundred problems.
         warnings: about the index and the roots.
-        is_full: whether everything was read, whatever was known.
-        seconds: how long it took.
+        is_full: whether everything was read again.
+        seconds: duration.
     """
 
     runs: int = 0
@@ -80,7 +80,7 @@ class ScanReport:
 
     @classmethod
     def total(cls, reports: "Iterable[ScanReport]", **changes: Any) -> "ScanReport":
-        """Returns the sum of the reports of several roots."""
+        """Returns the combined report of several roots."""
         total: dict[str, Any] = {"duplicates": {}, "problems": (), "warnings": ()}
         for report in reports:
             for name, value in attrs.asdict(report, recurse=False).items():
@@ -90,24 +90,24 @@ class ScanReport:
                     total[name] |= value
                 else:
                     total[name] = total.get(name, 0) + value if name in total else value
-        total["problems"] = total["problems"][:_MOST_PROBLEMS]
+        total["problems"] = total["problems"][:_MAX_PROBLEMS]
         return cls(**total | changes)
 
 
-# Id, modification time (ns) and inode of the folder, why to look further all the same (`RUNNING`, `DAMAGED`, or 0), the state
-# of the files, the last sign of life. A tuple, for there may be a hundred thousand of them.
+# Id, modification time (ns) and inode of the folder, flags (`RUNNING`, `DAMAGED`), state of the files, last
+# heartbeat. A tuple, because there may be a hundred thousand.
 KnownRun = tuple[int, int, int, int, str, float | None]
 RUNNING, DAMAGED = 1, 2
 
 
 @attrs.frozen
 class IndexState:
-    """What an index knows of a root.
+    """The state of a root in the index, which a scan compares with.
 
     Args:
         runs: by path, see `KnownRun`.
-        folders: by path: modification time (ns) and inode of folders that are no runs.
-        children: paths of runs and folders, by the path of the folder around them.
+        folders: modification time (ns) and inode of folders that are not runs, by path.
+        children: paths of runs and folders, by the path of their parent.
     """
 
     runs: dict[str, KnownRun] = attrs.field(factory=dict)
@@ -117,18 +117,19 @@ class IndexState:
 
 @attrs.define
 class ScanChange:
-    """A run that is not as the index knows it.
+    """A run that is new or changed.
 
     Args:
         path: below the root; "" is the root itself.
         record: read from its files; None if they did not change or cannot be read.
-        problem: what is wrong with it.
-        heartbeat_at: the last sign of life.
-        folder_mtime_ns: of the folder; 0 where it is not to be relied on.
+        problem: what could not be read.
+        heartbeat_at: the last heartbeat.
+        folder_mtime_ns: of the folder; 0 if it cannot be trusted.
         folder_inode: of the folder.
-        files: the state of its files.
-        flags: why the next scan must look at the files even if the folder did not change: `RUNNING`, `DAMAGED`, both, or 0.
-        is_orphan: whether it is a run folder without a sidecar.
+        files: fingerprint of its files.
+        flags: why the next scan must look at the files of an unchanged folder: `RUNNING`, `DAMAGED`, both, or
+            0.
+        is_orphan: whether the sidecar is missing.
     """
 
     path: str
@@ -142,32 +143,32 @@ class ScanChange:
     is_orphan: bool = False
 
 
-# Nothing in these is a run, and they may hold very many files.
+# Folders without runs, possibly with very many files.
 _NEVER = frozenset({MEDIA_FOLDER, "checkpoints", ARTIFACTS_FOLDER, JOURNAL_FOLDER})
 _NEVER_IN_RUN = _NEVER | {TABLES_FOLDER, ABANDONED_FOLDER}
-# Each of them is there from the first second of a run directory, and in nothing else.
+# A folder with one of these is a run directory.
 _MARKS = frozenset({SESSIONS, ENVIRONMENT, HEARTBEAT})
-# FAT counts in two seconds, and nothing else more coarsely.
+# The resolution of FAT, the coarsest file system.
 _COARSE_NS = 2_000_000_000
 _NO_SUBFOLDERS = 2
 
 
 class Disk:
-    """What a scan asks of the file system; tests put another in its place."""
+    """The file system as a scan uses it; tests replace it."""
 
     stat = staticmethod(os.stat)
 
     def exists(self, path: str) -> bool:
-        """Says whether there is a file."""
+        """Returns whether a file exists."""
         return os.access(path, os.F_OK)
 
     def list(self, path: str) -> list[tuple[str, bool]]:
-        """Returns the names in a folder, and whether each is a folder itself, and no link to one."""
+        """Returns the names in a folder, each with whether it is a folder (not a link to one)."""
         with os.scandir(path) as entries:
             return [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
 
     def read(self, path: str) -> tuple[bytes, os.stat_result]:
-        """Returns the content of a file, and what is known of the very file that was read."""
+        """Returns the content and the status of a file, both of one descriptor."""
         fd = open_regular(path)
         try:
             state = os.fstat(fd)
@@ -181,10 +182,10 @@ class Scanner:
 
     Args:
         root: the folder, absolute.
-        known: what there was before; the scanner changes nothing in it.
-        full: whether to read everything again.
+        known: the state before; not modified.
+        full: whether to read every run again.
         disk: the file system.
-        clock_ns: the time of this machine, in nanoseconds.
+        clock_ns: returns the time in nanoseconds.
     """
 
     def __init__(
@@ -202,23 +203,23 @@ class Scanner:
         self._full = full
         self._disk = disk or Disk()
         self._clock_ns = clock_ns
-        self._waiting: list[str] = []
+        self._pending: list[str] = []
         self._seen_runs: set[str] = set()
         self._seen_folders: set[str] = set()
-        # Folders of which the index is to know something else.
+        # Folders whose state in the index must be updated.
         self.folders: dict[str, tuple[int, int]] = {}
         self.problems: list[tuple[Path, str]] = []
         self.unchanged = 0
 
     def found(self) -> Iterator[ScanChange]:
-        """Yields the runs that are new, or not as they were; to be iterated to its end."""
-        known, stat, waiting = self._known.runs, self._disk.stat, self._waiting
+        """Yields the runs that are new or changed; must be iterated to its end."""
+        known, stat, waiting = self._known.runs, self._disk.stat, self._pending
         children, prefix, seen = self._known.children, self._prefix, self._seen_runs
         is_full = self._full
         try:
             stat(self._root)
         except OSError as error:
-            # What was there is perhaps there again later: a file system that is not mounted is no reason to forget it.
+            # The file system may be mounted again later: its runs are kept.
             self.problems.append((Path(self._root), f"root cannot be read: {error.strerror}"))
             self._keep_below("")
             return
@@ -227,12 +228,12 @@ class Scanner:
             path = waiting.pop()
             run = known.get(path)
             if run is None:
-                found = self._look_at_unknown(path)
+                found = self._check_folder(path)
             else:
                 try:
                     state = stat(prefix + path)
                 except OSError as error:
-                    self._cannot_look(path, error)
+                    self._unreadable(path, error)
                     continue
                 if state.st_mtime_ns == run[1] and state.st_ino == run[2] and not run[3] and not is_full:
                     seen.add(path)
@@ -240,54 +241,54 @@ class Scanner:
                     if path in children:
                         waiting.extend(children[path])
                     continue
-                found = self._look_at_run(path, run, state)
+                found = self._check_run(path, run, state)
             if found is not None:
                 yield found
 
     def gone_runs(self) -> list[str]:
-        """Returns the paths of known runs that are no longer there; once all was iterated."""
+        """Returns the paths of known runs that no longer exist; call it after the iteration."""
         if len(self._seen_runs) == len(self._known.runs):
             return []
         return [path for path in self._known.runs if path not in self._seen_runs]
 
     def gone_folders(self) -> list[str]:
-        """Returns the paths of known folders that are no longer there, or are runs now."""
+        """Returns the paths of known folders that no longer exist, or became runs."""
         return [path for path in self._known.folders if path not in self._seen_folders]
 
     def read_run(self, path: str) -> ScanChange | None:
-        """Reads one run, whatever is known of it; None where there is none."""
+        """Reads one run, changed or not; returns None if there is none."""
         try:
             state = self._disk.stat(self._prefix + path)
         except OSError:
             return None
-        return self._read(path, state) or self._classified(path, state)
+        return self._read(path, state) or self._classify(path, state)
 
-    # --- folders ---------------------------------------------------------------------------------------------------
+    # --- folders --------------------------------------------------------------------------------------------
 
-    def _look_at_unknown(self, path: str) -> ScanChange | None:
-        """Finds out whether a folder is a run; where it is none, has what is in it looked at."""
+    def _check_folder(self, path: str) -> ScanChange | None:
+        """Classifies a folder; if it is not a run, adds its children to the pending paths."""
         try:
             state = self._disk.stat(self._prefix + path)
         except OSError as error:
-            self._cannot_look(path, error)
+            self._unreadable(path, error)
             return None
         was = self._known.folders.get(path)
         if was is not None and was == (state.st_mtime_ns, state.st_ino) and not self._full:
             self._seen_folders.add(path)
-            self._waiting.extend(self._known.children.get(path, ()))
+            self._pending.extend(self._known.children.get(path, ()))
             return None
-        # Most folders below the root are runs: asking for the file is cheaper than listing the folder.
+        # Most folders are runs: opening the file is cheaper than listing the folder.
         if was is None and path and (found := self._read(path, state)):
-            self._nested(path, state)
+            self._add_nested(path, state)
             return found
-        return self._classified(path, state)
+        return self._classify(path, state)
 
-    def _classified(self, path: str, state: os.stat_result) -> ScanChange | None:
-        """Looks into a folder that had no sidecar a moment ago."""
+    def _classify(self, path: str, state: os.stat_result) -> ScanChange | None:
+        """Classifies a folder without a sidecar by its content."""
         try:
             entries = self._disk.list(self._prefix + path)
         except OSError as error:
-            self._cannot_look(path, error)
+            self._unreadable(path, error)
             return None
         names = {name for name, _ in entries}
         found = None
@@ -299,45 +300,45 @@ class Scanner:
             found = self._lightning(path, state)
         never = _NEVER if found is None else _NEVER_IN_RUN
         base = f"{path}/" if path else ""
-        self._waiting.extend(
+        self._pending.extend(
             base + name for name, is_folder in entries if is_folder and name not in never and name[0] != "."
         )
         if found is None:
             self._seen_folders.add(path)
-            sure = self._sure_ns(state)
-            if self._known.folders.get(path) != (sure, state.st_ino):
-                self.folders[path] = (sure, state.st_ino)
+            trusted = self._trusted_ns(state)
+            if self._known.folders.get(path) != (trusted, state.st_ino):
+                self.folders[path] = (trusted, state.st_ino)
         return found
 
-    def _nested(self, path: str, state: os.stat_result) -> None:
-        """Has runs looked at that lie in a run."""
-        # Most file systems count a folder's subfolders in its links; those that do not, say one.
+    def _add_nested(self, path: str, state: os.stat_result) -> None:
+        """Adds runs inside a run to the pending paths."""
+        # Most file systems count subfolders in the number of links; others report one.
         if state.st_nlink == _NO_SUBFOLDERS:
             return
         try:
             entries = self._disk.list(self._prefix + path)
         except OSError as error:
-            self._cannot_look(path, error, is_kept=False)
+            self._unreadable(path, error, is_kept=False)
             return
-        self._waiting.extend(
+        self._pending.extend(
             f"{path}/{name}" if path else name
             for name, is_folder in entries
             if is_folder and name not in _NEVER_IN_RUN and name[0] != "."
         )
 
-    def _cannot_look(self, path: str, error: OSError, *, is_kept: bool = True) -> None:
-        """Takes down that a folder cannot be looked at; what is not there is simply gone."""
+    def _unreadable(self, path: str, error: OSError, *, is_kept: bool = True) -> None:
+        """Records that a folder cannot be read; one that no longer exists is not a problem."""
         if isinstance(error, FileNotFoundError | NotADirectoryError):
             return
         self.problems.append((Path(self._prefix + path), f"folder cannot be read: {error.strerror}"))
         if is_kept:
             self._keep_below(path)
             if path not in self._known.runs and path not in self._known.folders:
-                # Its name is remembered, for the folder around it may never change again.
+                # The parent may never change again: the index must know this path.
                 self.folders[path] = (0, 0)
 
     def _keep_below(self, path: str) -> None:
-        """Leaves what is known below a folder as it is: it may well be there."""
+        """Marks everything known below a folder as seen, because it may still exist."""
         waiting = [path]
         while waiting:
             one = waiting.pop()
@@ -347,35 +348,35 @@ class Scanner:
                 self._seen_folders.add(one)
             waiting.extend(self._known.children.get(one, ()))
 
-    # --- runs ------------------------------------------------------------------------------------------------------
+    # --- runs -----------------------------------------------------------------------------------------------
 
-    def _look_at_run(self, path: str, run: KnownRun, state: os.stat_result) -> ScanChange | None:
-        """Looks further at a known run: it has not ended, or something in its folder changed."""
+    def _check_run(self, path: str, run: KnownRun, state: os.stat_result) -> ScanChange | None:
+        """Checks a known run that has not ended, or whose folder changed."""
         is_same_folder = state.st_mtime_ns == run[1] and state.st_ino == run[2]
         is_csv = run[4].startswith("csv ")
         if self._full or run[3] & DAMAGED or is_csv or not is_same_folder:
             files = None if self._full else self._files(path)
             if files is None or files != run[4]:
-                found = self._read(path, state) or self._classified(path, state)
+                found = self._read(path, state) or self._classify(path, state)
                 if found is not None:
                     if not found.is_orphan and found.files[:4] != "csv ":
-                        self._nested(path, state)
+                        self._add_nested(path, state)
                     self._seen_runs.add(path)
                 return found
         self._seen_runs.add(path)
         if not is_same_folder:
-            self._nested(path, state)
+            self._add_nested(path, state)
         elif path in self._known.children:
-            self._waiting.extend(self._known.children[path])
+            self._pending.extend(self._known.children[path])
         heartbeat_at = self._heartbeat(path) if run[3] & RUNNING and not is_csv else run[5]
-        sure = self._sure_ns(state)
-        if heartbeat_at == run[5] and (sure, state.st_ino) == (run[1], run[2]):
+        trusted = self._trusted_ns(state)
+        if heartbeat_at == run[5] and (trusted, state.st_ino) == (run[1], run[2]):
             self.unchanged += 1
             return None
-        return ScanChange(path, None, None, heartbeat_at, sure, state.st_ino, run[4], run[3])
+        return ScanChange(path, None, None, heartbeat_at, trusted, state.st_ino, run[4], run[3])
 
     def _read(self, path: str, state: os.stat_result) -> ScanChange | None:
-        """Reads a folder with a sidecar; None where it has none."""
+        """Reads a folder with a sidecar; returns None if it has none."""
         folder = self._prefix + path
         base = folder if folder.endswith("/") else f"{folder}/"
         try:
@@ -384,7 +385,7 @@ class Scanner:
             return None
         except OSError as error:
             return self._damaged(path, state, "", f"{SIDECAR} cannot be read: {error.strerror}")
-        files = self._state_of(file_state)
+        files = self._fingerprint(file_state)
         try:
             record = read_sidecar(raw, Path(folder), lambda: self._summary(base))
         except ValueError as error:
@@ -400,7 +401,7 @@ class Scanner:
             record,
             record.problem,
             heartbeat_at,
-            self._sure_ns(state),
+            self._trusted_ns(state),
             state.st_ino,
             files,
             (0 if has_ended else RUNNING) | (DAMAGED if record.problem is not None else 0),
@@ -421,12 +422,12 @@ class Scanner:
             record = apply_edits(record, read_edits(raw))
         except ValueError as error:
             record = attrs.evolve(record, problem=f"{EDITS} is damaged: {error}")
-        return record, self._state_of(state)
+        return record, self._fingerprint(state)
 
     def _damaged(
         self, path: str, state: os.stat_result, files: str, problem: str, **more: bool
     ) -> ScanChange:
-        """What is known of a run stays, where its sidecar is damaged now; of a new one there is nothing to know."""
+        """Returns the change of a run with a damaged sidecar; the record of a known run is kept."""
         known = None if self._full else self._known.runs.get(path)
         record, running, heartbeat_at = None, RUNNING, None
         if known is None:
@@ -435,19 +436,20 @@ class Scanner:
             running, heartbeat_at = known[3] & RUNNING, known[5]
         if running:
             heartbeat_at = self._heartbeat(path)
-        # The sidecar may be rewritten in place: the next scan looks at the file, whatever the folder says.
+        # The sidecar may be rewritten in place: the next scan checks the file even if the folder is
+        # unchanged.
         return ScanChange(
             path, record, problem, heartbeat_at, 0, state.st_ino, files, running | DAMAGED, **more
         )
 
     def _orphan(self, path: str, state: os.stat_result) -> ScanChange:
-        """A run folder that has no sidecar: it was lost, or is about to be written."""
+        """Returns the change of a run folder without a sidecar, which was lost or is not written yet."""
         return self._damaged(path, state, "orphan", f"{SIDECAR} is missing", is_orphan=True)
 
     def _lightning(self, path: str, state: os.stat_result) -> ScanChange | None:
         folder = Path(self._prefix + path)
         try:
-            files = f"csv {self._state_of(self._disk.stat(str(folder / METRICS)))}"
+            files = f"csv {self._fingerprint(self._disk.stat(str(folder / METRICS)))}"
             record = read_lightning(folder, path)
         except (FileNotFoundError, NotADirectoryError):
             return None
@@ -459,7 +461,7 @@ class Scanner:
             record,
             record.problem,
             record.updated_at,
-            self._sure_ns(state),
+            self._trusted_ns(state),
             state.st_ino,
             files,
             RUNNING | (DAMAGED if record.problem is not None else 0),
@@ -472,27 +474,27 @@ class Scanner:
         )
 
     def _files(self, path: str) -> str | None:
-        """Returns the state of the files of a run, as `_read` and `_lightning` take it down; None where it must be read."""
+        """Returns the fingerprint of the files of a run; None if the run must be read."""
         folder = self._prefix + path
         base = folder if folder.endswith("/") else f"{folder}/"
         stat = self._disk.stat
         try:
-            files = self._state_of(stat(base + SIDECAR))
+            files = self._fingerprint(stat(base + SIDECAR))
         except OSError:
             try:
-                return f"csv {self._state_of(stat(base + METRICS))}"
+                return f"csv {self._fingerprint(stat(base + METRICS))}"
             except OSError:
                 return None
         return f"{files} {self._edits(base)}"
 
     def _edits(self, base: str) -> str:
         try:
-            return self._state_of(self._disk.stat(base + EDITS))
+            return self._fingerprint(self._disk.stat(base + EDITS))
         except OSError:
             return "-"
 
     def _summary(self, base: str) -> Mapping[str, Any]:
-        """Returns what `summary.json` says of each metric."""
+        """Returns the metrics of `summary.json`; empty if it cannot be read."""
         try:
             metrics = read_object(self._disk.read(base + SUMMARY)[0]).get("metrics")
         except (OSError, ValueError):
@@ -507,10 +509,10 @@ class Scanner:
         except OSError:
             return None
 
-    def _sure_ns(self, state: os.stat_result) -> int:
-        """Returns the modification time of a folder; 0 where something may change without changing it."""
-        is_sure = abs(self._clock_ns() - state.st_mtime_ns) > _COARSE_NS
-        return state.st_mtime_ns if is_sure else 0
+    def _trusted_ns(self, state: os.stat_result) -> int:
+        """Returns the modification time; 0 if it is too recent to be trusted."""
+        is_trusted = abs(self._clock_ns() - state.st_mtime_ns) > _COARSE_NS
+        return state.st_mtime_ns if is_trusted else 0
 
-    def _state_of(self, state: os.stat_result) -> str:
-        return f"{self._sure_ns(state)}-{state.st_size}-{state.st_ino}"
+    def _fingerprint(self, state: os.stat_result) -> str:
+        return f"{self._trusted_ns(state)}-{state.st_size}-{state.st_ino}"

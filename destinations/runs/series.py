@@ -1,7 +1,7 @@
-"""One metric of a run as numpy arrays, or all of them block by block; rows that are still in the journal are in it.
+"""`Series`: a metric of a run as numpy arrays; or all metrics in blocks, including rows in the journal.
 
-Reads and never writes, also while the run is being written; see `run_directory.snapshot` for what a reader sees then. Importing
-this module imports numpy.
+Never writes; may read a run that is being written, see `run_directory.reader`. Importing this module imports
+numpy.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -46,11 +46,11 @@ _Integers = np.ndarray[Any, np.dtype[np.int64]]
 
 PLAIN_LETTERS = b"0123456789-.e"
 _COMMA, _MINUS, _POINT, _E, _ZERO = b",-.e0"
-# Numpy gives the greatest integer for one that 64 bits do not hold.
+# Numpy returns the largest integer for one beyond 64 bits.
 _LIMIT = 9_000_000_000_000_000_000
-_MOST_PLACES = 60
-# T. J. Dekker, A floating-point technique for extending the available precision (1971): this factor cuts 53 bits into halves
-# whose products are exact.
+_MAX_PLACES = 60
+# T. J. Dekker, A floating-point technique for extending the available precision (1971): this factor cuts 53
+# bits into halves whose products are exact.
 _CUT = float((1 << 27) + 1)
 
 
@@ -61,16 +61,16 @@ def _halves(values: Floats) -> tuple[Floats, Floats]:
 
 
 # A power of ten, and what is missing to it: nothing up to 10**22, a float thereafter.
-_POWERS = np.array([float(10**places) for places in range(_MOST_PLACES + 1)])
+_POWERS = np.array([float(10**places) for places in range(_MAX_PLACES + 1)])
 _POWERS_REST = np.array([float(10**places - int(power)) for places, power in enumerate(_POWERS)])
 _POWERS_HIGH, _POWERS_LOW = _halves(_POWERS)
 
 
 def read_decimals(text: bytes) -> tuple[Floats, _Bools] | None:
-    """Returns the numbers of cells, and which of them are certain; None where not all cells look like decimal numbers.
+    """Parses decimal numbers; returns them and which are exact, or None if a cell is not a number.
 
     Args:
-        text: the cells, each with a comma behind it; of no other letters than `PLAIN_LETTERS`.
+        text: the cells, each followed by a comma; only characters of `PLAIN_LETTERS`.
     """
     found = _integers_and_places(text)
     if found is None:
@@ -81,7 +81,7 @@ def read_decimals(text: bytes) -> tuple[Floats, _Bools] | None:
         is_sure &= integers != 0
     if not places.any():
         return integers.astype(np.float64), is_sure
-    is_sure &= (places >= 0) & (places <= _MOST_PLACES)
+    is_sure &= (places >= 0) & (places <= _MAX_PLACES)
     if not is_sure.all():
         integers, places = np.where(is_sure, integers, 0), np.where(is_sure, places, 0)
     values, is_rounded = _quotients(integers, places)
@@ -89,7 +89,7 @@ def read_decimals(text: bytes) -> tuple[Floats, _Bools] | None:
 
 
 def _integers_and_places(text: bytes) -> tuple[_Integers, _Integers] | None:
-    """Returns the digits of each cell as an integer, and by which power of ten it is to be divided."""
+    """Returns the digits of each cell as an integer, and the power of ten to divide it by."""
     digits = text.replace(b".", b"").replace(b"e", b",")
     is_signed = b"-" in text
     # Numpy goes no further than to a cell without digits, and takes "1-2" for two numbers.
@@ -98,7 +98,7 @@ def _integers_and_places(text: bytes) -> tuple[_Integers, _Integers] | None:
     ):
         return None
     letters = np.frombuffer(text, np.uint8)
-    marks = np.flatnonzero(letters - np.uint8(_ZERO) > 9)  # noqa: PLR2004  # what sorts before "0" is a large one now
+    marks = np.flatnonzero(letters - np.uint8(_ZERO) > 9)  # noqa: PLR2004  # wraps below "0"
     if is_signed:
         marks = marks[letters[marks] != _MINUS]
     # As if a cell had ended before the first.
@@ -119,7 +119,7 @@ def _integers_and_places(text: bytes) -> tuple[_Integers, _Integers] | None:
 def _without_exponents(
     integers: _Integers, places: _Integers, ends: Any
 ) -> tuple[_Integers, _Integers] | None:
-    """Takes out of the integers those that are exponents, and counts them among the places of the integer before."""
+    """Removes exponents from the integers, and subtracts them from the places of their mantissas."""
     is_before_exponent = ends == _E
     are_exponents = np.concatenate([[False], is_before_exponent[:-1]])
     if (are_exponents & (is_before_exponent | (places != 0))).any():
@@ -131,7 +131,7 @@ def _without_exponents(
 
 
 def _quotients(integers: _Integers, places: _Integers) -> tuple[Floats, _Bools]:
-    """Returns integers divided by 10**places, and which of these are certainly the nearest floats."""
+    """Returns integers divided by 10**places, and which of them are certainly correctly rounded."""
     high = integers.astype(np.float64)
     low = (integers - high.astype(np.int64)).astype(np.float64)
     powers, powers_high, powers_low = _POWERS[places], _POWERS_HIGH[places], _POWERS_LOW[places]
@@ -145,8 +145,9 @@ def _quotients(integers: _Integers, places: _Integers) -> tuple[Floats, _Bools]:
     corrections = ((high - products) - errors + (low - quotients * _POWERS_REST[places])) / powers
     values = quotients + corrections
     rests = (quotients - values) + corrections
-    # A. Ziv, Fast evaluation of elementary mathematical functions with correctly rounded last bit (1991): where a rest that is
-    # larger by more than its error does not change the last bit, the true one does not either.
+    # A. Ziv, Fast evaluation of elementary mathematical functions with correctly rounded last bit (1991):
+    # where a rest that is larger by more than its error does not change the last bit, the true one does not
+    # either.
     return values, values + rests * (1 + 2.0**-20) == values
 
 
@@ -160,7 +161,7 @@ _Places = np.ndarray[Any, np.dtype[np.int64]]
 _Letters = np.ndarray[Any, np.dtype[np.uint8]]
 
 MISSING_STEP = int(np.iinfo(np.int64).min)
-"""The step of a row that has none, or one that 64 bits do not hold."""
+"""The step of a row without one, or with one beyond 64 bits."""
 
 _COMMA, _FEED, _PLUS, _MINUS = b",\n+-"
 _LONGEST_CELL = 64
@@ -171,12 +172,12 @@ _ARE_STRANGE[list(PLAIN_LETTERS + b",\n")] = False
 
 @attrs.frozen(eq=False)
 class Block:
-    """Some rows, oldest first.
+    """Consecutive rows of metrics.
 
     Attributes:
-        step: int64 `(rows,)`; `MISSING_STEP` where there is none.
-        time: float64 `(rows,)`, seconds since 1970; NaN where there is none.
-        columns: by name, values as float64 `(rows,)` and which of them are there as bool `(rows,)`.
+        step: int64 `(rows,)`; `MISSING_STEP` if missing.
+        time: float64 `(rows,)`, seconds since 1970; NaN if missing.
+        columns: by name, values as float64 `(rows,)` and a mask of present values, bool `(rows,)`.
     """
 
     step: Steps
@@ -194,19 +195,19 @@ def read_blocks(
     *,
     decoder: ModuleType | None = orjson,
 ) -> Iterator[Block]:
-    """Returns the rows of a CSV in blocks.
+    """Yields the rows of a CSV in blocks.
 
     Args:
         header: the first line.
         chunks: the other lines, in pieces of whole lines.
-        wanted: which columns; all metrics where None.
-        decoder: orjson, or None to do without.
+        wanted: columns; None for all metrics.
+        decoder: orjson, or None.
     """
     columns = parse_header(header)
     pieces = iter(chunks)
     for chunk in pieces:
         if b'"' in chunk:
-            # A quoted cell may hold a line feed, so that pieces are no whole lines from here on.
+            # A quoted cell may contain a line feed: chunks are no longer whole lines.
             yield block_of_rows(parse_rows(columns, b"".join([chunk, *pieces])), wanted)
             return
         block = _fast(columns, chunk, wanted, decoder)
@@ -242,13 +243,13 @@ def _float(value: float) -> float:
         return float("inf") if value > 0 else float("-inf")
 
 
-# --- the fast way ------------------------------------------------------------------------------------------------------
+# --- fast path ----------------------------------------------------------------------------------------------
 
 
 def _fast(
     columns: list[str], chunk: bytes, wanted: Collection[str] | None, decoder: ModuleType | None
 ) -> Block | None:
-    """Returns the rows of a piece; None where it is not plain."""
+    """Returns the rows of a chunk of plain numbers; None if it has anything else."""
     ends = _separators(chunk, len(columns))
     if ends is None:
         return None
@@ -267,7 +268,7 @@ def _fast(
         for place, index in enumerate(places[name]):
             if place == 0:
                 values, present = cells[index]
-            else:  # A name that occurs twice: the last cell that is there counts.
+            else:  # A duplicate column: the last present cell counts.
                 later, there = cells[index]
                 values, present = np.where(there, later, values), present | there
         return values, present
@@ -282,11 +283,11 @@ def _fast(
 
 
 def _separators(chunk: bytes, columns: int) -> _Places | None:
-    """Returns where each cell ends, `(rows, columns)`; None where lines are not all of that many plain cells."""
+    """Returns the ends of the cells, `(rows, columns)`; None if a line has another number of cells."""
     if not columns or b"\0" in chunk or not chunk.endswith(b"\n"):
         return None
     letters = np.frombuffer(chunk, np.uint8)
-    # Of the characters of a number, only "+" sorts before "-", beside the separators themselves.
+    # Of the characters of a number, only "+" and the separators sort before "-".
     ends = np.flatnonzero(letters < _MINUS)
     marks = letters[ends]
     feeds = marks == _FEED
@@ -304,7 +305,7 @@ def _separators(chunk: bytes, columns: int) -> _Places | None:
 def _cells_of(
     chunk: bytes, ends: _Places, indices: list[int], decoder: ModuleType | None
 ) -> dict[int, tuple[Floats, _Bools]] | None:
-    """Returns the numbers of some columns, and which cells have one; None where a cell is not empty and no number."""
+    """Returns numbers and present cells of columns; None if a cell is neither empty nor a number."""
     columns = ends.shape[1]
     if decoder is not None and 2 * len(indices) > columns:
         table = _decoded(chunk, ends.shape, decoder)
@@ -323,7 +324,7 @@ def _cells_of(
 
 
 def _decoded(chunk: bytes, shape: tuple[int, int], decoder: ModuleType) -> Floats | None:
-    """Returns all cells of a piece; NaN where they are empty, None where there are others than JSON's numbers."""
+    """Returns all cells of a chunk, NaN if empty; None if a cell is not a JSON number."""
     if _is_more_than_numbers(chunk):
         return None
     text = b"," + chunk[:-1].replace(b"\n", b",") + b","
@@ -337,7 +338,7 @@ def _decoded(chunk: bytes, shape: tuple[int, int], decoder: ModuleType) -> Float
 
 
 def _is_more_than_numbers(text: bytes) -> bool:
-    """Says whether there may be null, true, false, or lists: what JSON has beside numbers."""
+    """Returns whether the text may have JSON values other than numbers."""
     return any(mark in text for mark in (b"u", b"f", b"[", b"{"))
 
 
@@ -352,7 +353,7 @@ def _numbers(padded: bytes, starts: _Places, lengths: _Places) -> tuple[Floats, 
     longest = int(lengths.max())
     if longest > _LONGEST_CELL:
         return None
-    # Each cell with the separator behind it, and whatever follows, as one item of a fixed size: overlapping views.
+    # Each cell and what follows it as an item of fixed size, in overlapping views.
     width = longest + 1
     items: Any = np.ndarray((len(padded) - longest,), f"V{width}", padded, strides=(1,))
     numbers = _parsed(items[starts].view(np.uint8).reshape(-1, width), lengths)
@@ -365,13 +366,13 @@ def _numbers(padded: bytes, starts: _Places, lengths: _Places) -> tuple[Floats, 
 
 
 def _parsed(letters: _Letters, lengths: _Places) -> Floats | None:
-    """Returns the numbers of cells, `(cells, letters)`, each with its separator behind it; None where one is no number."""
-    # In bytes, as `letters` are: comparing takes an eighth of the memory, and of the time.
+    """Returns the numbers of cells `(cells, letters)`, or None; each cell ends with a separator."""
+    # As uint8: an eighth of the memory and of the time.
     places, last = np.arange(letters.shape[1], dtype=np.uint8), lengths.astype(np.uint8)[:, None]
     inside = places <= last
     text = letters[inside].tobytes().replace(b"\n", b",")
     plain: Any = slice(None)
-    if text.translate(None, PLAIN_LETTERS + b","):  # Some are "nan", or no numbers.
+    if text.translate(None, PLAIN_LETTERS + b","):  # Some are "nan", or not numbers.
         plain = ~(_ARE_STRANGE[letters] & inside).any(axis=1)
         text = letters[inside & plain[:, None]].tobytes().replace(b"\n", b",")
     values, is_sure = np.empty(len(letters)), np.zeros(len(letters), np.bool_)
@@ -387,7 +388,7 @@ def _parsed(letters: _Letters, lengths: _Places) -> Floats | None:
 
 
 def _read_by_python(letters: _Letters, lengths: _Places) -> Floats | None:
-    """Returns the numbers of cells, `(cells, letters)`, as Python's `float` reads them; None where one is no number."""
+    """Returns the numbers of cells `(cells, letters)` by Python's `float`; None if one is not a number."""
     width = letters.shape[1]
     letters[np.arange(width) >= lengths[:, None]] = 0
     try:
@@ -395,7 +396,7 @@ def _read_by_python(letters: _Letters, lengths: _Places) -> Floats | None:
     except ValueError:
         return None
     for index in np.flatnonzero((values == 0) & np.signbit(values)):
-        # An integer has no negative zero, and "-0" is one; "-0.0" is none.
+        # "-0" is an integer, which has no negative zero; "-0.0" is a float.
         if isinstance(parse_number(letters[index].tobytes().rstrip(b"\0").decode()), int):
             values[index] = 0.0
     return values
@@ -403,14 +404,13 @@ def _read_by_python(letters: _Letters, lengths: _Places) -> Floats | None:
 
 @attrs.frozen(eq=False, repr=False)
 class Series:
-    """The values of one metric, in the order in which they were logged.
+    """The values of one metric, in the order of logging.
 
     Attributes:
         name: of the metric.
-        step: int64 `(n,)`; `MISSING_STEP`, the least int64, where a row has none.
-        time: float64 `(n,)`, seconds since 1970; NaN where the file does not say.
-        value: float64 `(n,)`; NaN and infinities are values that were logged. An integer that a float does not hold is the
-            nearest float.
+        step: int64 `(n,)`; `MISSING_STEP`, the min of int64, if missing.
+        time: float64 `(n,)`, seconds since 1970; NaN if unknown.
+        value: float64 `(n,)`; NaN and infinities were logged as such. An integer becomes the nearest float.
     """
 
     name: str
@@ -426,20 +426,20 @@ class Series:
 
     @property
     def has_step(self) -> "np.ndarray[Any, np.dtype[np.bool_]]":
-        """Which values have a step, bool `(n,)`."""
+        """A mask of the values that have a step, bool `(n,)`."""
         return np.not_equal(self.step, MISSING_STEP)
 
 
 def read_series(run_dir: Path, name: str, rank: int = 0) -> Series:
-    """Returns all values of a metric; see `Series`.
+    """Returns the values of a metric; see `Series`.
 
     Args:
         run_dir: the folder of the run.
-        name: of the metric, as it was logged or as its column is called; "epoch" is the epoch of each row.
-        rank: whose.
+        name: of the metric, as logged or as in the CSV; "epoch" is the epoch of each row.
+        rank: of the rows.
 
     Raises:
-        MetricNotFoundError: the run has no such metric; the text names near ones.
+        MetricNotFoundError: the run has no such metric; the message suggests the closest.
     """
     with take_snapshot(run_dir, rank) as snapshot:
         known = metric_columns(snapshot)
@@ -460,12 +460,12 @@ def read_series(run_dir: Path, name: str, rank: int = 0) -> Series:
 
 
 def run_blocks(run_dir: Path, rank: int = 0, wanted: Sequence[str] | None = None) -> Iterator[Block]:
-    """Returns all rows of a rank block by block; a metric that a block does not have is not in its columns.
+    """Yields all rows of a rank in blocks; a block has only the metrics that occur in it.
 
     Args:
         run_dir: the folder of the run.
-        rank: whose rows.
-        wanted: columns; all metrics where None.
+        rank: of the rows.
+        wanted: columns; None for all metrics.
     """
     with take_snapshot(run_dir, rank) as snapshot:
         yield from _blocks(snapshot, wanted)
@@ -481,7 +481,7 @@ def _blocks(snapshot: Snapshot, wanted: Sequence[str] | None) -> Iterator[Block]
 
 
 def _without(block: Block, resumes: list[Resume]) -> Block:
-    """Leaves out the rows that no longer count, though the CSV still has them."""
+    """Drops the rows that a resume abandoned, which the CSV still has."""
     for resume in resumes:
         at = resume.time
         is_later = np.True_ if at is None else ~(block.time <= at)

@@ -1,7 +1,7 @@
-"""What a run folder holds, as calls to be made again: rows of metrics and the lines of its indexes, in the order of their times.
+"""Reads a run as a sequence of logging calls, in order of time, to replay them elsewhere.
 
-Reads and never writes. A `Position` says what was handed on before, so that a run that is being written can be read again and
-again, and each thing comes once.
+Never writes. A `Position` says what was yielded before, so that a run being written can be read repeatedly,
+and each call is yielded once.
 """
 
 import heapq
@@ -45,34 +45,34 @@ __all__ = ["INDEXES", "Item", "Position", "RewoundError", "items_of", "ranks_of"
 
 INDEXES = (MEDIA_INDEX, TABLES_INDEX, HISTOGRAMS_INDEX, TEXTS_INDEX, TRACES_INDEX, ARTIFACTS_INDEX)
 
-# Lines of one call are written one after the other; while a run is alive, its last call may not have all of them yet.
+# The lines of one call are written one by one; the last call of a live run may be incomplete.
 _SETTLED_SECONDS = 5.0
-_MOST_DIGITS = 10
-_MOST_ABANDONED_BYTES = 1 << 30
+_MAX_DIGITS = 10
+_MAX_ABANDONED_BYTES = 1 << 30
 _NUMERIC = b"0123456789+-.eE,\nnaif"
-# What one call of a `log_*` method makes several lines of.
+# Kinds of which one call writes several lines.
 _GROUPED = {"image", "point_cloud"}
 
 
 class RewoundError(Exception):
-    """What was handed on before is not what the run holds now: training went back to a checkpoint."""
+    """Rows yielded before are no longer in the run, because training resumed from a checkpoint."""
 
 
 @attrs.define
 class Position:
-    """What was handed on before.
+    """The position up to which a run was yielded.
 
-    Rows of one step may be one row in the CSV, or several, and change from the one to the other when they leave the journal. What
-    stays is a group of rows, those of one step and epoch that follow each other, and how many values it has.
+    Rows of one step may be merged when they move from the journal to the CSV. What is stable is the number of
+    values in a group of consecutive rows of the same step and epoch.
 
     Attributes:
-        values: how many values all groups before the last one have.
-        crc32: of step, epoch and number of values of each of these groups.
+        values: number of values in all groups before the last.
+        crc32: of step, epoch and number of values of these groups.
         step: of the last group.
         epoch: of the last group.
-        names: how often each metric was handed on of the last group.
-        lines: how many lines of each index, and of each file of abandoned rows, were handed on.
-        others: the first five of other ranks, by rank.
+        names: number of values yielded of the last group, by metric.
+        lines: number of lines yielded, by index file and file of abandoned rows.
+        others: the first five attributes for other ranks, by rank.
     """
 
     values: int = 0
@@ -85,17 +85,18 @@ class Position:
 
 
 class Item(NamedTuple):
-    """One call to be made again. A named tuple, because one is made for each row.
+    """One logging call. A named tuple, because there is one per row.
 
     Attributes:
-        kind: "metrics", "image", "audio", "video", "point_cloud", "table", "histogram", "text", "traces" or "artifact".
-        time: when it was logged, in seconds since 1970; None where the run does not say.
-        step: its step; None where it has none.
-        epoch: its epoch; None where it is not known.
+        kind: "metrics", "image", "audio", "video", "point_cloud", "table", "histogram", "text", "traces" or
+            "artifact".
+        time: of the call, in seconds since 1970; None if unknown.
+        step: None if it has none.
+        epoch: None if unknown.
         metrics: the values, for metrics.
-        lines: the lines of the index, for everything else; several where one call made them.
-        rank: whose metrics.
-        branch: of metrics that training left, the name of their branch.
+        lines: the lines of the index file, for everything else; one call may write several.
+        rank: of the metrics.
+        branch: the name of the abandoned branch of the metrics, if any.
     """
 
     kind: str
@@ -111,16 +112,16 @@ class Item(NamedTuple):
 def items_of(
     run_dir: Path, position: Position, settled_at: float | None = None, *, abandoned: bool = False
 ) -> Iterator[Item]:
-    """Yields what is new since a position, oldest first; once all of it was taken, the position is the new one.
+    """Yields the calls after a position, oldest first, and updates the position.
 
     Args:
         run_dir: the folder of the run.
-        position: what was handed on before.
-        settled_at: for a run that is being written, the time now: calls of a few seconds ago wait for their last lines.
-        abandoned: whether rows come, too, that training has left.
+        position: updated when the iteration ends.
+        settled_at: the current time for a live run: calls of the last seconds wait for their remaining lines.
+        abandoned: whether to yield abandoned rows too.
 
     Raises:
-        RewoundError: rows that were handed on are not there any more.
+        RewoundError: rows yielded before are gone.
     """
     sources: list[Iterator[Item]] = [_new_rows(_rows(run_dir, 0), position)]
     sources += [_new_rows_of_rank(run_dir, rank, position) for rank in ranks_of(run_dir) if rank]
@@ -133,7 +134,7 @@ def items_of(
 
 
 def _timed(items: Iterable[Item]) -> Iterator[tuple[float, Item]]:
-    """Adds to each item a time to sort by, which never falls, so that the order of a source stays."""
+    """Adds a non-decreasing time to each item, so that merging keeps the order of each source."""
     latest = -math.inf
     for item in items:
         if item.time is not None and item.time > latest:
@@ -141,7 +142,7 @@ def _timed(items: Iterable[Item]) -> Iterator[tuple[float, Item]]:
         yield latest, item
 
 
-# --- rows ----------------------------------------------------------------------------------------------------------
+# --- rows ---------------------------------------------------------------------------------------------------
 
 
 def ranks_of(run_dir: Path) -> list[int]:
@@ -153,7 +154,7 @@ def ranks_of(run_dir: Path) -> list[int]:
     ):
         for path in run_dir.glob(pattern):
             number = path.name.removeprefix(before).removesuffix(after)
-            if number.isascii() and number.isdecimal() and len(number) < _MOST_DIGITS:
+            if number.isascii() and number.isdecimal() and len(number) < _MAX_DIGITS:
                 found.add(int(number))
     return sorted(found)
 
@@ -170,11 +171,11 @@ def _new_rows_of_rank(run_dir: Path, rank: int, position: Position) -> Iterator[
 
 
 def _abandoned_rows(path: Path, position: Position) -> Iterator[Item]:
-    """Yields the rows of a branch that training left; the file never changes."""
+    """Yields the rows of an abandoned branch, whose file never changes."""
     key = f"{ABANDONED_FOLDER}/{path.name}"
     if key in position.lines:
         return
-    header, _, body = read_regular(path, _MOST_ABANDONED_BYTES).partition(b"\n")
+    header, _, body = read_regular(path, _MAX_ABANDONED_BYTES).partition(b"\n")
     rank, branch = _branch_of(path)
     count = 0
     for row in parse_rows(parse_header(header + b"\n"), body):
@@ -185,12 +186,12 @@ def _abandoned_rows(path: Path, position: Position) -> Iterator[Item]:
 
 
 def _branch_of(path: Path) -> tuple[int, str]:
-    """Returns the rank of a file of abandoned rows, `metrics.rank1.step4.1a2b3c4d.csv`, and what tells its branch from others."""
+    """Returns rank and branch of a file of abandoned rows, such as `metrics.rank1.step4.1a2b3c4d.csv`."""
     stem, _, branch = path.stem.partition(".step")
     rank = stem.removeprefix("metrics.rank")
     return int(rank) if rank.isascii() and rank.isdecimal() and len(
         rank
-    ) < _MOST_DIGITS else 0, f"step{branch}"
+    ) < _MAX_DIGITS else 0, f"step{branch}"
 
 
 def _rows(run_dir: Path, rank: int) -> Iterator[MetricRow]:
@@ -199,7 +200,7 @@ def _rows(run_dir: Path, rank: int) -> Iterator[MetricRow]:
         columns = parse_header(snapshot.csv.header)
         in_csv = itertools.chain.from_iterable(_rows_of(columns, chunk) for chunk in snapshot.csv.chunks())
         if any(isinstance(record, Resume) for record in snapshot.records):
-            # It may take rows of the CSV back.
+            # It may remove rows of the CSV.
             yield from merge_journal(list(in_csv), snapshot.records)
         else:
             yield from in_csv
@@ -209,10 +210,10 @@ def _rows(run_dir: Path, rank: int) -> Iterator[MetricRow]:
 def _rows_of(columns: list[str], chunk: bytes) -> Iterator[MetricRow]:
     """Yields the rows of whole lines, as `parse_rows` does, ten times faster where they hold plain numbers.
 
-    They are read as JSON, which gives back integers of any size and floats exactly. What is no JSON, such as quotes, a second
-    header or an unusual number, takes the way of `parse_rows`.
+    Reads them as JSON, which is exact for integers and floats. Anything else, such as quotes, a second header
+    or an unusual number, is left to `parse_rows`.
     """
-    # What else JSON may have is no cell: texts, lists, true.
+    # JSON also has texts, lists and constants, which cells do not.
     if chunk.translate(None, _NUMERIC):
         return parse_rows(columns, chunk)
     text = chunk.decode("ascii").rstrip("\n")
@@ -284,7 +285,7 @@ def _new_rows(rows: Iterable[MetricRow], position: Position) -> Iterator[Item]:
 
 
 def _new_in_group(rows: list[MetricRow], already: Counter[str]) -> Iterator[Item]:
-    """Yields rows without what was handed on of their group before."""
+    """Yields rows without the values of their group that were yielded before."""
     for row in rows:
         new = {}
         for name, value in row.metrics.items():
@@ -297,35 +298,35 @@ def _new_in_group(rows: list[MetricRow], already: Counter[str]) -> Iterator[Item
 
 
 def _group_of(row: MetricRow) -> tuple[int | None, float | None]:
-    # The journal has whole numbers where the CSV has any.
+    # The journal has integers where the CSV has floats.
     return row.step, None if row.epoch is None or math.isnan(row.epoch) else float(row.epoch)
 
 
-# --- indexes -------------------------------------------------------------------------------------------------------
+# --- indexes ------------------------------------------------------------------------------------------------
 
 
 def _new_lines(path: Path, name: str, position: Position, settled_at: float | None) -> Iterator[Item]:
     lines = itertools.islice(json_lines(path), position.lines.get(name, 0), None)
     last = _last_of_each(path) if name == ARTIFACTS_INDEX else {}
-    waiting: list[dict[str, Any]] = []
+    pending: list[dict[str, Any]] = []
     count = 0
 
     def item() -> Item:
         position.lines[name] = position.lines.get(name, 0) + count
-        first = waiting[0]
+        first = pending[0]
         kind = str(first.get("type")) if name == MEDIA_INDEX else _KINDS[name]
-        return Item(kind, _time_of(first), whole_of(first.get("step")), None, {}, tuple(waiting))
+        return Item(kind, _time_of(first), whole_of(first.get("step")), None, {}, tuple(pending))
 
     for number, line in enumerate(lines, position.lines.get(name, 0)):
-        if waiting and not _is_of_same_call(waiting[-1], line):
+        if pending and not _is_of_same_call(pending[-1], line):
             yield item()
-            waiting, count = [], 0
+            pending, count = [], 0
         count += 1
-        # Of a file that was written over, the first state is gone.
+        # An artifact that was overwritten is skipped.
         if line is not None and last.get(str(line.get("name")), number) == number:
-            waiting.append(line)
-    if waiting:
-        written_at = _time_of(waiting[-1])
+            pending.append(line)
+    if pending:
+        written_at = _time_of(pending[-1])
         is_settled = settled_at is None or written_at is None or settled_at - written_at >= _SETTLED_SECONDS
         if is_settled or name != MEDIA_INDEX:
             yield item()
@@ -343,7 +344,7 @@ _KINDS = {
 
 
 def _last_of_each(path: Path) -> dict[str, int]:
-    """Returns the number of the last line of each name."""
+    """Returns the index of the last line of each name."""
     return {str(line.get("name")): number for number, line in enumerate(json_lines(path)) if line is not None}
 
 

@@ -1,21 +1,21 @@
-"""What SQL for DuckDB is put together from."""
+"""Helpers to build SQL for DuckDB."""
 
 from pathlib import Path
 
 __all__ = ["NOT_A_NUMBER", "PARQUET", "identifier", "quoted"]
 
-# Delta encoding and byte stream split, which halve steps, times and values, come with the second version of Parquet's pages.
+# Version 2 has delta encoding and byte stream split, which halve the size of steps, times and values.
 PARQUET = "(FORMAT parquet, COMPRESSION zstd, PARQUET_VERSION v2)"
 
-# DuckDB takes a NaN of a numpy array for NULL.
+# DuckDB reads a NaN in a numpy array as NULL.
 NOT_A_NUMBER = "coalesce(value, 'nan'::DOUBLE)"
 
 
 def quoted(text: str | Path) -> str:
-    """Returns a text as SQL has it."""
+    """Returns a text as an SQL literal."""
     return "'" + str(text).replace("'", "''") + "'"
 
 
 def identifier(name: str) -> str:
-    """Returns the name of a column as SQL has it."""
+    """Returns the name of a column as an SQL identifier."""
     return '"' + name.replace('"', '""') + '"'

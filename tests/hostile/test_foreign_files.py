@@ -183,7 +183,7 @@ def test_the_command_says_how_to_replace_a_file(tmp_path):
     again = command("export", "-o", path, "--overwrite", "--root", tmp_path / "runs")
 
     assert (code, again[0]) == (1, 0)
-    assert "must be new" in errors
+    assert "exists" in errors
     assert path.read_text().startswith("run_id,")
 
 
@@ -231,6 +231,14 @@ INDEXES = {
     "newer": in_sql("PRAGMA user_version = 99"),
     "table": in_sql("DROP TABLE folders"),
     "bytes": in_sql("UPDATE runs SET notes = CAST(x'ff80' AS TEXT)"),
+    "integer id": in_sql(
+        "PRAGMA writable_schema = ON",
+        "UPDATE sqlite_master SET sql = replace(sql, 'run_id TEXT', 'run_id') WHERE name = 'runs'",
+        "PRAGMA writable_schema = RESET",
+        "UPDATE runs SET run_id = 7",
+    ),
+    "tags": in_sql("UPDATE runs SET tags = '[1, {}]'"),
+    "cells": in_sql("UPDATE cells SET cells = '{\"x\": 1}'"),
     "folder": lambda path: (path.unlink(), path.mkdir()),
     "fifo": lambda path: (path.unlink(), os.mkfifo(path)),
     "dangling": lambda path: (path.unlink(), path.symlink_to("/nowhere/at/all")),
@@ -249,6 +257,20 @@ def test_an_index_that_cannot_be_used(tmp_path, cache, how):
     assert code == 0
     assert "good" in output
     assert errors.startswith("index ") or how == "empty"
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write to any file")
+def test_an_index_file_that_is_read_only(tmp_path, cache):
+    """The index is kept in memory, and a warning says so."""
+    write_run(tmp_path / "runs/good")
+    command("ls", "--root", tmp_path / "runs")
+    (cache / index_name(str(tmp_path / "runs"))).chmod(0o400)
+
+    code, output, errors = command("ls", "--root", tmp_path / "runs", now=NOW)
+
+    assert code == 0
+    assert "good" in output
+    assert "using one in memory" in errors
 
 
 def test_an_index_that_another_process_holds_locked(tmp_path, cache):

@@ -732,14 +732,14 @@ def test_scan_says_what_it_found(runs, root):
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (("show", "alfa"), 1, "run must be the id of a run, the beginning of one, a display name or a path, got 'alfa'. Did you mean 'alpha'"),
-        (("show", "id-"), 1, "run must be one, got 'id-', which may be"),
-        (("best", "los", "--min"), 1, "name must be one that a run has, got 'los'. Did you mean 'loss'?"),
-        (("plot", "los", "alpha"), 1, "name must be one that a run has, got 'los'. Did you mean 'loss'?"),
-        (("tail", "alpha", "-m", "los"), 1, "name must be one that a run has, got 'los'. Did you mean 'loss'?"),
-        (("ls", "--sort", "summary.los"), 1, "name must be one that a run has, got 'summary.los'. Did you mean 'summary.loss'"),
+        (("show", "alfa"), 1, "no run has the id, name or path 'alfa'. Did you mean 'alpha'"),
+        (("show", "id-"), 1, "run 'id-' is ambiguous: "),
+        (("best", "los", "--min"), 1, "unknown metric 'los'; did you mean 'loss'?"),
+        (("plot", "los", "alpha"), 1, "unknown metric 'los'; did you mean 'loss'?"),
+        (("tail", "alpha", "-m", "los"), 1, "unknown metric 'los'; did you mean 'loss'?"),
+        (("ls", "--sort", "summary.los"), 1, "unknown metric 'summary.los'; did you mean 'summary.loss'"),
         (("ls", "-c", "lr"), 2, "unknown column 'lr'. Did you mean 'hparams.optim.lr'?"),
-        (("ls", "--root", "nowhere"), 2, "root must be a folder, got 'nowhere', which does not exist."),
+        (("ls", "--root", "nowhere"), 2, "root 'nowhere' does not exist."),
         (("wait", "loss <", "alpha"), 2, ""),
         (("gc", "--older-than", "5y"), 2, "usage:"),
         (("ls", "-n", "-1"), 2, "usage:"),
@@ -772,7 +772,7 @@ def test_an_id_that_occurs_twice_wants_a_path(runs, root):
     assert code == 1
     assert f"({root / 'alpha'})" in err
     assert f"({root / 'copy'})" in err
-    assert err.endswith("Name its path.\n")
+    assert err.endswith("Use its path.\n")
     assert runs("show", root / "copy")[0] == 0
 
 
@@ -918,7 +918,7 @@ def test_send_tells_what_did_not_arrive(runs, root, tmp_path):
     refused = runs("send", "beta", "--to", f"run:{tmp_path / 'to'}")
 
     assert gone[0] == 0
-    assert gone[2] == "file of a record must be in the folder of its run, got 'artifacts/weights.bin'.\n"
+    assert gone[2] == "file 'artifacts/weights.bin' of a record is not in the folder of its run.\n"
     assert refused[0] == 1
     assert refused[2].startswith("audio: RecordError: name must be one that stays inside the run's folder")
 

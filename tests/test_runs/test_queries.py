@@ -129,7 +129,8 @@ def test_sorting_by_what_no_run_has_is_an_error_with_near_names(sort_by, near, o
         opened().query(sort_by=sort_by)
 
     assert caught.value.near[: len(near)] == near
-    assert str(caught.value).startswith(f"name must be one that a run has, got '{sort_by}'.")
+    assert str(caught.value).startswith("unknown ")
+    assert f" '{sort_by}'" in str(caught.value)
 
 
 def test_sorting_no_runs_is_no_error(opened):
@@ -164,7 +165,7 @@ def test_tag_status_and_filter_hold_together(opened, root):
 
 def test_a_filter_that_does_not_parse_is_an_error(opened):
     """Raised at once, before anything is searched."""
-    with pytest.raises(FilterError, match="a value must stand here"):
+    with pytest.raises(FilterError, match="expected a value"):
         opened().query(where="summary.loss <")
 
 
@@ -223,7 +224,7 @@ def test_an_unknown_run_is_an_error_with_near_names(opened, root):
         opened()["digit5"]
 
     assert isinstance(caught.value, RunNotFoundError)
-    assert str(caught.value).endswith("got 'digit5'. Did you mean 'digits'?")
+    assert str(caught.value).endswith("'digit5'. Did you mean 'digits'?")
 
 
 @pytest.mark.parametrize("wanted", ["", "\udc00", "/", "..", "no\0thing"])
@@ -244,7 +245,7 @@ def test_what_may_be_several_runs_is_an_error_that_names_them(opened, root):
 
     runs = opened()
 
-    with pytest.raises(AmbiguousRunError, match=r"abc \(.*/a\), abc \(.*/b\). Name its path"):
+    with pytest.raises(AmbiguousRunError, match=r"abc \(.*/a\), abc \(.*/b\). Use its path"):
         runs["abc"]
     with pytest.raises(AmbiguousRunError, match="xyz1"):
         runs["xyz"]
@@ -444,7 +445,7 @@ def test_an_edit_of_a_run_that_is_gone_is_an_error(opened, root):
     runs = opened()
     (root / "a").rename(root / "b")
 
-    with pytest.raises(EditError, match="run folder must be one that can be written to"):
+    with pytest.raises(EditError, match="could not write edits"):
         runs.edit("a", notes="n")
 
     assert not (root / "a").exists()

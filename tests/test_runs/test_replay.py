@@ -202,7 +202,7 @@ def test_a_run_that_goes_on_is_sent_on(tmp_path):
 
 
 def test_a_branch_that_training_left_leaves_the_copy_too(tmp_path):
-    """After a resume from an earlier step the copy is made anew."""
+    """After a resume from an earlier step the copy is rebuilt."""
     run = write_run(tmp_path / "a", range(10))
     send(run, f"run:{tmp_path / 'to'}", cache=tmp_path)
     run = write_run(tmp_path / "a", range(4, 7))
@@ -450,8 +450,8 @@ def test_files_that_are_gone_are_told(tmp_path):
     report = replay(run, destination)
 
     assert report.missing == [
-        "file of a record must be in the folder of its run, got 'media/v/gone.mp4'.",
-        "file of a record must be in the folder of its run, got '../secret.mp4'.",
+        "file 'media/v/gone.mp4' of a record is not in the folder of its run.",
+        "file '../secret.mp4' of a record is not in the folder of its run.",
     ]
     assert destination.of("log_video") == []
     assert report.failures == 0

@@ -277,7 +277,7 @@ def test_an_empty_root_is_no_run(opened):
 def test_a_root_must_be_a_folder(name, tmp_path):
     """The error says what is there instead."""
     (tmp_path / "file").touch()
-    expected = "does not exist" if name == "missing" else "is a file"
+    expected = "does not exist" if name == "missing" else "is not a folder"
 
     with pytest.raises(RootError, match=expected):
         open_runs(tmp_path / name, cache=tmp_path / "cache")
@@ -308,7 +308,7 @@ def test_roots_in_one_another_are_scanned_once(root, tmp_path):
     with open_runs(root, root / "inner", root, cache=tmp_path / "cache") as runs:
         assert len(runs) == 1
         assert runs.report.warnings == (
-            f"root {root / 'inner'} lies in root {root}, and is scanned with it.",
+            f"root {root / 'inner'} is inside root {root}, and is scanned with it.",
         )
 
 

@@ -22,7 +22,7 @@ from destinations.run_directory.layout import SIDECAR, column_of, label_name
 from destinations.runs.errors import RunNotFoundError
 from destinations.runs.files import file_inside, read_object_file, whole_of
 from destinations.runs.media import (
-    MOST_MEDIUM_BYTES,
+    MAX_MEDIUM_BYTES,
     open_image,
     read_pixels,
     read_points,
@@ -82,7 +82,7 @@ def sound_of(run_dir: Path, line: dict[str, Any]) -> Array | bytes:
     """Returns audio as int16 `(samples,)` or `(channels, samples)`, or the bytes of an encoded file."""
     path, shape = file_inside(run_dir, line["path"]), line.get("shape")
     if shape is None:
-        return read_regular(path, MOST_MEDIUM_BYTES)
+        return read_regular(path, MAX_MEDIUM_BYTES)
     samples, _ = read_sound(path)
     return samples[:, 0] if len(shape) == 1 else samples.T
 
