@@ -550,7 +550,7 @@ class Index:
         for number, value in decode_cells(cells or "{}").items():
             group, name = names[int(number)]
             groups[group][name] = value
-        return RunRecord(path=self.full_path(path), **values, **groups)
+        return RunRecord(path=self.full_path(path), **values | groups)
 
 
 class _NameNumbers:

@@ -248,7 +248,7 @@ class Runs:
         return differences([self._find(run) for run in runs])
 
     def to_dicts(self, **query: Any) -> list[dict[str, Any]]:
-        """Returns a flat dict for each run: fields, `hparams.…`, `summary.…`; takes arguments of `query`."""
+        """Returns a flat dict for each run: fields, `hparams.…`, `summary.…`, by `query`."""
         return [flat_record(record) for record in self.records(**query)]
 
     def to_dataframe(self, **query: Any) -> Any:

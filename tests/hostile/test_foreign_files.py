@@ -163,7 +163,7 @@ def test_an_export_replaces_nothing_unasked(tmp_path, suffix, export):
     path = tmp_path / f"out.{suffix}"
     path.write_text("precious")
 
-    with pytest.raises(FileExistsError, match="which exists"):
+    with pytest.raises(FileExistsError, match="exists"):
         export(runs, path)
     before = path.read_text()
     export(runs, path, overwrite=True)
