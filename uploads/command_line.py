@@ -32,7 +32,7 @@ from .errors import (
 from .handle import Outcome, UploadState, check_seconds, check_workers
 from .messages import encodable, one_line, one_line_json
 from .names import check_remote_name
-from .spool.entry import Entry, attempts_of, key_of, reason_of
+from .spool.entry import Entry, key_of, read_attempts, read_reason
 from .spool.ownership import OwnerLock, owner_of
 from .spool.spool import Spool
 from .stores import open_store
@@ -98,7 +98,7 @@ def status(path: str | Path, *, entries: int = _ENTRIES_SHOWN) -> dict[str, Any]
         "pending": len(waiting),
         "inflight": len(inflight),
         "failed": {str(state): len(folders) for state, folders in failed.items()},
-        "quarantined": spool.quarantined(),
+        "quarantined": spool.list_quarantined(),
         "entries": [
             described
             for folder in (*inflight[:entries], *waiting[:entries])
@@ -256,7 +256,7 @@ def retry(path: str | Path, names: Iterable[str] = (), *, trust: bool = False) -
         for folder, (state, entry) in sorted(found.items()):
             is_old = entry.overwrite and newest.get(key_of(folder), "") > folder
             if (not wanted or entry.remote_name in wanted) and not is_old:
-                spool.wait_again(state, folder)
+                spool.requeue(state, folder)
                 retried.append(entry.remote_name)
     finally:
         lock.release()
@@ -337,7 +337,7 @@ def _describe(spool: Spool, folder: str) -> dict[str, Any] | None:
         "size": entry.size,
         "submitted_at": entry.submitted_at,
     }
-    attempts = attempts_of(place)
+    attempts = read_attempts(place)
     return about | (
         {"attempts": attempts.get("count"), "last_error": attempts.get("reason")} if attempts else {}
     )
@@ -345,7 +345,7 @@ def _describe(spool: Spool, folder: str) -> dict[str, Any] | None:
 
 def _describe_failure(spool: Spool, state: UploadState, folder: str) -> dict[str, Any]:
     place = spool.failed / state / folder
-    outcome = reason_of(place)
+    outcome = read_reason(place)
     return {
         "remote_name": outcome.remote_name if outcome else folder,
         "state": str(state),

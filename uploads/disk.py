@@ -1,11 +1,12 @@
 """File operations that `uploads`, `destinations` and `events` share: read, replace, append, copy, lock, fork.
 
-The one place for each of them. All functions work in the calling thread, may be called from any thread, and raise
-`OSError` as the operating system does. Nothing here knows the layout of a spool or of a run folder.
+The one place for each of them. All functions work in the calling thread, may be called from any thread, and
+raise `OSError` as the operating system does. Nothing here knows the layout of a spool or of a run folder.
 
-- A file that others read is replaced in one step (`replacement`, `replace_file`) or gets whole lines (`append_line`).
-- A file that others may have put there is opened with `open_regular`: it never follows a symlink and never waits for a
-  FIFO. Documents are read up to a limit (`read_regular`, `read_json`).
+- A file that others read is replaced in one step (`replacement`, `replace_file`) or gets whole lines
+  (`append_line`).
+- A file that others may have put there is opened with `open_regular`: it never follows a symlink and never
+  waits for a FIFO. Documents are read up to a limit (`read_regular`, `read_json`).
 - A lock is flock(2): it ends with the process that holds it (`try_lock`, `is_locked`).
 """
 
@@ -453,8 +454,8 @@ def crc32_of(descriptor: int) -> int:
 def copy_all(source: int, target: int) -> tuple[int, int | None]:
     """Copies a whole file and returns its size in bytes and its CRC-32.
 
-    A file below 1 MiB is read once and checksummed from memory. A larger one is copied by the kernel, as `cp` does, and
-    its checksum is None: reading it again would take as long as the copy.
+    A file below 1 MiB is read once and checksummed from memory. A larger one is copied by the kernel, as `cp`
+    does, and its checksum is None: reading it again would take as long as the copy.
     """
     buffer = _buffer()
     count = os.preadv(source, [buffer], 0)

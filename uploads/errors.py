@@ -12,17 +12,20 @@
     │   ├── SpoolFullError          no room within the user's limits, or on the disk
     │   ├── SpoolOwnedError         another live process drains this spool
     │   ├── SpoolUnusableError      cannot be created, read or written
-    │   └── ManifestError           an entry's `entry.json` is truncated, foreign, or from a newer version
+    │ └── ManifestError an entry's `entry.json` is truncated, foreign, or from a newer version
     └── StoreError
         ├── TransientStoreError     retried, for as long as the queue lives
-        ├── StoreParkedError        no upload succeeds until something outside changes (credentials, clock, bucket)
+        ├── StoreParkedError no upload succeeds until something outside changes (credentials, clock,
+        bucket)
         ├── RejectedByStoreError    this entry alone will never be accepted
         ├── RemoteNotFoundError     no object of that name
-        ├── RemoteExistsError       `overwrite=False` and the name is taken; resolved to a conflict or a success
+        ├── RemoteExistsError `overwrite=False` and the name is taken; resolved to a conflict or a
+        success
         ├── RemoteConflictError     `overwrite=False` and other bytes are there
-        └── BytesCorruptError       the bytes in the spool, on the wire or in the store are not those staged
+        └── BytesCorruptError the bytes in the spool, on the wire or in the store are not those staged
 
-A store translates its client's exceptions into the last group; nothing else in the package knows a client's exceptions.
+A store translates its client's exceptions into the last group; nothing else in the package knows a client's
+exceptions.
 """
 
 from __future__ import annotations
@@ -133,8 +136,8 @@ class StoreParkedError(StoreError):
 
     Args:
         message: What happened and what to do, without secrets.
-        may_be_the_entry: Whether the answer may concern this name alone (a policy that denies one prefix) and not
-            the whole store.
+        may_be_the_entry: Whether the answer may concern this name alone (a policy that denies one prefix) and
+            not the whole store.
     """
 
     def __init__(self, message: str, *, may_be_the_entry: bool = False) -> None:

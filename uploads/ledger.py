@@ -13,7 +13,7 @@ import attrs
 from .errors import ManifestError
 from .handle import Outcome, UploadState
 from .names import name_key
-from .spool.entry import identifier_of, key_of, reason_of
+from .spool.entry import identifier_of, key_of, read_reason
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -169,7 +169,7 @@ class Ledger:
             return
         for state, failed in self._spool.list_failed().items():
             for folder in set(failed) & set(gone.values()):
-                noted = reason_of(self._spool.failed / state / folder)
+                noted = read_reason(self._spool.failed / state / folder)
                 self.settle(folder, noted or Outcome(identifier_of(folder), folder, state))
         for outcome in self._spool.delivered(gone):
             if outcome.identifier in gone:

@@ -1,10 +1,12 @@
 r"""Takes secrets out of values and texts before they reach a log, a file, a store or a tracker.
 
-A secret is known by its name (`api_key=…`), by its format (a prefix and a length, as GitHub's or AWS's), or by its place
-(`https://user:password@host`). Names that only sound like one (`num_tokens`, `pad_token`, `secret_dim`) are left alone.
+A secret is known by its name (`api_key=…`), by its format (a prefix and a length, as GitHub's or AWS's), or
+by its place (`https://user:password@host`). Names that only sound like one (`num_tokens`, `pad_token`,
+`secret_dim`) are left alone.
 
-The time is linear in the length of a text, whatever it says: a repetition without a bound is possessive, and a match cannot
-begin inside of what the one before has looked at. What has none of the literals is not searched by a pattern at all.
+The time is linear in the length of a text, whatever it says: a repetition without a bound is possessive, and
+a match cannot begin inside of what the one before has looked at. What has none of the literals is not
+searched by a pattern at all.
 """
 
 import functools
@@ -31,14 +33,16 @@ _NUMBERS = frozenset({float, int, bool, type(None)})
 _SHORTEST = 12
 """What is shorter, and has no sign that assigns, holds no secret that could be known."""
 
-# --- names -------------------------------------------------------------------------------------------------------
+# --- names
+# -------------------------------------------------------------------------------------------------------
 
 
 def _words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-# A name is split into words at separators and humps, and the words are compared, so that `num_tokens` is no `token`.
+# A name is split into words at separators and humps, and the words are compared, so that `num_tokens` is no
+# `token`.
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[^\W\dA-Z_]+|\d+")
 _SECRET_WORDS = _words(
     "password passwords passwd pwd passphrase passphrases passcode secret secrets credential credentials creds"
@@ -73,7 +77,8 @@ _VENDORS = _words(
     " newrelic grafana sentry pagerduty opsgenie zilliz milvus voyage voyageai jina assemblyai deepgram stability alibaba"
 )
 _LONG_VENDORS = tuple(sorted(vendor for vendor in _VENDORS if len(vendor) >= 5))  # noqa: PLR2004
-# What a name ends in that says something about a secret, and is none: `password_length`, `secret_dim`, `token_url`.
+# What a name ends in that says something about a secret, and is none: `password_length`, `secret_dim`,
+# `token_url`.
 _ABOUT = _words(
     "dim dims size sizes len length lengths count counts num number ratio rate weight weights loss losses dropout prob"
     " layer layers head heads file files filename path paths dir directory folder name names type types kind mode format"
@@ -140,7 +145,8 @@ def _is_secret_name(name: str) -> bool:
     )
 
 
-# --- values that a secret's name has, and that are none ------------------------------------------------------------
+# --- values that a secret's name has, and that are none
+# ------------------------------------------------------------
 
 _NOTHING = _words(
     "true false none null nil undefined yes no on off required optional missing invalid expired incorrect wrong unset empty"
@@ -179,7 +185,8 @@ def _is_harmless(name: str, value: object) -> bool:
     return name.endswith(("credentials", "credential", "pwd", "creds")) and bool(_FILE_PATH.fullmatch(text))
 
 
-# --- formats ---------------------------------------------------------------------------------------------------------
+# --- formats
+# ---------------------------------------------------------------------------------------------------------
 
 _LETTERS = r"[A-Za-z0-9]"
 # How a secret begins, as its issuer documents it, and what follows.
@@ -235,7 +242,8 @@ _FORMATTED = re.compile(
 _PRIVATE_KEY = re.compile(r"-----BEGIN [A-Z ]{0,40}PRIVATE KEY(?: BLOCK)?-----")
 _PRIVATE_KEY_END = re.compile(r"-----END [A-Z ]{0,40}PRIVATE KEY(?: BLOCK)?-----")
 
-# --- places ----------------------------------------------------------------------------------------------------------
+# --- places
+# ----------------------------------------------------------------------------------------------------------
 
 # A password may hold an "@" of its own: the last one before the path ends it.
 _URL_PASSWORD = re.compile(r"(?P<before>://[^/\s:@\"'<>]{0,200}+:)(?P<secret>[^/\s\"'<>]{1,2000})(?=@)")
@@ -303,7 +311,8 @@ _HINTS = (
     *("string", "connstr", "conn_str", "phrase", "recovery", "_pat", "-pat"),
 )
 
-# --- steps -----------------------------------------------------------------------------------------------------------
+# --- steps
+# -----------------------------------------------------------------------------------------------------------
 
 
 def _hidden(match: re.Match[str]) -> str:
@@ -320,8 +329,8 @@ def _hidden_element(match: re.Match[str]) -> str:
     return f"<{match['name']}>{REDACTED}</"
 
 
-# What is looked for, in this order: literals of which a text must have one, a pattern, and what takes its place. Those of
-# formats stand in a long word, if anywhere, which most texts have few of.
+# What is looked for, in this order: literals of which a text must have one, a pattern, and what takes its
+# place. Those of formats stand in a long word, if anywhere, which most texts have few of.
 _LONG_WORD = re.compile(r"(?<![\w.~/:-])[\w.~/:-]{15,}+", re.ASCII)
 _Steps: TypeAlias = tuple[tuple[Sequence[str], re.Pattern[str], str | Callable[[re.Match[str]], str]], ...]
 _FORMAT_STEPS: _Steps = (
@@ -346,7 +355,8 @@ _PLACE_STEPS: _Steps = (
     (("</",), _ELEMENT, _hidden_element),
 )
 
-# --- what is called --------------------------------------------------------------------------------------------------
+# --- what is called
+# --------------------------------------------------------------------------------------------------
 
 
 @overload
@@ -356,8 +366,9 @@ def redact(value: Any) -> Any: ...
 def redact(value: Any) -> Any:
     """Returns the value without its secrets: nested mappings, lists, tuples and sets are gone through, strings are searched.
 
-    A key that names a secret hides its value, a key that is a secret is hidden itself. The caller's containers are never
-    changed. What is nested more than a hundred levels deep, as a structure that contains itself, becomes a text that says so.
+    A key that names a secret hides its value, a key that is a secret is hidden itself. The caller's
+    containers are never changed. What is nested more than a hundred levels deep, as a structure that contains
+    itself, becomes a text that says so.
     """
     return _redact(value, 0)
 
@@ -367,8 +378,8 @@ def redact_text(text: str, *, only_literals: bool = False) -> str:
 
     Args:
         text: any text, of any length.
-        only_literals: for source code, where `token = next(tokens)` is no secret: of what is assigned to a name, only quoted
-            strings are taken out.
+        only_literals: for source code, where `token = next(tokens)` is no secret: of what is assigned to a
+            name, only quoted strings are taken out.
     """
     if len(text) < _SHORTEST and "=" not in text and ":" not in text and "-" not in text:
         return text  # A word of a table, most often.
@@ -423,7 +434,8 @@ def redact_arguments(arguments: Sequence[str]) -> list[str]:
     return redacted
 
 
-# --- how -------------------------------------------------------------------------------------------------------------
+# --- how
+# -------------------------------------------------------------------------------------------------------------
 
 
 def _redact(value: Any, depth: int) -> Any:

@@ -48,7 +48,7 @@ from .redaction import redact
 from .spool.flush import Flusher
 from .spool.ownership import OwnerLock, owner_of
 from .spool.spool import Spool
-from .spool.staging import How, Intake, Room, files_of, size_of
+from .spool.staging import DiskQuota, How, Stager, files_of, size_of
 from .stores import open_store
 from .stores.uri import identity_of, is_kept_option, is_remote, kept_options, options_of
 
@@ -295,7 +295,7 @@ def take_spool(
                 raise
         else:
             try:
-                spool.belong_to(description)
+                spool.assign_store(description)
             except BaseException:
                 owner.release()
                 raise
@@ -414,20 +414,20 @@ class UploadQueue:
         self.spool, self._owner = take_spool(spool, store, self._store, store_options or {})
         try:
             self.spool.sweep_tmp()
-            self._room = Room(
+            self._quota = DiskQuota(
                 self.spool.path,
                 spool_bytes=spool_bytes,
                 free_bytes=free_bytes,
                 wait_seconds=full_wait_seconds,
                 clock=time.monotonic,
             )
-            self._intake = Intake(self.spool, self._room, identity_of(self._store.uri()))
+            self._stager = Stager(self.spool, self._quota, identity_of(self._store.uri()))
             self._flusher = Flusher(self.spool)
-            self._ledger = Ledger(self.spool, self._room.give)
+            self._ledger = Ledger(self.spool, self._quota.release)
             self._uri_of, self._state_of = self._store.uri, self._ledger.state_of  # Shared by all handles.
             self._ledger.add_existing((*self.spool.pending_folders(), *self.spool.inflight_folders()))
             if spool_bytes is not None:  # Else the sizes of a hundred thousand files need not be read.
-                self._room.hold(self.spool.staged_bytes())
+                self._quota.add_existing(self.spool.staged_bytes())
             config = worker_config_for(
                 self.spool,
                 store,
@@ -648,7 +648,7 @@ class UploadQueue:
         try:
             size = size_of(source)
             self._recreate_spool()
-            entry = self._intake.accept(
+            entry = self._stager.stage(
                 identifier,
                 source,
                 name,
@@ -764,8 +764,8 @@ class UploadQueue:
         self._leftovers = None  # Its thread is the parent's.
         self._closing = threading.Lock()
         self._ledger.forget_after_fork()
-        self._room.forget_after_fork()
-        self._intake.forget_after_fork()
+        self._quota.forget_after_fork()
+        self._stager.forget_after_fork()
         self._owner.forget()
         self._drainer.forget_after_fork()
         atexit.unregister(self._close_at_exit)

@@ -32,8 +32,8 @@ def remove_temporaries(folder: Path, rank: int | None = None, *, disk: Disk = DI
 
     Args:
         folder: Where.
-        rank: Remove those of this rank only, whose lock the caller holds: other ranks, and `edit`, may be writing
-            theirs. Default: all.
+        rank: Remove those of this rank only, whose lock the caller holds: other ranks, and `edit`, may be
+            writing theirs. Default: all.
         disk: Makes the system calls.
     """
     for path in folder.glob(".*.tmp"):

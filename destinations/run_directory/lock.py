@@ -1,8 +1,8 @@
 """One writer per rank: a lock file that says who holds it.
 
-The lock is flock(2): it ends with the process that holds it, however that ends. Where the file system has no flock, the file
-itself is the lock: it is made exclusively, and is stale when its process is gone from this host, or when the heartbeat of
-the run has not been touched for three minutes.
+The lock is flock(2): it ends with the process that holds it, however that ends. Where the file system has no
+flock, the file itself is the lock: it is made exclusively, and is stale when its process is gone from this
+host, or when the heartbeat of the run has not been touched for three minutes.
 """
 
 import contextlib

@@ -298,5 +298,5 @@ def test_a_disk_that_fails_while_training_never_raises(start, tmp_path, durabili
     output, errors = program.communicate(timeout=LIMIT_SECONDS)
 
     assert output.strip() == said, errors
-    assert ("must keep" if said.startswith("done") else "was refused") in errors
+    assert ("cannot sync" if said.startswith("done") else "was refused") in errors
     assert source.read_bytes() == b"content"

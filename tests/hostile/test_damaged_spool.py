@@ -222,7 +222,7 @@ def test_a_second_folder_of_an_entry_is_put_into_quarantine(make_queue, tmp_path
     make_queue(store).drain(LIMIT_SECONDS)
 
     assert store.objects["victim"] == b"victim"
-    assert [name.partition(".")[0] for name in spool.quarantined()] == [names["VICTIM"]]
+    assert [name.partition(".")[0] for name in spool.list_quarantined()] == [names["VICTIM"]]
 
 
 @pytest.mark.parametrize("place", PLACES)
@@ -310,7 +310,7 @@ def test_what_was_delivered_is_kept_in_bounded_files(tmp_path):
     for number in range(1, 301):
         folder = _entry(number, f"n{number}", 1).folder
         (spool.done / folder).mkdir()
-        spool.file_away(
+        spool.log_delivered(
             folder,
             Outcome(
                 f"{number:016x}",
@@ -393,7 +393,7 @@ def test_a_line_with_a_bad_name_is_a_finding(tmp_path):
     for number, name in enumerate(("../outside", "there", "missing"), 1):
         folder = _entry(number, name, 2).folder
         (spool.done / folder).mkdir()
-        spool.file_away(folder, Outcome(f"{number:016x}", name, UploadState.DONE, size=2))
+        spool.log_delivered(folder, Outcome(f"{number:016x}", name, UploadState.DONE, size=2))
     store = MemoryStore()
     store.objects["there"] = b"ok"
 

@@ -12,7 +12,7 @@ from uploads.disk import append_line
 from uploads.errors import ManifestError
 from uploads.handle import Outcome, UploadState
 from uploads.names import name_key
-from uploads.spool.entry import Entry, folder_of
+from uploads.spool.entry import Entry, folder_name
 from uploads.spool.ownership import OwnerLock
 from uploads.spool.spool import Spool
 from uploads.stores.s3.parts import abandon_parts
@@ -56,7 +56,7 @@ def _record(name):
 def _plant(spool, name="a", **changes):
     """An entry as somebody could write it with an editor; returns its folder."""
     record = _record(name) | changes
-    folder = spool.pending / folder_of(1, name_key(record["remote_name"]), IDENTIFIER)
+    folder = spool.pending / folder_name(1, name_key(record["remote_name"]), IDENTIFIER)
     folder.mkdir()
     (folder / "entry.json").write_text(json.dumps(record))
     (folder / "data").write_bytes(b"secret")

@@ -16,7 +16,7 @@ from uploads.command_line import main
 from uploads.drain.drain import Drain
 from uploads.spool.ownership import owner_of
 from uploads.spool.spool import Spool
-from uploads.spool.staging import Intake, Room
+from uploads.spool.staging import DiskQuota, Stager
 
 LIMIT_SECONDS = 120
 
@@ -58,7 +58,7 @@ def test_closing_delivers_what_a_child_submitted(make_queue, make_file):
     assert queue.close(LIMIT_SECONDS).is_empty
 
     assert store.objects == {"of the child": b"content"}
-    assert queue._room._held_bytes == 0
+    assert queue._quota._held_bytes == 0
 
 
 def test_the_child_replaces_what_the_parent_submitted_before_it(make_queue, make_file, gate):
@@ -179,11 +179,11 @@ def left(tmp_path, make_file):
     """A spool in which a pointer waits for a target of which it knows nothing any more."""
     spool = Spool(tmp_path / "spool")
     spool.create()
-    room = Room(spool.path, spool_bytes=None, free_bytes=0, wait_seconds=0.0, clock=time.monotonic)
-    intake = Intake(spool, room)
+    quota = DiskQuota(spool.path, spool_bytes=None, free_bytes=0, wait_seconds=0.0, clock=time.monotonic)
+    stager = Stager(spool, quota)
     names = {}
     for name in ("target", "latest.symlink"):
-        entry = intake.accept(
+        entry = stager.stage(
             f"{len(names) + 1:016x}",
             make_file(),
             name,
@@ -273,10 +273,10 @@ def test_a_callback_that_raises_costs_itself(tmp_path, make_file, error):
 
     drain = Drain(spool, store, workers=1, policy=SOON, on_settled=raises)
     drain.start()
-    room = Room(spool.path, spool_bytes=None, free_bytes=0, wait_seconds=0.0, clock=time.monotonic)
-    intake = Intake(spool, room)
+    quota = DiskQuota(spool.path, spool_bytes=None, free_bytes=0, wait_seconds=0.0, clock=time.monotonic)
+    stager = Stager(spool, quota)
     for number in range(3):
-        entry = intake.accept(
+        entry = stager.stage(
             f"{number + 1:016x}",
             make_file(),
             f"n{number}",

@@ -19,7 +19,7 @@ from uploads.errors import SpoolError, SpoolUnusableError
 from uploads.handle import UploadState
 from uploads.spool.ownership import owner_of
 from uploads.spool.spool import Spool
-from uploads.spool.staging import Intake, Room
+from uploads.spool.staging import DiskQuota, Stager
 from uploads.stores.uri import identity_of
 from uploads.upload_queue import default_spools
 
@@ -42,10 +42,10 @@ def waiting(tmp_path, make_file):
     """A spool with an entry for `memory://store` that waits; nobody has it."""
     spool = Spool(tmp_path / "spool")
     spool.create({"uri": "memory://store/"})
-    room = Room(spool.path, spool_bytes=None, free_bytes=0, wait_seconds=0.0, clock=time.monotonic)
+    quota = DiskQuota(spool.path, spool_bytes=None, free_bytes=0, wait_seconds=0.0, clock=time.monotonic)
     how = {"overwrite": True, "after": {}, "to_disk": False, "register": lambda entry: None}
     source = make_file("first", b"first")
-    Intake(spool, room, "memory://store").accept("0" * 16, source, "checkpoint", 5, "copy", **how)
+    Stager(spool, quota, "memory://store").stage("0" * 16, source, "checkpoint", 5, "copy", **how)
     return spool
 
 
@@ -224,7 +224,7 @@ def test_what_resume_cannot_know_is_asked_for(make_queue, moto, prefix):
     queue = make_queue(open_store(moto.uri(prefix)), spool=None)
     queue.close(0)
     about = {"uri": moto.uri(prefix), "options": {}, "left_out": ["SSECustomerKey", "aws_secret_access_key"]}
-    queue.spool.belong_to(about)
+    queue.spool.assign_store(about)
 
     with pytest.raises(SpoolError, match="needs the options SSECustomerKey, which are not kept on disk"):
         resume(queue.spool.path)

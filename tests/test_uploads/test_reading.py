@@ -13,7 +13,7 @@ from uploads.drain.schedule import DependencyState, History, Schedule
 from uploads.drain.supervisor import WorkerConfig, WorkerSupervisor
 from uploads.handle import UploadHandle
 from uploads.ledger import Ledger
-from uploads.spool.entry import Entry, folder_of, identifier_of
+from uploads.spool.entry import Entry, folder_name, identifier_of
 from uploads.spool.spool import Spool
 
 LIMIT_SECONDS = 60
@@ -169,7 +169,7 @@ def test_memory_per_waiting_entry(spool):
     try:
         start = tracemalloc.get_traced_memory()[0]
         for number in range(count):
-            folder = folder_of(number, f"{number * 7919:016x}", f"{number:016x}")
+            folder = folder_name(number, f"{number * 7919:016x}", f"{number:016x}")
             ledger.add(folder, _handle(folder))
             schedule.add([folder])
         grown = tracemalloc.get_traced_memory()[0] - start
@@ -231,7 +231,7 @@ def test_a_drain_with_nothing_left_says_so(spool):
 def test_the_queue_looks_when_its_drain_is_idle(make_queue):
     """Twice in vain is enough: the entry was deleted."""
     queue = make_queue(MemoryStore())
-    folder = folder_of(1, "0" * 16, "1" * 16)
+    folder = folder_name(1, "0" * 16, "1" * 16)
     handle = UploadHandle("1" * 16, "name", str, queue._ledger.state_of)
     queue._ledger.add(folder, handle)
     queue._ledger.confirm(folder)

@@ -10,7 +10,7 @@ from tests.servers.recorded_disk import RecordedDisk
 from uploads.disk import append_line
 from uploads.errors import ManifestError, SpoolOwnedError, SpoolUnusableError
 from uploads.handle import Outcome, UploadState
-from uploads.spool.entry import Entry, reason_of
+from uploads.spool.entry import Entry, read_reason
 from uploads.spool.flush import Flusher
 from uploads.spool.ownership import OwnerLock, owner_of
 from uploads.spool.spool import Spool, fsync_entry
@@ -99,7 +99,7 @@ def test_a_failed_entry_keeps_its_bytes_and_its_reason(spool):
 
     place = spool.failed / "conflict" / folder
     assert sorted(path.name for path in place.iterdir()) == ["data", "entry.json", "reason.json"]
-    assert reason_of(place).reason == "taken"
+    assert read_reason(place).reason == "taken"
 
 
 def test_recovering_returns_what_was_in_flight_and_files_what_was_done(spool):

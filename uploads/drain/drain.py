@@ -25,12 +25,12 @@ from uploads.messages import log_safely
 from uploads.redaction import redact
 from uploads.spool.entry import (
     Entry,
-    attempts_of,
     has_attempts,
     identifier_of,
     may_have_lost_bytes,
     note_attempt,
     note_interruption,
+    read_attempts,
     utc_now,
 )
 from uploads.spool.ownership import OwnerLock
@@ -103,7 +103,7 @@ class Settler:
     def _settle_late(self, folder: str, outcome: Outcome, *, is_done: bool) -> None:
         try:
             if is_done:
-                self._spool.file_away(folder, outcome)
+                self._spool.log_delivered(folder, outcome)
             else:
                 self._spool.settle(folder, outcome)
         except FileNotFoundError:
@@ -380,7 +380,7 @@ class Drain:
                 reason=reason,
             )
         counts = self._counts_of(folder)
-        noted = attempts_of(place) if has_attempts(place) else None
+        noted = read_attempts(place) if has_attempts(place) else None
         outcome = deliver(
             place,
             entry,

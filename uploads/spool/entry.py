@@ -1,7 +1,12 @@
-"""One file on its way: its folder's name, and its manifest `entry.json`.
+"""The entry of one upload: the name of its folder, its manifest `entry.json`, and the notes beside it.
 
-The folder is called `SEQUENCE-NAMEKEY-IDENTIFIER`, so that a listing alone, without opening a hundred thousand
-manifests, gives the order (a counter, never the clock), what belongs to the same remote name, and the identity.
+The folder is called `SEQUENCE-NAMEKEY-IDENTIFIER`, so that a listing alone, without opening a hundred
+thousand manifests, gives the order (a counter, never the clock), which entries have the same remote name, and
+the identity.
+
+A note is a small JSON file in the folder of an entry: how often the upload failed (`attempts.json`), why it
+was given up (`reason.json`), the checksum of a large file (`crc32.json`). A note that cannot be written is
+left out: none of them is needed to deliver the file.
 """
 
 from __future__ import annotations
@@ -39,10 +44,9 @@ __all__ = [
     "DATA_FILE",
     "FLUSHED_FILE",
     "MANIFEST_FILE",
-    "MAXIMUM_SEQUENCE",
+    "MAX_SEQUENCE",
     "Entry",
-    "attempts_of",
-    "folder_of",
+    "folder_name",
     "has_attempts",
     "identifier_of",
     "is_entry_folder",
@@ -53,7 +57,9 @@ __all__ = [
     "note_flushed",
     "note_interruption",
     "note_reason",
-    "reason_of",
+    "read_attempts",
+    "read_reason",
+    "remove_verdict",
     "sequence_of",
     "utc_now",
 ]
@@ -62,56 +68,64 @@ MANIFEST_FILE = "entry.json"
 DATA_FILE = "data"
 CHECKSUM_FILE = "crc32.json"
 FLUSHED_FILE = "flushed"
+MAX_SEQUENCE = 10**12 - 1
+_ATTEMPTS_FILE = "attempts.json"
+_DIGEST_FILE = "digest.json"
+_REASON_FILE = "reason.json"
 _VERSION = 1
 _IDENTIFIER = re.compile(r"[0-9a-f]{16}")
-MAXIMUM_SEQUENCE = 10**12 - 1
 _FOLDER = re.compile(r"(\d{12})-([0-9a-f]{16})-([0-9a-f]{16})")
 
 
+# The name of an entry's folder.
+
+
 def is_entry_folder(name: str) -> bool:
-    """Whether a folder of this name is an entry of ours."""
+    """Returns whether a folder name is that of an entry."""
     return _FOLDER.fullmatch(name) is not None
 
 
-def folder_of(sequence: int, key: str, identifier: str) -> str:
-    """The name of the folder of an entry with these parts."""
+def folder_name(sequence: int, key: str, identifier: str) -> str:
+    """Returns the folder name of an entry."""
     return f"{sequence:012d}-{key}-{identifier}"
 
 
 def sequence_of(folder: str) -> int:
-    """The entry's place in the order of submission."""
+    """Returns the entry's position in the order of submission."""
     return int(folder[:12])
 
 
 def key_of(folder: str) -> str:
-    """What entries of the same remote name have in common."""
+    """Returns the hash of the remote name, 16 hexadecimal digits."""
     return folder[13:29]
 
 
 def identifier_of(folder: str) -> str:
-    """The entry's identity, which also travels in the remote object's metadata."""
+    """Returns the entry's identifier, which is also in the remote object's metadata."""
     return folder[30:]
 
 
 @attrs.frozen
 class Entry:
-    """What was asked for, written once when the file is staged and never changed.
+    """The manifest of one upload, written once when the file is staged and never changed.
 
     Attributes:
-        identifier: Sixteen random hexadecimal digits.
-        sequence: Place in the order of submission.
-        remote_name: Under which the bytes are wanted.
-        overwrite: Whether an object that is already there may be replaced.
+        identifier: 16 random hexadecimal digits.
+        sequence: Position in the order of submission.
+        remote_name: Name of the object.
+        overwrite: Whether an existing object may be replaced.
         size: Bytes.
-        crc32: Of the bytes as they were copied; None where they were not read (a large copy, a reflink, a rename).
+        crc32: Of the bytes as they were copied; None where they were not read (a large copy, a reflink, a
+            rename).
         staging: "copied", "reflinked", "moved" or "linked".
-        source: Where the bytes came from, for people.
+        source: Path of the source, for people.
         after: Identifiers of entries that must be in the store before this one is.
         after_names: Their remote names, in the same order.
         submitted_at: ISO 8601, UTC; for people, never for order.
-        boot: During which boot of the machine bytes without a checksum were left to the page cache; empty where the disk had them,
-            or a checksum tells.
-        store: The identity of the store that the entry is for (`stores.uri.identity_of`); empty for that of its spool.
+        boot: The boot of the machine in which bytes without a checksum were left in the page cache; empty
+            where the bytes were synced or have a checksum.
+        store: The identity of the store that the entry is for (`stores.uri.identity_of`); empty for the
+            spool's.
     """
 
     identifier: str
@@ -131,35 +145,35 @@ class Entry:
     @functools.cached_property
     def folder(self) -> str:
         """The name of the entry's folder in the spool."""
-        return folder_of(self.sequence, name_key(self.remote_name), self.identifier)
+        return folder_name(self.sequence, name_key(self.remote_name), self.identifier)
 
     def to_text(self) -> str:
-        """The manifest."""
+        """Returns the manifest as JSON."""
         return json.dumps({"version": _VERSION, **attrs.asdict(self, recurse=False)}, ensure_ascii=False)
 
     @classmethod
     def read(cls, folder: Path) -> Entry:
-        """The entry in this folder.
+        """Reads the manifest of an entry's folder.
 
         Raises:
-            ManifestError: Torn, foreign, from a newer version, or another entry's.
-            OSError: The file could not be read; says nothing about what is in it.
+            ManifestError: Truncated, foreign, from a newer version, or another entry's.
+            OSError: The file could not be read; says nothing about its content.
         """
         try:
             text = read_regular(f"{folder}/{MANIFEST_FILE}")
         except IRREGULAR as error:
-            raise ManifestError(f"a manifest cannot be read: {error}") from error
+            raise ManifestError(f"cannot read the manifest: {error}") from error
         entry = cls.parse(text)
         if entry.folder != folder.name:
-            raise ManifestError(f"manifest in {folder} must describe its own folder, got {entry.folder}")
+            raise ManifestError(f"the manifest in {folder} belongs to another entry, {entry.folder}")
         return entry
 
     @classmethod
     def parse(cls, text: bytes) -> Entry:
-        """The inverse of `to_text`.
+        """Parses a manifest, the inverse of `to_text`.
 
         Raises:
-            ManifestError: Torn, foreign, or from a newer version.
+            ManifestError: Truncated, foreign, or from a newer version.
         """
         try:
             record = json.loads(text)
@@ -179,10 +193,10 @@ class Entry:
 
 
 def _check(entry: Entry) -> None:
-    """A manifest is believed no more than a caller is: what it says becomes names of files and of objects.
+    """Checks a manifest as strictly as the arguments of `submit`: it names files and objects.
 
     Raises:
-        ValueError: A field is not of its kind, or the remote name is one that `submit` refuses.
+        ValueError: A field has the wrong type, or `submit` would refuse the remote name.
         TypeError: As above.
     """
     for name in (entry.remote_name, *entry.after_names):
@@ -191,46 +205,42 @@ def _check(entry: Entry) -> None:
         raise ValueError("an identifier must have sixteen hexadecimal digits")
     numbers = (entry.sequence, entry.size, entry.crc32 or 0)
     if not all(type(number) is int and 0 <= number < 1 << 63 for number in numbers):
-        raise ValueError("sequence, size and CRC-32 must be whole numbers")
+        raise ValueError("sequence, size and CRC-32 must be non-negative integers")
     texts = (entry.staging, entry.source, entry.submitted_at, entry.boot, entry.store)
     if not all(isinstance(text, str) for text in texts) or not isinstance(entry.overwrite, bool):
-        raise ValueError("a field has another type than an entry's")
+        raise ValueError("a field has the wrong type")
 
 
-_ATTEMPTS_FILE = "attempts.json"
-_REASON_FILE = "reason.json"
+# Notes.
 
 
 def note_attempt(folder: Path, count: int, reason: str, *, is_answer_lost: bool = False) -> None:
-    """Keeps how often an entry failed and why, for `status`, and whether an attempt may have succeeded all the same."""
-    noted = {"count": count, "reason": reason, "at": utc_now(), "is_answer_lost": is_answer_lost}
+    """Saves how often an upload failed and why, for `status`, and whether an attempt may have succeeded after all."""
+    noted = {"count": count, "reason": reason, "is_answer_lost": is_answer_lost}
     with contextlib.suppress(OSError):
         replace_json(folder / _ATTEMPTS_FILE, noted)
 
 
 def note_interruption(folder: Path) -> int:
-    """Keeps that the process ended which was uploading the entry; returns how many attempts were noted."""
-    count = attempts_of(folder).get("count")
+    """Counts an attempt that ended with its process; returns the number of attempts."""
+    count = read_attempts(folder).get("count")
     count = count + 1 if isinstance(count, int) and count > 0 else 1
     note_attempt(folder, count, "the process that was uploading it ended", is_answer_lost=True)
     return count
 
 
-def attempts_of(folder: Path) -> dict[str, Any]:
-    """What `note_attempt` kept: count, reason, at, is_answer_lost."""
+def read_attempts(folder: Path) -> dict[str, Any]:
+    """Returns what `note_attempt` saved: count, reason, is_answer_lost; empty if there is none."""
     return read_json(folder / _ATTEMPTS_FILE)
 
 
 def has_attempts(folder: Path) -> bool:
-    """Whether `note_attempt` kept anything."""
+    """Returns whether a failed attempt is noted."""
     return exists(f"{folder}/{_ATTEMPTS_FILE}")
 
 
 def note_crc32(folder: Path) -> None:
-    """Reads the bytes and keeps their CRC-32, to be compared before they are uploaded.
-
-    Blocks for as long as reading takes.
-    """
+    """Computes and saves the CRC-32 of the data, to be compared before the upload. Blocks while it reads the file."""
     with contextlib.suppress(OSError):
         descriptor = open_regular(folder / DATA_FILE)
         try:
@@ -241,10 +251,10 @@ def note_crc32(folder: Path) -> None:
 
 
 def note_flushed(folder: Path) -> None:
-    """Keeps that the disk has the bytes of an entry that has no checksum.
+    """Marks the data of an entry without a checksum as synced.
 
     Raises:
-        FileNotFoundError: The entry has changed its place.
+        FileNotFoundError: The entry was moved meanwhile.
     """
     try:
         write_new(folder / FLUSHED_FILE, "")
@@ -256,30 +266,36 @@ def note_flushed(folder: Path) -> None:
 
 
 def may_have_lost_bytes(folder: Path, entry: Entry, boot: str) -> bool:
-    """Whether the machine started anew before the disk was known to have the bytes, and no checksum can tell whether it had.
+    """Returns whether the machine was rebooted before the data was synced, with no checksum to detect a loss.
 
     Args:
         folder: The entry's.
         entry: Its manifest.
-        boot: Which boot of the machine this is.
+        boot: The present boot of the machine.
     """
     return bool(entry.boot) and entry.boot != boot and not (folder / FLUSHED_FILE).exists()
 
 
 def note_reason(folder: Path, outcome: Outcome) -> None:
-    """Keeps why an entry failed, for people; the folder's place says that it did."""
+    """Saves why an entry failed, for people; that it failed shows in the folder's place."""
     with contextlib.suppress(OSError):
         replace_json(folder / _REASON_FILE, outcome.to_json())
 
 
-def reason_of(folder: Path) -> Outcome | None:
-    """Why a failed entry failed, where the note could be written."""
+def read_reason(folder: Path) -> Outcome | None:
+    """Returns why an entry failed, if the note could be written."""
     try:
         return Outcome.from_json(read_json(folder / _REASON_FILE))
     except (ValueError, TypeError, KeyError):
         return None
 
 
+def remove_verdict(folder: Path) -> None:
+    """Removes the notes of a failed entry that a new try starts without: the reason and the digest."""
+    for name in (_REASON_FILE, _DIGEST_FILE):
+        (folder / name).unlink(missing_ok=True)
+
+
 def utc_now() -> str:
-    """The wall clock, for people: nothing is ordered or timed by it."""
+    """Returns the wall-clock time, for people: nothing is ordered or timed by it."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())

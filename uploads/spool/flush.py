@@ -1,7 +1,7 @@
-"""Has what was staged written to the disk within a second, behind the training loop's back.
+"""Writes staged entries to the disk within about a second, in a thread of its own.
 
-With `durability="process"` an entry is safe from the death of the process as soon as `submit` returns, since the page
-cache outlives it; this thread makes it safe from a loss of power soon after.
+With `durability="process"` an entry survives the death of the process as soon as `submit` returns, since the
+page cache does; this thread makes it survive a power loss soon after.
 """
 
 from __future__ import annotations
@@ -32,9 +32,16 @@ _BURST = 8
 class Flusher:
     """One daemon thread, started with the first entry. The lock guards the list of folders to sync.
 
+    Args:
+        spool: The spool.
+        delay_seconds: Within which an entry is synced.
+        fsync: Syncs an entry's folder.
+        sync_disk: Syncs the whole file system of a path.
+
     Attributes:
-        suspect: How many entries the disk refused to take. The kernel reports such an error once and forgets it, so that
-            a second fsync would lie: the entry stays, its bytes are compared with their checksum before they are uploaded.
+        suspect: Number of entries that the disk failed to take. The kernel reports such an error once, so
+            that a second fsync would succeed wrongly: the entry stays, and its bytes are compared with their
+            checksum before the upload.
     """
 
     def __init__(
@@ -57,11 +64,12 @@ class Flusher:
         self._thread: threading.Thread | None = None
 
     def add(self, folder: str, *, unchecked: bool = False) -> None:
-        """Has the entry written out within the delay; returns at once.
+        """Schedules an entry to be synced within the delay; returns at once.
 
         Args:
             folder: The entry's.
-            unchecked: Whether it has no checksum: one is computed and noted before, and that the disk has its bytes is noted after.
+            unchecked: Whether it has no checksum: one is computed before, and that the data is synced is
+                noted after.
         """
         with self._lock:
             self._folders.append((folder, unchecked))
@@ -71,14 +79,14 @@ class Flusher:
                     thread.start()
                 except (
                     RuntimeError
-                ) as error:  # The next entry tries again; the kernel writes this one out by itself.
-                    _log.warning("the disk is not told to write entries out: %s", error)
+                ) as error:  # The next entry tries again; the kernel syncs this one by itself.
+                    _log.warning("cannot start the thread that syncs staged files: %s", error)
                     return
                 self._thread = thread
         self._wanted.set()
 
     def stop(self, timeout_seconds: float) -> None:
-        """Writes out what is left, for at most this long."""
+        """Syncs what is left and stops the thread; waits for at most the timeout."""
         self._stopping.set()
         self._wanted.set()
         if self._thread is not None:
@@ -94,61 +102,62 @@ class Flusher:
             with self._lock:
                 added, self._folders = self._folders, []
             try:
-                self._write_out(added)
+                self._sync(added)
             except OSError as error:  # No descriptor to list the spool, for instance.
-                self._doubt(self._spool.path, len(added), error)
+                self._report(self._spool.path, len(added), error)
             if self._stopping.is_set() and not self._wanted.is_set():
                 return
 
-    def _write_out(self, added: list[tuple[str, bool]]) -> None:
+    def _sync(self, added: list[tuple[str, bool]]) -> None:
         for folder, unchecked in added:
-            if unchecked:  # Not while it is being uploaded: then it is being read already.
+            if unchecked:  # Not in inflight: the upload reads it already.
                 note_crc32(self._spool.pending / folder)
-        left = self._left(added) if len(added) > _BURST else added
-        if len(left) > _BURST:
-            self._flush_disk(left)
+        remaining = self._remaining(added) if len(added) > _BURST else added
+        if len(remaining) > _BURST:
+            self._sync_all(remaining)
         else:
-            for folder, unchecked in left:
-                self._flush(folder, unchecked=unchecked)
+            for folder, unchecked in remaining:
+                self._sync_entry(folder, unchecked=unchecked)
             with contextlib.suppress(OSError):
                 fsync_path(self._spool.pending)
 
-    def _left(self, added: list[tuple[str, bool]]) -> list[tuple[str, bool]]:
-        """Those that still have bytes here: to have the whole disk written out for what is in the store already slows the rest down."""
-        places = (self._spool.pending, self._spool.inflight, self._spool.pending)  # As in _flush.
+    def _remaining(self, added: list[tuple[str, bool]]) -> list[tuple[str, bool]]:
+        """Returns the entries that still have bytes in the spool: syncing the disk for delivered ones slows the rest."""
+        places = (self._spool.pending, self._spool.inflight, self._spool.pending)  # As in _sync_entry.
         failed = {folder for folders in self._spool.list_failed().values() for folder in folders}
         return [
             one for one in added if any(exists(f"{place}/{one[0]}") for place in places) or one[0] in failed
         ]
 
-    def _flush(self, folder: str, *, unchecked: bool) -> None:
-        # In both places, and in the first again: between two looks it may have been taken for uploading, or returned.
+    def _sync_entry(self, folder: str, *, unchecked: bool) -> None:
+        # Both places, and the first again: between two looks the entry may have been claimed or released.
         for place in (self._spool.pending, self._spool.inflight, self._spool.pending):
             try:
                 self._fsync(place / folder)
                 if unchecked:
                     note_flushed(place / folder)
             except FileNotFoundError:
-                continue  # In the end it was uploaded meanwhile.
+                continue  # After the last place: it was uploaded meanwhile.
             except OSError as error:
-                self._doubt(place / folder, 1, error)
+                self._report(place / folder, 1, error)
             return
 
-    def _flush_disk(self, folders: list[tuple[str, bool]]) -> None:
-        """Many entries at once: one pass over the disk instead of three waits for its journal per entry."""
+    def _sync_all(self, folders: list[tuple[str, bool]]) -> None:
+        """Syncs many entries with one pass over the disk instead of three waits for its journal per entry."""
         try:
             self._sync_disk(self._spool.pending)
         except OSError as error:
-            self._doubt(self._spool.path, len(folders), error)
+            self._report(self._spool.path, len(folders), error)
             return
         for folder, unchecked in folders:
             if unchecked:
-                self._flush(folder, unchecked=True)
+                self._sync_entry(folder, unchecked=True)
 
-    def _doubt(self, place: Path, count: int, error: OSError) -> None:
+    def _report(self, place: Path, count: int, error: OSError) -> None:
         self.suspect += count
         _log.error(
-            "the disk must keep %s, got %s. Its bytes are compared with their checksum before they are uploaded; a loss of power may lose them.",
+            "cannot sync %s: %s. Its bytes are compared with their checksum before the upload; "
+            "a power loss may lose them.",
             place,
             error.strerror,
         )

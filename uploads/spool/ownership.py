@@ -1,4 +1,4 @@
-"""Who works on a spool: a lock that dies with its holder, and a few words about them for everybody else.
+"""The lock of the process that works on a spool; the text of the lock file says which one, for messages.
 
 The kernel's lock decides, never the process id in the file: ids are reused after a reboot.
 """
@@ -20,19 +20,19 @@ if TYPE_CHECKING:
 
 __all__ = ["OwnerLock", "owner_of"]
 
-_LOOKERS_SECONDS = 5.0
-_LOOK_AGAIN_SECONDS = 0.002
+_READERS_SECONDS = 5.0
+_RETRY_SECONDS = 0.002
 
 
 class OwnerLock:
     """One `flock` on one file; the file's text says who holds it.
 
     After a fork the child must call `forget`: both share the lock's open file, and a child that outlives its
-    parent would otherwise keep the spool locked.
+    parent would keep the spool locked.
 
     Args:
         path: The file.
-        role: What it says about this process.
+        role: "queue" or "drain", for messages.
         sleep: Waits; injected by tests.
     """
 
@@ -46,7 +46,7 @@ class OwnerLock:
         """Takes the lock without waiting.
 
         Raises:
-            SpoolOwnedError: Somebody else holds it; the message says who.
+            SpoolOwnedError: Another process holds it; the message says which.
         """
         descriptor = open_regular(self._path, os.O_RDWR | os.O_CREAT)
         try:
@@ -65,34 +65,32 @@ class OwnerLock:
         self._descriptor = descriptor
 
     def _lock(self, descriptor: int) -> None:
-        """Somebody who only looks (`owner_of`) holds the lock for an instant, shared; that is waited for."""
-        deadline = time.monotonic() + _LOOKERS_SECONDS
-        while True:
-            if try_lock(descriptor):
-                return
+        """Takes the lock; waits for `owner_of` in other processes, which holds it, shared, for an instant."""
+        deadline = time.monotonic() + _READERS_SECONDS
+        while not try_lock(descriptor):
             owner = owner_of(self._path)
             if owner is not None or time.monotonic() > deadline:
                 raise SpoolOwnedError(
-                    f"{self._path.parent} must have one owner, got a second: {_describe(owner)}. Wait for it or stop it."
+                    f"spool {self._path.parent} is in use by {_describe(owner)}. Wait for it or stop it."
                 )
-            self._sleep(_LOOK_AGAIN_SECONDS)
+            self._sleep(_RETRY_SECONDS)
 
     def release(self) -> None:
-        """Gives the lock back; nothing where it is not held."""
+        """Releases the lock; does nothing if it is not held."""
         if self._descriptor is not None:
             os.ftruncate(self._descriptor, 0)
             unlock(self._descriptor)
             self.forget()
 
     def forget(self) -> None:
-        """Closes this process's handle on the lock without unlocking it for others who share it."""
+        """Closes this process's descriptor without unlocking it for processes that share it."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
 
 
 def owner_of(path: Path) -> dict[str, Any] | None:
-    """Who holds the lock at this path: pid, host, role, since; None where nobody does."""
+    """Returns pid, host, role and since of the process that holds the lock; None if it is free."""
     try:
         descriptor = open_regular(path)
     except (FileNotFoundError, *IRREGULAR):

@@ -1,32 +1,33 @@
-"""The durable queue on disk: one folder per entry, a change of state is one rename.
+"""The durable queue on disk: one folder per entry, one rename per change of state.
 
     SPOOL/
       spool.json         format, version, and the store this spool is for (never its secrets)
-      queue.lock         held by the process that submits; its text says who
-      drain.lock         held by the process that uploads; its text says who
-      sequence           the number that was given to an entry last
-      status.json        what the uploading process last said about itself; replaced atomically
+      queue.lock         held by the process that submits; its text says which
+      drain.lock         held by the process that uploads; its text says which
+      sequence           the sequence number given last
+      status.json        the last status of the uploading process
       delivered.jsonl    one line per entry that has left the spool
-      delivered.old.jsonl  the lines before those: at 16 MiB the log gets this name, and the one that had it goes
+      delivered.old.jsonl  the lines before those: `delivered.jsonl` is renamed to this at 16 MiB
       tmp/               entries being staged; swept when their process is gone
       pending/SEQUENCE-NAMEKEY-IDENTIFIER/
-        entry.json       what was asked for
+        entry.json       the manifest
         data             the bytes
-        crc32.json       CRC-32 of a large file, once computed: about a second after it was submitted
-        flushed          the disk has the bytes of an entry without a checksum
-        digest.json      SHA-256 of large files, once computed
-        attempts.json    how often it failed, and the last reason
-        multipart.json   what a store needs to continue a half-sent file
+        crc32.json       CRC-32 of a large file, computed about a second after it was submitted
+        flushed          the data of an entry without a checksum is on the disk
+        digest.json      SHA-256 of a large file, once computed
+        attempts.json    number of failed attempts, and the last reason
+        multipart.json   what a store needs to resume a multipart upload
       inflight/…         the same folder while it is being uploaded
-      done/…             delivered; gone as soon as `delivered.jsonl` has the line
-      half-sent/FOLDER.json  `multipart.json` of an entry that has ended, until the store has forgotten the parts
-      failed/{conflict,corrupt,rejected}/…   the same folder and `reason.json`; kept until `gc --failed`
-      quarantine/        what was damaged and stood in the way; never read again, and never deleted
+      done/…             delivered; removed as soon as `delivered.jsonl` has the line
+      half-sent/FOLDER.json `multipart.json` of an entry that has ended, until the store has aborted the
+      upload failed/{conflict,corrupt,rejected}/… the same folder and `reason.json`; kept until `gc
+      --failed` quarantine/ damaged files that were in the way; never read again, and never deleted
 
-One damaged file costs itself: it is put into quarantine or passed over, which the log says, and the rest is delivered.
+A damaged file affects itself alone: it is quarantined or skipped, which is logged, and the rest is delivered.
 
-Many processes may submit into a spool, one at a time may drain it. Nothing here is pickled; no database is involved,
-since neither write-ahead logs nor memory maps can be trusted on the network file systems that clusters keep homes on.
+Methods may be called from any thread. Many processes may submit to a spool, one at a time may drain it.
+Nothing is pickled, and there is no database: neither write-ahead logs nor memory maps are reliable on network
+file systems.
 """
 
 from __future__ import annotations
@@ -80,7 +81,8 @@ from .entry import (
     is_entry_folder,
     key_of,
     note_reason,
-    reason_of,
+    read_reason,
+    remove_verdict,
     sequence_of,
 )
 
@@ -98,18 +100,18 @@ _FOLDER = re.compile(rb'"folder": "(\d{12}-[0-9a-f]{16}-[0-9a-f]{16})"')
 _IDENTIFIER = re.compile(rb'"identifier": "([0-9a-f]{16})"')
 _IN_THE_WAY = {errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR, errno.EISDIR}
 _LOCK = ".lock"
-_LOOKS = 10  # An entry changes its place a few times in its life; one without a manifest is not looked for for ever.
+_MAX_LOOKS = 10  # An entry moves a few times in its life; one without a manifest is not looked for forever.
 FAILED_STATES = (UploadState.CONFLICT, UploadState.CORRUPT, UploadState.REJECTED)
 
 
 class Spool:
-    """The folder of entries. Every method may be called from any thread; what guards against races is that rename is atomic.
+    """The folder of entries. Safe from any thread and process: a change of state is one atomic rename.
 
     Args:
-        path: Where.
-        boot: Which boot of the machine this is; asked of the system by default.
-        mounts: Where the system says what is mounted.
-        log_bytes: The most that one of the two files of `delivered.jsonl` may have.
+        path: The folder.
+        boot: The present boot of the machine; default: asked of the system.
+        mounts: The system's table of mounts.
+        log_bytes: Size limit of each of the two files of `delivered.jsonl`.
     """
 
     def __init__(
@@ -122,7 +124,7 @@ class Spool:
     ) -> None:
         self._mounts = mounts
         self._log_bytes = log_bytes
-        self._logging = threading.Lock()  # Guards the log of what was delivered: one line at a time.
+        self._log_lock = threading.Lock()  # Guards delivered.jsonl: one line at a time.
         self.boot = boot_id() if boot is None else boot
         self.path = Path(path).absolute()
         self.tmp = self.path / "tmp"
@@ -133,35 +135,38 @@ class Spool:
         self._to_abort = self.path / "half-sent"
         self.queue_lock = self.path / "queue.lock"
         self.drain_lock = self.path / "drain.lock"
-        self.numbers = self.path / "sequence"
+        self.sequence_file = self.path / "sequence"
         self._delivered = self.path / "delivered.jsonl"
         self._delivered_before = self.path / "delivered.old.jsonl"
-        self._quarantine = self.path / "quarantine"
+        self._quarantine_folder = self.path / "quarantine"
         self._status = self.path / "status.json"
         self._description = self.path / "spool.json"
-        self._staging = (0, "")  # The process that stages, and under which lock.
+        self._staging = (0, "")  # Process id and lock of the process that stages.
         self._numbers = itertools.count()
 
     def create(self, store: dict[str, Any] | None = None, *, trust: bool = False) -> None:
-        """Makes the folders that are missing, for this user alone; one that was there keeps its permissions.
+        """Creates missing folders with access for this user only; existing ones keep their permissions.
 
         Args:
-            store: For `belong_to`, where nobody else can have the spool yet.
+            store: For `assign_store`, where no other process can have the spool yet.
             trust: For `check_owner`.
 
         Raises:
-            SpoolUnusableError: It cannot be written, is from a newer version, or is not this user's (see `check_owner`).
+            SpoolUnusableError: It cannot be written, is from a newer version, or is not this user's (see
+                `check_owner`).
         """
-        folders = self._folders()
+        existing = [folder for folder in self._folders() if os.path.lexists(folder)]
         try:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            for folder in folders:
-                self._make_place(folder)
+            if not trust:  # Before anything is created in another user's spool.
+                self._check_user(existing)
+            for folder in self._folders():
+                self._make_folder(folder)
             self.check_owner(trust=trust)
-            self._set_aside_damaged_files()
+            self._quarantine_damaged_files()
             self.describe()
             if store is not None:
-                self.belong_to(store)
+                self.assign_store(store)
         except OSError as error:
             raise SpoolUnusableError(
                 f"a spool must be a writable folder, got {self.path}: {error.strerror}. Choose another with spool=…"
@@ -169,21 +174,21 @@ class Spool:
         kind = file_system_of(self.path, self._mounts)
         if is_network_file_system(kind):
             _log.warning(
-                "the spool %s is on a network file system (%s): every file crosses the network twice, and whether two machines can lock "
-                "each other out is up to its server. A local disk is safer: choose it with spool=…",
+                "the spool %s is on a network file system (%s): every file crosses the network twice, and locks "
+                "between machines depend on its server. A local disk is safer: choose it with spool=…",
                 self.path,
                 kind,
             )
 
     def check_owner(self, *, trust: bool = False) -> None:
-        """Makes sure that nobody else decides what the spool holds: its folders are folders, and belong to whom new files belong to.
+        """Checks that no other user controls the spool: its folders are real ones and belong to the user of new files.
 
         Args:
-            trust: Whether they may belong to another user.
+            trust: Whether the folders may belong to another user.
 
         Raises:
-            SpoolUnusableError: One is a symlink or something else, or is another user's.
-            OSError: It cannot be looked at or written.
+            SpoolUnusableError: One is a symlink or a file, or belongs to another user.
+            OSError: The spool cannot be read or written.
         """
         folders = [folder for folder in self._folders() if os.path.lexists(folder)]
         for folder in folders:
@@ -191,23 +196,27 @@ class Spool:
                 raise SpoolUnusableError(
                     f"{folder} must be a folder, got a symlink or a file. Choose another spool."
                 )
-        if trust:
-            return
+        if not trust:
+            self._check_user(folders)
+
+    def _check_user(self, folders: list[Path]) -> None:
         places = [*folders, *(file for file in (self._description,) if file.exists())]
         theirs = {place.lstat().st_uid for place in places} - {os.geteuid()}
         if not theirs:
             return
-        # Asked of a file, not of the system: where root is mapped to nobody, root's own spool is nobody's.
-        with tempfile.TemporaryFile(dir=self.tmp) as mine:
+        # A new file shows the user, not the system: where root is mapped to nobody, root's own spool is
+        # nobody's.
+        with tempfile.TemporaryFile(dir=self.tmp if self.tmp.exists() else self.path) as mine:
             user = os.fstat(mine.fileno()).st_uid
         if theirs - {user}:
             raise SpoolUnusableError(
-                f"spool {self.path} must belong to user {user}, got user {max(theirs)}, who could have any file written with your rights. "
-                "Work on it as that user, choose another, or say --trust where a command takes it."
+                f"spool {self.path} must belong to user {user}, got user {max(theirs)}, "
+                "who could upload any file with your permissions. "
+                "Work on it as that user, choose another, or pass --trust where a command takes it."
             )
 
-    def belong_to(self, store: dict[str, Any]) -> None:
-        """Notes which store the spool is for. To be called by the owner of `queue.lock`.
+    def assign_store(self, store: dict[str, Any]) -> None:
+        """Saves which store the spool is for. To be called by the owner of `queue.lock`.
 
         Args:
             store: Its "uri", and what else `resume` needs.
@@ -217,10 +226,10 @@ class Spool:
         """
         known = self.describe().get("store") or {}
         theirs, ours = identity_of(str(known.get("uri", ""))), identity_of(store["uri"])
-        if known and theirs != ours and any(True for place in self._live() for _ in _entries(place)):
+        if known and theirs != ours and any(True for place in self._active_places() for _ in _entries(place)):
             raise SpoolUnusableError(
-                f"spool {self.path} must be empty to be used for another store, got entries for {theirs} where {ours} is asked for. "
-                f"Choose another spool, or bring them to their store first: python -m uploads resume {self.path}"
+                f"spool {self.path} has entries for another store, {theirs}; asked for {ours}. "
+                f"Choose another spool, or upload them first: python -m uploads resume {self.path}"
             )
         if known != store:
             try:
@@ -232,22 +241,22 @@ class Spool:
                     f"a spool must be writable, got {self.path}: {error.strerror}. Choose another with spool=…"
                 ) from error
 
-    def _make_place(self, folder: Path) -> None:
+    def _make_folder(self, folder: Path) -> None:
         try:
             folder.mkdir(mode=0o700, parents=True)
         except FileExistsError:
             mode = folder.lstat().st_mode
             if stat.S_ISLNK(mode):
                 raise SpoolUnusableError(
-                    f"{folder} must be a folder of the spool itself, got a symlink to {folder.readlink()}. "
-                    "Move what is behind it into its place, or choose another spool with spool=…"
+                    f"{folder} must be a folder, got a symlink to {folder.readlink()}. "
+                    "Replace the symlink by its target, or choose another spool with spool=…"
                 ) from None
             if not stat.S_ISDIR(mode):
-                self.set_aside(folder, "it is not a folder")
+                self.quarantine(folder, "it is not a folder")
                 folder.mkdir(mode=0o700, exist_ok=True)
 
-    def _set_aside_damaged_files(self) -> None:
-        """Puts files that are not what their name says into quarantine, since they would stop whoever uses them."""
+    def _quarantine_damaged_files(self) -> None:
+        """Quarantines files of the wrong type, on which their users would fail."""
         for path in (
             self.queue_lock,
             self.drain_lock,
@@ -258,7 +267,7 @@ class Spool:
         ):
             with contextlib.suppress(FileNotFoundError):
                 if not stat.S_ISREG(path.lstat().st_mode):
-                    self.set_aside(path, "it is not a regular file")
+                    self.quarantine(path, "it is not a regular file")
         try:
             is_description = _is_object(read_regular(self._description))
         except FileNotFoundError:
@@ -266,9 +275,9 @@ class Spool:
         except IRREGULAR:
             is_description = False
         if not is_description:
-            self.set_aside(self._description, "it does not describe a spool")
+            self.quarantine(self._description, "it does not describe a spool")
 
-    def _set_aside_damaged_entries(self) -> None:
+    def _quarantine_damaged_entries(self) -> None:
         for place in self._entry_places():
             with os.scandir(place) as listing:
                 damaged = [
@@ -277,33 +286,29 @@ class Spool:
                     if is_entry_folder(item.name) and not item.is_dir(follow_symlinks=False)
                 ]
             for name in damaged:
-                self.set_aside(place / name, "it is not the folder of an entry")
+                self.quarantine(place / name, "it is not the folder of an entry")
 
-    def set_aside(self, path: Path, problem: str) -> None:
-        """Moves something damaged out of the way, into `quarantine/`, and says so; also where it cannot be moved."""
-        target = self._quarantine / f"{path.name}.{uuid.uuid4().hex[:8]}"
+    def quarantine(self, path: Path, problem: str) -> None:
+        """Moves something damaged into `quarantine/` and logs that; logs an error where it cannot be moved."""
+        target = self._quarantine_folder / f"{path.name}.{uuid.uuid4().hex[:8]}"
         try:
-            self._quarantine.mkdir(mode=0o700, exist_ok=True)
-            if self._quarantine.is_symlink():
-                raise NotADirectoryError(errno.ENOTDIR, "it is a symlink", str(self._quarantine))
+            self._quarantine_folder.mkdir(mode=0o700, exist_ok=True)
+            if self._quarantine_folder.is_symlink():
+                raise NotADirectoryError(errno.ENOTDIR, "it is a symlink", str(self._quarantine_folder))
             path.rename(target)
         except FileNotFoundError:
-            pass  # Another process did so.
+            pass  # Another process moved it.
         except OSError as error:
-            _log.error(
-                "%s is damaged: %s. It could not be moved to %s: %s", path, problem, target, error.strerror
-            )
+            _log.error("%s is damaged: %s. Cannot move it to %s: %s", path, problem, target, error.strerror)
         else:
-            _log.error(
-                "%s is damaged: %s. It was moved to %s; the rest is not affected", path, problem, target
-            )
+            _log.error("%s is damaged: %s. Moved to %s; the rest is not affected", path, problem, target)
 
-    def quarantined(self) -> list[str]:
-        """The names of what was moved into `quarantine/`."""
-        return sorted(path.name for path in _children(self._quarantine))
+    def list_quarantined(self) -> list[str]:
+        """Returns the names of what was moved into `quarantine/`."""
+        return sorted(path.name for path in _children(self._quarantine_folder))
 
     def describe(self) -> dict[str, Any]:
-        """What `spool.json` says; empty where there is none.
+        """Returns the content of `spool.json`; empty if there is none.
 
         Raises:
             SpoolUnusableError: It is from a newer version.
@@ -320,9 +325,9 @@ class Spool:
     # Staging.
 
     def new_folder(self) -> Path:
-        """A folder under `tmp/` to stage an entry in; its name says under which lock, so that it can be swept when that is free."""
+        """Creates a folder under `tmp/` to stage an entry in; its name begins with that of a lock, free once we are dead."""
         pid, token = self._staging
-        # A forked child stages under a lock of its own, and so does whoever finds the spool deleted and made again.
+        # A forked child, or a process whose spool was deleted and created again, takes a lock of its own.
         if pid != os.getpid() or not exists(f"{self.tmp}/{token}{_LOCK}"):
             token = self._lock_staging()
             self._staging = os.getpid(), token
@@ -331,9 +336,9 @@ class Spool:
         return folder
 
     def _lock_staging(self) -> str:
-        """Takes a lock of a new name, which this process holds until it ends or the spool is collected.
+        """Takes a lock with a new name and returns the name; held until the process ends or the spool is collected.
 
-        The kernel's lock says who lives; a process id or the name of a host would not, since both are given again.
+        A lock tells a live process from a dead one; process ids and host names do not, since both are reused.
         """
         while True:
             token = uuid.uuid4().hex
@@ -348,11 +353,11 @@ class Spool:
                 os.close(descriptor)
                 continue
             weakref.finalize(self, _end_staging, descriptor, path, os.getpid())
-            if exists(path):  # Else they have removed it.
+            if exists(path):  # Otherwise the sweep has removed it.
                 return token
 
     def _is_staging(self, token: str) -> bool:
-        """Whether the process that stages under this token lives; the lock of a dead one is removed."""
+        """Returns whether the process with this lock is alive; removes the lock of a dead one."""
         path = f"{self.tmp}/{token}{_LOCK}"
         try:
             descriptor = open_regular(path, os.O_RDWR)
@@ -370,16 +375,16 @@ class Spool:
         return False
 
     def write_manifest(self, staged: Path, entry: Entry) -> None:
-        """Says in the staged folder what it is."""
+        """Writes the manifest into a staged folder."""
         write_new(f"{staged}/{MANIFEST_FILE}", entry.to_text())
 
     def publish(self, staged: Path, entry: Entry, *, to_disk: bool) -> None:
-        """Makes the staged folder, which holds data and manifest, pending in one rename.
+        """Makes a staged folder, with data and manifest, pending by one rename.
 
         Args:
             staged: From `new_folder`.
             entry: As in its manifest.
-            to_disk: Whether data, manifest and names are on the disk when this returns, not only in the page cache.
+            to_disk: Whether to wait until data, manifest and names are on the disk.
         """
         if to_disk:
             fsync_entry(staged)
@@ -391,13 +396,13 @@ class Spool:
             except OSError as error:
                 try:
                     rename(place, str(staged))
-                except FileNotFoundError:  # It is being uploaded already, and can no longer be refused.
-                    _log.error("the disk must keep the name of %s, got %s", place, error.strerror)
+                except FileNotFoundError:  # It is being uploaded and can no longer be refused.
+                    _log.error("cannot sync the name of %s: %s", place, error.strerror)
                 else:
                     raise
 
     def sweep_tmp(self) -> int:
-        """Clears what dead processes left half staged; returns how many were removed.
+        """Removes what dead processes left half staged; returns the number removed.
 
         A file that had been moved here is nowhere else: its entry is complete, and becomes pending.
         """
@@ -411,10 +416,10 @@ class Spool:
             try:
                 entry = _moved_entry(folder)
             except ManifestError as error:  # What it holds may be a file that was moved, and is nowhere else.
-                self.set_aside(folder, str(error))
+                self.quarantine(folder, str(error))
                 continue
             if entry is not None:
-                self._rename_entry(folder, self.pending / entry.folder)
+                self._move_entry(folder, self.pending / entry.folder)
                 continue
             if folder.is_symlink() or not folder.is_dir():  # `rmtree` waits for the other end of a FIFO.
                 folder.unlink(missing_ok=True)
@@ -424,48 +429,49 @@ class Spool:
         return swept
 
     def last_sequence(self) -> int:
-        """The highest sequence number in the spool; 0 in an empty one."""
+        """Returns the highest sequence number in the spool; 0 in an empty one."""
         folders = (name for place in self._entry_places() for name in _entries(place))
         return max((sequence_of(name) for name in folders), default=0)
 
-    def _rename_entry(self, source: Path, target: Path) -> None:
-        """Moves an entry of an earlier process; what cannot be moved is said and left, what has no place is put into quarantine."""
+    def _move_entry(self, source: Path, target: Path) -> None:
+        """Moves an entry of an earlier process, or logs why not; quarantines it if its target exists."""
         try:
             source.rename(target)
         except FileNotFoundError:
-            pass  # Somebody deleted it.
+            pass  # It was deleted.
         except OSError as error:
             if error.errno in _IN_THE_WAY:
-                self.set_aside(source, f"there is a second entry of this name at {target}")
+                self.quarantine(source, f"there is a second entry of this name at {target}")
             else:
-                _log.error("%s could not be moved to %s: %s", source, target, error.strerror)
+                _log.error("cannot move %s to %s: %s", source, target, error.strerror)
 
-    # What is where.
+    # Listing.
 
     def pending_folders(self) -> Iterator[str]:
-        """The names of the folders that wait, in no order and one at a time: a hundred thousand of them take no memory."""
+        """Yields the pending folders in no order."""
         return _entries(self.pending)
 
     def inflight_folders(self) -> Iterator[str]:
-        """The names of the folders that are being uploaded, as above."""
+        """Yields the folders that are being uploaded, in no order."""
         return _entries(self.inflight)
 
     def list_pending(self) -> list[str]:
-        """The names of the folders that wait, in the order of submission."""
+        """Returns the pending folders in the order of submission."""
         return sorted(self.pending_folders())
 
     def list_inflight(self) -> list[str]:
-        """The names of the folders that are being uploaded, or were when their process died."""
+        """Returns the folders that are being uploaded, or were when their process died."""
         return sorted(self.inflight_folders())
 
     def list_unfinished(self) -> tuple[list[str], list[str]]:
-        """The names of the folders that wait and of those that are being uploaded, in the order of submission.
+        """Returns the pending folders and those being uploaded, each in the order of submission.
 
-        An entry that changes its place meanwhile is in one of the two: what is in flight is listed again until that brings nothing new.
+        An entry that moves meanwhile is in one of the two: `inflight/` is listed again until nothing new
+        appears.
         """
         pending: set[str] = set()
         inflight = set(self.inflight_folders())
-        for _ in range(_LOOKS):
+        for _ in range(_MAX_LOOKS):
             pending.update(self.pending_folders())
             taken = set(self.inflight_folders())
             if taken <= inflight:
@@ -474,7 +480,7 @@ class Spool:
         return sorted(pending - inflight), sorted(inflight)
 
     def staged_bytes(self) -> int:
-        """How many bytes of files wait, are in flight, or failed."""
+        """Returns the number of bytes of all files in the spool."""
         total = 0
         for place in self._entry_places():
             for folder in _entries(place):
@@ -483,128 +489,128 @@ class Spool:
         return total
 
     def is_pending(self, folder: str) -> bool:
-        """Whether the entry waits."""
+        """Returns whether the entry is pending."""
         return exists(f"{self.pending}/{folder}")
 
     def list_done(self) -> list[str]:
-        """Delivered entries whose line in `delivered.jsonl` is not written yet."""
+        """Returns delivered entries whose line in `delivered.jsonl` is not written yet."""
         return sorted(_entries(self.done))
 
     def list_failed(self) -> dict[UploadState, list[str]]:
-        """The names of the folders that failed, by the way they did."""
+        """Returns the failed folders by state."""
         return {state: sorted(_entries(self.failed / state)) for state in FAILED_STATES}
 
     def place_of(self, folder: str) -> Path | None:
-        """Where the entry is now; None once it has left the spool."""
-        for _ in range(2):  # A rename between two looks must not make it invisible.
+        """Returns where the entry is now; None once it has left the spool."""
+        for _ in range(2):  # A rename between two looks must not hide it.
             for place in self._entry_places():
                 if (place / folder).is_dir():
                     return place / folder
         return None
 
     def entry_of(self, folder: str) -> Entry | None:
-        """What was asked for, also while the entry changes its place; None once it has left the spool.
+        """Reads the manifest, also while the entry moves; None once it has left the spool.
 
         Raises:
-            ManifestError: Torn, foreign, from a newer version, or another entry's.
+            ManifestError: Truncated, foreign, from a newer version, or another entry's.
         """
-        for _ in range(_LOOKS):
+        for _ in range(_MAX_LOOKS):
             place = self.place_of(folder)
             if place is None:
                 return None
-            with contextlib.suppress(FileNotFoundError):  # It was renamed after the look; the next finds it.
+            with contextlib.suppress(FileNotFoundError):  # It was moved after the look; the next finds it.
                 return Entry.read(place)
         return None
 
     def state_of(self, folder: str) -> UploadState | None:
-        """The state that the entry's place stands for; None once it has left the spool."""
+        """Returns the state of the entry, from its place; None once it has left the spool."""
         place = self.place_of(folder)
         return None if place is None else UploadState(place.parent.name)
 
-    # Changes of state; one rename each.
+    # Changes of state.
 
     def claim(self, folder: str) -> Path:
-        """Pending → inflight. Raises FileNotFoundError where someone deleted it."""
+        """Pending → inflight. Raises FileNotFoundError if the entry was deleted."""
         place = self.inflight / folder
         rename(f"{self.pending}/{folder}", str(place))
         return place
 
     def release(self, folder: str) -> None:
-        """Inflight → pending, for another try."""
+        """Inflight → pending, for a retry."""
         (self.inflight / folder).rename(self.pending / folder)
 
     def settle(self, folder: str, outcome: Outcome) -> None:
-        """Inflight → done, or failed/…; pending → done where a newer version took its place.
+        """Inflight → done, or failed/…; pending → done where a newer version superseded it.
 
-        The bytes of what was delivered are freed before anything is written, so that this works on a full disk.
+        The data of a delivered entry is deleted before anything is written, so that this works on a full
+        disk.
         """
         if outcome.state in FAILED_STATES:
             (self.inflight / folder).rename(self.failed / outcome.state / folder)
             note_reason(self.failed / outcome.state / folder, outcome)
             return
         place = self.inflight
-        if (
-            outcome.state is UploadState.SUPERSEDED
-        ):  # Noted first: after a crash it must not be taken for delivered.
+        if outcome.state is UploadState.SUPERSEDED:
+            # Noted first: after a crash it must not be taken for delivered.
             place = self.pending
             note_reason(place / folder, outcome)
         rename(f"{place}/{folder}", f"{self.done}/{folder}")
         with contextlib.suppress(FileNotFoundError):
             unlink(f"{self.done}/{folder}/{DATA_FILE}")
-        self.file_away(folder, outcome)
+        self.log_delivered(folder, outcome)
 
-    def file_away(self, folder: str, outcome: Outcome) -> None:
-        """Appends the line to `delivered.jsonl` and removes what is left of the folder; a crash between the two repeats the line."""
+    def log_delivered(self, folder: str, outcome: Outcome) -> None:
+        """Appends the line to `delivered.jsonl`, then removes the folder; a crash between the two repeats the line."""
         line = json.dumps({"folder": folder, **outcome.to_json()}, ensure_ascii=False)
-        with self._logging:
-            self._log_delivered(line)
+        with self._log_lock:
+            self._append_delivered(line)
         remove_entry(f"{self.done}/{folder}")
 
-    def _log_delivered(self, line: str) -> None:
+    def _append_delivered(self, line: str) -> None:
         try:
             if self._delivered.lstat().st_size + len(line) > self._log_bytes:
                 self._delivered.replace(self._delivered_before)
         except FileNotFoundError:
             pass
         except IsADirectoryError:
-            self.set_aside(self._delivered_before, "it is not a regular file")
+            self.quarantine(self._delivered_before, "it is not a regular file")
         try:
             append_line(self._delivered, line, mode=PRIVATE_MODE)
         except IRREGULAR as error:
-            self.set_aside(self._delivered, str(error))
+            self.quarantine(self._delivered, str(error))
             append_line(self._delivered, line, mode=PRIVATE_MODE)
 
     def recover(self) -> None:
-        """What a drain does when it takes the spool over: interrupted uploads wait again, delivered ones are filed away."""
-        self._set_aside_damaged_entries()
+        """Prepares the spool for a new drain: interrupted uploads become pending, delivered ones are logged."""
+        self._quarantine_damaged_entries()
         for folder in self.list_inflight():
-            self._rename_entry(self.inflight / folder, self.pending / folder)
+            self._move_entry(self.inflight / folder, self.pending / folder)
         for folder in self.list_done():
             try:
-                self.file_away(folder, self._outcome_of_done(folder))
-            except FileNotFoundError:  # Killed while it was removed, which comes after its line.
+                self.log_delivered(folder, self._outcome_of_done(folder))
+            except FileNotFoundError:  # Killed while it was being removed, after its line.
                 remove_entry(f"{self.done}/{folder}")
             except ManifestError as error:
-                self.set_aside(self.done / folder, f"it was delivered, but {error}")
+                self.quarantine(self.done / folder, f"it was delivered, but {error}")
             except OSError as error:
-                _log.error("what was delivered of %s could not be noted: %s", folder, error)
+                _log.error("cannot log the delivery of %s: %s", folder, error)
 
     def keep_for_abort(self, notes: Path, folder: str) -> None:
-        """Keeps what a store needs to forget a half-sent file, whatever becomes of its entry."""
+        """Keeps what a store needs to abort a multipart upload after the entry has ended."""
         self._to_abort.mkdir(mode=0o700, exist_ok=True)
         notes.rename(self._to_abort / f"{folder}.json")
 
     def list_to_abort(self) -> list[Path]:
-        """What `keep_for_abort` kept."""
+        """Returns the files that `keep_for_abort` kept."""
         return sorted(_children(self._to_abort))
 
-    # What was delivered, and what the draining process says.
+    # The log of deliveries, and the status.
 
     def delivered(self, among: Container[str] | None = None) -> Iterator[Outcome]:
-        """The lines of `delivered.jsonl` and of the file before it, oldest first; lines that cannot be read are passed over, which is said.
+        """Yields the lines of `delivered.jsonl` and the file before it, oldest first; logs a warning for corrupt lines.
 
         Args:
-            among: The identifiers to look for; None for all.
+            among: Identifiers to look for; None for all.
         """
         unreadable = 0
         for line in self._delivered_lines():
@@ -618,16 +624,16 @@ class Spool:
             elif line.strip():
                 unreadable += 1
         if unreadable:
-            _log.warning("%d lines of %s cannot be read and are passed over", unreadable, self._delivered)
+            _log.warning("%d lines of %s are corrupt; skipped", unreadable, self._delivered)
 
     def superseded(self) -> Iterator[Outcome]:
-        """Those of `delivered` that a newer version replaced: all that a new schedule needs, and far faster."""
+        """Yields the superseded entries of `delivered`: all that a new schedule needs, and far faster."""
         for line in self._delivered_lines():
             if b'"superseded"' in line and (outcome := _outcome_in(line)) is not None:
                 yield outcome
 
     def newest_delivered(self) -> dict[str, str]:
-        """Of each remote name's key, the newest entry's folder that was delivered, as far as `delivered.jsonl` knows."""
+        """Returns the newest delivered folder by key of the remote name, as far as `delivered.jsonl` goes back."""
         newest: dict[str, str] = {}
         for line in self._delivered_lines():
             found = _FOLDER.search(line)
@@ -636,22 +642,21 @@ class Spool:
                 newest[key_of(folder)] = max(folder, newest.get(key_of(folder), ""))
         return newest
 
-    def wait_again(self, state: UploadState, folder: str) -> None:
-        """Failed → pending, to be looked at from the start. The caller drains the spool, or keeps others from it."""
+    def requeue(self, state: UploadState, folder: str) -> None:
+        """Failed → pending, as if new. The caller holds the drain lock."""
         (self.failed / state / folder).rename(self.pending / folder)
-        for name in ("reason.json", "digest.json"):
-            (self.pending / folder / name).unlink(missing_ok=True)
+        remove_verdict(self.pending / folder)
 
     def forget_delivered(self) -> None:
-        """Removes `delivered.jsonl`; `verify` then knows nothing about what was delivered before."""
+        """Removes `delivered.jsonl`; `verify` then has no earlier deliveries to check."""
         self._delivered.unlink(missing_ok=True)
         self._delivered_before.unlink(missing_ok=True)
 
     def _delivered_lines(self) -> Iterator[bytes]:
-        """Lines of both files, of each at most the last `log_bytes`."""
+        """Yields the lines of both files, of each at most the last `log_bytes`."""
         with contextlib.ExitStack() as opened:
             files: list[BinaryIO] = []
-            # The newer first: where it changes its name between the two, it is found twice and not missed.
+            # The newer first: if it is renamed between the two, it is found twice and not missed.
             for path in (self._delivered, self._delivered_before):
                 with contextlib.suppress(OSError):
                     files.insert(0, opened.enter_context(open(open_regular(path), "rb")))  # noqa: PTH123  # a descriptor
@@ -666,37 +671,42 @@ class Spool:
                     yield line
 
     def write_status(self, status: dict[str, Any]) -> None:
-        """Replaces `status.json`; a full disk is no reason to stop."""
+        """Replaces `status.json`; errors are ignored."""
         with contextlib.suppress(OSError):
             replace_json(self._status, status)
 
     def read_status(self) -> dict[str, Any]:
-        """What the draining process last said; empty where it never did."""
+        """Returns the last status of the draining process; empty if there is none."""
         return read_json(self._status)
 
-    def _live(self) -> tuple[Path, ...]:
+    def _active_places(self) -> tuple[Path, ...]:
         return (self.pending, self.inflight, self.done)
 
     def _entry_places(self) -> tuple[Path, ...]:
-        return (*self._live(), *(self.failed / state for state in FAILED_STATES))
+        return (*self._active_places(), *(self.failed / state for state in FAILED_STATES))
 
     def _folders(self) -> tuple[Path, ...]:
-        # `tmp` last: whoever finds it, while another thread makes the spool anew, finds the others too.
-        return (*self._live(), self.failed, *(self.failed / state for state in FAILED_STATES), self.tmp)
+        # `tmp` last: a thread that finds it, while another creates the spool, finds the others too.
+        return (
+            *self._active_places(),
+            self.failed,
+            *(self.failed / state for state in FAILED_STATES),
+            self.tmp,
+        )
 
     def _outcome_of_done(self, folder: str) -> Outcome:
         entry = Entry.read(self.done / folder)
-        noted = reason_of(self.done / folder)
+        noted = read_reason(self.done / folder)
         if noted is not None and noted.identifier == entry.identifier:
             return noted
         return Outcome(identifier_of(folder), entry.remote_name, UploadState.DONE, size=entry.size)
 
 
 def fsync_entry(folder: Path) -> None:
-    """Has data, manifest and names of an entry's folder written to the disk; where it is renamed meanwhile, of the same folder.
+    """Syncs data, manifest and names of an entry's folder, also if it is renamed meanwhile.
 
     Raises:
-        FileNotFoundError: There is no such folder, or it has left the spool half-way.
+        FileNotFoundError: There is no such folder, or it left the spool meanwhile.
     """
     place = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
@@ -712,7 +722,7 @@ def fsync_entry(folder: Path) -> None:
 
 
 def remove_entry(folder: str) -> None:
-    """Removes what a delivered entry leaves: nearly always the manifest alone, which takes a third of what `rmtree` would."""
+    """Removes a delivered entry: nearly always the manifest alone, in a third of the time of `rmtree`."""
     try:
         unlink(f"{folder}/{MANIFEST_FILE}")
         rmdir(folder)
@@ -721,7 +731,7 @@ def remove_entry(folder: str) -> None:
 
 
 def _end_staging(descriptor: int, path: str, pid: int) -> None:
-    if os.getpid() == pid:  # Else it is a forked child's copy of the parent's.
+    if os.getpid() == pid:  # Otherwise it is a forked child's copy of the parent's lock.
         with contextlib.suppress(OSError):
             unlink(path)
     os.close(descriptor)
@@ -742,10 +752,10 @@ def _entries(folder: Path) -> Iterator[str]:
 
 
 def _moved_entry(staged: Path) -> Entry | None:
-    """The entry in a folder under `tmp/`, where a rename had brought its data before its process died.
+    """Returns the entry in a folder under `tmp/` if its data was moved there before its process died.
 
     Raises:
-        ManifestError: It has data and a manifest, which is damaged.
+        ManifestError: It has data and a damaged manifest.
     """
     try:
         os.close(open_regular(staged / DATA_FILE))

@@ -1,13 +1,15 @@
-"""Takes a file's bytes into the spool, so that the caller may rewrite, rename or delete it from then on.
+"""Takes a file into the spool, so that the caller may rewrite, rename or delete it from then on.
 
-Runs in the caller's thread. What it costs: a reflink or a rename is instant whatever the size; a copy takes about as long as `cp`.
-A file of 1 MiB or more is checksummed later, by the flusher, unless the caller waits for the disk anyway.
+Runs in the caller's thread. A reflink or a rename takes the same short time for any size; a copy takes about
+as long as `cp`. A file of 1 MiB or more is checksummed later, by the flusher, unless the caller waits for the
+disk anyway.
 
-A copy is of one state of the file, as far as can be seen: size, mtime and ctime are the same before and after it. The kernel
-gives both times by a clock that ticks every 1 to 10 ms, so that a write in the tick in which a copy begins would not show;
-a file that was written in the present tick is copied in the next. A file below 1 MiB is read again and compared.
-What cannot be seen: a large file that is written through a memory map, since that need not touch its times, and a file
-on a file system whose times are coarser than that, or by another machine's clock.
+A copy is of one state of the file, as far as that can be seen: size, mtime and ctime are the same before and
+after it. The kernel takes both times from a clock that ticks every 1 to 10 ms, so that a write in the tick in
+which a copy begins would not show: a file that was written in the present tick is copied in the next. A file
+that is moved (`move=True`) is not waited for: its caller has given it up. A file below 1 MiB is read again
+and compared. Not detected: a large file that is written through a memory map, since that need not change its
+times, and a file on a file system whose times are coarser than that, or come from another machine's clock.
 """
 
 from __future__ import annotations
@@ -27,10 +29,10 @@ from typing import TYPE_CHECKING, Literal
 
 import attrs
 
-from uploads.disk import READ_BYTES, copy_all, crc32_of, reflink
+from uploads.disk import READ_BYTES, copy_all, crc32_of, open_regular, reflink
 from uploads.errors import InvalidSourceError, SpoolFullError, UnstableSourceError
 
-from .entry import DATA_FILE, MAXIMUM_SEQUENCE, Entry, utc_now
+from .entry import DATA_FILE, MAX_SEQUENCE, Entry, utc_now
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -39,10 +41,10 @@ if TYPE_CHECKING:
     from .spool import Spool
 
 __all__ = [
+    "DiskQuota",
     "How",
-    "Intake",
-    "Room",
-    "Staged",
+    "StagedData",
+    "Stager",
     "files_of",
     "is_on_same_disk",
     "measure_to_move",
@@ -51,17 +53,28 @@ __all__ = [
     "stage_link",
 ]
 
-_LOOK_AGAIN_SECONDS = 1.0  # Others fill and empty the disk without telling us.
+_log = logging.getLogger("uploads")
+
+How = Literal["copy", "move", "link"]
+
+_QUOTA_CHECK_SECONDS = 1.0  # Other processes fill and empty the disk too.
+_FILE_CLOCK = 5 if sys.platform == "linux" else time.CLOCK_REALTIME  # CLOCK_REALTIME_COARSE
+_TICK_SECONDS = 0.001
+_MAX_TICKS = 20
+_DIGITS = 12  # As in the name of an entry's folder.
+_MAX_NOTED = 9 * 10 ** (_DIGITS - 1)  # A larger number was not written by us.
+_LOCK_TRIES = 100
+_LOCK_RETRY_SECONDS = 0.001
 
 
-class Room:
-    """Keeps account of the bytes in a spool. The condition's lock guards the account.
+class DiskQuota:
+    """Accounts for the bytes in a spool. The condition's lock guards the account.
 
     Args:
-        spool: The spool's folder, to ask its disk.
+        spool: The spool's folder, to ask its file system for free space.
         spool_bytes: The limit; None for none.
         free_bytes: What must stay free on the disk.
-        wait_seconds: How long `take` waits for room.
+        wait_seconds: How long `reserve` waits for room.
         clock: Seconds, monotonic.
     """
 
@@ -82,154 +95,295 @@ class Room:
         self._changed = threading.Condition()
         self._held_bytes = 0
 
-    def take(self, size: int, *, adds_to_disk: bool = True) -> None:
-        """Books the bytes, waiting for room up to the limit.
+    def reserve(self, size: int, *, adds_to_disk: bool = True) -> None:
+        """Reserves bytes, waiting for room.
 
         Raises:
-            SpoolFullError: There was none.
+            SpoolFullError: There was no room within `wait_seconds`.
         """
         deadline = self._clock() + self._wait_seconds
         with self._changed:
-            while (objection := self._objection(size, adds_to_disk=adds_to_disk)) is not None:
+            while (problem := self._problem(size, adds_to_disk=adds_to_disk)) is not None:
                 left = deadline - self._clock()
                 if left <= 0:
                     raise SpoolFullError(
-                        f"{objection}. Make room, raise the limit, or wait longer with full_wait_seconds=…"
+                        f"{problem}. Make room, raise the limit, or wait longer with full_wait_seconds=…"
                     )
-                self._changed.wait(min(left, _LOOK_AGAIN_SECONDS))
+                self._changed.wait(min(left, _QUOTA_CHECK_SECONDS))
             self._held_bytes += size
 
-    def hold(self, size: int) -> None:
-        """Books bytes that earlier processes left, whether there is room or not."""
+    def add_existing(self, size: int) -> None:
+        """Counts bytes that earlier processes left, also above the limit."""
         with self._changed:
             self._held_bytes += size
 
-    def give(self, size: int) -> None:
-        """Returns bytes that have left the spool."""
+    def release(self, size: int) -> None:
+        """Releases bytes that have left the spool."""
         with self._changed:
             self._held_bytes -= size
             self._changed.notify_all()
 
     def forget_after_fork(self) -> None:
-        """In a forked child: the parent's lock may be held by a thread that does not exist here."""
+        """Replaces the lock in a forked child: a thread that does not exist here may hold it."""
         self._changed = threading.Condition()
 
-    def _objection(self, size: int, *, adds_to_disk: bool) -> str | None:
+    def _problem(self, size: int, *, adds_to_disk: bool) -> str | None:
         if self._limit_bytes is not None and self._held_bytes + size > self._limit_bytes:
-            return f"spool {self._spool} must hold at most {self._limit_bytes} bytes, got {self._held_bytes} and {size} more"
+            return (
+                f"spool {self._spool} must hold at most {self._limit_bytes} bytes, "
+                f"got {self._held_bytes} and {size} more"
+            )
         if adds_to_disk:
             disk = os.statvfs(self._spool)
             free = disk.f_bavail * disk.f_frsize
             if free - size < self._free_bytes:
-                return f"the disk of spool {self._spool} must keep {self._free_bytes} bytes free, got {free} free and {size} more to store"
+                return (
+                    f"the disk of spool {self._spool} must keep {self._free_bytes} bytes free, "
+                    f"got {free} free and {size} more to store"
+                )
         return None
 
 
-_FILE_CLOCK = 5 if sys.platform == "linux" else time.CLOCK_REALTIME  # CLOCK_REALTIME_COARSE
-_TICK_SECONDS = 0.001
-_MOST_TICKS = 20
+class Stager:
+    """Makes files entries of a spool. Its lock guards their numbers and order on disk; data is copied outside it.
+
+    Args:
+        spool: The spool, which exists.
+        quota: Where bytes are reserved.
+        store: The identity of the store, for manifests.
+    """
+
+    def __init__(self, spool: Spool, quota: DiskQuota, store: str = "") -> None:
+        self._spool = spool
+        self._quota = quota
+        self._store = store
+        self._numbers = _SequenceCounter(spool.sequence_file, spool.last_sequence())
+        self._lock = threading.Lock()
+        self._is_child = False
+
+    def stage(
+        self,
+        identifier: str,
+        source: Path,
+        name: str,
+        size: int,
+        how: How,
+        *,
+        overwrite: bool,
+        after: dict[str, str],
+        to_disk: bool,
+        register: Callable[[Entry], None],
+        announce: Callable[[Entry], None] = lambda _: None,
+    ) -> Entry:
+        """Makes a file an entry. Either it is pending when this returns, or nothing has changed.
+
+        Args:
+            identifier: Of the new entry.
+            source: A regular file.
+            name: Its remote name.
+            size: Bytes to reserve; released where this raises.
+            how: How to take the bytes.
+            overwrite: For the manifest.
+            after: For the manifest: remote names by identifier.
+            to_disk: Whether to wait for the disk.
+            register: Called just before the entry becomes visible; where it raises, nothing has changed.
+            announce: Called when the entry is visible, in the order of numbers: of two entries with the same
+                name, the older one first.
+
+        Raises:
+            SpoolFullError: No room.
+            UnstableSourceError: The file kept changing.
+            OSError: The spool could not be written.
+        """
+        self._quota.reserve(size, adds_to_disk=how == "copy")
+        try:
+            folder = self._spool.new_folder()
+            try:
+                is_renamed = how == "move" and is_on_same_disk(source, folder)
+                # A forked child has no flusher that would compute the checksum later.
+                staged = _stage_data(
+                    source,
+                    folder / DATA_FILE,
+                    how,
+                    is_renamed=is_renamed,
+                    checksum=to_disk or self._is_child,
+                )
+                with self._lock:
+                    entry = Entry(
+                        identifier,
+                        self._next_sequence(),
+                        name,
+                        overwrite,
+                        staged.size,
+                        staged.crc32,
+                        staged.staging,
+                        # For people: bytes that are not UTF-8 are escaped, since no manifest could hold them.
+                        os.fsencode(source.absolute()).decode(errors="backslashreplace"),
+                        tuple(after),
+                        utc_now(),
+                        boot="" if to_disk or staged.crc32 is not None else self._spool.boot,
+                        store=self._store,
+                        after_names=tuple(after.values()),
+                    )
+                    # The manifest comes first: if we die right after the rename below, the source is gone
+                    # from its place, and the next queue finds a complete entry.
+                    self._spool.write_manifest(folder, entry)
+                    register(entry)
+                    with _moved(source, folder / DATA_FILE) if is_renamed else contextlib.nullcontext():
+                        self._spool.publish(folder, entry, to_disk=to_disk)
+                    announce(entry)
+            except BaseException:
+                shutil.rmtree(folder, ignore_errors=True)
+                raise
+        except BaseException:
+            self._quota.release(size)
+            raise
+        if how == "move" and not is_renamed:
+            try:
+                source.unlink()
+            except OSError as error:  # The entry is pending and can no longer be refused.
+                _log.warning("%s was taken, but could not be removed: %s", source, error.strerror)
+        return entry
+
+    def forget_after_fork(self) -> None:
+        """Replaces the lock in a forked child: a thread that does not exist here may hold it."""
+        self._lock = threading.Lock()
+        self._is_child = True
+
+    def _next_sequence(self) -> int:
+        sequence = self._numbers.next()
+        if sequence > MAX_SEQUENCE:
+            raise SpoolFullError(
+                f"spool {self._spool.path} has no sequence number left. Choose another with spool=…"
+            )
+        return sequence
+
+
+class _SequenceCounter:
+    """The sequence numbers of a spool, shared with forked children and later processes through the file `sequence`.
+
+    A POSIX record lock, which a forked child does not share and which dies with its process, guards the file.
+    Where lock or file is not available, numbers continue from the last that this process knows: training does
+    not wait for a child that was stopped at the wrong moment. Not thread-safe.
+
+    Args:
+        path: The file.
+        last: The highest number in the spool.
+    """
+
+    def __init__(self, path: Path, last: int) -> None:
+        self._last = last
+        self._descriptor = -1
+        with contextlib.suppress(OSError):
+            self._descriptor = open_regular(path, os.O_RDWR | os.O_CREAT)
+            weakref.finalize(self, os.close, self._descriptor)
+
+    def next(self) -> int:
+        """Returns a number above all that any process has returned."""
+        noted = 0
+        has_lock = self._descriptor >= 0 and self._acquire()
+        try:
+            if has_lock:
+                with contextlib.suppress(OSError, ValueError):
+                    noted = int(os.pread(self._descriptor, _DIGITS, 0))
+            self._last = max(self._last, noted if 0 <= noted < _MAX_NOTED else 0) + 1
+            if has_lock:
+                with contextlib.suppress(OSError):
+                    os.pwrite(self._descriptor, b"%0*d" % (_DIGITS, self._last), 0)
+        finally:
+            if has_lock:
+                fcntl.lockf(self._descriptor, fcntl.LOCK_UN)
+        return self._last
+
+    def _acquire(self) -> bool:
+        for _ in range(_LOCK_TRIES):
+            try:
+                fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                time.sleep(_LOCK_RETRY_SECONDS)
+            except OSError:
+                return False
+            else:
+                return True
+        return False
 
 
 @attrs.frozen
-class Staged:
-    """What staging found out: size in bytes, the CRC-32 where the bytes were read, and how they were taken."""
+class StagedData:
+    """The data of an entry: its size in bytes, the CRC-32 where the bytes were read, and how they were taken."""
 
     size: int
     crc32: int | None
     staging: str
 
 
-def stage_copy(source: Path, target: Path, *, checksum: bool = False) -> Staged:
-    """Reflinks, or else copies; the file must not change meanwhile.
+def _stage_data(source: Path, target: Path, how: How, *, is_renamed: bool, checksum: bool) -> StagedData:
+    if is_renamed:
+        return measure_to_move(source, checksum=checksum)
+    if how == "link":
+        return stage_link(source, target)
+    return stage_copy(source, target, checksum=checksum, is_given_up=how == "move")
+
+
+def stage_copy(
+    source: Path, target: Path, *, checksum: bool = False, is_given_up: bool = False
+) -> StagedData:
+    """Reflinks a file, or else copies it; the file must not change meanwhile.
 
     Args:
         source: The caller's file.
         target: In the spool.
         checksum: Whether to read a large copy once more for its checksum.
+        is_given_up: Whether no writer is expected: the copy begins at once, also in the tick of the last
+            write.
 
     Raises:
         InvalidSourceError: Not a readable regular file.
-        UnstableSourceError: Size or modification time moved during two copies in a row.
+        UnstableSourceError: Size or modification time changed during two copies in a row.
         OSError: The spool could not be written.
     """
     with _opened(source) as descriptor:
         for _ in range(2):
-            before = _at_rest(descriptor)
+            before = _stat_between_writes(descriptor) if is_given_up else _wait_for_tick(descriptor)
             if before is None:
                 continue
             staged = _copy_once(descriptor, target, checksum=checksum)
-            if _unchanged(before, os.fstat(descriptor)) and _is_still(descriptor, staged):
+            if _unchanged(before, os.fstat(descriptor)) and _has_copied_bytes(descriptor, staged):
                 if staged.size == before.st_size:
                     return staged
                 raise InvalidSourceError(
-                    f"a source must have the size that its file system says, got {staged.size} bytes of {before.st_size} in {source}. "
+                    f"{source} has {staged.size} bytes, but its file system reports {before.st_size}. "
                     "Copy it to a regular file first."
                 )
     raise UnstableSourceError(
-        f"{source} must not change while it is submitted, got two different states. Submit it when its writer has closed it."
+        f"{source} changed while it was copied, twice. Submit it when its writer has closed it."
     )
 
 
-def _at_rest(descriptor: int) -> os.stat_result | None:
-    """The file's state, once a write from now on would give it another ctime; None where it is written all the time.
-
-    Waits a few milliseconds where the file was just written, up to twenty where its time is that of a clock ahead of ours.
-    """
-    first = None
-    for _ in range(_MOST_TICKS):
-        now = time.clock_gettime_ns(
-            _FILE_CLOCK
-        )  # First: a write that begins after it has this time or a later one.
-        about = _settled(descriptor)
-        if about.st_ctime_ns < now:
-            return about
-        first = first or about
-        time.sleep(_TICK_SECONDS)
-    return about if first is not None and _unchanged(first, about) else None
-
-
-def _settled(descriptor: int) -> os.stat_result:
-    """The file's state when no write(2) that began before is under way, which has its time from when it began.
-
-    ext4 does not have readers wait for a writer, but who looks for a hole does; the position of the descriptor is not used.
-    """
-    with contextlib.suppress(OSError):
-        os.lseek(descriptor, 0, os.SEEK_HOLE)
-    return os.fstat(descriptor)
-
-
-def _is_still(descriptor: int, staged: Staged) -> bool:
-    """Whether a small file that was copied still has the bytes of the copy: a memory map writes without touching the times."""
-    return (
-        staged.staging != "copied"
-        or staged.crc32 is None
-        or staged.size >= READ_BYTES
-        or crc32_of(descriptor) == staged.crc32
-    )
-
-
-def measure_to_move(source: Path, *, checksum: bool = False) -> Staged:
-    """What a rename will bring, without touching the file; a small one is read for its checksum.
+def measure_to_move(source: Path, *, checksum: bool = False) -> StagedData:
+    """Returns what a rename will bring, without changing the file; a small one is read for its checksum.
 
     Raises:
-        InvalidSourceError: Not a readable regular file; a symlink is refused, since only the link would move.
+        InvalidSourceError: Not a readable regular file, or a symlink: only the link would be moved.
     """
     if source.is_symlink():
         raise InvalidSourceError(
-            f"a source to move must be a regular file, got the symlink {source}. Submit what it points to."
+            f"a source to move must be a regular file, got the symlink {source}. Submit its target."
         )
     with _opened(source) as descriptor:
         size = os.fstat(descriptor).st_size
-        return Staged(size, crc32_of(descriptor) if checksum or size < READ_BYTES else None, "moved")
+        return StagedData(size, crc32_of(descriptor) if checksum or size < READ_BYTES else None, "moved")
 
 
 def is_on_same_disk(source: Path, folder: Path) -> bool:
-    """Whether a rename can bring the source into the folder."""
+    """Returns whether a rename can move the source into the folder."""
     return source.lstat().st_dev == folder.stat().st_dev
 
 
-def stage_link(source: Path, target: Path) -> Staged:
-    """Hard-links, and reads the file once to know it again. An in-place rewrite of the source reaches the link: it is detected at upload, not prevented.
+def stage_link(source: Path, target: Path) -> StagedData:
+    """Hard-links a file and reads it once for its checksum.
+
+    An in-place rewrite of the source reaches the link: the upload detects it, nothing prevents it.
 
     Raises:
         InvalidSourceError: Not a readable regular file, or on another file system than the spool.
@@ -245,23 +399,26 @@ def stage_link(source: Path, target: Path) -> Staged:
         raise InvalidSourceError(
             f"a source to link must be on the spool's file system, got {source}. Submit it without link=True."
         ) from error
-    return Staged(size, crc32, "linked")
+    return StagedData(size, crc32, "linked")
 
 
 def files_of(folder: Path) -> list[tuple[Path, str]]:
-    """Each file under the folder with its name relative to it, sorted; links to folders are not followed."""
+    """Returns each file under a folder with its relative name, sorted; links to folders are not followed.
+
+    Raises:
+        InvalidSourceError: A folder cannot be read.
+    """
     found = []
     for parent, _, names in os.walk(folder, onerror=_raise):
         for name in names:
             path = os.path.join(parent, name)  # noqa: PTH118  # os.walk gives strings; ten times as fast as Path
-            found.append(
-                (folder / os.path.relpath(path, folder), os.path.relpath(path, folder).replace(os.sep, "/"))
-            )
+            relative = os.path.relpath(path, folder)
+            found.append((folder / relative, relative.replace(os.sep, "/")))
     return sorted(found, key=lambda item: item[1])
 
 
 def size_of(source: Path) -> int:
-    """The source's size in bytes, having made sure that it can be staged.
+    """Returns the source's size in bytes.
 
     Raises:
         InvalidSourceError: Not a readable regular file.
@@ -276,7 +433,7 @@ def _raise(error: OSError) -> None:
 
 @contextlib.contextmanager
 def _opened(source: Path) -> Iterator[int]:
-    """The source's descriptor. O_NONBLOCK, so that a FIFO without a writer is refused rather than waited for."""
+    """Yields the source's descriptor. O_NONBLOCK: a FIFO without a writer is refused rather than waited for."""
     try:
         descriptor = os.open(source, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
@@ -307,16 +464,45 @@ def _kind(mode: int) -> str:
     return next((kind for test, kind in kinds.items() if test(mode)), "the special file")
 
 
-def _copy_once(descriptor: int, target: Path, *, checksum: bool) -> Staged:
+def _wait_for_tick(descriptor: int) -> os.stat_result | None:
+    """Returns the file's state once a later write would give it another ctime; None while it is being written.
+
+    Waits a few milliseconds where the file was just written, up to 20 where its times come from a clock ahead
+    of ours.
+    """
+    first = None
+    for _ in range(_MAX_TICKS):
+        # The clock first: a write that begins after it has this time or a later one.
+        now = time.clock_gettime_ns(_FILE_CLOCK)
+        about = _stat_between_writes(descriptor)
+        if about.st_ctime_ns < now:
+            return about
+        first = first or about
+        time.sleep(_TICK_SECONDS)
+    return about if first is not None and _unchanged(first, about) else None
+
+
+def _stat_between_writes(descriptor: int) -> os.stat_result:
+    """Returns the file's state while no write(2) is under way, which has the time of its beginning.
+
+    Reading does not wait for a writer on ext4, but seeking a hole does; the descriptor's position is not
+    used.
+    """
+    with contextlib.suppress(OSError):
+        os.lseek(descriptor, 0, os.SEEK_HOLE)
+    return os.fstat(descriptor)
+
+
+def _copy_once(descriptor: int, target: Path, *, checksum: bool) -> StagedData:
     written = os.open(target, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         # A store of files gives the object the source's permissions; the drain must be able to read the copy.
         os.fchmod(written, stat.S_IMODE(os.fstat(descriptor).st_mode) & 0o777 | stat.S_IRUSR)
         if reflink(descriptor, written):
             size = os.fstat(written).st_size
-            return Staged(size, crc32_of(written) if checksum or size < READ_BYTES else None, "reflinked")
+            return StagedData(size, crc32_of(written) if checksum or size < READ_BYTES else None, "reflinked")
         size, crc32 = copy_all(descriptor, written)
-        return Staged(size, crc32_of(written) if checksum and crc32 is None else crc32, "copied")
+        return StagedData(size, crc32_of(written) if checksum and crc32 is None else crc32, "copied")
     finally:
         os.close(written)
 
@@ -329,212 +515,19 @@ def _unchanged(before: os.stat_result, after: os.stat_result) -> bool:
     )
 
 
-_log = logging.getLogger("uploads")
-
-How = Literal["copy", "move", "link"]
-
-_DIGITS = 12  # As in the name of an entry's folder.
-_MOST = 9 * 10 ** (_DIGITS - 1)  # A number beyond was not counted by us.
-_TRIES = 100
-_TRY_SECONDS = 0.001
-
-
-class Intake:
-    """Gives entries their numbers. Its lock guards the numbers and their order on disk; staging itself is done outside it.
-
-    Args:
-        spool: Exists already.
-        room: Where bytes are booked.
-        store: The identity of the store, for manifests.
-    """
-
-    def __init__(self, spool: Spool, room: Room, store: str = "") -> None:
-        self._spool = spool
-        self._room = room
-        self._store = store
-        self._numbers = _Numbers(spool.numbers, spool.last_sequence())
-        self._lock = threading.Lock()
-        self._is_child = False
-
-    def accept(
-        self,
-        identifier: str,
-        source: Path,
-        name: str,
-        size: int,
-        how: How,
-        *,
-        overwrite: bool,
-        after: dict[str, str],
-        to_disk: bool,
-        register: Callable[[Entry], None],
-        announce: Callable[[Entry], None] = lambda _: None,
-    ) -> Entry:
-        """Makes the file an entry. Either it is pending when this returns, or nothing has changed.
-
-        Args:
-            identifier: Of the entry to be.
-            source: A regular file.
-            name: Its remote name.
-            size: Bytes to book; returned where this raises.
-            how: To take the bytes.
-            overwrite: For the manifest.
-            after: For the manifest: remote names by identifier.
-            to_disk: Whether to wait for the disk.
-            register: Called just before the entry becomes visible; where it raises, nothing has changed.
-            announce: Called when it is visible, in the order of numbers: the older of two entries of one name is heard of first.
-
-        Raises:
-            SpoolFullError: No room.
-            UnstableSourceError: The file kept changing.
-            OSError: The spool could not be written.
-        """
-        self._room.take(size, adds_to_disk=how == "copy")
-        try:
-            folder = self._spool.new_folder()
-            try:
-                return self._stage(
-                    identifier,
-                    source,
-                    folder,
-                    name,
-                    how,
-                    overwrite=overwrite,
-                    after=after,
-                    to_disk=to_disk,
-                    register=register,
-                    announce=announce,
-                )
-            except BaseException:
-                shutil.rmtree(folder, ignore_errors=True)
-                raise
-        except BaseException:
-            self._room.give(size)
-            raise
-
-    def forget_after_fork(self) -> None:
-        """In a forked child: the parent's lock may be held by a thread that does not exist here."""
-        self._lock = threading.Lock()
-        self._is_child = True
-
-    def _stage(
-        self,
-        identifier: str,
-        source: Path,
-        folder: Path,
-        name: str,
-        how: How,
-        *,
-        overwrite: bool,
-        after: dict[str, str],
-        to_disk: bool,
-        register: Callable[[Entry], None],
-        announce: Callable[[Entry], None],
-    ) -> Entry:
-        rename = how == "move" and is_on_same_disk(source, folder)
-        # A forked child has no flusher that would compute it later.
-        checksum = to_disk or self._is_child
-        staged = _take(source, folder / DATA_FILE, how, rename=rename, checksum=checksum)
-        with self._lock:
-            sequence = self._numbers.next()
-            if sequence > MAXIMUM_SEQUENCE:
-                raise SpoolFullError(
-                    f"spool {self._spool.path} has no number left for an entry. Choose another with spool=…"
-                )
-            entry = Entry(
-                identifier,
-                sequence,
-                name,
-                overwrite,
-                staged.size,
-                staged.crc32,
-                staged.staging,
-                # For people: bytes that are not UTF-8 are shown, since no manifest could hold them.
-                os.fsencode(source.absolute()).decode(errors="backslashreplace"),
-                tuple(after),
-                utc_now(),
-                boot="" if to_disk or staged.crc32 is not None else self._spool.boot,
-                store=self._store,
-                after_names=tuple(after.values()),
-            )
-            # The manifest comes first: should we die right after the rename below, the file is gone from where it was,
-            # and the next queue finds an entry that is complete.
-            self._spool.write_manifest(folder, entry)
-            register(entry)
-            with _moved(source, folder / DATA_FILE) if rename else contextlib.nullcontext():
-                self._spool.publish(folder, entry, to_disk=to_disk)
-            announce(entry)
-        if how == "move" and not rename:
-            try:
-                source.unlink()
-            except OSError as error:  # What is pending can no longer be refused.
-                _log.warning("%s was taken, but could not be removed: %s", source, error.strerror)
-        return entry
-
-
-class _Numbers:
-    """The sequence numbers of a spool, shared with forked children and with later processes through the file `sequence`.
-
-    A lock of the system's, which dies with its process, guards the file. Where the lock or the file cannot be had, numbers
-    go on from the last that this process knows: training does not wait for a child that was stopped at the wrong moment.
-    Not thread-safe.
-
-    Args:
-        path: The file.
-        last: The highest number that is known to have been given.
-    """
-
-    def __init__(self, path: Path, last: int) -> None:
-        self._last = last
-        self._descriptor = -1
-        with contextlib.suppress(OSError):
-            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-            descriptor = os.open(path, flags, 0o600)
-            weakref.finalize(self, os.close, descriptor)
-            if stat.S_ISREG(os.fstat(descriptor).st_mode):
-                self._descriptor = descriptor
-
-    def next(self) -> int:
-        """One more than any process has given."""
-        noted = 0
-        has_lock = self._descriptor >= 0 and self._acquire()
-        try:
-            if has_lock:
-                with contextlib.suppress(OSError, ValueError):
-                    noted = int(os.pread(self._descriptor, _DIGITS, 0))
-            self._last = max(self._last, noted if 0 <= noted < _MOST else 0) + 1
-            if has_lock:
-                with contextlib.suppress(OSError):
-                    os.pwrite(self._descriptor, b"%0*d" % (_DIGITS, self._last), 0)
-        finally:
-            if has_lock:
-                fcntl.lockf(self._descriptor, fcntl.LOCK_UN)
-        return self._last
-
-    def _acquire(self) -> bool:
-        for _ in range(_TRIES):
-            try:
-                fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                time.sleep(_TRY_SECONDS)
-            except OSError:
-                return False
-            else:
-                return True
-        return False
-
-
-def _take(source: Path, target: Path, how: How, *, rename: bool, checksum: bool) -> Staged:
-    if rename:
-        return measure_to_move(source, checksum=checksum)
-    if how == "link":
-        return stage_link(source, target)
-    return stage_copy(source, target, checksum=checksum)
+def _has_copied_bytes(descriptor: int, staged: StagedData) -> bool:
+    """Returns whether a small copied file still has the copied bytes: a memory map writes without changing the times."""
+    return (
+        staged.staging != "copied"
+        or staged.crc32 is None
+        or staged.size >= READ_BYTES
+        or crc32_of(descriptor) == staged.crc32
+    )
 
 
 @contextlib.contextmanager
 def _moved(source: Path, target: Path) -> Iterator[None]:
-    """The source is at the target; back where it was if the block raises."""
+    """Moves the source to the target, and back if the block raises."""
     source.rename(target)
     try:
         yield
