@@ -180,7 +180,7 @@ def read_open(descriptor: int, size: int, name: str, max_bytes: int = MAX_DOCUME
 
 
 def read_json(path: str | Path) -> dict[str, Any]:
-    """Returns the JSON object in a regular file; empty if the file is missing, unreadable or holds something else."""
+    """Returns the JSON object in a regular file; empty if it is missing, unreadable or something else."""
     try:
         value = json.loads(read_regular(path))
     except (OSError, ValueError, RecursionError):
@@ -189,7 +189,7 @@ def read_json(path: str | Path) -> dict[str, Any]:
 
 
 def end_of_last_line(descriptor: int, size: int) -> int:
-    r"""Returns the offset after the last b"\n" below `size`; 0 if there is none. Reads backwards from `size`."""
+    r"""Returns the offset after the last b"\n" before `size`, 0 if there is none; reads backwards."""
     end = size
     while end > 0:
         start = max(0, end - _CHUNK_BYTES)
@@ -204,7 +204,7 @@ def end_of_last_line(descriptor: int, size: int) -> int:
 
 
 class Disk:
-    """The system calls of a writer, to be replaced in tests: a disk that fails, or one that records each change."""
+    """The system calls of a writer; tests replace them, to fail or to record each change."""
 
     def open(self, path: Path | str, flags: int, mode: int = _PUBLIC_MODE) -> int:
         """Opens a file; a new one gets `mode`, less the umask."""
@@ -372,7 +372,7 @@ def write_all(descriptor: int, data: bytes) -> None:
 
 
 def to_utf8(text: str) -> bytes:
-    r"""Encodes text as UTF-8. A lone surrogate, as in a name that is not UTF-8, becomes `\udcXX`, as in JSON."""
+    r"""Encodes text as UTF-8. A lone surrogate, as in a name that is not UTF-8, becomes `\udcXX`."""
     return text.encode("utf-8", "backslashreplace")
 
 
@@ -433,7 +433,7 @@ def rmdir(path: str) -> None:
 
 
 def reflink(source: int, target: int) -> bool:
-    """Makes `target` share the blocks of `source`; returns False where the file system cannot (ext4, most network ones)."""
+    """Makes `target` share the blocks of `source`; returns False where the file system cannot (ext4, NFS)."""
     try:
         fcntl.ioctl(target, _FICLONE, source)
     except OSError:
@@ -488,7 +488,7 @@ def _write_at(target: int, data: memoryview, offset: int) -> None:
 
 
 def _buffer() -> memoryview:
-    """Returns this thread's buffer of 1 MiB: allocating it for each file takes longer than reading the file."""
+    """Returns this thread's buffer of 1 MiB; allocating one per file takes longer than reading it."""
     kept: memoryview | None = getattr(_buffers, "buffer", None)
     if kept is None:
         kept = _buffers.buffer = memoryview(bytearray(READ_BYTES))
@@ -547,7 +547,7 @@ def is_locked(path: str | Path) -> bool:
 
 
 def call_in_forked_children(method: Callable[[], None]) -> None:
-    """Registers a bound method to be called in every child that is forked from now on, as long as its object lives."""
+    """Registers a bound method to be called in every forked child, as long as its object lives."""
     if not _is_fork_registered:
         _is_fork_registered.append(True)
         os.register_at_fork(after_in_child=_call_fork_handlers)
@@ -570,7 +570,7 @@ def _call_fork_handlers() -> None:
 
 
 def file_system_of(path: Path, mounts: Path = MOUNTS) -> str:
-    """Returns the type of the file system that holds a path, such as "ext4"; "" where the system does not tell.
+    """Returns the type of the file system of a path, such as "ext4"; "" where the system does not tell.
 
     Args:
         path: Exists.
@@ -591,7 +591,7 @@ def file_system_of(path: Path, mounts: Path = MOUNTS) -> str:
 
 
 def is_network_file_system(kind: str) -> bool:
-    """Returns whether a file system type is a network one, where locks and memory maps are not to be relied on.
+    """Returns whether a type of file system is a network one, without reliable locks and memory maps.
 
     FUSE counts as one: nearly all of its file systems are (sshfs, s3fs, gcsfuse, rclone, JuiceFS).
     """

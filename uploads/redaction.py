@@ -1,4 +1,4 @@
-r"""Takes secrets out of values and texts before they reach a log, a file, a store or a tracker.
+r"""Removes secrets from values and texts before they reach a log, a file, a store or a tracker.
 
 A secret is known by its name (`api_key=…`), by its format (a prefix and a length, as GitHub's or AWS's), or
 by its place (`https://user:password@host`). Names that only sound like one (`num_tokens`, `pad_token`,
@@ -26,15 +26,14 @@ __all__ = [
 
 REDACTED = "[redacted]"
 
-_DEEPEST = 100
-_LONGEST_NAME = 200
-_LONGEST_HARMLESS = 200
+_MAX_DEPTH = 100
+_MAX_NAME_LENGTH = 200
+_MAX_HARMLESS_LENGTH = 200
 _NUMBERS = frozenset({float, int, bool, type(None)})
-_SHORTEST = 12
-"""What is shorter, and has no sign that assigns, holds no secret that could be known."""
+_MIN_LENGTH = 12
+"""A shorter text without an assignment cannot hold a recognizable secret."""
 
-# --- names
-# -------------------------------------------------------------------------------------------------------
+# --- names --------------------------------------------------------------------------------------------------
 
 
 def _words(text: str) -> frozenset[str]:
@@ -45,8 +44,8 @@ def _words(text: str) -> frozenset[str]:
 # `token`.
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[^\W\dA-Z_]+|\d+")
 _SECRET_WORDS = _words(
-    "password passwords passwd pwd passphrase passphrases passcode secret secrets credential credentials creds"
-    " authorization passwort kennwort contraseña contrasena jwt"
+    "password passwords passwd pwd passphrase passphrases passcode secret secrets credential"
+    " credentials creds authorization passwort kennwort contraseña contrasena jwt"
 )
 # How a word of several in one ends: `dbpassword`, `apikey`.
 _SECRET_ENDS = (
@@ -65,53 +64,58 @@ _SECRET_PAIRS = frozenset(
 _SECRET_NAMES = frozenset({"cookie", "set-cookie", "pgpass"})
 # What kind of key is a secret, if it stands right before "key".
 _KEYS_OF = _words(
-    "api access private priv secret auth account encryption encrypt decryption signing ssh service master app application"
-    " subscription license licence deploy hmac shared admin consumer client db database rsa aes gpg pgp jwt webhook sas"
-    " authorization customer"
+    "api access private priv secret auth account encryption encrypt decryption signing ssh service"
+    " master app application subscription license licence deploy hmac shared admin consumer client db"
+    " database rsa aes gpg pgp jwt webhook sas authorization customer"
 )
 _VENDORS = _words(
-    "openai anthropic claude wandb huggingface hf aws azure gcp google github gh gitlab comet neptune cohere mistral groq"
-    " gemini deepseek replicate together pinecone langchain langsmith serpapi stripe twilio sendgrid mailgun datadog dd"
-    " kaggle elevenlabs perplexity fireworks openrouter xai nvidia ngc clearml dagshub roboflow weaviate qdrant algolia"
-    " slack discord telegram tavily vault mlflow lambdalabs runpod vastai modal cloudflare digitalocean linode heroku"
-    " newrelic grafana sentry pagerduty opsgenie zilliz milvus voyage voyageai jina assemblyai deepgram stability alibaba"
+    "openai anthropic claude wandb huggingface hf aws azure gcp google github gh gitlab comet neptune"
+    " cohere mistral groq gemini deepseek replicate together pinecone langchain langsmith serpapi"
+    " stripe twilio sendgrid mailgun datadog dd kaggle elevenlabs perplexity fireworks openrouter xai"
+    " nvidia ngc clearml dagshub roboflow weaviate qdrant algolia slack discord telegram tavily vault"
+    " mlflow lambdalabs runpod vastai modal cloudflare digitalocean linode heroku newrelic grafana"
+    " sentry pagerduty opsgenie zilliz milvus voyage voyageai jina assemblyai deepgram stability"
+    " alibaba"
 )
 _LONG_VENDORS = tuple(sorted(vendor for vendor in _VENDORS if len(vendor) >= 5))  # noqa: PLR2004
 # What a name ends in that says something about a secret, and is none: `password_length`, `secret_dim`,
 # `token_url`.
 _ABOUT = _words(
-    "dim dims size sizes len length lengths count counts num number ratio rate weight weights loss losses dropout prob"
-    " layer layers head heads file files filename path paths dir directory folder name names type types kind mode format"
-    " policy strategy required enabled disabled env var variable provider manager store backend method scheme version"
-    " field fields column columns prompt hint rotation expiry expires expiration ttl timeout min max url uri endpoint"
-    " norm scale std mean"
+    "dim dims size sizes len length lengths count counts num number ratio rate weight weights loss"
+    " losses dropout prob layer layers head heads file files filename path paths dir directory folder"
+    " name names type types kind mode format policy strategy required enabled disabled env var"
+    " variable provider manager store backend method scheme version field fields column columns prompt"
+    " hint rotation expiry expires expiration ttl timeout min max url uri endpoint norm scale std mean"
 )
 _COUNTS = _words("num n max min total mean avg len count")
 # Words about a vocabulary or a count, not about access: `pad_token`, `query_token`, `max_token`.
 _VOCABULARY = _words(
-    "pad padding eos bos sos eot eod eom eol eof sot unk unknown oov mask masked cls sep separator delimiter delim special"
-    " additional extra unused reserved start end stop begin prefix suffix infix prompt image text audio video speech mel"
-    " codec frame pixel patch region object visual vision latent first last next previous prev new current blank null empty"
-    " dummy boundary placeholder class classification regression distill distillation dist readout learned num max min per"
-    " total mean avg in query target source src tgt input output context word subword char character byte sentence segment"
-    " paragraph register entity relation label task language lang style time timestep position pos speaker action reward"
-    " return goal observation obs memory summary draft assistant think thinking reasoning node edge graph global local fill"
-    " filler header chat role turn sample sampled generated gen random noise sink anchor control modality tag trigger"
-    " keyword newline space whitespace rare frequent phoneme silence motion depth pose top best longest shortest average"
-    " code lora soft hard virtual meta pooled rank router expert"
+    "pad padding eos bos sos eot eod eom eol eof sot unk unknown oov mask masked cls sep separator"
+    " delimiter delim special additional extra unused reserved start end stop begin prefix suffix"
+    " infix prompt image text audio video speech mel codec frame pixel patch region object visual"
+    " vision latent first last next previous prev new current blank null empty dummy boundary"
+    " placeholder class classification regression distill distillation dist readout learned num max"
+    " min per total mean avg in query target source src tgt input output context word subword char"
+    " character byte sentence segment paragraph register entity relation label task language lang"
+    " style time timestep position pos speaker action reward return goal observation obs memory"
+    " summary draft assistant think thinking reasoning node edge graph global local fill filler header"
+    " chat role turn sample sampled generated gen random noise sink anchor control modality tag"
+    " trigger keyword newline space whitespace rare frequent phoneme silence motion depth pose top"
+    " best longest shortest average code lora soft hard virtual meta pooled rank router expert"
 )
 _ACCESS = _words("api auth access refresh bearer session")
 # Who has a `pass` that is a password, and no `forward_pass`.
 _PASS_OF = _words(
-    "db database user usr admin root smtp mail email imap ftp sftp ssh mysql pg postgres postgresql redis mongo mongodb"
-    " rabbitmq mqtt ldap auth login proxy http basic api app service svc sudo my wifi vpn elastic clickhouse sql jdbc"
-    " keystore truststore key cert ssl git docker registry kafka nexus jenkins"
+    "db database user usr admin root smtp mail email imap ftp sftp ssh mysql pg postgres postgresql"
+    " redis mongo mongodb rabbitmq mqtt ldap auth login proxy http basic api app service svc sudo my"
+    " wifi vpn elastic clickhouse sql jdbc keystore truststore key cert ssl git docker registry kafka"
+    " nexus jenkins"
 )
 
 
 def is_secret_name(name: object) -> bool:
-    """Returns whether what has this name is a secret; of a dotted name, the last part counts."""
-    return isinstance(name, str) and _is_secret_name(name[-_LONGEST_NAME:])
+    """Returns whether a name is that of a secret; of a dotted name, the last part counts."""
+    return isinstance(name, str) and _is_secret_name(name[-_MAX_NAME_LENGTH:])
 
 
 @functools.lru_cache(4096)
@@ -145,20 +149,21 @@ def _is_secret_name(name: str) -> bool:
     )
 
 
-# --- values that a secret's name has, and that are none
-# ------------------------------------------------------------
+# --- harmless values under a secret's name ------------------------------------------------------------------
 
-_NOTHING = _words(
-    "true false none null nil undefined yes no on off required optional missing invalid expired incorrect wrong unset empty"
-    " hidden unknown str string int float bool bytes any secretstr redacted"
+_NO_VALUES = _words(
+    "true false none null nil undefined yes no on off required optional missing invalid expired"
+    " incorrect wrong unset empty hidden unknown str string int float bool bytes any secretstr"
+    " redacted"
 )
 _PLACEHOLDER = re.compile(
-    r"\[redacted\].*|<redacted>.*|<[^<>]{0,60}>|\*+|[xX]{3,}|(?:\w{1,10} )?(?:\.{2,}|…)|\$[A-Z][A-Z0-9_]*|\$?\{[^{}]{0,60}\}|\$?\{\{[^{}]{0,60}\}\}|%\w+%"
+    r"\[redacted\].*|<redacted>.*|<[^<>]{0,60}>|\*+|[xX]{3,}|(?:\w{1,10} )?(?:\.{2,}|…)"
+    r"|\$[A-Z][A-Z0-9_]*|\$?\{[^{}]{0,60}\}|\$?\{\{[^{}]{0,60}\}\}|%\w+%"
 )
 # What code says without quotes: an attribute, an item, a call, a type.
 _CODE = re.compile(
-    r"(?:self|cls|args?|cfg|config|conf|settings|opts?|options|hparams|params|env|os|kwargs|Optional|Union|list|dict|tuple"
-    r"|typing)[.\[].*|[^\W\d][\w.]*\(.*",
+    r"(?:self|cls|args?|cfg|config|conf|settings|opts?|options|hparams|params|env|os|kwargs"
+    r"|Optional|Union|list|dict|tuple|typing)[.\[].*|[^\W\d][\w.]*\(.*",
     re.DOTALL,
 )
 _NUMBER = re.compile(r"[\d_.e+-]{1,12}")
@@ -167,15 +172,15 @@ _FILE_PATH = re.compile(r"(?:~|\.{0,2})/[\w./ -]+|[\w./ -]+\.(?:json|ya?ml|toml|
 
 
 def _is_harmless(name: str, value: object) -> bool:
-    """Returns whether the value cannot be a secret: nothing, a switch, a placeholder, or a number of tokens."""
+    """Returns whether a value cannot be a secret: empty, a switch, a placeholder, a number of tokens."""
     if value is None or isinstance(value, bool):
         return True
     if isinstance(value, bytes | Mapping | list | tuple | set | frozenset):
         return not value
     text = str(value)
-    if len(text) > _LONGEST_HARMLESS:
+    if len(text) > _MAX_HARMLESS_LENGTH:
         return False
-    if not text or text.lower() in _NOTHING or _PLACEHOLDER.fullmatch(text):
+    if not text or text.lower() in _NO_VALUES or _PLACEHOLDER.fullmatch(text):
         return True
     name = name.lower()
     if "token" in name and (_NUMBER.fullmatch(text) or _SPECIAL_TOKEN.fullmatch(text)):
@@ -185,8 +190,7 @@ def _is_harmless(name: str, value: object) -> bool:
     return name.endswith(("credentials", "credential", "pwd", "creds")) and bool(_FILE_PATH.fullmatch(text))
 
 
-# --- formats
-# ---------------------------------------------------------------------------------------------------------
+# --- formats ------------------------------------------------------------------------------------------------
 
 _LETTERS = r"[A-Za-z0-9]"
 # How a secret begins, as its issuer documents it, and what follows.
@@ -197,13 +201,16 @@ _FORMATS = {
     "ya29. GOCSPX-": r"[\w-]{20,}+",
     "ghp_ gho_ ghu_ ghs_ ghr_": rf"{_LETTERS}{{36,}}+",  # GitHub
     "github_pat_": r"\w{22,}+",
-    "glpat- gldt- glft- glrt- glptt- glcbt- glsoat- glagent- gloas- glimt- glffct-": r"[\w.-]{20,}+",  # GitLab
+    # GitLab
+    "glpat- gldt- glft- glrt- glptt- glcbt- glsoat- glagent- gloas- glimt- glffct-": r"[\w.-]{20,}+",
     "hf_ api_org_": rf"{_LETTERS}{{30,}}+",  # Hugging Face
     # OpenAI and others; a name of a run has shorter words.
     "sk-": r"(?=[\w-]{0,200}?\d)(?=[\w-]{0,200}?\w{16})[\w-]{20,}+",
     "sk_live_ sk_test_ sk_prod_ rk_live_ rk_test_ rk_prod_ whsec_": rf"{_LETTERS}{{10,}}+",  # Stripe
-    "gsk_ r8_ pplx- xai- jina_ rpa_ api-key-": rf"{_LETTERS}{{30,}}+",  # Groq, Replicate, Perplexity, xAI, Jina, RunPod
-    "nvapi- pcsk_ lsv2_pt_ lsv2_sk_ tgp_v1_ tvly-": r"[\w-]{20,}+",  # NVIDIA, Pinecone, LangSmith, Together, Tavily
+    # Groq, Replicate, Perplexity, xAI, Jina, RunPod
+    "gsk_ r8_ pplx- xai- jina_ rpa_ api-key-": rf"{_LETTERS}{{30,}}+",
+    # NVIDIA, Pinecone, LangSmith, Together, Tavily
+    "nvapi- pcsk_ lsv2_pt_ lsv2_sk_ tgp_v1_ tvly-": r"[\w-]{20,}+",
     "wandb_v1_": r"\w{20,}+",
     "dapi": r"[0-9a-f]{32}",  # Databricks
     "xoxa- xoxb- xoxc- xoxd- xoxe- xoxe. xoxo- xoxp- xoxr- xoxs- xapp-": r"[\w.-]{10,}+",  # Slack
@@ -242,8 +249,7 @@ _FORMATTED = re.compile(
 _PRIVATE_KEY = re.compile(r"-----BEGIN [A-Z ]{0,40}PRIVATE KEY(?: BLOCK)?-----")
 _PRIVATE_KEY_END = re.compile(r"-----END [A-Z ]{0,40}PRIVATE KEY(?: BLOCK)?-----")
 
-# --- places
-# ----------------------------------------------------------------------------------------------------------
+# --- places -------------------------------------------------------------------------------------------------
 
 # A password may hold an "@" of its own: the last one before the path ends it.
 _URL_PASSWORD = re.compile(r"(?P<before>://[^/\s:@\"'<>]{0,200}+:)(?P<secret>[^/\s\"'<>]{1,2000})(?=@)")
@@ -251,12 +257,13 @@ _URL_PASSWORD = re.compile(r"(?P<before>://[^/\s:@\"'<>]{0,200}+:)(?P<secret>[^/
 _URL_USER = re.compile(r"(?P<before>https?://)(?P<secret>[^/\s:@\"'<>?#]{1,2000}+)(?=@)", re.IGNORECASE)
 _USER_NAME = re.compile(r"[a-z][a-z_.-]{0,15}|oauth2|x-access-token")
 _URL_SIGNATURE = re.compile(
-    r"(?P<before>[?&](?:X-(?:Amz|Goog)-(?:Signature|Credential|Security-Token)|AWSAccessKeyId|Signature|sig|code|key"
-    r"|(?:\w{1,20}_)?token|api_?key|auth|pwd)=)(?P<secret>[^&\s\"'#<>]++)",
+    r"(?P<before>[?&](?:X-(?:Amz|Goog)-(?:Signature|Credential|Security-Token)|AWSAccessKeyId|Signature"
+    r"|sig|code|key|(?:\w{1,20}_)?token|api_?key|auth|pwd)=)(?P<secret>[^&\s\"'#<>]++)",
     re.IGNORECASE,
 )
 _BEARER = re.compile(
-    r"(?P<before>\b(?:Bearer[ \t]{1,8}|Basic[ \t]{1,8}(?=[a-z+/]{0,200}+[\d=])))(?P<secret>[\w.~+/-]{16,}+=*+)",
+    r"(?P<before>\b(?:Bearer[ \t]{1,8}|Basic[ \t]{1,8}(?=[a-z+/]{0,200}+[\d=])))"
+    r"(?P<secret>[\w.~+/-]{16,}+=*+)",
     re.IGNORECASE,
 )
 _ELEMENT = re.compile(r"<(?P<name>[A-Za-z][\w.:-]{0,80}+)>(?P<secret>[^<>\n]{1,2000}+)</")
@@ -265,7 +272,8 @@ _COMMAND = re.compile(
     r"(?P<before>\b(?:(?:sshpass|docker[ \t]{1,4}login)\b[^\n|;&]{0,200}?[ \t]-p[ \t]{0,4}"
     r"|(?:mysql|mysqldump|mysqladmin|mariadb)\b[^\n|;&]{0,200}?[ \t]-p"
     r"|redis-cli\b[^\n|;&]{0,200}?[ \t]-a[ \t]{1,4}"
-    r"|(?:curl|wget)\b[^\n|;&]{0,200}?[ \t](?:-u|--user)[ \t]{1,4}['\"]?[\w.@-]{1,100}:))(?P<secret>[^\s'\"]++)"
+    r"|(?:curl|wget)\b[^\n|;&]{0,200}?[ \t](?:-u|--user)[ \t]{1,4}['\"]?[\w.@-]{1,100}:))"
+    r"(?P<secret>[^\s'\"]++)"
 )
 # A name and what assigns to it: `key=`, `key: `, `"key": `, `["key"] = `, `key: str = `, `--key `.
 _ASSIGNED = re.compile(
@@ -274,7 +282,9 @@ _ASSIGNED = re.compile(
     (?P<name>\w++(?:[.-]\w++)*+)
     (?:
         (?:\\?["'`]\]?)?[ \t]{0,8}
-        (?P<sign>:[ ]?(?:str|bytes|str[ ]\|[ ]None|Optional\[str\]|SecretStr)[ ]?=(?!=)|=>|:=|={1,3}|:(?!:)(?!//))
+        (?P<sign>
+            :[ ]?(?:str|bytes|str[ ]\|[ ]None|Optional\[str\]|SecretStr)[ ]?=(?!=)|=>|:=|={1,3}|:(?!:)(?!//)
+        )
         [ \t]{0,8}
     |   (?(dashes)[ \t]{1,8}(?![-\s])|(?!))
     )
@@ -311,8 +321,7 @@ _HINTS = (
     *("string", "connstr", "conn_str", "phrase", "recovery", "_pat", "-pat"),
 )
 
-# --- steps
-# -----------------------------------------------------------------------------------------------------------
+# --- replacements -------------------------------------------------------------------------------------------
 
 
 def _hidden(match: re.Match[str]) -> str:
@@ -355,8 +364,7 @@ _PLACE_STEPS: _Steps = (
     (("</",), _ELEMENT, _hidden_element),
 )
 
-# --- what is called
-# --------------------------------------------------------------------------------------------------
+# --- public functions ---------------------------------------------------------------------------------------
 
 
 @overload
@@ -364,7 +372,7 @@ def redact(value: str) -> str: ...
 @overload
 def redact(value: Any) -> Any: ...
 def redact(value: Any) -> Any:
-    """Returns the value without its secrets: nested mappings, lists, tuples and sets are gone through, strings are searched.
+    """Returns a value without its secrets, with nested mappings, lists, tuples and sets.
 
     A key that names a secret hides its value, a key that is a secret is hidden itself. The caller's
     containers are never changed. What is nested more than a hundred levels deep, as a structure that contains
@@ -374,14 +382,14 @@ def redact(value: Any) -> Any:
 
 
 def redact_text(text: str, *, only_literals: bool = False) -> str:
-    """Returns the text with everything that looks like a secret replaced: keys, passwords in URLs, `token=…`.
+    """Returns a text with everything that looks like a secret replaced: keys, passwords, `token=…`.
 
     Args:
         text: any text, of any length.
         only_literals: for source code, where `token = next(tokens)` is no secret: of what is assigned to a
             name, only quoted strings are taken out.
     """
-    if len(text) < _SHORTEST and "=" not in text and ":" not in text and "-" not in text:
+    if len(text) < _MIN_LENGTH and "=" not in text and ":" not in text and "-" not in text:
         return text  # A word of a table, most often.
     if long_words := " ".join(_LONG_WORD.findall(text)):
         text = _apply(_FORMAT_STEPS, text, long_words)
@@ -414,7 +422,7 @@ def redact_table(columns: Sequence[Any], rows: Iterable[Sequence[Any]]) -> tuple
 
 
 def redact_arguments(arguments: Sequence[str]) -> list[str]:
-    """Returns a command line without its secrets: `--api-key VALUE` and `--api-key=VALUE` both lose the value, `-p VALUE` too."""
+    """Returns a command line without its secrets, as in `--api-key VALUE`, `--api-key=VALUE`, `-p VALUE`."""
     redacted: list[str] = []
     hide_next = False
     for argument in arguments:
@@ -434,18 +442,17 @@ def redact_arguments(arguments: Sequence[str]) -> list[str]:
     return redacted
 
 
-# --- how
-# -------------------------------------------------------------------------------------------------------------
+# --- implementation -----------------------------------------------------------------------------------------
 
 
 def _redact(value: Any, depth: int) -> Any:
     if type(value) in _NUMBERS:
-        return value  # Soon, for a trace may hold a million.
+        return value  # First: a trace may hold a million numbers.
     if isinstance(value, str):
         return redact_text(value)
     if not isinstance(value, Mapping | list | tuple | set | frozenset):
         return value
-    if depth >= _DEEPEST:
+    if depth >= _MAX_DEPTH:
         return "[nested too deeply]"
     if isinstance(value, Mapping):
         return _redact_mapping(value, depth)
@@ -526,7 +533,7 @@ def _without_assigned_secrets(text: str, *, only_literals: bool) -> str:
 
 
 def _is_code(name: str, value: str) -> bool:
-    return len(value) <= _LONGEST_HARMLESS and (value == name or _CODE.fullmatch(value) is not None)
+    return len(value) <= _MAX_HARMLESS_LENGTH and (value == name or _CODE.fullmatch(value) is not None)
 
 
 def _quoted_value(text: str, opening: re.Match[str]) -> tuple[int, int]:
@@ -537,7 +544,7 @@ def _quoted_value(text: str, opening: re.Match[str]) -> tuple[int, int]:
 
 
 def _bare_value(text: str, start: int) -> tuple[int, int]:
-    """Returns where a value begins and ends: in brackets, or up to a space, without what closes a sentence."""
+    """Returns start and end of a value: in brackets, or up to a space, without closing punctuation."""
     scheme = _SCHEME.match(text, start)
     end = _end(_BARE.match(text, start if scheme is None else scheme.end()))
     if text[start : start + 1] not in {"[", "(", "{", "<"} and text[start : start + 2] != "${":

@@ -1,4 +1,4 @@
-"""JSON, lines of an index, and temporary files of a run folder; the rest of the file operations is `uploads.disk`."""
+"""Strict JSON, index lines and temporary files of a run folder, on top of `uploads.disk`."""
 
 import contextlib
 import json

@@ -1,8 +1,8 @@
-"""One writer per rank: a lock file that says who holds it.
+"""The lock of a run folder: one writer per rank, and a lock file that says which.
 
-The lock is flock(2): it ends with the process that holds it, however that ends. Where the file system has no
-flock, the file itself is the lock: it is made exclusively, and is stale when its process is gone from this
-host, or when the heartbeat of the run has not been touched for three minutes.
+The lock is flock(2), which ends with the process that holds it. Where the file system has no flock, the file
+itself is the lock: it is created exclusively, and is stale when its process on this host is gone, or when the
+heartbeat of the run is older than three minutes.
 """
 
 import contextlib
@@ -23,15 +23,15 @@ __all__ = ["WriterLock"]
 
 _STALE_SECONDS = 180.0
 _NO_FLOCK = {errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.ENOSYS, errno.EINVAL}
-_TRIES = 10
+_MAX_TRIES = 10
 
 
 class WriterLock:
-    """The right to write to a run folder.
+    """The exclusive lock of the writer of a run folder.
 
     Args:
-        path: the lock file.
-        use_flock: whether to try flock(2) at all.
+        path: The lock file.
+        use_flock: Whether to try flock(2) at all.
     """
 
     def __init__(self, path: Path, *, use_flock: bool = True) -> None:
@@ -44,9 +44,9 @@ class WriterLock:
         """Takes the lock.
 
         Raises:
-            RunInUseError: another process has it.
+            RunInUseError: Another process holds it.
         """
-        for _ in range(_TRIES):
+        for _ in range(_MAX_TRIES):
             fd = self._open()
             if fd is None:
                 continue
@@ -58,37 +58,37 @@ class WriterLock:
         raise self._refusal()
 
     def release(self) -> None:
-        """Gives the lock back, and takes the file away."""
+        """Removes the file and releases the lock."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
-            # Never that of another process, which has the folder at this path now.
+            # Another process may have a folder, and a lock, at this path now.
             if self._is_at(self._path, fd):
                 with contextlib.suppress(OSError):
                     self._path.unlink()
             os.close(fd)
 
     def is_in_place(self) -> bool:
-        """Says whether the file that is held is still in the folder."""
+        """Returns whether the held file is still in the folder."""
         return self._fd >= 0 and self._is_at(self._path, self._fd)
 
     def follow(self, folder: Path) -> None:
-        """Has the lock file looked for in a folder by another path, which stays true when the folder is moved."""
+        """Sets the folder to look for the lock file in: a path that stays valid when the folder is moved."""
         self._path = folder / self._path.name
 
     def renew(self, run_dir: Path | None = None) -> None:
-        """Takes the lock again, and lets go of the file that was held before.
+        """Takes the lock again, then releases the file that was held before.
 
         Args:
-            run_dir: where, instead of in the folder that is held.
+            run_dir: Where; default: the present folder.
 
         Raises:
-            RunInUseError: another process has taken it meanwhile.
+            RunInUseError: Another process has taken it meanwhile.
         """
-        again = WriterLock(
+        renewed = WriterLock(
             self._path if run_dir is None else run_dir / self._path.name, use_flock=self._use_flock
         )
-        again.acquire()
-        before, self._fd = self._fd, again._fd
+        renewed.acquire()
+        before, self._fd = self._fd, renewed._fd
         if before >= 0:
             os.close(before)
 
@@ -100,7 +100,7 @@ class WriterLock:
             return False
 
     def forget_in_child(self) -> None:
-        """Lets go of the descriptor in a forked child, which would hold the lock for as long as it lives."""
+        """Closes the descriptor in a forked child, which would otherwise keep the lock."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
@@ -155,6 +155,6 @@ class WriterLock:
         owner = self.owner()
         who = f"process {owner.get('pid', '?')} on {owner.get('host', '?')}"
         return RunInUseError(
-            f"run folder {str(self._run_dir)!r} must have one writer, got a second one: {who} writes to it. "
-            "Wait for its end, or choose another folder."
+            f"run folder {str(self._run_dir)!r} is in use: {who} writes to it. "
+            "Wait until it ends, or choose another folder."
         )

@@ -180,7 +180,8 @@ class Entry:
             version = record.pop("version")
             if version != _VERSION:
                 raise ManifestError(
-                    f"a manifest must have version {_VERSION}, got {version!r}. Use the release that wrote it."
+                    f"a manifest must have version {_VERSION}, got {version!r}. "
+                    "Use the release that wrote it."
                 )
             after_names = tuple(record.get("after_names", ()))
             entry = cls(**{**record, "after": tuple(record["after"]), "after_names": after_names})
@@ -215,7 +216,7 @@ def _check(entry: Entry) -> None:
 
 
 def note_attempt(folder: Path, count: int, reason: str, *, is_answer_lost: bool = False) -> None:
-    """Saves how often an upload failed and why, for `status`, and whether an attempt may have succeeded after all."""
+    """Saves how often an upload failed, why, and whether an attempt may have succeeded after all."""
     noted = {"count": count, "reason": reason, "is_answer_lost": is_answer_lost}
     with contextlib.suppress(OSError):
         replace_json(folder / _ATTEMPTS_FILE, noted)
@@ -240,7 +241,7 @@ def has_attempts(folder: Path) -> bool:
 
 
 def note_crc32(folder: Path) -> None:
-    """Computes and saves the CRC-32 of the data, to be compared before the upload. Blocks while it reads the file."""
+    """Computes the CRC-32 of the data and saves it for comparison before the upload; reads the whole file."""
     with contextlib.suppress(OSError):
         descriptor = open_regular(folder / DATA_FILE)
         try:

@@ -122,7 +122,7 @@ class Flusher:
                 fsync_path(self._spool.pending)
 
     def _remaining(self, added: list[tuple[str, bool]]) -> list[tuple[str, bool]]:
-        """Returns the entries that still have bytes in the spool: syncing the disk for delivered ones slows the rest."""
+        """Returns the entries that still have bytes here: syncing for delivered ones slows the rest."""
         places = (self._spool.pending, self._spool.inflight, self._spool.pending)  # As in _sync_entry.
         failed = {folder for folders in self._spool.list_failed().values() for folder in folders}
         return [

@@ -112,4 +112,5 @@ def _parse(text: bytes) -> dict[str, Any]:
 def _describe(about: dict[str, Any] | None) -> str:
     if not about:
         return "an unnamed process"
-    return f"the {about.get('role')} with pid {about.get('pid')} on {about.get('host')}, since {about.get('since')}"
+    role, pid, host, since = (about.get(key) for key in ("role", "pid", "host", "since"))
+    return f"the {role} with pid {pid} on {host}, since {since}"

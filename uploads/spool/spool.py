@@ -169,19 +169,21 @@ class Spool:
                 self.assign_store(store)
         except OSError as error:
             raise SpoolUnusableError(
-                f"a spool must be a writable folder, got {self.path}: {error.strerror}. Choose another with spool=…"
+                f"a spool must be a writable folder, got {self.path}: {error.strerror}. "
+                "Choose another with spool=…"
             ) from error
         kind = file_system_of(self.path, self._mounts)
         if is_network_file_system(kind):
             _log.warning(
-                "the spool %s is on a network file system (%s): every file crosses the network twice, and locks "
-                "between machines depend on its server. A local disk is safer: choose it with spool=…",
+                "the spool %s is on a network file system (%s): every file crosses the network twice, "
+                "and locks between machines depend on its server. "
+                "A local disk is safer: choose it with spool=…",
                 self.path,
                 kind,
             )
 
     def check_owner(self, *, trust: bool = False) -> None:
-        """Checks that no other user controls the spool: its folders are real ones and belong to the user of new files.
+        """Checks that no other user controls the spool: its folders are no symlinks and belong to this user.
 
         Args:
             trust: Whether the folders may belong to another user.
@@ -238,7 +240,8 @@ class Spool:
                 )
             except OSError as error:
                 raise SpoolUnusableError(
-                    f"a spool must be writable, got {self.path}: {error.strerror}. Choose another with spool=…"
+                    f"a spool must be writable, got {self.path}: {error.strerror}. "
+                    "Choose another with spool=…"
                 ) from error
 
     def _make_folder(self, folder: Path) -> None:
@@ -289,7 +292,7 @@ class Spool:
                 self.quarantine(place / name, "it is not the folder of an entry")
 
     def quarantine(self, path: Path, problem: str) -> None:
-        """Moves something damaged into `quarantine/` and logs that; logs an error where it cannot be moved."""
+        """Moves something damaged into `quarantine/` and logs it, also where it cannot be moved."""
         target = self._quarantine_folder / f"{path.name}.{uuid.uuid4().hex[:8]}"
         try:
             self._quarantine_folder.mkdir(mode=0o700, exist_ok=True)
@@ -318,14 +321,15 @@ class Spool:
             del about["store"]
         if about.get("version", _VERSION) != _VERSION:
             raise SpoolUnusableError(
-                f"spool {self.path} must have version {_VERSION}, got {about['version']!r}. Use the release that wrote it."
+                f"spool {self.path} must have version {_VERSION}, got {about['version']!r}. "
+                "Use the release that wrote it."
             )
         return about
 
     # Staging.
 
     def new_folder(self) -> Path:
-        """Creates a folder under `tmp/` to stage an entry in; its name begins with that of a lock, free once we are dead."""
+        """Creates a folder under `tmp/` to stage an entry in, named after a lock that this process holds."""
         pid, token = self._staging
         # A forked child, or a process whose spool was deleted and created again, takes a lock of its own.
         if pid != os.getpid() or not exists(f"{self.tmp}/{token}{_LOCK}"):
@@ -336,7 +340,7 @@ class Spool:
         return folder
 
     def _lock_staging(self) -> str:
-        """Takes a lock with a new name and returns the name; held until the process ends or the spool is collected.
+        """Takes a lock with a new name until the process ends or the spool is collected; returns the name.
 
         A lock tells a live process from a dead one; process ids and host names do not, since both are reused.
         """
@@ -560,7 +564,7 @@ class Spool:
         self.log_delivered(folder, outcome)
 
     def log_delivered(self, folder: str, outcome: Outcome) -> None:
-        """Appends the line to `delivered.jsonl`, then removes the folder; a crash between the two repeats the line."""
+        """Appends to `delivered.jsonl`, then removes the folder; a crash between the two repeats the line."""
         line = json.dumps({"folder": folder, **outcome.to_json()}, ensure_ascii=False)
         with self._log_lock:
             self._append_delivered(line)
@@ -581,7 +585,7 @@ class Spool:
             append_line(self._delivered, line, mode=PRIVATE_MODE)
 
     def recover(self) -> None:
-        """Prepares the spool for a new drain: interrupted uploads become pending, delivered ones are logged."""
+        """Prepares the spool for a drain: interrupted uploads become pending, delivered ones are logged."""
         self._quarantine_damaged_entries()
         for folder in self.list_inflight():
             self._move_entry(self.inflight / folder, self.pending / folder)
@@ -607,7 +611,7 @@ class Spool:
     # The log of deliveries, and the status.
 
     def delivered(self, among: Container[str] | None = None) -> Iterator[Outcome]:
-        """Yields the lines of `delivered.jsonl` and the file before it, oldest first; logs a warning for corrupt lines.
+        """Yields the outcomes in the log of deliveries, oldest first; corrupt lines are skipped and counted.
 
         Args:
             among: Identifiers to look for; None for all.
@@ -633,7 +637,7 @@ class Spool:
                 yield outcome
 
     def newest_delivered(self) -> dict[str, str]:
-        """Returns the newest delivered folder by key of the remote name, as far as `delivered.jsonl` goes back."""
+        """Returns the newest delivered folder by key of the remote name, as far as the log goes back."""
         newest: dict[str, str] = {}
         for line in self._delivered_lines():
             found = _FOLDER.search(line)
@@ -659,7 +663,7 @@ class Spool:
             # The newer first: if it is renamed between the two, it is found twice and not missed.
             for path in (self._delivered, self._delivered_before):
                 with contextlib.suppress(OSError):
-                    files.insert(0, opened.enter_context(open(open_regular(path), "rb")))  # noqa: PTH123  # a descriptor
+                    files.insert(0, opened.enter_context(os.fdopen(open_regular(path), "rb")))
             if len(files) > 1 and os.path.sameopenfile(files[0].fileno(), files[1].fileno()):
                 files.pop()
             for file in files:

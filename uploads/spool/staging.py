@@ -145,7 +145,7 @@ class DiskQuota:
 
 
 class Stager:
-    """Makes files entries of a spool. Its lock guards their numbers and order on disk; data is copied outside it.
+    """Makes files entries of a spool. The lock guards numbers and order; data is copied outside it.
 
     Args:
         spool: The spool, which exists.
@@ -260,7 +260,7 @@ class Stager:
 
 
 class _SequenceCounter:
-    """The sequence numbers of a spool, shared with forked children and later processes through the file `sequence`.
+    """The sequence numbers of a spool, shared with children and later processes in the file `sequence`.
 
     A POSIX record lock, which a forked child does not share and which dies with its process, guards the file.
     Where lock or file is not available, numbers continue from the last that this process knows: training does
@@ -310,7 +310,7 @@ class _SequenceCounter:
 
 @attrs.frozen
 class StagedData:
-    """The data of an entry: its size in bytes, the CRC-32 where the bytes were read, and how they were taken."""
+    """Staged data: size in bytes, CRC-32 where the bytes were read, and how they were taken."""
 
     size: int
     crc32: int | None
@@ -411,7 +411,8 @@ def files_of(folder: Path) -> list[tuple[Path, str]]:
     found = []
     for parent, _, names in os.walk(folder, onerror=_raise):
         for name in names:
-            path = os.path.join(parent, name)  # noqa: PTH118  # os.walk gives strings; ten times as fast as Path
+            # Strings, as os.walk gives them: ten times as fast as Path.
+            path = os.path.join(parent, name)  # noqa: PTH118
             relative = os.path.relpath(path, folder)
             found.append((folder / relative, relative.replace(os.sep, "/")))
     return sorted(found, key=lambda item: item[1])
@@ -433,7 +434,7 @@ def _raise(error: OSError) -> None:
 
 @contextlib.contextmanager
 def _opened(source: Path) -> Iterator[int]:
-    """Yields the source's descriptor. O_NONBLOCK: a FIFO without a writer is refused rather than waited for."""
+    """Yields the source's descriptor. O_NONBLOCK: a FIFO without a writer is refused, not waited for."""
     try:
         descriptor = os.open(source, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
@@ -465,7 +466,7 @@ def _kind(mode: int) -> str:
 
 
 def _wait_for_tick(descriptor: int) -> os.stat_result | None:
-    """Returns the file's state once a later write would give it another ctime; None while it is being written.
+    """Returns the file's state once a later write would change its ctime; None while it is being written.
 
     Waits a few milliseconds where the file was just written, up to 20 where its times come from a clock ahead
     of ours.
@@ -516,7 +517,7 @@ def _unchanged(before: os.stat_result, after: os.stat_result) -> bool:
 
 
 def _has_copied_bytes(descriptor: int, staged: StagedData) -> bool:
-    """Returns whether a small copied file still has the copied bytes: a memory map writes without changing the times."""
+    """Returns whether a small source still has the copied bytes; a memory map may not change the times."""
     return (
         staged.staging != "copied"
         or staged.crc32 is None
