@@ -382,7 +382,7 @@ def test_the_log_says_what_is_damaged(tmp_path, caplog):
     with caplog.at_level(logging.ERROR, "uploads"):
         spool.create({"uri": "file:///store"})
 
-    assert "spool.json is damaged: it does not describe a spool. It was moved to" in caplog.text
+    assert "spool.json is damaged: it does not describe a spool. Moved to" in caplog.text
     assert spool.describe()["store"] == {"uri": "file:///store"}
 
 

@@ -138,7 +138,7 @@ def test_a_manifest_that_is_no_small_regular_file_is_unreadable(spool, outside, 
         with manifest.open("wb") as stream:
             stream.truncate(1 << 40)
 
-    with pytest.raises(ManifestError, match="a manifest cannot be read"):
+    with pytest.raises(ManifestError, match="cannot read the manifest"):
         Entry.read(folder)
 
 

@@ -93,7 +93,7 @@ def test_a_folder_is_refused_whole(make_queue, make_file, gate, tmp_path, bad):
 def test_a_file_without_a_size_is_refused(tmp_path, path):
     """What the kernel makes up while it is read has no size to check by."""
     with pytest.raises(
-        (InvalidSourceError, UnstableSourceError), match=r"a source must have the size|must not change"
+        (InvalidSourceError, UnstableSourceError), match=r"its file system reports|changed while"
     ):
         stage_copy(Path(path), tmp_path / "copy")
 

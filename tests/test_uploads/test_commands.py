@@ -110,7 +110,7 @@ def test_the_second_to_resume_hears_who_was_first(make_queue, capsys):
     with pytest.raises(SpoolOwnedError):
         resume(queue.spool.path, store=MemoryStore())
     assert main(["resume", str(queue.spool.path), "--store", "/nowhere"]) == EXIT_OWNED
-    assert "must have one owner, got a second: the queue with pid" in capsys.readouterr().err
+    assert "is in use by the queue with pid" in capsys.readouterr().err
     assert status(queue.spool.path)["submitted_by"]["role"] == "queue"
 
 
@@ -139,7 +139,7 @@ def test_retry_beside_a_live_queue_is_refused(make_queue, make_file, tmp_path, c
     queue.submit(make_file(), "c").exception(LIMIT_SECONDS)
 
     assert main(["retry", str(queue.spool.path)]) == EXIT_OWNED
-    assert "must have one owner" in capsys.readouterr().err
+    assert "is in use by" in capsys.readouterr().err
 
 
 def test_retry_never_brings_an_older_version_back(make_queue, make_file, tmp_path):

@@ -164,7 +164,7 @@ def test_a_manifest_of_another_entry_is_refused(spool):
     folder = _publish(spool, _entry(1, "a"))
     (spool.pending / folder / "entry.json").write_text(_entry(2, "b").to_text())
 
-    with pytest.raises(ManifestError, match="its own folder"):
+    with pytest.raises(ManifestError, match="another entry"):
         Entry.read(spool.pending / folder)
 
 
