@@ -58,7 +58,7 @@ class Trainer:
     **Batches.** A batch is a pair `(inputs, targets)`, of tensors or of containers of tensors, or a mapping.
     The loss of a pair is `loss_fn(model(inputs), targets)`, that of a mapping
     `loss_fn(model(**batch), batch)`; without `loss_fn` it is the model's `outputs.loss` or `outputs["loss"]`.
-    For other batches, override `forward` and `loss`.
+    For other batches, override `forward`, `targets`, `loss` and `tokens_in`.
 
     **Metrics.** Logged with each batch, at the step that counts the batches before it: `loss/train/total`,
     `metrics/train/<name>`, `lr/<optimizer>/group<i>`, `time/epoch`, `time/sample`; with each epoch
@@ -70,8 +70,6 @@ class Trainer:
 
     **Close.** `close`, or the end of a `with` block, closes callbacks and destinations; so do `fit` when it
     raises, and interpreter exit. A closed trainer cannot be used again.
-
-    **Batch types.** To support other batches, override `forward`, `targets`, `loss` and `tokens_in`.
 
     Args:
         model: the model; moved to the device, not copied.

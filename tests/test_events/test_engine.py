@@ -81,7 +81,7 @@ def _run_python(program):
     )
 
 
-# Order -----------------------------------------------------------------------------------------------------------
+# Order --------------------------------------------------------------------------------------------
 
 
 def _listeners(calls):
@@ -133,7 +133,7 @@ def test_the_state_knows_every_callback():
     engine.close()
 
 
-# Dispatch --------------------------------------------------------------------------------------------------------
+# Dispatch -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("event", list(Event))
@@ -231,7 +231,7 @@ def test_hooks_are_found_once():
 
 
 def test_who_does_not_listen_is_not_called():
-    """A callback that overrides nothing costs nothing at an event; where something ends, what is on its way is awaited."""
+    """A callback without hooks costs nothing at an event; end events deliver pending records."""
     engine = _engine([Callback()], [LoggerDestination()])
 
     heard = {event for event, hooks in engine._hooks.items() if hooks}
@@ -271,7 +271,7 @@ def test_a_destination_receives_what_a_callback_logs_at_the_same_event():
     assert calls == ["metrics", "batch_end"]
 
 
-# Errors ----------------------------------------------------------------------------------------------------------
+# Errors -------------------------------------------------------------------------------------------
 
 
 def test_what_a_callback_raises_goes_to_the_caller():
@@ -337,7 +337,7 @@ def test_raise_errors_lets_a_destinations_error_out():
     engine.close()
 
 
-# Making ----------------------------------------------------------------------------------------------------------
+# Making -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -427,7 +427,7 @@ def test_an_engine_that_could_not_be_made_has_claimed_nothing(reason):
     owner.close()
 
 
-# Close -----------------------------------------------------------------------------------------------------------
+# Close --------------------------------------------------------------------------------------------
 
 
 def test_a_closed_engine_refuses_events_and_says_what_to_do():
@@ -645,7 +645,7 @@ def test_close_goes_to_the_callbacks_the_engine_was_made_with():
     assert callback.calls == [("callback", "close"), ("callback", "post_close")]
 
 
-# Engines that were not closed, and several at once -----------------------------------------------------------------
+# Engines that were not closed, and several at once ------------------------------------------------
 
 
 def test_an_engine_that_is_forgotten_is_closed():
@@ -712,7 +712,7 @@ def test_nothing_stays_referenced_after_close(how):
 def test_an_engine_leaves_nothing_behind_at_exit_once_it_is_closed():
     """No entry per engine stays with `atexit` or with the finalizers."""
     _engine([Listener()]).close()
-    # What other tests have left may be collected at any time, and what is no engine may come and go in other threads.
+    # Objects of earlier tests may be collected at any time, and other threads may add other finalizers.
     gc.collect()
     entries, finalizers = atexit._ncallbacks(), _engines_to_close()
 

@@ -1,4 +1,4 @@
-"""Who listens to monitor events, and a child process that may crash or freeze without taking the tests along."""
+"""Fixtures: handlers of monitor events, and a child process that may crash or hang."""
 
 import subprocess
 import sys

@@ -282,7 +282,7 @@ def test_a_queue_of_nothing_is_refused():
 
 
 def test_a_windows_event_arrives_in_a_trainer(metric_list):
-    """The windows of a Stat that is fed while a model trains come out of the destinations, timed or at close."""
+    """Windows of a Stat that is updated during training reach the destinations, on time or at close."""
     import torch
 
     from events import Event, Trainer

@@ -567,7 +567,8 @@ def test_importing_starts_nothing(in_child):
         """
         import sys, threading
         from events import monitor, MonitorEvent, Stat, Aggregation, Timer, Throughput, SystemMonitor
-        print([name for name in ("torch", "psutil", "pynvml", "numpy") if name in sys.modules], threading.active_count())
+        names = ("torch", "psutil", "pynvml", "numpy")
+        print([name for name in names if name in sys.modules], threading.active_count())
         """
     )
 
@@ -591,7 +592,7 @@ def test_the_interpreter_ends_well_with_handlers_and_open_windows(in_child):
 
 
 def test_a_forked_child_begins_empty_and_does_not_freeze(in_child):
-    """The parent logs what it collected, once; the child logs its own, though the parent's thread held the lock."""
+    """The parent logs its samples once; the child logs its own, though the parent's thread held the lock."""
     printed = in_child(
         """
         import os, warnings

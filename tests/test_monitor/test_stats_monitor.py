@@ -11,7 +11,7 @@ from events import Run, StatsMonitor
 
 
 class Buffer:
-    """Says how much was written, in the order of a list, the last again and again; and when it was asked how often."""
+    """Returns the counts of a list in order, then the last one repeatedly; counts its calls."""
 
     def __init__(self, *written):
         self._written = [*written]

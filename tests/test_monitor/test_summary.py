@@ -39,7 +39,7 @@ def test_it_is_what_numpy_says(chunks):
     # Squares of less than 1e-153 are below the least float that has all its digits.
     assert values[Aggregation.STD] == pytest.approx(samples.std(), rel=1e-6, abs=1e-7 * scale + 1e-153)
     for aggregation, percent in PERCENTILES.items():
-        # Between a negative sample and a positive one there may be nearly nothing left, of which no digit is sure.
+        # Negative and positive samples may cancel, which leaves no exact digit.
         expected = np.percentile(samples, percent)
         assert values[aggregation] == pytest.approx(expected, rel=1e-9, abs=1e-9 * scale)
 

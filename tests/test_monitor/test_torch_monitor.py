@@ -135,7 +135,7 @@ def test_what_does_not_fit_is_dropped_and_counted(in_child):
 
 
 def test_the_process_exits_cleanly_with_a_running_bridge(in_child):
-    """Torch crashes at the end of the interpreter where a handler is left; none is, and the rest is logged."""
+    """Torch crashes at interpreter exit if a handler is left; none is, and pending events are logged."""
     printed = in_child(
         with_prelude(
             """
@@ -177,7 +177,9 @@ def test_our_events_reach_handlers_of_torch(in_child):
             time.tzset()
             heard = []
             handle = torch.monitor.register_event_handler(
-                lambda event: heard.append((event.name, event.timestamp, dict(event.data), threading.get_ident()))
+                lambda event: heard.append(
+                    (event.name, event.timestamp, dict(event.data), threading.get_ident())
+                )
             )
             moment = datetime(2026, 3, 1, 12, tzinfo=UTC)
             with Run(rows, monitor.ToTorchMonitor(), "mine") as run:
@@ -216,7 +218,8 @@ def test_events_do_not_go_round_in_circles(in_child):
                 stat.add(1.0)
                 for _ in range(3):
                     run.batch_end()
-            assert sorted(name for _, metrics in rows.metrics for name in metrics) == ["ours/x", "s.sum", "torchs/x"]
+            names = sorted(name for _, metrics in rows.metrics for name in metrics)
+            assert names == ["ours/x", "s.sum", "torchs/x"]
             """
         )
     )

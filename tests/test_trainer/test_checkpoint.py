@@ -110,7 +110,7 @@ class TestSaving:
         assert listing(tmp_path) == before
 
     def test_a_failed_save_costs_a_checkpoint_and_not_the_run(self, make_trainer, tmp_path, caplog):
-        """After a disk error training continues, older checkpoints stay, and the next interval saves again."""
+        """After a disk error training continues, older checkpoints stay, and the next save succeeds."""
 
         class DiskFullOnce(Callback):
             def batch_end(self, state, logger):
@@ -195,7 +195,7 @@ class TestResuming:
     @pytest.mark.filterwarnings("ignore:This DataLoader will create 2 worker processes:UserWarning")
     @pytest.mark.parametrize("settings", ["plain", "generator", "workers"])
     def test_the_same_data_and_weights(self, make_trainer, tmp_path, settings):
-        """With augmentation in this process, with a generator of the dataloader's own, and with worker processes."""
+        """With augmentation in this process, with the dataloader's own generator, and with workers."""
 
         def dataloader():
             generator = torch.Generator().manual_seed(5) if settings == "generator" else None

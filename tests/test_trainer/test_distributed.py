@@ -36,7 +36,7 @@ def logged(folder, kind):
 
 
 def test_two_ranks_train_as_one_log_once_and_resume_to_the_last_bit(tmp_path):
-    """Both end with the same name, weights, loss and clock, and log each batch once; resumed, each finds its random numbers again."""
+    """Both end with the same name, weights, loss and clock; on resuming, each restores its random state."""
     ((zero, one),) = run_two_ranks(tmp_path, "save")
     name = zero["run_name"]
     (tmp_path / name / "latest.symlink").write_text(f"{name}/checkpoints/ep0-ba3.pt")
@@ -51,7 +51,7 @@ def test_two_ranks_train_as_one_log_once_and_resume_to_the_last_bit(tmp_path):
 
 
 def test_ranks_that_the_user_joined_stop_together_and_need_a_sampler(tmp_path):
-    """One rank that stops stops both, for one alone would wait for ever; the same samples for all are refused by a message that helps."""
+    """If one rank stops, both stop; a sampler that ignores ranks is refused."""
     (zero, one), refused = run_two_ranks(tmp_path, "stop", "no-sampler")
 
     assert zero["batch"] == one["batch"] == 7

@@ -110,7 +110,7 @@ def test_evaluation_leaves_the_model_training_and_the_state_as_it_was(make_train
 
 
 def test_evaluation_is_not_counted_as_training_time(make_trainer, make_dataloader):
-    """total_wct is the sum of the batches' durations and what lies between epochs, and none of the evaluation."""
+    """total_wct sums the durations of batches and of the gaps between epochs, without evaluation."""
     trainer = make_trainer(eval_dataloader=make_dataloader(), eval_interval="1ba", max_duration="3ba")
 
     trainer.fit()

@@ -1,7 +1,7 @@
-"""What each rank runs in test_distributed.py: trains, and writes down what it saw.
+"""The program of each rank in test_distributed.py: trains, and records what it saw.
 
-`two_ranks.py FOLDER MODE ...` trains in each mode in turn. The Trainer joins the ranks itself where there is one mode; where
-there are several, this program has joined them, as users may.
+`two_ranks.py FOLDER MODE ...` trains in each mode in turn. With one mode, the Trainer creates the process group
+itself; with several, this program has created it, as users may.
 """
 
 import json
