@@ -1,4 +1,4 @@
-"""A thread that does the same work at an interval, and when asked."""
+"""Background threads: `Lane`, a bounded queue with one worker thread, and `Timer`, periodic work."""
 
 import contextlib
 import logging
@@ -21,19 +21,19 @@ WhenFull = Literal["wait", "drop_newest", "drop_oldest"]
 
 
 class RetryLaterError(Exception):
-    """Raised by work that could not be done now, and is to be done again: the disk is full, nobody answers."""
+    """Raised by work that should be retried later: the disk is full, a server does not answer."""
 
 
 @attrs.define
 class LaneCounts:
-    """What became of the items of a lane."""
+    """Counts of the items of a lane."""
 
     accepted: int = 0
     done: int = 0
     failed: int = 0
     dropped: int = 0
     errors: Counter[str] = attrs.field(factory=Counter)
-    """How often what was raised, by kind of work and exception."""
+    """Errors, by kind of work and exception."""
 
 
 @attrs.frozen
@@ -44,27 +44,28 @@ class _Item:
 
 
 class Lane:
-    """A queue with one thread behind it, which starts with the first item.
+    """A bounded queue with one worker thread, which starts with the first item.
 
-    When the queue is full, by number or by bytes, `put` does what `when_full` says: "wait" waits up to `wait_seconds` and then
-    drops the item, "drop_newest" drops it at once, "drop_oldest" makes room. Whatever is dropped is counted and reported.
-    A single item that is larger than `limit_bytes` is taken when the queue is empty. Where "wait" has waited in vain, later
-    calls do not wait until something has been done again: a lane that hangs costs its wait once.
+    When the queue is full, by number or by bytes, `put` follows `when_full`: "wait" waits up to
+    `wait_seconds` and then drops the item, "drop_newest" drops it at once, "drop_oldest" drops queued items.
+    Drops are counted and reported. An item larger than `limit_bytes` is accepted if the queue is empty. After
+    a wait that timed out, later calls do not wait until an item has finished: a hanging lane costs its
+    timeout once.
 
-    **Timer.** With `tick`, the thread also calls that every `tick_seconds`, between two items, and soon after `wake`; the
-    first call is due that long after the first item. At the end of the thread, whatever ended it, comes `on_exit`.
+    **Timer.** The thread also calls `tick` every `tick_seconds`, between items, and soon after `wake`. When
+    the thread ends, for whatever reason, it calls `on_exit`.
 
-    After a fork the child has no thread: its `put` does nothing and returns False.
+    **Fork.** In a forked child `put` does nothing and returns False.
 
     Args:
         name: the name of the thread, and of the lane in messages.
-        limit: how many items may wait.
-        limit_bytes: how large they may be together.
-        when_full: what to do with an item for which there is no room.
-        wait_seconds: how long "wait" waits.
-        tick: what to do at intervals, in the lane's thread; what it raises is counted and reported as that of an item.
-        tick_seconds: the interval; also how long after `RetryLaterError` an item is tried again.
-        on_exit: what to do at the end of the thread, in it.
+        limit: the maximum number of queued items.
+        limit_bytes: the maximum size of queued items.
+        when_full: the policy when the queue is full.
+        wait_seconds: the timeout of "wait".
+        tick: periodic work, in the lane's thread; its errors are handled like those of items.
+        tick_seconds: the interval of `tick`, and the delay of a retry after `RetryLaterError`.
+        on_exit: called in the thread when it ends.
     """
 
     def __init__(
@@ -89,7 +90,7 @@ class Lane:
         self._tick = tick
         self._tick_seconds = tick_seconds
         self._on_exit = on_exit
-        # Guards everything below; held for moments only, never while work is done.
+        # Guards everything below; never held while work runs.
         self._changed = threading.Condition()
         self._items: deque[_Item] = deque()
         self._bytes = 0
@@ -97,10 +98,10 @@ class Lane:
         self._is_stopping = False
         self._is_awake = False
         self._was_timer = False
-        # By the monotonic clock: when the timer is due, and until when the first item waits after it raised RetryLaterError.
+        # Monotonic times: when the timer is due, and when the first item is retried after RetryLaterError.
         self._due_at = time.monotonic() + tick_seconds
         self._paused_until = 0.0
-        # How many items had been settled when a call last waited in vain; None where the last wait was not.
+        # The number of finished items when the last wait timed out; None if it did not.
         self._stuck_at: int | None = None
         self._thread: threading.Thread | None = None
         self._pid = os.getpid()
@@ -112,13 +113,13 @@ class Lane:
         """Queues work.
 
         Args:
-            work: what the thread is to do.
-            size: how many bytes it holds on to.
-            kind: what to call it in messages.
-            is_kept: takes it also when the queue is full: for what is small and comes seldom.
+            work: called in the thread.
+            size: the bytes that it keeps in memory.
+            kind: its name in messages.
+            is_kept: accepts it even if the queue is full; for small, rare items.
 
         Returns:
-            Whether it will be done.
+            Whether it was accepted.
         """
         if os.getpid() != self._pid:
             return False
@@ -136,28 +137,27 @@ class Lane:
             is_first = dropped_before == 0 and self.counts.dropped > 0
         if is_first:
             _log.warning(
-                "%s: something was dropped at a %s, for the queue is full (%d items, %d MiB). "
-                "What is dropped later is counted only.",
+                "%s: queue full (%d items, %d MiB), dropped a %s. Further drops are only counted.",
                 self._name,
-                kind,
                 self._limit,
                 self._limit_bytes >> 20,
+                kind,
             )
         return is_taken
 
     def wake(self) -> None:
-        """Has the timer's work done soon."""
+        """Schedules `tick` to run soon."""
         with self._changed:
             self._is_awake = True
             self._changed.notify_all()
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is queued; what is being done now does not count."""
+        """Whether nothing is queued; the running item does not count."""
         return not self._items
 
     def flush(self, timeout_seconds: float) -> bool:
-        """Waits until all that was queued is done; False where that takes longer than the timeout."""
+        """Waits until all queued items are done; False on timeout."""
         if os.getpid() != self._pid:
             return True
         with self._changed:
@@ -166,7 +166,7 @@ class Lane:
             return self._changed.wait_for(lambda: not self._items and not self._is_busy, timeout_seconds)
 
     def stop(self, timeout_seconds: float) -> bool:
-        """Does what is queued, then ends the thread; False where that takes longer than the timeout."""
+        """Finishes the queued items, then ends the thread; False on timeout, when the rest is dropped."""
         deadline = time.monotonic() + timeout_seconds
         is_done = self.flush(timeout_seconds)
         if os.getpid() != self._pid:
@@ -203,7 +203,7 @@ class Lane:
         return len(self._items) < self._limit and (not self._items or self._bytes + size <= self._limit_bytes)
 
     def _ensure_thread(self) -> None:
-        """Starts the thread, also in place of one that died."""
+        """Starts the thread, or replaces a dead one."""
         if self._thread is None or not self._thread.is_alive():
             self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
             self._thread.start()
@@ -217,19 +217,19 @@ class Lane:
                 self._attempt(self._on_exit, "close")
 
     def _turn(self) -> bool:
-        """Does one item, or the timer's work; False where the thread is to end."""
+        """Runs one item or the timer; False if the thread should end."""
         with self._changed:
             self._is_busy = False
             self._changed.notify_all()
             while not (self._has_item() or self._is_stopping or self._is_due()):
                 self._changed.wait(self._seconds_to_wait())
-            # In turns, where both are always there.
+            # Alternate if both are always ready.
             is_due = self._is_due() and not (self._is_stopping or (self._was_timer and self._has_item()))
             self._was_timer = is_due
             if is_due:
                 self._is_awake = False
                 self._due_at = time.monotonic() + self._tick_seconds
-            # The timer's work may look at the queue, where the next item must still be.
+            # `tick` may inspect the queue, so the next item stays there.
             item = self._items.popleft() if self._has_item() and not is_due else None
             if item is not None:
                 self._bytes -= item.size
@@ -250,7 +250,7 @@ class Lane:
         return self._tick is not None and (self._is_awake or time.monotonic() >= self._due_at)
 
     def _seconds_to_wait(self) -> float | None:
-        """Returns how long until there is something to do that nobody will say."""
+        """Returns the time until the timer or a retry is due; None if neither is."""
         moments = [self._due_at] if self._tick is not None else []
         if self._items:
             moments.append(self._paused_until)
@@ -260,7 +260,7 @@ class Lane:
         try:
             is_done = self._attempt(item.work, item.kind)
         except RetryLaterError:
-            # Put back, in front of what came after it.
+            # Put back at the front.
             with self._changed:
                 if self._is_stopping:
                     self.counts.dropped += 1
@@ -275,15 +275,15 @@ class Lane:
             self.counts.failed += 1
 
     def _attempt(self, work: Callable[[], object], kind: str) -> bool:
-        """Does work; says whether it was done.
+        """Runs work and returns whether it succeeded.
 
         Raises:
-            RetryLaterError: it is to be done again.
+            RetryLaterError: the work should be retried.
         """
         try:
             work()
         except RetryLaterError as error:
-            self.record_error(kind, error.__cause__ or error, "is to be done again, for it raised")
+            self.record_error(kind, error.__cause__ or error, "will be retried after")
             raise
         except BaseException as error:  # noqa: BLE001  # counted and reported
             self.record_error(kind, error)
@@ -291,12 +291,12 @@ class Lane:
         return True
 
     def record_error(self, kind: str, error: BaseException, became: str = "failed with") -> None:
-        """Counts what was raised, and reports the first of its kind; for the lane's own thread."""
+        """Counts an error and reports the first of its kind; for the lane's own thread."""
         name = f"{kind}: {type(error).__name__}"
         self.counts.errors[name] += 1
         if self.counts.errors[name] == 1:
             _log.error(
-                "%s: a %s %s %s: %s. Training goes on; more of the kind are counted only.",
+                "%s: %s %s %s: %s. Training continues; further errors of this kind are only counted.",
                 self._name,
                 kind,
                 became,
@@ -306,17 +306,17 @@ class Lane:
 
 
 class Timer:
-    """Calls `work` every `seconds`, and once more when it is stopped.
+    """Calls `work` every `seconds` in a thread, and once more when it is stopped.
 
-    What `work` raises goes to `on_error`, and the next call comes all the same. A forked child has no thread; call
-    `forget_in_child` there.
+    An exception of `work` is passed to `on_error` and does not end the timer. Call `forget_in_child` in a
+    forked child.
 
     Args:
-        work: called with whether this is the last time.
-        seconds: between the end of a call and the next.
-        on_error: takes what `work` raised.
-        name: of the thread.
-        on_end: called at the end of the thread, in it.
+        work: called with whether this is the last call.
+        seconds: the pause between two calls.
+        on_error: called with an exception of `work`.
+        name: the name of the thread.
+        on_end: called in the thread when it ends.
     """
 
     def __init__(
@@ -333,7 +333,7 @@ class Timer:
         self._name = name
         self._on_end = on_end
         self._wake = threading.Event()
-        # Guards the three counters below, and tells those who wait in `flush`.
+        # Guards the counters below, and wakes calls of `flush`.
         self._turn = threading.Condition()
         self._begun = 0
         self._done = 0
@@ -342,21 +342,21 @@ class Timer:
 
     @property
     def is_started(self) -> bool:
-        """Whether there is, or was, a thread."""
+        """Whether the thread was started."""
         return self._thread is not None
 
     def start(self) -> None:
-        """Starts the thread; does nothing where it runs."""
+        """Starts the thread unless it runs."""
         if self._thread is None or not self._thread.is_alive():
             self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
             self._thread.start()
 
     def wake(self) -> None:
-        """Has the work done soon; returns at once."""
+        """Schedules a call soon; returns at once."""
         self._wake.set()
 
     def flush(self, timeout_seconds: float) -> bool:
-        """Waits for a call of `work` that begins after this one; False where that takes longer than the timeout."""
+        """Waits for a call of `work` that starts after this one; False on timeout."""
         if self._thread is None or threading.current_thread() is self._thread:
             return True
         self.start()
@@ -366,7 +366,7 @@ class Timer:
             return self._turn.wait_for(lambda: self._done >= wanted, timeout_seconds)
 
     def stop(self, timeout_seconds: float) -> bool:
-        """Does the work for the last time, and ends the thread; False where that takes longer than the timeout."""
+        """Runs the last call and ends the thread; False on timeout."""
         thread = self._thread
         if thread is None:
             return True
@@ -376,7 +376,7 @@ class Timer:
         return not thread.is_alive()
 
     def forget_in_child(self) -> None:
-        """Forgets the thread, which is the parent's."""
+        """Drops the thread in a forked child: it belongs to the parent."""
         self._thread = None
         self._turn = threading.Condition()
 
@@ -391,7 +391,7 @@ class Timer:
             if not self._is_stopping:
                 self._wake.wait(self._seconds)
             with self._turn:
-                # Together: a call of `flush` is answered by this turn, or else by the next, and never costs both.
+                # Atomic: a call of `flush` waits for this turn or for the next, never for both.
                 self._wake.clear()
                 self._begun += 1
                 turn = self._begun

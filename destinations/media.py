@@ -1,19 +1,19 @@
-"""Arrays as files: PNG, WAV, MP4, PLY; and the numbers of a histogram.
+"""Encodes arrays as PNG, WAV, MP4 and PLY, and computes histograms.
 
-Pure functions over numpy arrays; tensors of any library that has `detach().cpu().numpy()` are taken too, bfloat16 among
-them, and torch is not imported for it. Nothing here keeps or changes what it is given.
+Pure functions over numpy arrays. Tensors of any library with `detach().cpu().numpy()` are accepted, including
+bfloat16, without importing torch. Arguments are neither kept nor changed.
 
 **Scaling of pixels**, of one image at a time:
 
-| values | become |
+| values | result |
 |---|---|
-| uint8 | what they are |
+| uint8 | unchanged |
 | bool | 0 and 255 |
 | float in [0, 1] | times 255, rounded |
-| integers in [0, 255] | what they are |
-| any others | the least becomes 0, the greatest 255, linearly; the two are in `Pixels.value_range` |
+| integers in [0, 255] | unchanged |
+| others | scaled linearly from min and max to 0 and 255; see `Pixels.value_range` |
 
-NaN becomes 0, infinities become the least and greatest finite value.
+NaN becomes 0, infinities become the min and max finite value.
 """
 
 import io
@@ -49,6 +49,7 @@ Array = np.ndarray[Any, Any]
 
 _CHANNELS = (1, 3, 4)
 _INT16_MAX = 32767
+_UINT16_MAX = 65535
 _MAX_AUDIO_CHANNELS = 64
 _OVERLAY_SHARE = 0.5
 
@@ -59,8 +60,8 @@ class Pixels:
 
     Attributes:
         array: the pixels.
-        shape: the shape that the image had.
-        value_range: what became 0 and 255, where values were stretched.
+        shape: the original shape of the image.
+        value_range: the values mapped to 0 and 255, if values were scaled.
     """
 
     array: Array
@@ -69,7 +70,7 @@ class Pixels:
 
 
 def to_numpy(value: Any) -> Array:
-    """Returns an array or tensor as a numpy array, without a copy where there need not be one; bfloat16 as float32."""
+    """Returns an array or tensor as a numpy array, without a copy if possible; bfloat16 as float32."""
     if hasattr(value, "detach") and hasattr(value, "cpu"):
         value = value.detach().cpu()
         if str(value.dtype) in {"torch.bfloat16", "torch.float8_e4m3fn", "torch.float8_e5m2"}:
@@ -81,7 +82,7 @@ def to_numpy(value: Any) -> Array:
 
 
 def copy_value(value: Any) -> Any:
-    """Returns something that does not change when the caller changes what was logged; paths are read."""
+    """Returns a copy that is independent of the caller's value; paths are read."""
     if isinstance(value, bytes):
         return value
     if isinstance(value, str | PurePath):
@@ -93,19 +94,19 @@ def copy_value(value: Any) -> Any:
     return np.array(to_numpy(value), copy=True)
 
 
-# --- images --------------------------------------------------------------------------------------------------------
+# --- images -------------------------------------------------------------------------------------------------
 
 
 def iter_images(images: Any, channels_last: bool = False) -> Iterator[Pixels]:
-    """Yields each image of what was logged as images.
+    """Yields each image of a logged value.
 
     Args:
-        images: `(H, W)`, `(C, H, W)` or `(N, C, H, W)`, or with `channels_last` `(H, W, C)` or `(N, H, W, C)`; PIL images;
-            the bytes of image files; or a list of any of these.
-        channels_last: where the channels are.
+        images: `(H, W)`, `(C, H, W)` or `(N, C, H, W)`, or with `channels_last` `(H, W, C)` or `(N, H, W,
+            C)`; PIL images; the bytes of image files; or a list of any of these.
+        channels_last: whether the channels are the last axis.
 
     Raises:
-        RecordError: something is no image.
+        RecordError: a value is not an image.
     """
     if isinstance(images, list | tuple):
         for image in images:
@@ -131,9 +132,7 @@ def _decoded(source: bytes | str | PurePath) -> Pixels:
         with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source) as image:
             array = np.asarray(image if image.mode in {"L", "RGB", "RGBA"} else image.convert("RGBA"))
     except OSError as error:
-        raise RecordError(
-            f"image must be a file that Pillow can read, got one that it cannot: {error}."
-        ) from error
+        raise RecordError(f"image must be readable by Pillow: {error}.") from error
     return Pixels(array, array.shape)
 
 
@@ -143,7 +142,8 @@ def _pixels(array: Array, channels_last: bool) -> Pixels:
         array = array if channels_last else np.moveaxis(array, 0, -1)
         if array.shape[-1] == 1:
             array = array[..., 0]
-    if array.ndim not in {2, 3} or 0 in array.shape or (array.ndim == 3 and array.shape[-1] not in _CHANNELS):  # noqa: PLR2004
+    has_channels = array.ndim == 3  # noqa: PLR2004  # rows, columns, channels
+    if array.ndim not in {2, 3} or 0 in array.shape or (has_channels and array.shape[-1] not in _CHANNELS):
         raise RecordError(f"image must have shape (H, W) or 1, 3 or 4 channels, got {shape}.")
     pixels, value_range = _to_uint8(array)
     return Pixels(pixels, shape, value_range)
@@ -184,17 +184,17 @@ def _png(image: Image.Image) -> bytes:
     return buffer.getvalue()
 
 
-# --- masks ---------------------------------------------------------------------------------------------------------
+# --- masks --------------------------------------------------------------------------------------------------
 
 
 def iter_masks(masks: Any) -> Iterator[Array]:
-    """Yields each mask as integers `(H, W)`.
+    """Yields each mask as uint16 `(H, W)`.
 
     Args:
-        masks: class indices `(H, W)` or `(N, H, W)`, or a list of such; integers, bools, or floats that are whole.
+        masks: class indices `(H, W)` or `(N, H, W)`, or a list of these; integers, bools or integral floats.
 
     Raises:
-        RecordError: the values are no class indices.
+        RecordError: the values are not class indices.
     """
     if isinstance(masks, list | tuple):
         for mask in masks:
@@ -205,14 +205,14 @@ def iter_masks(masks: Any) -> Iterator[Array]:
         raise RecordError(
             "mask must hold class indices, got fractions. Write mask.argmax(...) or mask > 0.5."
         )
-    if array.dtype.kind not in "biuf" or (array.size and (array.min() < 0 or array.max() > 65535)):  # noqa: PLR2004
+    if array.dtype.kind not in "biuf" or (array.size and not 0 <= array.min() <= array.max() <= _UINT16_MAX):
         raise RecordError(f"mask must hold class indices from 0 to 65535, got dtype {array.dtype} or others.")
     whole = array.astype(np.uint16)
     yield from [whole] if whole.ndim == 2 else whole  # noqa: PLR2004  # rows and columns
 
 
 def _palette() -> Array:
-    """Returns 256 colours that neighbours in number are far apart in; 0 is black."""
+    """Returns 256 colours, with consecutive ones far apart; 0 is black."""
     hues = (np.arange(256) * 0.618033988749895) % 1.0
     sectors = np.array([0.0, 4.0, 2.0]) / 6.0
     colors = np.clip(np.abs(((hues[:, None] + sectors) % 1.0) * 6.0 - 3.0) - 1.0, 0.0, 1.0)
@@ -222,13 +222,13 @@ def _palette() -> Array:
 
 
 def class_color(index: int) -> str:
-    """Returns the colour that a class has in masks and overlays, such as "#00ff9f"."""
+    """Returns the colour of a class in masks and overlays, such as "#00ff9f"."""
     red, green, blue = _palette()[index % 256]
     return f"#{red:02x}{green:02x}{blue:02x}"
 
 
 def mask_png(mask: Array) -> bytes:
-    """Returns a mask as PNG whose pixel values are the class indices: with a palette up to 255, else 16-bit grey."""
+    """Returns a mask as PNG of class indices: with a palette up to 255, else 16-bit grey."""
     if mask.size and int(mask.max()) > 255:  # noqa: PLR2004  # indices of a palette are bytes
         return _png(Image.fromarray(mask.astype(np.uint16)))
     height, width = mask.shape
@@ -238,7 +238,7 @@ def mask_png(mask: Array) -> bytes:
 
 
 def overlay_png(pixels: Array, mask: Array) -> bytes:
-    """Returns an image with the colours of a mask laid over it, half and half; class 0 leaves the image as it is."""
+    """Returns an image blended with the colours of a mask, half and half; class 0 is transparent."""
     if mask.shape != pixels.shape[:2]:
         raise RecordError(f"mask must have the size of its image {pixels.shape[:2]}, got {mask.shape}.")
     rgb = np.repeat(pixels[..., None], 3, axis=-1) if pixels.ndim == 2 else pixels[..., :3]  # noqa: PLR2004
@@ -247,25 +247,26 @@ def overlay_png(pixels: Array, mask: Array) -> bytes:
     return png_bytes(np.where((mask > 0)[..., None], mixed, rgb))
 
 
-# --- sound and video -----------------------------------------------------------------------------------------------
+# --- sound and video ----------------------------------------------------------------------------------------
 
 
 def wav_bytes(audio: Any, sample_rate: int) -> bytes:
-    """Returns a sound as WAV with 16-bit samples.
+    """Returns audio as WAV with 16-bit samples.
 
     Args:
-        audio: `(samples,)` or `(channels, samples)`; floats in [-1, 1], those beyond are clipped and NaN is silence; int16
-            as it is; int32 and uint8 by their full range; bool is silence and full scale.
+        audio: `(samples,)` or `(channels, samples)`; float in [-1, 1] (clipped, NaN is silence), int16, or
+            int32, uint8 and bool, scaled from their full range.
         sample_rate: samples per second.
 
     Raises:
-        RecordError: the shape or type is none of these.
+        RecordError: unsupported shape or type.
     """
     array = to_numpy(audio)
     array = array[None] if array.ndim == 1 else array
     if array.ndim != 2 or array.shape[0] > _MAX_AUDIO_CHANNELS or not array.size:  # noqa: PLR2004
         raise RecordError(
-            f"audio must have shape (samples,) or (channels, samples), got {tuple(array.shape)}. Transpose it?"
+            f"audio must have shape (samples,) or (channels, samples), got {tuple(array.shape)}. Transpose "
+            "it?"
         )
     kind = array.dtype
     if kind == np.int16:
@@ -289,23 +290,24 @@ def wav_bytes(audio: Any, sample_rate: int) -> bytes:
 
 
 def mp4_file(frames: Any, fps: float, path: Path) -> None:
-    """Writes frames as MP4 (H.264, 4:2:0); odd sizes gain a row or column of their last pixels.
+    """Writes frames as MP4 (H.264, 4:2:0); odd sizes are padded with the last row or column.
 
     Args:
-        frames: `(T, C, H, W)` with 1, 3 or 4 channels; pixels as for images, scaled by the range of the whole video.
+        frames: `(T, C, H, W)` with 1, 3 or 4 channels; scaled like images, by the range of the whole video.
         fps: frames per second.
         path: the file to write.
 
     Raises:
         ImportError: PyAV is missing.
-        RecordError: the frames have another shape.
+        RecordError: unsupported shape.
     """
     try:
         import av
     except ImportError as error:
         raise ImportError(
-            "video frames must be encoded by PyAV, got no package 'av'. "
-            'Install it: pip install "training-destinations[video]". Encoded bytes and paths need no package.',
+            "encoding video frames needs PyAV. "
+            'Install it: pip install "training-destinations[video]". '
+            "Encoded bytes and paths need no package.",
             name="av",
         ) from error
     from fractions import Fraction
@@ -331,21 +333,22 @@ def mp4_file(frames: Any, fps: float, path: Path) -> None:
         container.mux(stream.encode())
 
 
-# --- numbers and points --------------------------------------------------------------------------------------------
+# --- numbers and points -------------------------------------------------------------------------------------
 
 
 def histogram_record(values: Any, bins: "int | Sequence[float]" = 64) -> dict[str, Any]:
-    """Returns counts, edges and moments of values; those that are not finite are counted and left out.
+    """Returns counts, edges and moments of the finite values; others are only counted.
 
     Args:
-        values: numbers in any shape, or `BinnedValues`, which are returned as they are.
-        bins: a number of bins of equal width between the least and the greatest value, or rising edges; the last bin
-            holds its right edge too.
+        values: numbers of any shape, or `BinnedValues`, whose record is returned unchanged.
+        bins: the number of equal-width bins between min and max, or increasing edges; the last bin includes
+            its right edge.
     """
     if isinstance(values, BinnedValues):
         return values.record()
     flat = to_numpy(values).reshape(-1)
-    flat = flat.astype(np.float64) if flat.dtype.kind != "f" or flat.dtype.itemsize < 4 else flat  # noqa: PLR2004
+    is_wide_float = flat.dtype.kind == "f" and flat.dtype.itemsize >= 4  # noqa: PLR2004  # float32 or more
+    flat = flat if is_wide_float else flat.astype(np.float64)
     finite = flat[np.isfinite(flat)]
     record: dict[str, Any] = {"count": int(flat.size), "non_finite": int(flat.size - finite.size)}
     if not finite.size:
@@ -384,7 +387,9 @@ def iter_point_clouds(points: Any, colors: Any = None) -> Iterator[tuple[Array, 
 
 
 def ply_bytes(points: Array, colors: Array | None = None) -> bytes:
-    """Returns points as binary PLY (G. Turk, The PLY Polygon File Format, 1994): float32 x, y, z, and uint8 colours.
+    """Returns points as binary PLY: float32 x, y, z, and uint8 colours.
+
+    G. Turk, The PLY Polygon File Format, 1994.
 
     Args:
         points: `(N, 3)`.

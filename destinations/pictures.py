@@ -1,8 +1,7 @@
-"""Pictures to log: many images as one grid, images with captions, and the spectrogram of a sound.
+"""Helpers that make images to log: grids, captions and spectrograms.
 
-Pure functions, which return what `log_images(..., channels_last=True)` takes. Where they cost too much for every step, give
-the logger a function: `logger.log_images(lambda: image_grid(images), channels_last=True)` is called only when a destination
-is due.
+Pure functions; log the result with `log_images(..., channels_last=True)`. To compute it only when a
+destination is due, pass a function: `logger.log_images(lambda: image_grid(images), channels_last=True)`.
 """
 
 import math
@@ -34,28 +33,30 @@ def image_grid(
     separator_pixels: int = 2,
     channels_last: bool = False,
 ) -> Array:
-    """Returns images side by side in rows, as one.
+    """Returns images arranged in a grid, as one image.
 
     Args:
         images: what `log_images` takes: `(N, C, H, W)`, a list, paths, …
-        columns: how many stand in a row; without it, so many that the grid is as nearly square as can be.
-        max_images: how many are shown at most, the first ones.
-        tile_size: height and width that each is scaled to, its sides' ratio kept, the rest black; without it, the largest
-            height and the largest width among them, and nothing is scaled.
-        separator_pixels: how wide the black lines between them are.
+        columns: images per row. Default: makes the grid as square as possible.
+        max_images: the maximum number of images; the first ones are shown.
+        tile_size: height and width of each tile; images are scaled to fit and padded with black. Default: the
+            max height and width, without scaling.
+        separator_pixels: the width of the black lines between tiles.
         channels_last: as for `log_images`.
 
     Returns:
         `(H, W, 3)` uint8.
 
     Raises:
-        RecordError: there is no image, or something is none; or a number is too small.
+        RecordError: there are no images, a value is not an image, or a number is too small.
     """
     if min(columns or 1, max_images or 1, *(tile_size or (1, 1))) < 1 or separator_pixels < 0:
-        raise RecordError("grid must have at least one column, image and pixel, got fewer.")
+        raise RecordError(
+            "columns, max_images and tile_size must be at least 1, separator_pixels at least 0."
+        )
     pixels = [_rgb(one.array) for one in iter_images(images, channels_last)][:max_images]
     if not pixels:
-        raise RecordError("grid must have at least one image, got none.")
+        raise RecordError("a grid needs at least one image, got none.")
     if tile_size is not None:
         pixels = [_scaled(one, tile_size) for one in pixels]
     height, width = tile_size or (max(one.shape[0] for one in pixels), max(one.shape[1] for one in pixels))
@@ -73,35 +74,35 @@ def image_grid(
 def with_captions(
     images: Any, captions: Sequence[str], *, font_pixels: int = 12, channels_last: bool = False
 ) -> list[Array]:
-    """Returns images with a text below each, white on black, wrapped to the width of the image.
+    """Returns images with a caption below each, white on black, wrapped to the width of the image.
 
     Args:
         images: what `log_images` takes.
-        captions: one for each image; an empty one leaves its image as it is.
-        font_pixels: the size of the letters.
+        captions: one per image; an empty one leaves its image unchanged.
+        font_pixels: the font size.
         channels_last: as for `log_images`.
 
     Returns:
         For each image `(H, W, 3)` uint8.
 
     Raises:
-        RecordError: captions and images differ in number, or something is no image.
+        RecordError: the number of captions differs, or a value is not an image.
     """
     pixels = [_rgb(one.array) for one in iter_images(images, channels_last)]
     if isinstance(captions, str) or len(captions) != len(pixels):
-        raise RecordError(f"captions must be one for each of {len(pixels)} images, got {captions!r:.80}.")
+        raise RecordError(f"{len(pixels)} images need a list of as many captions, got {captions!r:.80}.")
     font = ImageFont.load_default(font_pixels)
     return [_captioned(one, str(text), font) for one, text in zip(pixels, captions, strict=True)]
 
 
 def spectrogram(audio: Any, sample_rate: int, *, window_seconds: float = _WINDOW_SECONDS) -> Array:
-    """Returns how loud which frequencies are over time, as a grey image: time to the right, high frequencies on top.
+    """Returns the spectrogram of audio as a grey image: time to the right, high frequencies on top.
 
-    The power of a short-time Fourier transform with a Hann window and half of it from one column to the next, in decibels
-    below the loudest; 80 dB below it and less is black. (J. O. Smith, Spectral Audio Signal Processing, 2011.)
+    The power of a short-time Fourier transform with a Hann window and 50 % overlap, in decibels relative to
+    the max; -80 dB and less is black. J. O. Smith, Spectral Audio Signal Processing, 2011.
 
     Args:
-        audio: `(samples,)` or `(channels, samples)`, of which the mean is taken.
+        audio: `(samples,)` or `(channels, samples)`; channels are averaged.
         sample_rate: samples per second.
         window_seconds: the length of the window, rounded up to a power of two of samples.
 
@@ -109,7 +110,7 @@ def spectrogram(audio: Any, sample_rate: int, *, window_seconds: float = _WINDOW
         `(frequencies, times)` uint8.
 
     Raises:
-        RecordError: there are no samples, or the rate or the window is nothing.
+        RecordError: there are no samples, or rate or window is not positive.
     """
     samples = np.nan_to_num(to_numpy(audio).astype(np.float64), posinf=0.0, neginf=0.0)
     if samples.ndim == 2:  # noqa: PLR2004  # channels and samples
@@ -150,7 +151,7 @@ def _scaled(pixels: Array, size: tuple[int, int]) -> Array:
 
 
 def _squarest(count: int, height: int, width: int) -> int:
-    """Returns the number of columns with which the longer side of the grid is shortest."""
+    """Returns the number of columns that minimises the longer side of the grid."""
     return min(
         range(1, count + 1), key=lambda columns: max(math.ceil(count / columns) * height, columns * width)
     )
@@ -174,7 +175,7 @@ def _captioned(pixels: Array, text: str, font: Any) -> Array:
 
 
 def _wrapped(text: str, font: Any, width: float) -> list[str]:
-    """Returns lines that fit, broken between words where there are any, and within words that are too long."""
+    """Wraps text to a width, between words, or within words that are too long."""
     lines = [""]
     for word in text.split(" "):
         longer = f"{lines[-1]} {word}" if lines[-1] else word

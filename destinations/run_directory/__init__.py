@@ -1,6 +1,6 @@
 """A run as a folder of plain files: `RunDirectory` writes it, `read_rows` and `read_series` read its metrics.
 
-Names are imported when they are asked for: readers share `layout` with the writer, and need not load the writer for it.
+Names are imported lazily: readers use `layout` without loading the writer.
 """
 
 import importlib

@@ -26,7 +26,7 @@ __all__ = [
     "parse_number",
 ]
 
-# An extra, `fast`: it writes floats as text some twenty times faster than Python does, in their shortest form too.
+# The extra `fast`: formats floats about twenty times faster than Python, in their shortest form too.
 orjson: ModuleType | None
 try:
     import orjson
@@ -35,7 +35,7 @@ except ImportError:
 
 
 def header_line(columns: Iterable[str]) -> bytes:
-    """Returns the first line."""
+    """Returns the header line of columns."""
     return (",".join(map(_quoted, columns)) + "\n").encode()
 
 
@@ -46,7 +46,7 @@ def _quoted(name: str) -> str:
 
 
 def header_end(data: bytes) -> int:
-    """Returns where the header ends: after the first line feed outside quotes; 0 where it does not."""
+    """Returns the offset after the header: after the first line feed outside quotes; 0 if there is none."""
     end = 0
     while (end := data.find(b"\n", end) + 1) > 0:
         if data.count(b'"', 0, end) % 2 == 0:
@@ -55,12 +55,12 @@ def header_end(data: bytes) -> int:
 
 
 def parse_header(line: bytes) -> list[str]:
-    """Returns the columns."""
+    """Returns the columns of a header line."""
     return next(csv.reader(io.StringIO(line.decode("utf-8", "replace"), newline="")), [])
 
 
 def format_cells(values: Sequence[float], encoder: ModuleType | None = orjson) -> str:
-    """Returns the cells of values, joined by commas; without an encoder, by Python's own means."""
+    """Returns the cells of values, joined by commas; formatted by Python if there is no encoder."""
     if encoder is not None:
         with contextlib.suppress(TypeError):  # An integer of more than 64 bits.
             data: bytes = encoder.dumps(values)
@@ -75,22 +75,22 @@ def format_cells(values: Sequence[float], encoder: ModuleType | None = orjson) -
 def format_cell_rows(
     values: np.ndarray[Any, np.dtype[np.float64]], encoder: ModuleType | None = orjson
 ) -> list[bytes]:
-    """Returns the cells of each row of floats, joined by commas; without an encoder, by Python's own means.
+    """Returns the cells of each row of floats, joined by commas; formatted by Python if there is no encoder.
 
     Args:
-        values: `(rows, metrics)`, both at least 1; in rows and columns one after the other.
+        values: `(rows, metrics)`, both at least 1; C-contiguous.
         encoder: the module `orjson`, or None.
     """
     if encoder is not None:
         text: bytes = encoder.dumps(values, option=encoder.OPT_SERIALIZE_NUMPY)
         if b"n" not in text:  # null: a NaN or an infinity, which JSON does not have.
             return text[2:-2].split(b"],[")
-    # One call writes them all, half as fast again as one for each; what it writes for lists is "[[1.5, nan], [2.0, inf]]".
+    # One call for all rows is 1.5 times as fast as one each; `repr` of lists is "[[1.5, nan], [2.0, inf]]".
     return repr(values.tolist())[2:-2].replace(", ", ",").encode().split(b"],[")
 
 
 def parse_number(cell: str) -> float | None:
-    """Returns what a cell holds: an integer where it looks like one, else a float; None for what is no number."""
+    """Returns the number in a cell, an int if it looks like one, else a float; None if it is not a number."""
     try:
         return int(cell)
     except ValueError:

@@ -1,9 +1,12 @@
-"""`sidecar.json`, `summary.json` and `hparams.yaml`: small files that are replaced as a whole.
+"""The documents of a run: `sidecar.json`, `summary.json`, `hparams.yaml` and `sessions.jsonl`.
 
-The fields of the first two that stable-pretraining knows are written as its own `RegistryLogger` writes them; ours are beside
-them. Belongs to the writer thread, but for `add_hyperparameters`, which replaces one attribute, and for the first writing, which
-waits for the disk only where there is something to lose: a file that is renamed before the disk has its content may be empty after
-a power loss.
+Each is a small file that is replaced as a whole.
+
+The first two contain the fields of stable-pretraining's `RegistryLogger`, written as it writes them, and our
+own.
+
+Runs in the writer thread, except `add_hyperparameters`, which replaces one attribute, and the first write.
+That one syncs only if the run is not new: a file renamed before it is synced may be empty after a power loss.
 """
 
 from __future__ import annotations
@@ -42,7 +45,7 @@ _MAX_LIST_ITEMS = 100
 
 
 def flat_hyperparameters(hyperparameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns hyperparameters with dotted names, indices of lists among them; long lists stay one text."""
+    """Returns hyperparameters with dotted names, including list indices; long lists become one JSON text."""
     flat: dict[str, Any] = {}
 
     def add(prefix: str, value: Any) -> None:
@@ -65,7 +68,7 @@ _SCHEMA_VERSION = 1
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Returns a JSON object; an empty one where there is none, or none that can be read."""
+    """Returns the JSON object in a file; empty if it is missing or unreadable."""
     try:
         data = json.loads(read_regular(path))
     except (OSError, ValueError):
@@ -74,18 +77,18 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 class Documents:
-    """What the sidecar of a run says.
+    """The sidecar and the hyperparameters of a run.
 
-    What others write into `sidecar.json` meanwhile is kept: fields that are not ours, and tags and notes that differ from
-    what was written last.
+    Changes by other programs to `sidecar.json` are kept: foreign fields, and tags and notes that differ from
+    those written last.
 
     Args:
         run_dir: the folder of the run.
         run_id: the id of a new run; an existing one keeps its own.
-        tags: added to those that there are.
-        notes: taken where there are none.
-        now: when a new run begins, in seconds since 1970.
-        disk: what is written by.
+        tags: added to the existing tags.
+        notes: used if there are none.
+        now: the start time of a new run, in seconds since 1970.
+        disk: the disk operations.
     """
 
     def __init__(
@@ -113,31 +116,31 @@ class Documents:
         self._hparams_written: dict[str, Any] | None = None
         self._are_hparams_safe = False
         self.is_new = not existing and not self.hyperparameters
-        """Whether there was nothing yet that a power loss could take."""
-        # How the run stood when it was looked at last; what `close` says takes its place.
+        """Whether there were no documents that a power loss could destroy."""
+        # Status and end time while the run is open; `close` sets the three below instead.
         self.live_status: tuple[str, float | None] = ("running", None)
         self.status = "running"
         self.exception: str | None = None
         self.ended_at: float | None = None
-        """When the run was closed; set last of these three."""
+        """The time of closing; set last of these three."""
 
     def add_tag(self, tag: str) -> None:
-        """Adds a tag where it is not there yet."""
+        """Adds a tag unless the run has it."""
         if tag not in self._tags:
             self._tags = [*self._tags, tag]
 
     def add_hyperparameters(self, hyperparameters: dict[str, Any]) -> None:
         """Adds hyperparameters to those of earlier calls."""
-        # Also given without a logger, which makes them plain: a value that YAML refuses would cost all the others.
+        # Made plain here too, for calls without a logger: one value that YAML refuses would cost all others.
         self.hyperparameters = _merged(self.hyperparameters, plain_config(hyperparameters))
 
     def set_checkpoint(self, path: str | None) -> None:
-        """Says which checkpoint is the newest."""
+        """Sets the path of the newest checkpoint."""
         if path is not None:
             self._checkpoint_path = str(path)
 
     def follow(self, *, is_completed: bool) -> bool:
-        """Takes down whether a run that is open is completed for now; True where that is new."""
+        """Updates the status of an open run; True if it changed."""
         status = "completed" if is_completed else "running"
         if self.ended_at is not None or status == self.live_status[0]:
             return False
@@ -145,14 +148,14 @@ class Documents:
         return True
 
     def rewrite_files(self) -> None:
-        """Has everything written again: the files are gone."""
+        """Schedules every file to be written again, after the folder was recreated."""
         self._hparams_written = None
 
     def write_hparams(self, *, durable: bool = True) -> None:
-        """Writes `hparams.yaml` where something changed, or the disk may not have it yet.
+        """Writes `hparams.yaml` if it changed or is not yet synced.
 
         Args:
-            durable: whether to wait until the disk has it.
+            durable: whether to sync it.
         """
         current = self.hyperparameters
         is_written = current is self._hparams_written and (self._are_hparams_safe or not durable)
@@ -166,9 +169,9 @@ class Documents:
         """Writes `sidecar.json`.
 
         Args:
-            statistics: of the metrics.
-            more: fields of our own.
-            durable: whether to wait until the disk has it.
+            statistics: the statistics of the metrics.
+            more: additional fields.
+            durable: whether to sync it.
         """
         on_disk = read_json(self._run_dir / SIDECAR)
         if "tags" in on_disk and on_disk["tags"] != self._written["tags"]:
@@ -207,15 +210,15 @@ def write_summary(
     csv: dict[str, Any],
     disk: Disk = DISK,
 ) -> None:
-    """Writes `summary.json`, and waits until the disk has it.
+    """Writes and syncs `summary.json`.
 
     Args:
         run_dir: the folder of the run.
-        rank: whose metrics.
+        rank: the rank that logged the metrics.
         run_id: the id of the run.
-        statistics: of the metrics.
-        csv: up to where of the CSV they are, see `csv_mark`.
-        disk: what is written by.
+        statistics: the statistics of the metrics.
+        csv: the fingerprint of the part of the CSV that they cover, see `RankWriter`.
+        disk: the disk operations.
     """
     summary = {
         "schema_version": _SCHEMA_VERSION,
@@ -254,15 +257,15 @@ def _merged(old: dict[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class SessionLog:
-    """The lines of the run; the last one is this process's.
+    """The lines of `sessions.jsonl`, one per process that wrote to the run; the last is that of this process.
 
-    The file is small and is replaced as a whole, so that a line can be completed when its process ends. The line of a process
-    that ended without a word gets the status "killed" from the next one.
+    The file is replaced as a whole, so that a line can be completed when its session ends. A session that
+    ended without closing gets the status "killed" from the next one.
 
     Args:
         run_dir: the folder of the run.
-        now: when this session begins, in seconds since 1970.
-        disk: what is written by.
+        now: the start time of this session, in seconds since 1970.
+        disk: the disk operations.
     """
 
     def __init__(self, run_dir: Path, now: float, disk: Disk = DISK) -> None:
@@ -287,7 +290,7 @@ class SessionLog:
 
     @property
     def is_first(self) -> bool:
-        """Whether nobody opened the run before."""
+        """Whether this is the first session."""
         return len(self._lines) == 1
 
     def write(
@@ -296,8 +299,8 @@ class SessionLog:
         """Replaces the file.
 
         Args:
-            live_status: status and end of this session as long as it is not closed.
-            durable: whether to wait until the disk has it.
+            live_status: status and end time of this session while it is open.
+            durable: whether to sync it.
         """
         own = self.current
         if own["end"] is None:
@@ -307,7 +310,7 @@ class SessionLog:
 
     @staticmethod
     def read(run_dir: Path) -> list[dict[str, Any]]:
-        """Returns the lines of a run, oldest first; a damaged one is left out."""
+        """Returns the sessions of a run, oldest first; corrupt lines are skipped."""
         try:
             text = read_regular(run_dir / SESSIONS).decode("utf-8", "replace")
         except (FileNotFoundError, NotADirectoryError):

@@ -1,10 +1,10 @@
-"""Takes rows from the journal to `metrics.csv`, each exactly once, whenever the process may end.
+"""Moves rows from the journal to `metrics.csv`, each exactly once, whenever the process may be killed.
 
-The order of writing is what makes it so: lines are added to the CSV, then `position.json` is replaced by one that counts
-them. Whoever opens the run in between sees lines that do not count, and finds their rows in the journal. A CSV that is
-replaced (more columns, or rows of an abandoned branch left out) is announced in the position beforehand; see `Position`.
+The order of writes guarantees it: lines are appended to the CSV, then `position.json` is replaced by one that
+covers them. In between, readers ignore the new lines and find their rows in the journal. A replacement of the
+CSV (new columns, abandoned rows removed) is announced in the position first; see `Position`.
 
-Belongs to the writer thread.
+Runs in the writer thread.
 """
 
 import contextlib
@@ -37,14 +37,14 @@ _LINES_AT_ONCE = 1000
 
 
 class AbandonedRows:
-    """The file of an abandoned branch, named by what it holds, so that doing it again after a crash changes nothing.
+    """The file of an abandoned branch, named by its checksum: repeating it after a crash is idempotent.
 
     Args:
-        folder: where it will be.
-        stem: how its name begins.
-        step: the step that training went back to.
+        folder: the folder of the file.
+        stem: the start of its name.
+        step: the step that training resumed from.
         header: its first line.
-        disk: what it is written by.
+        disk: the disk operations.
     """
 
     def __init__(self, folder: Path, stem: str, step: int, header: bytes, disk: Disk = DISK) -> None:
@@ -57,10 +57,10 @@ class AbandonedRows:
         self._pending = [header]
         self._crc32 = zlib.crc32(header)
         self.count = 0
-        """How many rows there are."""
+        """The number of rows."""
 
     def write(self, line: bytes) -> None:
-        """Adds a line."""
+        """Appends a line."""
         self._pending.append(line)
         if len(self._pending) >= _LINES_AT_ONCE:
             self._write()
@@ -68,7 +68,7 @@ class AbandonedRows:
         self.count += 1
 
     def keep(self) -> Path:
-        """Gives the file its name, and returns that path; without it, nothing is left of it."""
+        """Makes the file permanent and returns its path; otherwise it is removed on exit."""
         self._write()
         self._disk.sync(self._fd)
         path = self._folder / f"{self._name}.{self._crc32:08x}.csv"
@@ -95,17 +95,17 @@ _Values = tuple[float, ...]
 
 
 class RowBuffer:
-    """Lines that are to be written, the row that others of its step may still join, and what statistics are to count.
+    """Buffers lines to write, the row that later rows of its step may join, and values for statistics.
 
     Args:
-        csv: the file that knows its columns.
+        csv: the file that the lines are for.
     """
 
     def __init__(self, csv: "MetricsCsv") -> None:
         self._csv = csv
         self._lines: list[bytes] = []
         self.line_count = 0
-        """Lines that are complete."""
+        """The number of complete lines."""
         self._pending: tuple[int | None, int | None, float, _Names, _Values] | None = None
         self._steps: dict[_Names, list[int | None]] = {}
         self._values: dict[_Names, list[Any]] = {}
@@ -117,7 +117,7 @@ class RowBuffer:
         return not self._lines and self._pending is None
 
     def add(self, names: _Names, row: "Row") -> None:
-        """Takes a row."""
+        """Adds a row."""
         _, step, epoch, at, values = row
         pending = self._pending
         if pending is not None and self._joins(step, epoch, names):
@@ -128,7 +128,7 @@ class RowBuffer:
         self._count(names, [step], values, epoch)
 
     def add_block(self, names: _Names, block: "RowBlock") -> bool:
-        """Takes many rows; False, and nothing taken, where the first one belongs to the line of the row before."""
+        """Adds many rows; False, with nothing added, if the first one joins the pending row."""
         if self._joins(block.steps[0], block.epochs[0], names):
             return False
         self.finish_line()
@@ -140,7 +140,7 @@ class RowBuffer:
         return True
 
     def finish_line(self) -> None:
-        """Makes a line of the row that others of its step might have joined."""
+        """Formats the pending row as a line."""
         if self._pending is not None:
             step, epoch, at, names, values = self._pending
             self._lines.append(self._csv.formatter(names).line(step, epoch, at, values).encode())
@@ -148,15 +148,15 @@ class RowBuffer:
             self._pending = None
 
     def pop_lines(self) -> list[bytes]:
-        """Returns the lines, and forgets them."""
+        """Returns and clears the lines."""
         lines, self._lines, self.line_count = self._lines, [], 0
         return lines
 
     def update_statistics(self, statistics: Statistics) -> tuple[int, int | None]:
-        """Has the rows counted that were taken since the last time.
+        """Adds the rows since the last call to the statistics.
 
         Returns:
-            How many rows there were, and the step of the last one.
+            The number of rows, and the step of the last one.
         """
         all_steps, all_values = self._steps, self._values
         self._steps, self._values = {}, {}
@@ -171,7 +171,7 @@ class RowBuffer:
         return rows, last_step
 
     def clear(self) -> None:
-        """Forgets everything."""
+        """Discards everything."""
         self._lines, self.line_count, self._pending = [], 0, None
         self._steps, self._values = {}, {}
 
@@ -192,7 +192,7 @@ class RowBuffer:
 
 
 def _merged_blocks(values: list[Any]) -> list[Any]:
-    """Returns rows and blocks of rows, joined with their neighbours of the same kind."""
+    """Returns rows and blocks of rows, consecutive ones of the same kind joined."""
     parts: list[Any] = []
     for value in values:
         is_block = isinstance(value, np.ndarray)
@@ -203,8 +203,8 @@ def _merged_blocks(values: list[Any]) -> list[Any]:
     return [np.concatenate(part) if isinstance(part[0], np.ndarray) else part for part in parts]
 
 
-# The interpreter is held for less than a millisecond: this many rows of ten floats with orjson, a quarter without. Fewer
-# would cost more in all, for each portion takes some hundred microseconds.
+# Chunks hold the interpreter lock for less than a millisecond with ten floats a row. Smaller ones would cost
+# more in total: each has an overhead of some hundred microseconds.
 CHUNK_ROWS = 256 if orjson else 64
 _READ_BYTES = 256 << 10
 _POSITION_BYTES = 1 << 20
@@ -213,17 +213,19 @@ _REWRITE_SHARE_OF_NEW = 4
 
 
 class Drain:
-    """The one way from the journal of a rank to its CSV.
+    """Moves the rows of one rank from its journal to its CSV.
 
     Args:
         run_dir: the folder of the run.
         folder: the journal of the rank.
-        csv: the file that rows go to.
-        journal: the writing end, for what is being written now; None to drain what a dead process left.
-        on_rollback: called when rows have left the CSV, with their number, the step of the resume, and the file that has them now.
+        csv: the CSV of the rank.
+        journal: the writing end of a live journal; None to drain what a dead process left.
+        statistics: the statistics to update. Default: new ones.
+        on_rollback: called after abandoned rows were moved out of the CSV, with their number, the step of the
+            resume and their file.
         between: called after each chunk of rows.
         clock: monotonic seconds.
-        disk: what is written by.
+        disk: the disk operations.
     """
 
     def __init__(
@@ -261,22 +263,22 @@ class Drain:
         self.rows = 0
         """Rows drained by this object."""
         self.rewrites = 0
-        """How often the CSV was replaced."""
+        """The number of replacements of the CSV."""
         self.damaged_bytes = 0
-        """Bytes of segments that could not be read."""
+        """The number of unreadable bytes in segments."""
         self.durable_step: int | None = None
-        """The step of the last row that the disk has."""
+        """The step of the last synced row."""
         self._buffer = RowBuffer(csv)
-        # The names of the last row: the file has their columns.
+        # The names of the last row, whose columns the file has.
         self._last_names: tuple[str, ...] | None = None
 
-    # --- opening ---------------------------------------------------------------------------------------------------
+    # --- opening --------------------------------------------------------------------------------------------
 
     def open(self) -> bool:
-        """Finds out where the last writer ended, and cuts off what it did not finish.
+        """Finds where the last writer stopped, and truncates what it did not finish.
 
         Returns:
-            Whether rows may have been in the CSV before.
+            Whether the CSV existed.
         """
         position = Position.read(self._folder / POSITION)
         state = self._csv.open(position)
@@ -291,7 +293,7 @@ class Drain:
         return self._csv.exists
 
     def is_fully_drained(self) -> bool:
-        """Says whether everything in the journal is in the CSV; asked when nobody writes any more."""
+        """Returns whether the CSV has every row of the journal; for use when writing has ended."""
         segments = [(segment_number(path), path, False) for path in segment_paths(self._folder)]
         current = self._next_segment(segments)
         if current is None:
@@ -307,7 +309,7 @@ class Drain:
         return not any(isinstance(record, tuple) for _, record in iter_frames(data, start))
 
     def lost_rows(self) -> int:
-        """Returns how many rows of this session are in files that have no name any more; asked when nobody logs any more."""
+        """Returns how many rows of this session are only in deleted files; for use when logging has ended."""
         lost = self.rows if self._csv.exists and not self._csv.is_in_place() else 0
         for segment in [] if self._journal is None else list(self._journal.segments):
             if segment.number < self._segment or segment.is_at(segment.path):
@@ -318,19 +320,19 @@ class Drain:
             lost += sum(isinstance(record, tuple) for _, record in iter_frames(data, start))
         return lost
 
-    # --- one pass --------------------------------------------------------------------------------------------------
+    # --- one pass -------------------------------------------------------------------------------------------
 
     def run(self, *, final: bool = False) -> int:
-        """Drains what there is.
+        """Drains all rows available.
 
         Args:
-            final: take new columns at once, whatever that costs.
+            final: add new columns at once, whatever that costs.
 
         Returns:
-            How many rows were drained.
+            The number of rows drained.
 
         Raises:
-            OSError: the disk is full, or the folder gone; what was not counted is drained next time.
+            OSError: disk full or folder deleted; the next run repeats what was not committed.
         """
         if not self._is_open:
             self.open()
@@ -375,13 +377,13 @@ class Drain:
     def _next_segment(
         self, segments: list[tuple[int, Path, bool]], least: int | None = None
     ) -> tuple[int, Path, bool] | None:
-        """Returns the segment to go on in: this one, or the first that goes on from where this one ends.
+        """Returns the segment to continue in: this one, or the first that continues from its end.
 
-        Rows that a power loss has left without those before them are left out, and counted as damage.
+        Segments whose predecessor was lost in a power loss are skipped and counted as damage.
 
         Args:
-            segments: those that there are.
-            least: the least number that it may have. Default: that of this segment.
+            segments: the segments present.
+            least: the minimum number. Default: that of this segment.
         """
         for item in segments:
             number, path, live = item
@@ -396,13 +398,13 @@ class Drain:
         return None
 
     def _count_skipped(self, number: int, reader: SegmentReader) -> None:
-        """Counts what is left out."""
+        """Counts a skipped segment as damage."""
         if number not in self._skipped_segments:
             self._skipped_segments.add(number)
             self.damaged_bytes += len(reader.read(0, reader.size()).rstrip(b"\0"))
 
     def _sync_waiting(self) -> None:
-        """Waits until the disk has the rows that stay in the journal, as it has those that are in the CSV."""
+        """Syncs the rows that stay in the journal."""
         for number, path, live in self._segments():
             if number >= self._segment:
                 with SegmentReader(path, self._journal if live else None, number) as reader:
@@ -410,7 +412,7 @@ class Drain:
         self._disk.sync_folder(self._folder)
 
     def _segments(self) -> list[tuple[int, Path, bool]]:
-        """Returns number and path of each segment, and whether this process has it open."""
+        """Returns number and path of each segment, and whether it is open in this process."""
         own = (
             {} if self._journal is None else {item.number: item.path for item in list(self._journal.segments)}
         )
@@ -421,7 +423,7 @@ class Drain:
         return sorted(both)
 
     def _drain_segment(self, path: Path, live: bool, *, final: bool) -> bool:
-        """Drains one segment; False where it stopped before the end, for the sake of new columns."""
+        """Drains one segment; False if it stopped early because of new columns."""
         with SegmentReader(path, self._journal if live else None, self._segment) as reader:
             if not _is_segment(reader):
                 return True
@@ -436,10 +438,10 @@ class Drain:
                     if len(data) < length or not any(data[:8]):
                         self._count_damage(data)
                         return True
-                    length *= 2  # One frame is larger than that.
+                    length *= 2  # The frame is larger.
 
     def _take_frames(self, data: bytes, *, final: bool) -> bool:
-        """Does what the frames say that lie at the offset; False where one must wait."""
+        """Applies the frames at the offset; False if one must be deferred."""
         base, at = self._offset, 0
         while True:
             block = read_row_block(data, at, CHUNK_ROWS)
@@ -456,7 +458,7 @@ class Drain:
                 self._write_lines()
 
     def _apply(self, record: Record, end: int, *, final: bool) -> bool:
-        """Does what a record says; False where it must wait."""
+        """Applies a record; False if it must be deferred."""
         if isinstance(record, tuple):
             return self._take(record, final=final)
         if isinstance(record, Keys):
@@ -468,11 +470,11 @@ class Drain:
         return True
 
     def _lacks_names(self, record: Record) -> bool:
-        """Says whether a record is a row whose names were lost, in a power loss: here the segment ends."""
+        """Returns whether a record is a row whose names were lost in a power loss; the segment ends there."""
         return isinstance(record, tuple) and len(self._names.get(record[0], ())) != len(record[4])
 
     def _read_names(self, reader: SegmentReader) -> None:
-        """Makes the names known that this segment gave before the offset."""
+        """Reads the schemas that this segment defines before the offset."""
         if self._names_of_segment == self._segment:
             return
         self._names = {}
@@ -491,10 +493,10 @@ class Drain:
     def _own_numbers(self) -> set[int]:
         return set() if self._journal is None else {item.number for item in list(self._journal.segments)}
 
-    # --- rows ------------------------------------------------------------------------------------------------------
+    # --- rows -----------------------------------------------------------------------------------------------
 
     def _take(self, row: Row, *, final: bool) -> bool:
-        """Takes a row; False where it must wait until its columns are worth a new file."""
+        """Buffers a row; False if it is deferred until its columns are worth a new file."""
         names = self._names[row[0]]
         if names is not self._last_names:
             if self._csv.formatter(names).missing and not self._add_columns(names, final=final):
@@ -504,7 +506,7 @@ class Drain:
         return True
 
     def _add_block(self, block: RowBlock) -> bool:
-        """Takes many rows; False where the first one must be looked at by itself."""
+        """Buffers many rows; False if the first one must be handled by itself."""
         names = self._names.get(block.schema)
         if names is None or names is not self._last_names or len(names) != block.values.shape[1]:
             return False
@@ -519,16 +521,16 @@ class Drain:
         self._between()
 
     def _discard_unwritten(self) -> None:
-        """Goes back to the last position after an error: everything since is read again."""
+        """Returns to the last position after an error; everything since is read again."""
         self._buffer.clear()
         self._is_open = False
         self._last_names = None
         self._csv.close()
 
-    # --- committing ------------------------------------------------------------------------------------------------
+    # --- committing -----------------------------------------------------------------------------------------
 
     def _commit(self) -> None:
-        """Has everything read so far counted, on disk, then lets go of the segments that are not needed any more."""
+        """Commits everything read so far to the disk, then removes drained segments."""
         self._buffer.finish_line()
         self._write_lines()
         if not self._csv.exists:
@@ -541,7 +543,7 @@ class Drain:
         states = (self._csv.state(self._segment, self._offset), *following)
         text = Position(self._generation, states).to_json()
         replace_file(self._folder / POSITION, text.encode(), durable=True, disk=self._disk)
-        # All lines of these rows are in the file by now, and count.
+        # These rows are committed now.
         rows, step = self._buffer.update_statistics(self.statistics)
         self.rows += rows
         self.durable_step = step if step is not None else self.durable_step
@@ -558,13 +560,13 @@ class Drain:
                 with contextlib.suppress(OSError):
                     self._disk.unlink(path)
 
-    # --- replacing the file ----------------------------------------------------------------------------------------
+    # --- replacing the file ---------------------------------------------------------------------------------
 
     def _add_columns(self, names: tuple[str, ...], *, final: bool) -> bool:
-        """Gives the file the columns of a row, and of all rows known to come; False where that must wait.
+        """Adds the columns of a row and of all known pending rows; False if that must be deferred.
 
-        A file is rewritten when it is small beside what was added since the last time, or when time has earned it: the
-        work in all is bounded by what is written, and by `_REWRITE_BYTES_PER_SECOND`.
+        Rewriting is rationed: the total is bounded by a multiple of the bytes of rows, plus
+        `_REWRITE_BYTES_PER_SECOND`.
         """
         wanted = dict.fromkeys(map(column_of, names))
         if self._journal is not None:
@@ -584,7 +586,7 @@ class Drain:
         return True
 
     def _move_abandoned_rows(self, resume: Resume, end: int) -> None:
-        """Takes the rows that no longer count out of the file, and keeps them beside it."""
+        """Moves abandoned rows out of the CSV into a file in `abandoned/`."""
         self._buffer.finish_line()
         self._write_lines()
         if not self._csv.exists:
@@ -601,7 +603,7 @@ class Drain:
         self._on_rewound(aside.count, resume.step, path)
 
     def _replace(self, replacement: Replacement, offset: int) -> None:
-        """Announces the new version, puts it into place, then forgets the old one."""
+        """Announces the new version in the position, renames it into place, then drops the old state."""
         self._csv.sync()
         self._write_position(replacement.state(self._segment, offset))
         self._csv.accept(replacement)
@@ -611,7 +613,7 @@ class Drain:
         self._write_position()
 
     def _restore_if_deleted(self) -> None:
-        """Makes the folder again where somebody deleted it, with what the open descriptor still has."""
+        """Recreates a deleted folder, with the CSV from its open descriptor."""
         if self._csv.is_in_place() and self._folder.is_dir():
             return
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -623,5 +625,5 @@ class Drain:
 
 
 def _is_segment(reader: SegmentReader) -> bool:
-    """Says whether a file begins as a segment does; after a power loss, one may not, and readers show nothing of it."""
+    """Returns whether a file begins with the magic bytes; after a power loss it may not, and is ignored."""
     return reader.read(0, len(MAGIC)) == MAGIC

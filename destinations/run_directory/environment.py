@@ -1,6 +1,7 @@
-"""Where a run takes place: host, code, packages, hardware, ranks. Secrets are taken out of the command line.
+"""Describes the environment of a run: host, code, packages, hardware, ranks. Secrets are redacted.
 
-Has a thread of its own: it starts programs (git, nvidia-smi) and waits for them, seconds maybe, in which rows must be drained.
+Runs in a thread of its own: it waits, possibly for seconds, for programs (git, nvidia-smi) while rows must be
+drained.
 """
 
 import getpass
@@ -44,16 +45,19 @@ _SLURM = (
 
 
 _INSTALLED = re.compile(r"(?P<name>[^-]+)-(?P<version>[^-]+)(-py[\d.]+)?\.(dist|egg)-info")
-"""What a package leaves beside itself, https://packaging.python.org/specifications/recording-installed-packages/."""
+"""The metadata folder of an installed package.
+
+https://packaging.python.org/specifications/recording-installed-packages/
+"""
 
 
 class EnvironmentFile:
-    """Writes `environment.json`, in a thread that ends when it is written.
+    """Writes `environment.json` in a short-lived thread.
 
     Args:
         run_dir: the folder of the run.
-        ranks: what `rank_layout` returns.
-        on_error: takes what went wrong, in that thread.
+        ranks: the result of `rank_layout`.
+        on_error: called with an exception, in that thread.
     """
 
     def __init__(self, run_dir: Path, ranks: dict[str, int], on_error: Callable[[Exception], None]) -> None:
@@ -63,12 +67,12 @@ class EnvironmentFile:
         self._thread: threading.Thread | None = None
 
     def write(self) -> None:
-        """Begins to write; returns at once."""
+        """Starts writing; returns at once."""
         self._thread = threading.Thread(target=self._write, name="run-directory-environment", daemon=True)
         self._thread.start()
 
     def wait(self, timeout_seconds: float) -> None:
-        """Waits until what was begun is written."""
+        """Waits until the file is written."""
         if self._thread is not None:
             self._thread.join(timeout_seconds)
 
@@ -76,18 +80,18 @@ class EnvironmentFile:
         try:
             content = strict_json(describe_environment(self._ranks), indent=2)
             replace_file(self._path, content.encode(), durable=True)
-        except Exception as error:  # noqa: BLE001  # handed on
+        except Exception as error:  # noqa: BLE001  # passed on
             self._on_error(error)
 
 
 def rank_layout(state: "State") -> dict[str, int]:
-    """Returns which rank this is, of how many."""
+    """Returns the ranks and world sizes of this process."""
     names = ("rank", "local_rank", "world_size", "local_world_size", "node_rank")
     return {name: getattr(state, name) for name in names}
 
 
 def describe_environment(ranks: dict[str, int]) -> dict[str, Any]:
-    """Returns the content of `environment.json`; what cannot be found out is None or missing."""
+    """Returns the content of `environment.json`; unknown values are None or missing."""
     return {
         "time": time.time(),
         "host": socket.gethostname(),
@@ -136,10 +140,10 @@ def _git() -> dict[str, Any] | None:
 
 
 def _packages() -> dict[str, str]:
-    """Returns versions by normalised name, of which the first on the path counts.
+    """Returns versions by normalised name; the first on the path counts.
 
-    They are read off the names of folders: `importlib.metadata` reads and parses a file for each, which holds the
-    interpreter for half a second where there are hundreds.
+    Read from the names of folders: `importlib.metadata` parses a file for each package, which for hundreds of
+    them holds the interpreter lock for half a second.
     """
     found: dict[str, str] = {}
     for entry in sys.path:
@@ -167,7 +171,7 @@ def _cpu() -> dict[str, Any]:
 
 
 def _gpus() -> list[dict[str, Any]]:
-    """Asks the driver's own program: to ask torch would make a context, after which a process cannot fork."""
+    """Asks nvidia-smi: torch would create a CUDA context, after which the process cannot fork."""
     text = _output(
         "nvidia-smi", "--query-gpu=name,memory.total,driver_version,uuid", "--format=csv,noheader,nounits"
     )
@@ -191,12 +195,12 @@ def _output(*command: str) -> str | None:
 
 
 def _output_bytes(*command: str) -> int | None:
-    """Returns how much a program prints, of which nothing is kept: a diff may be of gigabytes, and hold any secret."""
+    """Returns the size of a program's output; keeps none of it: a diff may be huge or contain secrets."""
     try:
         with subprocess.Popen(  # noqa: S603  # fixed commands
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
         ) as program:
-            # Ends the reading as well, by closing the other end of the pipe.
+            # Also ends the reading, by closing the pipe.
             deadline = threading.Timer(_PROGRAM_SECONDS, program.kill)
             deadline.daemon = True
             deadline.start()

@@ -3,12 +3,12 @@
 ```
 RunDirectoryError
 ├── RunInUseError      (RecordError)         another process writes to this folder
-├── RunExistsError     (FileExistsError)     there is a run in this folder, and it must not be continued
+├── RunExistsError     (FileExistsError)     the folder holds a run, and resume="never"
 ├── RunPathError       (NotADirectoryError)  the path cannot be a folder to write to
 └── RunNotOpenError    (RuntimeError)        something was logged before `init` or after `post_close`
 ```
 
-All four are `events.RecordError` too: they are for whoever made the destination, and are raised rather than counted.
+All are also `events.RecordError`: they report a mistake in the program, and are raised instead of counted.
 """
 
 from events import RecordError
@@ -17,7 +17,7 @@ __all__ = ["RunDirectoryError", "RunExistsError", "RunInUseError", "RunNotOpenEr
 
 
 class RunDirectoryError(RecordError):
-    """The root of this package's errors."""
+    """The base class of the errors of this package."""
 
 
 class RunInUseError(RunDirectoryError):
@@ -25,11 +25,11 @@ class RunInUseError(RunDirectoryError):
 
 
 class RunExistsError(RunDirectoryError, FileExistsError):
-    """There is a run in this folder, and `resume="never"` was asked for."""
+    """The folder holds a run, and `resume="never"`."""
 
 
 class RunPathError(RunDirectoryError, NotADirectoryError):
-    """The path is a file, or a folder that cannot be written to."""
+    """The path is a file, is not writable, or the run name leads out of its folder."""
 
 
 class RunNotOpenError(RunDirectoryError, RuntimeError):

@@ -1,4 +1,4 @@
-"""The folder of a run: whether it can hold one, and holding it, wherever it is moved."""
+"""The folder of a run: checks before opening, and a handle that follows a moved folder."""
 
 import os
 import re
@@ -14,19 +14,19 @@ _THROUGH = re.compile(r"^/proc/self/fd/\d+")
 
 
 class HeldFolder:
-    """A folder that stays the same one when it is moved, and when another one gets its path.
+    """An open folder that stays the same when it is moved or another one takes its path.
 
-    `path` leads to what is in it through an open descriptor, as `/proc/self/fd/7`, where the system has that (Linux);
-    elsewhere it is the path that the folder had. The descriptor is closed when nothing refers to this object any more: a
-    thread that hangs in a write must not find another folder behind it.
+    `path` leads through an open descriptor, as `/proc/self/fd/7`, on Linux; elsewhere it is the original
+    path. The descriptor is closed with the last reference: a thread that hangs in a write must not find
+    another folder behind it.
 
     Args:
-        path: where it is now.
+        path: the current path of the folder.
     """
 
     def __init__(self, path: Path) -> None:
         self.where = path
-        """The path it had when it was held."""
+        """The path at the time of opening."""
         self._fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         weakref.finalize(self, os.close, self._fd).atexit = False
         through = Path(f"/proc/self/fd/{self._fd}")
@@ -34,11 +34,11 @@ class HeldFolder:
 
     @property
     def is_deleted(self) -> bool:
-        """Whether nothing can be written into it any more."""
+        """Whether the folder was deleted."""
         return os.fstat(self._fd).st_nlink == 0
 
     def renew(self) -> None:
-        """Holds the folder that is at the path now; `path` stays as it is."""
+        """Reopens the folder that is at the original path now; `path` stays valid."""
         fd = os.open(self.where, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             os.dup2(fd, self._fd, inheritable=False)
@@ -47,7 +47,7 @@ class HeldFolder:
 
 
 def with_user_paths(error: Exception, run_dir: Path) -> Exception:
-    """Returns an error whose file names are those that a user knows, and not those of a `HeldFolder`."""
+    """Replaces paths through a descriptor in an OSError by the user's path."""
     if isinstance(error, OSError):
         for attribute in ("filename", "filename2"):
             name = getattr(error, attribute)
@@ -57,7 +57,7 @@ def with_user_paths(error: Exception, run_dir: Path) -> Exception:
 
 
 def holds_run(run_dir: Path, rank: int) -> bool:
-    """Says whether a folder holds what this rank of a run writes; that other ranks have begun already does not count."""
+    """Returns whether a folder has files of this rank of a run; those of other ranks do not count."""
     names = (SIDECAR, metrics_name(rank)) if rank == 0 else (metrics_name(rank),)
     return any((run_dir / name).exists() for name in names) or bool(
         segment_paths(journal_path(run_dir, rank))
@@ -65,27 +65,29 @@ def holds_run(run_dir: Path, rank: int) -> bool:
 
 
 def check_no_run(run_dir: Path, rank: int) -> None:
-    """Refuses a folder that holds a run."""
+    """Raises RunExistsError if the folder holds a run."""
     if holds_run(run_dir, rank):
         raise RunExistsError(
-            f'run folder {str(run_dir)!r} must be new with resume="never", got one that holds a run. '
-            "Choose another folder, or leave resume out to continue the run."
+            f'run folder {str(run_dir)!r} holds a run already, and resume="never". '
+            "Choose another folder, or omit resume to continue the run."
         )
 
 
 def check_path(path: Path) -> None:
-    """Refuses a path that no folder can be at, without making one."""
+    """Raises RunPathError if no writable folder can be at a path; makes none."""
     try:
         path = path.absolute()
     except OSError as error:
         raise RunPathError(
-            f"run folder must be an absolute path where the working directory is gone, got {str(path)!r}: {error}."
+            f"run folder must be an absolute path where the working directory is gone, got {str(path)!r}: "
+            f"{error}."
         ) from error
     for folder in (path, *path.parents):
         if folder.is_dir():
             if not os.access(folder, os.W_OK | os.X_OK):
                 raise RunPathError(
-                    f"run folder must be one that can be written to, got {str(path)!r}: no right to write to {folder}."
+                    f"run folder must be one that can be written to, got {str(path)!r}: no right to write to "
+                    f"{folder}."
                 )
             return
         if os.path.lexists(folder):

@@ -1,8 +1,8 @@
-r"""The frames of a journal: how one row of metrics becomes bytes, and bytes a row again.
+r"""The frames of a journal: encodes rows of metrics as bytes and decodes them.
 
-A frame is the length of its payload and the Adler-32 checksum of its payload (RFC 1950), both as unsigned 32-bit
-little-endian integers, then the payload. A length of zero is the end. The payload is one value in version 2 of the format of
-Python's `marshal`, which CPython writes in C faster than `struct` packs numbers; of that format only these are used:
+A frame is the length of its payload and the Adler-32 checksum of its payload (RFC 1950), both as unsigned
+32-bit little-endian integers, then the payload. A length of zero marks the end. The payload is one value in
+version 2 of the format of Python's `marshal`, restricted to:
 
 ```
 g  float64, little-endian          T F  True, False
@@ -11,10 +11,13 @@ l  int32 n, then abs(n) digits of 15 bits, 2 bytes each, least first; the sign i
 (  int32 n, then n values          u    int32 n, then n bytes of UTF-8
 ```
 
-Payloads are `(schema, step, epoch or None, time, (value, …))`, a row; `("keys", schema, JSON list of names)`, which comes before
-the first row of a schema in each segment; `("resume", step, time or None)`, `("boundary",)` and `("follows", segment, offset)`,
-see `Resume`, `Boundary` and `Follows`.
-Reading is done here and not by `marshal.loads`, which must not be given what may be damaged.
+Payloads are `(schema, step, epoch or None, time, (value, …))`, a row; `("keys", schema, JSON list of names)`,
+which comes before the first row of a schema in each segment; `("resume", step, time or None)`,
+`("boundary",)` and `("follows", segment, offset)`, see `Resume`, `Boundary` and `Follows`.
+
+**Why marshal, and why decoded here.** `marshal.dumps` keeps the type of each value, which rows of integers
+and floats need, at 0.7 to 0.9 us for ten values; JSON took 6 to 14 us. `marshal.loads` must not read foreign
+files, whatever their checksum: five bytes that announce a long tuple make it allocate 1 GiB.
 """
 
 import json
@@ -55,19 +58,19 @@ _MARSHAL_VERSION = 2
 _INT32 = struct.Struct("<i")
 _FLOAT64 = struct.Struct("<d")
 _DIGIT_BITS = 15
-# Those of integers a hundred times as large as floats are; the time to read one grows with their square.
+# The time to decode an integer grows with the square of its digits.
 _MAX_DIGITS = 10_000
 _NUMBERS = frozenset({float, int, bool})
 
-# A row of floats with a step that fits: the common case is read in one go.
+# A row of floats with a 32-bit step: the common case, decoded in one call.
 _ROW_HEAD = struct.Struct("<cicicicicdci")
 _ROW_TAGS = (b"(", b"i", b"i", b"i", b"g", b"(")
 
 VALUES_AT = _ROW_HEAD.size
-"""Where the values begin in the payload of such a row."""
+"""The offset of the values in the payload of such a row."""
 FLOAT_TAG = b"g"
 FLOAT_BYTES = 1 + _FLOAT64.size
-"""A float with its tag."""
+"""The size of a float with its tag."""
 
 
 @attrs.frozen
@@ -80,17 +83,17 @@ class Keys:
 
 @attrs.frozen
 class Resume:
-    """Training went on from a step that it had passed before: earlier rows beyond it no longer count.
+    """Training resumed from an earlier step: rows logged before that lie beyond it are abandoned.
 
-    Those are the rows of a larger step, and the rows of this very step that were logged after `time`; all rows of this
-    step where `time` is None. `time` is when the checkpoint was made from which training went on.
+    These are the rows of larger steps, and the rows of this step logged after `time`, the time of the
+    checkpoint; all rows of this step if `time` is None.
     """
 
     step: int
     time: float | None
 
     def drops(self, step: int | None, time: float) -> bool:
-        """Says whether an earlier row no longer counts."""
+        """Returns whether an earlier row is abandoned."""
         if step is None:
             return False
         return step > self.step or (step == self.step and (self.time is None or not time <= self.time))
@@ -98,15 +101,15 @@ class Resume:
 
 @attrs.frozen
 class Boundary:
-    """Rows before and after do not share a row of the CSV, though they have one step: a checkpoint lies between."""
+    """A checkpoint between rows: those before and after are not merged in the CSV, even with equal steps."""
 
 
 @attrs.frozen
 class Follows:
-    """Where the journal ended when this segment was begun; its first frame.
+    """The end of the journal when this segment was started; its first frame.
 
-    After a power loss the end of a segment may be missing while the next one is there. A reader that did not come to this very
-    place leaves the segment out, for rows are missing before it. A segment without this frame follows whatever is there.
+    A power loss may lose the end of a segment but not the next segment. A reader that stopped elsewhere skips
+    the segment, because rows before it are missing. A segment without this frame is always read.
     """
 
     segment: int
@@ -115,7 +118,7 @@ class Follows:
 
 @attrs.frozen
 class UnknownFrame:
-    """A whole frame of a kind that this version does not know."""
+    """A valid frame of a kind unknown to this version."""
 
 
 Row = tuple[int, int | None, int | None, float, tuple[float, ...]]
@@ -128,14 +131,14 @@ def encode_frame(payload: tuple[Any, ...]) -> bytes:
     """Returns the frame of a payload.
 
     Raises:
-        ValueError: there is something in it that is none of Python's own plain types.
+        ValueError: the payload has a type that marshal does not support.
     """
     data = marshal.dumps(payload, _MARSHAL_VERSION)
     return HEADER.pack(len(data), zlib.adler32(data)) + data
 
 
 def keys_frame(schema: int, names: tuple[str, ...]) -> bytes:
-    """Returns the frame that gives a schema its names."""
+    """Returns the frame that assigns names to a schema."""
     return encode_frame(("keys", schema, json.dumps(names)))
 
 
@@ -155,7 +158,7 @@ def follows_frame(segment: int, offset: int) -> bytes:
 
 
 def iter_frames(data: bytes, offset: int = 0) -> Iterator[tuple[int, Record]]:
-    """Reads frames from an offset on, up to the first that is not whole; each comes with the offset after it."""
+    """Yields each record with the offset after its frame, up to the first incomplete or corrupt frame."""
     unpack, head, end = HEADER.unpack_from, HEADER.size, len(data)
     while offset + head <= end:
         length, checksum = unpack(data, offset)

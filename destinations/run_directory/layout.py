@@ -1,7 +1,7 @@
-"""What a run folder holds: the names of its files, and what the records in them look like.
+"""The format of a run folder: names of files, columns, journal segments and `position.json`.
 
-The one module that writer and readers share. It imports neither torch nor numpy, and touches no file by itself.
-docs/run-directory.md describes the same for people.
+Shared by the writer and the readers; imports neither torch nor numpy. docs/run-directory.md describes the
+same.
 """
 
 import hashlib
@@ -61,7 +61,7 @@ HEARTBEAT = "heartbeat"
 HPARAMS = "hparams.yaml"
 ENVIRONMENT = "environment.json"
 SESSIONS = "sessions.jsonl"
-# What the user says of the run; the writer of the run never touches it.
+# Changes by the user after the run; never touched by its writer.
 EDITS = "edits.json"
 MEDIA_FOLDER = "media"
 MEDIA_INDEX = "media.jsonl"
@@ -79,7 +79,7 @@ SEGMENT_SUFFIX = ".journal"
 
 TERMINAL_STATUSES = frozenset({"completed", "failed", "failed to write", "interrupted", "preempted"})
 
-# The columns that every row has; they come first in a file that this project began.
+# The columns of every row; first in files created by this project.
 OWN_COLUMNS = ("step", "epoch", "time")
 
 _MAX_NAME_BYTES = 120
@@ -93,22 +93,22 @@ def metrics_name(rank: int) -> str:
 
 
 def summary_name(rank: int) -> str:
-    """Returns the name of the summary of a rank."""
+    """Returns the name of a rank's summary."""
     return SUMMARY if rank == 0 else f"summary.rank{rank}.json"
 
 
 def lock_name(rank: int) -> str:
-    """Returns the name of the file that the writer of a rank holds locked."""
+    """Returns the name of a rank's lock file."""
     return ".lock" if rank == 0 else f".lock.rank{rank}"
 
 
 def journal_path(run_dir: Path, rank: int) -> Path:
-    """Returns the folder of the rows of a rank that its CSV does not have yet."""
+    """Returns the journal folder of a rank."""
     return run_dir / JOURNAL_FOLDER / f"rank{rank}"
 
 
 def segment_path(journal: Path, number: int) -> Path:
-    """Returns the path of one segment; the numbers rise, and a segment is complete when there is a higher one."""
+    """Returns the path of a segment; a segment is complete once there is one with a higher number."""
     return journal / f"{number:08d}{SEGMENT_SUFFIX}"
 
 
@@ -118,7 +118,7 @@ def segment_number(path: Path) -> int:
 
 
 def segment_paths(journal: Path) -> list[Path]:
-    """Returns the segments that are there, oldest first."""
+    """Returns the existing segments, oldest first."""
     try:
         paths = [path for path in journal.iterdir() if _SEGMENT.fullmatch(path.name)]
     except (FileNotFoundError, NotADirectoryError):
@@ -127,10 +127,10 @@ def segment_paths(journal: Path) -> list[Path]:
 
 
 def column_of(key: str) -> str:
-    """Returns the column of a metric: its name, but for "step" and "time", which are the row's own.
+    """Returns the column of a metric: its name, except for "step" and "time", which are columns of every row.
 
-    A metric called "epoch" goes into the column of that name, as Lightning has it. What UTF-8 cannot hold, and NUL, is
-    written as an escape.
+    A metric named "epoch" replaces the column of that name, as in Lightning. NUL and characters that UTF-8
+    cannot encode are escaped.
     """
     if key in {"step", "time"}:
         return f"metrics/{key}"
@@ -138,16 +138,14 @@ def column_of(key: str) -> str:
 
 
 def safe_name(name: str) -> str:
-    """Returns the name of a record as one path component; "/" becomes "__", as stable-pretraining has it.
+    """Returns the name of a record as one path component; "/" becomes "__", as in stable-pretraining.
 
     Raises:
         ValueError: the name is empty, absolute, or has a component "..".
     """
     parts = re.split(r"[/\\]", name)
     if not name.strip() or ".." in parts or not parts[0] or re.match(r"[A-Za-z]:", name) or "\0" in name:
-        raise ValueError(
-            f'name must be one that stays inside the run\'s folder, got {name!r}. Leave out "..", a leading "/" and NUL.'
-        )
+        raise ValueError(f'name {name!r} leads out of the run folder. Remove "..", a leading "/" and NUL.')
     text = _UNSAFE.sub(lambda match: f"%{ord(match[0]):02X}", "__".join(parts))
     text = f"%2E{text[1:]}" if text.startswith(".") else text
     if len(text.encode()) > _MAX_NAME_BYTES:
@@ -157,7 +155,7 @@ def safe_name(name: str) -> str:
 
 
 def label_name(name: str) -> str:
-    """Returns any label as one path component, which never leads out of a folder."""
+    """Returns any label as one safe path component."""
     text = "/".join("%2E%2E" if part == ".." else part for part in re.split(r"[/\\]", name))
     text = text.replace("\0", "%00").replace(":", "%3A").lstrip("/")
     return safe_name(text).replace("%25", "%") if text.strip() else "_"
@@ -165,9 +163,9 @@ def label_name(name: str) -> str:
 
 @attrs.frozen
 class CsvState:
-    """Up to where one version of a CSV counts, and where the journal goes on from there.
+    """The valid size of one version of a CSV, and the place where the journal continues.
 
-    What the file holds beyond `csv_bytes` was being written when the writer ended; its rows are in the journal.
+    Bytes beyond `csv_bytes` were being written when the writer ended; their rows are in the journal.
     """
 
     header_crc32: int
@@ -176,24 +174,23 @@ class CsvState:
     offset: int
 
     def fits(self, header: bytes, size: int) -> bool:
-        """Says whether a file with this header line and of this size is that version."""
+        """Returns whether a file with this header line and size can be this version."""
         return self.header_crc32 == zlib.crc32(header) and size >= self.csv_bytes
 
 
 @attrs.frozen
 class Position:
-    """The content of `position.json`: which rows the CSV has; all others are in the journal.
+    """The content of `position.json`: the rows that the CSV has; all others are in the journal.
 
-    There are two states while a CSV is being replaced by another version of itself: the one before, then the one after.
-    They differ in the header, or else the one after is shorter than the one before says it is. `generation` counts the
-    replacements.
+    While a CSV is being replaced there are two states, the old and the new. They differ in the header, or
+    else the new one is shorter than the `csv_bytes` of the old. `generation` counts the replacements.
     """
 
     generation: int
     states: tuple[CsvState, ...]
 
     def state_of(self, header: bytes, size: int) -> CsvState | None:
-        """Returns the state that a file with this header line and of this size is in, or None."""
+        """Returns the state that matches a file with this header line and size, or None."""
         return next((state for state in self.states if state.fits(header, size)), None)
 
     def to_json(self) -> str:
@@ -202,13 +199,13 @@ class Position:
 
     @classmethod
     def read(cls, path: Path) -> "Position | None":
-        """Reads the file; None where there is none, or it cannot be understood."""
+        """Reads the file; None if it is missing or invalid."""
         try:
             data: dict[str, Any] = json.loads(read_regular(path))
             states = tuple(CsvState(**state) for state in data["states"])
             numbers = [data["generation"], *(value for state in states for value in attrs.astuple(state))]
         except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError, RecursionError):
             return None
-        # Whatever else it says is damage.
+        # Anything else is corrupt.
         is_sound = states and all(type(number) is int and 0 <= number < 1 << 63 for number in numbers)
         return cls(data["generation"], states) if is_sound else None

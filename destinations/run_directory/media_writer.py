@@ -1,6 +1,6 @@
-"""Everything that is no metric: media, tables, texts, histograms, traces and files, each with a line that lists it.
+"""Writes everything but metrics: media, tables, texts, histograms, traces and files, each with an index line.
 
-The `log_*` methods take copies in the training thread; encoding and writing is done in a lane.
+The `log_*` methods copy in the training thread; a lane encodes and writes.
 """
 
 import csv
@@ -60,13 +60,13 @@ _VIDEO_SUFFIXES = {b"\x1aE\xdf\xa3": ".webm", b"GIF8": ".gif", b"RIFF": ".avi"}
 
 
 class MediaWriter:
-    """The writer of one run's media.
+    """The media writer of one run.
 
     Args:
         folder: the folder of the run.
-        lane: who does the work.
-        clock: the time in seconds since 1970.
-        on_deleted: called when the folder is found to be deleted, to have it restored.
+        lane: the background thread.
+        clock: the current time in seconds since 1970.
+        on_deleted: called when the folder turns out to be deleted, to have it recreated.
     """
 
     def __init__(
@@ -84,8 +84,8 @@ class MediaWriter:
         self._accepted: Counter[str] = Counter()
         self._done: Counter[str] = Counter()
         self.lost: Counter[str] = Counter()
-        """How many "media" and "files" were accepted and could not be written; complete after `settle`."""
-        # The next index of files that begin and end alike, the newest last; another one is found by looking.
+        """Counts of accepted "media" and "files" that were not written; complete after `count_losses`."""
+        # The next index by folder, step and suffix, newest last; a cache of what the folder shows.
         self._next_indices: dict[tuple[Path, int, str], int] = {}
         self.bytes_written = 0
         self.files_written = 0
@@ -146,7 +146,7 @@ class MediaWriter:
         return {"path": path, "overlay": overlay}
 
     def log_audio(self, audio: Any, sample_rate: int, name: str, step: int) -> None:
-        """Writes a sound as WAV; bytes and paths are taken as they are."""
+        """Writes audio as WAV; encoded bytes and files are kept as they are."""
         checked_name(name)
         copied = _copied(audio)
         shape = None if isinstance(copied, bytes) else list(copied.shape)
@@ -163,7 +163,7 @@ class MediaWriter:
         self._put(work, _size_of(copied), f"sound {name!r}")
 
     def log_video(self, video: Any, fps: float | None, name: str, step: int) -> None:
-        """Writes frames as MP4; bytes and paths are taken as they are."""
+        """Writes frames as MP4; encoded bytes and files are kept as they are."""
         checked_name(name)
         given = Path(video).suffix if isinstance(video, str | Path) else ""
         copied = _copied(video)
@@ -183,7 +183,7 @@ class MediaWriter:
         self._put(work, _size_of(copied), f"video {name!r}")
 
     def log_point_cloud(self, points: Any, name: str, step: int, colors: Any) -> None:
-        """Writes each cloud as PLY."""
+        """Writes each point cloud as PLY."""
         checked_name(name)
         points, colors = _copied(points), None if colors is None else _copied(colors)
 
@@ -197,11 +197,11 @@ class MediaWriter:
         self._put(work, _size_of([points, colors]), f"point cloud {name!r}")
 
     def log_histogram(self, values: Any, name: str, step: int, bins: "int | Sequence[float]") -> None:
-        """Writes counts, edges and moments as a line."""
+        """Appends counts, edges and moments to the index."""
         if not isinstance(values, BinnedValues):
             values = to_numpy(values).copy()
             if values.dtype.kind not in "biuf":
-                raise RecordError(f"histogram {name!r} must have numbers, got dtype {values.dtype}.")
+                raise RecordError(f"histogram {name!r} needs numbers, got dtype {values.dtype}.")
 
         def work(at: float = self._clock()) -> None:
             record = {"step": step, "name": name, "time": at, **histogram_record(values, bins)}
@@ -210,7 +210,7 @@ class MediaWriter:
         self._put(work, getattr(values, "nbytes", 0), f"histogram {name!r}")
 
     def log_table(self, columns: list[str], rows: list[list[Any]], name: str, step: int) -> None:
-        """Writes a table as CSV, and the types of its columns as a line; its name may be any string."""
+        """Writes a table as CSV, and its column types to the index; the name may be any string."""
         rows = [list(row) for row in rows]
 
         def work(at: float = self._clock()) -> None:
@@ -241,28 +241,28 @@ class MediaWriter:
         self._put(work, 64 * len(rows) * (len(columns) + 1), f"table {name!r}")
 
     def log_text(self, text: str, name: str, step: int) -> None:
-        """Writes a text as a line."""
+        """Appends a text to the index."""
         record = {"step": step, "name": name, "time": self._clock(), "text": text}
         self._put(lambda: append_record(self._run_dir / TEXTS_INDEX, record), len(text), f"text {name!r}")
 
     def log_traces(self, traces: dict[str, Any], step: int) -> None:
-        """Writes traces as a line; what JSON cannot hold is written as its text."""
+        """Appends traces to the index; values that JSON lacks are written as text."""
         record = {"step": step, "time": self._clock(), "traces": dict(traces)}
         self._put(lambda: append_record(self._run_dir / TRACES_INDEX, record), 0, "trace")
 
     def keep_file(
         self, source: Path, remote_name: str, *, overwrite: bool, keeping: FileKeeping, step: int
     ) -> None:
-        """Copies or links a file into the folder of artifacts before it returns; its hash is computed later.
+        """Copies or links a file into `artifacts/` before it returns; the lane hashes it later.
 
         Raises:
-            RecordError: the name leaves the folder.
-            FileExistsError: there is such a file, and it must not be overwritten.
+            RecordError: the name leads out of the folder.
+            FileExistsError: the file exists, and overwrite is False.
         """
         target = artifact_path(self._run_dir, remote_name)
         if target.exists() and not overwrite:
             raise FileExistsError(
-                f"artifact {remote_name!r} must be new, got one that exists. Pass overwrite=True."
+                f"artifact {remote_name!r} exists already. Pass overwrite=True to replace it."
             )
         try:
             self._copy_file(source, target, keeping)
@@ -301,19 +301,19 @@ class MediaWriter:
             temporary.unlink(missing_ok=True)
             raise
 
-    def settle(self) -> None:
-        """Counts as lost whatever has not been written, once the lane has stopped."""
+    def count_losses(self) -> None:
+        """Counts everything not written as lost, once the lane has stopped."""
         self.lost.update(self._accepted - self._done - self.lost)
 
-    # --- files -----------------------------------------------------------------------------------------------------
+    # --- files ----------------------------------------------------------------------------------------------
 
     def _put(self, work: Callable[[], object], size: int, kind: str, group: str = "media") -> None:
         def counted() -> None:
             if self._folder.is_deleted:
                 self._on_deleted()
-                raise RetryLaterError(
-                    "run folder must be there, got one that was deleted"
-                ) from FileNotFoundError(errno.ENOENT, "the run folder was deleted")
+                raise RetryLaterError("the run folder was deleted") from FileNotFoundError(
+                    errno.ENOENT, "the run folder was deleted"
+                )
             try:
                 work()
             except Exception as error:
@@ -330,7 +330,7 @@ class MediaWriter:
         return self._write_free(MEDIA_FOLDER, name, step, suffix, data)
 
     def _write_free(self, folder: str, name: str, step: int, suffix: str, data: bytes) -> tuple[str, int]:
-        """Writes a file under the first name that is free: what was logged before, also by a session before, stays."""
+        """Writes a file under the first free name; earlier files are never overwritten."""
         path = self._free_path(folder, name, step, suffix)
         replace_file(path, data)
         return self._wrote(path, len(data))
@@ -364,10 +364,10 @@ class MediaWriter:
 
 
 def artifact_path(run_dir: Path, remote_name: str) -> Path:
-    """Returns where an artifact is kept.
+    """Returns the path of an artifact.
 
     Raises:
-        RecordError: the name leaves the folder.
+        RecordError: the name leads out of the folder.
     """
     parts = remote_name.split("/")
     if (
@@ -384,7 +384,7 @@ def checked_name(name: str) -> str:
     """Returns a name as one path component.
 
     Raises:
-        RecordError: the name leaves the folder.
+        RecordError: the name leads out of the folder.
     """
     try:
         return safe_name(name)
@@ -396,13 +396,13 @@ def _copied(value: Any) -> Any:
     try:
         return copy_value(value)
     except FileNotFoundError as error:
-        raise RecordError(f"media file must exist, got {error.filename!r}.") from error
+        raise RecordError(f"media file {error.filename!r} does not exist.") from error
     except (TypeError, ValueError) as error:
-        raise RecordError(f"media must be an array, got something else: {error}.") from error
+        raise RecordError(f"media must be an array: {error}.") from error
 
 
 def _record(kind: str, name: str, step: int, index: int, at: float, path: str, size: int) -> dict[str, Any]:
-    """Returns the fields of every medium: those of stable-pretraining first."""
+    """Returns the common fields of an index line, those of stable-pretraining first."""
     own = {"name": name, "index": index, "time": at, "size": size}
     return {"step": step, "tag": name, "type": kind, "path": path, **own}
 
@@ -422,12 +422,12 @@ def _size_of(value: Any) -> int:
 
 
 def _cell(value: Any) -> Any:
-    """Returns what the CSV module writes: numbers as they are, everything else as text."""
+    """Returns a value for the CSV module: numbers and strings unchanged, other types as text."""
     return value if value is None or isinstance(value, str | int | float) else safe_text(value)
 
 
 def _column_type(values: Iterable[Any]) -> str:
-    """Returns the narrowest of bool, int, float and str that holds all values; None goes with any."""
+    """Returns the narrowest type that holds all values: bool, int, float or str; None is ignored."""
     kinds = {type(value) for value in values if value is not None}
     for name, allowed in (("bool", {bool}), ("int", {bool, int}), ("float", {bool, int, float})):
         if kinds and kinds <= allowed:

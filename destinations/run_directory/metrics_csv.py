@@ -1,6 +1,6 @@
-"""The writing end of `metrics.csv`: rows are added at its end, columns by replacing the file.
+"""Writes `metrics.csv`: appends rows, and replaces the file to add columns.
 
-Belongs to the writer thread. What was added counts only once `drain.py` has written a position that covers it.
+Runs in the writer thread. Appended rows count only once `drain` has written a position that covers them.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ Line = Callable[[int | None, int | None, float, tuple[float, ...]], str]
 
 
 class RowFormatter:
-    """How the rows of some names become lines under the columns of a file."""
+    """Formats rows of certain names as lines of the CSV."""
 
     def __init__(self, names: tuple[str, ...], columns: dict[str, int]) -> None:
         targets = [columns.get(column_of(name)) for name in names]
@@ -57,18 +57,19 @@ class RowFormatter:
             self.line = self._contiguous
 
     def lines(self, block: "RowBlock", count: int) -> bytes:
-        """Returns the lines of the first rows of a block, at least one."""
+        """Returns the lines of the first `count` rows of a block, at least one."""
         steps, epochs, times, values = block.steps, block.epochs, block.times[:count], block.values[:count]
         if not (self._is_contiguous and np.isfinite(times).all()):
             rows = zip(steps, epochs, times.tolist(), map(tuple, values.tolist()), strict=False)
             return "".join([self.line(*row) for row in rows]).encode()
-        # All of this is a handful of calls for all rows together: between them, training may go on.
+        # A handful of calls for all rows: between them the interpreter lock is free for training.
         line = b"%d,%d,%b" + self._before.encode() + b"%b" + self._after.encode()
         stamps = format_cell_rows(times.round(6)[:, None])
         return b"".join(map(line.__mod__, zip(steps, epochs, stamps, format_cell_rows(values), strict=False)))
 
     def _contiguous(self, step: int | None, epoch: int | None, time: float, values: tuple[float, ...]) -> str:
-        return f"{_cell(step)},{_cell(epoch)},{round(time, 6)!r}{self._before}{format_cells(values)}{self._after}"
+        cells = format_cells(values)
+        return f"{_cell(step)},{_cell(epoch)},{round(time, 6)!r}{self._before}{cells}{self._after}"
 
     def _general(self, step: int | None, epoch: int | None, time: float, values: tuple[float, ...]) -> str:
         cells = [""] * len(self._columns)
@@ -88,8 +89,8 @@ class MetricsCsv:
     """One CSV, open for writing.
 
     Args:
-        path: where it is, or will be when the first rows come.
-        disk: what it is written by.
+        path: the path of the file, which is created with the first rows.
+        disk: the disk operations.
     """
 
     def __init__(self, path: Path, disk: Disk = DISK) -> None:
@@ -102,10 +103,10 @@ class MetricsCsv:
         self._formatters: dict[tuple[str, ...], RowFormatter] = {}
 
     def open(self, position: Position | None) -> CsvState | None:
-        """Opens what is there, cut to what counts.
+        """Opens an existing file and truncates it to the rows that count.
 
         Returns:
-            The state that the file is in, or None where no position knows the file: then its whole lines count.
+            The state of the file, or None if the position does not match it: then all complete lines count.
         """
         try:
             self._fd = self._disk.open(self.path, os.O_RDWR)
@@ -127,25 +128,25 @@ class MetricsCsv:
         return state
 
     def state(self, segment: int, offset: int) -> CsvState:
-        """Returns what a position is to say about the file as it is."""
+        """Returns the current state of the file for the position."""
         return CsvState(zlib.crc32(self._header), self.size, segment, offset)
 
     def formatter(self, names: tuple[str, ...]) -> RowFormatter:
-        """Returns how rows of these names are written, or which columns they lack."""
+        """Returns the formatter of rows of these names, which knows the columns they lack."""
         plan = self._formatters.get(names)
         if plan is None:
-            if len(self._formatters) > 1000:  # noqa: PLR2004  # names that never come again
+            if len(self._formatters) > 1000:  # noqa: PLR2004  # mostly names that do not recur
                 self._formatters.clear()
             plan = self._formatters[names] = RowFormatter(names, self.columns)
         return plan
 
     @property
     def exists(self) -> bool:
-        """Whether there is a file yet."""
+        """Whether the file exists."""
         return self._fd >= 0
 
     def is_in_place(self) -> bool:
-        """Whether the open file is the one that the path names."""
+        """Returns whether the open file is the one at the path."""
         if self._fd < 0:
             return True
         try:
@@ -155,28 +156,28 @@ class MetricsCsv:
         return os.path.samestat(named, os.fstat(self._fd))
 
     def append(self, lines: list[bytes]) -> None:
-        """Adds lines.
+        """Appends lines.
 
         Raises:
-            OSError: the disk is full; nothing was added.
+            OSError: the disk is full; nothing was appended.
         """
         data = b"".join(lines)
         self._disk.write(self._fd, data, self.size)
         self.size += len(data)
 
     def sync(self) -> None:
-        """Waits until the disk has what was added."""
+        """Syncs the file."""
         if self._fd >= 0:
             self._disk.sync(self._fd)
 
     def begin(self, columns: Iterable[str]) -> None:
-        """Makes the file, with its first columns."""
+        """Creates the file with its first columns."""
         header = header_line(dict.fromkeys((*OWN_COLUMNS, *columns)))
         self._replace([header])
         self._take_header(header)
 
     def prepare_columns(self, columns: list[str]) -> "Replacement":
-        """Writes a copy that has more columns."""
+        """Writes a copy with additional columns."""
         wanted = dict.fromkeys((*self.columns, *OWN_COLUMNS, *columns))
         added = len(wanted) - len(self.columns)
         header = header_line(wanted)
@@ -185,7 +186,7 @@ class MetricsCsv:
     def prepare_without(
         self, is_dropped: Callable[[int | None, float], bool], aside: Callable[[bytes], object]
     ) -> "Replacement":
-        """Writes a copy that lacks some rows, which are handed to `aside` line by line."""
+        """Writes a copy without some rows, whose lines are passed to `aside`."""
         columns = list(self.columns)
         step_at = columns.index("step") if "step" in self.columns else None
         time_at = columns.index("time") if "time" in self.columns else None
@@ -206,11 +207,11 @@ class MetricsCsv:
         return self._header
 
     def read(self, start: int, length: int) -> bytes:
-        """Returns some of the file."""
+        """Returns bytes of the file."""
         return os.pread(self._fd, length, start)
 
     def blocks(self, start: int) -> Iterator[bytes]:
-        """Returns the file from an offset on, in blocks of whole lines."""
+        """Yields the file from an offset on, in blocks of complete lines."""
         rest = b""
         for chunk in self._chunks(start):
             end = chunk.rfind(b"\n") + 1
@@ -221,15 +222,15 @@ class MetricsCsv:
                 rest += chunk
 
     def restore(self) -> None:
-        """Writes the file again at its path, from the descriptor that is still open."""
+        """Rewrites a deleted file at its path, from the open descriptor."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._replace(self._chunks(0))
 
     def close(self) -> None:
-        """Lets go of the file."""
+        """Closes the file."""
         self._close_file()
 
-    # --- inside ----------------------------------------------------------------------------------------------------
+    # --- inside ---------------------------------------------------------------------------------------------
 
     def _close_file(self) -> None:
         fd, self._fd = self._fd, -1
@@ -264,7 +265,7 @@ class MetricsCsv:
             yield from (line + b"\n" for line in lines)
 
     def _padded(self, commas: bytes) -> Iterator[bytes]:
-        """Returns the rows with empty cells at their ends. A line feed ends a row: rows hold numbers alone."""
+        """Yields the rows with empty cells appended. Each line feed ends a row: cells are numbers only."""
         for chunk in self._chunks(len(self._header)):
             yield chunk.replace(b"\n", commas + b"\n")
 
@@ -277,7 +278,7 @@ class MetricsCsv:
         return Replacement(self.path, header, body, self._disk)
 
     def accept(self, replacement: "Replacement") -> None:
-        """Puts a replacement into place."""
+        """Renames a replacement into place and continues with it."""
         fd = replacement.take()
         self._close_file()
         self._fd, self.size = fd, replacement.size
@@ -293,7 +294,7 @@ class MetricsCsv:
 
 
 class Replacement:
-    """A new version of a file, complete, beside its place."""
+    """A complete new version of a file, in a temporary file beside it."""
 
     def __init__(self, path: Path, header: bytes, body: Iterable[bytes], disk: Disk) -> None:
         self._path = path
@@ -311,11 +312,11 @@ class Replacement:
             raise
 
     def state(self, segment: int, offset: int) -> CsvState:
-        """Returns what a position is to say about it."""
+        """Returns the state of the new version for the position."""
         return CsvState(zlib.crc32(self.header), self.size, segment, offset)
 
     def take(self) -> int:
-        """Renames the file to its place, for good, and returns its descriptor."""
+        """Renames the file into place durably, and returns its descriptor."""
         self._disk.replace(self._name, self._path)
         self._disk.sync_folder(self._path.parent)
         return self._fd

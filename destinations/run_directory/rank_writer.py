@@ -1,6 +1,6 @@
-"""What one rank writes: its journal, its CSV and its summary; for rank 0 also the files that describe the run.
+"""Writes the files of one rank: journal, CSV and summary; on rank 0 also the documents of the run.
 
-`log_metrics` and the `take_*` methods belong to the training thread; `_tick` and what it calls belong to the writer thread.
+The training thread opens, closes and logs to `journal`; `_tick` and what it calls run in the writer thread.
 """
 
 import contextlib
@@ -44,16 +44,16 @@ _WORDS = {"early": "records logged before init", "files": "files", "media": "med
 
 
 def loss_text(lost: Mapping[str, int]) -> str:
-    """Returns what was accepted and is not in the folder as a part of a sentence; empty where nothing was lost.
+    """Returns the counts of lost records as text, such as "2 files, 5 rows"; empty if nothing was lost.
 
     Args:
-        lost: how many, by "rows", "media", "files" and "early", as the sidecar has them.
+        lost: counts by "rows", "media", "files" and "early"; see `RankWriter.lost`.
     """
     return ", ".join(f"{count:,} {_WORDS.get(kind, kind)}" for kind, count in sorted(lost.items()) if count)
 
 
 def percentile(values: list[int], share: float) -> int | None:
-    """Returns the value below which a share of them lies, by nearest rank; None of none."""
+    """Returns a percentile by nearest rank; None if there are no values."""
     if not values:
         return None
     return sorted(values)[min(len(values) - 1, int(len(values) * share))]
@@ -62,10 +62,10 @@ def percentile(values: list[int], share: float) -> int | None:
 def overhead_stats(
     journal: "Journal", drain: "Drain", csv_bytes: int, errors: dict[str, Any], media: dict[str, Any]
 ) -> dict[str, Any]:
-    """Returns the overhead of this session.
+    """Returns the `overhead` field of the sidecar, for this session.
 
-    `calls` counts the calls of `log_metrics` whose rows are in the CSV. The microseconds are those of a call inside this
-    destination, of about one call in 64, most of them with the writer thread at work.
+    `calls` counts the calls of `log_metrics` whose rows are in the CSV. About one call in 64 is timed, inside
+    this destination, mostly while the writer thread is at work.
     """
     samples = list(journal.samples_ns)
     p50, p99 = percentile(samples, 0.5), percentile(samples, 0.99)
@@ -76,7 +76,7 @@ def overhead_stats(
         "p99_us": None if p99 is None else p99 / 1000,
         "csv_bytes": csv_bytes,
         "csv_rewrites": drain.rewrites,
-        "waiting_rows": journal.counts.waiting,
+        "waiting_rows": journal.counts.pending,
         "dropped": journal.counts.dropped,
         "refused": journal.counts.refused,
         "damaged_bytes": drain.damaged_bytes,
@@ -93,25 +93,26 @@ JournalKind = Literal["auto", "mapped", "appended"]
 _DOCUMENT_SECONDS = 5.0
 _TAIL_BYTES = 256
 _FLUSH_SECONDS = 10.0
-# For the last documents of a run on a full disk.
+# Makes room for the final documents on a full disk.
 _RESERVE_BYTES = 64 << 10
 _DRAIN_EARLY_SEGMENTS = 2
 
 
 class RankWriter:
-    """Everything of one rank, from opening to closing.
+    """The writer of one rank, from opening to closing.
 
     Args:
         run_dir: the folder of the run.
         state: the run.
-        documents: what the sidecar says; None on ranks other than 0.
+        lock: the lock of the rank, already acquired.
+        documents: the sidecar and hyperparameters; None on ranks other than 0.
         sessions: the sessions of the run; None on ranks other than 0.
-        flush_seconds: how often rows go from the journal to the CSV.
+        flush_seconds: the interval at which rows are drained to the CSV.
         journal_kind: whether the journal is mapped.
-        media_stats: what the media lane has to say for the overhead.
-        on_append: called with the call that logs a row, whenever it is another.
-        held: the folder of the run, which everything is written to, wherever it is moved. Default: the one at `run_dir`.
-        map_file: maps a file, from its descriptor and size.
+        media_stats: returns the media counts for the sidecar.
+        on_append: called with the function that logs a row, whenever it changes.
+        held: the open folder of the run. Default: the one at `run_dir`.
+        map_file: maps a file, given its descriptor and size.
         clock: the time of rows, in seconds since 1970.
     """
 
@@ -141,20 +142,20 @@ class RankWriter:
         lock.follow(self._root)
         self._documents = documents
         self._sessions = sessions
-        self._receipt_of_media = media_stats
+        self._media_stats = media_stats
         self._on_append = on_append
         self._environment = EnvironmentFile(self._root, rank_layout(state), self._failed)
         self._folder = journal_path(self._root, self._rank)
         make_journal(self._folder)
         remove_temporaries(self._root, self._rank)
         self._reserve = self._root / f".reserve.{os.getpid()}-{self._rank}.tmp"
-        # Guards the five below: three threads may fail.
+        # Guards the five attributes below: three threads report failures.
         self._failing = threading.Lock()
         self._failures = 0
         self._errors: Counter[str] = Counter()
         self._last_error = ""
         self._is_failing = False
-        # The kinds of errors that were reported since all was well.
+        # The kinds of errors reported since the last recovery.
         self._reported: set[tuple[str, int | None]] = set()
         self._refusals: set[str] = set()
         self._had_rows = (self._root / metrics_name(self._rank)).exists() or bool(segment_paths(self._folder))
@@ -176,10 +177,10 @@ class RankWriter:
         self._are_documents_due = True
         self._ended = False
         self._deadline = math.inf
-        # Accepted rows that are not in the folder; known at the end.
+        # Accepted rows that are not in the folder; set at the end.
         self._lost_rows = 0
         self._is_moved = False
-        # Why nothing is written any more: the folder is another run's.
+        # Why writing has ended: another run has the folder.
         self._disowned = ""
         self.timer = Timer(
             self._tick,
@@ -191,30 +192,30 @@ class RankWriter:
 
     @property
     def had_rows(self) -> bool:
-        """Whether there were rows before this session."""
+        """Whether earlier sessions left rows."""
         return self._had_rows
 
     def start(self) -> None:
-        """Writes what says that the run runs, and starts the writer thread."""
+        """Writes the first documents and starts the writer thread."""
         self._touch()
         if self._documents is not None:
-            # Of a new run nothing is lost that the writer thread's first turn would not bring.
+            # A new run has nothing to lose until the writer thread's first turn syncs it.
             self._write_documents(durable=not self._documents.is_new)
         self.timer.start()
 
     def changed(self) -> None:
-        """Has the documents written at the next turn."""
+        """Schedules the documents to be written."""
         self._are_documents_due = True
 
     def flush(self) -> None:
-        """Waits until the rows logged so far are in the CSV, ten seconds at most."""
+        """Waits until the rows logged so far are in the CSV, at most ten seconds."""
         self._are_documents_due = True
         self.timer.flush(_FLUSH_SECONDS)
 
     def close(self, timeout_seconds: float) -> None:
-        """Drains everything, and lets go of the run.
+        """Drains everything and releases the run.
 
-        What cannot be drained in time stays in the journal, where readers find it, and the next session.
+        Rows that are not drained before the timeout stay in the journal, for readers and the next session.
         """
         self._deadline = time.monotonic() + timeout_seconds
         self.journal.write_pending()
@@ -223,18 +224,19 @@ class RankWriter:
             self._end()
         elif not self.timer.stop(timeout_seconds):
             _log.warning(
-                "run folder %s: rows are still in its journal after %.0f s; readers find them there.",
+                "run folder %s: not all rows drained to metrics.csv after %.0f s; the rest stays in the "
+                "journal.",
                 self._run_dir,
                 timeout_seconds,
             )
 
     def forget_in_child(self) -> None:
-        """Makes a forked child write nothing."""
+        """Ends writing in a forked child."""
         self.timer.forget_in_child()
         self.journal.abandon_in_child()
         self._lock.forget_in_child()
 
-    # --- opening ---------------------------------------------------------------------------------------------------
+    # --- opening --------------------------------------------------------------------------------------------
 
     def _is_mapped(self, kind: JournalKind) -> bool:
         if kind != "auto":
@@ -242,7 +244,7 @@ class RankWriter:
         file_system = file_system_of(self._folder)
         if is_network_file_system(file_system):
             _log.warning(
-                "run folder %s is on %s: rows are written by system calls, which cost some microseconds more each.",
+                "run folder %s is on %s: rows are written by system calls, some microseconds slower each.",
                 self._run_dir,
                 file_system,
             )
@@ -264,15 +266,15 @@ class RankWriter:
             if map_file is None:
                 raise
             _log.warning(
-                "run folder %s cannot be mapped (%s): rows are written by system calls, which cost some microseconds "
-                "more each.",
+                "run folder %s cannot be mapped (%s): rows are written by system calls, some microseconds "
+                "slower each.",
                 self._run_dir,
                 error,
             )
             return self._open_journal(state, None)
 
     def _open(self) -> None:
-        """Takes up what earlier sessions left; in the writer thread, for it may have much to read."""
+        """Opens what earlier sessions left; in the writer thread, because it may read a lot."""
         sync_journal(self._folder, self._run_dir)
         self._keep_reserve()
         self._drain.open()
@@ -290,7 +292,7 @@ class RankWriter:
             self._compute_statistics()
 
     def _report_rollback(self, rows: int, step: int, path: Path) -> None:
-        """Says which rows have left the CSV, and has the others counted again."""
+        """Reports abandoned rows, and recomputes the statistics of the rest."""
         _log.warning(
             "run folder %s: training continues from step %d; %d rows of later steps were moved to %s.",
             self._run_dir,
@@ -301,7 +303,7 @@ class RankWriter:
         self._compute_statistics()
 
     def _compute_statistics(self) -> None:
-        """Reads the whole CSV: after rows have left it, or where the summary does not belong to it."""
+        """Recomputes the statistics from the whole CSV."""
         self._drain.statistics = Statistics()
         self._add_rows_from(len(self._csv.header))
 
@@ -312,13 +314,13 @@ class RankWriter:
             self._between_chunks()
 
     def _csv_mark(self, size: int) -> dict[str, int] | None:
-        """Returns what tells whether a CSV begins with the rows that a summary has counted."""
+        """Returns a fingerprint of the first `size` bytes of the CSV, to match a summary with it."""
         if not len(self._csv.header) <= size <= self._csv.size:
             return None
         tail = self._csv.read(max(0, size - _TAIL_BYTES), min(size, _TAIL_BYTES))
         return {"bytes": size, "tail_crc32": zlib.crc32(tail), "header_crc32": zlib.crc32(self._csv.header)}
 
-    # --- the writer thread -----------------------------------------------------------------------------------------
+    # --- the writer thread ----------------------------------------------------------------------------------
 
     def _tick(self, is_last: bool) -> None:  # called by the timer
         if not self._disowned:
@@ -337,7 +339,7 @@ class RankWriter:
             self._tick(is_last)
             return
         except OSError as error:
-            # The documents are tried all the same: they say what is the matter.
+            # The documents are still written: they report the error.
             is_well = False
             self._failed(error)
         if self._environment_due:
@@ -360,7 +362,7 @@ class RankWriter:
             self._recovered(failures)
 
     def _write_last_documents(self) -> None:
-        """Writes how the run ended, on a full disk too: the reserve makes room."""
+        """Writes the final documents; on a full disk, frees the reserve for them."""
         self._are_documents_due = False
         try:
             self._write_summary()
@@ -380,7 +382,7 @@ class RankWriter:
                 os.close(fd)
 
     def _is_completed(self) -> bool:
-        """Says whether training went well that is over, though the run is still open."""
+        """Returns whether training has completed while the run is still open."""
         return self._state.status.value == "completed"
 
     def _drain_journal(self, is_last: bool) -> None:
@@ -388,8 +390,8 @@ class RankWriter:
             self._open()
         self._restore_if_deleted()
         drained = self._drain.run(final=is_last)
-        if is_last and self.journal.counts.waiting:
-            # What was drained has made room, perhaps.
+        if is_last and self.journal.counts.pending:
+            # Draining may have freed space.
             self.journal.write_pending()
             drained += self._drain.run(final=True)
         self.journal.retire()
@@ -400,10 +402,10 @@ class RankWriter:
             self.journal.request_sample()
 
     def _restore_if_deleted(self) -> None:
-        """Follows the folder where it was moved; makes it again, with all documents, where it was deleted.
+        """Follows a moved folder; recreates a deleted one, with all documents.
 
         Raises:
-            RunInUseError: it was deleted, and another run has its path.
+            RunInUseError: the folder was deleted, and another run has its path.
         """
         if self._lock.is_in_place():
             self._report_move()
@@ -417,8 +419,8 @@ class RankWriter:
             self._lock.renew(self._run_dir)
             self._run_folder.renew()
             _log.warning(
-                "run folder %s was deleted; it is made again, with the metrics that this process knows of. "
-                "Media and all else that was in it are gone.",
+                "run folder %s was deleted; recreated with the metrics that this process still has. "
+                "Media and other files are lost.",
                 self._run_dir,
             )
         else:
@@ -438,18 +440,16 @@ class RankWriter:
             self._is_moved = True
         if self._is_moved:
             _log.warning(
-                "run folder %s was moved to %s, and is written to there.",
+                "run folder %s was moved to %s; continuing there.",
                 self._run_dir,
                 os.path.realpath(self._root),
             )
 
     def _disown(self, error: RunInUseError) -> None:
-        """Ends all writing, and says so: the folder is another run's now."""
+        """Ends all writing: the folder belongs to another run now."""
         self._disowned = str(error)
         self.journal.stop_accepting()
-        _log.error(
-            "%s Nothing is written any more; what was logged since is lost, and counted at the end.", error
-        )
+        _log.error("%s Writing has stopped; records logged since are lost, and counted at the end.", error)
 
     def _between_chunks(self) -> None:
         self.journal.request_sample()
@@ -490,16 +490,16 @@ class RankWriter:
         self._documents.write_sidecar(self._drain.statistics, more, durable=durable)
 
     def lost(self) -> dict[str, int]:
-        """Returns how much that was accepted is not in the folder, by "rows", "media", "files" and "early"."""
+        """Returns the counts of accepted records that are lost, by "rows", "media", "files" and "early"."""
         lost = {
             "rows": self._lost_rows or self.journal.counts.dropped,
-            **self._receipt_of_media().get("lost", {}),
+            **self._media_stats().get("lost", {}),
         }
         return {kind: count for kind, count in lost.items() if count}
 
     def _report_loss(self) -> None:
-        """Compares what was accepted with what is safe, at the end; says what is not."""
-        rows = self.journal.counts.dropped + self.journal.counts.waiting + self._drain.lost_rows()
+        """Compares accepted with written rows at the end, and reports a loss."""
+        rows = self.journal.counts.dropped + self.journal.counts.pending + self._drain.lost_rows()
         if not rows:
             return
         self._lost_rows = rows
@@ -512,19 +512,19 @@ class RankWriter:
             self._sessions.current.update(status=self._documents.status, exception=self._documents.exception)
 
     def overhead(self) -> dict[str, Any]:
-        """Returns what logging cost."""
+        """Returns the `overhead` field of the sidecar."""
         return overhead_stats(
             self.journal,
             self._drain,
             self._csv.size,
             {"errors": dict(self._errors), "last_error": self._last_error or None},
-            self._receipt_of_media(),
+            self._media_stats(),
         )
 
     def _end(self) -> None:
-        """Takes the journal away where nothing is left in it, and gives up the lock; the end of the writer thread.
+        """Removes a fully drained journal and releases the lock; the end of the writer thread.
 
-        There, and not in the thread that closes the run: that one may be interrupted while it waits.
+        Done here because the thread that closes the run may be interrupted while it waits.
         """
         try:
             self._environment.wait(max(0.0, self._deadline - time.monotonic()))
@@ -540,16 +540,16 @@ class RankWriter:
     def _remove_journal(self) -> None:
         for segment in list(self.journal.segments):
             segment.close()
-        is_clean = self._is_open and self._is_well and not self.journal.counts.waiting
+        is_clean = self._is_open and self._is_well and not self.journal.counts.pending
         if is_clean and self._drain.is_fully_drained():
             remove_journal(self._folder)
 
-    # --- what goes wrong -------------------------------------------------------------------------------------------
+    # --- errors ---------------------------------------------------------------------------------------------
 
     def _failed(self, error: Exception) -> None:
-        """Counts an error; the first of its kind is reported, until all is well again.
+        """Counts an error, and reports the first of its kind since the last recovery.
 
-        Called in the training thread, the writer thread, and that of the environment.
+        Called in the training, writer and environment threads.
         """
         text = f"{type(error).__name__}: {redact_text(str(with_user_paths(error, self._run_dir)))}"
         kind = (type(error).__name__, getattr(error, "errno", None))
@@ -562,7 +562,7 @@ class RankWriter:
             self._reported.add(kind)
         if is_first:
             _log.error(
-                "run folder %s cannot be written to (%s). Training goes on; rows are kept and written when it can be again.",
+                "run folder %s is not writable (%s). Training continues; rows are buffered meanwhile.",
                 self._run_dir,
                 text,
                 exc_info=None if isinstance(error, OSError) else error,
@@ -570,28 +570,28 @@ class RankWriter:
         self._are_documents_due = True
 
     def _on_disk_full(self, error: OSError) -> None:
-        """Called in the training thread when a row found no room on disk."""
+        """Called in the training thread when no segment could be made."""
         self._failed(error)
         self.timer.wake()
 
     def _refused(self, kind: str, message: str) -> None:
-        """Called in the thread that logs about metrics that are not taken; the first message of each kind is reported."""
+        """Reports the first refusal of each kind; called in the logging thread."""
         if kind not in self._refusals:
             self._refusals.add(kind)
             _log.warning("run folder %s: %s", self._run_dir, message)
         self._are_documents_due = True
 
     def _recovered(self, failures: int) -> None:
-        """Says so, once everything was written that there was to write.
+        """Reports the recovery once everything pending has been written.
 
         Args:
-            failures: how many errors there had been when the turn began. One that came in another thread meanwhile may be
-                of what this turn had done already; the next turn shows.
+            failures: the error count at the start of the turn. An error of another thread since then may
+                concern work that this turn had already done; the next turn decides.
         """
         with self._failing:
-            is_well = failures == self._failures and not self.journal.counts.waiting
+            is_well = failures == self._failures and not self.journal.counts.pending
             if not (self._is_failing and is_well):
                 return
             self._is_failing = False
             self._reported.clear()
-        _log.warning("run folder %s is written to again.", self._run_dir)
+        _log.warning("run folder %s is writable again.", self._run_dir)

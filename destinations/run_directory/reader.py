@@ -1,7 +1,7 @@
-"""Reading the metrics of a run, also while it is being written: the CSV, and what the journal has beyond it.
+"""Reads the metrics of a run, live or finished: the CSV plus the rows still in the journal.
 
-Reads and never writes. No row is returned twice, and none is left out whose call had returned before the reading began,
-whatever the writer does meanwhile, and however it ended.
+Never writes. Returns no row twice, and every row whose call had returned before reading began, whatever the
+writer does meanwhile and however it ended.
 """
 
 import csv
@@ -50,13 +50,13 @@ _OWN_HEADER = header_line(OWN_COLUMNS).rstrip()
 
 
 class CsvSnapshot:
-    """The rows of a CSV that count, up to a whole line.
+    """The valid rows of a CSV, up to a complete line.
 
     Args:
-        fd: the open file, which belongs to this object; -1 where there is none.
-        header: the first line, with its end.
-        end: up to where the file counts.
-        held: the file up to there, where it was read already.
+        fd: the open file, owned by this object; -1 if there is none.
+        header: the first line, with its line end.
+        end: the end of the valid rows.
+        held: the file up to there, if it was read already.
     """
 
     def __init__(self, fd: int, header: bytes, end: int, held: bytes | None = None) -> None:
@@ -67,11 +67,11 @@ class CsvSnapshot:
 
     @property
     def size(self) -> int:
-        """How many bytes the rows have."""
+        """The size of the rows in bytes."""
         return max(0, self.end - len(self.header))
 
     def fileno(self) -> int:
-        """The descriptor; -1 where there is no file."""
+        """Returns the descriptor; -1 if there is no file."""
         return self._fd
 
     def read(self) -> bytes:
@@ -79,11 +79,11 @@ class CsvSnapshot:
         return b"".join(self.chunks())
 
     def chunks(self, start: int | None = None, chunk_bytes: int = _CHUNK_BYTES) -> Iterator[bytes]:
-        """Returns the rows in pieces of whole lines.
+        """Yields the rows in chunks of complete lines.
 
         Args:
-            start: an offset in the file at which a line begins. Default: the first row.
-            chunk_bytes: how much to read at a time; a longer line is one piece.
+            start: the offset of a line in the file. Default: the first row.
+            chunk_bytes: the size of a read; a longer line is one chunk.
         """
         at = len(self.header) if start is None else start
         length = chunk_bytes
@@ -102,14 +102,14 @@ class CsvSnapshot:
             length = chunk_bytes
 
     def chunks_from_end(self, chunk_bytes: int = _TAIL_BYTES) -> Iterator[bytes]:
-        """Returns the rows in pieces of whole lines, the last piece first; see `chunks`."""
+        """Yields the rows in chunks of complete lines, last chunk first; see `chunks`."""
         first, end, length = len(self.header), self.end, chunk_bytes
         while end > first:
             start = max(first, end - length)
             piece = self._piece(start, end - start)
             if len(piece) < end - start:
-                return  # It was cut meanwhile.
-            # The first line is a part of one, unless it is the first of all.
+                return  # The file was truncated meanwhile.
+            # The chunk starts within a line, unless it is the first.
             skipped = 0 if start == first else piece.find(b"\n") + 1
             if start > first and skipped in {0, len(piece)}:
                 if length >= _MAX_LINE_BYTES:
@@ -129,7 +129,7 @@ class CsvSnapshot:
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def take(self) -> int:
-        """Returns the descriptor, which belongs to the caller from now on; nothing can be read here any more."""
+        """Hands the descriptor over to the caller; this object cannot read any more."""
         fd, self._fd = self._fd, -1
         return fd
 
@@ -141,12 +141,12 @@ class CsvSnapshot:
 
 
 class Snapshot:
-    """What the files held at one moment.
+    """The metrics of a rank at one moment.
 
     Attributes:
-        csv: the rows that the CSV has.
-        records: what the journal has beyond it, see `segment_chain.journal_records`.
-        place: segment and offset that the journal goes on from; None where no position says so.
+        csv: the rows of the CSV.
+        records: the records of the journal beyond it, see `segments.journal_records`.
+        place: segment and offset where the journal continues; None without a position.
     """
 
     def __init__(self, csv: CsvSnapshot, records: tuple[object, ...], place: tuple[int, int] | None) -> None:
@@ -162,7 +162,7 @@ class Snapshot:
 
 
 def metric_columns(snapshot: Snapshot) -> list[str]:
-    """Returns the columns of all metrics, in the order of their first appearance."""
+    """Returns the columns of all metrics, in the order of first appearance."""
     names = [name for name in parse_header(snapshot.csv.header) if name not in OWN_COLUMNS]
     for record in snapshot.records:
         if isinstance(record, tuple):
@@ -171,27 +171,26 @@ def metric_columns(snapshot: Snapshot) -> list[str]:
 
 
 def take_snapshot(run_dir: Path, rank: int, *, with_records: bool = True) -> Snapshot:
-    """Returns what the files of a rank hold now; to be closed, as a context manager.
+    """Returns a consistent snapshot of a rank's metrics, a context manager.
 
     Args:
         run_dir: the folder of the run.
-        rank: whose rows.
-        with_records: whether to read the journal, too.
+        rank: the rank that logged the rows.
+        with_records: whether to read the journal as well.
 
     Raises:
-        OSError: a file cannot be read, is no regular file, or was replaced by the writer each of a hundred times.
+        OSError: a file is unreadable, is not a regular file, or was replaced during each of a hundred
+            attempts.
     """
     for _ in range(_TRIES):
         snapshot = _try(run_dir, rank, with_records)
         if snapshot is not None:
             return snapshot
-    raise OSError(
-        f"metrics in {run_dir} must stand still for a moment, got a new file each of {_TRIES} times. Try again."
-    )
+    raise OSError(f"metrics in {run_dir} changed during each of {_TRIES} attempts to read them. Try again.")
 
 
 def _try(run_dir: Path, rank: int, with_records: bool) -> Snapshot | None:
-    """Reads everything once; None where the writer replaced or took away a file meanwhile."""
+    """Reads everything once; None if the writer replaced or removed a file meanwhile."""
     folder = journal_path(run_dir, rank)
     path = run_dir / metrics_name(rank)
     position = Position.read(folder / POSITION)
@@ -224,8 +223,8 @@ def _read(
         if state is not None:
             end = state.csv_bytes
     if state is None and (header.startswith(_OWN_HEADER) or size > _MAX_CACHED_BYTES):
-        # A run that has ended, or whose position is lost: our own writer adds lines, or replaces the file. What another
-        # program wrote is not held in memory where it is too large: where it is cut meanwhile, reading ends.
+        # A finished run, or a lost position: our writer only appends or replaces. The file of another program
+        # is read at once unless it is too large; reading ends if it is truncated meanwhile.
         end = end_of_last_line(fd, size)
     elif state is None:
         held = b"" if fd < 0 else _whole(fd)
@@ -238,12 +237,12 @@ def _read(
     after = Position.read(folder / POSITION)
     csv = CsvSnapshot(fd, header, end, held)
     if after is None and position is None:
-        # A CSV that was only just begun, or that somebody else wrote; unless a whole session took place meanwhile.
+        # A new CSV, or one of another program; unless a whole session took place meanwhile.
         return Snapshot(csv, tuple(records), None) if _size(path) == size else None
     if after is None or position is None or after.generation != position.generation:
         return None
     if not is_whole and after != position:
-        return None  # A segment was drained and taken away before it was read: its rows are in lines not counted here.
+        return None  # A segment was drained and removed before it was read: its rows are in newer lines.
     drained_beyond = with_records and any(state.segment > last for state in after.states)
     return None if drained_beyond else Snapshot(csv, tuple(records), (segment, offset))
 
@@ -307,7 +306,7 @@ def read_rows(run_dir: Path | str, rank: int = 0) -> list[MetricRow]:
 
 
 def read_series(run_dir: Path | str, name: str, rank: int = 0) -> list[tuple[int | None, float]]:
-    """Returns step and value of every row that has a metric."""
+    """Returns step and value of every row that has the metric."""
     column = column_of(name)
     return [(row.step, row.metrics[column]) for row in read_rows(run_dir, rank) if column in row.metrics]
 
@@ -317,7 +316,8 @@ def last_rows(
 ) -> list[MetricRow]:
     """Returns the last rows of a rank, oldest first, reading the CSV from its end; see `read_rows`.
 
-    The file of another program may name its columns anew in the middle: it is read from its beginning, in little memory.
+    The file of another program may name its columns anew in the middle: it is read from its beginning, in
+    little memory.
 
     Args:
         run_dir: the folder of the run.
@@ -335,7 +335,7 @@ def last_rows(
 def last_csv_rows(
     csv_part: CsvSnapshot, count: int, wanted: Collection[str] = (), resumes: Sequence[Resume] = ()
 ) -> list[MetricRow]:
-    """Returns the last rows of a CSV, oldest first, without those that a resume drops; see `last_rows`."""
+    """Returns the last rows of a CSV, oldest first, without abandoned ones; see `last_rows`."""
     if count <= 0:
         return []
     columns = parse_header(csv_part.header)
@@ -365,26 +365,26 @@ def _wanted(
 
 
 def has_any_metric(row: MetricRow, wanted: Collection[str]) -> bool:
-    """Says whether a row has one of some columns; of none, any row has."""
+    """Returns whether a row has one of the wanted columns, or none are wanted."""
     return not wanted or any(name in row.metrics for name in wanted)
 
 
 def parse_csv(data: bytes, header_bytes: int) -> Iterator[MetricRow]:
-    """Returns the rows of a CSV; cells that hold no number are left out.
+    """Yields the rows of a CSV; cells without a number are skipped.
 
     Args:
-        data: the file, up to where it counts.
-        header_bytes: how long its first line is.
+        data: the valid part of the file.
+        header_bytes: the length of its first line.
     """
     return parse_rows(parse_header(data[:header_bytes]), data[header_bytes:])
 
 
 def parse_rows(columns: list[str], body: bytes) -> Iterator[MetricRow]:
-    """Returns the rows of whole lines; lines that cannot be understood are rows without metrics, or left out.
+    """Yields the rows of complete lines; invalid lines become rows without metrics, or are skipped.
 
     Args:
-        columns: what the first line named. A line that names columns, as some programs write when they go on in a file, replaces
-            the content of this list.
+        columns: the columns of the header. Some programs repeat the header when they continue a file; such a
+            line replaces the content of this list.
         body: the lines.
     """
     reader = csv.reader(io.StringIO(body.decode("utf-8", "replace"), newline=""))
@@ -408,7 +408,7 @@ def parse_rows(columns: list[str], body: bytes) -> Iterator[MetricRow]:
 
 
 def clamp_to_float(value: Any) -> Any:
-    """Returns a number that is surely within what a float holds: an integer that is not becomes infinite."""
+    """Returns a number within the range of a float: larger integers become infinite."""
     if isinstance(value, int):
         try:
             float(value)
@@ -425,7 +425,7 @@ def _whole_step(step: float | None) -> int | None:
 
 
 def merge_journal(rows: list[MetricRow], records: tuple[object, ...]) -> list[MetricRow]:
-    """Adds what the journal has to the rows of the CSV, as the writer would have."""
+    """Applies the records of the journal to the rows of the CSV, as the writer would."""
     may_join = False
     for record in records:
         if isinstance(record, Resume):

@@ -1,7 +1,7 @@
 """Reads many rows of floats from a journal at once, as arrays.
 
-The writer thread drains up to 256 rows in a few numpy calls, which keeps the interpreter lock for less time than a
-loop over rows would. `frames` reads every other kind of frame.
+The writer thread drains up to 256 rows in a few numpy calls, which keeps the interpreter lock for less time
+than a loop over rows would. `frames` reads every other kind of frame.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["RowBlock", "read_row_block"]
 _MIN_ROWS = 4
 _MAX_VALUES = 8192
 
-# Where the parts of a frame begin that holds a row of floats, see `frames.py`: header, "(5", schema, step, epoch, time, "(n".
+# Offsets in a frame of floats, see `frames`: header, "(5", schema, step, epoch, time, "(n".
 _CHECKSUM = 4
 _SCHEMA = 14
 _STEP = 19
@@ -34,7 +34,7 @@ _ANY = ord(".")
 
 @attrs.frozen(eq=False)
 class RowBlock:
-    """Rows of one schema, oldest first.
+    """Rows of floats of one schema, oldest first.
 
     Attributes:
         schema: the number of the schema.
@@ -54,12 +54,12 @@ class RowBlock:
 
 
 def read_row_block(data: bytes, offset: int, most: int) -> RowBlock | None:
-    """Reads the rows of floats that begin at an offset; None where there are too few of one kind to be worth it.
+    """Reads consecutive rows of floats of one schema; None if there are too few to be worth it.
 
     Args:
         data: frames.
-        offset: where the first one begins.
-        most: rows at most; fewer are read where each has very many values.
+        offset: the offset of the first one.
+        most: the maximum number of rows; fewer are read if rows are very wide.
     """
     if offset + _VALUES > len(data):
         return None
@@ -94,7 +94,7 @@ def read_row_block(data: bytes, offset: int, most: int) -> RowBlock | None:
 
 @functools.lru_cache(maxsize=64)
 def _fixed_bytes(count: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Returns where a frame of a row of so many floats has bytes that are always the same, and which."""
+    """Returns the indices and values of the constant bytes in a frame of `count` floats."""
     head = b"(\x05\0\0\0i....i....i....g........(" + count.to_bytes(4, "little")
     frame = bytes(HEADER.size) + head + b"g........" * count
     places = [
@@ -109,7 +109,7 @@ def _fixed_bytes(count: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]
 
 
 def _alike(table: np.ndarray[Any, Any], count: int) -> int:
-    """Returns how many rows from the first on are frames of floats of the first one's schema."""
+    """Returns how many leading rows are frames of floats with the schema of the first."""
     places, expected = _fixed_bytes(count)
     same = (table[:, places] == expected).all(axis=1)
     same &= (table[:, _SCHEMA : _STEP - 1] == table[0, _SCHEMA : _STEP - 1]).all(axis=1)
@@ -117,7 +117,7 @@ def _alike(table: np.ndarray[Any, Any], count: int) -> int:
 
 
 def _whole(data: bytes, offset: int, stride: int, checksums: np.ndarray[Any, Any]) -> int:
-    """Returns how many frames from the first on have the checksum that they say."""
+    """Returns how many leading frames have a valid checksum."""
     view = memoryview(data)
     said = np.ascontiguousarray(checksums).view("<u4")[:, 0].tolist()
     first, length = offset + HEADER.size, stride - HEADER.size

@@ -53,9 +53,9 @@ class RunDirectory(LoggerDestination):
     trainer = Trainer(model, train_dataloader, max_duration="5ep", loggers=[RunDirectory("runs/digits")])
     ```
 
-    **Metrics.** A call packs one row into a memory-mapped journal, in about a microsecond, without a lock or a
-    system call. A row whose call has returned survives `kill -9` of the process. A power loss costs at most the
-    rows of the last `flush_seconds`. A writer thread moves rows to `metrics.csv`.
+    **Metrics.** A call packs one row into a memory-mapped journal, in about a microsecond, without a lock or
+    a system call. A row whose call has returned survives `kill -9` of the process. A power loss costs at most
+    the rows of the last `flush_seconds`. A writer thread moves rows to `metrics.csv`.
 
     **Everything else** is copied at the call and written by a second thread. When its queue is full (1,000
     records or 256 MiB), a call waits one second at most, then the record is dropped, counted and reported.
@@ -63,8 +63,8 @@ class RunDirectory(LoggerDestination):
     **Resume.** A folder that holds a run is continued: rows of steps that training repeats are moved from
     `metrics.csv` to `abandoned/`. One process writes at a time; a second one is refused.
 
-    **Disk failures** do not reach training: rows are buffered in memory, up to 64 MiB, and written when the disk
-    works again.
+    **Disk failures** do not reach training: rows are buffered in memory, up to 64 MiB, and written when the
+    disk works again.
 
     docs/run-directory.md describes every file.
 
@@ -73,19 +73,21 @@ class RunDirectory(LoggerDestination):
         run_id: the id of a new run. Default: twelve random hexadecimal digits.
         tags: added to the tags of the run.
         notes: the notes of the run, if it has none.
-        flush_seconds: the interval at which rows are written to `metrics.csv`; bounds what a power loss costs.
+        flush_seconds: the interval at which rows are written to `metrics.csv`; bounds what a power loss
+            costs.
         resume: "allow" continues a run that is in the folder, "never" refuses it.
         all_ranks: also writes the metrics of ranks other than 0, one CSV per rank.
-        keep_files: what to do with files given to `upload_file`: "copy", "link" (hard links; do not modify the
-            file in place), "off", or "auto": "copy", but "off" if another destination takes files.
-        journal: "mapped", "appended" (one system call per row), or "auto": mapped, except on network file systems.
+        keep_files: what to do with files given to `upload_file`: "copy", "link" (hard links; do not modify
+            the file in place), "off", or "auto": "copy", but "off" if another destination takes files.
+        journal: "mapped", "appended" (one system call per row), or "auto": mapped, except on network file
+            systems.
         close_seconds: the timeout for writing the rest at close.
         write_rate: limits how often metrics are taken. Default: every call.
         clock: the current time in seconds since 1970; called in the thread that logs. For replayed runs.
 
     Raises:
-        RunPathError: the path is a file, is not writable, or the run name leads out of the folder. Raised by the
-            constructor if it can tell, else at `init`.
+        RunPathError: the path is a file, is not writable, or the run name leads out of the folder. Raised by
+            the constructor if it can tell, else at `init`.
         RunExistsError: at `init`, with `resume="never"`.
         RunInUseError: at `init`, another process writes to the folder.
         ValueError: an argument has none of the values above.
@@ -150,7 +152,7 @@ class RunDirectory(LoggerDestination):
         self._early: list[Callable[[], None]] = []
         self._early_lost = 0
 
-    # --- properties ------------------------------------------------------------------------------------------------
+    # --- properties -----------------------------------------------------------------------------------------
 
     @property
     def template(self) -> str:
@@ -167,7 +169,7 @@ class RunDirectory(LoggerDestination):
         """The id of the open run, or None; known to rank 0 only."""
         return None if self._documents is None else self._documents.run_id
 
-    # --- events ----------------------------------------------------------------------------------------------------
+    # --- events ---------------------------------------------------------------------------------------------
 
     def init(self, state: State, logger: Any) -> None:
         """Opens the folder, then writes what was logged before."""
@@ -327,14 +329,15 @@ class RunDirectory(LoggerDestination):
 
         After a second Ctrl-C it returns at once; the threads finish on their own and release the folder then.
         """
-        media, lost = self._media, self._early_lost + len(self._early)
+        writer, self._early_lost = self._writer, self._early_lost + len(self._early)
         try:
             self._stop(self._close_seconds)
         except BaseException:
             self._stop(0.0)
             raise
         finally:
-            if text := loss_text({**({} if media is None else media.lost), "early": lost}):
+            lost = {} if writer is None else writer.lost()
+            if text := loss_text({**lost, "early": self._early_lost}):
                 _log.warning("run folder %s: lost %s.", self._run_dir or self._template, text)
             self._release()
             self._was_closed = True
@@ -343,7 +346,7 @@ class RunDirectory(LoggerDestination):
         """Stops the lane, then the writer, each with this timeout."""
         if self._lane is not None and self._media is not None:
             is_done = self._lane.stop(seconds)
-            self._media.settle()
+            self._media.count_losses()
             if not is_done:
                 _log.warning("run folder %s: media were dropped after %.0f s.", self._run_dir, seconds)
         if self._writer is not None:
@@ -359,7 +362,7 @@ class RunDirectory(LoggerDestination):
         if writer is not None:
             writer.timer.wake()
 
-    # --- records ---------------------------------------------------------------------------------------------------
+    # --- records --------------------------------------------------------------------------------------------
 
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         """Packs one row into the journal; buffers it before `init`."""
@@ -479,7 +482,7 @@ class RunDirectory(LoggerDestination):
         if self._writer is not None:
             self._writer.flush()
 
-    # --- inside ----------------------------------------------------------------------------------------------------
+    # --- inside ---------------------------------------------------------------------------------------------
 
     def _with_media(self, call: Callable[[MediaWriter, int], None], step: int | None) -> None:
         media, state = self._media, self._state

@@ -1,6 +1,6 @@
-"""The files that a journal is made of: fixed-size, memory-mapped where the file system allows, appended to where not.
+"""The segment files of a journal: fixed-size and memory-mapped, or appended to where mapping is unreliable.
 
-A segment is written by the training thread; it is made, prepared and taken away by the writer thread.
+The training thread writes to a segment; the writer thread makes, prepares and removes segments.
 """
 
 import contextlib
@@ -35,62 +35,62 @@ _MADV_POPULATE_WRITE = 23  # Linux 5.14; the mmap module has no name for it.
 
 
 MapFile = Callable[[int, int], mmap.mmap]
-"""Maps a file, from its descriptor and size; raises OSError where its file system does not let it."""
+"""Maps a file, given its descriptor and size; raises OSError if the file system does not support it."""
 
 
 class Segment(Protocol):
-    """A file of frames that grows up to a limit."""
+    """A file of frames with a maximum size."""
 
     path: Path
     number: int
     size: int
 
     def write(self, data: bytes, /) -> object:
-        """Adds bytes, all or none; any thread may call.
+        """Appends all bytes or none; any thread may call.
 
         Raises:
-            ValueError: the segment is full.
-            BlockingIOError: this thread is in the middle of a write already: a signal handler has interrupted it.
+            ValueError: the segment is full or sealed.
+            BlockingIOError: called by a signal handler that interrupted a write.
             OSError: the disk is full.
         """
 
     def populate(self) -> None:
-        """Prepares for being written to."""
+        """Prepares the file for writing."""
 
     def end(self) -> int:
         """Returns up to where there may be frames."""
 
     def room(self) -> int:
-        """Returns how many bytes fit in; less than 1 where the segment is sealed."""
+        """Returns the number of bytes left; less than 1 if the segment is sealed."""
 
     def seal(self) -> int:
-        """Makes the segment full: whatever still holds its `write` is refused.
+        """Ends writing: later calls of `write` fail.
 
         Returns:
-            Where its frames end; the same each time.
+            The end of the frames; the same at each call.
         """
 
     def fileno(self) -> int:
-        """Returns the descriptor to read and to sync."""
+        """Returns the descriptor for reading and syncing."""
 
     def is_at(self, path: Path) -> bool:
-        """Says whether the file at a path is this one."""
+        """Returns whether the file at a path is this one."""
 
     def move(self, path: Path, number: int) -> None:
-        """Gives the file its name and its number; does nothing where it has them."""
+        """Renames the file and sets its number; idempotent."""
 
     def unmap(self) -> None:
         """Ends writing; reading is still possible."""
 
     def close(self) -> None:
-        """Lets go of the file."""
+        """Closes the file."""
 
     def discard(self) -> None:
-        """Lets go of the file, and removes it."""
+        """Closes and removes the file."""
 
 
 class _File:
-    """What both kinds of segments share: a file that begins with `MAGIC`, and its name."""
+    """The base of both kinds of segments: a file with a path and a number."""
 
     def __init__(self, path: Path, number: int, size: int, disk: Disk) -> None:
         self.path = path
@@ -131,9 +131,9 @@ class _File:
 
 
 class MappedSegment(_File):
-    """A segment in memory that the kernel keeps: what is written is safe from the end of this process at once.
+    """A memory-mapped segment: what is written survives the process at once.
 
-    Its blocks are allocated beforehand, for a mapped write to a full disk would be a signal (SIGBUS) and not an error.
+    Its blocks are allocated in advance: a mapped write to a full disk raises SIGBUS instead of an error.
     """
 
     def __init__(
@@ -141,7 +141,7 @@ class MappedSegment(_File):
     ) -> None:
         super().__init__(path, number, size, disk)
         self._sealed_at = -1
-        # An offset at which a frame begins or the frames end, as late as is known.
+        # The last known frame boundary.
         self._boundary = len(MAGIC)
         try:
             allocate(self._fd, size)
@@ -153,7 +153,7 @@ class MappedSegment(_File):
         self.write(MAGIC)
 
     def populate(self) -> None:
-        """Brings the pages in, so that the training thread does not have to; in steps, for the interpreter is held."""
+        """Faults the pages in for the training thread; in steps, as `madvise` holds the interpreter lock."""
         for start in range(0, self.size, _POPULATE_STEP_BYTES):
             try:
                 self._map.madvise(_MADV_POPULATE_WRITE, start, min(_POPULATE_STEP_BYTES, self.size - start))
@@ -178,7 +178,8 @@ class MappedSegment(_File):
                 if at < self.size:
                     self._boundary = at
                 self._map.seek(self.size)
-            # Between the two calls a row of another thread, or of a signal handler, may have come: it is looked for.
+            # Between the two calls another thread or a signal handler may have written a row: found by
+            # scanning.
             end = self._boundary
             data = b"" if self._fd < 0 else os.pread(self._fd, self.size - end, end)
             for offset, _ in iter_frames(data):
@@ -193,7 +194,7 @@ class MappedSegment(_File):
 
 
 class AppendedSegment(_File):
-    """A segment that is written by system calls, for file systems on which mappings cannot be relied on."""
+    """A segment written by system calls, for file systems where mappings are unreliable."""
 
     def __init__(self, path: Path, number: int, size: int, disk: Disk = DISK) -> None:
         super().__init__(path, number, size, disk)
@@ -236,7 +237,7 @@ class AppendedSegment(_File):
 
 
 def allocate(fd: int, size: int) -> None:
-    """Has the disk keep room for a file of a size."""
+    """Allocates disk space for a file."""
     try:
         os.posix_fallocate(fd, 0, size)
     except (AttributeError, OSError) as error:
@@ -253,21 +254,21 @@ def allocate(fd: int, size: int) -> None:
 
 
 JournalPlace = tuple[int, int]
-"""Number of a segment, and an offset in it."""
+"""The number of a segment and an offset in it."""
 
 FIRST_BYTES = 128
-"""What the first bytes of a segment and a `Follows` fit into."""
+"""An upper bound of the size of the magic bytes and a `Follows` frame."""
 
-# A segment holds a row at least, however long: its writer makes it as large as that needs.
+# A segment is as large as its largest row needs.
 _MAX_SEGMENT_BYTES = 1 << 30
 
 
 def continues_from(data: bytes, place: JournalPlace) -> bool:
-    """Says whether a segment goes on from a place.
+    """Returns whether a segment continues the journal from a place.
 
     Args:
         data: the segment, or its first `FIRST_BYTES`.
-        place: up to where the journal was read.
+        place: the end of what was read before.
     """
     if not data.startswith(MAGIC):
         return False
@@ -276,7 +277,7 @@ def continues_from(data: bytes, place: JournalPlace) -> bool:
 
 
 def end_of_journal(folder: Path) -> JournalPlace | None:
-    """Returns the place that reading of a journal comes to that nobody writes; None where that depends on the CSV."""
+    """Returns where reading of an idle journal ends; None if that depends on the CSV."""
     position = Position.read(folder / POSITION)
     starts = [(0, len(MAGIC))] if position is None else [(one.segment, one.offset) for one in position.states]
     try:
@@ -289,9 +290,9 @@ def end_of_journal(folder: Path) -> JournalPlace | None:
 def journal_records(
     folder: Path, place: JournalPlace, *, are_kept: bool = True
 ) -> tuple[list[object], JournalPlace, bool]:
-    """Returns what the segments hold from a place on, up to which place that is, and whether no segment between was gone.
+    """Returns the records from a place on, the place where they end, and whether no segment was missing.
 
-    Rows come as a tuple of names, step, epoch, time and values; the other records as they are.
+    Rows are tuples of names, step, epoch, time and values.
     """
     records: list[object] = []
     least, _ = place
@@ -300,12 +301,13 @@ def journal_records(
         paths = [path for path in segment_paths(folder) if segment_number(path) >= least]
         if not paths:
             return records, place, False
-        # Listed before it is read: what is complete now cannot grow while it is read.
+        # Checked before reading: a segment with a successor does not grow any more.
         has_successor = len(paths) > 1
         number = segment_number(paths[0])
         data = _segment_data(paths[0])
         is_whole = is_whole and number == least and data is not None
-        # Where it does not follow, rows before it are missing: of a power loss, or drained meanwhile, which the caller finds out.
+        # Where it does not follow, rows before it are missing: of a power loss, or drained meanwhile, which
+        # the caller finds out.
         if data and (number == place[0] or continues_from(data, place)):
             found, end = _segment_records(data, place[1] if number == place[0] else len(MAGIC))
             records += found if are_kept else []
@@ -316,7 +318,7 @@ def journal_records(
 
 
 def _segment_data(path: Path) -> bytes | None:
-    """Returns the content of a segment, empty where it is none; None where it was taken away."""
+    """Returns the content of a segment, empty if it is not one; None if it was removed."""
     try:
         data = read_regular(path, _MAX_SEGMENT_BYTES)
     except (FileNotFoundError, NotADirectoryError):
@@ -325,7 +327,7 @@ def _segment_data(path: Path) -> bytes | None:
 
 
 def _segment_records(data: bytes, start: int) -> tuple[list[object], int]:
-    """Returns the records of a segment from an offset on, rows as names, step, epoch, time and values; and where they end."""
+    """Returns the records of a segment from an offset on, and the offset where they end."""
     records: list[object] = []
     names = {
         record.schema: record.names

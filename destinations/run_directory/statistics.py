@@ -114,7 +114,8 @@ class Statistics:
         if isinstance(rows, np.ndarray):
             self._add_array(found, steps, rows, None)
             return
-        block = _block(rows) if len(rows) > 3 else None  # noqa: PLR2004  # an array costs more than three rows
+        # An array costs more than three rows.
+        block = _block(rows) if len(rows) > 3 else None  # noqa: PLR2004
         if block is not None:
             self._add_array(found, steps, block, rows)
             return

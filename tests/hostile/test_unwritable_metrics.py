@@ -9,10 +9,10 @@ from destinations.run_directory import read_rows, read_series
 from tests.test_run_directory.conftest import drive, elsewhere  # noqa: F401  # fixtures
 
 UNWRITABLE = {
-    "a huge integer": ({"bad": 10**5000}, "at most 4096 bits"),
-    "an integer of a megabyte": ({"bad": 1 << (8 << 20)}, "at most 4096 bits"),
-    "a long name": ({"n" * 200_000: 1.0}, "at most 16384 characters"),
-    "a name that is long as it is written": ({"\ud800" * 10_000: 1.0}, "at most 16384 characters"),
+    "a huge integer": ({"bad": 10**5000}, "at most 4096 are allowed"),
+    "an integer of a megabyte": ({"bad": 1 << (8 << 20)}, "at most 4096 are allowed"),
+    "a long name": ({"n" * 200_000: 1.0}, "at most 16384 are allowed"),
+    "a name that is long as it is written": ({"\ud800" * 10_000: 1.0}, "at most 16384 are allowed"),
 }
 
 
@@ -75,6 +75,6 @@ def test_a_new_name_at_each_step_is_bounded_and_warned_of(drive, tmp_path, caplo
     warnings = [one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING]
     assert columns == 3 + 5001
     assert size < 6000 * (columns + 100)
-    assert ["new metrics came with 500 rows" in warnings[0], "is not written" in warnings[1]] == [True, True]
+    assert ["500 rows have added new metrics" in warnings[0], "is not written" in warnings[1]] == [True, True]
     assert len(warnings) == 2
     assert read_series(tmp_path / "run", "a") == [(step, float(step)) for step in range(6000)]

@@ -106,10 +106,10 @@ def test_a_tone_is_a_bright_line_at_its_frequency():
     ("act", "complaint"),
     [
         (lambda: image_grid([]), "at least one image"),
-        (lambda: image_grid([flat(1)], columns=-1), "at least one column"),
+        (lambda: image_grid([flat(1)], columns=-1), "must be at least 1"),
         (lambda: image_grid([np.zeros((2, 2, 2, 2, 2))]), "image must have shape"),
-        (lambda: with_captions([flat(1)], ["a", "b"]), "one for each of 1 images"),
-        (lambda: with_captions([flat(1)], "a"), "one for each of 1 images"),
+        (lambda: with_captions([flat(1)], ["a", "b"]), "1 images need a list"),
+        (lambda: with_captions([flat(1)], "a"), "1 images need a list"),
         (lambda: spectrogram([], 8000), "audio must have shape"),
         (lambda: spectrogram([1.0], 0), "must be positive"),
     ],

@@ -68,7 +68,7 @@ def test_who_hears_of_a_full_disk_finds_the_row_waiting(tmp_path):
     folder.mkdir(parents=True)
     disk, waiting = FullDisk(), []
     journal = Journal(
-        folder, State("x"), on_full=lambda _: waiting.append(journal.counts.waiting), make_segment=disk
+        folder, State("x"), on_full=lambda _: waiting.append(journal.counts.pending), make_segment=disk
     )
     disk.is_full = True
     journal.start_new_segment()
@@ -90,7 +90,7 @@ def test_rows_wait_for_space_and_come_in_order(tmp_path):
         journal.append({f"m{index}": float(step) for index in range(10)}, step)
         disk.is_full = step >= 5000
 
-    waiting = journal.counts.waiting
+    waiting = journal.counts.pending
     disk.is_full = False
     journal.write_pending()
     journal.append({"m0": 20_000.0}, 20_000)
@@ -100,7 +100,7 @@ def test_rows_wait_for_space_and_come_in_order(tmp_path):
     assert waiting > 5000
     assert told
     assert all(error.errno == errno.ENOSPC for error in told)
-    assert (drained, journal.counts.waiting, journal.counts.dropped) == (20_001, 0, 0)
+    assert (drained, journal.counts.pending, journal.counts.dropped) == (20_001, 0, 0)
     assert read_series(tmp_path, "m0") == [(step, float(step)) for step in range(20_001)]
     journal.close()
 
@@ -217,7 +217,7 @@ with ballast.open("wb", buffering=0) as file:
         while file.write(bytes(1 << 16)): pass
     except OSError: pass
 log(range(100, 30_000)); logger.flush()
-waiting = destination._writer.journal.counts.waiting
+waiting = destination._writer.journal.counts.pending
 ballast.unlink(); logger.flush()
 log(range(30_000, 30_010)); logger.flush()
 engine.close()
@@ -236,7 +236,7 @@ print("waiting", waiting > 0, "rows", rows == [(step, step + 0.1) for step in ra
     lines = done.stdout.splitlines()
     assert lines[-1:] == ["waiting True rows True"], done.stdout + done.stderr
     assert sum(line.startswith("ERROR") for line in lines) == 1
-    assert "cannot be written to" in lines[0]
+    assert "is not writable" in lines[0]
 
 
 def test_too_many_open_files_stop_nothing(tmp_path):
@@ -266,7 +266,7 @@ logger.flush()
 for fd in held: os.close(fd)
 logger.log_metrics({"a": float(step)}, step)
 engine.close()
-print(sum("cannot be written to" in text for text in Reports.texts))
+print(sum("is not writable" in text for text in Reports.texts))
 print(read_series(Path(sys.argv[1]), "a") == [(one, float(one)) for one in range(step + 1)])
 """
     command = ["sh", "-c", f"ulimit -n 64; exec {sys.executable} -c '{code}' {tmp_path / 'run'}"]
@@ -297,8 +297,8 @@ def test_an_error_of_the_writer_is_counted_reported_once_and_shown(drive, tmp_pa
     data = json.loads((tmp_path / "run" / "sidecar.json").read_text())
     assert data["overhead"]["errors"]["IsADirectoryError"] >= 19
     assert data["overhead"]["last_error"].startswith("IsADirectoryError")
-    assert sum("cannot be written to (IsADirectoryError" in message for message in messages) == 1
-    assert sum("is written to again" in message for message in messages) == 1
+    assert sum("is not writable (IsADirectoryError" in message for message in messages) == 1
+    assert sum("is writable again" in message for message in messages) == 1
     assert len(messages) == 2
     assert [row.step for row in read_rows(tmp_path / "run")] == list(range(20))
 
@@ -335,8 +335,8 @@ def test_an_error_in_the_middle_of_a_turn_is_not_mended_by_that_turn(tmp_path, c
 
     messages = [record.getMessage() for record in caplog.records]
     assert first == 1
-    assert "cannot be written to (OSError: [Errno 28]" in messages[0]
-    assert [message.endswith("is written to again.") for message in messages] == [False, True]
+    assert "is not writable (OSError: [Errno 28]" in messages[0]
+    assert [message.endswith("is writable again.") for message in messages] == [False, True]
 
 
 def test_documents_that_cannot_be_written_are_reported_once(drive, tmp_path, caplog):

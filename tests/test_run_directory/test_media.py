@@ -302,7 +302,7 @@ def test_a_name_cannot_leave_the_folder(drive, tmp_path, name):
         lambda: run.logger.log_video(b"x", name=name),
         lambda: run.logger.log_point_cloud(np.zeros((1, 3)), name),
     ):
-        with pytest.raises(RecordError, match="name must be one that stays inside"):
+        with pytest.raises(RecordError, match="leads out of the run folder"):
             call()
     run.close()
 
@@ -330,8 +330,8 @@ def test_any_other_name_has_a_folder(drive, tmp_path, name):
         (lambda log: log.log_video(np.zeros((2, 3, 4, 4))), "fps"),
         (lambda log: log.log_video(np.zeros((0, 3, 4, 4)), fps=3), "frames"),
         (lambda log: log.log_images(np.zeros((2, 5, 6))), "1, 3 or 4 channels"),
-        (lambda log: log.log_images("/no/such/file.png"), "media file must exist"),
-        (lambda log: log.log_histogram(np.array(["a"])), "must have numbers"),
+        (lambda log: log.log_images("/no/such/file.png"), "media file .* does not exist"),
+        (lambda log: log.log_histogram(np.array(["a"])), "needs numbers"),
     ],
 )
 def test_bad_media_are_refused_at_the_call(drive, call, message):
@@ -383,7 +383,7 @@ def test_a_lane_that_is_full_drops_by_its_policy(caplog):
     assert [number for is_newest, number in done if not is_newest] == [1, 2]
     assert (newest.counts.dropped, oldest.counts.dropped) == (2, 2)
     assert (newest.counts.failed, oldest.counts.failed) == (1, 0)
-    assert len([record for record in caplog.records if "was dropped" in record.getMessage()]) == 2
+    assert len([record for record in caplog.records if "queue full" in record.getMessage()]) == 2
 
 
 def test_a_lane_waits_no_longer_than_it_may():

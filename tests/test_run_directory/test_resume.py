@@ -219,7 +219,7 @@ def test_never_refuses_a_run_that_is_there(drive):
     """`resume="never"` takes a new folder, and refuses the same folder afterwards."""
     drive(resume="never").close()
 
-    with pytest.raises(RunExistsError, match="got one that holds a run"):
+    with pytest.raises(RunExistsError, match="holds a run already"):
         drive(resume="never")
 
 

@@ -381,7 +381,7 @@ def test_a_server_that_does_not_answer_is_asked_again(tmp_path, monkeypatch, cap
 
     assert not thread.is_alive()
     assert (destination.counts.written_rows, destination.counts.failed_rows) == (0, 0)
-    assert "is to be done again" in caplog.text
+    assert "will be retried after" in caplog.text
     assert "rows of metrics" in caplog.text
 
 

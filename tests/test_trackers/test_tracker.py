@@ -350,8 +350,8 @@ def test_a_raising_sink_is_counted_and_reported_once(caplog):
 
     reports = [record.getMessage() for record in caplog.records if "ConnectionError" in record.getMessage()]
     assert [report.split(" failed with")[0] for report in reports] == [
-        "Recorder-dry-run: a metrics",
-        "Recorder-dry-run: a text 'words'",
+        "Recorder-dry-run: metrics",
+        "Recorder-dry-run: text 'words'",
     ]
     assert "abcdefghij" not in "".join(reports)
     assert tracker.counts.failed_rows == tracker.counts.rows == 10
