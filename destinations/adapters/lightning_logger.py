@@ -20,7 +20,7 @@ from events import Callback, Destination, Event, Logger, RunStatus, Time, Timest
 from .media import log_images, log_videos
 from .session import Session, as_tuple, missing_package_error, samples_in
 
-__all__ = ["CallbackBase", "LightningEvents", "LightningLogger", "LoggerBase", "RegistryLogger"]
+__all__ = ["LightningEvents", "LightningLogger", "RegistryLogger"]
 
 
 def _class_trees() -> tuple[tuple[type, ...], tuple[type, ...]]:
@@ -45,14 +45,14 @@ def _class_trees() -> tuple[tuple[type, ...], tuple[type, ...]]:
 
 
 _LOGGERS, _CALLBACKS = _class_trees()
-LoggerBase: Any = type("LoggerBase", _LOGGERS, {})
-CallbackBase: Any = type("CallbackBase", _CALLBACKS, {})
+_LoggerBase: Any = type("_LoggerBase", _LOGGERS, {})
+_CallbackBase: Any = type("_CallbackBase", _CALLBACKS, {})
 
 # Key of our state in Lightning checkpoints.
 _KEY = "training_destinations"
 
 
-class LightningEvents(CallbackBase):
+class LightningEvents(_CallbackBase):
     """Fires our events in a Lightning `Trainer` and advances the timestamp.
 
     Made by `LightningLogger.callback()`; docs/adapters.md maps hooks to events. With gradient accumulation, a
@@ -226,7 +226,7 @@ class LightningEvents(CallbackBase):
     def on_validation_batch_start(
         self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
-        """Fires `EVAL_BATCH_START`, `EVAL_BEFORE_FORWARD`; before a new dataloader `EVAL_END`, `EVAL_START`."""
+        """Fires `EVAL_BATCH_START`, `EVAL_BEFORE_FORWARD`; for a new dataloader also `EVAL_END`, `EVAL_START`."""
         self._eval_batch_start(trainer, trainer.num_val_batches, batch, dataloader_idx)
 
     def on_test_batch_start(
@@ -296,7 +296,7 @@ def _length(batches: Any, index: int | None = None) -> int | None:
     return int(batches) if isinstance(batches, int | float) and math.isfinite(batches) else None
 
 
-class LightningLogger(LoggerBase):
+class LightningLogger(_LoggerBase):
     """Logs the records of a Lightning `Trainer` to destinations.
 
     ```python

@@ -1,1 +1,1 @@
-"""Destinations for programs that others look at: each needs a package of its own, and is imported where it is asked for."""
+"""Trackers: destinations for TensorBoard, W&B, MLflow, Trackio and webhooks, imported on demand."""

@@ -1,4 +1,4 @@
-"""Names that a tracker takes, for names that it does not: no two names become one."""
+"""Maps names to keys that a tracker accepts, without collisions."""
 
 import hashlib
 from collections.abc import Callable, Mapping
@@ -10,13 +10,13 @@ _HASH_CHARACTERS = 6
 
 
 class Names:
-    """Gives each name a key that the tracker takes; a name that it takes keeps itself.
+    """Maps each name to a valid key; valid names are unchanged.
 
-    Where the key of another name is the same, the later one has a hash of the name added. Whoever asks for the same names in
-    the same order gets the same keys; `take` is for those that an earlier session gave.
+    If two names have the same key, a hash of the name is appended to the later one. The same names in the
+    same order get the same keys; `take` restores those of an earlier session.
 
     Args:
-        clean: makes a key of a name; must leave a good key as it is, and return a good key also for a key with a hash added.
+        clean: returns the key of a name; must be idempotent, also for a key with an appended hash.
     """
 
     def __init__(self, clean: Callable[[str], str]) -> None:
@@ -25,12 +25,12 @@ class Names:
         self._names: dict[str, str] = {}
 
     def take(self, name: str, key: str) -> None:
-        """Notes a key that a name has."""
+        """Registers the key of a name."""
         self._keys[name] = key
         self._names[key] = name
 
     def has(self, name: str) -> bool:
-        """Says whether a name has a key already."""
+        """Returns whether a name already has a key."""
         return name in self._keys
 
     def key(self, name: str) -> str:
@@ -39,7 +39,7 @@ class Names:
         return found if found is not None else self._new(name)
 
     def name(self, key: str) -> str:
-        """Returns the name of a key that was given."""
+        """Returns the name of a key."""
         return self._names.get(key, key)
 
     def _new(self, name: str) -> str:
@@ -51,17 +51,17 @@ class Names:
 
 
 def short_hash(name: str) -> str:
-    """Returns six hexadecimal digits that tell a name from others."""
+    """Returns the first six hexadecimal digits of the SHA-256 of a name."""
     return hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:_HASH_CHARACTERS]
 
 
 def without_surrogates(text: str) -> str:
-    r"""Returns a text that UTF-8 can hold: a lone surrogate is written out, as "\udc80"."""
+    r"""Returns the text with lone surrogates escaped, as "\udc80", so that UTF-8 can encode it."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
 def clean_texts(value: Any) -> Any:
-    """Returns a value in which every text is UTF-8, keys too; other types as they are."""
+    """Applies `without_surrogates` to all strings of a value, including keys."""
     if isinstance(value, str):
         return without_surrogates(value)
     if isinstance(value, Mapping):

@@ -1,7 +1,7 @@
-"""The shared base of trackers: a destination that hands everything to a thread of its own.
+"""Base classes of trackers: destinations that process records in a background thread.
 
-A tracker is two classes: a `Tracker`, which lives in the training thread and only copies and queues, and a `Sink`, which
-lives in the thread of a lane and does the work.
+A tracker consists of two classes: a `Tracker`, whose methods run in the training thread and only copy and
+queue records, and a `Sink`, whose methods run in the background thread of a lane and do the work.
 """
 
 import logging
@@ -24,7 +24,7 @@ __all__ = [
     "Feed",
     "FeedCounts",
     "Row",
-    "RowsRefused",
+    "RowsRefusedError",
     "Sink",
     "Stamp",
     "Tracker",
@@ -32,24 +32,32 @@ __all__ = [
     "require_package",
 ]
 
+_log = logging.getLogger("destinations")
+
+ROWS_AT_ONCE = 64
+ROWS_TO_WAKE = 1024
+MAX_MEDIA = 1000
+FLUSH_SECONDS = 10.0
+_MAX_EARLY_RECORDS = 1000
+
 Row = tuple[dict[str, float], int, float]
-"""The metrics of one call, their step, and when that was, in seconds since the epoch."""
+"""The metrics of one call, their step, and the time in seconds since 1970."""
 
 
 @attrs.frozen
 class Stamp:
-    """What every record has: its name, its step, and when it was logged, in seconds since the epoch."""
+    """Name, step, and time of a record, in seconds since 1970."""
 
     name: str
     step: int
     time: float
 
 
-class RowsRefused(Exception):
-    """Raised by `Sink.log_metrics` from the cause, where it took all rows but some.
+class RowsRefusedError(Exception):
+    """Raised by `Sink.log_metrics`, from the cause, if it rejected some of the rows and wrote the others.
 
     Args:
-        count: how many it did not take.
+        count: number of rejected rows.
     """
 
     def __init__(self, count: int) -> None:
@@ -58,7 +66,7 @@ class RowsRefused(Exception):
 
 
 def number(value: float) -> float:
-    """Returns a number as a float; an integer that is too large for one is infinite."""
+    """Converts a number to float; integers out of range become infinite."""
     try:
         return float(value)
     except OverflowError:
@@ -66,40 +74,44 @@ def number(value: float) -> float:
 
 
 class Sink:
-    """Where the records of one run go; subclass it, and override what it can take.
+    """Processes the records of one run in a background thread; subclasses override the methods they support.
 
-    **Threading.** Made in the training thread, at `init`, where the constructor must not block; every method is called in the
-    thread of the lane, `open` first and `close` last, one at a time, in the order in which things were logged.
+    **Threading.** Constructed in the training thread at `init`, so the constructor must not block. All
+    methods are called in the background thread, one at a time, `open` first and `close` last, in the order of
+    logging.
 
-    **Ownership.** What is given is the sink's own: nobody else has it.
+    **Ownership.** Arguments belong to the sink; no other code holds them.
 
-    **Errors.** What a method raises is counted, and reported once per kind; the record is lost. Raise
-    `destinations.background.RetryLaterError` from the cause where it cannot be taken *now*: the same call comes again a little later,
-    and everything behind it waits in memory, within the bounds of the lane.
+    **Errors.** An exception is counted, and reported once per kind; the record is lost. Raise
+    `destinations.background.RetryLaterError` from the cause for a transient failure: the call is retried a
+    little later, and everything behind it waits in memory, within the bounds of the lane.
 
-    **Time.** Nothing that a method takes is felt by training, but while Python code runs here, training code waits for
-    the interpreter: work in C or in chunks.
+    **Time.** Methods do not delay training, except that Python code holds the GIL: work in C or in chunks.
     """
 
     def open(self) -> None:
-        """Begins; comes before anything else, and again where it raised RetryLaterError."""
+        """Opens the sink; called first, and again after RetryLaterError."""
 
     def resume(self, step: int, time: float | None) -> None:
-        """Training goes on from before what an earlier session logged.
+        """Prepares for training that resumes at a step before the last one logged by an earlier session.
 
         Args:
-            step: the step from which on it is gone through again.
-            time: when the checkpoint was made: what was logged before belongs to it whatever its step; None where unknown.
+            step: the step from which training is repeated.
+            time: time of the checkpoint: earlier records belong to it whatever their step; None if unknown.
         """
 
     def log_metrics(self, rows: Sequence[Row]) -> None:
-        """Takes metrics, of up to 64 calls; where it raises anything but `RowsRefused`, none of them counts as written."""
+        """Writes the metrics of up to 64 calls; all of them count as failed if it raises.
+
+        Raises:
+            RowsRefusedError: only some rows failed.
+        """
 
     def log_hyperparameters(self, hyperparameters: dict[str, Any], time: float) -> None:
-        """Takes hyperparameters; each call adds to the ones before."""
+        """Writes hyperparameters; each call adds to earlier ones."""
 
     def log_table(self, stamp: Stamp, columns: list[str], rows: list[list[Any]]) -> None:
-        """Takes a table."""
+        """Writes a table."""
 
     def log_images(
         self,
@@ -111,61 +123,56 @@ class Sink:
         mask_class_labels: Mapping[int, str] | None,
         use_table: bool,
     ) -> None:
-        """Takes images: numpy arrays, PIL images, the bytes of files, or lists of these; `media.iter_images` reads them."""
+        """Writes images: numpy arrays, PIL images, file contents, or lists of these; see `iter_images`."""
 
     def log_text(self, stamp: Stamp, text: str) -> None:
-        """Takes a text."""
+        """Writes a text."""
 
     def log_audio(self, stamp: Stamp, audio: Any, sample_rate: int) -> None:
-        """Takes a sound: a numpy array, or the bytes of a file."""
+        """Writes audio: a numpy array, or the bytes of a file."""
 
     def log_video(self, stamp: Stamp, video: Any, fps: float | None) -> None:
-        """Takes a video: a numpy array, or the bytes of a file."""
+        """Writes a video: a numpy array, or the bytes of a file."""
 
     def log_histogram(self, stamp: Stamp, values: Any, bins: int | Sequence[float]) -> None:
-        """Takes values of which the distribution is wanted: a numpy array, or `BinnedValues`."""
+        """Writes a histogram of values: a numpy array, or `BinnedValues`."""
 
     def log_point_cloud(self, stamp: Stamp, points: Any, colors: Any) -> None:
-        """Takes points: numpy arrays."""
+        """Writes points: numpy arrays."""
 
     def log_traces(self, stamp: Stamp, traces: dict[str, Any]) -> None:
-        """Takes traces; the stamp has no name."""
+        """Writes traces; the stamp has no name."""
 
     def flush(self) -> None:
-        """Hands on what is held back; comes every `flush_seconds`, and where somebody asks for it."""
+        """Writes buffered records; called every `flush_seconds`, and by `Tracker.flush`."""
 
     def finish(self, status: str, exception: str | None, time: float) -> None:
-        """The run has ended; records may still come.
+        """Records the end of the run; further records may follow.
 
         Args:
             status: "completed", "failed", "interrupted" or "preempted".
-            exception: what ended it, without secrets.
-            time: when.
+            exception: the exception that ended it, with secrets redacted.
+            time: time of the end.
         """
 
     def close(self) -> None:
-        """Lets go of everything; comes at the end of the thread, also where `open` failed or the deadline passed."""
-
-
-ROWS_AT_ONCE = 64
-ROWS_TO_WAKE = 1024
-MOST_MEDIA = 1000
+        """Releases all resources; called when the thread ends, also if `open` failed or on timeout."""
 
 
 @attrs.frozen
 class FeedCounts:
-    """What became of what was logged to one run.
+    """Counters of one run.
 
     Attributes:
         rows: calls of `log_metrics`.
-        written_rows: those that were written.
-        dropped_rows: those that were dropped, for the queue was full or the deadline passed.
-        failed_rows: those that the tracker refused.
-        records: everything else that was taken, what the tracker itself needs included: opening, flushing, the end.
-        written_records: that was written.
-        dropped_records: for which there was no room, or no time at the end.
-        failed_records: that the tracker refused.
-        errors: how often what was raised, by kind of record and exception.
+        written_rows: rows written.
+        dropped_rows: rows dropped because the queue was full or the deadline passed.
+        failed_rows: rows rejected by the tracker.
+        records: all other records, including internal ones: opening, flushing, the end.
+        written_records: records written.
+        dropped_records: records dropped because the queue was full or the deadline passed.
+        failed_records: records rejected by the tracker.
+        errors: number of errors, by kind of record and exception.
     """
 
     rows: int = 0
@@ -180,18 +187,18 @@ class FeedCounts:
 
 
 class Feed:
-    """The queues and the thread of one run.
+    """The queues and the background thread of one run.
 
-    Order is kept: a record that is no metric waits for the rows before it, and the rows after it wait for it.
+    Records are processed in order, rows of metrics and others alike.
 
     Args:
-        name: of the thread, and of the tracker in messages.
-        sink: where to.
-        flush_seconds: how often rows are written, and the sink flushed.
-        most_values: how many values of metrics may wait.
-        most_bytes: how large all else may be that waits.
-        when_full: what to do with a row for which there is no room.
-        wait_seconds: how long a call may wait for room, for what waits.
+        name: name of the thread, and of the tracker in messages.
+        sink: processes the records.
+        flush_seconds: interval for writing rows and flushing the sink.
+        max_values: max number of queued metric values.
+        max_bytes: max size of all other queued records.
+        when_full: policy for a row when the queue is full.
+        wait_seconds: max time that a call waits for space in the queue.
     """
 
     def __init__(
@@ -200,19 +207,19 @@ class Feed:
         sink: Sink,
         *,
         flush_seconds: float,
-        most_values: int,
-        most_bytes: int,
+        max_values: int,
+        max_bytes: int,
         when_full: WhenFull,
         wait_seconds: float,
     ) -> None:
         self.sink = sink
         self._when_full = when_full
-        self._most_values = most_values
+        self._max_values = max_values
         self._wait_seconds = wait_seconds
         self._lane = Lane(
             name,
-            limit=MOST_MEDIA,
-            limit_bytes=most_bytes,
+            limit=MAX_MEDIA,
+            limit_bytes=max_bytes,
             when_full="wait",
             wait_seconds=wait_seconds,
             tick=self._on_tick,
@@ -220,13 +227,13 @@ class Feed:
             on_exit=sink.close,
         )
         self.rows: deque[Row] = deque()
-        # Counted by the training thread alone.
+        # Counters written only by the training thread.
         self._added_rows = 0
         self._added_values = 0
         self._refused_rows = 0
         self._notice_at = ROWS_TO_WAKE
         self._is_woken = False
-        # Guards taking rows away, and the counts of it.
+        # Guards the removal of rows and its counters.
         self._taking = threading.Condition()
         self._taken_rows = 0
         self._taken_values = 0
@@ -239,7 +246,7 @@ class Feed:
 
     @property
     def counts(self) -> FeedCounts:
-        """What became of what was logged until now."""
+        """Current counters."""
         lane = self._lane.counts
         return FeedCounts(
             self._added_rows + self._refused_rows,
@@ -253,10 +260,11 @@ class Feed:
             dict(lane.errors),
         )
 
-    # --- in the training thread ------------------------------------------------------------------------------------
+    # --- in the training thread
+    # ------------------------------------------------------------------------------------
 
     def open(self) -> None:
-        """Starts the thread, which opens the sink before all else."""
+        """Starts the thread, which first opens the sink."""
         self._lane.put(self._open, kind="open", is_kept=True)
 
     def add(self, row: Row) -> None:
@@ -265,17 +273,17 @@ class Feed:
         rows.append(row)
         self._added_rows += 1
         self._added_values += 1 + len(row[0])
-        if self._added_values - self._taken_values > self._most_values:
+        if self._added_values - self._taken_values > self._max_values:
             self._make_room()
         elif len(rows) >= self._notice_at:
-            # Not again for each row, while the lane is busy.
+            # Not for each further row while the lane is busy.
             self._notice_at = 2 * len(rows)
             self._lane.wake()
 
     def put(
         self, kind: str, size: int, work: Callable[..., object], *args: Any, is_kept: bool = False
     ) -> bool:
-        """Queues something else; says whether it will be done."""
+        """Queues work behind the rows added so far; returns whether it was accepted."""
         mark = self._added_rows
 
         def work_in_order() -> None:
@@ -285,34 +293,34 @@ class Feed:
         return self._lane.put(work_in_order, size=size, kind=kind, is_kept=is_kept)
 
     def flush(self, timeout_seconds: float) -> bool:
-        """Waits until what was logged has gone through the sink; False where that takes longer than the timeout."""
+        """Waits until the sink has processed everything logged so far; returns False on timeout."""
         self.put("flush", 0, self.sink.flush, is_kept=True)
         return self._lane.flush(timeout_seconds)
 
-    def while_paused(self, call: Callable[[], object], timeout_seconds: float) -> bool:
-        """Calls something in this thread while the sink rests, with all that was logged before written and flushed.
+    def run_while_paused(self, action: Callable[[], object], timeout_seconds: float) -> bool:
+        """Calls `action` in this thread while the sink is paused, after everything logged so far was flushed.
 
         Returns:
-            Whether it was called: the sink did not come to rest in time otherwise.
+            Whether it was called; False if the sink did not pause within the timeout.
         """
-        rests, goes_on = threading.Event(), threading.Event()
+        is_paused, may_continue = threading.Event(), threading.Event()
 
-        def rest() -> None:
+        def pause() -> None:
             self.sink.flush()
-            rests.set()
-            goes_on.wait(timeout_seconds)
+            is_paused.set()
+            may_continue.wait(timeout_seconds)
 
-        self.put("pause", 0, rest, is_kept=True)
+        self.put("pause", 0, pause, is_kept=True)
         try:
-            if not rests.wait(timeout_seconds):
+            if not is_paused.wait(timeout_seconds):
                 return False
-            call()
+            action()
         finally:
-            goes_on.set()
+            may_continue.set()
         return True
 
     def stop(self, timeout_seconds: float) -> bool:
-        """Writes what is there, and ends the thread; False where that takes longer: what is left then is dropped."""
+        """Processes the queue and stops the thread; on timeout drops the rest and returns False."""
         self.put("flush", 0, self.sink.flush, is_kept=True)
         is_done = self._lane.stop(timeout_seconds)
         with self._taking:
@@ -321,11 +329,11 @@ class Feed:
         return is_done
 
     def wait_for_end(self, timeout_seconds: float) -> None:
-        """Waits for the thread that `stop` gave up, where what it hung on has been taken away since."""
+        """Waits again for a thread that `stop` timed out on, once the cause of its hang is removed."""
         self._lane.stop(timeout_seconds)
 
     def _make_room(self) -> None:
-        """Does what the policy says: called with one row too many."""
+        """Applies the `when_full` policy, after a row beyond the limit was added."""
         if not self._is_woken:
             self._is_woken = True
             self._lane.wake()
@@ -342,7 +350,7 @@ class Feed:
                 self._refused_rows += 1
 
     def _is_over(self) -> bool:
-        return self._added_values - self._taken_values > self._most_values
+        return self._added_values - self._taken_values > self._max_values
 
     def _drop(self, count: int) -> None:
         for _ in range(count):
@@ -350,7 +358,8 @@ class Feed:
             self._taken_rows += 1
             self._taken_values += _weight([self.rows.popleft()])
 
-    # --- in the thread of the lane ---------------------------------------------------------------------------------
+    # --- in the thread of the lane
+    # ---------------------------------------------------------------------------------
 
     def _open(self) -> None:
         try:
@@ -358,7 +367,7 @@ class Feed:
         except RetryLaterError:
             raise
         except BaseException:
-            # What comes is for the sink to refuse.
+            # Later records are rejected by the sink.
             self._is_opened = True
             raise
         self._is_opened = True
@@ -367,20 +376,20 @@ class Feed:
         if not self._is_opened:
             return
         mark = self._added_rows
-        # What is queued writes the rows before it; those after it must wait.
+        # A queued record writes the rows before it; rows after it must wait.
         if self._lane.is_idle:
             self._write_until(mark)
         self.sink.flush()
 
     def _write_until(self, mark: int) -> None:
-        """Writes the rows before a mark, in chunks: between two of them, training has the interpreter."""
+        """Writes the rows before a mark in chunks, releasing the GIL in between."""
         while rows := self._take(mark):
             try:
                 self.sink.log_metrics(rows)
             except RetryLaterError:
                 self._put_back(rows)
                 raise
-            except RowsRefused as error:
+            except RowsRefusedError as error:
                 self._lane.record_error("metrics", error.__cause__ or error)
                 self._failed_rows += error.count
                 self._written_rows += len(rows) - error.count
@@ -413,19 +422,15 @@ class Feed:
 
 
 def _weight(rows: list[Row]) -> int:
-    """Returns how many values rows count for; a row without any takes room too."""
+    """Returns the weight of rows against the limit: their values, plus one per row."""
     return len(rows) + sum(len(row[0]) for row in rows)
 
 
-_log = logging.getLogger("destinations")
-
-FLUSH_SECONDS = 10.0
-_MOST_EARLY_RECORDS = 1000
 _METHODS = tuple(name for name in vars(Sink) if name.startswith("log_"))
 
 
 class Tracker(LoggerDestination):
-    """A destination that takes records in about a microsecond, and has a `Sink` do the work in a thread.
+    """Destination that queues records in about a microsecond, and processes them with a `Sink` in a thread.
 
     Subclass it, set `sink_class`, and override `make_sink`:
 
@@ -437,34 +442,35 @@ class Tracker(LoggerDestination):
             return MySink(state.run_name)
     ```
 
-    **Threading.** The calling thread copies what may change, takes the step and the time, and queues. Methods that the sink
-    class does not override are those of `LoggerDestination`: what nobody takes is not copied.
+    **Threading.** The calling thread copies mutable arguments, adds step and time, and queues the record.
+    Methods that the sink class does not override are those of `LoggerDestination`: ignored records are not
+    copied.
 
-    **Bounds.** Rows wait up to `max_waiting_values` values (60 bytes each, or so); what then happens to a row is `when_full`.
-    Everything else waits up to `max_waiting_bytes`; for what does not fit, a call waits up to `wait_seconds`, and where
-    nothing moves in that time, it and what follows is lost, counted and reported, until something moves. Hyperparameters are
-    always taken.
+    **Bounds.** Up to `max_waiting_values` metric values are queued (about 60 bytes each); then `when_full`
+    applies. Other records are queued up to `max_waiting_bytes`; then a call waits up to `wait_seconds` for
+    space. If nothing is processed in that time, this record and later ones are dropped, counted and reported,
+    until there is progress again. Hyperparameters are always accepted.
 
-    **Failures** of the sink are counted and reported once per kind; training does not hear of them.
+    **Failures** of the sink are counted, and reported once per kind; they never reach training.
 
-    **Close** takes `close_seconds` at most; what is left then is dropped, counted and reported. The thread ends, unless it
-    hangs.
+    **Close** takes at most `close_seconds`; the rest is dropped, counted and reported. The thread ends,
+    unless it hangs.
 
     **Fork.** A forked child logs nothing.
 
-    **Ranks.** Rank 0 alone, or with `all_ranks` each rank, with a sink of its own.
+    **Ranks.** Rank 0, or with `all_ranks` each rank with a sink of its own.
 
     Args:
-        flush_seconds: how often rows are written, and the sink flushed.
-        all_ranks: whether ranks other than 0 have a sink too.
-        close_seconds: how long `close` and `post_close` may take for what is left.
-        max_waiting_values: how many values of metrics may wait.
-        max_waiting_bytes: how large media and all else may be that waits.
-        when_full: what to do with a row for which there is no room: "drop_oldest" or "drop_newest" row, or "wait" as for
-            media, then drop it.
-        wait_seconds: how long a call may wait for room.
-        clock: the time in seconds since the epoch; called in the thread that logs.
-        write_rate: how often metrics are taken; None for every time.
+        flush_seconds: interval for writing rows and flushing the sink.
+        all_ranks: log on all ranks, not only on rank 0.
+        close_seconds: max time of `close` and `post_close` for the remaining records.
+        max_waiting_values: max number of queued metric values.
+        max_waiting_bytes: max size of queued media and other records.
+        when_full: policy for a row when the queue is full: "drop_oldest", "drop_newest", or "wait" up to
+            `wait_seconds`, then drop it.
+        wait_seconds: max time that a call waits for space in the queue.
+        clock: returns the time in seconds since 1970; called in the logging thread.
+        write_rate: rate limit of metrics; None for no limit.
 
     Raises:
         ValueError: an argument is out of its range.
@@ -512,7 +518,7 @@ class Tracker(LoggerDestination):
         self._forget()
 
     def _forget(self) -> None:
-        """Sets what an open tracker has, to what a closed one has; a subclass adds its own, and calls this."""
+        """Resets to the closed state; subclasses extend it."""
         self._state: State | None = None
         self._feed: Feed | None = None
         self._is_silent = False
@@ -522,22 +528,23 @@ class Tracker(LoggerDestination):
         self._last_counts = FeedCounts()
 
     def make_sink(self, state: State) -> Sink:
-        """Returns the sink of a run; called at `init`, in the training thread: must not block.
+        """Returns the sink of a run; called at `init` in the training thread, must not block.
 
         Args:
-            state: the run. Take what is needed of it: it changes while the sink works.
+            state: the run. Copy what is needed: it changes while the sink works.
         """
         return self.sink_class()
 
     @property
     def counts(self) -> FeedCounts:
-        """What became of what was logged to the run that is open, or was last."""
+        """Counters of the current run, or of the last one."""
         return self._last_counts if self._feed is None else self._feed.counts
 
-    # --- events ----------------------------------------------------------------------------------------------------
+    # --- events
+    # ----------------------------------------------------------------------------------------------------
 
     def init(self, state: State, logger: Any) -> None:
-        """Makes the sink, and starts its thread."""
+        """Creates the sink and starts its thread."""
         self._state = state
         early, self._early = self._early, []
         if state.rank != 0 and not self._all_ranks:
@@ -546,15 +553,15 @@ class Tracker(LoggerDestination):
         try:
             sink = self.make_sink(state)
         except BaseException:
-            # Nothing will take what comes.
+            # Without a sink, further records are ignored.
             self._is_silent = True
             raise
         self._feed = Feed(
             f"{type(self).__name__}-{state.run_name}",
             sink,
             flush_seconds=self._flush_seconds,
-            most_values=self._max_waiting_values,
-            most_bytes=self._max_waiting_bytes,
+            max_values=self._max_waiting_values,
+            max_bytes=self._max_waiting_bytes,
             when_full=self._when_full,
             wait_seconds=self._wait_seconds,
         )
@@ -565,35 +572,35 @@ class Tracker(LoggerDestination):
             call()
 
     def before_load(self, state: State, logger: Any) -> None:
-        """Expects the time of the checkpoint."""
+        """Resets the time of the checkpoint."""
         self._checkpoint_time = None
 
     def after_load(self, state: State, logger: Any) -> None:
-        """A loaded checkpoint may lie before what was logged already."""
+        """Schedules `Sink.resume`: a loaded checkpoint may be older than the last record."""
         self._is_resume_due = True
 
     def fit_start(self, state: State, logger: Any) -> None:
-        """Tells the sink where training goes on, once for each load."""
+        """Queues `Sink.resume`, once per load."""
         feed = self._feed
         if feed is not None and self._is_resume_due:
             self._is_resume_due = False
             self._resume(feed, int(state.timestamp.batch), self._checkpoint_time)
 
     def _resume(self, feed: Feed, step: int, at: float | None) -> None:
-        """Queues `Sink.resume`; the step is 0 where nothing was loaded."""
+        """Queues `Sink.resume`; the step is 0 without a checkpoint."""
         feed.put("resume", 0, feed.sink.resume, step, at, is_kept=True)
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns when the checkpoint is made: what was logged before belongs to it."""
+        """Returns the time of the checkpoint; earlier records belong to it."""
         return {"time": self._clock()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes up when the checkpoint was made."""
+        """Restores the time of the checkpoint."""
         at = state.get("time")
         self._checkpoint_time = float(at) if isinstance(at, int | float) else None
 
     def close(self, state: State, logger: Any) -> None:
-        """Tells the sink how the run ended; what is logged until `post_close` is still written."""
+        """Queues `Sink.finish`; records logged until `post_close` are still written."""
         feed = self._feed
         if feed is None:
             return
@@ -604,7 +611,7 @@ class Tracker(LoggerDestination):
         feed.put("end", 0, feed.sink.finish, status, text, self._clock(), is_kept=True)
 
     def post_close(self) -> None:
-        """Writes what is left, and ends the thread, in `close_seconds` at most."""
+        """Processes the queue and stops the thread, within `close_seconds`."""
         feed = self._feed
         stop_calling_in_forked_children(self._forget_in_child)
         if feed is not None:
@@ -617,7 +624,8 @@ class Tracker(LoggerDestination):
     def _report(self, counts: FeedCounts) -> None:
         if counts.dropped_rows or counts.failed_rows or counts.dropped_records or counts.failed_records:
             _log.warning(
-                "%s: of %d rows of metrics %d were dropped and %d failed; of %d other records %d were dropped and %d failed.",
+                "%s: of %d rows of metrics %d were dropped and %d failed; "
+                "of %d other records %d were dropped and %d failed.",
                 type(self).__name__,
                 counts.rows,
                 counts.dropped_rows,
@@ -628,14 +636,15 @@ class Tracker(LoggerDestination):
             )
 
     def flush(self) -> None:
-        """Waits until what was logged has gone through the sink, ten seconds at most."""
+        """Waits until everything logged so far has been processed, for at most ten seconds."""
         if self._feed is not None:
             self._feed.flush(FLUSH_SECONDS)
 
-    # --- records ---------------------------------------------------------------------------------------------------
+    # --- records
+    # ---------------------------------------------------------------------------------------------------
 
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-        """Queues one row, in about a microsecond."""
+        """Queues a row, in about a microsecond."""
         if step is None:
             step = self._step()
         feed = self._feed
@@ -713,7 +722,8 @@ class Tracker(LoggerDestination):
     def log_traces(self, traces: dict[str, Any]) -> None:
         self._put("trace", "log_traces", self._stamp("", None), own_copy(traces))
 
-    # --- inside ----------------------------------------------------------------------------------------------------
+    # --- inside
+    # ----------------------------------------------------------------------------------------------------
 
     def _stamp(self, name: str, step: int | None) -> Stamp:
         return Stamp(name, self._step() if step is None else step, self._clock())
@@ -722,7 +732,7 @@ class Tracker(LoggerDestination):
         return 0 if self._state is None else int(self._state.timestamp.batch)
 
     def _put(self, kind: str, method: str, *args: Any, **options: Any) -> None:
-        """Queues a call of a method of the sink; before `init`, keeps it for then."""
+        """Queues a call of a sink method; calls before `init` are deferred."""
         if self._is_silent:
             return
         feed = self._feed
@@ -734,23 +744,23 @@ class Tracker(LoggerDestination):
         feed.put(kind, size, lambda: call(*args, **options), is_kept=method == "log_hyperparameters")
 
     def _later(self, call: Callable[[], object]) -> None:
-        """Keeps a call for `init`; those of a run that is never opened, or was closed, come to nothing."""
-        if len(self._early) < _MOST_EARLY_RECORDS:
+        """Defers a call until `init`."""
+        if len(self._early) < _MAX_EARLY_RECORDS:
             self._early.append(call)
-            if len(self._early) == _MOST_EARLY_RECORDS:
+            if len(self._early) == _MAX_EARLY_RECORDS:
                 _log.warning(
-                    "%s: %d records came before init; those that come now are lost.",
+                    "%s: %d records were logged before init; further ones are dropped.",
                     type(self).__name__,
-                    _MOST_EARLY_RECORDS,
+                    _MAX_EARLY_RECORDS,
                 )
 
     def _forget_in_child(self) -> None:
-        """Makes a forked child silent: the thread, and what it writes to, are its parent's."""
+        """Silences the tracker in a forked child: the thread and its output belong to the parent."""
         self._feed = None
         self._is_silent = True
 
     def __getstate__(self) -> dict[str, Any]:
-        """Takes what the constructor was given: a copy is closed, and may be opened by another process."""
+        """Returns the state of a closed tracker, which another process may open."""
         closed = object.__new__(type(self))
         closed.__dict__.update(self.__dict__)
         closed._forget()
@@ -758,35 +768,35 @@ class Tracker(LoggerDestination):
 
 
 def require_package(package: str, extra: str, what: str) -> None:
-    """Refuses to go on where an optional package is missing; looks for it without importing it.
+    """Checks that an optional package is installed, without importing it.
 
     Raises:
-        ImportError: it is not installed; the text names the extra.
+        ImportError: it is not installed; the message names the extra.
     """
     import importlib.util
 
     if importlib.util.find_spec(package) is None:
         raise ImportError(
-            f"{what} must have the package {package!r}, got none. "
-            f'Install it: pip install "training-destinations[{extra}]".',
+            f"{what} needs the package {package!r}, which is not installed. "
+            f'Run: pip install "training-destinations[{extra}]".',
             name=package,
         )
 
 
 def _copied(value: Any) -> Any:
-    """Returns a copy for the lane: numpy for arrays and tensors, bytes for files.
+    """Returns a copy of media: numpy for arrays and tensors, bytes for files.
 
     Raises:
-        RecordError: it is none of these, or there is no such file.
+        RecordError: unsupported type, or no such file.
     """
     from destinations.media import copy_value
 
     try:
         return copy_value(value)
     except FileNotFoundError as error:
-        raise RecordError(f"media file must exist, got {error.filename!r}.") from error
+        raise RecordError(f"no such media file: {error.filename!r}.") from error
     except (TypeError, ValueError) as error:
-        raise RecordError(f"media must be an array, got something else: {error}.") from error
+        raise RecordError(f"media must be an array, an image or a file: {error}.") from error
 
 
 def _array(value: Any) -> Any:
@@ -796,7 +806,7 @@ def _array(value: Any) -> Any:
 
 
 def _size_of(value: Any) -> int:
-    """Returns how many bytes the arrays, images, texts and bytes in a value hold."""
+    """Returns the size in bytes of the arrays, images, texts and bytes in a value."""
     if isinstance(value, Mapping):
         return sum(_size_of(item) for item in value.values())
     if isinstance(value, list | tuple):

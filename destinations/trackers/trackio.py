@@ -1,6 +1,6 @@
-"""`Trackio`: a run in a Trackio project, on this machine, a server of one's own, or a Space.
+"""`Trackio`: logs to a Trackio project, on this machine, on a server, or in a Hugging Face Space.
 
-Its methods run in the training thread and hand over; a thread of its own calls Trackio.
+Its methods run in the training thread and queue records; a background thread calls Trackio.
 """
 
 import json
@@ -28,7 +28,7 @@ __all__ = ["Trackio"]
 
 
 class _TrackioSink(Sink):
-    """Calls Trackio's own client; see `Sink` for its rules."""
+    """Writes to a Trackio run with Trackio's own client."""
 
     def __init__(self, **options: Any) -> None:
         self._options = options
@@ -39,7 +39,7 @@ class _TrackioSink(Sink):
 
     def _log(self, values: dict[str, Any], step: int) -> None:
         if self._run is None:
-            # Here, and not in `open`: the configuration is written with the first row, and never again.
+            # Not in `open`: Trackio writes the configuration only with the first row.
             import trackio
 
             self._trackio = trackio
@@ -51,13 +51,13 @@ class _TrackioSink(Sink):
         self._run.log(values, step)
 
     def _earlier_config(self) -> dict[str, Any]:
-        """Returns the configuration of the run that is continued: Trackio would replace it by the new one."""
+        """Returns the configuration of a continued run, which Trackio would replace."""
         options = self._options
         if options["resume"] == "never" or options["space_id"] or options["server_url"]:
             return {}
         try:
             runs = self._trackio.Api().runs(options["project"])
-        except ValueError:  # There is no such project yet.
+        except ValueError:  # The project does not exist yet.
             return {}
         config = next((run.config for run in runs if run.name == options["name"]), None) or {}
         return {name: value for name, value in config.items() if not name.startswith("_")}
@@ -67,7 +67,7 @@ class _TrackioSink(Sink):
             self._log(metrics, step)
 
     def log_hyperparameters(self, hyperparameters: dict[str, Any], time: float) -> None:
-        # Trackio keeps names that begin with "_" for itself.
+        # Trackio reserves names that begin with "_".
         named = {
             f"+{name}" if name.startswith("_") else name: value for name, value in hyperparameters.items()
         }
@@ -99,9 +99,9 @@ class _TrackioSink(Sink):
         package = self._package()
         values = {name: package.Image(_rgb(one)) for name, one in _numbered(stamp.name, pixels)}
         with tempfile.TemporaryDirectory(prefix="trackio-") as folder:
-            for mask_name, several in (masks or {}).items():
+            for mask_name, mask in (masks or {}).items():
                 overlays = [
-                    overlay_png(one, mask) for one, mask in zip(pixels, iter_masks(several), strict=False)
+                    overlay_png(one, found) for one, found in zip(pixels, iter_masks(mask), strict=False)
                 ]
                 for name, overlay in _numbered(f"{stamp.name}/{mask_name}", overlays):
                     path = Path(folder) / f"{len(values)}.png"
@@ -161,30 +161,30 @@ class _TrackioSink(Sink):
 
 
 class Trackio(Tracker):
-    """Logs to Trackio, which has the interface of W&B and keeps runs in a SQLite file on this machine.
+    """Logs to Trackio, which has the interface of W&B and stores runs in a local SQLite file.
 
     ```python
     trainer = Trainer(model, train_dataloader, max_duration="5ep", loggers=[Trackio("digits")])
     ```
 
-    Then `trackio show --project digits`. Metrics have the steps of their calls, and the times of their writing. Texts,
-    traces, and hyperparameters that come after the first record are Markdown; each mask is an image of its own, laid over;
-    several images of one call are numbered. Where runs are kept, `TRACKIO_DIR` says.
+    Then run `trackio show --project digits`. Metrics have the steps of their calls, but the times at which
+    they are written. Texts, traces, and hyperparameters logged after the first record are Markdown; each mask
+    is a separate overlay image; several images of one call are numbered. The environment variable
+    `TRACKIO_DIR` is the storage folder.
 
-    **Threading, bounds, failures, close, fork**: as every tracker; see `docs/trackers.md`.
+    Threading, bounds, failures, close and fork: see `Tracker`.
 
     Args:
-        project: the project.
-        name: the run; placeholders as in `events.format_run_name`.
-        group: which runs belong together.
-        resume: "never" begins a new run of that name, "allow" continues the one there is, "must" needs one.
-        space_id: a Space of Hugging Face to log to, and not to this machine.
-        server_url: a server of one's own to log to.
-        options: `flush_seconds`, `all_ranks`, `close_seconds`, `max_waiting_values`, `max_waiting_bytes`, `when_full`,
-            `wait_seconds`, `clock` and `write_rate` of every tracker; with `all_ranks`, give `{rank}` a place in the name.
+        project: name of the project.
+        name: name of the run; placeholders as in `events.format_run_name`.
+        group: group of runs.
+        resume: "never" starts a new run of that name, "allow" continues an existing one, "must" requires one.
+        space_id: log to this Hugging Face Space instead of this machine.
+        server_url: log to this server instead of this machine.
+        options: arguments of `Tracker`; with `all_ranks`, the name needs `{rank}`.
 
     Raises:
-        ImportError: the package `trackio` is missing.
+        ImportError: the package `trackio` is not installed.
         ValueError: an argument is out of its range.
     """
 
@@ -215,12 +215,12 @@ class Trackio(Tracker):
         }
 
     def make_sink(self, state: State) -> Sink:
-        """Returns the sink of a run; Trackio is imported in its thread."""
+        """Returns the sink of a run; Trackio is imported in the background thread."""
         return _TrackioSink(name=format_run_name(self._name, state), **self._options)
 
 
 def _numbered(name: str, values: Sequence[Any]) -> list[tuple[str, Any]]:
-    """Returns names for the values of one call: the name itself for a single one."""
+    """Returns (name, value) pairs for the values of one call; numbered unless there is only one."""
     if len(values) == 1:
         return [(name, values[0])]
     return [(f"{name}/{index}", value) for index, value in enumerate(values)]

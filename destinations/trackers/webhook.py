@@ -1,6 +1,6 @@
-"""Tells somebody that something happened in a run: a JSON document, posted to a URL.
+"""`Webhook` and `Slack`: post notifications about a run to a URL, as JSON.
 
-The training thread makes a small record of what happened; a lane makes the document of it and posts it.
+The training thread creates a small `Notice`; a background thread formats and posts it.
 """
 
 import email.utils
@@ -43,9 +43,12 @@ __all__ = [
     "without_url",
 ]
 
+_log = logging.getLogger("destinations")
+
 REDACTED = "[redacted]"
 
 _ANSWER_BYTES = 1024
+_MIN_SECRET_CHARACTERS = 8
 _SHOWN_CHARACTERS = 200
 _TOO_MANY_REQUESTS = 429
 _REQUEST_TIMEOUT = 408
@@ -53,21 +56,18 @@ _SERVER_ERRORS = range(500, 600)
 
 
 class DeliveryError(RuntimeError):
-    """A message was not taken by whom it was for."""
+    """A message could not be delivered."""
 
 
 @attrs.frozen
 class HttpRetry:
-    """How often a message is tried, and how long is waited in between.
-
-    Between two tries the wait is a random share of at least a half of a time that doubles; where the server says
-    `Retry-After`, it is that.
+    """Retry policy: exponential back-off with jitter, or the `Retry-After` of the server.
 
     Attributes:
-        attempts: tries in all.
-        first_seconds: the wait after the first.
-        most_seconds: the longest wait, also where a server asks for more.
-        timeout_seconds: how long a connection may be silent.
+        attempts: max number of attempts.
+        first_seconds: wait after the first attempt.
+        most_seconds: max wait, also for `Retry-After`.
+        timeout_seconds: timeout of the connection.
     """
 
     attempts: int = attrs.field(default=6, validator=attrs.validators.ge(1))
@@ -76,22 +76,22 @@ class HttpRetry:
     timeout_seconds: float = attrs.field(default=10.0, validator=attrs.validators.gt(0))
 
     def wait_seconds(self, attempt: int, retry_after: float | None) -> float:
-        """Returns how long to wait after a try, the first being 0."""
+        """Returns the wait after an attempt, counted from 0."""
         if retry_after is not None:
             return min(max(retry_after, 0.0), self.most_seconds)
         longest = min(self.first_seconds * 2.0**attempt, self.most_seconds)
-        return longest * random.uniform(0.5, 1.0)  # noqa: S311  # spreads load, hides nothing
+        return longest * random.uniform(0.5, 1.0)  # noqa: S311  # jitter, not cryptography
 
 
 @attrs.frozen
 class _Failure:
     reason: str
-    may_pass: bool
+    is_transient: bool
     retry_after: float | None = None
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """Follows none: a redirect would take the message, and whatever is secret in it, to somebody else."""
+    """Follows no redirects, which could send the message and its secrets to another server."""
 
     def redirect_request(self, *_: Any, **__: Any) -> None:
         return None
@@ -101,11 +101,11 @@ class JsonPost:
     """Posts JSON documents to a URL.
 
     Args:
-        url: where to; see `require_url`.
-        headers: sent with each.
-        retry: how often, and for how long.
-        wait: waits for so many seconds; returns True where waiting is over for good.
-        clock: the time in seconds since 1970, for a `Retry-After` that is a date.
+        url: the URL; see `require_url`.
+        headers: headers of each request.
+        retry: retry policy.
+        wait: sleeps for a number of seconds; returns True to give up.
+        clock: returns the time in seconds since 1970, for a `Retry-After` date.
     """
 
     def __init__(
@@ -121,17 +121,17 @@ class JsonPost:
         self._retry = retry
         self._wait = wait
         self._clock = clock
-        # A proxy of the environment is for the world outside, and could not reach this machine's own loopback.
+        # A proxy from the environment cannot reach the loopback interface of this machine.
         proxies = [urllib.request.ProxyHandler({})] if _is_loopback(_host(url)) else []
         self._opener = urllib.request.build_opener(_NoRedirects, *proxies)
 
     def send(self, document: Any) -> None:
-        """Posts a document; blocks until it is taken, or given up.
+        """Posts a document; blocks until it is accepted or given up.
 
         Raises:
-            DeliveryError: it was refused, or the tries are used up; names the last reason.
+            DeliveryError: rejected, or all attempts failed; the message has the last reason.
         """
-        # Lone surrogates cannot be sent as UTF-8; as escapes they can.
+        # ASCII with escapes, because UTF-8 cannot encode lone surrogates.
         body = json.dumps(document, allow_nan=False, default=str).encode("ascii")
         for attempt in range(self._retry.attempts):
             failure = self._try(body)
@@ -139,30 +139,31 @@ class JsonPost:
                 return
             is_last = attempt == self._retry.attempts - 1
             if (
-                not failure.may_pass
+                not failure.is_transient
                 or is_last
                 or self._wait(self._retry.wait_seconds(attempt, failure.retry_after))
             ):
                 raise DeliveryError(
-                    f"message must be taken by {shown(self._url)}, got {failure.reason} at try {attempt + 1} of "
-                    f"{self._retry.attempts}."
+                    f"{shown(self._url)} did not accept the message: {failure.reason} "
+                    f"(attempt {attempt + 1} of {self._retry.attempts})"
                 )
 
     def _try(self, body: bytes) -> _Failure | None:
-        request = urllib.request.Request(self._url, body, self._headers, method="POST")  # noqa: S310  # see require_url
+        # The scheme was checked by require_url.
+        request = urllib.request.Request(self._url, body, self._headers, method="POST")  # noqa: S310
         try:
             with self._opener.open(request, timeout=self._retry.timeout_seconds) as answer:
                 answer.read(_ANSWER_BYTES)
         except urllib.error.HTTPError as error:
-            return self._refusal(error)
+            return self._response_failure(error)
         except urllib.error.URLError as error:
-            return _Failure(_kind(error.reason), may_pass=True)
+            return _Failure(_kind(error.reason), is_transient=True)
         except (OSError, http.client.HTTPException) as error:
-            # Of an error about the URL itself the text would hold the URL.
-            return _Failure(_kind(error), may_pass=not isinstance(error, http.client.InvalidURL))
+            # Without the text of the error, which may contain the URL.
+            return _Failure(_kind(error), is_transient=not isinstance(error, http.client.InvalidURL))
         return None
 
-    def _refusal(self, error: urllib.error.HTTPError) -> _Failure:
+    def _response_failure(self, error: urllib.error.HTTPError) -> _Failure:
         with error:
             try:
                 text = error.read(_ANSWER_BYTES).decode("utf-8", "replace")
@@ -175,10 +176,10 @@ class JsonPost:
 
 
 def require_url(url: str, *, allow_http: bool) -> None:
-    """Refuses what is no URL that a message may go to: https, or http to this machine.
+    """Checks that a URL is https, or http to this machine.
 
     Raises:
-        ValueError: the URL is none, or would carry the message in the clear; the text holds no more of it than the host.
+        ValueError: invalid, or unencrypted; the message reveals no more than the host.
     """
     try:
         parts = urllib.parse.urlsplit(url)
@@ -186,26 +187,25 @@ def require_url(url: str, *, allow_http: bool) -> None:
     except (ValueError, TypeError, AttributeError):
         is_whole = False
     if not is_whole or not url.isprintable() or " " in url:
-        raise ValueError(
-            "url must be a https:// URL without spaces, got something else (not shown, for it may be a secret)."
-        )
+        raise ValueError("url must be a https:// URL without spaces (not shown, it may be a secret).")
     if parts.scheme == "http" and not allow_http and not _is_loopback(_host(url)):
         raise ValueError(
-            f"url must begin with https://, got {shown(url)}: others could read it on its way. Pass allow_http=True to "
-            "send it all the same."
+            f"url must begin with https://, got {shown(url)}, which is unencrypted. "
+            "Pass allow_http=True to allow it."
         )
 
 
 def shown(url: str) -> str:
-    """Returns scheme and host of a URL, and an ellipsis for the rest."""
+    """Returns scheme and host of a URL, with an ellipsis for the rest."""
     return f"{urllib.parse.urlsplit(url).scheme}://{_host(url)}/…"
 
 
 def without_url(text: str, url: str) -> str:
-    """Returns a text without the URL, or the part of it that comes after the host."""
+    """Returns the text with the URL, and its part after the host, redacted."""
     path = url.split("://", 1)[-1].partition("/")[2]
     text = text.replace(url, REDACTED)
-    return text.replace(path, REDACTED) if len(path) >= 8 else text  # noqa: PLR2004  # shorter ones are words
+    # A shorter path may be a word of the text.
+    return text.replace(path, REDACTED) if len(path) >= _MIN_SECRET_CHARACTERS else text
 
 
 def _host(url: str) -> str:
@@ -222,7 +222,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def _kind(error: object) -> str:
-    """Returns what went wrong by its type, and the words of the system for it, without anything of the URL."""
+    """Returns type and system message of an error, without the URL."""
     if isinstance(error, OSError) and error.strerror:
         return f"{type(error).__name__} ({error.strerror})"
     return type(error).__name__
@@ -240,33 +240,31 @@ def _retry_after(value: str | None, clock: Callable[[], float]) -> float | None:
         return None
 
 
-_log = logging.getLogger("destinations")
-
 FAILURE = "failure"
-"""The name of what is no event of the loop: the run was closed, and had not completed."""
+"""Name of the notice sent at close if the run did not complete."""
 
-_MOST_WAITING = 100
-_MOST_METRICS = 1000
-_MOST_EXCEPTION_CHARACTERS = 4000
+_MAX_WAITING = 100
+_MAX_METRICS = 1000
+_MAX_EXCEPTION_CHARACTERS = 4000
 
 
 @attrs.frozen
 class Notice:
-    """What happened, and how the run stood when it did.
+    """An event of a run and the state of the run at that time.
 
     Attributes:
-        event: the name of the event, such as "fit_end", or "failure".
-        run_name: the name of the run.
-        rank: the rank that tells it.
-        world_size: how many ranks there are.
-        status: how the run stands: "running", "completed", "failed", "interrupted", "preempted".
-        time: when, in seconds since the epoch.
-        duration_seconds: since `init`.
+        event: name of the event, such as "fit_end", or "failure".
+        run_name: name of the run.
+        rank: rank of the sender.
+        world_size: number of ranks.
+        status: "running", "completed", "failed", "interrupted" or "preempted".
+        time: time of the event, in seconds since 1970.
+        duration_seconds: time since `init`.
         epoch: completed epochs.
         batch: completed batches.
-        metrics: the last value of each metric, and of no more than 1000.
-        exception: what ended the run, "ValueError: …", without secrets; None where nothing did.
-        traceback: where it came from: its last 4000 characters, without secrets.
+        metrics: last value of each metric, at most 1000 metrics.
+        exception: the exception that ended the run, "ValueError: …", with secrets redacted, or None.
+        traceback: last 4000 characters of its traceback, with secrets redacted, or None.
     """
 
     event: str
@@ -284,7 +282,7 @@ class Notice:
 
 
 def notice_document(notice: Notice) -> dict[str, Any]:
-    """Returns a notice as strict JSON can hold it: its attributes by name; NaN and infinities are texts."""
+    """Returns the attributes of a notice as strict JSON; NaN and infinities become strings."""
     document: dict[str, Any] = plain(attrs.asdict(notice))
     return document
 
@@ -293,39 +291,41 @@ class Webhook(LoggerDestination):
     """Posts a JSON document to a URL at chosen events, and when the run fails.
 
     ```python
-    Trainer(..., loggers=[RunDirectory("runs"), Webhook("https://example.org/hooks/training", events=["fit_end"])])
-    ```
+    Trainer(..., loggers=[RunDirectory("runs"), Webhook("https://example.org/hooks/training",
+    events=["fit_end"])]) ```
 
-    **When.** At each of `events`, and, with `on_failure`, at close where the run has failed, was interrupted or preempted;
-    that notice's `event` is "failure".
+    **When.** At each of `events`; with `on_failure`, also at close if the run failed, was interrupted or
+    preempted, as the event "failure".
 
-    **Delivery.** A status of 2xx is success. Connection errors, time-outs, 408, 429 and 5xx are tried again as `retry`
-    says; other answers, redirects among them, are final. Nothing that goes wrong reaches training: it is counted in
-    `counts`, and reported once per kind. Up to 100 documents wait; the oldest goes for a newer one, and is counted.
+    **Delivery.** Status 2xx is success. Connection errors, timeouts, 408, 429 and 5xx are retried according
+    to `retry`; other responses, including redirects, are final. Errors never reach training: they are counted
+    in `counts`, and reported once per kind. Up to 100 documents are queued; then the oldest is dropped and
+    counted.
 
-    **Threading.** In the training thread a notice is made, which takes microseconds at a chosen event and nothing at
-    others; a metrics call costs one update of a dict. `close` waits for what is on its way up to `close_seconds`.
+    **Threading.** The training thread creates a notice, which takes microseconds at a chosen event and
+    nothing at others; a call of `log_metrics` costs one update of a dict. `close` waits up to `close_seconds`
+    for pending documents.
 
-    **Secrets.** The URL is treated as one: it is in no message, and is taken out of what is sent. What else is sent, is
-    without what looks like a secret.
+    **Secrets.** The URL is treated as a secret: it appears in no message, and is redacted from documents,
+    like everything else that looks like a secret.
 
-    **Ranks.** Rank 0, or with `all_ranks` each.
+    **Ranks.** Rank 0, or with `all_ranks` every rank.
 
     Args:
         url: https, or http on this machine.
-        events: names of events of the loop, such as "fit_start" and "epoch_end".
-        on_failure: whether a run that did not complete is told at close.
-        format: makes the document of a `Notice`: anything that JSON can hold; None for nothing to send. Runs in the
-            lane.
-        headers: sent along, such as `{"Authorization": "Bearer …"}`.
-        retry: how often a document is tried, and how long is waited in between.
-        close_seconds: how long closing the run may take for what is on its way.
-        all_ranks: whether every rank sends, and not rank 0 alone.
-        allow_http: whether the URL may be http beyond this machine, where others can read along.
-        clock: the time in seconds since 1970.
+        events: names of events, such as "fit_start" and "epoch_end".
+        on_failure: notify at close if the run did not complete.
+        format: returns the JSON document of a `Notice`, or None to send nothing. Called in the background
+            thread.
+        headers: additional headers, such as `{"Authorization": "Bearer …"}`.
+        retry: retry policy.
+        close_seconds: max time that closing waits for pending documents.
+        all_ranks: send from all ranks, not only from rank 0.
+        allow_http: allow unencrypted http to other machines.
+        clock: returns the time in seconds since 1970.
 
     Raises:
-        ValueError: the URL is none that a document may go to, or an event does not exist.
+        ValueError: invalid URL, or unknown event.
     """
 
     def __init__(
@@ -334,7 +334,7 @@ class Webhook(LoggerDestination):
         *,
         events: Iterable[str | Event] = ("fit_end",),
         on_failure: bool = True,
-        format: Callable[[Notice], Any] = notice_document,  # noqa: A002  # the word that everybody uses
+        format: Callable[[Notice], Any] = notice_document,  # noqa: A002  # the usual name
         headers: Mapping[str, str] | None = None,
         retry: HttpRetry = HttpRetry(),  # frozen
         close_seconds: float = 10.0,
@@ -356,7 +356,7 @@ class Webhook(LoggerDestination):
         self._all_ranks = all_ranks
         self._clock = clock
         self._reset()
-        self._listen()
+        self._add_hooks()
 
     def _reset(self) -> None:
         self._lane: Lane | None = None
@@ -366,18 +366,18 @@ class Webhook(LoggerDestination):
         self._started = 0.0
         self._counts = LaneCounts()
 
-    def _listen(self) -> None:
-        """Gives the object a hook for each chosen event: an engine calls those that there are, and no others."""
+    def _add_hooks(self) -> None:
+        """Adds a hook method for each chosen event; an engine calls only existing hooks."""
         for event in self._events - {Event.INIT}:
             setattr(self, event.value, functools.partial(self._notify, event.value))
 
     @property
     def counts(self) -> LaneCounts:
-        """What became of the notices: accepted, done, failed, dropped, and errors by kind."""
+        """Counters of the notices: accepted, done, failed, dropped, and errors by kind."""
         return self._counts
 
     def __repr__(self) -> str:
-        """Names the host; the rest of the URL is a secret."""
+        """Shows only the host; the rest of the URL is a secret."""
         return f"{type(self).__name__}({shown(self._url)!r})"
 
     def init(self, state: State, logger: Logger) -> None:
@@ -385,7 +385,7 @@ class Webhook(LoggerDestination):
             return
         self._started = self._clock()
         self._abandoned.clear()
-        self._lane = Lane(type(self).__name__, limit=_MOST_WAITING, when_full="drop_oldest")
+        self._lane = Lane(type(self).__name__, limit=_MAX_WAITING, when_full="drop_oldest")
         self._counts = self._lane.counts
         self._post = JsonPost(self._url, self._headers, self._retry, self._abandoned.wait, self._clock)
         if Event.INIT in self._events:
@@ -393,7 +393,7 @@ class Webhook(LoggerDestination):
 
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         latest = self._metrics
-        if len(latest) < _MOST_METRICS:
+        if len(latest) < _MAX_METRICS:
             latest.update(metrics)
         else:
             latest.update((name, value) for name, value in metrics.items() if name in latest)
@@ -407,7 +407,7 @@ class Webhook(LoggerDestination):
         try:
             if not lane.stop(self._close_seconds):
                 _log.warning(
-                    "%s: not every message was taken by %s within the %g seconds that closing may take; "
+                    "%s: not all messages to %s were delivered within close_seconds=%g; "
                     "%d were sent, %d failed.",
                     type(self).__name__,
                     shown(self._url),
@@ -416,23 +416,23 @@ class Webhook(LoggerDestination):
                     lane.counts.failed,
                 )
         finally:
-            # Who waits between two tries gives up; a request that hangs ends by its own time limit.
+            # Ends a wait between two attempts; a hanging request ends by its own timeout.
             self._abandoned.set()
             counts = lane.counts
             self._reset()
             self._counts = counts
 
     def __getstate__(self) -> dict[str, Any]:
-        """Takes what the constructor was given: a copy is closed."""
+        """Returns the constructor arguments only: a copy is closed."""
         own = {"_lane", "_post", "_abandoned", "_metrics", "_started", "_counts"}
         hooks = {event.value for event in self._events}
         return {name: value for name, value in self.__dict__.items() if name not in own | hooks}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Makes what is not copied anew."""
+        """Restores a closed webhook."""
         self.__dict__.update(state)
         self._reset()
-        self._listen()
+        self._add_hooks()
 
     def _notify(self, event: str, state: State, logger: Logger) -> None:
         lane, post = self._lane, self._post
@@ -443,9 +443,9 @@ class Webhook(LoggerDestination):
     def _notice(self, event: str, state: State) -> Notice:
         now = self._clock()
         exception = state.exception
-        told, lines = None, None
+        summary, lines = None, None
         if exception is not None:
-            told = self._clean("".join(traceback.format_exception_only(exception)).strip())
+            summary = self._clean("".join(traceback.format_exception_only(exception)).strip())
             lines = self._clean("".join(traceback.format_exception(exception)).strip())
         return Notice(
             event,
@@ -458,8 +458,8 @@ class Webhook(LoggerDestination):
             int(state.timestamp.epoch),
             int(state.timestamp.batch),
             dict(self._metrics),
-            told and told[:_MOST_EXCEPTION_CHARACTERS],
-            lines and lines[-_MOST_EXCEPTION_CHARACTERS:],
+            summary and summary[:_MAX_EXCEPTION_CHARACTERS],
+            lines and lines[-_MAX_EXCEPTION_CHARACTERS:],
         )
 
     def _clean(self, text: str) -> str:
@@ -475,7 +475,7 @@ class Webhook(LoggerDestination):
 
 
 _SLACK_METRICS = 20
-_MOST_TRACEBACK_CHARACTERS = 2500
+_MAX_TRACEBACK_CHARACTERS = 2500
 _WORDS = {
     "fit_start": "training starts",
     "fit_end": "training is completed",
@@ -485,7 +485,7 @@ _WORDS = {
 
 
 def slack_text(notice: Notice) -> str:
-    """Returns what is told about a notice, in Slack's markup: what happened, how long it took, metrics, the exception."""
+    """Formats a notice in Slack's markup: event, duration, metrics, exception."""
     words = notice.status if notice.event == FAILURE else _WORDS.get(notice.event, notice.event)
     rank = f" (rank {notice.rank})" if notice.world_size > 1 else ""
     lines = [
@@ -497,9 +497,9 @@ def slack_text(notice: Notice) -> str:
     if len(notice.metrics) > len(shown):
         lines.append(f"({len(notice.metrics) - len(shown)} more metrics)")
     if notice.exception is not None:
-        # Three backticks of its own would end the block early.
+        # Backticks in the text would end the code block.
         text = (notice.traceback or notice.exception).replace("```", "'''")
-        lines.append(f"```{_escaped(text[-_MOST_TRACEBACK_CHARACTERS:])}```")
+        lines.append(f"```{_escaped(text[-_MAX_TRACEBACK_CHARACTERS:])}```")
     return "\n".join(lines)
 
 
@@ -510,23 +510,23 @@ class Slack(Webhook):
     Trainer(..., loggers=[Slack(os.environ["SLACK_WEBHOOK"], events=["fit_start", "fit_end"])])
     ```
 
-    The URL is that of an incoming webhook, which belongs to one channel (https://api.slack.com/messaging/webhooks). Delivery,
-    threading, secrets and ranks are those of `Webhook`.
+    The URL is that of an incoming webhook of one channel (https://api.slack.com/messaging/webhooks). For
+    delivery, threading, secrets and ranks see `Webhook`.
 
     Args:
-        webhook: the URL, a secret: take it from the environment.
-        events: names of events of the loop.
-        on_failure: whether a run that did not complete is told at close.
-        format: makes the message of a `Notice`: a text in Slack's markup, or a dict with `text` and `blocks` as Slack's API
-            has them; None for nothing to send.
-        formats: such functions for some events by name, "failure" among them.
-        retry: how often a message is tried, and how long is waited in between.
-        close_seconds: how long closing the run may take for what is on its way.
-        all_ranks: whether every rank sends, and not rank 0 alone.
-        clock: the time in seconds since 1970.
+        webhook: the URL, a secret: read it from the environment.
+        events: names of events.
+        on_failure: notify at close if the run did not complete.
+        format: returns the message of a `Notice`: a text in Slack's markup, or a dict with `text` and
+            `blocks` as in Slack's API, or None to send nothing.
+        formats: such functions by event, including "failure".
+        retry: retry policy.
+        close_seconds: max time that closing waits for pending messages.
+        all_ranks: send from all ranks, not only from rank 0.
+        clock: returns the time in seconds since 1970.
 
     Raises:
-        ValueError: the URL is none, an event does not exist, or there is a format for one that is not among the events.
+        ValueError: invalid URL, unknown event, or a format for an event that is not in `events`.
     """
 
     def __init__(
@@ -535,7 +535,7 @@ class Slack(Webhook):
         *,
         events: Iterable[str | Event] = ("fit_end",),
         on_failure: bool = True,
-        format: Callable[[Notice], Any] = slack_text,  # noqa: A002  # the word that everybody uses
+        format: Callable[[Notice], Any] = slack_text,  # noqa: A002  # the usual name
         formats: Mapping[str, Callable[[Notice], Any]] | None = None,
         retry: HttpRetry = HttpRetry(),  # frozen
         close_seconds: float = 10.0,
@@ -563,7 +563,7 @@ class Slack(Webhook):
 
 
 def _escaped(text: str) -> str:
-    """Returns a text in which Slack finds no markup of links and mentions: "<!channel>" would wake everybody."""
+    """Escapes links and mentions of Slack's markup, such as "<!channel>"."""
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 

@@ -117,4 +117,4 @@ def test_a_run_has_one_id_at_wandb(run, tmp_path):
         target.remote_id == target_of("wandb:team/project", run.record, tmp_path).remote_id != weird.remote_id
     )
     assert (anew._init_kwargs, further._init_kwargs) == ({"resume": None}, {})
-    assert (anew._run_id, anew._plan["entity"], anew._project) == (target.remote_id, "team", "project")
+    assert (anew._run_id, anew._options["entity"], anew._project) == (target.remote_id, "team", "project")

@@ -26,7 +26,7 @@ from PIL import Image
 from destinations import MLflow
 from destinations.testing import DestinationContract, DryRun
 from destinations.testing.samples import WEIRD_NAMES
-from destinations.trackers.mlflow.values import artifact_key, batches, entity_key, may_pass
+from destinations.trackers.mlflow.values import artifact_key, batches, entity_key, is_transient
 from destinations.trackers.names import Names
 from events import Run
 
@@ -668,8 +668,8 @@ def test_what_may_pass_is_told_from_what_will_not():
     ]
     final = [MlflowException("no", codes.INVALID_PARAMETER_VALUE), MlflowException("odd"), ValueError("x")]
 
-    assert [may_pass(error) for error in passing] == [True] * 5
-    assert [may_pass(error) for error in final] == [False] * 3
+    assert [is_transient(error) for error in passing] == [True] * 5
+    assert [is_transient(error) for error in final] == [False] * 3
 
 
 def test_the_example_of_the_docs_runs(sqlite_uri, tmp_path, monkeypatch):

@@ -13,7 +13,7 @@ import pytest
 from destinations import LoggerDestination
 from destinations.background import Lane, RetryLaterError
 from destinations.testing import DestinationContract, DryRun
-from destinations.trackers.tracker import RowsRefused, Sink, Stamp, Tracker, require_package
+from destinations.trackers.tracker import RowsRefusedError, Sink, Stamp, Tracker, require_package
 from events import RecordError
 
 SECONDS = 60.0
@@ -364,7 +364,7 @@ def test_rows_that_are_refused_do_not_take_others_with_them():
 
     class RefusesOne(Recording):
         def log_metrics(self, rows):
-            raise RowsRefused(1) from ValueError("step must be small")
+            raise RowsRefusedError(1) from ValueError("step must be small")
 
     tracker = Recorder(RefusesOne(), flush_seconds=SECONDS)
     run = DryRun(tracker)

@@ -658,7 +658,7 @@ def test_a_service_that_hangs_is_not_waited_for(tmp_path):
     )
 
     assert (done.returncode, done.stdout) == (0, "-9\n"), done.stderr
-    assert "send it with `wandb sync`" in done.stderr
+    assert "upload it with `wandb sync`" in done.stderr
 
 
 # --- arguments and names ---------------------------------------------------------------------------------------------

@@ -13,8 +13,8 @@ __all__ = ["EXIT_CODES", "add_commands"]
 
 EXIT_CODES = (
     "Exit codes: 0 success; 1 failure: unknown run or metric, a file that cannot be written, a missing "
-    "package, or a run that ended before the condition of `wait` held; 2 usage error: an invalid argument or filter, "
-    "a missing root; 124 `wait` timed out; 130 Ctrl-C; 141 broken pipe."
+    "package, or a run that ended before the condition of `wait` held; 2 usage error: an invalid argument or "
+    "filter, a missing root; 124 `wait` timed out; 130 Ctrl-C; 141 broken pipe."
 )
 
 _SECONDS = "30, 30s, 5m, 12h, 7d or 2w"

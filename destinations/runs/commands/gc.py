@@ -260,7 +260,8 @@ def _content(folder: Path) -> Iterator[tuple[str, bool]]:
         base = os.path.relpath(parent, folder)
         prefix = "" if base == "." else f"{base}/"
         # os.path is four times as fast here as a Path per file.
-        links = [name for name in folders if os.path.islink(os.path.join(parent, name))]  # noqa: PTH114, PTH118
+        paths = {name: os.path.join(parent, name) for name in folders}  # noqa: PTH118
+        links = [name for name, path in paths.items() if os.path.islink(path)]  # noqa: PTH114
         yield from ((f"{prefix}{name}", False) for name in (*names, *links))
         if prefix:
             yield base, True

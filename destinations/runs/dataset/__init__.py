@@ -1,6 +1,7 @@
 """Runs as a Parquet dataset, local or in a bucket: `compact` writes it, `open_dataset` and `sql` read it.
 
-Needs DuckDB: `pip install "training-destinations[query]"`. docs/scale.md says how other engines take the dataset over.
+Needs DuckDB: `pip install "training-destinations[query]"`. docs/scale.md says how other engines take the
+dataset over.
 """
 
 import importlib

@@ -1,8 +1,8 @@
 """`compact`: finished runs become a Parquet dataset, in a folder or a bucket.
 
-What is new or changed since the last time is read, and nothing else. The files of a compaction are put first, then the manifest that
-names them: whoever reads sees the state before or the one after, whatever happens in between, and a compaction that was killed
-is simply done again. See `manifest.py`.
+What is new or changed since the last time is read, and nothing else. The files of a compaction are put first,
+then the manifest that names them: whoever reads sees the state before or the one after, whatever happens in
+between, and a compaction that was killed is simply done again. See `manifest.py`.
 """
 
 import hashlib
@@ -102,16 +102,18 @@ def compact(
 ) -> CompactReport:
     """Brings finished runs into a dataset: those that are new in it, or have changed.
 
-    A run has ended, or its process has (its heartbeat is old). What the dataset has of runs that are gone from the source stays. Run
-    ids tell runs apart.
+    A run has ended, or its process has (its heartbeat is old). What the dataset has of runs that are gone
+    from the source stays. Run ids tell runs apart.
 
-    Blocks until everything is in the store; one compaction of a dataset at a time, a second one fails at its end.
+    Blocks until everything is in the store; one compaction of a dataset at a time, a second one fails at its
+    end.
 
     Args:
         source: a folder of runs, or runs.
         dest: a path, or what `uploads.open_store` takes: `s3://bucket/dataset`; or a store.
         store_options: for `uploads.open_store`.
-        scratch: where to keep files while they are made, about 40 bytes a point of a part of at most 50 million points.
+        scratch: where to keep files while they are made, about 40 bytes a point of a part of at most 50
+            million points.
         memory_limit: of DuckDB; about 200 bytes a point of `file_points` come on top.
         file_points: about how many points a file has.
         small_parts: how many parts of less than a million points there may be, before they are made one.
@@ -207,7 +209,8 @@ class _Compaction:
         self._commit(after)
         return after
 
-    # --- what there is ---------------------------------------------------------------------------------------------
+    # --- what there is
+    # ---------------------------------------------------------------------------------------------
 
     def _known(self) -> dict[str, _Known]:
         if not self._before.tables:
@@ -250,7 +253,8 @@ class _Compaction:
         self.report = attrs.evolve(self.report, duplicates=tuple(duplicates), **counts)  # type: ignore[arg-type]  # by name
         return new, told
 
-    # --- points ----------------------------------------------------------------------------------------------------
+    # --- points
+    # ----------------------------------------------------------------------------------------------------
 
     def _part(self, group: Sequence[tuple[Run, str, str]]) -> tuple[Part, list[RunRow]]:
         """Writes the points of some runs."""
@@ -305,7 +309,8 @@ class _Compaction:
             return []
         return [DataFile(name, points, path.stat().st_size)]
 
-    # --- tables ----------------------------------------------------------------------------------------------------
+    # --- tables
+    # ----------------------------------------------------------------------------------------------------
 
     def _tables(self, rows: Sequence[RunRow]) -> dict[str, str]:
         lines = write_rows(rows, self._folder)
@@ -322,7 +327,8 @@ class _Compaction:
             tables[table] = name
         return tables
 
-    # --- files -----------------------------------------------------------------------------------------------------
+    # --- files
+    # -----------------------------------------------------------------------------------------------------
 
     def _next(self) -> int:
         self._made += 1
@@ -425,8 +431,8 @@ def _runs_of(source: "str | PathLike[str] | Iterable[Run]") -> Iterable[Run]:
 def _remove_old(store: Store, generation: int) -> None:
     """Removes files that neither this state nor the one before it names.
 
-    Those of a later number belong to a compaction that is at work; those of this number or an earlier one to states that are gone, or
-    to a compaction that was killed or has lost.
+    Those of a later number belong to a compaction that is at work; those of this number or an earlier one to
+    states that are gone, or to a compaction that was killed or has lost.
     """
     if generation == 0:
         return

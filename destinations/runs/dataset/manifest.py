@@ -6,9 +6,9 @@ metrics/…parquet          points, sorted by metric, run, rank, step
 tables/…parquet           runs, hparams, summary
 ```
 
-A file is never changed. A manifest is put create-only, after everything that it names, so that of two writers of one number
-one fails, and readers see all of a compaction or nothing. Files that neither the present manifest nor the one before names are
-removed after that; whoever has the one before open can go on reading.
+A file is never changed. A manifest is put create-only, after everything that it names, so that of two writers
+of one number one fails, and readers see all of a compaction or nothing. Files that neither the present
+manifest nor the one before names are removed after that; whoever has the one before open can go on reading.
 """
 
 import json

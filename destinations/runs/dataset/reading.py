@@ -7,7 +7,8 @@ with open_dataset("s3://bucket/dataset") as dataset:
     dataset.sql("SELECT run_id, min(value) FROM metrics WHERE metric = 'loss' GROUP BY run_id").to_dicts()
 ```
 
-A dataset that is open shows the state that it was opened in, and can be read until the second compaction after that.
+A dataset that is open shows the state that it was opened in, and can be read until the second compaction
+after that.
 """
 
 import time
@@ -245,7 +246,8 @@ class Tables:
         """Returns the names of all metrics, or of those of a run or a rank, sorted."""
         found = self.sql(
             """SELECT DISTINCT metric FROM metrics
-               WHERE (?::VARCHAR IS NULL OR run_id = ?) AND (?::INTEGER IS NULL OR rank = ?) ORDER BY metric""",
+               WHERE (?::VARCHAR IS NULL OR run_id = ?) AND (?::INTEGER IS NULL OR rank = ?) ORDER BY
+               metric""",
             [run_id, run_id, rank, rank],
         )
         return [name for (name,) in found.rows]
@@ -266,7 +268,8 @@ class Tables:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # --- inside ----------------------------------------------------------------------------------------------------
+    # --- inside
+    # ----------------------------------------------------------------------------------------------------
 
     def _metrics(self) -> str:
         files = [quoted(path_of(self._store, name)) for name in self.manifest.metric_files]
@@ -296,7 +299,8 @@ class Tables:
 class Dataset(Runs):
     """A dataset that is open: its runs are queried as those of folders are, and have their series; `sql` reads everything.
 
-    Opening it reads what is known of all runs into an index in memory, some 100 µs for each. It shows the state that it was opened in.
+    Opening it reads what is known of all runs into an index in memory, some 100 µs for each. It shows the
+    state that it was opened in.
 
     **Threading.** One thread at a time.
 
@@ -371,7 +375,8 @@ class Dataset(Runs):
         super().close()
         self.tables.close()
 
-    # --- inside ----------------------------------------------------------------------------------------------------
+    # --- inside
+    # ----------------------------------------------------------------------------------------------------
 
     def _find(self, wanted: Any) -> RunRecord:
         if isinstance(wanted, Run | RunRecord):

@@ -1,7 +1,8 @@
 """Points on their way from runs, which have them row by row, to files, which have them metric by metric.
 
-Blocks of rows are written to one scratch file as they are read; then each metric's values are picked from it, run after run. So
-memory holds one batch at a time, however large the runs are, and nothing is sorted but series that go back in steps.
+Blocks of rows are written to one scratch file as they are read; then each metric's values are picked from it,
+run after run. So memory holds one batch at a time, however large the runs are, and nothing is sorted but
+series that go back in steps.
 """
 
 from collections.abc import Iterator, Sequence
@@ -36,8 +37,8 @@ class Batch:
     Attributes:
         metrics: the metrics that there are, to which `metric` is an index.
         runs: as `metrics`.
-        columns: `metric`, `run`, `rank` int32; `row`, `step`, `time` int64, the last two with `MISSING_STEP` for none, time in
-            microseconds; `value` float64; all `(points,)`.
+        columns: `metric`, `run`, `rank` int32; `row`, `step`, `time` int64, the last two with `MISSING_STEP`
+            for none, time in microseconds; `value` float64; all `(points,)`.
     """
 
     metrics: tuple[str, ...]

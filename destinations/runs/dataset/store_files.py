@@ -1,7 +1,7 @@
 """DuckDB's way to the files of a store: paths of a local one, else ranged reads through a registered file system.
 
-DuckDB's own extension for buckets (httpfs) is downloaded at run time, which many clusters do not allow; this one needs nothing
-but what uploads files too.
+DuckDB's own extension for buckets (httpfs) is downloaded at run time, which many clusters do not allow; this
+one needs nothing but what uploads files too.
 """
 
 import contextlib

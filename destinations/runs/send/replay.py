@@ -533,7 +533,7 @@ def _images_call(run_dir: Path, item: Item, name: str, step: int, destination: A
 
 
 def _channels_last(image: Any, *, as_array: bool) -> Any:
-    """Returns `(C, H, W)` as `(H, W, C)`; without `as_array`, uint8 as a PIL image, whose layout is explicit."""
+    """Returns `(C, H, W)` as `(H, W, C)`; without `as_array`, uint8 as a PIL image."""
     moved = np.ascontiguousarray(np.moveaxis(image, 0, -1))
     if as_array or moved.dtype != np.uint8:
         return moved

@@ -1,4 +1,4 @@
-"""`MLflow`: the destination, and what its background thread does."""
+"""`MLflow`: a tracker for MLflow."""
 
 from .destination import MLflow
 

@@ -1,7 +1,6 @@
-"""Sends a run to MLflow: a tracking server, or a database of its own.
+"""`MLflow`: logs a run to an MLflow tracking server or database.
 
-The package `mlflow` takes seconds to import; that is done in the thread of the lane, never at `import destinations`, and never
-in the thread that trains.
+The package `mlflow` takes seconds to import; it is imported in the background thread only.
 """
 
 import functools
@@ -12,45 +11,45 @@ from typing import Any, ClassVar
 from destinations.trackers.tracker import Sink, Tracker, require_package
 from events import State, redact
 
-from .sink import MLflowPlan, MLflowSink
+from .sink import MLflowOptions, MLflowSink
 
 __all__ = ["MLflow"]
 
 
 class MLflow(Tracker):
-    """Sends everything that is logged to MLflow.
+    """Logs all records to MLflow.
 
     ```python
     Trainer(..., loggers=[MLflow("sqlite:///mlflow.db", "digits")])
     ```
 
-    Metrics and hyperparameters go where MLflow has them; images too, with their steps; tables, texts, sounds, videos,
-    histograms, point clouds and traces are artifacts of the run, and so are files that are given to `upload_file`, with
-    `log_artifacts`. docs/trackers.md says what becomes of each, and of names that MLflow does not take.
+    Metrics, hyperparameters and images use the corresponding features of MLflow; tables, texts, audio, video,
+    histograms, point clouds and traces become artifacts, and so do files passed to `upload_file`, with
+    `log_artifacts`. docs/trackers.md describes each, and how names that are invalid in MLflow are mapped.
 
-    **What it leaves alone.** Everything goes through an `MlflowClient` of its own. There is no active run, and the tracking URI
-    and the experiment that others in the process use are theirs.
+    **Isolation.** Uses its own `MlflowClient`: no active run is set, and the tracking URI and experiment of
+    the process are not changed.
 
-    **The end.** The run is FINISHED, FAILED, or, where it was interrupted or preempted, KILLED.
+    **End of the run.** FINISHED, FAILED, or KILLED if interrupted or preempted.
 
-    **Going on.** A run that goes on from a checkpoint has the id that the checkpoint holds. MLflow cannot take back what was
-    logged after the checkpoint: those steps have two values.
+    **Resume.** A run resumed from a checkpoint continues the run whose id is in the checkpoint. MLflow cannot
+    delete values logged after the checkpoint: those steps have two values.
 
-    **A server that does not answer** is asked again until `close`, and what waits for it waits in memory, within bounds.
+    **An unreachable server** is retried until `close`; pending records wait in memory, within bounds.
 
-    Threading, bounds, failures and close are those of `Tracker`.
+    Threading, bounds, failures and close: see `Tracker`.
 
     Args:
-        tracking_uri: `http(s)://…` of a server, `sqlite:///mlflow.db`, or whatever else MLflow takes; None for MLflow's default.
-        experiment: the name of the experiment, made where there is none.
-        run_name: what the run is called; the name of the run where it is None. May hold `{rank}`.
-        run_id: the id of a run to go on with; a new run where it is None.
+        tracking_uri: `http(s)://…` of a server, `sqlite:///mlflow.db`, or another MLflow URI; None for
+            MLflow's default.
+        experiment: name of the experiment; created if missing.
+        run_name: name in MLflow, may contain `{rank}`; default: the name of the run.
+        run_id: id of an MLflow run to continue; default: a new run.
         tags: tags of the run.
-        artifact_location: where an experiment that is made keeps its artifacts; MLflow's default where it is None.
-        log_artifacts: whether files given to `upload_file` become artifacts.
-        log_system_metrics: whether MLflow's own monitor of the machine runs along; takes psutil.
-        options: `flush_seconds`, `all_ranks`, `close_seconds`, `max_waiting_values`, `max_waiting_bytes`, `when_full`,
-            `wait_seconds`, `clock` and `write_rate`, as in `Tracker`.
+        artifact_location: artifact location of a new experiment; default: MLflow's.
+        log_artifacts: log files passed to `upload_file` as artifacts.
+        log_system_metrics: run MLflow's system metrics monitor; needs psutil.
+        options: arguments of `Tracker`.
 
     Raises:
         ImportError: the package mlflow is not installed.
@@ -74,7 +73,7 @@ class MLflow(Tracker):
     ) -> None:
         require_package("mlflow", "mlflow", "MLflow")
         if not experiment:
-            raise ValueError("experiment must be a name, got an empty one.")
+            raise ValueError("experiment must not be empty.")
         self._tracking_uri = tracking_uri
         self._experiment = experiment
         self._run_name = run_name
@@ -91,7 +90,7 @@ class MLflow(Tracker):
 
     @property
     def run_id(self) -> str | None:
-        """The id of the run; None before it is made in the lane, and after close."""
+        """Id of the MLflow run; None until it is created in the background thread, and after close."""
         return None if self._sink is None else self._sink.run_id
 
     def make_sink(self, state: State) -> MLflowSink:
@@ -100,9 +99,9 @@ class MLflow(Tracker):
         if self._all_ranks and state.world_size > 1:
             tags |= {"run_group": state.run_name, "rank": str(state.rank)}
             name = name if self._run_name and "{rank}" in self._run_name else f"{name}-rank{state.rank}"
-            # One run is one rank's.
+            # A given run belongs to rank 0.
             run_id = run_id if state.rank == 0 else None
-        plan = MLflowPlan(
+        options = MLflowOptions(
             self._tracking_uri,
             self._experiment,
             name,
@@ -111,14 +110,14 @@ class MLflow(Tracker):
             self._log_system_metrics,
             self._clock(),
         )
-        self._sink = MLflowSink(plan, run_id)
+        self._sink = MLflowSink(options, run_id)
         return self._sink
 
     def can_upload_files(self) -> bool:
         return self._log_artifacts
 
     def upload_file(self, state: State, remote_file_name: str, file_path: Path, *, overwrite: bool) -> None:
-        """Copies the file, which takes as long as `cp`; the lane makes an artifact of it, in place of one of its name."""
+        """Copies the file, as fast as `cp`; a background thread logs it, replacing an older one."""
         feed, sink = self._feed, self._sink
         if not self._log_artifacts or feed is None or sink is None:
             return
@@ -132,18 +131,16 @@ class MLflow(Tracker):
     ) -> None:
         sink, target = self._sink, Path(destination)
         if target.exists() and not overwrite:
-            raise FileExistsError(
-                f"file {destination!r} must be new, got one that exists. Pass overwrite=True."
-            )
+            raise FileExistsError(f"file {destination!r} already exists. Pass overwrite=True.")
         self.flush()
         if sink is None or sink.run_id is None:
-            raise FileNotFoundError(f"file {remote_file_name!r} must be in a run that is open, got none.")
+            raise FileNotFoundError(f"cannot download {remote_file_name!r}: no run is open.")
         sink.download(remote_file_name, target)
 
     def state_dict(self) -> dict[str, Any]:
         saved = super().state_dict()
         if self._sink is not None and self._sink.run_id is not None and self._state is not None:
-            # With its rank: a checkpoint that rank 0 wrote may be loaded by all.
+            # With the rank, because all ranks may load a checkpoint written by rank 0.
             saved |= {"run_id": self._sink.run_id, "rank": self._state.rank}
         return saved
 
@@ -151,4 +148,4 @@ class MLflow(Tracker):
         super().load_state_dict(state)
         run_id, sink, run = state.get("run_id"), self._sink, self._state
         if sink is not None and run is not None and isinstance(run_id, str) and state.get("rank") == run.rank:
-            sink.go_on_with(run_id)
+            sink.continue_run(run_id)

@@ -1,6 +1,6 @@
-"""What is done with MLflow's client, in the thread of a lane.
+"""`MLflowSink`: logs records with the MLflow client, in the background thread.
 
-What MLflow does not take as it is, names among it, is made so in `_mlflow_values.py`.
+`values.py` converts names and values to what MLflow accepts.
 """
 
 import functools
@@ -23,28 +23,28 @@ from destinations.trackers.tracker import Row, Sink, Stamp, number
 from .values import (
     artifact_key,
     artifact_path,
-    asked,
     batches,
+    call_service,
     cell_of,
     cut,
     entity_key,
+    is_transient,
     json_bytes,
     json_list,
     log_each,
-    may_pass,
     merged,
     milliseconds,
     tag_key,
 )
 
-__all__ = ["MLflowPlan", "MLflowSink"]
+__all__ = ["MLflowOptions", "MLflowSink"]
 
-_OTHERS_AT_ONCE = 100
-_LONGEST_TAG = 5000
-_LONGEST_PARAM = 6000
-# What servers took before 2.x; a client does not know how old its server is.
-_LONGEST_OLD_PARAM = 500
-_LONGEST_LIST_OF_TABLES = 4500
+_PARAMS_AT_ONCE = 100
+_MAX_TAG = 5000
+_MAX_PARAM = 6000
+# Limit of servers before 2.x; a client does not know the version of its server.
+_MAX_OLD_PARAM = 500
+_MAX_LIST_OF_TABLES = 4500
 _NAME_TAG = "metric_name."
 _CHANGED_TAG = "changed_param."
 _STATUSES = {"completed": "FINISHED", "failed": "FAILED", "interrupted": "KILLED", "preempted": "KILLED"}
@@ -52,17 +52,17 @@ _VIDEO_SUFFIXES = {b"\x1aE\xdf\xa3": ".webm", b"GIF8": ".gif", b"RIFF": ".avi"}
 
 
 @attrs.frozen
-class MLflowPlan:
-    """What a run is made with.
+class MLflowOptions:
+    """Parameters of an MLflow run.
 
     Attributes:
-        tracking_uri: where to; None for MLflow's default.
-        experiment: the name of the experiment.
-        run_name: what the run is called.
+        tracking_uri: the tracking URI; None for MLflow's default.
+        experiment: name of the experiment.
+        run_name: name of the run.
         tags: tags of the run.
-        artifact_location: of an experiment that is made.
-        log_system_metrics: whether MLflow's monitor of the machine runs along.
-        time: when the run began, in seconds since the epoch.
+        artifact_location: artifact location of a new experiment.
+        log_system_metrics: run MLflow's system metrics monitor.
+        time: start of the run, in seconds since 1970.
     """
 
     tracking_uri: str | None
@@ -75,23 +75,24 @@ class MLflowPlan:
 
 
 class MLflowSink(Sink):
-    """One run of MLflow.
+    """Logs to one MLflow run.
 
-    The run is made with the first thing that is logged, or where training starts: until then, a checkpoint can say which run
-    is to go on.
+    The run is created with the first record, or at the start of training: until then, a checkpoint can select
+        the run to
+    continue.
 
     Args:
-        plan: what the run is made with.
-        run_id: the id of a run to go on with; None for a new one.
+        options: parameters of the run.
+        run_id: id of a run to continue; None for a new one.
     """
 
-    def __init__(self, plan: MLflowPlan, run_id: str | None) -> None:
-        self._plan = plan
-        # Guards the id until the run is made, and the folder: both are also used in the training thread.
-        self._beginning = threading.Lock()
+    def __init__(self, options: MLflowOptions, run_id: str | None) -> None:
+        self._options = options
+        # Guards the id until the run is created, and the folder, which the training thread uses too.
+        self._lock = threading.Lock()
         self._wanted_id = run_id
         self.run_id: str | None = None
-        self._is_begun = False
+        self._is_created = False
         self._client: Any = None
         self._folder: Path | None = None
         self._sequence = itertools.count()
@@ -102,108 +103,108 @@ class MLflowSink(Sink):
         self._tables: list[dict[str, str]] = []
         self._monitor: Any = None
 
-    # --- in the training thread ------------------------------------------------------------------------------------
+    # --- in the training thread
+    # ------------------------------------------------------------------------------------
 
-    def go_on_with(self, run_id: str) -> None:
-        """Takes the id of the run that a checkpoint belongs to, where none was given and the run is not made yet."""
-        with self._beginning:
-            if not self._is_begun and self._wanted_id is None:
+    def continue_run(self, run_id: str) -> None:
+        """Selects the run of a checkpoint, unless a run was given or already created."""
+        with self._lock:
+            if not self._is_created and self._wanted_id is None:
                 self._wanted_id = run_id
 
     def stage(self, name: str, source: Path) -> Path:
-        """Returns a copy of a file, which lives until the sink is closed; its last part is that of the name."""
-        with self._beginning:
+        """Copies a file to a temporary folder, deleted at close; the copy has the last part of `name`."""
+        with self._lock:
             folder = Path(tempfile.mkdtemp(dir=self._temporary_folder()))
         target = folder / (artifact_path(name).rpartition("/")[2])
         shutil.copyfile(source, target)
         return target
 
     def download(self, name: str, target: Path) -> None:
-        """Brings an artifact back.
+        """Downloads an artifact.
 
         Raises:
-            FileNotFoundError: the run has none of that name.
-            OSError: nobody answers.
+            FileNotFoundError: the run has no such artifact.
+            OSError: transient failure.
         """
         from mlflow.tracking import MlflowClient
 
-        client = MlflowClient(self._plan.tracking_uri)
+        client = MlflowClient(self._options.tracking_uri)
         with tempfile.TemporaryDirectory(dir=target.parent) as folder:
             try:
                 found = client.download_artifacts(self.run_id, artifact_path(name), folder)
             except Exception as error:
-                if may_pass(error):
-                    raise OSError(f"file {name!r} could not be downloaded: {error}") from error
-                raise FileNotFoundError(f"file {name!r} must be an artifact of the run, got none.") from error
+                if is_transient(error):
+                    raise OSError(f"cannot download {name!r}: {error}") from error
+                raise FileNotFoundError(f"the run has no artifact {name!r}.") from error
             Path(found).replace(target)
 
-    # --- the run ---------------------------------------------------------------------------------------------------
+    # --- the run
+    # ---------------------------------------------------------------------------------------------------
 
     def open(self) -> None:
-        # Seconds, before anything is waiting for it.
+        # Takes seconds; done before the first record needs it.
         import mlflow.tracking  # noqa: F401
 
     def resume(self, step: int, time: float | None) -> None:
         self._run()
 
     def _run(self) -> str:
-        """Returns the id of the run; makes it, or goes on with it, at the first call.
+        """Returns the id of the run; creates or continues it at the first call.
 
         Raises:
-            RetryLaterError: nobody answers.
+            RetryLaterError: transient failure.
         """
         if self.run_id is None:
-            with self._beginning:
-                self._is_begun = True
-            self.run_id = asked(self._begin)
+            with self._lock:
+                self._is_created = True
+            self.run_id = call_service(self._create)
         return self.run_id
 
-    def _begin(self) -> str:
+    def _create(self) -> str:
         from mlflow.tracking import MlflowClient
 
         if self._client is None:
-            self._client = MlflowClient(self._plan.tracking_uri)
+            self._client = MlflowClient(self._options.tracking_uri)
         run_id = self._new_run() if self._wanted_id is None else self._old_run(self._wanted_id)
-        if self._plan.log_system_metrics and self._monitor is None:
+        if self._options.log_system_metrics and self._monitor is None:
             from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
 
             self._monitor = SystemMetricsMonitor(
-                run_id, resume_logging=self._wanted_id is not None, tracking_uri=self._plan.tracking_uri
+                run_id, resume_logging=self._wanted_id is not None, tracking_uri=self._options.tracking_uri
             )
             self._monitor.start()
         return run_id
 
     def _new_run(self) -> str:
-        plan = self._plan
-        tags = {entity_key(key): cut(str(value), _LONGEST_TAG) for key, value in plan.tags.items()}
+        options = self._options
+        tags = {entity_key(key): cut(str(value), _MAX_TAG) for key, value in options.tags.items()}
         run = self._client.create_run(
             self._experiment_id(),
-            start_time=milliseconds(plan.time),
+            start_time=milliseconds(options.time),
             tags=tags,
-            run_name=without_surrogates(plan.run_name),
+            run_name=without_surrogates(options.run_name),
         )
         run_id: str = run.info.run_id
         return run_id
 
     def _experiment_id(self) -> str:
-        name = self._plan.experiment
+        name = self._options.experiment
         found = self._client.get_experiment_by_name(name)
         if found is None:
             try:
                 made: str = self._client.create_experiment(
-                    name, artifact_location=self._plan.artifact_location
+                    name, artifact_location=self._options.artifact_location
                 )
             except Exception:
-                # Another rank or run was faster.
+                # Another rank or run has just created it.
                 found = self._client.get_experiment_by_name(name)
                 if found is None:
                     raise
             else:
                 return made
         if found.lifecycle_stage != "active":
-            raise ValueError(
-                f"experiment {name!r} must be active, got one that is deleted. Restore it, or take another name."
-            )
+            raise ValueError(f"experiment {name!r} is deleted. Restore it, or use another name.")
         experiment_id: str = found.experiment_id
         return experiment_id
 
@@ -215,8 +216,8 @@ class MLflowSink(Sink):
             self._metric_names.take(name, key)
         self._params = dict(run.data.params)
         self._tables = json_list(run.data.tags.get("mlflow.loggedArtifacts"))
-        for key, value in self._plan.tags.items():
-            self._client.set_tag(run_id, entity_key(key), cut(str(value), _LONGEST_TAG))
+        for key, value in self._options.tags.items():
+            self._client.set_tag(run_id, entity_key(key), cut(str(value), _MAX_TAG))
         return run_id
 
     def finish(self, status: str, exception: str | None, time: float) -> None:
@@ -224,7 +225,7 @@ class MLflowSink(Sink):
         self._stop_monitor()
         if exception is not None:
             self._set_tag("exception", exception)
-        asked(
+        call_service(
             lambda: self._client.set_terminated(
                 run_id, status=_STATUSES.get(status, "FAILED"), end_time=milliseconds(time)
             )
@@ -241,13 +242,14 @@ class MLflowSink(Sink):
         if monitor is not None:
             monitor.finish()
 
-    # --- records ---------------------------------------------------------------------------------------------------
+    # --- records
+    # ---------------------------------------------------------------------------------------------------
 
     def log_metrics(self, rows: Sequence[Row]) -> None:
         from mlflow.entities import Metric
 
         self._run()
-        self._note_names(name for row in rows for name in row[0])
+        self._tag_renamed_metrics(name for row in rows for name in row[0])
         key = self._metric_names.key
 
         def log(some: Sequence[Row]) -> None:
@@ -263,11 +265,11 @@ class MLflowSink(Sink):
             log(rows)
         except RetryLaterError:
             raise
-        except Exception:  # noqa: BLE001  # one row that is not taken must not keep the others out
+        except Exception:  # noqa: BLE001  # one rejected row must not block the others
             log_each(log, rows)
 
-    def _note_names(self, names: Iterable[str]) -> None:
-        """Writes down, as a tag, what a metric was called whose name MLflow does not take."""
+    def _tag_renamed_metrics(self, names: Iterable[str]) -> None:
+        """Stores the original name of each renamed metric as a tag."""
         for name in dict.fromkeys(names):
             if not self._metric_names.has(name) and (key := self._metric_names.key(name)) != name:
                 self._set_tag(tag_key(_NAME_TAG, key), name)
@@ -287,24 +289,24 @@ class MLflowSink(Sink):
         self._log_bytes("hparams.yaml", text.encode())
 
     def _log_params(self, params: Mapping[str, str]) -> None:
-        """Logs parameters that are new; of one that has changed, which MLflow does not take, the value becomes a tag."""
+        """Logs new parameters; MLflow rejects changes, so changed values become tags."""
         from mlflow.entities import Param
         from mlflow.utils import validation
 
-        longest = getattr(validation, "MAX_PARAM_VAL_LENGTH", _LONGEST_PARAM)
+        longest = getattr(validation, "MAX_PARAM_VAL_LENGTH", _MAX_PARAM)
         new = {key: cut(value, longest) for key, value in params.items() if key not in self._params}
         changed = {
             key: value
             for key, value in params.items()
             if key in self._params and self._params[key] != cut(value, len(self._params[key]))
         }
-        for start in range(0, len(new), _OTHERS_AT_ONCE):
-            some = list(new.items())[start : start + _OTHERS_AT_ONCE]
+        for start in range(0, len(new), _PARAMS_AT_ONCE):
+            some = list(new.items())[start : start + _PARAMS_AT_ONCE]
             try:
                 self._log_batch(params=[Param(key, value) for key, value in some])
             except RetryLaterError:
                 raise
-            except Exception:  # noqa: BLE001  # one that is not taken must not keep the others out
+            except Exception:  # noqa: BLE001  # one rejected parameter must not block the others
                 for key, value in some:
                     self._log_param(key, value)
             self._params.update(some)
@@ -314,24 +316,24 @@ class MLflowSink(Sink):
     def _log_param(self, key: str, value: str) -> None:
         from mlflow.entities import Param
 
-        for shorter in (value, cut(value, _LONGEST_OLD_PARAM)):
+        for shorter in (value, cut(value, _MAX_OLD_PARAM)):
             try:
                 self._log_batch(params=[Param(key, shorter)])
             except RetryLaterError:
                 raise
-            except Exception:  # noqa: BLE001, S112  # too long for an older server, or there with another value
+            except Exception:  # noqa: BLE001, S112  # too long for an older server, or has another value
                 continue
             return
         self._set_tag(tag_key(_CHANGED_TAG, key), value)
 
     def log_table(self, stamp: Stamp, columns: list[str], rows: list[list[Any]]) -> None:
-        # As MLflow's own log_table writes it, and load_table reads it.
+        # The format of MLflow's log_table and load_table.
         document = clean_texts(
             {"columns": columns, "data": [[plain(cell_of(cell)) for cell in row] for row in rows]}
         )
         path = self._log_medium("tables", stamp, ".json", json_bytes(document))
         entry = {"path": path, "type": "table"}
-        if len(json.dumps([*self._tables, entry])) < _LONGEST_LIST_OF_TABLES:
+        if len(json.dumps([*self._tables, entry])) < _MAX_LIST_OF_TABLES:
             self._tables.append(entry)
             self._set_tag("mlflow.loggedArtifacts", json.dumps(self._tables))
 
@@ -369,7 +371,7 @@ class MLflowSink(Sink):
 
         picture = Image.open(io.BytesIO(image)) if isinstance(image, bytes) else Image.fromarray(image)
         run_id, key = self._run(), self._artifact_names.key(name)
-        asked(
+        call_service(
             lambda: self._client.log_image(
                 run_id, picture, key=key, step=stamp.step, timestamp=milliseconds(stamp.time)
             )
@@ -409,33 +411,35 @@ class MLflowSink(Sink):
         )
 
     def log_file(self, name: str, copy: Path) -> None:
-        """Makes an artifact of a file that was staged, and deletes the copy."""
+        """Logs a staged file as an artifact, and deletes the copy."""
         run_id, folder = self._run(), artifact_path(name).rpartition("/")[0]
-        asked(lambda: self._client.log_artifact(run_id, str(copy), folder or None))
+        call_service(lambda: self._client.log_artifact(run_id, str(copy), folder or None))
         shutil.rmtree(copy.parent, ignore_errors=True)
 
-    # --- requests --------------------------------------------------------------------------------------------------
+    # --- requests
+    # --------------------------------------------------------------------------------------------------
 
     def _log_batch(self, **entities: Any) -> None:
         run_id = self._run()
-        # Synchronous also where the environment asks for MLflow's own thread: this one is a lane already.
-        asked(lambda: self._client.log_batch(run_id, **entities, synchronous=True))
+        # Synchronous even if MLflow's own thread is enabled in the environment: this is a background thread
+        # already.
+        call_service(lambda: self._client.log_batch(run_id, **entities, synchronous=True))
 
     def _set_tag(self, key: str, value: str) -> None:
         run_id = self._run()
-        text = cut(without_surrogates(value), _LONGEST_TAG)
-        asked(lambda: self._client.set_tag(run_id, key, text, synchronous=True))
+        text = cut(without_surrogates(value), _MAX_TAG)
+        call_service(lambda: self._client.set_tag(run_id, key, text, synchronous=True))
 
     def _log_medium(
         self, folder: str, stamp: Stamp, suffix: str, data: "bytes | Callable[[Path], None]"
     ) -> str:
-        """Logs a file under its name, step and time; returns its path among the artifacts."""
+        """Logs a file under its name, step and time; returns its artifact path."""
         at = f"{stamp.step:08d}_{milliseconds(stamp.time)}_{next(self._sequence)}{suffix}"
         return self._log_bytes(f"{folder}/{self._artifact_names.key(stamp.name)}/{at}", data)
 
     def _log_bytes(self, path: str, data: bytes | Callable[[Path], None]) -> str:
         parent, _, name = path.rpartition("/")
-        with self._beginning:
+        with self._lock:
             folder = Path(tempfile.mkdtemp(dir=self._temporary_folder()))
         try:
             if isinstance(data, bytes):
@@ -443,7 +447,7 @@ class MLflowSink(Sink):
             else:
                 data(folder / name)
             run_id = self._run()
-            asked(lambda: self._client.log_artifact(run_id, str(folder / name), parent or None))
+            call_service(lambda: self._client.log_artifact(run_id, str(folder / name), parent or None))
         finally:
             shutil.rmtree(folder, ignore_errors=True)
         return path

@@ -1,4 +1,4 @@
-"""What MLflow takes: names, times, requests of a size; and which of its errors may pass."""
+"""Converts names and values to what MLflow accepts, splits requests, and classifies its errors."""
 
 import json
 import re
@@ -7,20 +7,20 @@ from typing import Any, TypeVar
 
 from destinations.background import RetryLaterError
 from destinations.trackers.names import short_hash, without_surrogates
-from destinations.trackers.tracker import Row, RowsRefused
+from destinations.trackers.tracker import Row, RowsRefusedError
 
 __all__ = [
     "artifact_key",
     "artifact_path",
-    "asked",
     "batches",
+    "call_service",
     "cell_of",
     "cut",
     "entity_key",
+    "is_transient",
     "json_bytes",
     "json_list",
     "log_each",
-    "may_pass",
     "merged",
     "milliseconds",
     "tag_key",
@@ -28,14 +28,14 @@ __all__ = [
 
 T = TypeVar("T")
 
-# The limits of one request: docs of MLflow's REST API, "Log Batch".
+# Limits of a request: MLflow REST API, "Log Batch".
 _METRICS_AT_ONCE = 1000
 _REQUEST_BYTES = 900_000
 _BYTES_OF_A_METRIC = 120
-_LONGEST_KEY = 250
-_LONGEST_ARTIFACT_KEY = 80
-_STATUSES_THAT_PASS = frozenset({429, 502, 503, 504})
-_WORDS_THAT_PASS = (
+_MAX_KEY = 250
+_MAX_ARTIFACT_KEY = 80
+_TRANSIENT_STATUSES = frozenset({429, 502, 503, 504})
+_TRANSIENT_MESSAGES = (
     "failed with exception",
     "database is locked",
     "too many 429",
@@ -45,26 +45,27 @@ _WORDS_THAT_PASS = (
 )
 
 
-# --- names ---------------------------------------------------------------------------------------------------------
+# --- names
+# ---------------------------------------------------------------------------------------------------------
 
 
 def entity_key(name: str) -> str:
-    """Returns the key of a metric, parameter or tag: its name, where MLflow takes that.
+    """Returns the key of a metric, parameter or tag: its name, if valid in MLflow.
 
-    Taken are letters, digits, "_", "-", ".", ":", " " and "/", which must not make a path that means another; 250 at most.
-    Anything else becomes "_".
+    Valid are at most 250 letters, digits, "_", "-", ".", ":", " " and "/", the latter not as in "a//b" or
+    "../a". Other characters become "_".
     """
     key = "/".join(_parts(re.sub(r"[^/\w.\- :]", "_", name)))
-    if len(key) > _LONGEST_KEY:
-        key = f"{key[: _LONGEST_KEY - 7]}-{short_hash(name)}"
+    if len(key) > _MAX_KEY:
+        key = f"{key[: _MAX_KEY - 7]}-{short_hash(name)}"
     return key or "unnamed"
 
 
 def artifact_key(name: str) -> str:
-    """Returns a name as a relative path of at most 80 letters and digits of ASCII, "_", "-", ".", " " and "/"."""
+    """Returns a name as a relative path of at most 80 ASCII letters, digits, "_", "-", ".", " " and "/"."""
     key = "/".join(_parts(re.sub(r"[^/A-Za-z0-9_.\- ]", "_", name)))
-    if len(key) > _LONGEST_ARTIFACT_KEY:
-        key = f"{key[: _LONGEST_ARTIFACT_KEY - 7]}-{short_hash(name)}"
+    if len(key) > _MAX_ARTIFACT_KEY:
+        key = f"{key[: _MAX_ARTIFACT_KEY - 7]}-{short_hash(name)}"
     return key if key.strip() else "unnamed"
 
 
@@ -75,30 +76,31 @@ def _parts(path: str) -> Iterator[str]:
 
 
 def artifact_path(name: str) -> str:
-    """Returns a file's name as a path among the artifacts that is safe: relative, without what servers refuse."""
+    """Returns the name of a file as a relative artifact path, without characters that servers reject."""
     return "/".join(_parts(re.sub(r"[\x00-\x1f\x7f\"':#%?*<>|\\]", "_", without_surrogates(name)))) or "file"
 
 
 def tag_key(prefix: str, key: str) -> str:
-    """Returns the key of a tag about a key."""
+    """Returns the key of a tag that describes another key."""
     return entity_key(prefix + key)
 
 
-# --- values --------------------------------------------------------------------------------------------------------
+# --- values
+# --------------------------------------------------------------------------------------------------------
 
 
 def milliseconds(seconds: float) -> int:
-    """Returns a time as MLflow has it."""
+    """Returns a time in milliseconds, as in MLflow."""
     return max(0, round(seconds * 1000))
 
 
 def cut(text: str, longest: int) -> str:
-    """Returns a text of no more than so many characters, with an ellipsis where something is missing."""
+    """Returns the text truncated to `longest` characters, with an ellipsis."""
     return text if len(text) <= longest else f"{text[: longest - 1]}…"
 
 
 def batches(metrics: list[Any]) -> Iterator[list[Any]]:
-    """Cuts metrics into what one request may hold, by number and by bytes."""
+    """Splits metrics into requests, by number and by bytes."""
     batch: list[Any] = []
     size = 0
     for metric in metrics:
@@ -126,17 +128,17 @@ def merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def cell_of(value: Any) -> Any:
-    """Returns a small array of a table as lists; anything else as it is."""
+    """Returns a small array as lists; other values unchanged."""
     if hasattr(value, "tolist") and getattr(value, "size", 0) <= _METRICS_AT_ONCE:
         return value.tolist()
     return value
 
 
 def log_each(log: Callable[[Sequence[Row]], None], rows: Sequence[Row]) -> None:
-    """Logs row by row; what MLflow has already, it does not take twice.
+    """Logs row by row; MLflow ignores duplicates.
 
     Raises:
-        RowsRefused: some were not taken.
+        RowsRefusedError: some were rejected.
     """
     failed: list[Exception] = []
     for row in rows:
@@ -147,16 +149,16 @@ def log_each(log: Callable[[Sequence[Row]], None], rows: Sequence[Row]) -> None:
         except Exception as error:  # noqa: BLE001  # counted below
             failed.append(error)
     if failed:
-        raise RowsRefused(len(failed)) from failed[-1]
+        raise RowsRefusedError(len(failed)) from failed[-1]
 
 
 def json_bytes(value: Any) -> bytes:
-    """Returns strict JSON."""
+    """Encodes a value as strict JSON."""
     return json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
 
 
 def json_list(text: str | None) -> list[dict[str, str]]:
-    """Reads a list; an empty one where there is none."""
+    """Parses a JSON list; returns an empty one if there is none."""
     try:
         found = json.loads(text or "[]")
     except ValueError:
@@ -164,36 +166,37 @@ def json_list(text: str | None) -> list[dict[str, str]]:
     return found if isinstance(found, list) else []
 
 
-# --- what may pass -------------------------------------------------------------------------------------------------
+# --- errors
+# --------------------------------------------------------------------------------------------------------
 
 
-def asked(request: Callable[[], T]) -> T:
-    """Returns what a request returns.
+def call_service(request: Callable[[], T]) -> T:
+    """Calls `request` and returns its result.
 
     Raises:
-        RetryLaterError: nobody answers, or who does is busy.
-        Exception: it was refused.
+        RetryLaterError: transient failure: the server is unreachable or busy.
+        Exception: permanent failure.
     """
     try:
         return request()
     except RetryLaterError:
         raise
     except Exception as error:
-        if may_pass(error):
+        if is_transient(error):
             raise RetryLaterError from error
         raise
 
 
-def may_pass(error: Exception) -> bool:
-    """Says whether the same request may succeed later."""
+def is_transient(error: Exception) -> bool:
+    """Returns whether a retry may succeed."""
     if isinstance(error, ConnectionError | TimeoutError):
         return True
     kinds = {kind.__name__ for kind in type(error).__mro__}
-    # Those of requests and urllib3, which need not be imported for it.
+    # Errors of requests and urllib3, matched by name to avoid importing them.
     if kinds & {"ConnectionError", "Timeout", "RetryError", "MaxRetryError"}:
         return True
     if "MlflowException" not in kinds:
         return False
     status = getattr(error, "get_http_status_code", int)()
     text = str(error)
-    return status in _STATUSES_THAT_PASS or any(words in text for words in _WORDS_THAT_PASS)
+    return status in _TRANSIENT_STATUSES or any(words in text for words in _TRANSIENT_MESSAGES)

@@ -1,4 +1,4 @@
-"""`TensorBoard`: the destination, and what its background thread does."""
+"""`TensorBoard`: a tracker that writes event files."""
 
 from .destination import TensorBoard
 

@@ -1,6 +1,6 @@
-"""`TensorBoard`: a run as event files, which `tensorboard --logdir` shows.
+"""`TensorBoard`: writes a run as event files for `tensorboard --logdir`.
 
-Its methods run in the training thread and hand over; a thread of its own encodes and writes.
+Its methods run in the training thread and queue records; a background thread encodes and writes.
 """
 
 import logging
@@ -30,42 +30,43 @@ class TensorBoard(Tracker):
     trainer = Trainer(model, train_dataloader, max_duration="5ep", loggers=[TensorBoard("runs/{run_name}")])
     ```
 
-    **What is written.** Metrics as scalars, one event per call, as float32, which is what TensorBoard's scalars are. Images as
-    PNG; under "name/mask" once more with each mask laid over, the labels in the description. Sounds as WAV, videos as GIF,
-    histograms, point clouds. Texts, tables, and traces as Markdown. Hyperparameters for the HPARAMS tab, as they are at the
-    first record; what is added later is a text. Steps and times are those of the call.
+    **Records.** Metrics become float32 scalars, one event per call. Images become PNG, and under "name/mask"
+    once more with each mask as an overlay, with the labels in the description. Audio becomes WAV, video GIF;
+    histograms and point clouds are supported. Texts, tables and traces become Markdown. Hyperparameters
+    appear in the HPARAMS tab as of the first record; later ones become a text. Steps and times are those of
+    the call.
 
-    **Names** are the tags. Where a name has been given to one kind of record, another kind adds its own: "loss/text".
+    **Names** are the tags. If a name is already used for another kind of record, the kind is appended:
+    "loss/text".
 
-    **Resume.** A folder that holds event files is continued in a new one. What training goes through again is marked as
-    replaced, and TensorBoard does not show it; what was logged before the checkpoint stays, also of its step. No file is
-    changed.
+    **Resume.** In a folder with event files, a new file is added, and no file is changed. Records that
+    training repeats are marked as replaced, and TensorBoard hides them; records from before the checkpoint
+    stay, also those of its step.
 
-    **Files** are named so that no two writers meet and the newest is read last; what another writer has open is not taken
-    for an earlier run. TensorBoard itself expects one writer of a folder at a time: it reads on in the newest file only.
+    **Files** have unique names, and the newest is read last; files that another writer has open are not
+    continued. TensorBoard itself expects one writer per folder: it follows only the newest file.
 
-    **Threading, bounds, failures, close, fork**: as every tracker; see `docs/trackers.md`. While the disk is full, records
-    wait.
+    Threading, bounds, failures, close and fork: see `Tracker`. While the disk is full, records wait.
 
     Args:
-        log_dir: the folder of the run; placeholders as in `events.format_run_name`. With `all_ranks` and no `{rank}` in it,
-            ranks other than 0 have a folder "rank1" and so on inside.
-        flush_seconds: how often what was logged is written to the file.
-        remote_folder: what the folder is called where the file is uploaded to by `logger.upload_file`, at the end of `fit`
-            and at `close`; None for no upload.
-        all_ranks: whether ranks other than 0 write too.
-        close_seconds: how long `close` may take for what is left.
-        max_waiting_values: how many values of metrics may wait.
-        max_waiting_bytes: how large media and all else may be that waits.
-        when_full: what to do with metrics for which there is no room: "drop_oldest", "drop_newest" or "wait".
-        wait_seconds: how long a call may wait for room.
-        clock: the time in seconds since the epoch; called in the thread that logs.
-        write_rate: how often metrics are taken; None for every time.
+        log_dir: folder of the run; placeholders as in `events.format_run_name`. With `all_ranks` and no
+            `{rank}`, other ranks use the subfolders "rank1" and so on.
+        flush_seconds: interval for writing to the file.
+        remote_folder: remote folder for uploads by `logger.upload_file`, at the end of `fit` and at `close`;
+            None for no upload.
+        all_ranks: log on all ranks, not only on rank 0.
+        close_seconds: max time of `close` for the remaining records.
+        max_waiting_values: max number of queued metric values.
+        max_waiting_bytes: max size of queued media and other records.
+        when_full: policy for metrics when the queue is full: "drop_oldest", "drop_newest" or "wait".
+        wait_seconds: max time that a call waits for space in the queue.
+        clock: returns the time in seconds since 1970; called in the logging thread.
+        write_rate: rate limit of metrics; None for no limit.
 
     Raises:
-        ImportError: the package `tensorboard` is missing.
-        NotADirectoryError: at `init`, there is a file where the folder should be.
-        PermissionError: at `init`, nobody may write there.
+        ImportError: the package `tensorboard` is not installed.
+        NotADirectoryError: at `init`, the path or a parent is a file.
+        PermissionError: at `init`, the folder is not writable.
         ValueError: an argument is out of its range.
     """
 
@@ -103,16 +104,16 @@ class TensorBoard(Tracker):
 
     @property
     def log_dir(self) -> Path | None:
-        """The folder, absolute, while a run is open and this rank writes; else None."""
+        """Absolute path of the folder while a run is open on this rank; else None."""
         return None if self._sink is None else self._sink.folder
 
     @property
     def path(self) -> Path | None:
-        """The event file, absolute, while a run is open and once the thread has made it; else None."""
+        """Absolute path of the event file, once the background thread has created it; else None."""
         return None if self._sink is None else self._sink.path
 
     def make_sink(self, state: State) -> Sink:
-        """Returns the writer of a file in the run's folder, which is looked at here: what is wrong with it is known at once."""
+        """Returns the sink; checks the folder first, so that errors are raised at once."""
         check_run_name(self._template, state)
         folder = Path(format_run_name(self._template, state)).absolute()
         if state.rank != 0 and "{rank" not in self._template:
@@ -125,11 +126,11 @@ class TensorBoard(Tracker):
         return None if self._feed is None else self._feed.sink  # type: ignore[return-value]
 
     def fit_end(self, state: State, logger: Any) -> None:
-        """Uploads the file as it is by then."""
+        """Uploads the current file."""
         self._upload(logger)
 
     def close(self, state: State, logger: Any) -> None:
-        """Writes how the run ended, and uploads the file."""
+        """Queues the end of the run, and uploads the file."""
         super().close(state, logger)
         self._upload(logger)
 
@@ -142,27 +143,27 @@ class TensorBoard(Tracker):
             if sink.path is not None:
                 logger.upload_file(f"{self._remote_folder}/{sink.path.name}", sink.path, overwrite=True)
 
-        # The copy that is taken there holds whole records.
-        if not feed.while_paused(upload, min(_UPLOAD_SECONDS, self._close_seconds)):
-            _log.warning("TensorBoard: %s was not uploaded, for it could not be written in time.", sink.path)
+        # Paused, so that the copy contains only whole records.
+        if not feed.run_while_paused(upload, min(_UPLOAD_SECONDS, self._close_seconds)):
+            _log.warning("TensorBoard: %s was not uploaded: it could not be flushed in time.", sink.path)
 
     def __repr__(self) -> str:
         return f"TensorBoard({self._template!r})"
 
 
 def _check_folder(folder: Path) -> None:
-    """Refuses a path that no folder can be at, without making one.
+    """Checks that a folder is writable or can be created, without creating it.
 
     Raises:
-        NotADirectoryError: there is a file in its place or above.
-        PermissionError: nothing can be made there.
+        NotADirectoryError: the path or a parent is a file.
+        PermissionError: not writable.
     """
     for parent in (folder, *folder.parents):
         if parent.is_dir():
             if not os.access(parent, os.W_OK | os.X_OK):
                 raise PermissionError(
-                    f"log_dir must be one that can be written to, got {str(folder)!r}: no right to write to {parent}."
+                    f"log_dir {str(folder)!r} is not writable: no permission to write to {parent}."
                 )
             return
         if os.path.lexists(parent):
-            raise NotADirectoryError(f"log_dir must be a folder, got {str(folder)!r}: {parent} is a file.")
+            raise NotADirectoryError(f"log_dir {str(folder)!r} is not a folder: {parent} is a file.")

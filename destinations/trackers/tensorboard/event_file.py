@@ -1,7 +1,7 @@
-"""TensorBoard's event files: one that grows, and what is in those that are there.
+"""Reads and writes TensorBoard's event files.
 
-A file is a row of records (length, checksum, bytes, checksum; `tensorboard.summary.writer.record_writer` writes them), each the
-bytes of an `Event`.
+A file is a sequence of records (length, checksum, bytes, checksum; see
+`tensorboard.summary.writer.record_writer`), each the bytes of an `Event`.
 """
 
 import contextlib
@@ -22,21 +22,21 @@ _NAME = re.compile(r"events\.out\.tfevents\.(\d{10})\.")
 _HEADER = struct.Struct("<QI")
 _LENGTH = struct.Struct("<Q")
 _CHECKSUM = struct.Struct("<I")
-# Of the masking of checksums in the format: https://www.tensorflow.org/tutorials/load_data/tfrecord
+# Checksums are masked: https://www.tensorflow.org/tutorials/load_data/tfrecord
 _MASK_DELTA = 0xA282EAD8
-_MOST_LENGTHS = 4096
+_MAX_LENGTHS = 4096
 
-# Files of one process differ by their number, also where they were made within one second.
+# Distinguishes files that one process creates within a second.
 _numbers = itertools.count()
 
 
 class GrowingFile:
-    """A file to which bytes are appended, for a `RecordWriter`; what the disk does not take waits in memory.
+    """Append-only file for a `RecordWriter`; bytes that cannot be written yet stay in memory.
 
-    Nothing is buffered by the interpreter: a forked child has nothing to write a second time.
+    Has no buffer of the interpreter, which a forked child would write a second time.
 
     Args:
-        descriptor: of the file; owned from now on.
+        descriptor: the file descriptor; owned from now on.
         write: `os.write`.
     """
 
@@ -46,19 +46,19 @@ class GrowingFile:
         self._waiting = bytearray()
 
     def write(self, data: bytes) -> None:
-        """Takes bytes; nothing is written."""
+        """Appends bytes to the memory buffer."""
         self._waiting += data
 
     @property
     def waiting_bytes(self) -> int:
-        """How many bytes are not in the file yet."""
+        """Number of bytes not written yet."""
         return len(self._waiting)
 
     def flush(self) -> None:
-        """Writes what waits; what could be written before an error does not wait any more.
+        """Writes the buffered bytes; after an error, those not written stay buffered.
 
         Raises:
-            OSError: the disk did not take it all.
+            OSError: not all bytes could be written.
         """
         while self._waiting:
             with memoryview(self._waiting) as view:
@@ -66,10 +66,10 @@ class GrowingFile:
             del self._waiting[:count]
 
     def close(self) -> None:
-        """Writes what waits, and closes the file in any case.
+        """Flushes, and closes the file in any case.
 
         Raises:
-            OSError: as `flush`.
+            OSError: as for `flush`.
         """
         try:
             self.flush()
@@ -78,24 +78,25 @@ class GrowingFile:
 
 
 def event_files(folder: Path) -> list[Path]:
-    """Returns the event files in a folder, in the order in which TensorBoard reads them."""
+    """Returns the event files in a folder, in TensorBoard's order of reading."""
     with contextlib.suppress(FileNotFoundError):
         return sorted(path for path in folder.iterdir() if _NAME.match(path.name))
     return []
 
 
 def new_event_file(folder: Path, seconds: float) -> tuple[Path, int]:
-    """Creates an event file whose name nobody has, and which is read after those that are there.
+    """Creates an event file with a unique name that sorts after all existing ones.
 
     Args:
-        folder: where; it is made where it is missing.
-        seconds: the time, since the epoch.
+        folder: the folder; created if missing.
+        seconds: the time in seconds since 1970.
 
     Returns:
-        Its path, and a descriptor to append to it.
+        Its path, and a file descriptor for appending.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    # TensorBoard reads by name: also with a clock that was put back, or two sessions in a second, the newest comes last.
+    # TensorBoard reads by name: the newest must come last, even after the clock was set back or within one
+    # second.
     before = [int(found[1]) for path in event_files(folder) if (found := _NAME.match(path.name))]
     second = max([int(seconds), *(number + 1 for number in before)])
     host = re.sub(r"[^\w.-]", "_", socket.gethostname())
@@ -111,9 +112,9 @@ def new_event_file(folder: Path, seconds: float) -> tuple[Path, int]:
 
 
 def record_writer(file: GrowingFile) -> Any:
-    """Returns TensorBoard's own writer of records; with `google_crc32c`, where it is installed, for the checksums.
+    """Returns TensorBoard's `RecordWriter`, with checksums by `google_crc32c` if installed.
 
-    TensorBoard computes them in Python, which takes ten times as long as all else.
+    TensorBoard computes checksums in Python, which takes ten times as long as everything else.
     """
     from tensorboard.summary.writer.record_writer import RecordWriter
 
@@ -127,7 +128,7 @@ def record_writer(file: GrowingFile) -> Any:
     headers: dict[int, bytes] = {}
 
     class QuickRecordWriter(RecordWriter):  # type: ignore[misc]  # Any to the checker
-        """The same bytes, sooner."""
+        """Writes the same bytes, faster."""
 
         def write(self, data: bytes) -> None:
             """Writes one record."""
@@ -136,7 +137,7 @@ def record_writer(file: GrowingFile) -> Any:
             if header is None:
                 length = _LENGTH.pack(size)
                 header = length + _CHECKSUM.pack(_masked(checksum(length)))
-                if len(headers) < _MOST_LENGTHS:
+                if len(headers) < _MAX_LENGTHS:
                     headers[size] = header
             file.write(header + data + _CHECKSUM.pack(_masked(checksum(data))))
 
@@ -148,7 +149,7 @@ def _masked(checksum: int) -> int:
 
 
 def records(path: Path) -> Iterator[bytes]:
-    """Yields the bytes of each whole record of a file; a torn tail is left out. Checksums are not looked at."""
+    """Yields the bytes of each record; skips a torn tail, and does not verify checksums."""
     with path.open("rb") as file:
         while len(header := file.read(_HEADER.size)) == _HEADER.size:
             length, _ = _HEADER.unpack(header)

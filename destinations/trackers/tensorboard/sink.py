@@ -1,4 +1,4 @@
-"""What `TensorBoard` does in the thread of its lane: records become events in one file.
+"""`TensorBoardSink`: writes records as events to one file, in the background thread.
 
 `tensorboard` is imported when the sink is opened, in that thread.
 """
@@ -11,27 +11,27 @@ from pathlib import Path
 from typing import Any
 
 from destinations.background import RetryLaterError
-from destinations.trackers.tracker import Row, RowsRefused, Sink, Stamp
+from destinations.trackers.tracker import Row, RowsRefusedError, Sink, Stamp
 from uploads.disk import is_locked
 
 from .event_file import GrowingFile, event_files, new_event_file, record_writer, records
 
 __all__ = ["TensorBoardSink"]
 
-_MOST_WAITING_BYTES = 8 << 20
-_MOST_TEMPLATES = 256
-_MOST_TEMPLATE_NAMES = 100_000
+_MAX_WAITING_BYTES = 8 << 20
+_MAX_TEMPLATES = 256
+_MAX_TEMPLATE_NAMES = 100_000
 _ADDED_LATER = "hyperparameters"
 
 
 class TensorBoardSink(Sink):
-    """The event file of one run.
+    """Writes the event file of one run.
 
-    A record that the disk does not take waits in memory, and behind it everything else in the queues of the lane.
+    While the disk is full, records wait in memory and in the queue.
 
     Args:
-        folder: where the file goes.
-        started_at: when the run began, in seconds since the epoch.
+        folder: folder of the file.
+        started_at: start of the run, in seconds since 1970.
         write: `os.write`.
     """
 
@@ -44,17 +44,19 @@ class TensorBoardSink(Sink):
         self._records: Any = None
         self._protos: Any = None
         self._summaries: Any = None
-        # An event for each set of names, to be filled in again and again; the oldest goes first.
+        # A reusable event for each set of names; the oldest is evicted first.
         self._templates: dict[tuple[str, ...], tuple[Any, list[Any]]] = {}
         self._template_names = 0
-        # TensorBoard takes what a tag is from its first value: another kind of record gets another tag.
+        # TensorBoard derives the kind of a tag from its first value, so each kind of record needs its own
+        # tag.
         self._kinds: dict[str, str] = {}
         self._hyperparameters: dict[str, Any] = {}
         self._is_start_written = False
         self._is_purge_due = False
         self.path: Path | None = None
 
-    # --- the file --------------------------------------------------------------------------------------------------
+    # --- the file
+    # --------------------------------------------------------------------------------------------------
 
     def open(self) -> None:
         """Creates the file."""
@@ -77,10 +79,10 @@ class TensorBoardSink(Sink):
         self.flush()
 
     def flush(self) -> None:
-        """Writes what waits.
+        """Writes buffered records.
 
         Raises:
-            RetryLaterError: the disk does not take it.
+            RetryLaterError: the disk is full.
         """
         if self._file is not None:
             try:
@@ -89,7 +91,7 @@ class TensorBoardSink(Sink):
                 raise RetryLaterError from error
 
     def close(self) -> None:
-        """Writes what waits, and closes the file."""
+        """Writes buffered records, and closes the file."""
         file, self._file = self._file, None
         if file is None:
             return
@@ -101,15 +103,15 @@ class TensorBoardSink(Sink):
             ) from error
 
     def _begin(self, step: int | None) -> None:
-        """Comes before each record; the step is None for what is none of the training's.
+        """Prepares for a record; the step is None for records that do not belong to a step.
 
         Raises:
-            RetryLaterError: too much waits for the disk.
-            RuntimeError: there is no file.
+            RetryLaterError: too many unwritten bytes.
+            RuntimeError: the file could not be opened.
         """
         if self._file is None:
-            raise RuntimeError("event file must be open, got one that could not be opened.")
-        if self._file.waiting_bytes > _MOST_WAITING_BYTES:
+            raise RuntimeError("the event file could not be opened.")
+        if self._file.waiting_bytes > _MAX_WAITING_BYTES:
             self.flush()
         if self._is_purge_due and step is not None:
             self._is_purge_due = False
@@ -127,7 +129,7 @@ class TensorBoardSink(Sink):
             self._add(wall_time=seconds, step=step, summary=summary_pb2.Summary(value=values))
 
     def _tag(self, name: str, kind: str) -> str:
-        """Returns the tag of a record: its name, unless another kind of record has it."""
+        """Returns the tag of a record: its name, with a suffix if another kind of record uses it."""
         name = self._summaries.clean(name)
         for count in itertools.count():
             tag = name if not count else f"{name}/{kind}" if count == 1 else f"{name}/{kind}{count}"
@@ -135,18 +137,20 @@ class TensorBoardSink(Sink):
                 return tag
         raise AssertionError
 
-    # --- going on --------------------------------------------------------------------------------------------------
+    # --- resume
+    # ----------------------------------------------------------------------------------------------------
 
     def resume(self, step: int, time: float | None) -> None:
-        """Takes out of sight what training goes through again.
+        """Hides the records that training will repeat.
 
-        Nothing is deleted: TensorBoard leaves out, at the mark that is written here, what has its step or a later one. What
-        of that belongs to the checkpoint is written again.
+        Nothing is deleted: the mark written here makes TensorBoard hide earlier events from its step on.
+            Those that belong
+        to the checkpoint are written again.
         """
         if not self._earlier:
             return
         if step == 0:
-            # Begun anew, or a loop that counts its steps itself: the first record says where.
+            # A new run, or a loop with its own step count: the first record has the step.
             self._is_purge_due = True
             return
         kept, abandoned = self._split(step, time)
@@ -164,7 +168,7 @@ class TensorBoardSink(Sink):
         self._add(wall_time=self._started_at, step=step, session_log=log)
 
     def _split(self, step: int, time: float | None) -> tuple[set[tuple[int, int]], list[int]]:
-        """Returns which events from a step on belong to the checkpoint, by file and place, and the steps of the others."""
+        """Returns the events of the checkpoint from a step on, as (file, index), and the steps of others."""
         event_pb2, _ = self._protos
         seen: list[tuple[int, float, tuple[int, int]]] = []
         for number, path in enumerate(self._earlier):
@@ -173,7 +177,7 @@ class TensorBoardSink(Sink):
                 if event.step < step:
                     continue
                 if event.HasField("session_log"):
-                    # What an earlier session took out of sight stays there.
+                    # Events hidden by an earlier session stay hidden.
                     seen = [one for one in seen if one[0] < event.step]
                 elif event.HasField("summary"):
                     seen.append((event.step, event.wall_time, (number, place)))
@@ -189,7 +193,8 @@ class TensorBoardSink(Sink):
             if (number, place) in keys
         ]
 
-    # --- metrics ---------------------------------------------------------------------------------------------------
+    # --- metrics
+    # ---------------------------------------------------------------------------------------------------
 
     def log_metrics(self, rows: Sequence[Row]) -> None:
         """Writes one event for each row."""
@@ -200,10 +205,10 @@ class TensorBoardSink(Sink):
                 try:
                     self._records.write(self._row(metrics, step, seconds))
                 except (ValueError, TypeError) as error:
-                    # The others of its chunk are written all the same.
+                    # The other rows of the chunk are still written.
                     refused.append(error)
         if refused:
-            raise RowsRefused(len(refused)) from refused[0]
+            raise RowsRefusedError(len(refused)) from refused[0]
 
     def _row(self, metrics: dict[str, float], step: int, seconds: float) -> bytes:
         names = tuple(metrics)
@@ -223,14 +228,14 @@ class TensorBoardSink(Sink):
         return data
 
     def _new_template(self, names: tuple[str, ...]) -> tuple[Any, list[Any]]:
-        """Returns an event with the tags of these names, and its values: only numbers are left to fill in."""
+        """Returns an event with the tags of these names, and its values, ready for the numbers."""
         event_pb2, _ = self._protos
         event = event_pb2.Event()
         for name in names:
             event.summary.value.add(tag=self._tag(name, "metric"))
         self._template_names += len(names)
         while self._templates and (
-            len(self._templates) >= _MOST_TEMPLATES or self._template_names > _MOST_TEMPLATE_NAMES
+            len(self._templates) >= _MAX_TEMPLATES or self._template_names > _MAX_TEMPLATE_NAMES
         ):
             oldest = next(iter(self._templates))
             self._template_names -= len(oldest)
@@ -238,10 +243,11 @@ class TensorBoardSink(Sink):
         template = self._templates[names] = (event, list(event.summary.value))
         return template
 
-    # --- everything else -------------------------------------------------------------------------------------------
+    # --- everything else
+    # -------------------------------------------------------------------------------------------
 
     def log_hyperparameters(self, hyperparameters: dict[str, Any], time: float) -> None:
-        """Keeps hyperparameters until the first record: TensorBoard reads those of a run once."""
+        """Keeps hyperparameters until the first record, because TensorBoard reads them only once per run."""
         self._hyperparameters = _merged(self._hyperparameters, hyperparameters)
         if self._is_start_written:
             self._begin(None)
@@ -256,7 +262,7 @@ class TensorBoardSink(Sink):
         self._add_values([value], 0, self._started_at)
 
     def finish(self, status: str, exception: str | None, time: float) -> None:
-        """Writes the end of the session, unless it is to go on: TensorBoard reads the first one for good."""
+        """Writes the end of the session, unless preempted: TensorBoard uses the first end it finds."""
         self._begin(None)
         if self._is_start_written and status != "preempted":
             self._add_values([self._summaries.session_end_value(status, time)], 0, time)
@@ -271,7 +277,7 @@ class TensorBoardSink(Sink):
         mask_class_labels: Mapping[int, str] | None,
         use_table: bool,
     ) -> None:
-        """Writes images as PNG, and once more with each mask laid over."""
+        """Writes images as PNG, and once more with each mask as an overlay."""
         self._write_values(
             stamp,
             "image",

@@ -1,6 +1,6 @@
-"""Records as TensorBoard's summaries: lists of `Summary.Value`, as its plugins read them.
+"""Converts records to lists of `Summary.Value`, as read by TensorBoard's plugins.
 
-Needs the package `tensorboard`; neither TensorFlow nor torch.
+Needs the package `tensorboard`, but neither TensorFlow nor torch.
 """
 
 import io
@@ -51,48 +51,48 @@ __all__ = [
     "video_value",
 ]
 
-# Browsers take shorter times for a tenth of a second.
-_LEAST_MILLISECONDS = 20
+# Browsers replace shorter durations by 100 ms.
+_MIN_MILLISECONDS = 20
 
 
 def gif_bytes(video: Any, fps: float | None) -> bytes:
-    """Returns a video as GIF.
+    """Encodes a video as GIF.
 
     Args:
-        video: frames `(T, C, H, W)` with 1, 3 or 4 channels, pixels scaled by the range of the whole video; or the bytes of a
-            file: GIF as it is, anything else decoded by PyAV.
+        video: frames `(T, C, H, W)` with 1, 3 or 4 channels, scaled by the value range of the whole video; or
+            the bytes of a file: GIF is returned unchanged, other formats are decoded by PyAV.
         fps: frames per second, for frames.
 
     Raises:
-        ImportError: the bytes are no GIF, and PyAV is missing.
-        RecordError: it is no video.
+        ImportError: PyAV is needed but not installed.
+        RecordError: invalid video.
     """
     if isinstance(video, bytes):
         if video.startswith(b"GIF8"):
             return video
         video, fps = _decoded(video)
     array = to_numpy(video)
-    if array.ndim != 4 or 0 in array.shape:  # noqa: PLR2004  # time, channels, rows, columns
+    if array.ndim != 4 or 0 in array.shape:  # noqa: PLR2004  # T, C, H, W
         raise RecordError(f"video must have shape (T, C, H, W), got {tuple(array.shape)}.")
     count, channels, height, width = array.shape
-    # All frames as one tall image: they are scaled alike.
+    # All frames as one tall image, so that they are scaled alike.
     tall = next(iter_images(np.moveaxis(array, 1, 0).reshape(channels, count * height, width))).array
     frames = [Image.fromarray(frame) for frame in tall.reshape(count, height, *tall.shape[1:])]
     frames = [frame.convert("RGB") if frame.mode == "RGBA" else frame for frame in frames]
     buffer = io.BytesIO()
-    duration = max(_LEAST_MILLISECONDS, round(1000 / (fps or 1.0)))
+    duration = max(_MIN_MILLISECONDS, round(1000 / (fps or 1.0)))
     frames[0].save(buffer, "GIF", save_all=True, append_images=frames[1:], duration=duration, loop=0)
     return buffer.getvalue()
 
 
 def _decoded(data: bytes) -> tuple[Any, float]:
-    """Returns the frames of an encoded video, and its rate."""
+    """Decodes a video; returns its frames and frame rate."""
     try:
         import av
     except ImportError as error:
         raise ImportError(
-            "video bytes must be GIF, or decoded by PyAV, got no package 'av'. "
-            'Install it: pip install "training-destinations[video]".',
+            "encoded video other than GIF needs the package 'av', which is not installed. "
+            'Run: pip install "training-destinations[video]".',
             name="av",
         ) from error
     try:
@@ -101,15 +101,13 @@ def _decoded(data: bytes) -> tuple[Any, float]:
             frames = [frame.to_ndarray(format="rgb24") for frame in container.decode(stream)]
             rate = float(stream.average_rate or 1)
     except (av.FFmpegError, IndexError) as error:
-        raise RecordError(
-            f"video must be a file that PyAV can read, got one that it cannot: {error}."
-        ) from error
+        raise RecordError(f"PyAV cannot read the video: {error}.") from error
     return np.moveaxis(np.stack(frames), -1, 1), rate
 
 
 Values = list[Any]
 
-MOST_TABLE_ROWS = 1000
+MAX_TABLE_ROWS = 1000
 _DATA_TYPES = {"f": types_pb2.DT_FLOAT, "u": types_pb2.DT_UINT8}
 
 
@@ -118,7 +116,8 @@ def clean(name: str) -> str:
     return name.encode("utf-8", "backslashreplace").decode()
 
 
-# --- images and video ----------------------------------------------------------------------------------------------
+# --- images and video
+# ----------------------------------------------------------------------------------------------
 
 
 def image_values(
@@ -129,7 +128,7 @@ def image_values(
     masks: Mapping[str, Any] | None,
     labels: Mapping[int, str] | None,
 ) -> Values:
-    """Returns the images under a tag, and under "tag/mask" for each mask the images with it laid over."""
+    """Returns the images under a tag, and under "tag/mask" the images with each mask as an overlay."""
     pixels = [one.array for one in iter_images(images, channels_last)]
     values = _images(tag, [(one.shape, png_bytes(one)) for one in pixels], "")
     for mask_name, mask in (masks or {}).items():
@@ -141,7 +140,7 @@ def image_values(
 
 
 def _legend(labels: Mapping[int, str] | None) -> str:
-    """Returns what the classes mean, and which colour each has, as Markdown."""
+    """Returns the classes with labels and colours as a Markdown table."""
     rows = [
         f"| {index} | {_cell(label)} | `{class_color(int(index))}` |"
         for index, label in (labels or {}).items()
@@ -150,7 +149,7 @@ def _legend(labels: Mapping[int, str] | None) -> str:
 
 
 def _images(tag: str, encoded: Sequence[tuple[tuple[int, ...], bytes]], description: str) -> Values:
-    """Returns one value: the older form for one image, which more readers know, a tensor for several, or with a description."""
+    """Returns one value: a plain image, widely supported, or a tensor for several or with a description."""
     if not encoded:
         return []
     (height, width), first = encoded[0][0][:2], encoded[0][1]
@@ -163,18 +162,19 @@ def _images(tag: str, encoded: Sequence[tuple[tuple[int, ...], bytes]], descript
 
 
 def video_value(tag: str, video: Any, fps: float | None) -> Values:
-    """Returns a video as an animated GIF, which is what TensorBoard shows."""
+    """Returns a video as an animated GIF, the only format of TensorBoard."""
     data = gif_bytes(video, fps)
     with Image.open(io.BytesIO(data)) as image:
         width, height = image.size
     return _images(tag, [((height, width), data)], "")
 
 
-# --- sound, numbers, points ----------------------------------------------------------------------------------------
+# --- sound, numbers, points
+# ----------------------------------------------------------------------------------------
 
 
 def audio_values(tag: str, audio: Any, sample_rate: int) -> Values:
-    """Returns a sound as WAV."""
+    """Returns audio as WAV."""
     data = audio if isinstance(audio, bytes) else wav_bytes(audio, sample_rate)
     shape: tuple[int, ...] = () if isinstance(audio, bytes) else audio.shape
     sound = summary_pb2.Summary.Audio(
@@ -188,9 +188,9 @@ def audio_values(tag: str, audio: Any, sample_rate: int) -> Values:
 
 
 def histogram_values(tag: str, values: Any, bins: int | Sequence[float]) -> Values:
-    """Returns a histogram; values that are not finite are left out, and a histogram of none is empty."""
+    """Returns a histogram of the finite values."""
     if not isinstance(values, BinnedValues) and values.dtype.kind not in "biuf":
-        raise RecordError(f"histogram {tag!r} must have numbers, got dtype {values.dtype}.")
+        raise RecordError(f"histogram {tag!r} must be numeric, got dtype {values.dtype}.")
     record = histogram_record(values, bins)
     finite = record["count"] - record["non_finite"]
     mean, std = record["mean"] or 0.0, record["std"] or 0.0
@@ -207,7 +207,7 @@ def histogram_values(tag: str, values: Any, bins: int | Sequence[float]) -> Valu
 
 
 def point_cloud_values(tag: str, points: Any, colors: Any) -> Values:
-    """Returns clouds of points for the mesh plugin; several clouds are one batch, where they come as one array."""
+    """Returns point clouds for the mesh plugin; several clouds become one batch."""
     clouds = list(iter_point_clouds(points, colors))
     if not clouds:
         return []
@@ -229,13 +229,14 @@ def point_cloud_values(tag: str, points: Any, colors: Any) -> Values:
     ]
 
 
-# --- text ----------------------------------------------------------------------------------------------------------
+# --- text
+# ----------------------------------------------------------------------------------------------------------
 
 
 def text_value(tag: str, text: str) -> Values:
     """Returns a text, which TensorBoard shows as Markdown."""
     metadata = text_metadata.create_summary_metadata(None, None)
-    # Without dimensions: a text in a list of one would be shown in a table of one cell.
+    # A scalar: a list of one text would be shown as a table with one cell.
     tensor = tensor_pb2.TensorProto(
         dtype=types_pb2.DT_STRING, tensor_shape=_shape(()), string_val=[clean(text).encode()]
     )
@@ -243,11 +244,11 @@ def text_value(tag: str, text: str) -> Values:
 
 
 def table_value(tag: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> Values:
-    """Returns a table as Markdown, of `MOST_TABLE_ROWS` rows at most; a last line says how many more there were."""
+    """Returns a table as Markdown with at most `MAX_TABLE_ROWS` rows; a last line counts the omitted ones."""
     lines = [[_cell(column) for column in columns], ["---"] * len(columns)]
-    lines += [[_cell(value) for value in row] for row in rows[:MOST_TABLE_ROWS]]
+    lines += [[_cell(value) for value in row] for row in rows[:MAX_TABLE_ROWS]]
     text = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-    left_out = len(rows) - MOST_TABLE_ROWS
+    left_out = len(rows) - MAX_TABLE_ROWS
     return text_value(tag, f"{text}\n\n({left_out:,} more rows)" if left_out > 0 else text)
 
 
@@ -258,19 +259,20 @@ def _cell(value: Any) -> str:
 
 
 def trace_value(tag: str, value: Any) -> Values:
-    """Returns a trace as a block of JSON; what JSON has no form for as its text."""
+    """Returns a trace as a block of JSON, with values that JSON lacks as text."""
     text = value if isinstance(value, str) else json.dumps(plain(value), indent=1, ensure_ascii=False)
     return text_value(tag, "".join(f"    {line}\n" for line in text.splitlines()))
 
 
-# --- hyperparameters -----------------------------------------------------------------------------------------------
+# --- hyperparameters
+# -----------------------------------------------------------------------------------------------
 
 
 def session_start_value(hyperparameters: Mapping[str, Any], seconds: float) -> Any:
     """Returns the start of a session for the hparams plugin, with nested names joined by ".".
 
-    There is no `Experiment` beside it: the plugin takes the first that it finds in any run for all of them, and would not
-    show what another run has besides. Without one, it finds hyperparameters and metrics of all runs by itself.
+    Without an `Experiment`: the plugin applies the first one it finds to all runs, and would hide other
+    columns. Without any, it collects the hyperparameters and metrics of all runs itself.
     """
     info = hparams_pb2.SessionStartInfo(start_time_secs=seconds)
     for name, value in _flat(hyperparameters):
@@ -315,7 +317,8 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
     return flat
 
 
-# --- tensors -------------------------------------------------------------------------------------------------------
+# --- tensors
+# -------------------------------------------------------------------------------------------------------
 
 
 def _strings(strings: Sequence[bytes]) -> Any:

@@ -1,4 +1,4 @@
-"""`WandB`: the destination, and what its background thread does."""
+"""`WandB`: a tracker for Weights & Biases."""
 
 from .destination import WandB
 

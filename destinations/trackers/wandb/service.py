@@ -1,4 +1,4 @@
-"""W&B's settings, and its service: one process beside ours, which belongs to all runs of W&B in it."""
+"""Settings of W&B, and its service: one child process shared by all W&B runs of this process."""
 
 import os
 import sys
@@ -10,16 +10,16 @@ from events import redact_arguments
 
 __all__ = ["end_service", "has_service", "kill_service", "require_login", "service_lock", "settings_for"]
 
-# One run at a time begins or ends: W&B's service is one for the process.
+# Serializes the start and end of runs, because they share W&B's service.
 service_lock = threading.Lock()
 
 
 def settings_for(wandb: Any, given: Mapping[str, Any], finish_seconds: float) -> Any:
-    """Returns settings that leave the process alone and tell no secrets; the user's come last."""
+    """Returns settings without side effects on the process and without secrets; `given` takes precedence."""
     known = set(getattr(wandb.Settings, "model_fields", None) or ())
     own: dict[str, Any] = {"console": "off", "silent": True, "save_code": False}
     if redact_arguments(sys.argv[1:]) != sys.argv[1:]:
-        # The command line is part of what W&B notes about a run.
+        # W&B records the command line as metadata.
         own["x_disable_meta"] = True
     if finish_seconds > 0:
         own["finish_timeout"] = finish_seconds
@@ -28,10 +28,10 @@ def settings_for(wandb: Any, given: Mapping[str, Any], finish_seconds: float) ->
 
 
 def require_login(wandb: Any, arguments: Mapping[str, Any]) -> None:
-    """Refuses to go online without credentials: W&B would ask for them on the terminal, in a thread.
+    """Checks for credentials in online mode: W&B would prompt for them on the terminal, in a thread.
 
     Raises:
-        RuntimeError: there are none.
+        RuntimeError: no credentials.
     """
     mode = arguments.get("mode")
     settings = arguments["settings"]
@@ -43,17 +43,17 @@ def require_login(wandb: Any, arguments: Mapping[str, Any]) -> None:
         host = wandb.setup().settings.base_url
         found = authenticate_session(host=host, source="WandB", prompt=False)
     except (ImportError, TypeError, AttributeError):
-        # Another version, which asks in its own way.
+        # Another version of W&B, with other internals.
         return
     if found is None:
         raise RuntimeError(
-            "WandB must have an API key for mode='online', got none. Set WANDB_API_KEY, run `wandb login`, or pass "
-            "mode='offline'."
+            "WandB needs an API key for mode='online'. Set WANDB_API_KEY, run `wandb login`, "
+            "or pass mode='offline'."
         )
 
 
 def _library() -> Any:
-    """Returns what W&B keeps for the process, or None where it has begun nothing; private, so looked for with care."""
+    """Returns W&B's private singleton of this process, or None."""
     module = sys.modules.get("wandb.sdk.wandb_setup")
     return getattr(module, "_singleton", None)
 
@@ -65,7 +65,7 @@ def has_service() -> bool:
 
 
 def end_service(hooks: tuple[Any, Any] | None) -> None:
-    """Ends the service, where no run is in it any more."""
+    """Ends the service if it has no runs left."""
     library = _library()
     if library is None or getattr(library, "_active_runs", None):
         return
@@ -76,10 +76,10 @@ def end_service(hooks: tuple[Any, Any] | None) -> None:
 
 
 def kill_service(hooks: tuple[Any, Any] | None) -> bool:
-    """Ends the process of a service that does not answer, and what W&B would wait for at the end of the interpreter.
+    """Kills the process of an unresponsive service, and removes W&B's hooks of the interpreter exit.
 
     Returns:
-        Whether it did: there is a service, and no other run in it.
+        Whether it was killed: there is a service, and it has no other run.
     """
     library = _library()
     connection = getattr(library, "_connection", None)
@@ -91,7 +91,7 @@ def kill_service(hooks: tuple[Any, Any] | None) -> bool:
         forget()
     process.kill()
     process.wait()
-    # The next run, and `wandb.init` of anybody else, start a new one.
+    # The next run, or call of `wandb.init`, starts a new service.
     setattr(sys.modules["wandb.sdk.wandb_setup"], "_singleton", None)  # noqa: B010  # private to W&B
     os.environ.pop("WANDB_SERVICE", None)
     _unhook(hooks)
@@ -99,7 +99,7 @@ def kill_service(hooks: tuple[Any, Any] | None) -> bool:
 
 
 def _unhook(hooks: tuple[Any, Any] | None) -> None:
-    """Puts back the two functions of `sys` that W&B replaced to know how the process ends, where they are still its own."""
+    """Restores `sys.exit` and `sys.excepthook` if they are still those of W&B."""
     for name, before in zip(("exit", "excepthook"), hooks or (), strict=False):
         owner = getattr(getattr(sys, name), "__self__", None)
         if type(owner).__module__.startswith("wandb."):

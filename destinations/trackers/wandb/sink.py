@@ -1,6 +1,7 @@
-"""What is done with W&B's own package, in the thread of a lane.
+"""`WandBSink`: logs records with the package `wandb`, in the background thread.
 
-What W&B or its service cannot hold is written out or shortened, see `_wandb_values.py`. A string that is no UTF-8 must never get there: one in the config or the summary makes every later call fail.
+`values.py` converts names and values to what W&B accepts. Strings must be valid UTF-8: an invalid one in the
+config or the summary makes every later call fail.
 """
 
 import html
@@ -18,13 +19,13 @@ import attrs
 
 from destinations.text.formatting import plain
 from destinations.trackers.names import Names, clean_texts, without_surrogates
-from destinations.trackers.tracker import Row, RowsRefused, Sink, Stamp, number
+from destinations.trackers.tracker import Row, RowsRefusedError, Sink, Stamp, number
 from events import RecordError
 
 from .service import end_service, has_service, kill_service, require_login, service_lock, settings_for
 from .values import artifact_name, cell_of, few_bins, mask_of, media_key, metric_key, path_in_artifact
 
-__all__ = ["WandBPlan", "WandBSink"]
+__all__ = ["WandBOptions", "WandBSink"]
 
 _log = logging.getLogger("destinations")
 
@@ -34,15 +35,15 @@ _VIDEO_SUFFIXES = {b"\x1aE\xdf\xa3": "webm", b"GIF8": "gif", b"OggS": "ogg"}
 
 
 @attrs.frozen
-class WandBPlan:
-    """What a run is made with.
+class WandBOptions:
+    """Parameters of a W&B run.
 
     Attributes:
-        arguments: for `wandb.init`.
-        more: for `wandb.init` too, over those; `settings` may be a dict.
-        resume: as `wandb.init` has it; None for "allow" where there is an id.
-        step_metric: the name of the metric that holds the step.
-        finish_seconds: how long the end may take for what is still on its way.
+        arguments: arguments of `wandb.init`.
+        more: further ones, which take precedence; `settings` may be a dict.
+        resume: as in `wandb.init`; None for "allow" if there is an id.
+        step_metric: name of the metric that contains the step.
+        finish_seconds: max time to finish the run.
     """
 
     arguments: Mapping[str, Any]
@@ -53,23 +54,24 @@ class WandBPlan:
 
 
 class WandBSink(Sink):
-    """One run of W&B.
+    """Logs to one W&B run.
 
-    The run is made with the first thing that is logged, or where training starts: until then, a checkpoint can say which
-    run is to go on.
+    The run is created with the first record, or at the start of training: until then, a checkpoint can select
+        the run to
+    continue.
 
     Args:
-        plan: what the run is made with.
-        run_id: its id; None for a new one.
+        options: parameters of the run.
+        run_id: its id; None for a generated one.
     """
 
-    def __init__(self, plan: WandBPlan, run_id: str | None) -> None:
-        self._plan = plan
-        # Guards the id until the run is made: a checkpoint is loaded in the training thread.
-        self._beginning = threading.Lock()
+    def __init__(self, options: WandBOptions, run_id: str | None) -> None:
+        self._options = options
+        # Guards the id until the run is created, and the folder, which the training thread uses too.
+        self._lock = threading.Lock()
         self.run_id = run_id
         self.run: Any = None
-        self._is_begun = False
+        self._is_created = False
         self._error: Exception | None = None
         self._folder: Path | None = None
         self._metric_names = Names(self._metric_key)
@@ -78,29 +80,30 @@ class WandBSink(Sink):
         self._is_service_ours = False
         self._hooks: tuple[Any, Any] | None = None
 
-    # --- in the training thread ------------------------------------------------------------------------------------
+    # --- in the training thread
+    # ------------------------------------------------------------------------------------
 
-    def go_on_with(self, run_id: str) -> None:
-        """Takes the id of the run that a checkpoint belongs to, where none was given and the run is not made yet."""
-        with self._beginning:
-            if not self._is_begun and self.run_id is None:
+    def continue_run(self, run_id: str) -> None:
+        """Selects the run of a checkpoint, unless an id was given or the run already created."""
+        with self._lock:
+            if not self._is_created and self.run_id is None:
                 self.run_id = run_id
 
     def stage(self, source: Path) -> Path:
-        """Returns a copy of a file, which lives until the sink is closed."""
-        with self._beginning:
+        """Copies a file to a temporary folder, deleted at close."""
+        with self._lock:
             folder = self._temporary_folder()
         with tempfile.NamedTemporaryFile(dir=folder, delete=False) as target, source.open("rb") as file:
             shutil.copyfileobj(file, target, 1 << 20)
         return Path(target.name)
 
     def abandon(self) -> bool:
-        """Ends W&B's service by force where the run did not end in time, is in it alone, and this run started it.
+        """Kills W&B's service if the run did not finish in time, started the service, and is alone in it.
 
-        What was logged is in the run's own file then, which `wandb sync` sends.
+        The logged data is in the file of the run, which `wandb sync` uploads.
 
         Returns:
-            Whether the service was ended: who waits for it hears so.
+            Whether the service was killed.
         """
         run = self.run
         if run is None and not self._is_service_ours:
@@ -108,51 +111,53 @@ class WandBSink(Sink):
         is_killed = self._is_service_ours and kill_service(self._hooks)
         if run is not None:
             _log.warning(
-                "WandB: run %s did not end within %g seconds. What was logged is in %s: send it with `wandb sync`.",
+                "WandB: run %s did not finish within %g seconds. Its data is in %s; "
+                "upload it with `wandb sync`.",
                 self.run_id,
-                self._plan.finish_seconds,
+                self._options.finish_seconds,
                 Path(str(run.settings.sync_dir)),
             )
         return is_killed
 
-    # --- the run ---------------------------------------------------------------------------------------------------
+    # --- the run
+    # ---------------------------------------------------------------------------------------------------
 
     def resume(self, step: int, time: float | None) -> None:
         self._run()
 
     def _run(self) -> Any:
-        """Returns the run; makes it at the first call.
+        """Returns the run; creates it at the first call.
 
         Raises:
-            Exception: it could not be made; the same at every call.
+            Exception: it could not be created; the same at every call.
         """
-        with self._beginning:
-            is_first, self._is_begun = not self._is_begun, True
+        with self._lock:
+            is_first, self._is_created = not self._is_created, True
         if is_first:
             try:
-                self._begin()
+                self._create()
             except Exception as error:
                 self._error = error
                 raise
         if self.run is None:
-            raise self._error or RuntimeError("run of W&B must be open, got one that has ended.")
+            raise self._error or RuntimeError("the W&B run is closed.")
         return self.run
 
-    def _begin(self) -> None:
+    def _create(self) -> None:
         import wandb
 
-        plan = self._plan
-        arguments: dict[str, Any] = {**plan.arguments, "id": self.run_id, **plan.more}
+        options = self._options
+        arguments: dict[str, Any] = {**options.arguments, "id": self.run_id, **options.more}
         if arguments["id"] is not None:
-            arguments.setdefault("resume", plan.resume or "allow")
-        elif plan.resume is not None:
-            arguments.setdefault("resume", plan.resume)
+            arguments.setdefault("resume", options.resume or "allow")
+        elif options.resume is not None:
+            arguments.setdefault("resume", options.resume)
         settings = arguments.pop("settings", None) or {}
         given = settings if isinstance(settings, Mapping) else settings.model_dump(exclude_unset=True)
-        arguments["settings"] = settings_for(wandb, given, plan.finish_seconds)
+        arguments["settings"] = settings_for(wandb, given, options.finish_seconds)
         arguments = {name: clean_texts(value) for name, value in arguments.items() if value is not None}
         if "dir" in arguments:
-            # Where there is none, W&B would take the folder of temporary files.
+            # W&B would replace a missing folder by that of temporary files.
             Path(arguments["dir"]).mkdir(parents=True, exist_ok=True)
         arguments.setdefault("reinit", "create_new")
         require_login(wandb, arguments)
@@ -161,8 +166,8 @@ class WandBSink(Sink):
             self._is_service_ours = not has_service()
             run = wandb.init(**arguments)
         self.run, self.run_id = run, run.id
-        run.define_metric(plan.step_metric)
-        run.define_metric("*", step_metric=plan.step_metric)
+        run.define_metric(options.step_metric)
+        run.define_metric("*", step_metric=options.step_metric)
 
     def finish(self, status: str, exception: str | None, time: float) -> None:
         run = self._run()
@@ -186,10 +191,11 @@ class WandBSink(Sink):
             if self._folder is not None:
                 shutil.rmtree(self._folder, ignore_errors=True)
 
-    # --- records ---------------------------------------------------------------------------------------------------
+    # --- records
+    # ---------------------------------------------------------------------------------------------------
 
     def log_metrics(self, rows: Sequence[Row]) -> None:
-        run, key, step_metric = self._run(), self._metric_names.key, self._plan.step_metric
+        run, key, step_metric = self._run(), self._metric_names.key, self._options.step_metric
         failed: list[Exception] = []
         for metrics, step, at in rows:
             row: dict[str, Any] = {
@@ -199,10 +205,10 @@ class WandBSink(Sink):
             row[step_metric], row["_timestamp"] = step, at
             try:
                 run.log(row)
-            except Exception as error:  # noqa: BLE001  # the others are taken all the same
+            except Exception as error:  # noqa: BLE001  # the other rows are still logged
                 failed.append(error)
         if failed:
-            raise RowsRefused(len(failed)) from failed[-1]
+            raise RowsRefusedError(len(failed)) from failed[-1]
 
     def log_hyperparameters(self, hyperparameters: dict[str, Any], time: float) -> None:
         self._run().config.update(clean_texts(plain(hyperparameters)), allow_val_change=True)
@@ -264,7 +270,7 @@ class WandBSink(Sink):
 
         if isinstance(video, bytes):
             if video[:4] == b"RIFF":
-                raise RecordError("video must be MP4, WebM, GIF or Ogg for W&B, got AVI. Convert it.")
+                raise RecordError("W&B does not support AVI video. Convert it to MP4, WebM, GIF or Ogg.")
             suffix = _VIDEO_SUFFIXES.get(video[:4], "mp4")
             path = self._write(f".{suffix}", video)
         else:
@@ -292,7 +298,7 @@ class WandBSink(Sink):
         for cloud, shades in iter_point_clouds(points, colors):
             parts = [cloud.astype(np.float64)] + ([] if shades is None else [shades[:, :3]])
             rows = np.concatenate(parts, axis=1)
-            # They are written as JSON, which has no NaN.
+            # W&B writes them as JSON, which has no NaN.
             found.append(wandb.Object3D(rows[np.isfinite(rows).all(axis=1)]))
         self._log(stamp, found)
 
@@ -309,13 +315,13 @@ class WandBSink(Sink):
         )
 
     def log_file(self, name: str, copy: Path) -> None:
-        """Makes a version of an artifact of a file that was staged, and deletes the copy."""
+        """Logs a staged file as a version of an artifact, and deletes the copy."""
         import wandb
 
         try:
             run = self._run()
             artifact = wandb.Artifact(artifact_name(f"{run.id}-{name}"), type="file")
-            # W&B takes a copy of its own, which its service deletes once it has been sent.
+            # W&B makes its own copy, which its service deletes after the upload.
             artifact.add_file(str(copy), name=path_in_artifact(name), skip_cache=True)
             run.log_artifact(artifact)
         finally:
@@ -324,13 +330,13 @@ class WandBSink(Sink):
     def _log(self, stamp: Stamp, value: Any) -> None:
         row = {
             self._media_names.key(stamp.name): value,
-            self._plan.step_metric: stamp.step,
+            self._options.step_metric: stamp.step,
             "_timestamp": stamp.time,
         }
         self._run().log(row)
 
     def _write(self, suffix: str, data: bytes) -> Path:
-        with self._beginning:
+        with self._lock:
             folder = self._temporary_folder()
         with tempfile.NamedTemporaryFile(dir=folder, suffix=suffix, delete=False) as file:
             file.write(data)
@@ -342,4 +348,4 @@ class WandBSink(Sink):
         return self._folder
 
     def _metric_key(self, name: str) -> str:
-        return metric_key(name, self._plan.step_metric)
+        return metric_key(name, self._options.step_metric)
