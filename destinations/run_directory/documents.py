@@ -42,6 +42,7 @@ __all__ = [
 ]
 
 _MAX_LIST_ITEMS = 100
+_SCHEMA_VERSION = 1
 
 
 def flat_hyperparameters(hyperparameters: Mapping[str, Any]) -> dict[str, Any]:
@@ -62,9 +63,6 @@ def flat_hyperparameters(hyperparameters: Mapping[str, Any]) -> dict[str, Any]:
 
     add("", dict(hyperparameters))
     return flat if hyperparameters else {}
-
-
-_SCHEMA_VERSION = 1
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -34,6 +34,15 @@ if TYPE_CHECKING:
 __all__ = ["AbandonedRows", "Drain", "RowBuffer"]
 
 _LINES_AT_ONCE = 1000
+# Chunks hold the interpreter lock for less than a millisecond with ten floats a row. Smaller ones would cost
+# more in total: each has an overhead of some hundred microseconds.
+CHUNK_ROWS = 256 if orjson else 64
+_READ_BYTES = 256 << 10
+_POSITION_BYTES = 1 << 20
+_REWRITE_BYTES_PER_SECOND = 4 << 20
+_REWRITE_SHARE_OF_NEW = 4
+_Names = tuple[str, ...]
+_Values = tuple[float, ...]
 
 
 class AbandonedRows:
@@ -88,10 +97,6 @@ class AbandonedRows:
         os.close(self._fd)
         with contextlib.suppress(OSError):
             self._temporary.unlink()
-
-
-_Names = tuple[str, ...]
-_Values = tuple[float, ...]
 
 
 class RowBuffer:
@@ -201,15 +206,6 @@ def _merged_blocks(values: list[Any]) -> list[Any]:
         else:
             parts.append([value])
     return [np.concatenate(part) if isinstance(part[0], np.ndarray) else part for part in parts]
-
-
-# Chunks hold the interpreter lock for less than a millisecond with ten floats a row. Smaller ones would cost
-# more in total: each has an overhead of some hundred microseconds.
-CHUNK_ROWS = 256 if orjson else 64
-_READ_BYTES = 256 << 10
-_POSITION_BYTES = 1 << 20
-_REWRITE_BYTES_PER_SECOND = 4 << 20
-_REWRITE_SHARE_OF_NEW = 4
 
 
 class Drain:

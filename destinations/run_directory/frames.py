@@ -11,9 +11,10 @@ l  int32 n, then abs(n) digits of 15 bits, 2 bytes each, least first; the sign i
 (  int32 n, then n values          u    int32 n, then n bytes of UTF-8
 ```
 
-Payloads are `(schema, step, epoch or None, time, (value, …))`, a row; `("keys", schema, JSON list of names)`,
-which comes before the first row of a schema in each segment; `("resume", step, time or None)`,
-`("boundary",)` and `("follows", segment, offset)`, see `Resume`, `Boundary` and `Follows`.
+Payloads are `(schema, step, epoch or None, time, (value, ...))`, a row;
+`("keys", schema, JSON list of names)`, which comes before the first row of a schema in each segment;
+`("resume", step, time or None)`, `("boundary",)` and `("follows", segment, offset)`; see `Resume`,
+`Boundary` and `Follows`.
 
 **Why marshal, and why decoded here.** `marshal.dumps` keeps the type of each value, which rows of integers
 and floats need, at 0.7 to 0.9 us for ten values; JSON took 6 to 14 us. `marshal.loads` must not read foreign

@@ -41,6 +41,15 @@ if TYPE_CHECKING:
 __all__ = ["JournalKind", "RankWriter", "loss_text", "overhead_stats", "percentile"]
 
 _WORDS = {"early": "records logged before init", "files": "files", "media": "media and texts", "rows": "rows"}
+_log = logging.getLogger("destinations")
+
+JournalKind = Literal["auto", "mapped", "appended"]
+
+_DOCUMENT_SECONDS = 5.0
+_TAIL_BYTES = 256
+_FLUSH_SECONDS = 10.0
+# Makes room for the final documents on a full disk.
+_RESERVE_BYTES = 64 << 10
 
 
 def loss_text(lost: Mapping[str, int]) -> str:
@@ -84,18 +93,6 @@ def overhead_stats(
         "media": media,
         **errors,
     }
-
-
-_log = logging.getLogger("destinations")
-
-JournalKind = Literal["auto", "mapped", "appended"]
-
-_DOCUMENT_SECONDS = 5.0
-_TAIL_BYTES = 256
-_FLUSH_SECONDS = 10.0
-# Makes room for the final documents on a full disk.
-_RESERVE_BYTES = 64 << 10
-_DRAIN_EARLY_SEGMENTS = 2
 
 
 class RankWriter:
