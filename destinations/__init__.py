@@ -1,7 +1,7 @@
 """Destinations: where the metrics, media and files of a training run go.
 
-`import destinations` only defines names: a destination is imported when it is first used, and torch, numpy, tqdm and boto3 where
-they are needed.
+`import destinations` only defines names: a destination is imported when it is first used, and torch, numpy,
+tqdm and boto3 where they are needed.
 """
 
 import importlib

@@ -1,4 +1,4 @@
-"""Brings the files of a run to a store, behind training's back: `UploadQueue` as a destination.
+"""Uploads the files of a run to a store in the background: `UploadQueue` as a destination.
 
 `upload_file` copies a file into the queue's spool in the training thread; everything else happens elsewhere.
 """
@@ -28,37 +28,43 @@ _SECONDS_BEFORE_A_BAR = 1.0
 
 
 class Artifacts(LoggerDestination):
-    """Takes every file that is given to `upload_file`, and gets it to a store.
+    """Uploads every file that is given to `upload_file` to a store.
 
     ```python
     Trainer(..., loggers=[Artifacts("s3://bucket/{run_name}")], save_folder="runs/{run_name}/checkpoints")
     ```
 
-    **What is promised.** When `upload_file` returns, the bytes are the spool's, and survive `kill -9` of this process; they
-    go out through retries, rotated credentials and hours of outage. What is not out when the run is closed is named, with
-    the command that finishes it. See docs/uploads.md for the queue, its spool, and the costs of `isolation`.
+    **What is promised.** When `upload_file` returns, the bytes are the spool's, and survive `kill -9` of this
+    process; they go out through retries, rotated credentials and hours of outage. What is not out when the
+    run is closed is named, with the command that finishes it. See docs/uploads.md for the queue, its spool,
+    and the costs of `isolation`.
 
-    **Pointers.** A file whose name ends in ".symlink" and that holds the name of another, as `CheckpointSaver` writes it, is
-    not visible before what it points to; `download_file` of its name without that ending brings what it points to.
+    **Pointers.** A file whose name ends in ".symlink" and that holds the name of another, as
+    `CheckpointSaver` writes it, is not visible before what it points to; `download_file` of its name without
+    that ending brings what it points to.
 
-    **Threading.** `upload_file` blocks for as long as the copy takes, never for the network. `fit_end` waits for the network
-    only with `wait="uploaded"`, and then up to `wait_seconds`.
+    **Threading.** `upload_file` blocks for as long as the copy takes, never for the network. `fit_end` waits
+    for the network only with `wait="uploaded"`, and then up to `wait_seconds`.
 
-    **Ranks.** Rank 0 opens its queue at `init`, another rank with its first file; each has a spool of its own. No rank waits
-    for another.
+    **Ranks.** Rank 0 opens its queue at `init`, another rank with its first file; each has a spool of its
+    own. No rank waits for another.
 
     Args:
-        store: a URI or path for `uploads.open_store`, in which `{run_name}` and `{rank}` are filled in, whatever characters the
-            name has; or a `Store`.
-        remote_file_name: what a file is called there, around the name it was given: "checkpoints/{remote_file_name}".
-        wait: what the end of `fit` means: that files are safe in the spool ("spooled"), or that they are in the store
-            ("uploaded").
+        store: a URI or path for `uploads.open_store`, in which `{run_name}` and `{rank}` are filled in,
+            whatever characters the name has; or a `Store`.
+        remote_file_name: what a file is called there, around the name it was given:
+            "checkpoints/{remote_file_name}".
+        wait: what the end of `fit` means: that files are safe in the spool ("spooled"), or that they are in
+            the store ("uploaded").
         wait_seconds: how long the end of `fit` may take for the latter.
         close_seconds: how long closing the run may take for uploads.
         progress_bar: whether to show what is left while the end waits.
-        log_interval: how often to log `uploads/files_waiting` and its kin as metrics, such as "100ba"; None for never.
-        write_rate: how often metrics are taken, as with every destination; files are taken at once, whatever it says.
-        queue_options: for `uploads.UploadQueue`: `spool`, `workers`, `isolation`, `durability`, `spool_bytes`, …
+        log_interval: how often to log `uploads/files_waiting` and its kin as metrics, such as "100ba"; None
+            for never.
+        write_rate: how often metrics are taken, as with every destination; files are taken at once, whatever
+            it says.
+        queue_options: for `uploads.UploadQueue`: `spool`, `workers`, `isolation`, `durability`,
+            `spool_bytes`, …
 
     Raises:
         ValueError: the store's URI is none, or `remote_file_name` does not hold the name.
@@ -82,10 +88,11 @@ class Artifacts(LoggerDestination):
             raise ValueError(f"wait must be 'spooled' or 'uploaded', got {wait!r}.")
         if "{remote_file_name}" not in remote_file_name:
             raise ValueError(
-                f"remote_file_name must hold {{remote_file_name}}, got {remote_file_name!r}: files would replace each other."
+                f"remote_file_name must contain {{remote_file_name}}, got {remote_file_name!r}: "
+                "files would replace each other."
             )
         if isinstance(store, str | Path):
-            # A mistake in the URI is found here, and not when the first checkpoint is due.
+            # Reports a mistake in the URI here, not with the first checkpoint.
             open_store(store, **(queue_options.get("store_options") or {}))
         self._store = store
         self._remote_file_name = remote_file_name
@@ -145,7 +152,7 @@ class Artifacts(LoggerDestination):
         except UploadError as error:
             if isinstance(error, FileNotFoundError | FileExistsError):
                 raise
-            raise OSError(f"file {remote_file_name!r} could not be downloaded: {error}") from error
+            raise OSError(f"could not download {remote_file_name!r}: {error}") from error
 
     def fit_start(self, state: State, logger: Logger) -> None:
         if self._interval is not None:
@@ -170,7 +177,7 @@ class Artifacts(LoggerDestination):
         try:
             if queue is not None:
                 self._wait_for_uploads(queue, self._close_seconds)
-                # What waits beyond its time stays in the spool, and the queue says how to finish it.
+                # Pending files stay in the spool, and the queue logs how to finish them.
                 queue.close(timeout_seconds=0.0)
         finally:
             self._forget()
@@ -189,9 +196,7 @@ class Artifacts(LoggerDestination):
     def _open(self) -> UploadQueue:
         if self._queue is None:
             if self._state is None:
-                raise RuntimeError(
-                    "Artifacts must be used between init and post_close, got a call before or after."
-                )
+                raise RuntimeError("Artifacts is not open: it was called before init or after post_close")
             store = self._store
             if isinstance(store, str | Path):
                 store = _fill_in(str(store), self._state)
@@ -211,7 +216,7 @@ class Artifacts(LoggerDestination):
         return target if isinstance(target, UploadHandle) else None
 
     def _wait_for_uploads(self, queue: UploadQueue, seconds: float) -> None:
-        """Waits until everything is out, or the time is up; shows what is left where that takes longer than a moment."""
+        """Waits until all files are uploaded, or the time is up; after a second shows what is left."""
         if queue.drain(min(seconds, _SECONDS_BEFORE_A_BAR)).is_empty or not queue.unsettled():
             return
         from tqdm import tqdm
@@ -228,7 +233,8 @@ class Artifacts(LoggerDestination):
 def _fill_in(store: str, state: State) -> str:
     """Returns the URI or path with the names of the run in it.
 
-    The URI means what it meant before: a `#`, `?` or `%` of a name is one of the prefix, and begins no options.
+    The URI means what it meant before: a `#`, `?` or `%` of a name is one of the prefix, and begins no
+        options.
 
     Raises:
         ValueError: a name would leave the folder or prefix it is filled into.

@@ -15,7 +15,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def _default(method: F) -> F:
-    """Marks what a subclass may leave as it is, so that a logger can tell who takes what."""
+    """Marks a method that does nothing, so that a logger can tell which kinds a destination takes."""
     method.__dict__["is_default"] = True
     return method
 
@@ -23,32 +23,35 @@ def _default(method: F) -> F:
 class LoggerDestination(Callback):
     """A callback that takes records and files.
 
-    Subclass it and override what your destination can use; the rest is ignored. Method and argument names are those of
-    Composer's class of this name, so that a destination written for it works here with its import changed.
+    Subclass it and override what your destination can use; the rest is ignored. Method and argument names are
+    those of Composer's class of this name, so that a destination written for it works here with its import
+    changed.
 
-    **Threading.** Every method is called in the training thread, one call at a time. Whatever takes longer than a few
-    microseconds belongs into a thread or process of the destination's own, behind a queue with a bound.
+    **Threading.** Every method is called in the training thread, one call at a time. Whatever takes longer
+    than a few microseconds belongs into a thread or process of the destination's own, behind a queue with a
+    bound.
 
-    **Values.** Metrics are Python's own `float`, `int` and `bool`. Tensors are detached and in host memory. Every step
-    is given. Hyperparameters hold no secrets.
+    **Values.** Metrics are Python's own `float`, `int` and `bool`. Tensors are detached and in host memory.
+    Every step is given. Hyperparameters hold no secrets.
 
-    **Ownership.** What is given belongs to the caller, who may change it when the call returns: copy what you keep, do
-    not change what you get. A file may be gone when `upload_file` returns.
+    **Ownership.** What is given belongs to the caller, who may change it when the call returns: copy what you
+    keep, do not change what you get. A file may be gone when `upload_file` returns.
 
-    **Errors.** What a method raises is counted and reported, and does not stop training; after ten failures in a row the
-    destination is left alone for a while. `events.RecordError` is for the caller: raise it for an argument that cannot
-    be taken. From `init`, it keeps the run from beginning. Where `init` raises anything else, the destination is not open:
-    nothing but `close` and `post_close` follows.
+    **Errors.** What a method raises is counted and reported, and does not stop training; after ten failures
+    in a row the destination is left alone for a while. `events.RecordError` is for the caller: raise it for
+    an argument that cannot be taken. From `init`, it keeps the run from beginning. Where `init` raises
+    anything else, the destination is not open: nothing but `close` and `post_close` follows.
 
-    **After close.** `close` comes once, `post_close` after it, also where `close` raised; records may come until then, also from the `close` of
-    other callbacks. Nothing comes after. Then the object may serve another run, beginning with `init`.
+    **After close.** `close` comes once, `post_close` after it, also where `close` raised; records may come
+    until then, also from the `close` of other callbacks. Nothing comes after. Then the object may serve
+    another run, beginning with `init`.
 
-    **Ranks.** There is one object on each rank, and each hears its own rank only. `state.rank` says which it is. Never
-    wait for another rank: that rank may be gone.
+    **Ranks.** There is one object on each rank, and each hears its own rank only. `state.rank` says which it
+    is. Never wait for another rank: that rank may be gone.
 
-    **Rates.** `write_rate` says how often metrics are written; the logger holds back what comes in between. It is an
-    attribute, so that a subclass need not know of it: set it before a logger gets the destination, on the object or on the
-    class. `should_write` decides, and may be overridden.
+    **Rates.** `write_rate` says how often metrics are written; the logger holds back what comes in between.
+    It is an attribute, so that a subclass need not know of it: set it before a logger gets the destination,
+    on the object or on the class. `should_write` decides, and may be overridden.
 
     Args:
         write_rate: how often it is written to; None for every time.
@@ -67,7 +70,7 @@ class LoggerDestination(Callback):
 
     @_default
     def should_write(self, state: State) -> bool:
-        """Says whether metrics are to be written now, or wait; asked with the first record of a step, changes nothing.
+        """Returns whether metrics are written now, or wait; called at the first record of a step.
 
         Args:
             state: the run; its phase and timestamp are those of the record.
@@ -118,8 +121,8 @@ class LoggerDestination(Callback):
         """Takes images.
 
         Args:
-            images: an array or tensor `(H, W)`, `(C, H, W)` or `(N, C, H, W)`, uint8 or float in [0, 1], or a list of
-                such, of PIL images, or of paths.
+            images: an array or tensor `(H, W)`, `(C, H, W)` or `(N, C, H, W)`, uint8 or float in [0, 1], or a
+                list of such, of PIL images, or of paths.
             name: the name of the images.
             channels_last: shapes are `(H, W, C)` and `(N, H, W, C)`.
             step: the step that they belong to.
@@ -143,7 +146,8 @@ class LoggerDestination(Callback):
         """Takes a sound.
 
         Args:
-            audio: `(samples,)` or `(channels, samples)`, float in [-1, 1] or int16; or the path or bytes of a WAV file.
+            audio: `(samples,)` or `(channels, samples)`, float in [-1, 1] or int16; or the path or bytes of a
+                WAV file.
             sample_rate: samples per second.
             name: its name.
             step: the step that it belongs to.
@@ -170,11 +174,11 @@ class LoggerDestination(Callback):
         step: int | None = None,
         bins: "int | Sequence[float]" = 64,
     ) -> None:
-        """Takes values of which the distribution is wanted.
+        """Takes values for a histogram.
 
         Args:
-            values: numbers in any shape; or `BinnedValues`, whose counts and edges are the histogram, and which may be
-                treated as an array.
+            values: numbers in any shape; or `BinnedValues`, whose counts and edges are the histogram, and
+                which may be treated as an array.
             name: the name of the histogram.
             step: the step that it belongs to.
             bins: a number of bins of equal width, or rising edges.
@@ -216,7 +220,7 @@ class LoggerDestination(Callback):
     def download_file(
         self, remote_file_name: str, destination: str, overwrite: bool = False, progress_bar: bool = True
     ) -> None:
-        """Brings a file back.
+        """Downloads a file.
 
         Args:
             remote_file_name: what `upload_file` was told.
@@ -232,12 +236,12 @@ class LoggerDestination(Callback):
         raise NotImplementedError(f"{type(self).__name__} keeps no files to download.")
 
     def can_upload_files(self) -> bool:
-        """Says whether `upload_file` does anything; asked already before `init`, and the answer must not change."""
+        """Returns whether `upload_file` does anything; called before `init` too; never changes."""
         return False
 
     @_default
     def flush(self) -> None:
-        """Hands on what is held back, without waiting for anything remote."""
+        """Passes on buffered records, without waiting for anything remote."""
 
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""`Functions`: functions of yours as a destination, without a class."""
+"""Destination made of functions, without a class."""
 
 import difflib
 from collections.abc import Callable
@@ -16,20 +16,22 @@ _TAKEN = tuple(
 
 
 class Functions(LoggerDestination):
-    """Hands each kind of record to a function.
+    """Passes each kind of record to a function.
 
     ```python
     losses = []
     Trainer(..., loggers=[Functions(log_metrics=lambda metrics, step: losses.append(metrics["loss"]))])
     ```
 
-    A function has the name and the arguments of a method of `LoggerDestination`, whose rules hold: it is called in the
-    training thread, must not take long, and must not change what it gets. What it raises does not stop training. Kinds for
-    which there is no function are ignored.
+    A function has the name and the arguments of a method of `LoggerDestination`, whose rules hold: it is
+        called in the
+    training thread, must not take long, and must not change what it gets. What it raises does not stop
+    training. Kinds for which there is no function are ignored.
 
     Args:
         write_rate: how often metrics are handed on; None for every time.
-        functions: by the name of the method that they stand for, such as `log_metrics`, `log_text` or `flush`.
+        functions: by the name of the method that they stand for, such as `log_metrics`, `log_text` or
+            `flush`.
 
     Raises:
         TypeError: there is no such method, or something is no function.
@@ -41,7 +43,7 @@ class Functions(LoggerDestination):
             if name not in _TAKEN:
                 near = difflib.get_close_matches(name, _TAKEN, n=1)
                 raise TypeError(
-                    f"function must stand for a method of LoggerDestination, got {name!r}. "
+                    f"unknown method {name!r} of LoggerDestination. "
                     f"Write {near[0] if near else 'log_metrics'}=…; there are {', '.join(_TAKEN)}."
                 )
             if not callable(function):

@@ -1,5 +1,6 @@
-"""Keeps everything that is logged in memory: for notebooks, tests, and searches over hyperparameters."""
+"""Destination that keeps all records in memory: for notebooks, tests, and hyperparameter searches."""
 
+import difflib
 from collections import deque
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -12,7 +13,7 @@ from .base import LoggerDestination
 from .copies import own_copy
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     import numpy as np
     import pandas as pd
@@ -21,14 +22,15 @@ __all__ = ["InMemory", "Record", "Table"]
 
 
 class Record(NamedTuple):
-    """One call of a `log_*` method. A named tuple, because one is made for each call: it takes a third of the time.
+    """One call of a `log_*` method. A named tuple, which is created in a third of the time of a class.
 
     Attributes:
         kind: the method without its "log_": "metrics", "table", "images", …
         name: the name given; "" for metrics, hyperparameters and traces, which name their parts.
         step: the step given, or the batch of the timestamp.
-        timestamp: where the run stood.
-        value: metrics, hyperparameters and traces as dicts, a `Table`, a text; media as a dict of the arguments.
+        timestamp: of the run.
+        value: metrics, hyperparameters and traces as dicts, a `Table`, a text; media as a dict of the
+            arguments.
     """
 
     kind: str
@@ -59,12 +61,12 @@ class InMemory(LoggerDestination):
     plt.plot(series["batch"], series["loss/train"])
     ```
 
-    Records may come before `init`; they have a timestamp of zero. A second run adds to what the first one left; `clear`
-    forgets. Each rank has its own.
+    Records may come before `init`; they have a timestamp of zero. A second run adds to what the first one
+    left; `clear` forgets. Each rank has its own.
 
     Args:
-        max_records: how many records are kept; the oldest go first, and `dropped_records` counts them. The latest value
-            of each metric, and hyperparameters, stay in any case.
+        max_records: how many records are kept; the oldest go first, and `dropped_records` counts them. The
+            latest value of each metric, and hyperparameters, stay in any case.
         write_rate: how often metrics are taken; None for every time.
     """
 
@@ -78,7 +80,7 @@ class InMemory(LoggerDestination):
         self.clear()
 
     def clear(self) -> None:
-        """Forgets all records."""
+        """Removes all records."""
         self._records: deque[Record] = deque(maxlen=self._max_records)
         self._latest: dict[str, Record] = {}
         self._hyperparameters: dict[str, Any] = {}
@@ -88,7 +90,7 @@ class InMemory(LoggerDestination):
         self._state = state
 
     def close(self, state: State, logger: Logger) -> None:
-        # What is kept must not keep the model.
+        # Does not keep the model alive.
         self._state = None
 
     def log_metrics(self, metrics: "Mapping[str, float]", step: int | None = None) -> None:
@@ -167,7 +169,7 @@ class InMemory(LoggerDestination):
 
     @property
     def dropped_records(self) -> int:
-        """How many records had to go for newer ones."""
+        """The number of records that were dropped for newer ones."""
         return self._accepted - len(self._records)
 
     @property
@@ -186,7 +188,7 @@ class InMemory(LoggerDestination):
 
     @property
     def most_recent_timestamps(self) -> dict[str, Timestamp]:
-        """Where the run stood when each metric was last logged."""
+        """The timestamp of the last record of each metric."""
         return {name: record.timestamp for name, record in self._latest.items()}
 
     @property
@@ -209,9 +211,10 @@ class InMemory(LoggerDestination):
             name: the metric.
 
         Returns:
-            Arrays of equal length: the metric under its name, `step`, and each field of `Timestamp` under its own
-            (`batch`, `epoch`, `sample_in_epoch`, …; `total_wct` and its kin in seconds). A metric that is called like
-            one of these is under its name, in the place of that field.
+            Arrays of equal length: the metric under its name, `step`, and each field of `Timestamp` under its
+                own
+            (`batch`, `epoch`, `sample_in_epoch`, …; `total_wct` and its kin in seconds). A metric that is
+            called like one of these is under its name, in the place of that field.
 
         Raises:
             ValueError: the metric was never logged, or its values were dropped.
@@ -221,7 +224,7 @@ class InMemory(LoggerDestination):
         records = [record for record in self._of_kind("metrics") if name in record.value]
         if not records:
             known = ", ".join(map(repr, sorted(self._latest))) or "none"
-            raise ValueError(f"metric must be one that was logged, got {name!r}. Logged and kept: {known}.")
+            raise ValueError(f"unknown metric {name!r}{_near_miss(name, self._latest)} Kept: {known}.")
         series = {
             field.name: np.asarray([_number(getattr(record.timestamp, field.name)) for record in records])
             for field in attrs.fields(Timestamp)
@@ -247,7 +250,7 @@ class InMemory(LoggerDestination):
                 f"{key!r} at {[table.step for table in all_]}" for key, all_ in self.tables.items()
             )
             at = "" if step is None else f" at step {step}"
-            raise ValueError(f"table must be one that was logged, got {name!r}{at}. Kept: {kept or 'none'}.")
+            raise ValueError(f"unknown table {name!r}{at}. Kept: {kept or 'none'}.")
         try:
             import pandas as pd
         except ImportError as error:
@@ -259,7 +262,7 @@ class InMemory(LoggerDestination):
         return pd.DataFrame(tables[-1].rows, columns=tables[-1].columns)
 
     def _of_kind(self, kind: str) -> list[Record]:
-        # The copy is one step for other threads: a reader may look on while training logs.
+        # The copy is atomic: a thread may read while training logs.
         return [record for record in self.records if record.kind == kind]
 
     def _timestamp(self) -> Timestamp:
@@ -271,6 +274,11 @@ class InMemory(LoggerDestination):
         self._records.append(
             Record(kind, name, int(timestamp.batch) if step is None else step, timestamp, value)
         )
+
+
+def _near_miss(name: str, known: "Iterable[str]") -> str:
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"; did you mean {near[0]!r}?" if near else "."
 
 
 def _number(value: Time | timedelta) -> int | float:

@@ -1,7 +1,8 @@
-"""Destinations by name: ours, those of installed packages, and those registered by a call; for configuration files.
+"""Destinations by name, for configuration files: ours, those of installed packages, and registered ones.
 
-A package adds a destination by an entry point in the group `training_destinations.destinations`, whose name is the destination's and whose
-value is a class or another factory. Nothing is imported before it is asked for.
+A package adds a destination by an entry point in the group `training_destinations.destinations`, whose name
+is the destination's and whose value is a class or another factory. Nothing is imported before it is asked
+for.
 """
 
 from __future__ import annotations
@@ -62,7 +63,8 @@ def create_destination(name: str, **arguments: Any) -> LoggerDestination:
     """Returns a new destination.
 
     Args:
-        name: Of one of our classes ("Console"), of an entry point of an installed package, or as it was registered.
+        name: Of one of our classes ("Console"), of an entry point of an installed package, or as it was
+            registered.
         arguments: For its constructor.
 
     Raises:

@@ -1,4 +1,4 @@
-"""A file back from a store: whole, verified, in one step; a broken connection goes on where it broke."""
+"""Downloads a file from a store: verified, named atomically, resumed after a broken connection."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ __all__ = ["POINTER_SUFFIX", "download_file"]
 
 POINTER_SUFFIX = ".symlink"
 
-_LONGEST_CHAIN = 10
+_MAX_POINTERS = 10
 _TRIES_WITHOUT_PROGRESS = 8
-_LONGEST_POINTER_BYTES = 4096
+_MAX_POINTER_BYTES = 4096
 
 
 def download_file(
@@ -39,9 +39,10 @@ def download_file(
     policy: RetryPolicy | None = None,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Path:
-    """Downloads an object to a file and returns the file's path. Blocks until it is there.
+    """Downloads an object to a file and returns the file's path. Blocks until it is complete.
 
-    Where there is no such object but `name.symlink` (a text file with another name, as Composer writes it), that one is followed.
+    Where there is no such object but `name.symlink` (a text file with another name, as Composer writes it),
+    that one is followed.
 
     Args:
         name: In the store; without a store the URI that `UploadHandle.uri` says.
@@ -61,7 +62,7 @@ def download_file(
     """
     destination = Path(destination)
     if destination.exists() and not overwrite:
-        raise FileExistsError(f"{destination} must not exist, got a file. Use overwrite=True to replace it.")
+        raise FileExistsError(f"{destination} exists. Use overwrite=True to replace it.")
     if store is None:
         store, name = open_object(name)
     found = _resolve(store, name)
@@ -79,7 +80,7 @@ def download_file(
 
 def _resolve(store: Store, name: str) -> RemoteObject:
     seen: list[str] = []
-    while len(seen) < _LONGEST_CHAIN:
+    while len(seen) < _MAX_POINTERS:
         if name in seen:
             break
         seen.append(name)
@@ -101,15 +102,17 @@ def _target_of(store: Store, pointer: str) -> str:
     text = b""
     for chunk in store.get(pointer):
         text += chunk
-        if len(text) > _LONGEST_POINTER_BYTES:
+        if len(text) > _MAX_POINTER_BYTES:
             raise RemoteNotFoundError(
-                f"a pointer must hold one name, got more than {_LONGEST_POINTER_BYTES} bytes in {pointer!r}"
+                f"the pointer {pointer!r} is too long: {_MAX_POINTER_BYTES} bytes at most"
             )
     name = text.decode(errors="replace").strip()
     try:
-        return check_remote_name(name)  # Whoever may write to the store may write a pointer.
+        return check_remote_name(name)  # A pointer is untrusted input.
     except InvalidRemoteNameError as error:
-        raise RemoteNotFoundError(f"the pointer {pointer!r} must hold a name: {error}") from error
+        raise RemoteNotFoundError(
+            f"the pointer {pointer!r} does not contain a valid name: {error}"
+        ) from error
 
 
 def _fetch(
@@ -135,7 +138,7 @@ def _fetch(
                 sleep(policy.delay_seconds(failures, error.retry_after_seconds))
             else:
                 if stream.tell() >= found.size or stream.tell() == before:
-                    break  # All of it, or an end that does not move: _verify says which.
+                    break  # Complete, or no progress: _verify tells.
         stream.flush()
         os.fsync(stream.fileno())
 
@@ -143,20 +146,20 @@ def _fetch(
 def _verify(found: RemoteObject, partial: Path) -> None:
     size = partial.stat().st_size
     if size != found.size:
-        raise BytesCorruptError(f"{found.name!r} must have {found.size} bytes, got {size}")
+        raise BytesCorruptError(f"{found.name!r} has {size} bytes, expected {found.size}")
     if found.sha256 is None:
         return
     with partial.open("rb") as stream:
         sha256 = hashlib.file_digest(stream, "sha256").hexdigest()
     if sha256 != found.sha256:
-        raise BytesCorruptError(f"{found.name!r} must have SHA-256 {found.sha256}, got {sha256}")
+        raise BytesCorruptError(f"{found.name!r} has SHA-256 {sha256}, expected {found.sha256}")
 
 
 def _put_in_place(partial: Path, destination: Path, *, overwrite: bool) -> None:
     if overwrite:
         partial.replace(destination)
     else:
-        os.link(partial, destination)  # Unlike a rename, refuses when somebody made the file meanwhile.
+        os.link(partial, destination)  # Unlike a rename, fails if the file exists by now.
 
 
 @contextlib.contextmanager

@@ -30,13 +30,13 @@ _NAMES = ("ünï cödé", "a b/c d", "50%25+&=#?~", "x" * 150 + "/" + "y" * 150)
 
 
 class StoreContract:
-    """What every store must do; subclass it in a test module, with a fixture `store` that makes an empty one of yours.
+    """What every store must do; subclass it in a test module, with a fixture `store` that is empty.
 
     Override the two methods where a store cannot do what they say. `tmp_path` is pytest's own fixture.
     """
 
     def supports_create_only(self, store: Any) -> bool:
-        """Returns whether `overwrite=False` is atomic. A store that says no must raise RejectedByStoreError, or be documented."""
+        """Returns whether `overwrite=False` is atomic. If not, document it."""
         return True
 
     def is_opened_by_uri(self, store: Any) -> bool:
@@ -150,7 +150,7 @@ class StoreContract:
         assert [found.name for found in store.list()] == ["b"]
 
     def test_does_not_mix_versions(self, store: Store, tmp_path: Path) -> None:
-        """Where `head` gives a version, a read of it raises TransientStoreError once the object has changed."""
+        """If `head` gives a version, a read of it raises TransientStoreError after a change."""
         put(store, tmp_path, "a", b"first")
         version = _head(store, "a").version
         put(store, tmp_path, "a", b"second one")

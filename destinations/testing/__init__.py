@@ -1,4 +1,4 @@
-"""For those who write a destination: one that records its calls, a loop without a model, and a contract to test against.
+"""For authors of destinations: one that records its calls, a loop without a model, and the contract as tests.
 
 Nothing here imports pytest; torch and numpy are imported when the contract runs.
 """

@@ -1,4 +1,4 @@
-"""What every destination must keep to, as tests."""
+"""The contract of a destination, as tests."""
 
 import inspect
 import math
@@ -25,7 +25,7 @@ __all__ = ["DestinationContract"]
 
 
 class DestinationContract:
-    """What every destination must keep to; subclass it in a test module, with a fixture that makes yours.
+    """The contract of a destination; subclass it in a test module, with a fixture that returns yours.
 
     ```python
     class TestMine(DestinationContract):
@@ -38,14 +38,14 @@ class DestinationContract:
     """
 
     def read_metrics(self, destination: Any) -> "list[tuple[int, dict[str, float]]] | None":
-        """Returns step and values of every metrics record that has arrived, or None where that cannot be read back.
+        """Returns step and values of every metrics record that has arrived; None if they cannot be read back.
 
         NaN and infinities are to be floats again.
         """
         return None
 
     def read_output(self, destination: Any) -> object:
-        """Returns whatever the destination has written or kept, for comparison; None where that cannot be seen."""
+        """Returns what the destination has written or kept, for comparison; None if that is not visible."""
         return None
 
     def test_is_a_destination(self, destination: Any) -> None:
@@ -60,7 +60,7 @@ class DestinationContract:
             inspect.signature(getattr(destination, name)).bind(*positional, **keywords)
 
     def test_lives_through_a_whole_run(self, destination: Any) -> None:
-        """Two fits, evaluations inside and outside, a prediction, close: nothing raises, and no metric is lost."""
+        """Two fits, evaluations in and outside fit, a prediction, close: no error, no metric is lost."""
         recording = RecordingDestination()
         run = DryRun(destination, recording)
 
@@ -114,7 +114,7 @@ class DestinationContract:
         self._has_metrics(destination, recording)
 
     def test_closes_after_an_exception(self, destination: Any) -> None:
-        """A run that ends inside a batch closes it without FIT_END, and what was logged until then is there."""
+        """A run that fails inside a batch closes it without FIT_END; what was logged until then is there."""
         recording = RecordingDestination()
         run = DryRun(destination, recording)
         run.init()
@@ -159,7 +159,7 @@ class DestinationContract:
         _close(run, destination)
 
     def test_takes_batches_without_fit(self, destination: Any) -> None:
-        """A loop of one's own may fire nothing but the starts and ends of batches, and not know its length."""
+        """A custom loop may only fire the starts and ends of batches, and not know its length."""
         recording = RecordingDestination()
         run = DryRun(destination, recording, max_duration=None, knows_length=False)
         run.init()
@@ -192,7 +192,7 @@ class DestinationContract:
         assert int(run.state.timestamp.epoch) == 3  # noqa: PLR2004  # its max_duration
 
     def test_keeps_nan_and_infinities(self, destination: Any) -> None:
-        """Numbers that are none, very small and very large ones arrive as they are, and so do int and bool."""
+        """NaN, infinities, very small and very large numbers, int and bool arrive unchanged."""
         recording = RecordingDestination()
         run = DryRun(destination, recording)
         run.init()
@@ -258,7 +258,8 @@ class DestinationContract:
         destination.log_metrics(metrics, 1)
         destination.log_hyperparameters(parameters)
         destination.log_table(["a", "b"], rows, "table", 1)
-        destination.log_images(pixels(8, 8), "image", False, 1, {"mask": pixels(8, 8)}, labels, True)  # noqa: FBT003
+        masks = {"mask": pixels(8, 8)}
+        destination.log_images(pixels(8, 8), "image", False, 1, masks, labels, True)  # noqa: FBT003
         run.fit()
         _close(run, destination)
 
@@ -270,7 +271,7 @@ class DestinationContract:
         )
 
     def test_takes_every_kind_of_record(self, destination: Any, tmp_path: Path) -> None:
-        """Each method takes each documented shape and type: numpy, torch where it is installed, PIL, lists, paths, bytes."""
+        """Each method accepts each documented shape and type: numpy, torch, PIL, lists, paths, bytes."""
         run = DryRun(destination)
         run.init()
 
@@ -357,7 +358,7 @@ class DestinationContract:
     def _has_metrics(
         self, destination: Any, recording: RecordingDestination, except_names: "set[str] | None" = None
     ) -> None:
-        """Holds what can be read back against what a neighbour got; the destination may have more, of earlier runs."""
+        """Compares what can be read back with what another destination got; earlier runs may add more."""
         found = self.read_metrics(destination)
         if found is None:
             return
@@ -374,7 +375,7 @@ class DestinationContract:
 
 
 def _close(run: DryRun, destination: LoggerDestination, exception: BaseException | None = None) -> None:
-    """Closes a run, in which the destination must not have failed: not in `close` either, which does not let errors out."""
+    """Closes a run, and checks that the destination has not failed, not even in `close`."""
     run.close(exception)
     name = type(destination).__name__
     failures = {kind: count for kind, count in run.logger.faults.counts.items() if kind[0] == name}

@@ -110,15 +110,20 @@ def test_a_captive_portal_is_not_a_store(s3_behind, make_queue, make_file, overw
     assert len(server.under("p")) == 8
 
 
-def test_a_put_that_a_portal_swallowed_is_not_taken_for_done(s3_behind, make_file):
-    """An older object of the same name and size proves nothing."""
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [(captive_portal, "500"), (lambda _: Answer(200), "entry-2")],
+    ids=["page", "empty"],
+)
+def test_a_put_that_a_portal_swallowed_is_not_taken_for_done(s3_behind, make_file, answer, message):
+    """An older object of the same name and size proves nothing; botocore itself refuses a page."""
     _server, proxy = s3_behind
     store = open_store(uri_at(proxy, "p"))
     with Body(make_file("old", b"old bytes"), "entry-1") as body:
         store.put("name", body, overwrite=True)
-    proxy.plan = lambda request: captive_portal(request) if request.method == "PUT" else None
+    proxy.plan = lambda request: answer(request) if request.method == "PUT" else None
 
-    with Body(make_file("new", b"new bytes"), "entry-2") as body, pytest.raises(StoreError, match="entry-2"):
+    with Body(make_file("new", b"new bytes"), "entry-2") as body, pytest.raises(StoreError, match=message):
         store.put("name", body, overwrite=True)
 
 

@@ -140,7 +140,7 @@ def test_a_pointer_leads_to_no_name_that_submit_refuses(target, tmp_path):
     store.objects["latest.symlink"] = target.encode()
     store.objects[target] = b"secret"
 
-    with pytest.raises(RemoteNotFoundError, match="must hold a name"):
+    with pytest.raises(RemoteNotFoundError, match="does not contain a valid name"):
         download_file("latest", tmp_path / "file", store=store, progress_bar=False)
 
     assert list(tmp_path.iterdir()) == []

@@ -296,7 +296,7 @@ def test_a_file_that_nobody_has_is_not_found(make_artifacts, tmp_path):
     [
         ("ftp://host/x", {}, "no store for"),
         ("store", {"wait": "maybe"}, "wait must be 'spooled' or 'uploaded'"),
-        ("store", {"remote_file_name": "fixed"}, "remote_file_name must hold"),
+        ("store", {"remote_file_name": "fixed"}, "remote_file_name must contain"),
         ("store", {"log_interval": "10"}, "time must be a number with a unit"),
     ],
 )

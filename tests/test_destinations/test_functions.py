@@ -58,7 +58,7 @@ def test_without_upload_file_no_files_are_taken():
     ("functions", "complaint"),
     [
         ({"log_metric": print}, "Write log_metrics=…"),
-        ({"close": print}, "must stand for a method"),
+        ({"close": print}, "unknown method"),
         ({"log_text": "print"}, "log_text must be a function"),
     ],
 )

@@ -47,14 +47,14 @@ def test_a_name_and_a_store_are_enough_too(store, tmp_path):
 
 
 def test_the_bar_has_a_true_total_and_reaches_it(store, tmp_path, capsys):
-    """Scenario 61: progress counts bytes, ends at the size, and knows it from the start."""
+    """Progress counts bytes, ends at the size, and knows it from the start."""
     download_file("folder/name", tmp_path / "file", store=store)
 
     assert "3.15M/3.15M" in capsys.readouterr().err
 
 
 def test_an_existing_file_is_kept_unless_asked(store, tmp_path):
-    """Scenario 64: overwrite=False refuses before anything is fetched."""
+    """Overwrite=False refuses before anything is fetched."""
     (tmp_path / "file").write_text("mine")
 
     with pytest.raises(FileExistsError, match="overwrite=True"):
@@ -115,14 +115,14 @@ class StoreThatLies(MemoryStore):
 
 def test_what_arrives_is_verified(tmp_path):
     """Bytes that are not those that were uploaded are not kept."""
-    with pytest.raises(BytesCorruptError, match="must have SHA-256"):
+    with pytest.raises(BytesCorruptError, match="has SHA-256"):
         download_file("a", tmp_path / "file", store=StoreThatLies(), progress_bar=False)
 
     assert not (tmp_path / "file").exists()
 
 
 def test_composers_pointers_are_followed(store, make_file, tmp_path):
-    """Scenario 64: explicit, implicit, and one to another."""
+    """Explicit, implicit, and one to another."""
     _put(store, make_file, "latest.symlink", b"folder/name\n")
     _put(store, make_file, "newest.symlink", b"latest")
 

@@ -79,7 +79,7 @@ def test_an_existing_object_is_never_overwritten(s3, prefix, make_queue, make_fi
 
 @pytest.mark.parametrize("content", [b"mine", LARGE], ids=["small", "in parts"])
 def test_of_two_racing_create_only_puts_one_wins(moto, prefix, make_file, content):
-    """Fault 27: the name is free when both look; the server decides; the loser's parts are aborted."""
+    """The name is free when both look; the server decides; the loser's parts are aborted."""
     store = open_store(moto.uri(prefix) + SMALL_PARTS)
     with (
         Body(make_file("a", content), "first") as first,
@@ -96,7 +96,7 @@ def test_of_two_racing_create_only_puts_one_wins(moto, prefix, make_file, conten
 
 
 def test_a_server_that_ignores_create_only_is_found_out(rclone, prefix, make_file):
-    """Fault 33: what the server promises is tried once, and refused unless the user allowed less; no probe stays behind."""
+    """What the server promises is tried once, and refused unless the user allowed less; no probe stays behind."""
     store = open_store(rclone.uri(prefix).replace("&create_only=head", ""))
 
     with Body(make_file(), "id") as body, pytest.raises(RejectedByStoreError, match="ignores If-None-Match"):
@@ -106,7 +106,7 @@ def test_a_server_that_ignores_create_only_is_found_out(rclone, prefix, make_fil
 
 
 def test_a_server_that_refuses_create_only_counts_as_not_honouring_it(proxy, at_proxy, make_file):
-    """Fault 33: 501 for If-None-Match is an answer too."""
+    """501 for If-None-Match is an answer too."""
     proxy.plan = lambda request: (
         Answer(501, "NotImplemented") if request.headers.get("If-None-Match") else None
     )
@@ -130,7 +130,7 @@ def test_a_server_that_refuses_create_only_counts_as_not_honouring_it(proxy, at_
     ids=lambda fault: getattr(fault, "code", "") or type(fault).__name__,
 )
 def test_what_passes_is_tried_again(proxy, at_proxy, moto, prefix, make_queue, make_file, fault):
-    """Faults 22, 23, 24, 26: storms, resets, black holes and conflicts of requests end in the right bytes."""
+    """Storms, resets, black holes and conflicts of requests end in the right bytes."""
     proxy.fail_first(2, fault, part="/name")
     patience = "&read_timeout_seconds=1" if isinstance(fault, Hang) else ""
 
@@ -145,7 +145,7 @@ def test_what_passes_is_tried_again(proxy, at_proxy, moto, prefix, make_queue, m
 
 
 def test_a_storm_slows_everybody_down(proxy, at_proxy, make_queue, make_file):
-    """Fault 24: while the server asks to slow down, requests come at the pace of the back-off, not of the queue."""
+    """While the server asks to slow down, requests come at the pace of the back-off, not of the queue."""
     proxy.fail_first(40, Answer(503, "SlowDown", (("Retry-After", "0.01"),)), part="/n")
     queue = make_queue(at_proxy, workers=4)
 
@@ -157,7 +157,7 @@ def test_a_storm_slows_everybody_down(proxy, at_proxy, make_queue, make_file):
 
 
 def test_a_refused_connection_loses_nothing(moto, prefix, make_queue, make_file, tmp_path):
-    """Fault 21: nobody listens for a while; the queue waits and delivers."""
+    """Nobody listens for a while; the queue waits and delivers."""
     with contextlib.closing(FaultProxy(moto.endpoint_url, listens=False)) as proxy:
         queue = make_queue(moto.at(proxy.url).uri(prefix))
         handles = [queue.submit(make_file(), f"n{number}", overwrite=True) for number in range(5)]
@@ -174,7 +174,7 @@ def test_a_refused_connection_loses_nothing(moto, prefix, make_queue, make_file,
 def test_a_success_whose_answer_was_lost_is_recognised(
     proxy, at_proxy, moto, prefix, make_queue, make_file, content, overwrite
 ):
-    """Faults 3 and 25: a 500 after the server had stored the object; HEAD decides, nothing is sent twice or taken for a conflict."""
+    """A 500 after the server had stored the object; HEAD decides, nothing is sent twice or taken for a conflict."""
     method = "POST" if content is LARGE else "PUT"
     part = "uploadId=" if content is LARGE else "/name"
     proxy.fail_first(1, Answer(500, "InternalError", after_forwarding=True), method=method, part=part)
@@ -192,7 +192,7 @@ def test_a_success_whose_answer_was_lost_is_recognised(
 
 
 def test_an_error_in_the_body_of_a_200_is_an_error(proxy, at_proxy, moto, prefix, make_queue, make_file):
-    """Fault 25: CompleteMultipartUpload may say 200 and mean 500."""
+    """CompleteMultipartUpload may say 200 and mean 500."""
     proxy.fail_first(1, Answer(200, "InternalError"), method="POST", part="uploadId=")
 
     make_queue(at_proxy).submit(make_file(content=LARGE), "name", overwrite=True).result(LIMIT_SECONDS)
@@ -202,7 +202,7 @@ def test_an_error_in_the_body_of_a_200_is_an_error(proxy, at_proxy, moto, prefix
 
 
 def test_parts_that_are_there_are_not_sent_again(proxy, at_proxy, moto, prefix, make_file, tmp_path):
-    """Fault 4: after a failure in the middle only the missing parts are sent, and no upload stays open."""
+    """After a failure in the middle only the missing parts are sent, and no upload stays open."""
     notes = tmp_path / "multipart.json"
     proxy.fail_first(1, Answer(500, "InternalError"), part="partNumber=3")
     with Body(make_file(content=LARGE), "id") as body:
@@ -230,7 +230,7 @@ def test_an_upload_that_the_server_forgot_starts_over(moto, prefix, make_file, t
 
 
 def test_an_upload_whose_id_was_never_noted_is_aborted(moto, prefix, make_file, tmp_path):
-    """Fault 4: dying between creating an upload and noting its id leaves nothing open."""
+    """Dying between creating an upload and noting its id leaves nothing open."""
     notes = tmp_path / "multipart.json"
     notes.write_text(json.dumps({"key": f"{prefix}/name", "part_bytes": PART_BYTES}))
     moto.client().create_multipart_upload(Bucket=BUCKET, Key=f"{prefix}/name")
@@ -264,7 +264,7 @@ def test_what_is_half_sent_can_be_abandoned(proxy, at_proxy, moto, prefix, make_
 def test_expired_credentials_are_read_anew_without_a_restart(
     proxy, at_proxy, moto, prefix, make_queue, make_file, tmp_path, caplog, monkeypatch
 ):
-    """Fault 29: parked while the key is refused; delivered by itself once the credentials file was rotated."""
+    """Parked while the key is refused; delivered by itself once the credentials file was rotated."""
     file = tmp_path / "credentials"
     file.write_text("[default]\naws_access_key_id = OLDKEY\naws_secret_access_key = s\n")
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
@@ -310,7 +310,7 @@ REPEATED_BY_BOTOCORE = {"PermanentRedirect", "AuthorizationHeaderMalformed"}
 
 @pytest.mark.parametrize(("status", "code", "expected"), ANSWERS)
 def test_every_answer_has_one_meaning(proxy, at_proxy, make_file, status, code, expected):
-    """Faults 29, 30, 31: codes are sorted into passing, parking and failing the entry."""
+    """Codes are sorted into passing, parking and failing the entry."""
     proxy.plan = lambda request: Answer(status, code) if request.method == "PUT" else None
 
     with Body(make_file(), "id") as body, pytest.raises(expected):
@@ -339,7 +339,7 @@ def test_every_answer_means_the_same_for_a_later_put(proxy, at_proxy, moto, pref
 
 @pytest.mark.parametrize("fault", [Reset(), Hang()], ids=["reset", "no answer"])
 def test_a_later_put_may_fail_as_the_first(proxy, at_proxy, make_file, fault):
-    """Faults 22, 23: a broken or silent connection passes, also for a store that has put before."""
+    """A broken or silent connection passes, also for a store that has put before."""
     store = open_store(at_proxy)
     with Body(make_file(), "id") as body:
         store.put("before", body, overwrite=True)
@@ -367,14 +367,14 @@ def test_later_puts_arrive_as_the_first(s3, prefix, make_file):
 
 
 def test_a_wrong_clock_is_named_with_its_offset(proxy, at_proxy, make_file):
-    """Fault 31: the message says by how much the clock is off."""
+    """The message says by how much the clock is off."""
     proxy.plan = lambda request: Answer(
         403, "RequestTimeTooSkewed", (("Date", "Mon, 01 Jan 2024 00:00:00 GMT"),)
     )
 
     with (
         Body(make_file(), "id") as body,
-        pytest.raises(StoreParkedError, match=r"clock must agree with the server's, got \+\d+ s"),
+        pytest.raises(StoreParkedError, match=r"clock is off by \+\d+ s"),
     ):
         open_store(at_proxy).put("a", body, overwrite=True)
 
@@ -415,7 +415,7 @@ def test_checksums_travel_with_every_request(proxy, at_proxy, make_file):
 
 
 def test_a_server_that_checks_refuses_a_damaged_body(rclone, prefix, make_queue, make_file):
-    """Fault 20: one bit flipped on the wire; rclone compares Content-MD5; the retry brings the right bytes."""
+    """One bit flipped on the wire; rclone compares Content-MD5; the retry brings the right bytes."""
     with contextlib.closing(FaultProxy(rclone.endpoint_url)) as proxy:
         proxy.fail_first(1, Corrupt(), part="/name")
 
@@ -433,7 +433,7 @@ def test_a_server_that_checks_refuses_a_damaged_body(rclone, prefix, make_queue,
 def test_checksums_are_those_of_the_bytes_and_damage_is_sent_again(
     proxy, at_proxy, moto, prefix, make_queue, make_file, size
 ):
-    """Fault 20: a server that compares SHA-256 and CRC-32 finds one with every body, refuses a damaged one, and gets the right bytes."""
+    """A server that compares SHA-256 and CRC-32 finds one with every body, refuses a damaged one, and gets the right bytes."""
     content = os.urandom(size)
     verifier = proxy.plan = Verifier(flips=1)
 
@@ -448,7 +448,7 @@ def test_checksums_are_those_of_the_bytes_and_damage_is_sent_again(
 
 
 def test_a_server_that_says_another_checksum_is_not_believed(proxy, at_proxy, make_file):
-    """Fault 20: an acknowledgement of other bytes is no acknowledgement."""
+    """An acknowledgement of other bytes is no acknowledgement."""
     proxy.plan = lambda request: Answer(200, headers=(("x-amz-checksum-sha256", "AAAA"), ("ETag", '"x"')))
 
     with Body(make_file(), "id") as body, pytest.raises(BytesCorruptError, match="must have checksum"):
@@ -492,7 +492,7 @@ def test_parts_without_proof_are_checked_by_size(moto, make_file, etag, are_prov
         server.add_response("complete_multipart_upload", {"ETag": f'"{etag}"'})
         server.add_response("head_object", {"ContentLength": 3, "ETag": '"d316408c159ea701ab954894bd3a92c2"'})
 
-        with pytest.raises(BytesCorruptError, match="must have 4 bytes in the store, got 3"):
+        with pytest.raises(BytesCorruptError, match="has 3 bytes in the store, expected 4"):
             Requests(client, BUCKET, "md5", {}).complete("key", "id", parts, body, {}, are_proven=are_proven)
 
 
@@ -520,7 +520,7 @@ def test_extra_arguments_reach_the_requests_that_take_them(proxy, at_proxy, make
 
 
 def test_composers_environment_is_understood(moto, prefix, make_file, monkeypatch):
-    """Scenario 62: S3_ENDPOINT_URL and S3_CANNED_ACL are defaults, options come first."""
+    """S3_ENDPOINT_URL and S3_CANNED_ACL are defaults, options come first."""
     monkeypatch.setenv("S3_ENDPOINT_URL", moto.endpoint_url)
     monkeypatch.setenv("S3_CANNED_ACL", "public-read")
 
@@ -548,7 +548,7 @@ def test_a_renewed_store_has_a_new_session(moto, prefix):
 
 
 def test_a_body_gives_up_on_a_server_that_is_too_slow():
-    """Fault 23: the time for a request grows with its size, and ends."""
+    """The time for a request grows with its size, and ends."""
     now = [0.0]
     body = DeadlineBody(b"x" * (1 << 20), clock=lambda: now[0])
     assert isinstance(body, io.BytesIO)
@@ -562,7 +562,7 @@ def test_a_body_gives_up_on_a_server_that_is_too_slow():
 
 @pytest.mark.parametrize("size", [0, 1, 16 << 20, 50 << 30, 160 << 30, 5 << 40])
 def test_a_file_of_any_size_fits_into_the_parts_that_s3_takes(size):
-    """Fault 41: from nothing to 5 TiB in at most 10,000 parts."""
+    """From nothing to 5 TiB in at most 10,000 parts."""
     part_bytes = part_bytes_for(size, 16 << 20)
 
     assert -(-size // part_bytes) <= 10_000

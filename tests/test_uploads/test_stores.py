@@ -72,7 +72,7 @@ class TestLocalStore:
     """What a folder must not do."""
 
     def test_nothing_is_written_outside_the_root(self, tmp_path, make_file):
-        """Fault 44: a link in the tree that leads outside is not followed, neither to write nor to read."""
+        """A link in the tree that leads outside is not followed, neither to write nor to read."""
         (tmp_path / "store").mkdir()
         (tmp_path / "outside").mkdir()
         (tmp_path / "outside/secret").write_text("secret")
@@ -101,7 +101,7 @@ class TestLocalStore:
         assert [found.name for found in store.list()] == ["a"]
 
     def test_names_are_checked_by_the_store_too(self, tmp_path, make_file):
-        """Fault 43: also whoever calls a store directly cannot leave its root."""
+        """Also whoever calls a store directly cannot leave its root."""
         for name in ("../x", "/etc/x", "a//b", "."):
             with pytest.raises(InvalidRemoteNameError):
                 _put(LocalStore(tmp_path / "store"), make_file, name, b"x")
@@ -116,7 +116,7 @@ class TestLocalStore:
         assert [path.name for path in (tmp_path / "store").iterdir()] == ["a"]
 
     def test_a_name_too_long_for_the_file_system_fails_alone(self, tmp_path, make_file):
-        """Fault 42: 1,024 bytes in one part are a fine name, but not on ext4."""
+        """1,024 bytes in one part are a fine name, but not on ext4."""
         with pytest.raises(RejectedByStoreError, match="File name too long"):
             _put(LocalStore(tmp_path / "store"), make_file, "x" * 1024, b"x")
 
@@ -156,7 +156,7 @@ class TestCloudStore:
             _put(store, make_file, "a", b"x" * 100, overwrite=False)
 
     def test_a_server_that_ignores_create_only_is_found_out(self, rclone, prefix, make_file):
-        """Fault 33: as with boto3."""
+        """As with boto3."""
         store = open_store(f"s3://bucket/{prefix}?client=obstore&endpoint_url={rclone.endpoint_url}")
 
         with pytest.raises(RejectedByStoreError, match="ignores If-None-Match"):
@@ -268,7 +268,7 @@ class TestRegistering:
     ],
 )
 def test_uris_round_trip(uri):
-    """Scenario 65: a store opened by a URI says the same URI of itself."""
+    """A store opened by a URI says the same URI of itself."""
     if uri.startswith("gs"):
         pytest.skip("obstore asks for Google's credentials when it is made")
 
@@ -276,7 +276,7 @@ def test_uris_round_trip(uri):
 
 
 def test_secrets_never_stand_in_a_uri():
-    """Fault 49: keys and tokens that came by option stay out."""
+    """Keys and tokens that came by option stay out."""
     store = open_store(
         "s3://bucket",
         aws_access_key_id="AKIAABCDEFGHIJKLMNOP",

@@ -1,4 +1,4 @@
-"""Where bytes go: the protocol of a store, the table of URI schemes, and the stores: a folder, S3, other clouds, SFTP."""
+"""Stores: the protocol, the table of URI schemes, and ours: a folder, S3, other clouds, SFTP."""
 
 from .local import LocalStore
 from .registry import open_store, register_store

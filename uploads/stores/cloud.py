@@ -1,6 +1,6 @@
-"""Google Cloud Storage, Azure, and S3 by the faster path, through obstore (extra `cloud`): one Rust client, outside the interpreter's lock.
+"""Store on Google Cloud Storage, Azure or S3, through obstore (extra `cloud`): a Rust client without the GIL.
 
-Not offered here, where S3Store does: parts that resume after a restart, checksums by header, ExtraArgs.
+Not supported, unlike S3Store: parts that resume after a restart, checksums by header, ExtraArgs.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ __all__ = ["CloudStore"]
 _CHUNK_BYTES = 1 << 20
 _CLASSES = {"s3": "S3Store", "gs": "GCSStore", "az": "AzureStore"}
 _PARKED_CODES = re.compile(
-    r"<Code>(ExpiredToken|InvalidToken|InvalidAccessKeyId|SignatureDoesNotMatch|RequestTimeTooSkewed|NoSuchBucket)</Code>"
+    r"<Code>(ExpiredToken|InvalidToken|InvalidAccessKeyId|SignatureDoesNotMatch"
+    r"|RequestTimeTooSkewed|NoSuchBucket)</Code>"
 )
 
 
@@ -49,12 +50,12 @@ class CloudStore:
         scheme: "gs", "az" or "s3".
         bucket: Bucket or container.
         prefix: Put before every name, with a `/`.
-        endpoint_url: Of another server than the cloud's.
+        endpoint_url: Of a server that is not the cloud's own.
         region: For S3.
         part_bytes: Files up to this size go in one request, larger ones in parts of this size.
         part_threads: Parts of one file in flight at the same time.
-        create_only: What `overwrite=False` takes of an S3 server that is not AWS's; see S3Store.
-        backend: An obstore store to use instead of making one.
+        create_only: What `overwrite=False` needs of an S3 server that is not AWS's; see S3Store.
+        backend: An obstore store to use.
         config: obstore's own options for the cloud, such as `azure_storage_account_name`.
 
     Raises:
@@ -79,7 +80,8 @@ class CloudStore:
             import obstore
         except ImportError as error:
             raise ImportError(
-                f"a store for {scheme}:// must have obstore, got none. Install it with: pip install 'training-destinations[cloud]'"
+                f"{scheme}:// needs obstore, which is not installed. "
+                "Install it with: pip install 'training-destinations[cloud]'"
             ) from error
         if scheme == "s3":
             endpoint_url = endpoint_url or configured_endpoint()
@@ -192,7 +194,7 @@ class CloudStore:
         )
 
     def put_probe(self, name: str) -> None:
-        """Puts a small object create-only, to see what the server makes of it."""
+        """Puts a small object create-only; see `CreateOnlySupport`."""
         with self._translated(f"probe {self.uri()}"):
             self._obstore.put(self._backend, self._key(name), b"probe", mode="create")
 
@@ -208,10 +210,11 @@ class CloudStore:
         )
 
     def _put_parts_create_only(self, key: str, body: Body, attributes: dict[str, str]) -> None:
-        """No cloud completes parts create-only through obstore, and one request would hold the file in memory: so by another name first."""
+        """Uploads under another name, then copies: obstore cannot complete parts create-only."""
         if self._scheme == "s3":
             raise RejectedByStoreError(
-                f"overwrite=False must have at most {self._part_bytes} bytes with client=obstore, got {body.digest.size}. Use boto3 (the default client) or overwrite=True."
+                f"client=obstore takes overwrite=False up to {self._part_bytes} bytes, got "
+                f"{body.digest.size}. Use boto3 (the default client) or overwrite=True."
             )
         partial = f"{key}.uploads-partial-{body.identifier}"
         self._put_parts(partial, body, attributes)
@@ -224,7 +227,7 @@ class CloudStore:
         if body.digest.size > self._part_bytes:
             size = self._obstore.head(self._backend, key)["size"]
             if size != body.digest.size:
-                raise BytesCorruptError(f"{key} must have {body.digest.size} bytes in the store, got {size}")
+                raise BytesCorruptError(f"{key} has {size} bytes in the store, expected {body.digest.size}")
 
     @contextlib.contextmanager
     def _translated(self, what: str) -> Iterator[None]:

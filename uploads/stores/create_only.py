@@ -1,4 +1,4 @@
-"""Probes whether a server really refuses to overwrite: some accept the request for a create-only put, and overwrite all the same.
+"""Probes whether a server refuses to overwrite: some accept a create-only put, and overwrite all the same.
 
 The probe is made once per store, in the thread of the first put with `overwrite=False`.
 """
@@ -52,8 +52,8 @@ class CreateOnlySupport:
     """Whether a store's server supports create-only puts. The lock guards the probe and its result.
 
     Args:
-        policy: "require" refuses `overwrite=False` where the server does not support it; "head" checks for the object before the put and
-            warns once that of two writers at the same instant both may succeed.
+        policy: "require" refuses `overwrite=False` where the server does not support it; "head" checks for
+            the object before the put and warns once that of two writers at the same instant both may succeed.
         known: The answer, where no probe is needed.
         mechanism: What the server must honour, for messages.
     """
@@ -69,7 +69,7 @@ class CreateOnlySupport:
         self._lock = threading.Lock()
 
     def check(self, uri: str, store: ProbeTarget, folder: str = "") -> bool:
-        """Returns whether to put create-only; False where the store has to check for the object first. Probes at the first call.
+        """Returns whether to put create-only, or to check for the object first. The first call probes.
 
         Args:
             uri: The store's, for messages.
@@ -84,7 +84,7 @@ class CreateOnlySupport:
                 self._is_supported = _probe(store, folder)
                 if not self._is_supported and self._policy == "head":
                     _log.warning(
-                        "%s ignores %s: with overwrite=False, two writers at the same instant may overwrite each other",
+                        "%s ignores %s: two writers with overwrite=False may overwrite each other",
                         uri,
                         self._mechanism,
                     )
@@ -99,7 +99,8 @@ class CreateOnlySupport:
 def _probe(store: ProbeTarget, folder: str) -> bool:
     """Returns whether a second put of the same name is refused.
 
-    A negative result is confirmed: where machines share a hostname, another one's sweep may have removed the first object in between.
+    A negative result is confirmed: where machines share a hostname, another one's sweep may have removed the
+        first object in between.
     """
     start = f"{folder}{_PREFIX}{_hostname()}-"
     try:

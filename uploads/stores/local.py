@@ -1,4 +1,4 @@
-"""A folder as a store: for local disks, network mounts, and tests."""
+"""Store in a folder: a local disk or a network mount."""
 
 from __future__ import annotations
 
@@ -44,10 +44,11 @@ _REJECTED = {errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno
 
 
 class LocalStore:
-    """Objects are files under a root that is made when the first is put.
+    """Objects are files under a root, which is created by the first put.
 
-    A put writes beside its goal, syncs, and renames (or, create-only, links: the file system refuses the second of two).
-    Every folder on the way is opened without following links, so that nothing is read or written outside the root.
+    A put writes beside its goal, syncs, and renames (or, create-only, links: the file system refuses the
+    second of two). Every folder on the way is opened without following links, so that nothing is read or
+    written outside the root.
     """
 
     def __init__(self, root: str | Path) -> None:
@@ -88,9 +89,7 @@ class LocalStore:
                 )
             with os.fdopen(descriptor, "rb") as stream:
                 if version is not None and _describe(name, os.fstat(descriptor)).version != version:
-                    raise TransientStoreError(
-                        f"{self.uri(name)} must not change while it is read. Start over."
-                    )
+                    raise TransientStoreError(f"{self.uri(name)} changed while it was read. Start over.")
                 stream.seek(offset)
                 while chunk := stream.read(_CHUNK_BYTES):
                     yield chunk
@@ -103,7 +102,7 @@ class LocalStore:
                 name = path.relative_to(self.root).as_posix()
                 if not name.startswith(prefix) or leaf.startswith(_PARTIAL):
                     continue
-                with contextlib.suppress(FileNotFoundError):  # Somebody deleted it since its name was read.
+                with contextlib.suppress(FileNotFoundError):  # Deleted meanwhile.
                     about = path.lstat()
                     if stat.S_ISREG(about.st_mode):
                         found.append(_describe(name, about))
@@ -123,7 +122,7 @@ class LocalStore:
 
     @contextlib.contextmanager
     def _parent(self, name: str, *, create: bool = False) -> Iterator[tuple[int, str]]:
-        """The folder that the name is in, opened step by step from the root, and the last part of the name."""
+        """Yields the name's folder as a descriptor, opened step by step from the root, and its last part."""
         *parents, leaf = check_remote_name(name).split("/")
         if create:
             self.root.mkdir(parents=True, exist_ok=True)
@@ -141,7 +140,7 @@ class LocalStore:
             os.close(folder)
 
     def _sweep(self, folder: int) -> None:
-        """Once in each folder, removes what writers left that were killed: half-written files that are a minute old and that nobody holds locked."""
+        """Removes partial files of killed writers, once per folder: a minute old, and not locked."""
         about = os.fstat(folder)
         place = (about.st_dev, about.st_ino)
         if place in self._swept:
@@ -149,13 +148,13 @@ class LocalStore:
         self._swept.add(place)
         with contextlib.suppress(OSError), os.scandir(folder) as found:
             for partial in [item.name for item in found if item.name.startswith(_PARTIAL)]:
-                with contextlib.suppress(OSError):  # Locked: it is being written. Or it is gone.
+                with contextlib.suppress(OSError):  # Locked by its writer, or gone.
                     _remove_unlocked(folder, partial)
 
     _link = staticmethod(os.link)
 
     def _create(self, folder: int, partial: str, leaf: str) -> None:
-        """Gives the file its name where that is free, in one step."""
+        """Names the file atomically, if the name is free."""
         try:
             self._link(partial, leaf, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
         except OSError as error:
@@ -166,7 +165,7 @@ class LocalStore:
     def _write(self, folder: int, leaf: str, body: Body) -> None:
         with contextlib.suppress(FileNotFoundError):  # Left by an attempt that was killed.
             os.unlink(leaf, dir_fd=folder)
-        # As `cp` does it: what the source's owner kept to themselves stays so, and the umask takes away from the rest.
+        # The source's permissions less the umask, as `cp` does.
         descriptor = os.open(
             leaf, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, body.mode, dir_fd=folder
         )
@@ -180,9 +179,7 @@ class LocalStore:
             stream.flush()
             os.fsync(descriptor)
         if sha256.hexdigest() != body.digest.sha256:
-            raise BytesCorruptError(
-                f"{leaf} must be written as it was staged, got other bytes from the spool"
-            )
+            raise BytesCorruptError(f"the spool's bytes of {leaf} are not those that were staged")
 
 
 def _rename_new(folder: int, source: str, target: str) -> None:
@@ -201,8 +198,8 @@ def _rename_new(folder: int, source: str, target: str) -> None:
         if code not in {errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP}:
             raise OSError(code, os.strerror(code), target)
     raise RejectedByStoreError(
-        f"overwrite=False must have a file system with hard links or renames that do not replace, got neither for {target!r}. "
-        "Use overwrite=True, or another folder."
+        f"overwrite=False is not supported for {target!r}: its file system has neither hard links nor "
+        "RENAME_NOREPLACE. Use overwrite=True, or another folder."
     )
 
 

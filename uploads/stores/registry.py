@@ -1,6 +1,7 @@
-"""Opens stores by URI, from one table of schemes: ours, those of installed packages, and those registered by a call.
+"""Opens stores by URI: ours, those of installed packages, and those registered by a call.
 
-A package adds a store by an entry point in the group `training_destinations.stores`, whose name is the scheme and whose value is a factory.
+A package adds a store by an entry point in the group `training_destinations.stores`, whose name is the scheme
+and whose value is a factory.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _SCHEME = re.compile(r"[a-z][a-z0-9+.-]+")
 
 
 class StoreFactory(Protocol):
-    """Makes a store; a class will do. `public_options`, where it has that attribute, names its options that hold no secret."""
+    """Makes a store; may be a class. An attribute `public_options` names the options that are no secret."""
 
     def __call__(self, location: StoreLocation, **options: Any) -> Store:
         """Returns the store at a location.
@@ -42,7 +43,8 @@ class StoreFactory(Protocol):
 def register_store(scheme: str, factory: StoreFactory) -> None:
     """Adds a store for a URI scheme to the table, for this process.
 
-    Uploads to a remote store run in a worker process, which does not know of this call: a package should use the entry point, or
+    Uploads to a remote store run in a worker process, which does not know of this call: a package should use
+        the entry point, or
     `UploadQueue` needs `isolation="threads"`.
 
     Args:
@@ -63,12 +65,12 @@ def register_store(scheme: str, factory: StoreFactory) -> None:
 
 
 def open_store(uri: str | Path, **options: Any) -> Store:
-    """Returns the store at a path, `file://`, `s3://bucket/prefix`, `gs://`, `az://`, `sftp://user@host/folder`, or a registered scheme.
+    """Returns the store at a path or a URI: `file`, `s3`, `gs`, `az`, `sftp`, or a registered scheme.
 
     Args:
         uri: Options may follow a `?`: `s3://bucket/prefix?endpoint_url=http://127.0.0.1:9000&client=obstore`.
-        options: The arguments of the store's class, secrets too. A keyword wins over the URI. `client="obstore"` takes CloudStore
-            for `s3://`.
+        options: The arguments of the store's class, secrets too. A keyword wins over the URI.
+            `client="obstore"` takes CloudStore for `s3://`.
 
     Raises:
         ValueError: The scheme is unknown, or the URI is malformed or contains credentials.
@@ -95,7 +97,8 @@ def open_object(uri: str) -> tuple[Store, str]:
     scheme, separator, rest = uri.partition("://")
     if not separator:
         raise ValueError(
-            f"an object's URI needs a scheme, got {uri!r}. Or give the store: download_file(name, destination, store=…)"
+            f"an object's URI needs a scheme, got {uri!r}. "
+            "Or give the store: download_file(name, destination, store=…)"
         )
     path, question, query = rest.partition("?")
     if scheme == "file":
@@ -188,7 +191,7 @@ def _bucket_and_prefix(location: StoreLocation) -> tuple[str, str]:
 
 def _credentials_error(scheme: str) -> ValueError:
     return ValueError(
-        f"a store's URI cannot contain credentials, got some before the '@' of one that starts with {scheme}://. "
+        f"a store's URI cannot contain credentials, got some before the '@' of a {scheme}:// URI. "
         "Give them by store_options={…}."
     )
 

@@ -54,17 +54,20 @@ class _Connection:
 class SftpStore:
     """Objects are files in a folder of a machine that is reached over SSH.
 
-    A put writes a partial file beside the goal and renames it. Before that the size is compared, and files up to `read_back_bytes` are read
-    back and compared: SSH protects the bytes on the wire, but SFTP servers have no checksums of what is on disk (`check-file` is an extension
-    that OpenSSH does not have).
+    A put writes a partial file beside the goal and renames it. Before that the size is compared, and files up
+    to `read_back_bytes` are read back and compared: SSH protects the bytes on the wire, but SFTP servers have
+    no checksums of what is on disk (`check-file` is an extension that OpenSSH does not have).
 
-    **Create-only.** With `overwrite=False` a writer first creates a claim (`.uploads-claim-…`, beside the goal) with SFTP's exclusive flag,
-    checks that the goal is free, renames, and removes the claim. The server's RENAME is not enough: some replace the target, and OpenSSH's is
-    not atomic on file systems without hard links. Whether the server honours the exclusive flag is probed once.
+    **Create-only.** With `overwrite=False` a writer first creates a claim (`.uploads-claim-…`, beside the
+    goal) with SFTP's exclusive flag, checks that the goal is free, renames, and removes the claim. The
+    server's RENAME is not enough: some replace the target, and OpenSSH's is not atomic on file systems
+    without hard links. Whether the server honours the exclusive flag is probed once.
 
-    Partial files and claims that killed writers left are removed when they are an hour old on the server's clock, by the first put to a folder.
+    Partial files and claims that killed writers left are removed when they are an hour old on the server's
+    clock, by the first put to a folder.
 
-    **Threading.** Each thread has a session of its own over one connection, which is opened by the first request.
+    **Threading.** Each thread has a session of its own over one connection, which is opened by the first
+    request.
 
     Args:
         host: Hostname or address.
@@ -75,9 +78,11 @@ class SftpStore:
         key_filename: A private key.
         known_hosts: A file of host keys, in addition to `~/.ssh/known_hosts`; an unknown host is refused.
         timeout_seconds: For a connection and for each answer.
-        read_back_bytes: Files up to this size are read back after they are written, which transfers them twice; 0 for none.
-        create_only: What `overwrite=False` needs. "require": the server must honour the exclusive flag. "head": where it does not, check
-            for the goal and then rename: two writers at the same instant may both succeed.
+        read_back_bytes: Files up to this size are read back after they are written, which transfers them
+            twice; 0 for none.
+        create_only: What `overwrite=False` needs. "require": the server must honour the exclusive flag.
+            "head": where it does not, check for the goal and then rename: two writers at the same instant may
+            both succeed.
 
     Raises:
         ImportError: paramiko is not installed.
@@ -240,7 +245,7 @@ class SftpStore:
 
     @contextlib.contextmanager
     def _session(self, what: str) -> Iterator[Any]:
-        """Yields this thread's session. Translates errors; a broken connection is dropped, and the next request reconnects."""
+        """Yields this thread's session; translates errors, and drops a broken connection."""
         try:
             with self._connected() as connection:
                 if getattr(self._sessions, "connection", None) is not connection:
@@ -255,7 +260,8 @@ class SftpStore:
         except self._paramiko.SSHException as error:
             self.renew()
             if "not found in known_hosts" in str(error):
-                raise StoreParkedError(f"{what}: {error}. Add the host's key with known_hosts=….") from error
+                advice = "Add the host's key with known_hosts=…."
+                raise StoreParkedError(f"{what}: {error}. {advice}") from error
             raise TransientStoreError(redact(f"{what}: {error}")) from error
         except PermissionError as error:
             raise StoreParkedError(f"{what}: {error}", may_be_the_entry=True) from error
@@ -284,7 +290,7 @@ class SftpStore:
                 sftp.mkdir(folder)
 
     def _write(self, sftp: Any, path: str, body: Body) -> float:
-        """Writes the partial file and checks it; returns its modification time, which tells the server's clock."""
+        """Writes and checks the partial file; returns its modification time, by the server's clock."""
         with sftp.open(path, "wb") as stream:
             stream.set_pipelined(True)
             for chunk in body.chunks(_CHUNK_BYTES):
@@ -306,7 +312,8 @@ class SftpStore:
     def _rename_new(self, sftp: Any, partial: str, goal: str) -> None:
         """Renames where the goal is free.
 
-        SSH_FXP_RENAME should refuse an existing target (draft-ietf-secsh-filexfer-02, 6.5), with an error code that may mean anything.
+        SSH_FXP_RENAME should refuse an existing target (draft-ietf-secsh-filexfer-02, 6.5), with an error
+        code that may mean anything.
         """
         if self._exists(sftp, goal):
             raise RemoteExistsError(f"{goal} exists on {self._host}")
@@ -319,9 +326,10 @@ class SftpStore:
 
     @contextlib.contextmanager
     def _claimed(self, sftp: Any, goal: str, identifier: str, now: float) -> Iterator[None]:
-        """Holds the claim on a goal: no other create-only put renames to it meanwhile. Waits two seconds for another's claim.
+        """Holds the claim on a goal, which excludes other create-only puts. Waits two seconds for another's.
 
-        A claim that an earlier attempt of the same entry left is taken over; one that is an hour old is removed.
+        A claim that an earlier attempt of the same entry left is taken over; one that is an hour old is
+        removed.
 
         Raises:
             TransientStoreError: Another writer still has it.
@@ -368,8 +376,9 @@ class SftpStore:
     def _remove_abandoned_claim(self, sftp: Any, claim: str, now: float) -> None:
         """Removes a claim that is an hour old.
 
-        Another store may do so at the same time, and a third claim anew in between. So the right to remove this very claim is itself
-        claimed, under a name that has the claim's time in it, and the time is looked at again.
+        Another store may do so at the same time, and a third claim anew in between. So the right to remove
+        this very claim is itself claimed, under a name that has the claim's time in it, and the time is
+        looked at again.
         """
         modified = sftp.lstat(claim).st_mtime or now
         if now - modified <= _ABANDONED_SECONDS:

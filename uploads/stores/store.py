@@ -1,4 +1,4 @@
-"""What a store is: somewhere that keeps bytes under names."""
+"""The protocol of a store, and the values that pass through it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _HELD_BYTES = 8 << 20
 
 @attrs.frozen
 class Digest:
-    """What is known of some bytes: how many, their SHA-256 (hexadecimal) and their CRC-32."""
+    """Size, SHA-256 (hexadecimal) and CRC-32 of some bytes."""
 
     size: int
     sha256: str
@@ -34,14 +34,15 @@ class Digest:
 
 
 class Body:
-    """An open file to send. Reading from many threads at once is fine; nobody seeks.
+    """An open file to send, with its digest. Thread-safe: reads give an offset.
 
-    A file of up to 8 MiB is read once, when it is measured, and sent from memory: what was checked is what is sent.
+    A file of up to 8 MiB is read once, when it is measured, and sent from memory: what was checked is what is
+        sent.
 
     Attributes:
         identifier: The entry's.
         digest: Of all the bytes; from `measure`, or known from an earlier attempt.
-        mode: The permission bits of the file; for a store whose objects have some.
+        mode: The permission bits of the file.
     """
 
     def __init__(self, path: str | Path, identifier: str, digest: Digest | None = None) -> None:
@@ -64,7 +65,7 @@ class Body:
         os.close(self._descriptor)
 
     def read(self, offset: int, count: int) -> bytes:
-        """Up to `count` bytes from `offset`; fewer only at the end. Not to be changed."""
+        """Returns up to `count` bytes from `offset`; fewer only at the end."""
         if self._held is not None:
             return (
                 self._held
@@ -74,7 +75,7 @@ class Body:
         chunk = os.pread(self._descriptor, count, offset)
         if len(chunk) == count or not chunk:
             return chunk
-        pieces = [chunk]  # One read gives at most 2 GiB, and a signal may shorten it.
+        pieces = [chunk]  # One read returns at most 2 GiB, or less after a signal.
         done = len(chunk)
         while done < count and (chunk := os.pread(self._descriptor, count - done, offset + done)):
             pieces.append(chunk)
@@ -82,27 +83,25 @@ class Body:
         return b"".join(pieces)
 
     def read_whole(self) -> bytes:
-        """All the bytes, as they were measured.
+        """Returns all the bytes, as they were measured.
 
         Raises:
-            BytesCorruptError: They are others now.
+            BytesCorruptError: They have changed since.
         """
         data = self.read(0, self.digest.size)
         if self._held is None and zlib.crc32(data) != self.digest.crc32:
-            raise BytesCorruptError(
-                f"entry {self.identifier} must be sent as it was checked, got other bytes"
-            )
+            raise BytesCorruptError(f"the bytes of entry {self.identifier} changed after they were checked")
         return data
 
     def chunks(self, chunk_bytes: int = _READ_BYTES) -> Iterator[bytes]:
-        """All the bytes, in order."""
+        """Yields all the bytes, in order."""
         offset = 0
         while chunk := self.read(offset, chunk_bytes):
             yield chunk
             offset += len(chunk)
 
     def measure(self) -> Digest:
-        """Reads everything once."""
+        """Returns the digest; reads the whole file."""
         size = os.fstat(self._descriptor).st_size
         if size <= _HELD_BYTES:
             data = os.pread(self._descriptor, size + 1, 0)
@@ -127,9 +126,9 @@ class RemoteObject:
     Attributes:
         name: As in `put`: without the store's prefix.
         size: Bytes.
-        entry_id: Which entry put it there, where the store keeps metadata and the object is ours.
+        entry_id: The entry that put it there, where the store keeps metadata and the object is ours.
         sha256: Hexadecimal digest of its bytes, where the metadata says so.
-        version: Whatever changes when the bytes change (an ETag), where the store has it.
+        version: Changes with the bytes (an ETag), where the store has it.
     """
 
     name: str
@@ -142,8 +141,8 @@ class RemoteObject:
 class Store(Protocol):
     """Keeps bytes under names that `names.check_remote_name` accepts.
 
-    **Threading.** Every method may be called from many threads of the process that made the store. A store is not
-    used across a fork.
+    **Threading.** Every method may be called from many threads of the process that made the store. A store is
+    not used across a fork.
 
     **Errors.** Only those of the StoreError group: a store translates what its client raises.
 
@@ -151,13 +150,15 @@ class Store(Protocol):
     """
 
     def put(self, name: str, body: Body, *, overwrite: bool, notes: Path | None = None) -> RemoteObject:
-        """Stores the bytes whole or not at all; returns when the store has acknowledged and the answer was checked.
+        """Stores the bytes whole or not at all; returns once the store has acknowledged them.
 
         Args:
             name: The object's name.
-            body: The bytes, their digests, and the entry's identifier, which go into the object's metadata where there is any.
+            body: The bytes, their digests, and the entry's identifier, which go into the object's metadata
+                where there is any.
             overwrite: False makes the put create-only, atomically: of two racing ones, one wins.
-            notes: A file in which the store may keep what it needs to continue after a restart. It is deleted with the entry.
+            notes: A file in which the store may keep what it needs to continue after a restart. It is deleted
+                with the entry.
 
         Raises:
             RemoteExistsError: `overwrite=False` and the name is taken.
@@ -166,16 +167,17 @@ class Store(Protocol):
         ...
 
     def head(self, name: str) -> RemoteObject | None:
-        """The object's description; None where there is no such object."""
+        """Returns the object's description; None if there is no such object."""
         ...
 
     def get(self, name: str, offset: int = 0, version: str | None = None) -> Iterator[bytes]:
-        """The object's bytes from an offset on, in chunks.
+        """Yields the object's bytes from an offset on, in chunks.
 
         Args:
             name: The object's name.
-            offset: How many bytes to leave out.
-            version: From `head`; where given and the store can, a changed object raises TransientStoreError instead of mixing two versions.
+            offset: How many bytes to skip.
+            version: From `head`; where given and the store can, a changed object raises TransientStoreError
+                instead of mixing two versions.
 
         Raises:
             RemoteNotFoundError: No such object.
@@ -183,26 +185,27 @@ class Store(Protocol):
         ...
 
     def list(self, prefix: str = "") -> Iterator[RemoteObject]:
-        """The objects whose name starts with the prefix, in the order of their names."""
+        """Yields the objects whose names start with the prefix, sorted by name."""
         ...
 
     def delete(self, name: str) -> None:
-        """Removes the object; nothing happens where there is none."""
+        """Removes the object, if there is one."""
         ...
 
     def uri(self, name: str = "") -> str:
-        """What `open_store` (without a name) or `download_file` (with one) takes to come back here."""
+        """Returns the URI for `open_store`, or with a name that for `download_file`; without secrets."""
         ...
 
 
 @runtime_checkable
 class Replacing(Protocol):
-    """A store that can put on a condition, so that an older put never replaces a newer one."""
+    """A store with conditional puts, so that an older put never replaces a newer one."""
 
     def replace(self, name: str, body: Body, *, notes: Path | None = None) -> RemoteObject:
-        """As `put` with `overwrite=True`, on the condition that the object is still the one that was there just before.
+        """Puts with `overwrite=True`, on the condition that the object has not changed since just before.
 
-        A put that timed out here, and that the server carries out later, is then refused where a newer one came first.
+        A put that timed out here, and that the server carries out later, is then refused where a newer one
+        came first.
 
         Raises:
             TransientStoreError: The object kept changing.
@@ -212,14 +215,14 @@ class Replacing(Protocol):
 
 @runtime_checkable
 class Renewable(Protocol):
-    """A store whose credentials may change while the process lives."""
+    """A store whose credentials may be rotated."""
 
     def renew(self) -> None:
-        """Starts over with a new session, which reads the credentials anew."""
+        """Replaces the session by a new one, which reads the credentials again."""
         ...
 
     def credential_files(self) -> tuple[Path, ...]:
-        """The files that a change of credentials would show in."""
+        """Returns the files that change when credentials are rotated."""
         ...
 
 
@@ -228,5 +231,5 @@ class Resuming(Protocol):
     """A store that keeps half-sent files."""
 
     def abandon(self, notes: Path) -> None:
-        """Has the store forget what `notes` says was half sent; the notes are removed when it did."""
+        """Aborts the half-sent upload that `notes` describes, then removes the notes."""
         ...

@@ -23,7 +23,7 @@ __all__ = [
 ]
 
 _SERVER_OPTIONS = ("endpoint", "account_name")
-# What may be written to disk and into URIs: a list of what may not be would miss the next secret option of a store.
+# What may be written to disk and into URIs. A deny list would miss the next secret option.
 _PUBLIC_OPTIONS = {
     # Of our stores.
     *("client", "endpoint_url", "region", "profile", "addressing_style", "checksum", "create_only"),
@@ -82,7 +82,7 @@ def options_of(uri: str | Path) -> dict[str, str]:
 
 
 def identity_of(uri: str) -> str:
-    """Returns what tells one store from another: scheme, host or bucket, prefix and server, without what may change between two runs.
+    """Returns what identifies a store: scheme, host or bucket, prefix, server; no option that may change.
 
     Args:
         uri: From `Store.uri`.
@@ -104,7 +104,7 @@ def is_remote(uri: str | Path) -> bool:
 
 
 def compose_uri(root: str, prefix: str, name: str, options: dict[str, Any]) -> str:
-    """Returns `root/prefix/name?options`, quoted. Options that are None, or not known to be harmless, are left out."""
+    """Returns `root/prefix/name?options`, quoted, with those options that are set and public."""
     path = "/".join(quote(part) for part in (prefix, name) if part)
     query = urlencode(kept_options(options), safe="/:")
     return root + (f"/{path}" if path else "") + (f"?{query}" if query else "")
@@ -121,7 +121,7 @@ def is_kept_option(name: str) -> bool:
 
 
 def kept_options(options: Mapping[str, Any]) -> dict[str, str | int | float | bool]:
-    """Returns the options that may be written to disk and into a URI. A URL among them loses user, password and query."""
+    """Returns the public options. URLs among them lose user, password and query."""
     return {
         name: _without_credentials(value) if isinstance(value, str) else value
         for name, value in options.items()

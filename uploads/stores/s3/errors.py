@@ -1,6 +1,7 @@
-"""What S3's answers mean for a queue. The one place that knows their codes.
+"""Classifies S3's answers: the only module that knows their codes.
 
-Codes from https://docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html; what botocore raises by itself from its `exceptions.py`.
+Codes from https://docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html; what botocore raises by itself
+from its `exceptions.py`.
 """
 
 from __future__ import annotations
@@ -106,9 +107,10 @@ def translated(what: str) -> Iterator[None]:
 
 
 def is_from_store(answer: dict[str, Any]) -> bool:
-    """Whether the answer carries what only an S3 server sends: a header of its own, or an ETag as S3 makes them.
+    """Returns whether an S3 server sent the answer: it has a header of S3's, or an ETag of S3's form.
 
-    A captive portal or a proxy answers with a status and a page. The ETag of a page is not 32 hexadecimal digits.
+    A captive portal or a proxy answers with a status and a page. The ETag of a page is not 32 hexadecimal
+    digits.
 
     Args:
         answer: As botocore parsed it, an error's too.
@@ -120,7 +122,7 @@ def is_from_store(answer: dict[str, Any]) -> bool:
 
 
 def check_sender(what: str, answer: dict[str, Any]) -> None:
-    """Raises StoreError where a success is not the store's.
+    """Raises StoreError for a success that no S3 server sent.
 
     Args:
         what: The request, for the message.
@@ -132,7 +134,7 @@ def check_sender(what: str, answer: dict[str, Any]) -> None:
 
 
 def required(what: str, answer: dict[str, Any], field: str) -> Any:
-    """A field that every S3 server's answer has.
+    """Returns a field that every S3 server's answer has.
 
     Raises:
         StoreError: It is missing.
@@ -148,20 +150,21 @@ def required(what: str, answer: dict[str, Any], field: str) -> Any:
 
 def _not_the_store(what: str, status: object) -> str:
     return (
-        f"{what}: HTTP {status} must come from an S3 server, got an answer without its headers. "
-        "A proxy or a captive portal may stand between: check the network and endpoint_url."
+        f"{what}: HTTP {status} without the headers of an S3 server. "
+        "A proxy or a captive portal may have answered: check the network and endpoint_url."
     )
 
 
 def code_of(error: BaseException | None) -> str:
-    """S3's code for an error that `translated` raised, or for its cause; empty where there is none."""
+    """Returns S3's code of an error that `translated` raised, or of its cause; empty if there is none."""
     response: dict[str, Any] = (
         getattr(error, "response", None) or getattr(getattr(error, "__cause__", None), "response", None) or {}
     )
     return str(response.get("Error", {}).get("Code", ""))
 
 
-def _from_answer(what: str, error: Any) -> StoreError:  # noqa: C901, PLR0912  # a table of codes, read from top to bottom
+# A table of codes, read from top to bottom.
+def _from_answer(what: str, error: Any) -> StoreError:  # noqa: C901, PLR0912
     code = code_of(error)
     about = error.response.get("ResponseMetadata", {})
     status, headers = about.get("HTTPStatusCode", 0), about.get("HTTPHeaders", {})
@@ -183,7 +186,7 @@ def _from_answer(what: str, error: Any) -> StoreError:  # noqa: C901, PLR0912  #
         return TransientStoreError(text, _retry_after_seconds(headers))
     if code == "RequestTimeTooSkewed":
         return StoreParkedError(
-            f"{text}. This machine's clock must agree with the server's, got {_skew_seconds(headers)}. Set the clock."
+            f"{text}. This machine's clock is off by {_skew_seconds(headers)}. Set the clock."
         )
     if code in _CREDENTIALS:
         return StoreParkedError(f"{text}. Renew the credentials; a changed credentials file is noticed.")
@@ -199,7 +202,7 @@ def _from_answer(what: str, error: Any) -> StoreError:  # noqa: C901, PLR0912  #
         return RejectedByStoreError(text)
     if status >= _SERVER_ERROR:
         return TransientStoreError(text, _retry_after_seconds(headers), is_answer_lost=True)
-    # The store refuses, for a reason that is not known here: about this name, if others get through.
+    # An unknown refusal: about this name, if others get through.
     return StoreParkedError(text, may_be_the_entry=True)
 
 
@@ -232,7 +235,7 @@ def _retry_after_seconds(headers: dict[str, str]) -> float | None:
     try:
         return max(0.0, float(headers["retry-after"]))
     except (KeyError, ValueError):
-        return None  # None, or a date: our own back-off is as good.
+        return None  # Missing, or a date: our own back-off will do.
 
 
 def _skew_seconds(headers: dict[str, str]) -> str:

@@ -1,4 +1,4 @@
-"""A large file to S3 in parts: sent side by side, resumed after a restart, completed only if whole, aborted when given up."""
+"""Multipart uploads to S3: parallel, resumed after a restart, completed only if whole."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ _MEBIBYTE = 1 << 20
 
 
 def part_bytes_for(size: int, part_bytes: int) -> int:
-    """The part size that was asked for, or the smallest whole number of MiB with which the file has no more parts than S3 takes."""
+    """Returns the given part size, or the smallest one in MiB that keeps to S3's limit of parts."""
     smallest = -(-size // _MAXIMUM_PARTS)
     return max(part_bytes, -(-smallest // _MEBIBYTE) * _MEBIBYTE)
 
 
 @attrs.frozen
 class _Part:
-    """A part as the server acknowledged it, in the words of CompleteMultipartUpload; proven where it said so of the very bytes."""
+    """A part that the server acknowledged; proven if the answer confirmed its checksum."""
 
     number: int
     size: int
@@ -50,14 +50,14 @@ class _Part:
 
 
 class PartsUpload:
-    """One file on its way in parts. Used by one thread, which reads and checksums while others send.
+    """The multipart upload of one file. Used by one thread, which reads and checksums while others send.
 
     Args:
         requests: Makes the requests.
         key: Of the object.
         body: The bytes.
         part_bytes: Size of all parts but the last.
-        slots: At most so many parts are in memory, over all uploads of the store.
+        slots: Limits the parts in memory, over all uploads of the store.
         notes: Where the upload's id is kept for a restart.
     """
 
@@ -83,15 +83,15 @@ class PartsUpload:
         self._error: BaseException | None = None
 
     def run(self, condition: dict[str, str], *, overwrite: bool) -> None:
-        """Sends what the server does not have yet and puts the object together.
+        """Sends the missing parts and completes the object.
 
         Args:
             condition: Of the last request, see `Requests.put`.
-            overwrite: Whether to keep the parts where the condition does not hold, to be tried with another.
+            overwrite: Whether to keep the parts if the condition fails, for another try.
 
         Raises:
             RemoteExistsError: The condition does not hold.
-            BytesCorruptError: The bytes changed since they were checked; the parts are gone from the server.
+            BytesCorruptError: The bytes changed since they were checked; the parts were aborted.
             StoreError: Any other; the parts stay for the next attempt.
         """
         self._sent = self._continue() or self._begin()
@@ -109,13 +109,13 @@ class PartsUpload:
         self._forget()
 
     def _continue(self) -> dict[int, _Part] | None:
-        """The parts of an earlier attempt; None where there is nothing to go on with."""
+        """Returns the parts of an earlier attempt; None if there is nothing to resume."""
         noted = _read(self._notes)
         if not noted or noted.get("key") != self._key:
             return None
         if "upload_id" not in noted:
-            # We died between asking for an upload and noting its id. Another rank's upload of the very same name would
-            # start over.
+            # Killed between creating an upload and noting its id. This also aborts another rank's upload
+            # of the same name, which then starts over.
             with translated(f"abort uploads of {self._key}"):
                 self._requests.abort_all(self._key)
             return None
@@ -155,12 +155,10 @@ class PartsUpload:
         if self._error is not None:
             raise self._error
         if crc32 != self._body.digest.crc32:
-            raise BytesCorruptError(
-                f"{self._key} must be sent as it was checked, got other bytes when the parts were read"
-            )
+            raise BytesCorruptError(f"the bytes of {self._key} changed between the check and the upload")
 
     def _send_part(self, number: int, crc32: int, senders: list[threading.Thread]) -> int:
-        """Reads a part and has it sent, where it is not there yet; returns the CRC-32 of all bytes so far."""
+        """Reads a part and sends it in a thread, if it is missing; returns the CRC-32 of all bytes so far."""
         with contextlib.ExitStack() as stack:
             self._slots.acquire()  # noqa: SIM115, RUF100  # given back below, also if the part cannot be read
             stack.callback(self._slots.release)
@@ -174,7 +172,7 @@ class PartsUpload:
             stack.pop_all()  # From here on `_send` gives the slot back.
             try:
                 sender.start()
-            except RuntimeError:  # No more threads, or the interpreter is ending.
+            except RuntimeError:  # Out of threads, or at interpreter exit.
                 self._send(number, data)
             else:
                 senders.append(sender)
@@ -235,7 +233,7 @@ class PartsUpload:
 
 
 def abandon_parts(requests: Requests, notes: Path, prefix: str) -> None:
-    """Aborts the upload that the notes speak of, where its key starts with the store's prefix, and removes them."""
+    """Aborts the upload in the notes, if its key starts with the store's prefix, and removes the notes."""
     noted = _read(notes)
     if not noted.get("key", "").startswith(prefix):
         noted = {}

@@ -1,4 +1,4 @@
-"""The requests of an S3 store, each with its checksum going out and its answer checked coming back. Raises what botocore raises."""
+"""Requests to S3, with checksums, and checks of the answers. Raises botocore's errors."""
 
 from __future__ import annotations
 
@@ -26,41 +26,41 @@ __all__ = ["Checksum", "DeadlineBody", "PatientSocket", "Requests", "limit_waits
 Checksum = Literal["aws", "md5", "none"]
 
 _MD5 = re.compile(r"[0-9a-f]{32}")
-_LEAST_BYTES_PER_SECOND = 32 << 10
+_MIN_BYTES_PER_SECOND = 32 << 10
 _PATIENCE_SECONDS = 60.0
 _SEND_BYTES = 256 << 10
 _ENDS = 100  # More than any reader asks for after the end, but one that never stops.
 
 
 class DeadlineBody(io.BytesIO):
-    """Bytes to send that give up on a server which takes them too slowly; the allowance grows with their number.
+    """A request body with a deadline, which grows with its size: a server that reads too slowly is given up.
 
-    Gives more than it is asked for: urllib3 asks for 16 KiB at a time, and each piece takes the interpreter's lock.
+    Gives more than it is asked for: urllib3 asks for 16 KiB at a time, and each piece takes the interpreter's
+        lock.
     """
 
     def __init__(self, data: bytes, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(data)
         self._clock = clock
-        self._deadline = clock() + _PATIENCE_SECONDS + len(data) / _LEAST_BYTES_PER_SECOND
+        self._deadline = clock() + _PATIENCE_SECONDS + len(data) / _MIN_BYTES_PER_SECOND
 
     def read(self, size: int | None = -1, /) -> bytes:
         if self._clock() > self._deadline:
-            raise TransientStoreError(
-                f"the server must take {_LEAST_BYTES_PER_SECOND} bytes per second, got less"
-            )
+            raise TransientStoreError(f"the server read less than {_MIN_BYTES_PER_SECOND} bytes per second")
         return super().read(size if size is None or size < 0 else max(size, _SEND_BYTES))
 
 
 class PatientSocket:
-    """A connected socket that gives up on a server which is too slow over a whole request, however often it sends a byte.
+    """A socket with a time limit for a whole answer: a server that sends a byte now and then is given up.
 
-    The socket's own time limit is for each piece. Only waiting is counted, and what was received allows for more, so that a large object
-    may take as long as it takes. A stream that has ended is an error when it is read again and again, as botocore does after a torn
-    "100 Continue".
+    The socket's own time limit is for each piece. Only waiting is counted, and what was received allows for
+    more, so that a large object may take as long as it takes. A stream that has ended is an error when it is
+    read again and again, as botocore does after a torn "100 Continue".
 
     Args:
         connected: The socket.
-        patience_seconds: How long a request may wait in all, besides a second for each 32 KiB that were received.
+        patience_seconds: How long a request may wait in all, besides a second for each 32 KiB that were
+            received.
         clock: Seconds, monotonic.
     """
 
@@ -73,7 +73,7 @@ class PatientSocket:
         self.begin()
 
     def begin(self) -> None:
-        """A new request begins."""
+        """Resets the limits for a new request."""
         self._waited_seconds = 0.0
         self._received = 0
         self._ends = 0
@@ -85,12 +85,14 @@ class PatientSocket:
             TimeoutError: The request has waited too long.
             ConnectionError: The stream ended long ago.
         """
-        left = self._patience_seconds + self._received / _LEAST_BYTES_PER_SECOND - self._waited_seconds
+        left = self._patience_seconds + self._received / _MIN_BYTES_PER_SECOND - self._waited_seconds
         limit = self._socket.gettimeout()
         started = self._clock()
         try:
             if left <= 0:
-                raise TimeoutError(f"an answer must come within {self._patience_seconds:.0f} s, got a part")
+                raise TimeoutError(
+                    f"the answer was incomplete at the time limit of {self._patience_seconds:.0f} s"
+                )
             if limit is None or left < limit:
                 self._socket.settimeout(left)
             received = int(self._socket.recv_into(buffer, count, flags))
@@ -131,7 +133,7 @@ class _PatientConnection:
 
 
 def limit_waits(client: Any, patience_seconds: float) -> None:
-    """Has all requests of a client end in time; see PatientSocket.
+    """Gives all requests of a client a time limit; see PatientSocket.
 
     Args:
         client: From boto3, before its first request.
@@ -152,7 +154,7 @@ def limit_waits(client: Any, patience_seconds: float) -> None:
         )
         for scheme, pool in session._pool_classes_by_scheme.items()  # noqa: SLF001  # as above
     }
-    session._pool_classes_by_scheme = session._manager.pool_classes_by_scheme = pools  # noqa: SLF001  # as above
+    session._pool_classes_by_scheme = session._manager.pool_classes_by_scheme = pools  # noqa: SLF001
 
 
 class Requests:
@@ -161,8 +163,8 @@ class Requests:
     Args:
         client: From boto3.
         bucket: Its name.
-        checksum: "aws": SHA-256 for whole files, CRC-32 for parts and for the object made of them. "md5": Content-MD5, which older and
-            smaller servers check. "none": for servers that refuse both.
+        checksum: "aws": SHA-256 for whole files, CRC-32 for parts and for the object made of them. "md5":
+            Content-MD5, which older and smaller servers check. "none": for servers that refuse both.
         extra_args: Sent with every request that takes them (ServerSideEncryption, StorageClass, ACL, …).
     """
 
@@ -179,12 +181,12 @@ class Requests:
         self._extra_args = extra_args
 
     def put(self, key: str, body: Body, condition: dict[str, str]) -> None:
-        """The whole file in one request.
+        """Puts the whole file in one request.
 
         Args:
             key: Of the object.
             body: The bytes.
-            condition: `IfNoneMatch` or `IfMatch`, which the server has to compare; empty for none.
+            condition: `IfNoneMatch` or `IfMatch`, or empty.
         """
         data = body.read_whole()
         headers = dict(condition)
@@ -203,7 +205,7 @@ class Requests:
             self.check_object(key, body)
 
     def create_upload(self, key: str, body: Body) -> str:
-        """Starts an upload in parts; returns its id."""
+        """Creates a multipart upload; returns its id."""
         headers = self._extra("CreateMultipartUpload")
         if self._checksum == "aws":
             headers |= {"ChecksumAlgorithm": "CRC32", "ChecksumType": "FULL_OBJECT"}
@@ -213,7 +215,7 @@ class Requests:
         return str(required(f"create upload of {key}", answer, "UploadId"))
 
     def put_part(self, key: str, upload_id: str, number: int, data: bytes) -> dict[str, Any]:
-        """One part; the answer, and under "IsProven" whether it proves that the server has these bytes."""
+        """Sends one part; returns the answer, with "IsProven": whether it confirms the bytes."""
         headers = self._extra("UploadPart")
         if self._checksum == "aws":
             headers["ChecksumCRC32"] = base64.b64encode(zlib.crc32(data).to_bytes(4, "big")).decode()
@@ -240,7 +242,7 @@ class Requests:
         *,
         are_proven: bool,
     ) -> None:
-        """Makes the object of its parts.
+        """Completes an upload from its parts.
 
         Args:
             key: Of the object.
@@ -248,7 +250,7 @@ class Requests:
             parts: All of them, in order, as the request lists them.
             body: What they are of.
             condition: As in `put`.
-            are_proven: Whether the server is known to have the bytes of every part.
+            are_proven: Whether the server confirmed the bytes of every part.
         """
         headers = self._extra("CompleteMultipartUpload") | condition
         if self._checksum == "aws":
@@ -264,20 +266,20 @@ class Requests:
             self.check_object(key, body)
 
     def list_parts(self, key: str, upload_id: str) -> Iterator[dict[str, Any]]:
-        """What the server has of an upload."""
+        """Yields the parts of an upload that the server has."""
         for page in self._client.get_paginator("list_parts").paginate(
             Bucket=self._bucket, Key=key, UploadId=upload_id
         ):
             yield from page.get("Parts", ())
 
     def abort(self, key: str, upload_id: str) -> None:
-        """Has the server forget the parts; fine where it has already."""
-        with _fine_if_gone():
+        """Aborts an upload; it may be gone already."""
+        with _ignore_missing_upload():
             self._client.abort_multipart_upload(Bucket=self._bucket, Key=key, UploadId=upload_id)
 
     def abort_all(self, key: str) -> None:
-        """Has the server forget every unfinished upload of exactly this key."""
-        with _fine_if_gone():  # rclone answers so where there are none at all.
+        """Aborts every unfinished upload of exactly this key."""
+        with _ignore_missing_upload():  # rclone's answer if there are none.
             for page in self._client.get_paginator("list_multipart_uploads").paginate(
                 Bucket=self._bucket, Prefix=key
             ):
@@ -286,19 +288,19 @@ class Requests:
                         self.abort(key, upload["UploadId"])
 
     def check_object(self, key: str, body: Body) -> None:
-        """For answers that say nothing about the bytes: at least the size must be right, and the object not another entry's.
+        """Checks size and entry of an object after a put whose answer did not confirm the bytes.
 
-        What answered may be no S3 server, and an older object of that name may have the same size.
+        A proxy may have answered, and an older object of that name may have the same size.
         """
         answer = self._client.head_object(Bucket=self._bucket, Key=key)
         check_sender(f"head {key}", answer)
         size = required(f"head {key}", answer, "ContentLength")
         if size != body.digest.size:
-            raise BytesCorruptError(f"{key} must have {body.digest.size} bytes in the store, got {size}")
+            raise BytesCorruptError(f"{key} has {size} bytes in the store, expected {body.digest.size}")
         metadata = {name.lower(): value for name, value in answer.get("Metadata", {}).items()}
         if metadata.get("entry-id", body.identifier) != body.identifier:
             raise StoreError(
-                f"{key} must be the object of entry {body.identifier} after it was put, got that of {metadata['entry-id']}"
+                f"{key} is the object of entry {metadata['entry-id']} after it was put by {body.identifier}"
             )
 
     def _extra(self, operation: str) -> dict[str, Any]:
@@ -306,11 +308,11 @@ class Requests:
         return {key: value for key, value in self._extra_args.items() if key in members}
 
     def _echoed(self, answer: dict[str, Any], field: str, headers: dict[str, Any], data: bytes) -> bool:
-        """Whether the answer proves that the server has these bytes: it repeats the checksum, or its ETag is their MD5."""
+        """Returns whether the answer confirms the bytes: by their checksum, or their MD5 as its ETag."""
         sent, echo = headers.get(field), answer.get(field)
         if sent is not None and echo is not None:
             if echo != sent:
-                raise BytesCorruptError(f"the server must have checksum {sent}, got {echo}")
+                raise BytesCorruptError(f"the server has checksum {echo}, expected {sent}")
             return True
         etag = answer.get("ETag", "").strip('"')
         if not _MD5.fullmatch(etag):
@@ -321,7 +323,7 @@ class Requests:
 
 
 @contextlib.contextmanager
-def _fine_if_gone() -> Iterator[None]:
+def _ignore_missing_upload() -> Iterator[None]:
     from botocore.exceptions import ClientError
 
     try:
@@ -332,9 +334,9 @@ def _fine_if_gone() -> Iterator[None]:
 
 
 def _etag_of(parts: list[dict[str, Any]]) -> str:
-    """What most servers call an object made of these parts: the MD5 of the parts' MD5s, and how many; something else where theirs are none.
+    """Returns the ETag that most servers give an object of these parts: MD5 of their MD5s, and their number.
 
-    https://docs.aws.amazon.com/AmazonS3/latest/userguide/checking-object-integrity-upload.html#large-object-checksums
+    See "large object checksums" in S3's user guide, checking-object-integrity-upload.html.
     """
     etags = [str(part["ETag"]).strip('"') for part in parts]
     if not all(_MD5.fullmatch(etag) for etag in etags):
@@ -348,10 +350,10 @@ def _metadata(body: Body) -> dict[str, str]:
 
 
 def _to_send(data: bytes) -> bytearray | DeadlineBody:
-    """Few bytes as they are: the connection's own time limit is for all of them.
+    """Returns a body with a deadline; small ones need none, since the connection's time limit covers them.
 
-    As a bytearray, since botocore wraps `bytes` into a stream, and asks the server for "100 Continue" before it sends a stream:
-    a third of the processor time of a small put.
+    As a bytearray, since botocore wraps `bytes` into a stream, and asks the server for "100 Continue" before
+    it sends a stream: a third of the processor time of a small put.
     """
     if len(data) > _SEND_BYTES:
         return DeadlineBody(data)

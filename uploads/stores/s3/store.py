@@ -1,7 +1,7 @@
-"""S3 and what speaks like it, through boto3's client.
+"""Store on S3, or a server with its protocol, through boto3's client.
 
-boto3's managed upload is not used: it cannot put create-only, opens the file's name anew for every part, and needs an executor
-that refuses work at interpreter exit.
+boto3's managed upload is not used: it cannot put create-only, opens the file's name anew for every part, and
+needs an executor that refuses work at interpreter exit.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ _USER_AGENT = "training-destinations"
 class S3Store:
     """A bucket, or a prefix in one.
 
-    The client is made at the first request, by a session of its own, so that making a store costs nothing and `renew` finds credentials
-    that changed.
+    The client is made at the first request, by a session of its own, so that making a store costs nothing and
+    `renew` finds credentials that changed.
 
     Args:
         bucket: Its name.
         prefix: Put before every name, with a `/`.
-        endpoint_url: Of another server than AWS's; default `$S3_ENDPOINT_URL`, `$AWS_ENDPOINT_URL_S3` or `$AWS_ENDPOINT_URL`, then what
-            boto3 finds.
+        endpoint_url: Of another server than AWS's; default `$S3_ENDPOINT_URL`, `$AWS_ENDPOINT_URL_S3` or
+            `$AWS_ENDPOINT_URL`, then what boto3 finds.
         region: As boto3's `region_name`.
         profile: A profile of the credentials file.
         aws_access_key_id: Credentials, where they do not come from where boto3 looks. Never written to disk.
@@ -59,14 +59,18 @@ class S3Store:
         aws_session_token: As above.
         addressing_style: "path" or "virtual"; boto3 chooses by default.
         checksum: See `Requests`: "aws", "md5" for servers that know only Content-MD5, or "none".
-        create_only: What `overwrite=False` takes. "require": the server must honour `If-None-Match: *`, which is tried once; nothing is ever
-            overwritten. "head": where it does not, look and then put: two ranks at the same instant may both succeed.
-        part_bytes: Files up to this size go in one request, larger ones in parts of this size (more for files above 10,000 parts).
-        part_threads: Parts in flight at the same time, over all uploads; memory is this times `part_bytes` and one file below it per worker.
+        create_only: What `overwrite=False` takes. "require": the server must honour `If-None-Match: *`, which
+            is tried once; nothing is ever overwritten. "head": where it does not, look and then put: two
+            ranks at the same instant may both succeed.
+        part_bytes: Files up to this size go in one request, larger ones in parts of this size (more for files
+            above 10,000 parts).
+        part_threads: Parts in flight at the same time, over all uploads; memory is this times `part_bytes`
+            and one file below it per worker.
         connect_timeout_seconds: For a connection, and for each piece sent over it.
-        read_timeout_seconds: For each piece of an answer; five times as long for all of it, and a second more for each 32 KiB.
-        extra_args: Arguments of S3's own requests, by their own names: `ServerSideEncryption="aws:kms"`, `StorageClass="STANDARD_IA"`,
-            `ACL="bucket-owner-full-control"` (default `$S3_CANNED_ACL`).
+        read_timeout_seconds: For each piece of an answer; five times as long for all of it, and a second more
+            for each 32 KiB.
+        extra_args: Arguments of S3's own requests, by their own names: `ServerSideEncryption="aws:kms"`,
+            `StorageClass="STANDARD_IA"`, `ACL="bucket-owner-full-control"` (default `$S3_CANNED_ACL`).
     """
 
     def __init__(
@@ -99,7 +103,7 @@ class S3Store:
             "aws_secret_access_key": aws_secret_access_key,
             "aws_session_token": aws_session_token,
         }
-        # Of the environment too, since what a store says of itself must lead back to it from another shell.
+        # Also from the environment, so that the store's URI works in another shell.
         self._endpoint_url = endpoint_url or configured_endpoint()
         self._config: dict[str, Any] = {
             "connect_timeout": float(connect_timeout_seconds),
@@ -107,7 +111,7 @@ class S3Store:
             "s3": {"addressing_style": addressing_style} if addressing_style else None,
         }
         self._checksum = checksum
-        aws_itself = True if self._endpoint_url is None else None  # AWS keeps the promise, since 2024.
+        aws_itself = True if self._endpoint_url is None else None  # AWS supports it, since 2024.
         self._create_only = CreateOnlySupport(create_only, known=aws_itself)
         self._part_bytes = int(part_bytes)
         self._slots = threading.BoundedSemaphore(int(part_threads))
@@ -150,15 +154,13 @@ class S3Store:
                 self._takes_conditions = False
             else:
                 return RemoteObject(name, body.digest.size, body.identifier, body.digest.sha256)
-        raise TransientStoreError(
-            f"{self.uri(name)} must not change while it is replaced. It is tried again."
-        )
+        raise TransientStoreError(f"{self.uri(name)} kept changing while it was replaced")
 
     def _condition_now(self, name: str) -> dict[str, str]:
         try:
             found = self.head(name)
         except StoreParkedError as error:
-            if error.may_be_the_entry:  # These credentials may put and not look.
+            if error.may_be_the_entry:  # These credentials may not read.
                 return {}
             raise
         if found is None:
@@ -210,16 +212,14 @@ class S3Store:
             with translated(f"get {self._key(name)}"):
                 answer = self._connected().get_object(Bucket=self.bucket, Key=self._key(name), **headers)
         except RemoteExistsError as error:  # 412: If-Match did not.
-            raise TransientStoreError(
-                f"{self.uri(name)} must not change while it is read. Start over."
-            ) from error
+            raise TransientStoreError(f"{self.uri(name)} changed while it was read. Start over.") from error
         if version is not None and answer.get("ETag") != version:  # Some servers ignore If-Match.
             answer["Body"].close()
-            raise TransientStoreError(f"{self.uri(name)} must not change while it is read. Start over.")
+            raise TransientStoreError(f"{self.uri(name)} changed while it was read. Start over.")
         if offset and not str(answer.get("ContentRange", "")).startswith(f"bytes {offset}-"):
             answer["Body"].close()
             raise TransientStoreError(
-                f"{self.uri(name)} must be read from byte {offset} on, got another range"
+                f"{self.uri(name)}: the server sent another range than from byte {offset} on"
             )
         with contextlib.closing(answer["Body"]) as stream, translated(f"get {self._key(name)}"):
             while chunk := stream.read(_CHUNK_BYTES):
@@ -247,7 +247,7 @@ class S3Store:
         return compose_uri(f"s3://{self.bucket}", self.prefix, name, self._uri_options)
 
     def renew(self) -> None:
-        """A live client, and even its session, never reads the credentials file again; a new session does (boto/botocore#704)."""
+        """Drops client and session, which never read the credentials file again (boto/botocore#704)."""
         with self._lock:
             self._client = None
 
@@ -282,9 +282,7 @@ class S3Store:
 
         session = boto3.Session(**{key: value for key, value in self._session_options.items() if value})
         config = Config(
-            retries={
-                "total_max_attempts": 1
-            },  # The queue has its own, which know about outages and credentials.
+            retries={"total_max_attempts": 1},  # The queue retries.
             max_pool_connections=64,
             tcp_keepalive=True,
             user_agent=_USER_AGENT,  # Else botocore composes one, twice for every request.
@@ -297,7 +295,7 @@ class S3Store:
         return client
 
     def put_probe(self, name: str) -> None:
-        """Puts a small object create-only, to see what the server makes of it."""
+        """Puts a small object create-only; see `CreateOnlySupport`."""
         try:
             with translated(f"probe {self.uri()}"):
                 answer = self._connected().put_object(
@@ -311,7 +309,7 @@ class S3Store:
 
 
 def configured_endpoint() -> str | None:
-    """The endpoint that the environment names, ours before boto3's own; None for AWS's, or one in a configuration file."""
+    """Returns the endpoint in the environment, ours before boto3's; None for boto3's own choice."""
     names = ["S3_ENDPOINT_URL"]
     if os.environ.get("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS", "").lower() != "true":
         names += ["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"]
@@ -320,11 +318,12 @@ def configured_endpoint() -> str | None:
 
 def _check(bucket: str, checksum: str, extra_args: dict[str, Any]) -> None:
     if not bucket:
-        raise ValueError("an S3 store must have a bucket, got none. Write s3://bucket/prefix.")
+        raise ValueError("an S3 store needs a bucket: s3://bucket/prefix")
     if checksum not in {"aws", "md5", "none"}:
         raise ValueError(f"checksum must be 'aws', 'md5' or 'none', got {checksum!r}")
     unknown = [name for name in extra_args if not name[:1].isupper()]
     if unknown:
         raise ValueError(
-            f"an S3 store's options must be its own or S3's (ServerSideEncryption, StorageClass, ACL, …), got {', '.join(sorted(unknown))}"
+            f"unknown options {', '.join(sorted(unknown))}: an S3 store takes its own and "
+            "those of S3's requests (ServerSideEncryption, StorageClass, ACL, …)"
         )
