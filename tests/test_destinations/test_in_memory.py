@@ -82,7 +82,9 @@ def test_timeseries_of_an_unknown_metric_names_the_known_ones():
     memory = InMemory()
     memory.log_metrics({"loss": 1.0, "accuracy": 0.5}, 0)
 
-    with pytest.raises(ValueError, match=r"got 'los'. Logged and kept: 'accuracy', 'loss'\."):
+    with pytest.raises(
+        ValueError, match=r"unknown metric 'los'; did you mean 'loss'[?] Kept: 'accuracy', 'loss'\."
+    ):
         memory.get_timeseries("los")
 
 
@@ -132,7 +134,7 @@ def test_an_unknown_table_is_an_error_that_names_the_known_ones():
     memory = InMemory()
     memory.log_table(["a"], [[1]], "wrong", 1)
 
-    with pytest.raises(ValueError, match=r"got 'wrong' at step 3. Kept: 'wrong' at \[1\]\."):
+    with pytest.raises(ValueError, match=r"unknown table 'wrong' at step 3. Kept: 'wrong' at \[1\]\."):
         memory.get_table("wrong", step=3)
 
 
