@@ -5,7 +5,8 @@ import inspect
 import pytest
 
 from destinations import LoggerDestination
-from events import Callback, Engine, Event, Logger, State
+from events import Callback, Destination, Engine, Event, Logger, Run, State
+from events.logger.destination import RECORD_KINDS
 
 LIFECYCLE = {"run_event", "close", "post_close", "state_dict", "load_state_dict"}
 
@@ -149,3 +150,12 @@ def test_a_destination_that_overrides_nothing_ignores_every_record(tmp_path):
     assert not LoggerDestination().can_upload_files()
     with pytest.raises(NotImplementedError, match="LoggerDestination keeps no files"):
         LoggerDestination().download_file("f", str(tmp_path / "g"))
+
+
+def test_every_record_kind_is_a_method_of_loggers_runs_and_destinations():
+    """`RECORD_KINDS` lists all of them, and nothing else."""
+    run = Run(run_name="r")
+
+    for one in (Logger, LoggerDestination, Destination, run):
+        methods = {name for name in dir(one) if name.startswith("log_")} - {"log_scalar"}
+        assert methods | {"upload_file"} == set(RECORD_KINDS)
