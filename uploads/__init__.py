@@ -7,8 +7,8 @@
     handle.result(timeout_seconds=60)
     queue.close(timeout_seconds=30)
 
-Importing this package starts nothing and loads no store's client. Names are imported when they are first used:
-`destinations` needs `uploads.disk` and the redaction alone.
+Importing this package starts nothing and loads no store's client. Names are imported when they are first
+used: `destinations` needs `uploads.disk` and the redaction alone.
 """
 
 from __future__ import annotations

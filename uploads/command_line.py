@@ -1,4 +1,4 @@
-"""`python -m uploads status|resume|retry|verify|gc SPOOL`, and the same sub-commands for another command line (`add_commands`).
+"""The commands `python -m uploads status|resume|retry|verify|gc SPOOL`, also for other command lines.
 
 Exit codes: 0 everything is delivered, 1 uploads are pending, 2 wrong usage, 3 another process owns the spool,
 4 an upload failed for good, or an object differs from what was delivered.
@@ -123,7 +123,9 @@ def resume(
     give_back_seconds: float = 5.0,
     trust: bool = False,
 ) -> int:
-    """Uploads what is pending; returns the exit code. Blocks until everything has ended, for the timeout, or until Ctrl-C.
+    """Uploads what is pending; returns the exit code.
+
+    Blocks until everything has ended, for the timeout, or until Ctrl-C.
 
     Args:
         path: The spool.
@@ -163,8 +165,8 @@ def resume(
 def verify(path: str | Path, *, store: Store | None = None, trust: bool = False) -> list[Finding]:
     """Compares the last delivery of each name with the object in the store, by size and SHA-256.
 
-    The SHA-256 is that of the metadata, or else of the object, which is downloaded for it. What was delivered to another store
-    is compared only if `store` is given.
+    The SHA-256 is that of the metadata, or else of the object, which is downloaded for it. What was delivered
+    to another store is compared only if `store` is given.
     """
     spool = existing(path, trust=trust)
     given = store is not None
@@ -225,7 +227,9 @@ def gc(
 
 
 def retry(path: str | Path, names: Iterable[str] = (), *, trust: bool = False) -> list[str]:
-    """Makes failed entries pending again; returns their remote names. `resume`, or the next queue of this spool, uploads them.
+    """Makes failed entries pending again; returns their remote names.
+
+    `resume`, or the next queue of this spool, uploads them.
 
     An entry that would replace a newer version, delivered since, stays failed.
 
@@ -275,7 +279,8 @@ def existing(path: str | Path, *, trust: bool = False) -> Spool:
 
     Args:
         path: Where.
-        trust: Whether it may belong to another user; its contents decide which files are written with this user's rights.
+        trust: Whether it may belong to another user; its contents decide which files are written with this
+            user's rights.
 
     Raises:
         SpoolError: There is none.
@@ -321,7 +326,10 @@ def exit_code(spool: Spool) -> int:
 
 
 def _describe(spool: Spool, folder: str) -> dict[str, Any] | None:
-    """Returns a description of an entry, which may be moved meanwhile; None if it has ended since it was listed."""
+    """Returns a description of an entry, which may be moved meanwhile.
+
+    None if it has ended since it was listed.
+    """
     try:
         entry = spool.entry_of(folder)
     except (ManifestError, OSError) as error:
@@ -400,7 +408,8 @@ def _abandon(notes: Path, store: Store | None, spool: Spool) -> None:
 def add_commands(subparsers: Any) -> None:
     """Adds the sub-commands to what `ArgumentParser.add_subparsers` returned.
 
-    The parsed namespace has `run`, to be called with the namespace; it prints errors to stderr and returns the exit code.
+    The parsed namespace has `run`, to be called with the namespace; it prints errors to stderr and returns
+    the exit code.
     """
     for name, run, text in (
         ("status", _run_status, "show what is pending and what failed, and which process uploads it"),
@@ -420,7 +429,7 @@ def add_commands(subparsers: Any) -> None:
             command.add_argument(
                 "--trust",
                 action="store_true",
-                help="accept a spool of another user, whose contents decide which files are written with your rights",
+                help="accept a spool of another user, which decides which files are written with your rights",
             )
         if name == "resume":
             command.add_argument(

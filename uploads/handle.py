@@ -1,4 +1,4 @@
-"""What `UploadQueue.submit` returns: one upload, to look at and to wait for."""
+"""Handles and outcomes of uploads, as returned by `UploadQueue`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ __all__ = ["Backlog", "FolderHandle", "Outcome", "UploadHandle", "UploadState"]
 
 
 def check_seconds(name: str, seconds: float) -> float:
-    """The time, which may be infinite, as what a wait of Python's takes.
+    """Returns the seconds, capped at what the waits of `threading` accept.
 
     Raises:
         ValueError: Negative, or not a number.
@@ -39,7 +39,7 @@ def check_seconds(name: str, seconds: float) -> float:
 
 
 def check_workers(workers: int) -> None:
-    """Raises ValueError where there would be nobody to upload."""
+    """Raises ValueError if there are no workers."""
     if workers < 1:
         raise ValueError(f"workers must be at least 1, got {workers}")
 
@@ -50,10 +50,10 @@ _IDENTIFIER = re.compile(r"[0-9a-f]{1,16}")
 class UploadState(enum.StrEnum):
     """The states of an entry.
 
-    pending → inflight → done is the way of a file; inflight → pending is a retry.
-    Final: done, superseded (a newer version of the same name took its place), conflict (`overwrite=False` and the
-    name was taken), corrupt (the bytes were not those staged), rejected (the store will never take it), refused
-    (never staged: no room), lost (its folder was deleted by someone else).
+    pending → inflight → done; inflight → pending is a retry.
+    Final: done, superseded (by a newer version of the name), conflict (`overwrite=False` and the name was
+    taken), corrupt (the staged bytes were changed), rejected (by the store, for good), refused (not staged:
+    no room), lost (its folder was deleted).
     """
 
     PENDING = "pending"
@@ -68,28 +68,28 @@ class UploadState(enum.StrEnum):
 
     @property
     def is_final(self) -> bool:
-        """Whether nothing more will happen."""
+        """Whether the state is final."""
         return self not in {UploadState.PENDING, UploadState.INFLIGHT}
 
     @property
     def is_failure(self) -> bool:
-        """Whether the file is not, and will not be, in the store under its name."""
+        """Whether the upload failed for good."""
         return self.is_final and self not in {UploadState.DONE, UploadState.SUPERSEDED}
 
 
 @attrs.frozen
 class Outcome:
-    """The end of one entry.
+    """How one entry ended.
 
     Attributes:
         identifier: The entry's.
-        remote_name: The name that was asked for.
+        remote_name: Its name in the store.
         state: One of the final states.
-        uri: Where the bytes are, or would have been.
+        uri: Of the object.
         size: Bytes.
-        sha256: Hexadecimal digest of the bytes, where they were read.
-        reason: Why it failed; empty where it did not.
-        superseded_by: The identifier of the entry that took its place.
+        sha256: Hexadecimal digest of the bytes, if they were read.
+        reason: Why it failed; empty if it did not.
+        superseded_by: The identifier of the entry that replaced it.
     """
 
     identifier: str
@@ -102,15 +102,15 @@ class Outcome:
     superseded_by: str | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """A dictionary for `json.dumps`."""
+        """Returns a dictionary for `json.dumps`."""
         return attrs.asdict(self, recurse=False)
 
     @classmethod
     def from_json(cls, record: dict[str, Any]) -> Outcome:
-        """The inverse of `to_json`; keys it does not know are ignored.
+        """Returns the outcome of `to_json`; unknown keys are ignored.
 
         Raises:
-            ValueError: Damaged; or one of KeyError and TypeError.
+            ValueError: Corrupt; or KeyError or TypeError.
         """
         known = {field.name: record[field.name] for field in attrs.fields(cls) if field.name in record}
         outcome = cls(**{**known, "state": UploadState(known["state"])})
@@ -121,7 +121,7 @@ class Outcome:
             or not all(_IDENTIFIER.fullmatch(identifier) for identifier in identifiers)
             or type(outcome.size) is not int
         ):
-            raise ValueError(f"an outcome must have texts, a size and identifiers, got {record}")
+            raise ValueError(f"not an outcome: {record}")
         return outcome
 
 
@@ -130,13 +130,13 @@ _NAMES_SHOWN = 20
 
 @attrs.frozen
 class Backlog:
-    """What was not delivered when it was asked for.
+    """Uploads that are not delivered.
 
     Attributes:
-        spool: The folder that holds it.
-        remaining: Names that are still on their way; `python -m uploads resume SPOOL` finishes them.
-        failures: How the others ended that did not end well: in `failed/` of the spool, or never staged.
-        left_behind: What earlier processes left in other default spools for the same store.
+        spool: The folder of the spool.
+        remaining: Names of pending uploads; `python -m uploads resume SPOOL` finishes them.
+        failures: Outcomes of failed uploads, which are in `failed/` of the spool or were never staged.
+        left_behind: Backlogs of earlier processes in other default spools for the same store.
     """
 
     spool: Path
@@ -151,21 +151,20 @@ class Backlog:
 
     @property
     def resume_command(self) -> str:
-        """What finishes the rest."""
+        """The shell command that finishes the rest."""
         return f"python -m uploads resume {self.spool}"
 
     def __str__(self) -> str:
         lines = []
         if self.remaining:
             lines.append(
-                f"{len(self.remaining)} of the submitted files are not uploaded yet: {_shorten(self.remaining)}"
+                f"{len(self.remaining)} submitted files are not uploaded yet: {_shorten(self.remaining)}"
             )
             lines.append(f"nothing is lost; finish with: {self.resume_command}")
         if self.failures:
-            lines.append(
-                f"{len(self.failures)} failed: {_shorten(tuple(f'{failure.remote_name} ({failure.state}: {failure.reason})' for failure in self.failures))}"
-            )
-            lines.append(f"look at them with: python -m uploads status {self.spool}")
+            failures = tuple(f"{one.remote_name} ({one.state}: {one.reason})" for one in self.failures)
+            lines.append(f"{len(failures)} failed: {_shorten(failures)}")
+            lines.append(f"for details: python -m uploads status {self.spool}")
         lines += [f"left by an earlier process: {backlog}" for backlog in self.left_behind]
         return "\n".join(lines) or "everything was uploaded"
 
@@ -185,17 +184,17 @@ _ERRORS: dict[UploadState, type[UploadError]] = {
 
 
 class UploadHandle:
-    """One file on its way. Every method may be called from any thread; only `result` and `exception` wait.
+    """One upload. Every method may be called from any thread; only `result` and `exception` block.
 
     Attributes:
         identifier: The entry's identity; also in the remote object's metadata.
-        remote_name: The name that was asked for.
-        folder: The name of the entry's folder in the spool; empty where it never had one.
+        remote_name: Its name in the store.
+        folder: The name of the entry's folder in the spool; empty if it was refused.
 
-    The queue knows a handle by a weak reference: who does not ask need not keep it, and a hundred thousand of them are small.
+    The queue holds a weak reference only: a handle that is not needed need not be kept.
     """
 
-    _settled: threading.Event | None = None  # Made by the first who waits.
+    _settled: threading.Event | None = None  # Created by the first wait.
 
     def __init__(
         self,
@@ -216,31 +215,31 @@ class UploadHandle:
 
     @property
     def uri(self) -> str:
-        """Where the bytes are, or will be; `download_file` takes it."""
+        """The URI of the object, also before it exists; `download_file` accepts it."""
         return self._uri_of(self.remote_name)
 
     @property
     def state(self) -> UploadState:
-        """How the upload stands now; looked up in the spool until it has ended."""
+        """The current state; looked up in the spool until the upload has ended."""
         seen = None if self.done() else self._look(self.folder)
-        outcome = self._outcome  # Maybe it ended while we looked.
+        outcome = self._outcome  # It may have ended meanwhile.
         if outcome is not None:
             return outcome.state
         return UploadState.INFLIGHT if seen is None else seen
 
     def done(self) -> bool:
-        """Whether the upload has ended, well or not."""
+        """Returns whether the upload has ended, with success or failure."""
         return self._outcome is not None
 
     def result(self, timeout_seconds: float | None = None) -> Outcome:
-        """Waits for the end and returns it. An entry that a newer version of its name replaced has ended well, as `superseded`.
+        """Waits for the outcome and returns it; `superseded` counts as success.
 
         Raises:
-            UploadTimeoutError: It took longer; the upload goes on.
-            RemoteConflictError: `overwrite=False` and other bytes are there.
+            UploadTimeoutError: It took longer; the upload continues.
+            RemoteConflictError: `overwrite=False`, and the name has other bytes.
             BytesCorruptError: The staged bytes were damaged.
-            RejectedByStoreError: The store will never take it.
-            SpoolFullError: It was refused when it was submitted.
+            RejectedByStoreError: The store refused it for good.
+            SpoolFullError: It was refused by `submit`.
             SpoolError: Its folder was deleted from the spool.
         """
         error = self.exception(timeout_seconds)
@@ -250,15 +249,15 @@ class UploadHandle:
         return self._outcome
 
     def exception(self, timeout_seconds: float | None = None) -> UploadError | None:
-        """Waits for the end and returns what went wrong, or None.
+        """Waits for the outcome and returns the error, or None after success.
 
         Raises:
-            UploadTimeoutError: It took longer; the upload goes on.
+            UploadTimeoutError: It took longer; the upload continues.
         """
         seconds = None if timeout_seconds is None else check_seconds("timeout_seconds", timeout_seconds)
         if self._outcome is None and not self._event().wait(seconds):
             raise UploadTimeoutError(
-                f"{self.remote_name!r} must end within {timeout_seconds} s, got state {self.state}. It goes on; ask again later."
+                f"{self.remote_name!r} is {self.state} after {timeout_seconds} s; the upload continues"
             )
         assert self._outcome is not None  # noqa: S101  # set before the event
         error = _ERRORS.get(self._outcome.state)
@@ -270,7 +269,7 @@ class UploadHandle:
             self._settled.set()
 
     def _event(self) -> threading.Event:
-        """What `_settle` sets. One step for all threads that wait, so that no lock is needed that a fork could leave locked."""
+        """Returns the event that `_settle` sets. Atomic without a lock, which a fork could leave locked."""
         event: threading.Event = vars(self).setdefault("_settled", threading.Event())
         if self._outcome is not None:
             event.set()
@@ -283,7 +282,7 @@ class FolderHandle:
     Attributes:
         handles: In the order of their names.
         remote_name: The name of the folder.
-        uri: Where the folder is, or will be.
+        uri: Of the folder.
     """
 
     def __init__(self, remote_name: str, uri: str, handles: tuple[UploadHandle, ...]) -> None:
@@ -299,15 +298,15 @@ class FolderHandle:
         return next(iter([state for state in states if state.is_failure] + unfinished), UploadState.DONE)
 
     def done(self) -> bool:
-        """Whether every file has ended."""
+        """Returns whether every file has ended."""
         return all(handle.done() for handle in self.handles)
 
     def result(self, timeout_seconds: float | None = None) -> tuple[Outcome, ...]:
-        """Waits for every file, each up to the limit; raises the first failure, as `UploadHandle.result` does."""
+        """Waits for each file up to the timeout; raises the first failure, as `UploadHandle.result` does."""
         return tuple(handle.result(timeout_seconds) for handle in self.handles)
 
     def exception(self, timeout_seconds: float | None = None) -> UploadError | None:
-        """Waits for every file, each up to the limit; returns the first failure or None."""
+        """Waits for each file up to the timeout; returns the first failure, or None."""
         return next(
             (error for handle in self.handles if (error := handle.exception(timeout_seconds)) is not None),
             None,

@@ -27,8 +27,8 @@ __all__ = ["Ledger"]
 class Ledger:
     """Tracks entries from acceptance to their end. Thread-safe; one lock guards all state.
 
-    Of each entry the name of its folder is kept, and the key of its remote name. The remote name itself is read from the spool
-    when needed, and handles are weak references.
+    Of each entry the name of its folder is kept, and the key of its remote name. The remote name itself is
+    read from the spool when needed, and handles are weak references.
 
     Args:
         spool: Searched for outcomes that were not reported.
@@ -158,7 +158,10 @@ class Ledger:
             return tuple(self._failures)
 
     def reconcile(self) -> None:
-        """Finds outcomes in the spool that were not reported. An entry missing in two calls in a row counts as lost."""
+        """Finds outcomes in the spool that were not reported.
+
+        An entry missing in two calls in a row counts as lost.
+        """
         with self._changed:
             unseen = self._folders - {self._staging}
         if not unseen:

@@ -1,4 +1,4 @@
-"""Text for people: log records that never raise, and terminal output in which foreign text controls nothing."""
+"""Text for people: log records that never raise, and output without control characters of others."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _NOT_ESCAPED_BY_JSON = re.compile("[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u20
 
 
 def one_line(text: str) -> str:
-    r"""Returns the text with control characters escaped, so that it stays one line: a newline becomes "\n"."""
+    r"""Returns the text on one line, with control characters escaped: a newline becomes "\n"."""
     return text if text.isprintable() else text.translate(_CONTROLS)
 
 
 def one_line_json(line: str) -> str:
-    """Returns a line of JSON with JSON's own escapes for the control characters that JSON allows in strings."""
+    """Returns a line of JSON with control characters as JSON escapes; they occur only in strings."""
     if line.isprintable():
         return line
     return _NOT_ESCAPED_BY_JSON.sub(lambda match: f"\\u{ord(match[0]):04x}", line)

@@ -1,7 +1,7 @@
 """The queue that users see: takes files and uploads them to a store in the background.
 
-Staging runs in the thread that calls `submit`; uploads run in a worker process or in threads. Accepted files survive the
-process: they are in the spool.
+Staging runs in the thread that calls `submit`; uploads run in a worker process or in threads. Accepted files
+survive the process: they are in the spool.
 """
 
 from __future__ import annotations
@@ -76,7 +76,9 @@ _LOOK_SECONDS = 0.5
 
 
 def default_spools(store_uri: str) -> Iterator[Path]:
-    """Yields the default spools for a store, numbered from 0, without end. A queue takes the first that no live queue owns.
+    """Yields the default spools for a store, numbered from 0, without end.
+
+    A queue takes the first that no live queue owns.
 
     Under `$UPLOADS_HOME`, else `$XDG_STATE_HOME/uploads`, else `~/.local/state/uploads`.
     """
@@ -92,8 +94,8 @@ def default_spools(store_uri: str) -> Iterator[Path]:
 class LeftoverSpools:
     """Uploads what ended processes left in the other default spools for the same store.
 
-    Its thread opens a queue for each, one after the other, and closes it when it is empty; spools of live processes are
-    skipped. So a training that is restarted with fewer ranks leaves nothing behind.
+    Its thread opens a queue for each, one after the other, and closes it when it is empty; spools of live
+    processes are skipped. So a training that is restarted with fewer ranks leaves nothing behind.
 
     Args:
         own: The spool of the queue itself.
@@ -179,7 +181,7 @@ Isolation = Literal["threads", "process"]
 
 
 class Drainer(Protocol):
-    """Uploads the entries of a spool: a `Drain` in this process, or a `WorkerSupervisor` of one in another."""
+    """Uploads the entries of a spool: a `Drain`, or a `WorkerSupervisor` of one in another process."""
 
     def start(self) -> None:
         """Locks the spool and starts."""
@@ -195,7 +197,9 @@ class Drainer(Protocol):
 
 
 def choose_isolation(asked: Isolation | None, store: Store | str | Path) -> Isolation:
-    """Returns the isolation that was asked for; by default a process for remote stores given by URI, threads for the rest.
+    """Returns the isolation that was asked for.
+
+    By default a process for remote stores given by URI, threads for the rest.
 
     Raises:
         ValueError: A process was asked for, and the store is not given by URI.
@@ -203,7 +207,8 @@ def choose_isolation(asked: Isolation | None, store: Store | str | Path) -> Isol
     is_uri = isinstance(store, str | Path)
     if asked == "process" and not is_uri:
         raise ValueError(
-            f"isolation='process' needs a store given by URI, got {store!r}; give its URI, or isolation='threads'"
+            f"isolation='process' needs a store given by URI, got {store!r}; "
+            "give its URI, or isolation='threads'"
         )
     return asked or ("process" if isinstance(store, str | Path) and is_remote(store) else "threads")
 
@@ -253,7 +258,7 @@ def start_drainer(
 def worker_config_for(
     spool: Spool, given: Store | str | Path, store: Store, options: dict[str, Any], **how: Any
 ) -> WorkerConfig:
-    """Returns the configuration of a worker process, which opens the same store even if its environment differs.
+    """Returns the configuration of a worker process, so that it opens the same store in any environment.
 
     Args:
         spool: The queue's.
@@ -304,7 +309,7 @@ def take_spool(
 
 
 def _description(given: Store | str | Path, store: Store, options: dict[str, Any]) -> dict[str, Any]:
-    """Returns what `spool.json` keeps for `resume`: options known to be harmless, and the names of the others."""
+    """Returns what `spool.json` keeps: options known to be harmless, and the names of the others."""
     everything = options_of(given) | options if isinstance(given, str | Path) else {}
     return {
         "uri": store.uri(),
@@ -314,8 +319,9 @@ def _description(given: Store | str | Path, store: Store, options: dict[str, Any
 
 
 def exit_on_sigterm() -> None:
-    """Makes SIGTERM raise SystemExit(143) in the main thread, so that `finally` blocks run and queues drain up to their `exit_seconds`.
+    """Makes SIGTERM raise SystemExit(143) in the main thread.
 
+    So `finally` blocks run, and queues drain for up to their `exit_seconds`.
     A handler that was installed before is called first. Call it from the main thread.
 
     Raises:
@@ -342,24 +348,29 @@ class UploadQueue:
     A file is safe when `submit` returns: its bytes are in the spool and survive `kill -9` of this process.
     Uploads start at once, with those that an earlier process left in the spool.
 
-    **Threading.** Every method may be called from any thread. Versions of one name are delivered in the order in which they became
-    pending, the last step of `submit`; of two threads that submit one name at once, the one whose copy is ready later wins. `submit` blocks for as long as staging takes, never for the network.
+    **Threading.** Every method may be called from any thread. Versions of one name are delivered in the order
+    in which they became pending, the last step of `submit`; of two threads that submit one name at once, the
+    one whose copy is ready later wins. `submit` blocks for as long as staging takes, never for the network.
 
-    **Fork.** A forked child may submit, which only stages; the parent's drain finds it within seconds. Its `close` does nothing.
+    **Fork.** A forked child may submit, which only stages; the parent's drain finds it within seconds. Its
+    `close` does nothing.
 
-    **Exit.** At interpreter exit (`sys.exit`, an exception, Ctrl-C) the queue drains for up to `exit_seconds`; what is left stays
-    in the spool and is named, with the command that finishes it. No signal handler is installed; see `exit_on_sigterm`.
+    **Exit.** At interpreter exit (`sys.exit`, an exception, Ctrl-C) the queue drains for up to
+    `exit_seconds`; what is left stays in the spool and is named, with the command that finishes it. No signal
+    handler is installed; see `exit_on_sigterm`.
 
     Args:
         store: A URI or path for `open_store`, or a Store.
-        spool: Its folder, for one queue at a time. The next process with the same store finds the default again, and uploads
-            what ended processes left in the other default spools.
+        spool: Its folder, for one queue at a time. The next process with the same store finds the default
+            again, and uploads what ended processes left in the other default spools.
         workers: The number of concurrent uploads.
-        isolation: "process" uploads in a worker process, so that the training loop keeps its interpreter to itself; the worker is
-            replaced when it dies and outlives this process by up to `grace_seconds`. "threads" uploads in threads of this process.
-            By default remote stores given by URI get a process, anything else threads.
-        durability: "process": what was submitted survives the process at once and a loss of power within about a second.
-            "power": it survives a loss of power when `submit` returns, for the price of waiting for the disk.
+        isolation: "process" uploads in a worker process, so that the training loop keeps its interpreter to
+            itself; the worker is replaced when it dies and outlives this process by up to `grace_seconds`.
+            "threads" uploads in threads of this process. By default remote stores given by URI get a process,
+            anything else threads.
+        durability: "process": what was submitted survives the process at once and a loss of power within
+            about a second. "power": it survives a loss of power when `submit` returns, for the price of
+            waiting for the disk.
         spool_bytes: The maximum size of the spool, with leftovers of earlier processes and failed entries.
         free_bytes: The minimum to leave free on the disk of the spool.
         full_wait_seconds: How long `submit` waits for room before it refuses a file.
@@ -484,23 +495,28 @@ class UploadQueue:
         Args:
             source: A regular file, or a folder, whose files are submitted under `remote_name/`.
             remote_name: Its name in the store; by default that of the source.
-            overwrite: Whether an existing object may be replaced. A pending older version of the name is superseded.
-            move: Whether to move the file into the spool: instant, and the source is gone. Files of a folder are moved one by one.
-            link: Takes the file by hard link: instant but for one reading. **Dangerous** where the file is later rewritten in place
-                (as `torch.save` to the same path does): the upload then fails as corrupt. Safe for writers that replace by rename.
-            after: Handles of uploads of this queue that must be in the store first. If one was refused, so is this one. Handles of
-                another queue must be done.
+            overwrite: Whether an existing object may be replaced. A pending older version of the name is
+                superseded.
+            move: Whether to move the file into the spool: instant, and the source is gone. Files of a folder
+                are moved one by one.
+            link: Takes the file by hard link: instant but for one reading. **Dangerous** where the file is
+                later rewritten in place (as `torch.save` to the same path does): the upload then fails as
+                corrupt. Safe for writers that replace by rename.
+            after: Handles of uploads of this queue that must be in the store first. If one was refused, so is
+                this one. Handles of another queue must be done.
             durability: Overrides that of the queue.
 
         Raises:
             InvalidRemoteNameError: At once, like the next four; nothing was staged.
             InvalidSourceError: Neither a readable regular file nor a folder.
             RemoteNameTakenError: `overwrite=False`, and this name is on its way already.
-            UnstableSourceError: The file changed while it was copied, twice. Of a folder, the files before it are on their way.
+            UnstableSourceError: The file changed while it was copied, twice. Of a folder, the files before it
+                are on their way.
             QueueClosedError: After `close`.
-            ValueError: `move` and `link` together, or `after` names an upload of another queue that has not ended.
-            UploadError: No room (`SpoolFullError`), or what it comes after was refused, and the queue has `raise_errors`; else the
-                handle is in state `refused`.
+            ValueError: `move` and `link` together, or `after` names an upload of another queue that has not
+                ended.
+            UploadError: No room (`SpoolFullError`), or one of `after` was refused, and the queue has
+                `raise_errors`; else the handle is in state `refused`.
         """
         source = Path(source)
         name = check_remote_name(source.name if remote_name is None else remote_name)
@@ -527,8 +543,8 @@ class UploadQueue:
     def submit_pointer(self, remote_name: str, target: UploadHandle) -> UploadHandle:
         """Makes `remote_name` a pointer to `target`, visible once that is in the store.
 
-        Writes `remote_name.symlink`, a text file with the target's name, as Composer does; `download_file(remote_name)` follows it.
-        A newer pointer replaces an older one.
+        Writes `remote_name.symlink`, a text file with the target's name, as Composer does;
+        `download_file(remote_name)` follows it. A newer pointer replaces an older one.
         """
         name = check_remote_name(remote_name + POINTER_SUFFIX)
         try:
@@ -596,7 +612,9 @@ class UploadQueue:
             self._leftovers.wait(max(0.0, deadline - time.monotonic()))
 
     def close(self, timeout_seconds: float = 30.0) -> Backlog:
-        """Drains for up to the timeout, stops, and returns what was not delivered. A second call returns the same.
+        """Drains for up to the timeout, stops, and returns what was not delivered.
+
+        A second call returns the same.
 
         Blocks for up to `timeout_seconds`, and up to `give_back_seconds` more for uploads in flight.
 
@@ -683,7 +701,7 @@ class UploadQueue:
             self.spool.create()
 
     def _dependency_names(self, after: Sequence[UploadHandle | FolderHandle]) -> dict[str, str]:
-        """Returns the remote names of the dependencies by identifier, without those that are in the store already.
+        """Returns the remote names of the dependencies by identifier, without those that are delivered.
 
         Raises:
             UploadError: One was refused, or failed in another queue.
@@ -692,7 +710,7 @@ class UploadQueue:
         names = {}
         for one in after:
             for handle in one.handles if isinstance(one, FolderHandle) else (one,):
-                is_ours = handle._look == self._state_of or self._knows(handle)  # noqa: SLF001  # the queue is the other half of a handle
+                is_ours = handle._look == self._state_of or self._knows(handle)  # noqa: SLF001
                 error = handle.exception(0) if handle.done() else None
                 if error is not None and not (is_ours and handle.folder):
                     raise type(error)(
@@ -702,7 +720,8 @@ class UploadQueue:
                     continue
                 if not is_ours:
                     raise ValueError(
-                        f"after= takes handles of this queue, got one of {handle.uri}; wait for it first, with result()"
+                        f"after= takes handles of this queue, got one of {handle.uri}; "
+                        "wait for it first, with result()"
                     )
                 names[handle.identifier] = handle.remote_name
         return names
@@ -718,7 +737,10 @@ class UploadQueue:
             raise RemoteNameTakenError(f"{name!r} is pending already; use overwrite=True to replace it")
 
     def _track(self, entry: Entry, handle: UploadHandle) -> None:
-        """Adds the entry to the ledger. Called in the order of sequence numbers, before the drain can see the entry."""
+        """Adds the entry to the ledger.
+
+        Called in the order of sequence numbers, before the drain can see the entry.
+        """
         self._check_name(entry.remote_name, overwrite=entry.overwrite)
         handle.folder = entry.folder
         self._ledger.add(entry.folder, handle)

@@ -156,7 +156,7 @@ def test_what_is_not_out_when_the_run_is_closed_is_named_and_kept(make_artifacts
 
     run.close()
 
-    assert "1 of the submitted files are not uploaded yet: one.bin" in caplog.text
+    assert "1 submitted files are not uploaded yet: one.bin" in caplog.text
     assert f"python -m uploads resume {tmp_path / 'spool'}" in caplog.text
     again = DryRun(make_artifacts())
     again.init()

@@ -1,4 +1,7 @@
-"""One attempt to bring one entry to its store: check the bytes, look before putting, put, and recognise one's own earlier success."""
+"""One attempt to upload one entry: verify the bytes, HEAD, PUT, and recognise an earlier success of our own.
+
+Runs in the uploading threads of a drain. Raises transient errors and returns final outcomes.
+"""
 
 from __future__ import annotations
 
@@ -24,14 +27,14 @@ __all__ = ["CredentialWatch", "deliver"]
 
 
 class CredentialWatch:
-    """Compares the credential files of a store with how they were when the watch was made, or last asked."""
+    """Detects changes of the credential files of a store since the last call."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._seen = self._look()
 
     def renew(self, *, anyway: bool) -> bool:
-        """Has the store start over where its files changed, or else where it is to be done anyway; returns whether they changed."""
+        """Renews the store's session if its files changed, or if `anyway`; returns whether they changed."""
         seen, self._seen = self._seen, self._look()
         changed = seen != self._seen
         if isinstance(self._store, Renewable) and (changed or anyway):
@@ -68,16 +71,17 @@ def deliver(
     is_answer_lost: bool = False,
     suspect: bool = False,
 ) -> Outcome:
-    """Tries once; returns how it ended, or raises what may pass.
+    """Tries to upload an entry; returns its outcome, or raises an error that may be transient.
 
     Args:
         folder: The entry's folder.
         entry: Its manifest.
-        store: Where to.
-        retried: Whether an earlier attempt may have succeeded without our knowing.
-        is_answer_lost: Whether one was sent and not answered. Where the name is taken and the store does not let us look by whom, it was
-            that one.
-        suspect: Whether a loss of power may have taken bytes; then those without a checksum are sent only if no block is all zeros.
+        store: The target.
+        retried: Whether an earlier attempt may have succeeded unnoticed.
+        is_answer_lost: Whether an attempt was sent and not answered. If the name is taken and HEAD is denied,
+            the object counts as the result of that attempt.
+        suspect: Whether a loss of power may have cost bytes; without a checksum, a block of zeros counts as
+            corrupt.
 
     Raises:
         StoreError: From the store; the caller decides whether to try again.
@@ -93,7 +97,10 @@ def deliver(
         crc32 = _noted_crc32(folder) if entry.crc32 is None else entry.crc32
         damage = _damage(entry, body.digest, crc32)
         if not damage and crc32 is None and suspect and _has_blank_block(body):
-            damage = "staged bytes must be on the disk, got a loss of power before it was known to have them, and zeros where it may not. Submit the file again."
+            damage = (
+                "staged bytes were not on disk when the power was lost, and a block of them is all zeros; "
+                "submit the file again"
+            )
         if damage:
             return _outcome(entry, store, body, UploadState.CORRUPT, damage)
         _remember_digest(folder, body.digest, is_noted=crc32 is not None)
@@ -114,23 +121,23 @@ def deliver(
 
 
 def _opened(folder: Path, entry: Entry) -> Body | str:
-    """The staged bytes, or what is wrong with them."""
+    """Returns the staged bytes, or a description of the damage."""
     try:
         size = (folder / DATA_FILE).lstat().st_size
-        if size != entry.size:  # Not read: what is damaged may be of any size.
+        if size != entry.size:  # Not read: it may be of any size.
             return _wrong_size(entry, size)
         known = _remembered_digest(folder) if entry.size >= _REMEMBER_DIGEST_BYTES else None
         return Body(f"{folder}/{DATA_FILE}", entry.identifier, known)
     except FileNotFoundError:
         if not folder.is_dir():
             raise
-        return "staged bytes must be in the entry's folder, got no file. Submit the file again."
+        return "the staged bytes are missing; submit the file again"
     except IRREGULAR as error:
         return f"staged bytes must be in the entry's folder: {error}. Submit the file again."
 
 
 def _taken(entry: Entry, store: Store, body: Body, *, is_answer_lost: bool) -> Outcome:
-    """What it means that a create-only put found the name taken."""
+    """Returns the outcome of a create-only PUT that found the name taken."""
     try:
         existing = store.head(entry.remote_name)
     except StoreParkedError as error:
@@ -139,29 +146,32 @@ def _taken(entry: Entry, store: Store, body: Body, *, is_answer_lost: bool) -> O
         if not is_answer_lost:
             return _conflict(entry, store, body, None)
         _log.warning(
-            "%s exists, and these credentials may not read it: taken for the upload of entry %s whose answer was lost",
+            "%s exists, and HEAD is denied; assuming that it is entry %s, of which an answer was lost",
             store.uri(entry.remote_name),
             entry.identifier,
         )
         return _outcome(entry, store, body, UploadState.DONE)
     if existing is None:
-        raise TransientStoreError(f"{store.uri(entry.remote_name)} was taken a moment ago and is free now")
+        raise TransientStoreError(f"{store.uri(entry.remote_name)} existed a moment ago and is gone now")
     if not _is_ours(store, existing, body, entry):
         return _conflict(entry, store, body, existing)
     return _outcome(entry, store, body, UploadState.DONE)
 
 
 def _damage(entry: Entry, digest: Digest, crc32: int | None) -> str:
-    """What is wrong with the staged bytes; empty where nothing is."""
+    """Returns a description of the damage to the staged bytes; empty if there is none."""
     if digest.size != entry.size:
         return _wrong_size(entry, digest.size)
     if crc32 is not None and digest.crc32 != crc32:
-        return f"staged bytes must have CRC-32 {crc32:08x}, got {digest.crc32:08x}. The spool's copy was changed; submit the file again."
+        return (
+            f"staged bytes have CRC-32 {digest.crc32:08x}, expected {crc32:08x}: "
+            "the copy in the spool was changed; submit the file again"
+        )
     return ""
 
 
 def _has_blank_block(body: Body) -> bool:
-    """Whether a block is all zeros, as file systems leave those that a loss of power kept from the disk."""
+    """Returns whether a block is all zeros, as a loss of power leaves blocks that were not written."""
     return any(
         not any(chunk[offset : offset + _BLOCK_BYTES])
         for chunk in body.chunks()
@@ -171,18 +181,22 @@ def _has_blank_block(body: Body) -> bool:
 
 def _wrong_size(entry: Entry, size: int) -> str:
     return (
-        f"staged bytes must be {entry.size}, got {size}. The spool's copy was changed; submit the file again."
+        f"{size} bytes are staged, expected {entry.size}: the copy in the spool was changed; "
+        "submit the file again"
     )
 
 
 def _noted_crc32(folder: Path) -> int | None:
-    """Of a large file, computed behind the training loop's back or by an earlier attempt; None where neither came to pass."""
+    """Returns the CRC-32 of a large file, computed in the background or by an earlier attempt.
+
+    None if neither did.
+    """
     crc32 = read_json(folder / CHECKSUM_FILE).get("crc32")
     return crc32 if isinstance(crc32, int) else None
 
 
 def _look(store: Store, name: str) -> RemoteObject | None:
-    """HEAD; a user who may put but not look is told by the put what is the matter, if anything."""
+    """Returns the object, if any. If HEAD is denied, returns None: the PUT reports the error."""
     try:
         return store.head(name)
     except StoreParkedError as error:
@@ -192,13 +206,13 @@ def _look(store: Store, name: str) -> RemoteObject | None:
 
 
 def _is_ours(store: Store, existing: RemoteObject, body: Body, entry: Entry) -> bool:
-    """Whether the object is this entry's, by our mark on it or, where there is none, by its bytes."""
+    """Returns whether the object is this entry's, by its `entry-id` or, without one, by its bytes."""
     if existing.size != body.digest.size:
         return False
     if existing.entry_id == entry.identifier:
         return True
     if entry.overwrite:
-        return False  # Putting it again is right, and as cheap as reading it.
+        return False  # Another PUT costs no more than reading the object.
     if existing.sha256 is not None:
         return existing.sha256 == body.digest.sha256
     offset = 0
@@ -211,7 +225,10 @@ def _is_ours(store: Store, existing: RemoteObject, body: Body, entry: Entry) -> 
 
 def _conflict(entry: Entry, store: Store, body: Body, existing: RemoteObject | None) -> Outcome:
     whose = existing.entry_id if existing is not None and existing.entry_id else "unknown"
-    reason = f"overwrite=False, and {store.uri(entry.remote_name)} must be new, got an object of entry {whose} where this is {entry.identifier}. Submit under another name, or with overwrite=True."
+    reason = (
+        f"overwrite=False: {store.uri(entry.remote_name)} exists, as entry {whose}; this is {entry.identifier}. "
+        "Submit under another name, or with overwrite=True."
+    )
     return _outcome(entry, store, body, UploadState.CONFLICT, reason)
 
 
@@ -228,7 +245,10 @@ def _outcome(entry: Entry, store: Store, body: Body, state: UploadState, reason:
 
 
 def _remembered_digest(folder: Path) -> Digest | None:
-    """A large file is read in whole once, not at every attempt; its parts are checked as they are sent."""
+    """Returns the digest of an earlier attempt.
+
+    So a large file is read once; its parts are checked as they are sent.
+    """
     match read_json(folder / "digest.json"):
         case {"size": int(size), "sha256": str(sha256), "crc32": int(crc32)} if _SHA256.fullmatch(sha256):
             return Digest(size, sha256, crc32)
@@ -236,7 +256,10 @@ def _remembered_digest(folder: Path) -> Digest | None:
 
 
 def _remember_digest(folder: Path, digest: Digest, *, is_noted: bool) -> None:
-    """Keeps what was read for later attempts, by which time the bytes may have rotted; a full disk is no reason to stop."""
+    """Stores the digest for later attempts, to detect bit rot until then.
+
+    OSErrors, such as a full disk, are ignored.
+    """
     with contextlib.suppress(OSError):
         if not is_noted:
             replace_json(folder / CHECKSUM_FILE, {"crc32": digest.crc32})

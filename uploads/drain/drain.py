@@ -1,11 +1,11 @@
-"""Uploads the entries of a spool: the same code in the threads of a queue, in its worker process, and in `uploads resume`.
+"""Uploads the entries of a spool: in threads of a queue, in its worker process, and in `uploads resume`.
 
     pending ──claim──▶ inflight ──delivered──▶ done (logged in delivered.jsonl, removed)
        ▲                  │ ├── corrupt, conflicting, rejected ──▶ failed/…
        └──── transient ───┘ └── a newer version of the name waits ──▶ done (superseded)
 
-A transient failure is retried after a delay; several in a row slow all threads down; a failure of the whole store parks it
-until a probe succeeds; a failure of the entry alone fails that entry alone.
+A transient failure is retried after a delay; several in a row slow all threads down; a failure of the whole
+store parks it until a probe succeeds; a failure of the entry alone fails that entry alone.
 """
 
 from __future__ import annotations
@@ -65,7 +65,10 @@ _ABORT_FAILURES = 5  # Aborts are retried as often as an upload that failed so m
 
 
 class Settler:
-    """Moves ended entries out of the spool, later if the disk is full now. Thread-safe; the lock guards what is still to be settled."""
+    """Moves ended entries out of the spool, later if the disk is full now.
+
+    Thread-safe; the lock guards what is still to be settled.
+    """
 
     def __init__(self, spool: Spool) -> None:
         self._spool = spool
@@ -116,8 +119,8 @@ class Settler:
 class Drain:
     """Uploads the entries of a spool in daemon threads, with one more thread for maintenance.
 
-    Not an executor, which refuses work at interpreter exit, when a backlog is finished. Upload errors are not raised but
-    reported as outcomes.
+    Not an executor, which refuses work at interpreter exit, when a backlog is finished. Upload errors are not
+    raised but reported as outcomes.
 
     Args:
         spool: An existing one.
@@ -186,9 +189,12 @@ class Drain:
             raise
 
     def _start_threads(self) -> None:
-        """Starts one uploading thread and the maintenance thread, or raises; of the others as many as the system allows."""
-        # Clients import it at their first use, which may be at interpreter exit: then it can no longer register its
-        # exit function, and no client can be created.
+        """Starts one uploading thread and the maintenance thread, or raises.
+
+        Of the others as many as the system allows.
+        """
+        # Clients import it at their first use, which may be at interpreter exit: then it can no longer
+        # register its exit function, and no client can be created.
         importlib.import_module("concurrent.futures.thread")
         self._running = 1  # This thread: the lock is not released before all have been started.
         try:
@@ -240,8 +246,9 @@ class Drain:
         with self._scanning:
             found = self._unknown_folders()
             while found:
-                # A listing made while both appear may show an entry and not the one it depends on. That one was there
-                # before, so that the next listing shows it: up to the newest found, list until nothing is added.
+                # A listing made while both appear may show an entry and not the one it depends on. That one
+                # was there before, so that the next listing shows it: up to the newest found, list until
+                # nothing is added.
                 newest = max(found)
                 more = {folder for folder in self._unknown_folders() if folder <= newest} - found
                 if not more:
@@ -265,14 +272,17 @@ class Drain:
         return self._schedule.wait_idle(timeout_seconds)
 
     def stop(self, timeout_seconds: float = 5.0) -> None:
-        """Starts no more uploads and waits for those in flight. The last thread to end releases the lock of the spool."""
+        """Starts no more uploads and waits for those in flight.
+
+        The last thread to end releases the lock of the spool.
+        """
         self._schedule.stop()
         self._stopping.set()
         deadline = self._clock() + timeout_seconds
         for thread in self._threads:
             thread.join(max(0.0, deadline - self._clock()))
-        # A thread with an entry in flight releases the lock when that has ended, or with the process; recover() then
-        # returns the entry.
+        # A thread with an entry in flight releases the lock when that has ended, or with the process;
+        # recover() then returns the entry.
 
     def forget_after_fork(self) -> None:
         """Drops the lock in a forked child: it is the parent's, as are the threads."""
@@ -333,14 +343,14 @@ class Drain:
                 continue
             try:
                 self._process(folder)
-            except BaseException as error:  # noqa: BLE001  # the thread survives a disk that cannot even rename, and a callback
+            except BaseException as error:  # noqa: BLE001  # of a full disk, a callback
                 self._schedule.retry(folder, self._policy.cap_seconds)
                 log_safely(logging.ERROR, "cannot record the outcome of %s", folder, error=error)
 
     def _process(self, folder: str) -> None:
         try:
             outcome = self._attempt(folder)
-        except BaseException as error:  # noqa: BLE001  # the thread survives what a store raises, SystemExit included
+        except BaseException as error:  # noqa: BLE001  # a store may raise anything
             self._handle_failure(folder, error)
         else:
             if outcome is not None:
@@ -357,7 +367,8 @@ class Drain:
         if entry.store not in {"", self._identity} and not self._any_store:
             self._log_once(
                 entry.store,
-                f"ignoring entries for {entry.store} in the spool {self._spool.path}: the store is {self._identity}",
+                f"ignoring entries for {entry.store} in the spool {self._spool.path}: "
+                f"the store is {self._identity}",
             )
             self._schedule.settle(folder)  # In memory alone: on disk it stays pending for its own store.
             return None
@@ -473,7 +484,10 @@ class Drain:
                     self._spool.keep_for_abort(notes, place.name)
 
     def _retry_aborts(self) -> None:
-        """Retries failed aborts of multipart uploads; one thread at a time, when there is nothing else to do."""
+        """Retries failed aborts of multipart uploads.
+
+        One thread at a time, when there is nothing else to do.
+        """
         if self._clock() < self._next_abort or not self._aborting.acquire(blocking=False):
             return
         try:
@@ -503,7 +517,8 @@ class Drain:
             probe_seconds = self._health.park(decision.reason)
             self._log_once(
                 decision.reason,
-                f"uploads to {self._store.uri()} are paused: {decision.reason}. They resume when this is fixed; nothing is lost.",
+                f"uploads to {self._store.uri()} are paused: {decision.reason}. "
+                "They resume when this is fixed; nothing is lost.",
             )
             self._schedule.pause(probe_seconds, probing_only=True)
             self._return(folder, counts, decision, probe_seconds)
@@ -517,7 +532,7 @@ class Drain:
             )
 
     def _slow_down(self, decision: FailureDecision) -> None:
-        """Pauses all threads after more consecutive failures than there are threads: then it is not about single entries."""
+        """Pauses all threads after more consecutive failures than there are threads."""
         consecutive = self._health.record_failure(decision.reason)
         if consecutive > self._workers or decision.retry_after_seconds is not None:
             self._schedule.pause(

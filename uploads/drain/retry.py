@@ -1,4 +1,7 @@
-"""Retries: the back-off, the classification of failures, and the health of the store. No thread of its own, no I/O."""
+"""Retries: the back-off, the classification of failures, and the health of the store.
+
+No thread of its own, no I/O.
+"""
 
 from __future__ import annotations
 
@@ -49,23 +52,26 @@ _TRANSIENT_ERRNOS = {
 
 
 def backoff_seconds(failures: int, first_seconds: float, cap_seconds: float) -> float:
-    """Returns `first_seconds` after the first failure, twice as much after each further one, and at most `cap_seconds`."""
+    """Returns `first_seconds` after one failure, doubled by each further one up to `cap_seconds`."""
     return min(cap_seconds, first_seconds * 2.0 ** min(failures - 1, 32))
 
 
 @attrs.frozen
 class RetryPolicy:
-    """Exponential back-off with full jitter: a delay is uniform between 0 and a ceiling that doubles, so that ranks do not retry together.
+    """Exponential back-off with full jitter.
 
+    A delay is uniform between 0 and a ceiling that doubles, so that ranks do not retry together.
     Transient failures are retried without limit, for as long as the queue lives.
 
     Attributes:
         first_seconds: Ceiling after the first failure.
         cap_seconds: The maximum of the ceiling.
         retry_after_cap_seconds: The maximum that is honoured of a server's Retry-After.
-        probe_first_seconds: The delay of the first probe of a parked store; doubles up to `probe_cap_seconds`.
+        probe_first_seconds: The delay of the first probe of a parked store; doubles up to
+            `probe_cap_seconds`.
         probe_cap_seconds: The maximum delay between two probes.
-        unknown_tries: The number of unclassified failures after which an entry is rejected, once the store has accepted others.
+        unknown_tries: The number of unclassified failures after which an entry is rejected, once the store
+            has accepted others.
         corrupt_tries: The number of checksum mismatches in transit after which an entry counts as corrupt.
         denied_tries: The number of denials after which an entry is rejected while the store accepts others.
         uniform: Returns a random number between two bounds.
@@ -97,7 +103,7 @@ class RetryPolicy:
 
 
 class FailureAction(enum.Enum):
-    """What to do with an entry after a failure: fail it, retry it, or park the store until a probe succeeds."""
+    """What follows a failure: fail the entry, retry it, or park the store until a probe succeeds."""
 
     FAIL = enum.auto()
     RETRY = enum.auto()
@@ -151,8 +157,9 @@ def classify_failure(
         error: What the attempt raised.
         counts: Of this entry; changed.
         policy: The limits.
-        successes: The number of entries that the store has accepted so far. A failure may concern this entry alone only if
-            others succeed meanwhile; otherwise nothing fails but what the store clearly refused.
+        successes: The number of entries that the store has accepted so far. A failure may concern this entry
+            alone only if others succeed meanwhile; otherwise nothing fails but what the store clearly
+            refused.
     """
     reason = redact(f"{type(error).__name__}: {error}")
     counts.count += 1
@@ -194,7 +201,9 @@ def _fail_if(is_limit_reached: bool) -> FailureAction:
 
 
 class StoreHealth:
-    """Counts successes and consecutive failures, and knows whether the store is parked. Thread-safe; one lock guards all state.
+    """Counts successes and consecutive failures, and knows whether the store is parked.
+
+    Thread-safe; one lock guards all state.
 
     Attributes:
         successes: The number of entries that the store has accepted.
@@ -241,7 +250,7 @@ class StoreHealth:
             return self._paused_until - now
 
     def wants_renewal(self) -> bool:
-        """Returns whether the credentials were not renewed since the last denial, and counts them as renewed."""
+        """Returns whether the credentials are due for renewal since the last denial; True once per denial."""
         with self._lock:
             wants = self._renewed_for != self._probes
             self._renewed_for = self._probes

@@ -1,7 +1,8 @@
 """Decides which entry is uploaded next: order, one upload per remote name, dependencies, delays and pauses.
 
-Bookkeeping in memory: it reads no file and calls no store. Every waiting entry is listed here by the name of its folder.
-100,000 of them take 37 MB with their folder names, and the queue's ledger adds 18 MB (docs/uploads.md).
+Bookkeeping in memory: it reads no file and calls no store. Every waiting entry is listed here by the name of
+its folder. 100,000 of them take 37 MB with their folder names, and the queue's ledger adds 18 MB
+(docs/uploads.md).
 """
 
 from __future__ import annotations
@@ -52,10 +53,12 @@ class Counts:
 
 
 class Schedule:
-    """Entries in the order of submission. Every method may be called from any thread; one lock guards all state.
+    """Entries in the order of submission.
 
-    Entries of one remote name share a key and form a line. The head of a line is ready, in flight, delayed (a retry), or
-    held until an entry that it depends on has settled; the others of the line wait behind it.
+    Every method may be called from any thread; one lock guards all state.
+
+    Entries of one remote name share a key and form a line. The head of a line is ready, in flight, delayed (a
+    retry), or held until an entry that it depends on has settled; the others of the line wait behind it.
 
     Args:
         clock: Monotonic seconds.
@@ -68,8 +71,9 @@ class Schedule:
         self._emptied = threading.Condition(lock)  # Nothing is left.
         self._known: set[str] = set()  # Identifiers of all entries that wait or are in flight.
         self._lines: dict[str, list[str]] = {}  # Key → folders that wait, in order.
-        # Folders that were at the head of their line when they were added. One that no longer is, or whose key is in flight
-        # or delayed by now, is dropped when it is popped; its key is pushed again when that changes.
+        # Folders that were at the head of their line when they were added. One that no longer is, or whose
+        # key is in flight or delayed by now, is dropped when it is popped; its key is pushed again when that
+        # changes.
         self._ready: list[str] = []
         self._inflight: dict[str, str] = {}  # Key → folder.
         self._delayed: list[tuple[float, str]] = []  # Due times and keys, a heap.
@@ -88,7 +92,8 @@ class Schedule:
 
         Args:
             folders: In any order.
-            is_there: Called with each unknown folder: a listing, or an announcement, may come after the entry was delivered.
+            is_there: Called with each unknown folder: a listing, or an announcement, may come after the entry
+                was delivered.
         """
         with self._changed:
             new = [folder for folder in folders if not self.knows(folder) and is_there(folder)]
@@ -106,7 +111,10 @@ class Schedule:
             self._history.record(identifier, failed=failed, replaced_by=replaced_by)
 
     def knows(self, folder: str) -> bool:
-        """Returns whether the entry waits or is in flight. Takes no lock: it is called for every name of a listing."""
+        """Returns whether the entry waits or is in flight.
+
+        Takes no lock: it is called for every name of a listing.
+        """
         return identifier_of(folder) in self._known
 
     def next(self, timeout_seconds: float) -> str | None:
@@ -128,7 +136,9 @@ class Schedule:
             return line[-1] if line and line[-1] > folder else None
 
     def check_dependencies(self, folder: str, after: Iterable[str]) -> DependencyState:
-        """Returns the state of the dependencies of an entry in flight. If PENDING, the entry is held until one of them has settled.
+        """Returns the state of the dependencies of an entry in flight.
+
+        If PENDING, the entry is held until one of them has settled.
 
         Args:
             folder: The entry.
@@ -156,13 +166,16 @@ class Schedule:
             heapq.heappush(self._delayed, (self._clock() + seconds, key))
 
     def note_delivered(self, folder: str) -> None:
-        """Records that this version of an overwritable name is in the store: older versions are not to be uploaded after it."""
+        """Records that this version of a name is in the store: no older one may overwrite it."""
         with self._changed:
             key = key_of(folder)
             self._delivered_versions[key] = max(folder, self._delivered_versions.get(key) or "")
 
     def delivered_after(self, folder: str) -> str | None:
-        """Returns the identifier of a newer version that was delivered already. Entries of a forked child may be found late."""
+        """Returns the identifier of a newer version that was delivered already.
+
+        Entries of a forked child may be found late.
+        """
         with self._changed:
             newest = self._delivered_versions.get(key_of(folder))
             return identifier_of(newest) if newest is not None and newest > folder else None
@@ -202,8 +215,8 @@ class Schedule:
 
         Args:
             seconds: A pause that is running already is only ever made longer.
-            probing_only: Whether to hand out one entry at a time afterwards, until `resume`; not the same twice in a row
-                if there are others.
+            probing_only: Whether to hand out one entry at a time afterwards, until `resume`; not the same
+                twice in a row if there are others.
         """
         with self._changed:
             self._paused_until = max(self._paused_until, self._clock() + seconds)
@@ -305,8 +318,9 @@ class Schedule:
 class History:
     """How entries ended, by identifier. Not thread-safe; a schedule's lock guards it.
 
-    Failures are kept. A replaced entry is kept until the one that replaced it has settled; from then on it counts as that one
-    ended. Of delivered entries the last 16,384 at least are kept; for older ones the store has to be asked.
+    Failures are kept. A replaced entry is kept until the one that replaced it has settled; from then on it
+    counts as that one ended. Of delivered entries the last 16,384 at least are kept; for older ones the store
+    has to be asked.
     """
 
     def __init__(self) -> None:
@@ -347,7 +361,7 @@ class History:
 
 
 class _Recent:
-    """A dictionary that keeps at least the last 16,384 keys and at most twice as many: two generations, the older is dropped."""
+    """A dictionary of the last 16,384 keys at least, and twice as many at most, in two generations."""
 
     def __init__(self) -> None:
         self._young: dict[str, str] = {}

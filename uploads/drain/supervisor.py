@@ -1,11 +1,12 @@
-"""Starts the worker process, tells it of new entries, receives outcomes, and restarts it when it dies or hangs.
+"""Supervises the worker process: announces entries, receives outcomes, restarts it when it dies or hangs.
 
 Runs in the training process, with one daemon thread that reads. Nothing here waits for the worker but `stop`.
 
-The protocol is lines of JSON over two pipes. To the worker, over its standard input: first a `WorkerConfig`, then
-`{"add": folder}`, `{"rescan": true}` and `{"stop": seconds}`; end of file means that the training process has ended. From
-the worker, over a pipe of its own: `{"owner": pid}` once it has the spool, `{"settled": outcome, "folder": name}`,
-`{"idle": true}`, `{"log": [level, text]}`, and `{}` every five seconds as a heartbeat.
+The protocol is lines of JSON over two pipes. To the worker, over its standard input: first a `WorkerConfig`,
+then `{"add": folder}`, `{"rescan": true}` and `{"stop": seconds}`; end of file means that the training
+process has ended. From the worker, over a pipe of its own: `{"owner": pid}` once it has the spool,
+`{"settled": outcome, "folder": name}`, `{"idle": true}`, `{"log": [level, text]}`, and `{}` every five
+seconds as a heartbeat.
 """
 
 from __future__ import annotations
@@ -46,7 +47,9 @@ _FIRST_FREE = 3  # Below are the standard streams, which a child has for itself.
 
 @attrs.frozen
 class WorkerConfig:
-    """The configuration of a worker process. Secrets among the options go through the pipe, never to a file or argv.
+    """The configuration of a worker process.
+
+    Secrets among the options go through the pipe, never to a file or argv.
 
     Attributes:
         spool: The folder.
@@ -73,7 +76,8 @@ class WorkerSupervisor:
     Args:
         config: For the worker.
         on_settled: Called with the folder and the outcome of each entry, from the reading thread.
-        look_up: Called when a worker has locked the spool and when it is idle: outcomes that were not sent are to be looked up.
+        look_up: Called when a worker has locked the spool and when it is idle: outcomes that were not sent
+            are to be looked up.
         silence_seconds: After this long without a message the worker counts as hung and is killed.
         popen: Starts a process; injected by tests.
     """
@@ -120,7 +124,10 @@ class WorkerSupervisor:
             raise
 
     def add(self, folders: Iterable[str]) -> None:
-        """Announces new entries to the worker. Never blocks: if the pipe is full, the worker is told to rescan later."""
+        """Announces new entries to the worker.
+
+        Never blocks: if the pipe is full, the worker is told to rescan later.
+        """
         for folder in folders:
             self._send({"add": folder})
 
@@ -148,7 +155,7 @@ class WorkerSupervisor:
             self._answers.close()
 
     def forget_after_fork(self) -> None:
-        """Closes the pipes in a forked child, so that the worker notices the end of the parent, not of the child."""
+        """Closes the pipes in a forked child, so that the worker notices the end of the parent."""
         if self._process is not None:
             for pipe in (self._process.stdin, self._answers):
                 if pipe is not None:
@@ -168,7 +175,7 @@ class WorkerSupervisor:
         with contextlib.ExitStack() as afterwards:
             ours, low = os.pipe()
             afterwards.callback(os.close, low)
-            answers = open(ours, "rb", buffering=0)  # noqa: PTH123, SIM115  # a descriptor; the reading thread closes it
+            answers = open(ours, "rb", buffering=0)  # noqa: PTH123, SIM115  # `_listen` closes it
             theirs = fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, _FIRST_FREE)
             afterwards.callback(os.close, theirs)
             try:
@@ -265,7 +272,8 @@ class WorkerSupervisor:
         poller.register(answers, select.POLLIN)
         with answers:
             while True:
-                # At the timeout the kernel looks once more: after a SIGSTOP of this process what arrived meanwhile is read.
+                # At the timeout the kernel looks once more: after a SIGSTOP of this process what arrived
+                # meanwhile is read.
                 if not poller.poll(self._silence_seconds * 1000):
                     self._kill_hung(process)
                     continue
@@ -293,7 +301,10 @@ class WorkerSupervisor:
         process.kill()  # SIGKILL also ends a process that SIGSTOP has stopped.
 
     def _handle(self, line: bytes) -> bool:
-        """Handles one message; returns whether an entry has settled. Exceptions are logged, so that the next message is read."""
+        """Handles one message; returns whether an entry has settled.
+
+        Exceptions are logged, so that the next message is read.
+        """
         try:
             message = json.loads(line)
             if "settled" in message:

@@ -1,7 +1,8 @@
 """The worker process: drains a spool beside the training process, and for a while after its death.
 
-Started by `supervisor`, which documents the protocol. Has no terminal and ignores Ctrl-C; SIGTERM makes it stop in order.
-Holds none of the pipes that the training process writes to: `python train.py | tee log` ends with the training process.
+Started by `supervisor`, which documents the protocol. Has no terminal and ignores Ctrl-C; SIGTERM makes it
+stop in order. Holds none of the pipes that the training process writes to: `python train.py | tee log` ends
+with the training process.
 """
 
 from __future__ import annotations
@@ -46,8 +47,8 @@ _STANDARD_STREAMS = 1, 2  # Standard output and standard error.
 class _Messenger(logging.Handler):
     """Sends messages and log records to the training process without ever waiting for it.
 
-    Messages that do not fit, since it is stopped or slow, are dropped; once it reads again it is told to look into the spool.
-    The handler's lock guards the buffer.
+    Messages that do not fit, since it is stopped or slow, are dropped; once it reads again it is told to look
+    into the spool. The handler's lock guards the buffer.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -91,7 +92,7 @@ class _Messenger(logging.Handler):
 
 
 def main() -> None:
-    """Reads its configuration from standard input and uploads until told to stop, or until the grace period is over.
+    """Reads the configuration from standard input, then uploads until told to stop or orphaned too long.
 
     The first argument is the descriptor for messages: an imported module may print to standard output.
     """
@@ -135,7 +136,8 @@ def _work(commands: queue.SimpleQueue[dict[str, Any]], messenger: _Messenger) ->
     store = open_store(config.store_uri, **config.store_options)
     if config.store_identity and identity_of(store.uri()) != config.store_identity:
         raise SpoolUnusableError(
-            f"the worker opened the store {identity_of(store.uri())} instead of {config.store_identity}: its environment differs"
+            f"the worker opened the store {identity_of(store.uri())} instead of {config.store_identity}: "
+            "its environment differs"
         )
     drain = Drain(
         Spool(config.spool),
@@ -160,10 +162,10 @@ def _listen(lines: BinaryIO, commands: queue.SimpleQueue[dict[str, Any]]) -> Non
 
 
 def _take_over(drain: Drain, commands: queue.SimpleQueue[dict[str, Any]], messenger: _Messenger) -> bool:
-    """Starts the drain, and waits while an earlier worker or `uploads resume` has the spool and uploads new entries.
+    """Starts the drain as soon as no earlier worker and no `uploads resume` has the spool.
 
-    Meanwhile the training process, which gets no messages from the other one, is told to look into the spool. Returns False
-    if told to stop.
+    Meanwhile the training process, which gets no messages from the other one, is told to look into the spool.
+    Returns False if told to stop.
     """
     for attempt in itertools.count(1):
         try:
@@ -206,7 +208,7 @@ def _run_commands(
 
 
 def _finish(drain: Drain, commands: queue.SimpleQueue[dict[str, Any]], grace_seconds: float) -> None:
-    """Uploads what is left after the end of the training process, within the grace period or until told to stop."""
+    """Uploads what is left after the end of the training process, within the grace period."""
     drain.rescan()
     deadline = time.monotonic() + grace_seconds
     while not drain.wait_idle(_LOCK_WAIT_SECONDS) and time.monotonic() < deadline:
