@@ -7,6 +7,7 @@ import io
 import json
 import os
 import pathlib
+import time
 
 import pytest
 from botocore.stub import Stubber
@@ -23,14 +24,13 @@ from uploads.errors import (
     StoreParkedError,
     TransientStoreError,
 )
-from uploads.stores import Body, create_only
+from uploads.stores import Body
 from uploads.stores.s3.parts import part_bytes_for
 from uploads.stores.s3.requests import DeadlineBody, Requests
 from uploads.stores.s3.store import S3Store
 from uploads.stores.store import Renewable, Resuming
 
 LIMIT_SECONDS = 120
-NOBODYS_PID = 1999999999  # Above the highest that Linux gives.
 PART_BYTES = 5 << 20  # The smallest that S3 takes.
 LARGE = os.urandom(1 << 20) * 12  # Three parts.
 SMALL_PARTS = f"&part_bytes={PART_BYTES}"
@@ -569,14 +569,14 @@ def test_a_file_of_any_size_fits_into_the_parts_that_s3_takes(size):
     assert 16 << 20 <= part_bytes <= 5 << 30
 
 
-def test_what_a_killed_trial_left_is_removed(moto, prefix):
-    """The small object of a process that is gone goes with the next trial; that of a living one stays."""
-    host = create_only._hostname()
+def test_what_a_killed_probe_left_is_removed(moto, prefix):
+    """An old probe object is removed by the next probe; one of the last hour may still be in use."""
+    now = int(time.time())
     client = moto.client()
-    for pid in (NOBODYS_PID, os.getppid()):
-        client.put_object(Bucket="bucket", Key=f"{prefix}/.uploads-probe-{host}-{pid}-x", Body=b"probe")
+    for created in (now - 7200, now - 60):
+        client.put_object(Bucket="bucket", Key=f"{prefix}/.uploads-probe-{created}-x", Body=b"probe")
     store = open_store(moto.uri(prefix))
 
     assert store._create_only.check(store.uri(), store)
 
-    assert list(moto.objects(prefix)) == [f".uploads-probe-{host}-{os.getppid()}-x"]
+    assert list(moto.objects(prefix)) == [f".uploads-probe-{now - 60}-x"]

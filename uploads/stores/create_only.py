@@ -6,10 +6,8 @@ The probe is made once per store, in the thread of the first put with `overwrite
 from __future__ import annotations
 
 import logging
-import os
-import re
-import socket
 import threading
+import time
 import uuid
 from typing import TYPE_CHECKING, Literal, Protocol
 
@@ -26,6 +24,7 @@ CreateOnlyPolicy = Literal["require", "head"]
 
 _PREFIX = ".uploads-probe-"
 _TRIES = 3
+_MAX_PROBE_SECONDS = 3600  # A probe takes seconds.
 
 _log = logging.getLogger("uploads")
 
@@ -99,12 +98,13 @@ class CreateOnlySupport:
 def _probe(store: ProbeTarget, folder: str) -> bool:
     """Returns whether a second put of the same name is refused.
 
-    A negative result is confirmed: where machines share a hostname, another one's sweep may have removed the
-        first object in between.
+    A negative result is confirmed: a sweep of a machine whose clock is wrong may have removed the first object.
     """
-    start = f"{folder}{_PREFIX}{_hostname()}-"
+    start = f"{folder}{_PREFIX}"
     try:
-        return any(_refuses_second(store, f"{start}{os.getpid()}-{uuid.uuid4().hex}") for _ in range(_TRIES))
+        return any(
+            _refuses_second(store, f"{start}{int(time.time())}-{uuid.uuid4().hex}") for _ in range(_TRIES)
+        )
     finally:
         _sweep(store, start)
 
@@ -123,14 +123,17 @@ def _refuses_second(store: ProbeTarget, name: str) -> bool:
 
 
 def _sweep(store: ProbeTarget, start: str) -> None:
-    """Removes probe objects of processes of this host that were killed."""
+    """Removes probe objects that are over an hour old: their processes were killed.
+
+    By age, since a host may be renamed and process ids are reused.
+    """
     try:
         names = [found.name for found in store.list(start)]
     except StoreError:  # Listing may be forbidden; then a small object stays.
         return
     for name in names:
-        pid = name.removeprefix(start).partition("-")[0]
-        if pid.isdigit() and not _is_running(int(pid)):
+        created = name.removeprefix(start).partition("-")[0]
+        if created.isdigit() and time.time() - int(created) > _MAX_PROBE_SECONDS:
             _remove(store, name)
 
 
@@ -139,17 +142,3 @@ def _remove(store: ProbeTarget, name: str) -> None:
         store.delete(name)
     except StoreError as error:
         _log.warning("could not remove probe object %s: %s", name, error)
-
-
-def _is_running(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
-
-
-def _hostname() -> str:
-    return re.sub(r"[^A-Za-z0-9.]+", ".", socket.gethostname())
