@@ -36,7 +36,7 @@ def _descriptors():
 
 
 def test_what_waits_takes_little_memory_and_no_descriptors(make_queue, make_file, gate):
-    """Fault 40: each of four hundred entries that wait takes about a kilobyte of memory at most; what was delivered takes none, so that the next four hundred need no more.
+    """Each of four hundred entries that wait takes about a kilobyte of memory at most; what was delivered takes none, so that the next four hundred need no more.
 
     That is so of the first two thousand; those after them take fifty bytes, see test_reading. The benchmark `scale` submits a hundred thousand.
     """
@@ -79,7 +79,7 @@ def _memory_when_drained(queue):
 
 
 def test_a_file_larger_than_memory_is_streamed(make_queue, tmp_path):
-    """Fault 41: a sparse file of 192 MiB is read, hashed and sent with a few MiB; the benchmark `scale` does 20 GiB."""
+    """A sparse file of 192 MiB is read, hashed and sent with a few MiB; the benchmark `scale` does 20 GiB."""
     source = tmp_path / "sparse"
     with source.open("wb") as stream:
         stream.truncate(192 * MEBIBYTE)
@@ -115,7 +115,7 @@ class PartsThatAreCounted:
 
 
 def test_a_file_in_parts_is_in_memory_a_few_parts_at_a_time(tmp_path):
-    """Fault 41: 128 MiB in parts of 8 MiB, two at a time, take no more than those and the one that is read next."""
+    """128 MiB in parts of 8 MiB, two at a time, take no more than those and the one that is read next."""
     import threading
 
     source = tmp_path / "sparse"
@@ -151,7 +151,7 @@ class ClockThatJumps:
 
 
 def test_a_clock_that_jumps_orders_and_delays_nothing(make_queue, make_file, gate, monkeypatch):
-    """Fault 32: while the wall clock steps by days, back and forth, versions and pointers keep their order and retries their pace."""
+    """While the wall clock steps by days, back and forth, versions and pointers keep their order and retries their pace."""
     clock = ClockThatJumps()
     real = time.gmtime
     monkeypatch.setattr(time, "time", clock)
@@ -190,7 +190,7 @@ def test_the_wall_clock_is_read_for_people_only():
     [("nfs4", True), ("lustre", True), ("fuse.sshfs", True), ("ext4", False), ("tmpfs", False)],
 )
 def test_a_spool_on_a_network_file_system_is_warned_of(tmp_path, caplog, kind, warns):
-    """Fault 48: the kind of file system decides, whatever the path looks like; the spool works all the same."""
+    """The kind of file system decides, whatever the path looks like; the spool works all the same."""
     device = tmp_path.stat().st_dev
     mounts = tmp_path / "mountinfo"
     mounts.write_text(
@@ -205,7 +205,7 @@ def test_a_spool_on_a_network_file_system_is_warned_of(tmp_path, caplog, kind, w
 
 
 def test_a_system_that_does_not_say_what_is_mounted_is_believed(tmp_path, caplog):
-    """Fault 48: without a list of mounts nothing is said."""
+    """Without a list of mounts nothing is said."""
     Spool(tmp_path / "spool", mounts=tmp_path / "missing").create()
 
     assert [record for record in caplog.records if record.name == "uploads"] == []

@@ -20,7 +20,7 @@ from uploads.names import check_remote_name
     ],
 )
 def test_ordinary_and_odd_names_are_kept_as_they_are(name):
-    """Fault 42: unicode, spaces and 1,024 bytes are fine."""
+    """Unicode, spaces and 1,024 bytes are fine."""
     assert check_remote_name(name) == name
 
 
@@ -46,6 +46,6 @@ def test_ordinary_and_odd_names_are_kept_as_they_are(name):
     ],
 )
 def test_names_that_could_leave_a_root_are_refused(name):
-    """Fault 43: absolute, climbing, empty, control characters and too long names are refused with the reason."""
+    """Absolute, climbing, empty, control characters and too long names are refused with the reason."""
     with pytest.raises(InvalidRemoteNameError, match="a remote name must"):
         check_remote_name(name)

@@ -19,7 +19,7 @@ from uploads.stores.uri import kept_options
     ],
 )
 def test_secrets_are_taken_out(text):
-    """Fault 49: key ids, passwords in URLs, signatures and secret settings."""
+    """Key ids, passwords in URLs, signatures and secret settings."""
     clean = redact(text)
 
     assert "hush" not in clean
@@ -28,7 +28,7 @@ def test_secrets_are_taken_out(text):
 
 
 def test_ordinary_texts_are_left_alone():
-    """Fault 49: names that only look like secrets stay."""
+    """Names that only look like secrets stay."""
     for text in (
         "num_tokens: 4096",
         "tokenizer.json must exist",

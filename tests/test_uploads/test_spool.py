@@ -122,7 +122,7 @@ def _make_nobodys(staged):
 
 
 def test_only_what_the_dead_left_half_staged_is_swept(spool):
-    """Fault 1: a folder under tmp/ goes when its process is gone, and stays while it lives."""
+    """A folder under tmp/ goes when its process is gone, and stays while it lives."""
     mine = spool.new_folder()
     _make_nobodys(spool.new_folder())
 
@@ -133,7 +133,7 @@ def test_only_what_the_dead_left_half_staged_is_swept(spool):
 
 
 def test_a_file_that_was_moved_by_the_dead_is_adopted(spool):
-    """Fault 1: a process died between taking a file by rename and publishing it; the file is nowhere else, so it becomes an entry."""
+    """A process died between taking a file by rename and publishing it; the file is nowhere else, so it becomes an entry."""
     moved = _make_nobodys(spool.new_folder())
     (moved / "data").write_bytes(b"x")
     one = _entry(staging="moved")
@@ -151,7 +151,7 @@ def test_a_file_that_was_moved_by_the_dead_is_adopted(spool):
     ids=["empty", "zeroed", "garbage", "incomplete", "future", "list"],
 )
 def test_a_damaged_manifest_is_told_from_an_unreadable_disk(spool, damage):
-    """Fault 45: truncated, zeroed, foreign and future manifests are named as such."""
+    """Truncated, zeroed, foreign and future manifests are named as such."""
     folder = _publish(spool, _entry())
     (spool.pending / folder / "entry.json").write_bytes(damage)
 
@@ -187,7 +187,7 @@ def test_a_spool_from_the_future_is_refused(tmp_path):
 
 
 def test_a_spool_that_cannot_be_made_says_so(tmp_path):
-    """Fault 13: a spool that cannot be written is refused when the queue is made."""
+    """A spool that cannot be written is refused when the queue is made."""
     (tmp_path / "file").write_text("in the way")
 
     with pytest.raises(SpoolUnusableError, match="must be a writable folder"):
@@ -203,7 +203,7 @@ def test_a_spool_is_for_this_user_alone(spool):
 
 
 def test_a_lock_is_one_process_at_a_time_and_names_it(tmp_path):
-    """Fault 46: the second to ask hears who was first."""
+    """The second to ask hears who was first."""
     first, second = OwnerLock(tmp_path / "lock", "queue"), OwnerLock(tmp_path / "lock", "resume")
     first.acquire()
 
@@ -217,7 +217,7 @@ def test_a_lock_is_one_process_at_a_time_and_names_it(tmp_path):
 
 
 def test_the_kernel_decides_who_owns_not_the_number_in_the_file(tmp_path):
-    """Fault 47: after a reboot the file may name a process id that somebody else has now."""
+    """After a reboot the file may name a process id that somebody else has now."""
     (tmp_path / "lock").write_text(
         json.dumps({"pid": os.getpid(), "host": "here", "role": "queue", "since": "then"})
     )
@@ -229,7 +229,7 @@ def test_the_kernel_decides_who_owns_not_the_number_in_the_file(tmp_path):
 
 
 def test_nothing_in_the_spool_can_run_code():
-    """Fault 51: no module of the package can unpickle."""
+    """No module of the package can unpickle."""
     from pathlib import Path
 
     import uploads
@@ -265,7 +265,7 @@ def test_who_only_looks_keeps_nobody_out(tmp_path):
 
 
 def test_the_disk_gets_an_entry_that_moves_while_it_is_written_out(spool):
-    """Fault 7: an entry that is taken for uploading between the look and the fsync is synced all the same."""
+    """An entry that is taken for uploading between the look and the fsync is synced all the same."""
     folder = _publish(spool, _entry())
     places = []
 
@@ -284,7 +284,7 @@ def test_the_disk_gets_an_entry_that_moves_while_it_is_written_out(spool):
 
 
 def test_a_spool_that_is_made_anew_is_whole_when_it_can_be_staged_in(tmp_path, monkeypatch):
-    """Fault 14: two threads may find it deleted at once; whoever sees `tmp/`, which the other has made, finds all that an entry needs."""
+    """Two threads may find it deleted at once; whoever sees `tmp/`, which the other has made, finds all that an entry needs."""
     disk = RecordedDisk(tmp_path / "disk")
     disk.root.mkdir()
 

@@ -15,7 +15,7 @@ LARGE = os.urandom(1 << 20) * 40
 
 @pytest.mark.parametrize("content", [b"", b"x", LARGE], ids=["empty", "small", "large"])
 def test_a_copy_has_the_bytes_and_their_checksum(make_file, tmp_path, content):
-    """Fault 42: a file of any size, also none, is copied whole and checksummed."""
+    """A file of any size, also none, is copied whole and checksummed."""
     source = make_file(content=content)
 
     staged = stage_copy(source, tmp_path / "data")
@@ -52,7 +52,7 @@ def test_a_hole_in_a_sparse_file_is_copied_as_zeros(tmp_path):
     "take", [stage_copy, stage_link, lambda source, _: measure_to_move(source)], ids=["copy", "link", "move"]
 )
 def test_what_is_not_a_readable_file_is_refused(tmp_path, take):
-    """Fault 44: a folder, a FIFO, a device, a missing or NUL path are refused at once, without hanging."""
+    """A folder, a FIFO, a device, a missing or NUL path are refused at once, without hanging."""
     (tmp_path / "folder").mkdir()
     os.mkfifo(tmp_path / "fifo")
 
@@ -72,7 +72,7 @@ def test_an_unreadable_file_is_refused(make_file, tmp_path):
 
 
 def test_a_symlink_is_followed_by_a_copy_and_refused_by_a_move(make_file, tmp_path):
-    """Fault 44: a copy takes the bytes behind a link; a move of a link would take only the link."""
+    """A copy takes the bytes behind a link; a move of a link would take only the link."""
     link = tmp_path / "link"
     link.symlink_to(make_file(content=b"behind"))
 
@@ -111,7 +111,7 @@ def _no_reflink(*arguments):
 
 @pytest.mark.parametrize("content", [b"small", LARGE], ids=["small", "large"])
 def test_a_file_that_keeps_changing_is_refused(make_file, tmp_path, written_while_read, content):
-    """Fault 18: a source that is written while it is copied is never a silent mix."""
+    """A source that is written while it is copied is never a silent mix."""
     source = make_file(content=content)
     written_while_read(source, times=2)
 
@@ -120,7 +120,7 @@ def test_a_file_that_keeps_changing_is_refused(make_file, tmp_path, written_whil
 
 
 def test_a_file_that_comes_to_rest_is_taken(make_file, tmp_path, written_while_read):
-    """Fault 18: a source that changed during the first copy is copied once more, as it is then."""
+    """A source that changed during the first copy is copied once more, as it is then."""
     source = make_file(content=b"old")
     written_while_read(source, times=1)
 

@@ -206,8 +206,7 @@ class Spool:
         theirs = {place.lstat().st_uid for place in places} - {os.geteuid()}
         if not theirs:
             return
-        # A new file shows the user, not the system: where root is mapped to nobody, root's own spool is
-        # nobody's.
+        # A new file shows the user: where root is mapped to the user `nobody`, geteuid() does not.
         with tempfile.TemporaryFile(dir=self.tmp if self.tmp.exists() else self.path) as mine:
             user = os.fstat(mine.fileno()).st_uid
         if theirs - {user}:
