@@ -28,6 +28,7 @@ __all__ = [
     "Sink",
     "Stamp",
     "Tracker",
+    "merged",
     "number",
     "require_package",
 ]
@@ -765,6 +766,18 @@ class Tracker(LoggerDestination):
         closed.__dict__.update(self.__dict__)
         closed._forget()
         return closed.__dict__
+
+
+def merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns nested mappings as one, the new over the old."""
+    result = dict(old)
+    for key, value in new.items():
+        before = result.get(key)
+        if isinstance(before, Mapping) and isinstance(value, Mapping):
+            result[key] = merged(before, value)
+        else:
+            result[key] = value
+    return result
 
 
 def require_package(package: str, extra: str, what: str) -> None:

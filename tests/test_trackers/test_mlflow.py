@@ -581,7 +581,7 @@ def test_a_deleted_experiment_is_an_error_that_says_so(sqlite_uri, tmp_path, cap
     run.fit()
     run.close()
 
-    assert "must be active, got one that is deleted" in caplog.text
+    assert "is deleted. Restore it" in caplog.text
     assert destination.counts.failed_rows == 1
 
 
@@ -598,7 +598,7 @@ def test_a_missing_package_is_named(monkeypatch):
 
 def test_an_empty_experiment_is_refused():
     """At once."""
-    with pytest.raises(ValueError, match="experiment must be a name"):
+    with pytest.raises(ValueError, match="experiment must not be empty"):
         MLflow("sqlite://", "")
 
 

@@ -18,7 +18,7 @@ import attrs
 from destinations.background import RetryLaterError
 from destinations.text.formatting import plain, yaml_text
 from destinations.trackers.names import Names, clean_texts, without_surrogates
-from destinations.trackers.tracker import Row, Sink, Stamp, number
+from destinations.trackers.tracker import Row, Sink, Stamp, merged, number
 
 from .values import (
     artifact_key,
@@ -32,7 +32,6 @@ from .values import (
     json_bytes,
     json_list,
     log_each,
-    merged,
     milliseconds,
     tag_key,
 )

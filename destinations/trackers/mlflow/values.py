@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from destinations.background import RetryLaterError
@@ -21,7 +21,6 @@ __all__ = [
     "json_bytes",
     "json_list",
     "log_each",
-    "merged",
     "milliseconds",
     "tag_key",
 ]
@@ -113,18 +112,6 @@ def batches(metrics: list[Any]) -> Iterator[list[Any]]:
         size += more
     if batch:
         yield batch
-
-
-def merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns nested mappings as one, the new over the old."""
-    result = dict(old)
-    for key, value in new.items():
-        before = result.get(key)
-        if isinstance(before, Mapping) and isinstance(value, Mapping):
-            result[key] = merged(before, value)
-        else:
-            result[key] = value
-    return result
 
 
 def cell_of(value: Any) -> Any:

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from destinations.background import RetryLaterError
-from destinations.trackers.tracker import Row, RowsRefusedError, Sink, Stamp
+from destinations.trackers.names import without_surrogates
+from destinations.trackers.tracker import Row, RowsRefusedError, Sink, Stamp, merged
 from uploads.disk import is_locked
 
 from .event_file import GrowingFile, event_files, new_event_file, record_writer, records
@@ -130,7 +131,7 @@ class TensorBoardSink(Sink):
 
     def _tag(self, name: str, kind: str) -> str:
         """Returns the tag of a record: its name, with a suffix if another kind of record uses it."""
-        name = self._summaries.clean(name)
+        name = without_surrogates(name)
         for count in itertools.count():
             tag = name if not count else f"{name}/{kind}" if count == 1 else f"{name}/{kind}{count}"
             if self._kinds.setdefault(tag, kind) == kind:
@@ -248,7 +249,7 @@ class TensorBoardSink(Sink):
 
     def log_hyperparameters(self, hyperparameters: dict[str, Any], time: float) -> None:
         """Keeps hyperparameters until the first record, because TensorBoard reads them only once per run."""
-        self._hyperparameters = _merged(self._hyperparameters, hyperparameters)
+        self._hyperparameters = merged(self._hyperparameters, hyperparameters)
         if self._is_start_written:
             self._begin(None)
             values = self._summaries.hyperparameter_value(
@@ -317,13 +318,3 @@ class TensorBoardSink(Sink):
         self._begin(stamp.step)
         values = getattr(self._summaries, values_of)(self._tag(stamp.name, kind), *args, **options)
         self._add_values(values, stamp.step, stamp.time)
-
-
-def _merged(before: Mapping[str, Any], added: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns nested mappings put together; what was added takes precedence."""
-    merged = dict(before)
-    for name, value in added.items():
-        old = merged.get(name)
-        both = isinstance(old, Mapping) and isinstance(value, Mapping)
-        merged[name] = _merged(old, value) if both else value  # type: ignore[arg-type]
-    return merged

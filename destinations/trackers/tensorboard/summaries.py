@@ -31,12 +31,12 @@ from destinations.media import (
     wav_bytes,
 )
 from destinations.text.formatting import describe, one_line, plain, short
+from destinations.trackers.names import without_surrogates
 from destinations.trackers.tracker import number
 from events import BinnedValues, RecordError
 
 __all__ = [
     "audio_values",
-    "clean",
     "gif_bytes",
     "histogram_values",
     "hyperparameter_value",
@@ -111,11 +111,6 @@ MAX_TABLE_ROWS = 1000
 _DATA_TYPES = {"f": types_pb2.DT_FLOAT, "u": types_pb2.DT_UINT8}
 
 
-def clean(name: str) -> str:
-    """Returns a name that UTF-8 can hold: lone surrogates are written out."""
-    return name.encode("utf-8", "backslashreplace").decode()
-
-
 # --- images and video
 # ----------------------------------------------------------------------------------------------
 
@@ -135,7 +130,7 @@ def image_values(
         overlays = [
             (one.shape, overlay_png(one, found)) for one, found in zip(pixels, iter_masks(mask), strict=True)
         ]
-        values += _images(f"{tag}/{clean(mask_name)}", overlays, _legend(labels))
+        values += _images(f"{tag}/{without_surrogates(mask_name)}", overlays, _legend(labels))
     return values
 
 
@@ -156,7 +151,7 @@ def _images(tag: str, encoded: Sequence[tuple[tuple[int, ...], bytes]], descript
     if len(encoded) == 1 and not description:
         image = summary_pb2.Summary.Image(height=height, width=width, encoded_image_string=first)
         return [summary_pb2.Summary.Value(tag=tag, image=image)]
-    metadata = image_metadata.create_summary_metadata(None, clean(description))
+    metadata = image_metadata.create_summary_metadata(None, without_surrogates(description))
     strings = [str(width).encode(), str(height).encode(), *(data for _, data in encoded)]
     return [summary_pb2.Summary.Value(tag=tag, metadata=metadata, tensor=_strings(strings))]
 
@@ -238,7 +233,7 @@ def text_value(tag: str, text: str) -> Values:
     metadata = text_metadata.create_summary_metadata(None, None)
     # A scalar: a list of one text would be shown as a table with one cell.
     tensor = tensor_pb2.TensorProto(
-        dtype=types_pb2.DT_STRING, tensor_shape=_shape(()), string_val=[clean(text).encode()]
+        dtype=types_pb2.DT_STRING, tensor_shape=_shape(()), string_val=[without_surrogates(text).encode()]
     )
     return [summary_pb2.Summary.Value(tag=tag, metadata=metadata, tensor=tensor)]
 
@@ -276,13 +271,15 @@ def session_start_value(hyperparameters: Mapping[str, Any], seconds: float) -> A
     """
     info = hparams_pb2.SessionStartInfo(start_time_secs=seconds)
     for name, value in _flat(hyperparameters):
-        field = info.hparams[clean(name)]
+        field = info.hparams[without_surrogates(name)]
         if isinstance(value, bool):
             field.bool_value = value
         elif isinstance(value, int | float) and math.isfinite(number(value)):
             field.number_value = number(value)
         else:
-            field.string_value = clean(value if isinstance(value, str) else json.dumps(plain(value)))
+            field.string_value = without_surrogates(
+                value if isinstance(value, str) else json.dumps(plain(value))
+            )
     return _hparams(hparams_metadata.SESSION_START_INFO_TAG, session_start_info=info)
 
 
