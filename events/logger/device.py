@@ -127,8 +127,9 @@ class _Ring:
     def require_no_capture(self) -> None:
         if self._device.is_capturing():
             raise RecordError(
-                "values on a device must be logged outside of a graph capture: this call would run once, and never "
-                "on replay. Log the graph's output tensors after replay()."
+                "values on a device must be logged outside of a graph capture, got a call while a CUDA graph "
+                "is being captured: it would run once, never on replay. "
+                "Log the graph's output tensors after replay()."
             )
 
     def copy_scalars(self, tensors: Sequence[Any]) -> list[PendingCopy]:
