@@ -226,7 +226,7 @@ def _is_ours(store: Store, existing: RemoteObject, body: Body, entry: Entry) -> 
 def _conflict(entry: Entry, store: Store, body: Body, existing: RemoteObject | None) -> Outcome:
     whose = existing.entry_id if existing is not None and existing.entry_id else "unknown"
     reason = (
-        f"overwrite=False: {store.uri(entry.remote_name)} exists, as entry {whose}; this is {entry.identifier}. "
+        f"overwrite=False: {store.uri(entry.remote_name)} exists (entry {whose}, not {entry.identifier}). "
         "Submit under another name, or with overwrite=True."
     )
     return _outcome(entry, store, body, UploadState.CONFLICT, reason)
