@@ -7,7 +7,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-from events import plain_config, safe_text
 from uploads.disk import DISK, Disk, append_line
 
 __all__ = ["append_record", "remove_temporaries", "strict_json"]
@@ -52,12 +51,15 @@ def strict_json(value: Any, indent: int | None = None) -> str:
     A value that JSON cannot represent becomes its text.
     """
     try:
-        return json.dumps(value, indent=indent, allow_nan=False, default=safe_text)
+        return json.dumps(value, indent=indent, allow_nan=False, default=_text)
     except (ValueError, TypeError, RecursionError):
         pass
     try:
-        return json.dumps(_finite(value), indent=indent, allow_nan=False, default=safe_text)
+        return json.dumps(_finite(value), indent=indent, allow_nan=False, default=_text)
     except (ValueError, TypeError, RecursionError):
+        # Imported here: `events` takes 0.1 s, and readers of runs write JSON without it.
+        from events import plain_config
+
         return json.dumps(_finite(plain_config({"": value})[""]), indent=indent, allow_nan=False)
 
 
@@ -69,3 +71,9 @@ def _finite(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_finite(item) for item in value]
     return value
+
+
+def _text(value: Any) -> str:
+    from events import safe_text
+
+    return safe_text(value)
