@@ -16,7 +16,8 @@ import uploads
 
 ROOT = pathlib.Path(events.__file__).resolve().parent.parent
 PACKAGES = {"events", "uploads", "destinations"}
-# What each package may import of ours, and only through the front door. There is no exception for TYPE_CHECKING.
+# What each package may import of ours, and only through the front door. There is no exception for
+# TYPE_CHECKING.
 ALLOWED = {
     "events": {"uploads", "uploads.disk"},
     "uploads": set(),
@@ -231,7 +232,42 @@ def test_where_to_begin_is_there():
     assert [file for file in files if not (ROOT / file).is_file()] == []
 
 
-# Seen from outside -----------------------------------------------------------------------------------------------
+@each_module
+def test_no_line_is_longer_than_110_characters(path):
+    """Docstrings and comments too."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+
+    assert [number for number, line in enumerate(lines, 1) if len(line) > 110] == []
+
+
+def _graph():
+    """Returns the modules that each module imports, wherever it does, for type checkers too."""
+    modules = {_name(path): path for path in ALL_MODULES}
+    graph = {}
+    for name, path in modules.items():
+        package = name if path.stem == "__init__" else name.rpartition(".")[0]
+        graph[name] = set()
+        for level, module, names, _ in _imports(path):
+            base = ".".join(filter(None, (package, module))) if level else module
+            for imported in names:
+                submodule = f"{base}.{imported}"
+                graph[name] |= {submodule if submodule in modules else base} & modules.keys()
+        graph[name].discard(name)
+    return graph
+
+
+def test_no_module_imports_itself_through_others():
+    """There are no circles of imports, also not among types."""
+    remaining = _graph()
+
+    while leaves := {name for name, imports in remaining.items() if not imports & remaining.keys()}:
+        remaining = {name: imports for name, imports in remaining.items() if name not in leaves}
+
+    assert remaining == {}
+
+
+# Seen from outside
+# -----------------------------------------------------------------------------------------------
 
 
 def _run_python(program, **options):

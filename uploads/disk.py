@@ -24,10 +24,11 @@ import threading
 import weakref
 import zlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from types import MethodType
 
 __all__ = [
     "DISK",
@@ -98,7 +99,9 @@ _NETWORK_FILE_SYSTEMS = frozenset(
 
 _temporary_numbers = itertools.count()
 _buffers = threading.local()
-_fork_handlers: dict[weakref.WeakMethod[Callable[[], None]], None] = {}
+# By the id of the object and the name of the method. No `WeakMethod`: its callback raises where the object
+# dies while the interpreter exits.
+_fork_handlers: dict[tuple[int, str], tuple[weakref.ref[Any], Callable[[Any], None]]] = {}
 _is_fork_registered: list[bool] = []
 
 
@@ -551,19 +554,26 @@ def call_in_forked_children(method: Callable[[], None]) -> None:
     if not _is_fork_registered:
         _is_fork_registered.append(True)
         os.register_at_fork(after_in_child=_call_fork_handlers)
-    _fork_handlers.setdefault(weakref.WeakMethod(method, lambda dead: _fork_handlers.pop(dead, None)))
+    bound = cast("MethodType", method)
+    key = (id(bound.__self__), bound.__func__.__name__)
+
+    def forget(_: weakref.ref[Any], handlers: dict[tuple[int, str], Any] = _fork_handlers) -> None:
+        handlers.pop(key, None)
+
+    _fork_handlers.setdefault(key, (weakref.ref(bound.__self__, forget), bound.__func__))
 
 
 def stop_calling_in_forked_children(method: Callable[[], None]) -> None:
     """Undoes `call_in_forked_children`; does nothing where the method is not registered."""
-    _fork_handlers.pop(weakref.WeakMethod(method), None)
+    bound = cast("MethodType", method)
+    _fork_handlers.pop((id(bound.__self__), bound.__func__.__name__), None)
 
 
 def _call_fork_handlers() -> None:
-    for handler in _fork_handlers.copy():
-        method = handler()
-        if method is not None:
-            method()
+    for owner, function in list(_fork_handlers.values()):
+        alive = owner()
+        if alive is not None:
+            function(alive)
 
 
 # The machine.

@@ -226,7 +226,10 @@ class LightningEvents(_CallbackBase):
     def on_validation_batch_start(
         self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
-        """Fires `EVAL_BATCH_START`, `EVAL_BEFORE_FORWARD`; for a new dataloader also `EVAL_END`, `EVAL_START`."""
+        """Fires `EVAL_BATCH_START`, `EVAL_BEFORE_FORWARD`.
+
+        For a new dataloader also `EVAL_END`, `EVAL_START`.
+        """
         self._eval_batch_start(trainer, trainer.num_val_batches, batch, dataloader_idx)
 
     def on_test_batch_start(

@@ -1,6 +1,7 @@
 """Trains a small convolutional network on real handwritten digits, with every core destination attached.
 
-The images are scikit-learn's: 1,797 of them, 8 by 8 pixels, bundled, nothing is downloaded. Run it with `make demo`.
+The images are scikit-learn's: 1,797 of them, 8 by 8 pixels, bundled, nothing is downloaded. Run it with
+`make demo`.
 """
 
 import argparse
@@ -22,7 +23,7 @@ INK = 0.5
 
 
 class Misclassified(Callback):
-    """Logs, after each evaluation, the digits that were taken for another: as a table, and as images with their ink."""
+    """Logs misclassified digits after each evaluation, as a table and as images with masks."""
 
     def __init__(self, most: int = 16) -> None:
         self.most = most
@@ -168,10 +169,12 @@ def show_receipt(folder: Path) -> None:
     receipt = json.loads((folder / "sidecar.json").read_text(encoding="utf-8"))["overhead"]
     media = receipt["media"]
     print(
-        f"\n{receipt['calls']} rows of metrics, {receipt['p50_us']:.1f} µs each (median), {receipt['dropped']} dropped"
+        f"\n{receipt['calls']} rows of metrics, {receipt['p50_us']:.1f} µs each (median), "
+        f"{receipt['dropped']} dropped"
     )
     print(
-        f"{media['accepted']} records of media in {media['files']} files, {media['failed']} failed, {media['dropped']} dropped"
+        f"{media['accepted']} records of media in {media['files']} files, "
+        f"{media['failed']} failed, {media['dropped']} dropped"
     )
     print(f"safe on disk to step {receipt['safe_on_disk_to_step']}")
 

@@ -1,7 +1,7 @@
 """Runs the benchmarks: `python -m tests.benchmarks` all of them, `python -m tests.benchmarks dispatch` those named.
 
-A benchmark is a module of this folder that has `main()`. Where `main` returns False, a budget was not kept: the others run
-all the same, and the exit status is 1.
+A benchmark is a module of this folder that has `main()`. Where `main` returns False, a budget was not kept:
+the others run all the same, and the exit status is 1.
 """
 
 import importlib

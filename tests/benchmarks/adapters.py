@@ -1,8 +1,8 @@
 """What our destinations cost in other people's trainers: `python -m tests.benchmarks adapters`.
 
-A thousand steps of a tiny model with ten metrics logged in each, on the CPU. In each round every system trains once, one
-after another in one process, so that they are compared under the same load; the median over rounds counts. Tiny steps
-make the cost of logging as large a part of the whole as it can be.
+A thousand steps of a tiny model with ten metrics logged in each, on the CPU. In each round every system
+trains once, one after another in one process, so that they are compared under the same load; the median over
+rounds counts. Tiny steps make the cost of logging as large a part of the whole as it can be.
 """
 
 import contextlib
@@ -106,7 +106,8 @@ def print_calls() -> None:
         loggers["LightningLogger(RunDirectory)"].close()
 
 
-# --- Lightning -----------------------------------------------------------------------------------------------------
+# --- Lightning
+# -----------------------------------------------------------------------------------------------------
 
 
 def lightning_systems() -> dict[str, System]:
@@ -181,7 +182,8 @@ def lightning_systems() -> dict[str, System]:
     }
 
 
-# --- Hugging Face --------------------------------------------------------------------------------------------------
+# --- Hugging Face
+# --------------------------------------------------------------------------------------------------
 
 
 def transformers_systems() -> dict[str, System]:

@@ -49,7 +49,10 @@ def _steps(demo: Any, loggers: list[Any]) -> list[float]:
 
 
 def main() -> bool:
-    """Prints the median step with no destination and with all four, and their ratio; says whether it is in the budget."""
+    """Prints the median step with no destination and with all four, and their ratio.
+
+    Says whether it is in the budget.
+    """
     demo = _load_demo()
     # One thread: with several, what is measured is how they wait for each other.
     torch.set_num_threads(1)

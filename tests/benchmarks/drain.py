@@ -1,6 +1,7 @@
 """What draining takes: `python -m tests.benchmarks.drain ROWS METRICS [plain]`; `plain` does without orjson.
 
-The processor time of the draining thread alone, with nothing else at work in the process; the best of three runs.
+The processor time of the draining thread alone, with nothing else at work in the process; the best of three
+runs.
 """
 
 import random

@@ -1,7 +1,8 @@
 """What logging metrics costs: `python -m tests.benchmarks.metrics`.
 
-Everything is measured in this one run, the project and whichever peers are installed side by side; ratios mean more than
-microseconds. Each system logs the same rows in a process of its own, three times; the run with the least median counts.
+Everything is measured in this one run, the project and whichever peers are installed side by side; ratios
+mean more than microseconds. Each system logs the same rows in a process of its own, three times; the run with
+the least median counts.
 """
 
 import importlib
@@ -39,7 +40,8 @@ def main() -> None:
     print_kills()
 
 
-# --- the calling thread --------------------------------------------------------------------------------------------
+# --- the calling thread
+# --------------------------------------------------------------------------------------------
 
 
 def ours(
@@ -128,7 +130,10 @@ def trackio_local(folder: str) -> tuple[Any, Any]:
 
 
 def stable_pretraining(folder: str) -> tuple[Any, Any]:
-    """stable-pretraining's RegistryLogger, flushed every 50 rows; its packages are passed by, which import much more."""
+    """stable-pretraining's RegistryLogger, flushed every 50 rows.
+
+    Its packages are passed by, which import much more.
+    """
     spec = importlib.util.find_spec("stable_pretraining")
     if spec is None or spec.submodule_search_locations is None:
         raise ModuleNotFoundError("stable_pretraining")
@@ -278,7 +283,8 @@ def print_busy_thread() -> None:
         )
 
 
-# --- draining ------------------------------------------------------------------------------------------------------
+# --- draining
+# ------------------------------------------------------------------------------------------------------
 
 
 def resident_mib() -> tuple[float, float]:
@@ -338,7 +344,8 @@ def print_drain() -> None:
             )
 
 
-# --- a step loop ---------------------------------------------------------------------------------------------------
+# --- a step loop
+# ---------------------------------------------------------------------------------------------------
 
 
 def measure_steps(kind: str) -> None:
@@ -411,7 +418,8 @@ def print_step_loop() -> None:
             )
 
 
-# --- SIGKILL -------------------------------------------------------------------------------------------------------
+# --- SIGKILL
+# -------------------------------------------------------------------------------------------------------
 
 
 def log_until_killed(name: str, folder: str) -> None:

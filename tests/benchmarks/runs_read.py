@@ -1,7 +1,10 @@
-"""Reading runs back: `python -m tests.benchmarks runs_read`; `python -m tests.benchmarks.runs_read 1000` exports so many runs.
+"""Reading runs back: `python -m tests.benchmarks runs_read`.
 
-Runs are folders of plain files, so they are written here as `RunDirectory` leaves them: ten metrics of random numbers, which no encoding
-makes smaller. Seconds are those of the processor, for the machine has other work; peak memory is that of a child process.
+`python -m tests.benchmarks.runs_read 1000` exports so many runs.
+
+Runs are folders of plain files, so they are written here as `RunDirectory` leaves them: ten metrics of random
+numbers, which no encoding makes smaller. Seconds are those of the processor, for the machine has other work;
+peak memory is that of a child process.
 """
 
 import json
@@ -59,7 +62,10 @@ def write_run(run_dir: Path, rows: int) -> None:
 
 
 def _in_child(function, *arguments):
-    """Calls a function in a fresh process; returns what it returned, its processor seconds, and the memory it added in MiB."""
+    """Calls a function in a fresh process.
+
+    Returns what it returned, its processor seconds, and the memory it added in MiB.
+    """
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=_child, args=(sender, function, arguments))
@@ -72,7 +78,10 @@ def _in_child(function, *arguments):
 
 
 def _resident_kib(field):
-    """Returns the memory of this process now ("VmRSS") or at its peak ("VmHWM"); `ru_maxrss` begins with the parent's."""
+    """Returns the memory of this process now ("VmRSS") or at its peak ("VmHWM").
+
+    `ru_maxrss` begins with the parent's.
+    """
     status = Path("/proc/self/status").read_text(encoding="utf-8")
     return int(status.partition(f"{field}:")[2].split()[0])
 

@@ -1,7 +1,8 @@
 """What it costs to find runs: `python -m tests.benchmarks.runs_scan [RUNS]`, 10,000 of them unless told otherwise.
 
-Each has 40 hyperparameters and 40 metrics; one in a hundred was killed. The scanner of stable-pretraining does the same on the
-same folders, where it is installed. All folders are removed afterwards; `BENCHMARK_FOLDER` says where they are meanwhile.
+Each has 40 hyperparameters and 40 metrics; one in a hundred was killed. The scanner of stable-pretraining
+does the same on the same folders, where it is installed. All folders are removed afterwards;
+`BENCHMARK_FOLDER` says where they are meanwhile.
 """
 
 import importlib
@@ -100,7 +101,10 @@ def _sidecar(path, number):
 
 
 def _age(paths):
-    """Lets the folders be an hour old, as finished runs are; what was written this moment is always read twice."""
+    """Lets the folders be an hour old, as finished runs are.
+
+    What was written this moment is always read twice.
+    """
     then = time.time() - 3600
     for path in paths:
         os.utime(path / "sidecar.json", (then, then))

@@ -1,8 +1,9 @@
 """What TensorBoard files cost: `python -m tests.benchmarks tensorboard`.
 
-Ten floats a row, through our Logger and `TensorBoard`, and through torch's `SummaryWriter`, each in processes of its own, one
-after the other, several times: the least of each counts. "A call" is what it takes by the clock, CPU is that of the calling
-thread, and that of the whole process until all is in the file, in microseconds a row.
+Ten floats a row, through our Logger and `TensorBoard`, and through torch's `SummaryWriter`, each in processes
+of its own, one after the other, several times: the least of each counts. "A call" is what it takes by the
+clock, CPU is that of the calling thread, and that of the whole process until all is in the file, in
+microseconds a row.
 """
 
 import functools
@@ -26,7 +27,8 @@ ROWS = 5_000
 WARM_UP_ROWS = 200
 ROUNDS = 3
 NAMES = [f"train/metric{index}" for index in range(10)]
-# What stands for a training step between two rows: some 0.3 ms of work in C, which leaves the interpreter to others.
+# What stands for a training step between two rows: some 0.3 ms of work in C, which leaves the interpreter to
+# others.
 STEP_SIZE = 256
 
 CALL_MICROSECONDS = 5.0
@@ -145,7 +147,8 @@ def main():
     rows = []
     for label, options in (("in a loop of its own", ()), ("between training steps", ("training",))):
         ours, theirs = _run("TensorBoard", *options), _run("SummaryWriter", *options)
-        # Between steps, what both take is mostly fetching code and data back into the caches: no ratio is promised there.
+        # Between steps, what both take is mostly fetching code and data back into the caches: no ratio is
+        # promised there.
         budget = None if options else theirs["thread"] / THREAD_RATIO
         rows += [
             Row(f"{label}: a call, p50", ours["p50"], CALL_MICROSECONDS, theirs["p50"]),

@@ -1,7 +1,7 @@
 """What all benchmarks share: timing a statement, timing calls one by one, and the table that they print.
 
-Figures are of the machine that runs them. The best of several repeats is what the code costs; percentiles are what a
-training loop meets.
+Figures are of the machine that runs them. The best of several repeats is what the code costs; percentiles are
+what a training loop meets.
 """
 
 import statistics

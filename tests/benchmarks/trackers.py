@@ -1,9 +1,10 @@
 """What WandB and MLflow cost the training thread, and what their own packages cost it: `python -m tests.benchmarks trackers`.
 
-Everything is measured in one run. Each system logs ten floats in a process of its own: call upon call, while the thread of the
-tracker works all the time; and with some milliseconds of numpy between two calls, as a training loop has, after which caches
-hold other things: what a Logger takes there that has nobody to log to, is in the table. Three times, of which the best median
-counts. Percentiles are of single calls; the clock itself is in them.
+Everything is measured in one run. Each system logs ten floats in a process of its own: call upon call, while
+the thread of the tracker works all the time; and with some milliseconds of numpy between two calls, as a
+training loop has, after which caches hold other things: what a Logger takes there that has nobody to log to,
+is in the table. Three times, of which the best median counts. Percentiles are of single calls; the clock
+itself is in them.
 """
 
 import contextlib

@@ -1,7 +1,7 @@
 """What uploads cost, as ratios measured in one run: `python -m tests.benchmarks.transfers [submit] [throughput] [stolen] [scale]`.
 
-The server is `rclone serve s3` on loopback, so that the client is what is measured. Ratios move with the machine's noise; each is the
-median of several turns where a turn is short.
+The server is `rclone serve s3` on loopback, so that the client is what is measured. Ratios move with the
+machine's noise; each is the median of several turns where a turn is short.
 """
 
 import base64
@@ -494,7 +494,8 @@ def _sparse(folder: Path) -> None:
         _sparse_to(server.uri("sparse"), folder, source, "4 GiB sparse file to S3")
 
 
-# VmHWM and not ru_maxrss, which has the memory of the process that started this one (getrusage(2), proc_pid_status(5)).
+# VmHWM and not ru_maxrss, which has the memory of the process that started this one (getrusage(2),
+# proc_pid_status(5)).
 SPARSE = """
 import pathlib, re, sys
 from uploads import UploadQueue

@@ -1,8 +1,9 @@
 """What a disk may hold after a crash, computed: every call that changes it is recorded, and then replayed up to any point.
 
-After SIGKILL the disk has all that was written before. After a power loss it has what was synced, and of everything else
-whatever the kernel happened to write: POSIX promises nothing, neither order nor whole writes. Files and folders are apart:
-a file may be there without its content, and a name without the other names that were changed with it.
+After SIGKILL the disk has all that was written before. After a power loss it has what was synced, and of
+everything else whatever the kernel happened to write: POSIX promises nothing, neither order nor whole writes.
+Files and folders are apart: a file may be there without its content, and a name without the other names that
+were changed with it.
 """
 
 import hashlib
@@ -131,7 +132,10 @@ class CrashedDisk:
         self._renames[_folder(path)].append((what[0], Path(path).name, *what[1:]))
 
     def after_kill(self, during: Change | None = None) -> dict[str, bytes | None]:
-        """Returns the content by path where everything was kept; a write that was going on is done by half."""
+        """Returns the content by path where everything was kept.
+
+        A write that was going on is done by half.
+        """
         if during is None or during[0] != "write":
             return self.files({"": "kept"}, {"": "kept"})
         kind, number, data, offset = during

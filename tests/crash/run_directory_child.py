@@ -1,7 +1,8 @@
 """A process that logs until it is killed; says after each call how many.
 
-`python run_directory_child.py SOCKET` starts no such process, but a server that forks one for each job: everything is imported
-once. A job is a line of JSON and the descriptor for the output; the answers are the process id, and how it ended.
+`python run_directory_child.py SOCKET` starts no such process, but a server that forks one for each job:
+everything is imported once. A job is a line of JSON and the descriptor for the output; the answers are the
+process id, and how it ended.
 """
 
 import ctypes
@@ -33,9 +34,12 @@ def _spin() -> None:
 def log_rows(
     folder: str, mode: str, *, first: int = 0, last: int = 1_000_000_000, flush_seconds: float = 0.01
 ) -> None:
-    """Logs rows as fast as it can, or at a pace, with a new metric now and then; "left" neither trains nor ends.
+    """Logs rows as fast as it can, or at a pace, with a new metric now and then.
 
-    "busy" has one thread more that keeps the interpreter from the others, and rows so wide that segments change all the time.
+    "left" neither trains nor ends.
+
+    "busy" has one thread more that keeps the interpreter from the others, and rows so wide that segments
+    change all the time.
     """
     if mode == "busy":
         sys.setswitchinterval(1e-5)

@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("duckdb")
 
-from destinations.runs import Run
+from destinations.runs import Run, open_runs
 from destinations.runs.dataset import compact, open_dataset
 from destinations.runs.dataset.manifest import all_names
 from tests.test_runs.written import write_csv
@@ -17,9 +17,11 @@ pytestmark = pytest.mark.xdist_group("duckdb")
 KILLS = 8
 ROWS = 200
 
-# Imports once; each line that it reads is a moment, as a share of what the first compaction took, at which a fork of it is killed.
+# Imports once; each line that it reads is a moment, as a share of what the first compaction took, at which a
+# fork of it is killed.
 SERVER = """
 import os, signal, sys, time
+from destinations.runs import open_runs
 from destinations.runs.dataset import compact
 import duckdb
 root, place, scratch = sys.argv[1:]
@@ -29,7 +31,8 @@ for line in sys.stdin:
     child = os.fork()
     if not child:
         try:
-            compact(root, place, scratch=scratch)
+            with open_runs(root) as runs:
+                compact(runs, place, scratch=scratch)
             os._exit(0)
         finally:
             os._exit(3)
@@ -68,7 +71,10 @@ def expected_of(root):
 
 
 def test_a_compaction_that_is_killed_loses_no_row_and_has_none_twice(tmp_path, start):
-    """SIGKILL at spread moments: readers see all rows of the state before or after; in the end each row is there once, and no rest."""
+    """SIGKILL at spread moments: readers see all rows of the state before or after.
+
+    In the end each row is there once, and no rest.
+    """
     root, place = tmp_path / "runs", tmp_path / "data"
     for number in range(4):
         write_run(root, number)
@@ -97,7 +103,8 @@ def test_a_compaction_that_is_killed_loses_no_row_and_has_none_twice(tmp_path, s
     assert len(expected_of(root)) == 4 + KILLS
     assert killed > 0
     # A last one puts away what killed ones have left.
-    report = compact(str(root), str(place))
+    with open_runs(root) as runs:
+        report = compact(runs, str(place))
     assert report.unchanged == 4 + KILLS
     check_names(place)
 

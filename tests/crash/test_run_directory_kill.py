@@ -232,7 +232,10 @@ def traced(child: Child, log: str, *options: str) -> bytes:
 @pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
 @pytest.mark.parametrize("syscall", SYSCALLS)
 def test_a_kill_at_any_syscall_loses_no_row(tmp_path, start, syscall):
-    """SIGKILL at each call of the syscalls that touch the run: drain, column change, position, close; at some of the frequent ones."""
+    """SIGKILL at each call of the syscalls that touch the run: drain, column change, position, close.
+
+    At some of the frequent ones.
+    """
     counted = tmp_path / "count"
     trace = tmp_path / "trace.txt"
     traced(start(counted, last=TRACED_STEPS), str(trace), "-e", f"trace={syscall}")

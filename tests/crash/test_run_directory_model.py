@@ -291,7 +291,10 @@ def test_a_power_loss_at_any_change_costs_the_last_second_at_most(quick_path, sc
 
 
 def write_documents(disk, run_dir):
-    """Writes the documents of two sessions, each some times over, as the writer does; a note tells what is there since when."""
+    """Writes the documents of two sessions, each some times over, as the writer does.
+
+    A note tells what is there since when.
+    """
     names = ("sidecar.json", "summary.json", "hparams.yaml", "sessions.jsonl")
     for _ in range(2):
         documents = Documents(run_dir, "id", ("tag",), "", 1.0, disk=disk)

@@ -94,7 +94,10 @@ def test_the_end_has_a_deadline_and_says_what_is_left(start, tmp_path, ending):
 
 @pytest.mark.parametrize("turn", range(2))
 def test_a_second_ctrl_c_ends_at_once(start, tmp_path, turn):
-    """Fault 36: the first starts the drain, the second ends it, at whatever moment it comes; the spool is intact and the command is printed."""
+    """Fault 36: the first starts the drain, the second ends it, at whatever moment it comes.
+
+    The spool is intact and the command is printed.
+    """
     chance = random.Random(turn)
     process = start(SLOW + ENDINGS["Ctrl-C"], tmp_path / "spool", tmp_path / "file", 3600, 600, cwd=os.curdir)
     assert any("finishing" in line for line in process.stderr)
@@ -150,7 +153,10 @@ print(sorted(path.name for path in (folder / "spool/tmp").iterdir() if path.suff
 )
 @pytest.mark.parametrize("options", ["size=256k", "size=10m,nr_inodes=24"])
 def test_a_full_disk_refuses_and_recovers(start, tmp_path, options):
-    """Faults 9, 10, 11: no bytes or no inodes; the file is refused with path and size, nothing half staged stays, later files arrive."""
+    """Faults 9, 10, 11: no bytes or no inodes.
+
+    The file is refused with path and size, nothing half staged stays, later files arrive.
+    """
     disk = tmp_path / "disk"
     disk.mkdir()
     mount = f'mount -t tmpfs -o {options} none {disk} && exec "$0" "$@"'

@@ -83,7 +83,10 @@ def test_a_killed_trainer_loses_nothing(start, resume_here, counting_s3, prefix,
 
 @pytest.mark.parametrize("turn", range(10))
 def test_a_killed_worker_loses_nothing(start, counting_s3, prefix, tmp_path, turn):
-    """Fault 5: SIGKILL of the worker after a random number of 100 files; its successor brings them all, each put once."""
+    """Fault 5: SIGKILL of the worker after a random number of 100 files.
+
+    Its successor brings them all, each put once.
+    """
     trainer = start(TRAINER, _uri(counting_s3, prefix, turn), tmp_path, 100, "process", 0)
     lock = tmp_path / "spool/drain.lock"
     deadline = time.monotonic() + LIMIT_SECONDS
@@ -136,7 +139,10 @@ queue.drain(240)
 
 
 def test_a_file_in_parts_goes_on_after_a_kill(start, resume, moto, proxy, prefix, tmp_path):
-    """Fault 4: SIGKILL while part 3 of 5 is on its way; resume sends only what is missing and leaves no upload open."""
+    """Fault 4: SIGKILL while part 3 of 5 is on its way.
+
+    Resume sends only what is missing and leaves no upload open.
+    """
     source = tmp_path / "large"
     source.write_bytes(os.urandom(1 << 20) * 25)
     from tests.servers.fault_proxy import Hang
@@ -163,7 +169,10 @@ def test_a_file_in_parts_goes_on_after_a_kill(start, resume, moto, proxy, prefix
 
 
 def test_a_kill_after_the_server_stored_is_no_conflict(start, resume, moto, proxy, prefix, tmp_path):
-    """Fault 3: the server has the object, we died before we heard; resume recognises its own, with overwrite=False."""
+    """Fault 3: the server has the object, we died before we heard.
+
+    Resume recognises its own, with overwrite=False.
+    """
     from tests.servers.fault_proxy import Answer
 
     source = tmp_path / "file"
@@ -213,7 +222,10 @@ os._exit(0)
 @pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
 @pytest.mark.parametrize("syscall", ["mkdir", "openat", "copy_file_range", "write", "fsync", "rename"])
 def test_a_kill_at_any_system_call_of_staging_leaves_all_or_nothing(start, tmp_path, syscall):
-    """Fault 1: SIGKILL at the n-th call of each kind; an entry is whole or is not there, and the next queue sweeps the rest."""
+    """Fault 1: SIGKILL at the n-th call of each kind.
+
+    An entry is whole or is not there, and the next queue sweeps the rest.
+    """
     source = tmp_path / "source"
     source.write_bytes(b"content")
     seen = set()
@@ -288,7 +300,10 @@ queue.close(5)
     ],
 )
 def test_a_disk_that_fails_while_training_never_raises(start, tmp_path, durability, injected, said):
-    """Faults 8, 13: an fsync that fails once is not believed the second time; a spool that cannot be written any more refuses. Both say so."""
+    """Faults 8, 13: an fsync that fails once is not believed the second time.
+
+    A spool that cannot be written any more refuses. Both say so.
+    """
     source = tmp_path / "source"
     source.write_bytes(b"content")
     syscall = injected.partition(":")[0]

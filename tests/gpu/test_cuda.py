@@ -1,6 +1,7 @@
 """What a real device does: no call waits for it, and what arrives is what was there at the call.
 
-Skipped where there is no CUDA. Times here are compared with 50 ms of queued kernels, not with a clock of the machine.
+Skipped where there is no CUDA. Times here are compared with 50 ms of queued kernels, not with a clock of the
+machine.
 """
 
 import time

@@ -177,4 +177,4 @@ def test_a_repository_that_git_cannot_read_gives_no_archive(keep, tmp_path, capl
     (tmp_path / ".git/index").write_bytes(b"damaged")
 
     assert keep(CodeSnapshot(tmp_path)) == {}
-    assert "could not keep the code" in caplog.text
+    assert "could not archive the code" in caplog.text

@@ -32,7 +32,10 @@ def _of_main_thread():
 def test_each_call_of_submit_may_fail(
     make_queue, make_file, gate, tmp_path, monkeypatch, code, short, move, durability
 ):
-    """One call after the other fails: submit returns a handle; refused means that nothing changed, anything else arrives."""
+    """One call after the other fails: submit returns a handle.
+
+    Refused means that nothing changed, anything else arrives.
+    """
     store = StoreThatWaits(gate)
     queue = make_queue(store)
     disk = FailingDisk(queue.spool.path, code, is_ours=_of_main_thread)
@@ -172,7 +175,10 @@ print("reopened", flush=True)
 
 
 def test_a_real_disk_fills_up_and_is_emptied(tmp_path):
-    """On a file system of two megabytes that is full: refused handles, no exception; afterwards the same queue delivers, and reopens."""
+    """On a file system of two megabytes that is full: refused handles, no exception.
+
+    Afterwards the same queue delivers, and reopens.
+    """
     disk = tmp_path / "disk"
     disk.mkdir()
     mount = f"mount -t tmpfs -o size=2m none {disk}"

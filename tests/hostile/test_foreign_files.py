@@ -37,7 +37,8 @@ def secret(tmp_path):
     return path
 
 
-# --- links and paths ---------------------------------------------------------------------------------------------------
+# --- links and paths
+# ---------------------------------------------------------------------------------------------------
 
 
 def media_run(folder, path):
@@ -114,7 +115,8 @@ def test_a_name_of_a_run_leads_out_of_no_folder(tmp_path, name):
     assert len(list(place.iterdir())) == 3
 
 
-# --- YAML --------------------------------------------------------------------------------------------------------------
+# --- YAML
+# --------------------------------------------------------------------------------------------------------------
 
 BOMBS = {
     "aliases": "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n"
@@ -152,7 +154,8 @@ def test_hyperparameters_that_grow_are_refused(tmp_path, name, monkeypatch):
     assert not Path("hacked").exists()
 
 
-# --- export ------------------------------------------------------------------------------------------------------------
+# --- export
+# ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet"])
@@ -202,7 +205,8 @@ def test_a_run_that_cannot_be_read_does_not_end_an_export(tmp_path):
     assert "not a regular file" in errors
 
 
-# --- the index ---------------------------------------------------------------------------------------------------------
+# --- the index
+# ---------------------------------------------------------------------------------------------------------
 
 
 def scribble(path):
@@ -247,7 +251,10 @@ INDEXES = {
 
 @pytest.mark.parametrize("how", list(INDEXES))
 def test_an_index_that_cannot_be_used(tmp_path, cache, how):
-    """The runs are listed all the same, and what is wrong with the index is said; or there was nothing to say."""
+    """The runs are listed all the same, and what is wrong with the index is said.
+
+    Or there was nothing to say.
+    """
     write_run(tmp_path / "runs/good")
     command("ls", "--root", tmp_path / "runs")
     INDEXES[how](cache / index_name(str(tmp_path / "runs")))
@@ -290,7 +297,8 @@ def test_an_index_that_another_process_holds_locked(tmp_path, cache):
     assert "locked" in " ".join(report.warnings)
 
 
-# --- arguments ---------------------------------------------------------------------------------------------------------
+# --- arguments
+# ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

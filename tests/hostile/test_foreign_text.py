@@ -9,7 +9,8 @@ import pytest
 from destinations.runs.commands.screen import Screen
 from tests.hostile.foreign_runs import NOW, Terminal, command, copy_run, write_full_run
 
-# Clears the screen, sets the title, copies to the clipboard, 8-bit CSI, carriage return, right to left, a forged line.
+# Clears the screen, sets the title, copies to the clipboard, 8-bit CSI, carriage return, right to left, a
+# forged line.
 EVIL = "\x1b[2J\x1b]0;t\x07\x1b]52;c;eA==\x07\x9b31m\rx\u202e\u2066\nrun  forged\x1b[31m"
 RAW = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 # What the commands colour themselves with.

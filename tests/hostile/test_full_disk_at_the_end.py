@@ -36,7 +36,10 @@ print(sidecar["status"], sidecar["lost"]["rows"] + found, found < 62_000)
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a file system in a namespace of its own")
 def test_a_disk_that_is_full_until_the_end_loses_rows_aloud(tmp_path):
-    """The rows in the folder and the lost ones are all that were logged; the sidecar says `failed to write`."""
+    """The rows in the folder and the lost ones are all that were logged.
+
+    The sidecar says `failed to write`.
+    """
     if subprocess.run(["unshare", "-m", "true"], check=False, capture_output=True).returncode != 0:
         pytest.skip("unshare is not allowed here")
     script = f"mount -t tmpfs -o size=24m tmpfs {tmp_path} && exec {sys.executable} -c '{PROGRAM}' {tmp_path}"

@@ -1,6 +1,7 @@
 """The journal changes segments while others interfere: the writer thread, signals, other threads, a fork, files in the way.
 
-After each interference the rows are read as another process would find them after SIGKILL, and once more after the drain.
+After each interference the rows are read as another process would find them after SIGKILL, and once more
+after the drain.
 """
 
 import dis
@@ -258,7 +259,10 @@ def test_threads_that_log_at_once_lose_nothing(tmp_path, kind):
 
 
 class ForksInBetween(MappedSegment):
-    """Forks a child in the middle of a change of segments, as a signal handler may; the child logs on, and ends."""
+    """Forks a child in the middle of a change of segments, as a signal handler may.
+
+    The child logs on, and ends.
+    """
 
     fork = staticmethod(lambda: None)
 
@@ -269,7 +273,10 @@ class ForksInBetween(MappedSegment):
 
 @pytest.mark.filterwarnings("ignore:This process")
 def test_a_fork_in_the_middle_of_a_change_writes_nothing(tmp_path):
-    """A child that is forked inside a call writes nothing into its parent's journal; the parent loses nothing."""
+    """A child that is forked inside a call writes nothing into its parent's journal.
+
+    The parent loses nothing.
+    """
     children = []
     written = Written(tmp_path, make_segment=ForksInBetween)
     is_child = []

@@ -71,7 +71,10 @@ def test_the_last_rows_of_a_run_that_is_being_written(tmp_path):
 
 @pytest.mark.parametrize("header", ["loss,step", "step,epoch,time,loss"])
 def test_a_file_that_names_its_columns_again(tmp_path, header):
-    """The rows of another program's file are those of its last header; quoted cells may have several lines."""
+    """The rows of another program's file are those of its last header.
+
+    Quoted cells may have several lines.
+    """
     run = write_run(tmp_path / "run")
     cells = ",".join("1" for _ in header.split(","))
     (run / "metrics.csv").write_text(f'{header}\n{cells}\nstep,epoch,time,other\n2,0,2.0,5\n3,0,3.0,"6"\n')

@@ -50,7 +50,10 @@ def as_other_host(monkeypatch):
 
 
 def test_a_moved_file_is_adopted_though_the_host_was_renamed(tmp_path, make_file, make_queue, as_other_host):
-    """A container has another name and the same process ids at every start; the kernel's lock tells who is dead."""
+    """A container has another name and the same process ids at every start.
+
+    The kernel's lock tells who is dead.
+    """
     source = make_file("moved", b"x" * 100)
     _run(MOVE_AND_DIE, tmp_path / "store", tmp_path / "spool", source)
     assert not source.exists()

@@ -32,7 +32,10 @@ def _lines(path):
 
 
 class FolderListings:
-    """Counts how often folders below a path are listed; an audit hook stays for good, and is deaf outside of `with`."""
+    """Counts how often folders below a path are listed.
+
+    An audit hook stays for good, and is deaf outside of `with`.
+    """
 
     def __init__(self, path):
         self.path = str(path)

@@ -99,7 +99,10 @@ def test_a_file_without_a_size_is_refused(tmp_path, path):
 
 
 def test_a_file_that_grows_is_refused_until_it_rests(make_file, tmp_path):
-    """A log that is appended to all the time is not cut in the middle of a line; when its writer is done it is taken."""
+    """A log that is appended to all the time is not cut in the middle of a line.
+
+    When its writer is done it is taken.
+    """
     source = make_file(content=b"")
     program = "import sys\nwith open(sys.argv[1], 'ab', 0) as log:\n print(flush=True)\n while True: log.write(b'a line\\n')"
     writer = subprocess.Popen([sys.executable, "-c", program, str(source)], stdout=subprocess.PIPE)

@@ -107,7 +107,7 @@ def test_a_uri_that_would_lead_elsewhere_is_refused(uri, tmp_path, monkeypatch):
     """A host that is dropped, and a slash that is missing, would make a folder of another name."""
     monkeypatch.chdir(tmp_path)
 
-    with pytest.raises(ValueError, match="got"):
+    with pytest.raises(ValueError, match=r"is missing after the scheme|needs a host|got"):
         UploadQueue(uri, spool=tmp_path / "spool")
 
     assert list(tmp_path.iterdir()) == []

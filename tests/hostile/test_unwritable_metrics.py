@@ -18,7 +18,10 @@ UNWRITABLE = {
 
 @pytest.mark.parametrize("kind", UNWRITABLE)
 def test_an_unwritable_metric_costs_itself(drive, tmp_path, caplog, kind):  # noqa: F811
-    """Other metrics of the call, and all later rows, are in the CSV; one warning says what is not, and it is counted."""
+    """Other metrics of the call, and all later rows, are in the CSV.
+
+    One warning says what is not, and it is counted.
+    """
     caplog.set_level(logging.WARNING)
     bad, said = UNWRITABLE[kind]
     run = drive(flush_seconds=1000).fit()

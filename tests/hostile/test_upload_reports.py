@@ -49,7 +49,10 @@ def test_closing_names_what_a_child_submitted(make_queue, make_file, gate):
 
 
 def test_closing_delivers_what_a_child_submitted(make_queue, make_file):
-    """Within the limit, the parent's `close` brings the child's file to the store; its bytes were never booked, nor are they freed."""
+    """Within the limit, the parent's `close` brings the child's file to the store.
+
+    Its bytes were never booked, nor are they freed.
+    """
     store = MemoryStore()
     queue = make_queue(store, spool_bytes=1 << 20)
     source = make_file()
@@ -62,7 +65,10 @@ def test_closing_delivers_what_a_child_submitted(make_queue, make_file):
 
 
 def test_the_child_replaces_what_the_parent_submitted_before_it(make_queue, make_file, gate):
-    """The parent has submitted more files than the child knows; the child's version of a name comes later all the same."""
+    """The parent has submitted more files than the child knows.
+
+    The child's version of a name comes later all the same.
+    """
     store = StoreThatWaits(gate)
     queue = make_queue(store, workers=1)
     old, new = make_file("old", b"old"), make_file("new", b"new")
@@ -260,7 +266,10 @@ class Stop(BaseException):
 
 @pytest.mark.parametrize("error", [ValueError, Stop, SystemExit])
 def test_a_callback_that_raises_costs_itself(tmp_path, make_file, error):
-    """The drain's threads outlive what its callbacks raise; every entry is delivered, and the lock is given back."""
+    """The drain's threads outlive what its callbacks raise.
+
+    Every entry is delivered, and the lock is given back.
+    """
     spool = Spool(tmp_path / "spool")
     store = MemoryStore()
     with UploadQueue(store, spool=spool.path, free_bytes=0, close_at_exit=False) as queue:

@@ -128,7 +128,10 @@ print(backlog, flush=True)
 
 
 def test_a_trainer_that_is_stopped_does_not_stop_its_worker(tmp_path):
-    """SIGSTOP of the trainer: the worker delivers everything, although nobody reads what it says. Afterwards the trainer knows."""
+    """SIGSTOP of the trainer: the worker delivers everything, although nobody reads what it says.
+
+    Afterwards the trainer knows.
+    """
     trainer = subprocess.Popen(
         [sys.executable, "-c", STOPPED, tmp_path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
@@ -171,7 +174,10 @@ def test_what_nobody_read_is_looked_up_later():
 
 
 def test_what_another_process_delivers_is_heard_of(make_worker_queue, make_file, tmp_path):
-    """`uploads resume --follow` beside training: its worker waits for the spool; handles and `close` know of the end all the same."""
+    """`uploads resume --follow` beside training: its worker waits for the spool.
+
+    Handles and `close` know of the end all the same.
+    """
     spool = Spool(tmp_path / "spool")
     spool.create()
     resumed = Drain(spool, LocalStore(tmp_path / "store"), policy=SOON, role="resume")
@@ -202,7 +208,10 @@ def test_threads_upload_where_no_process_can_be_started(
 
 @pytest.mark.parametrize("isolation", ["threads", "process"])
 def test_a_queue_that_cannot_start_leaves_the_spool_free(tmp_path, make_file, isolation):
-    """No thread can be started: the constructor raises, keeps no lock and leaves no worker; the next queue works."""
+    """No thread can be started: the constructor raises, keeps no lock and leaves no worker.
+
+    The next queue works.
+    """
     usual = threading.stack_size(1 << 46)
     try:
         with pytest.raises(RuntimeError, match="thread"):
@@ -263,7 +272,10 @@ class Programs:
 
 @pytest.mark.parametrize("program", ["exit 0", "echo '{\"owner\": 1}'; kill -9 $$", "echo nonsense; exit 3"])
 def test_a_worker_that_ends_at_once_is_started_ever_more_rarely(program, caplog):
-    """The third comes a second after the second, whatever the first two said of themselves; the log has their exit codes."""
+    """The third comes a second after the second, whatever the first two said of themselves.
+
+    The log has their exit codes.
+    """
     programs = Programs(program)
     link = WorkerSupervisor(
         WorkerConfig("spool", "s3://bucket", {}, 1, 0.0),

@@ -81,7 +81,10 @@ def test_an_empty_spool_may_be_given_another_store(make_queue, make_file):
 
 
 def test_a_live_drain_leaves_alone_what_is_for_another_store(waiting):
-    """As the worker of a killed trainer does, which then has nothing to do and ends; a drain of the right store brings it."""
+    """As the worker of a killed trainer does, which then has nothing to do and ends.
+
+    A drain of the right store brings it.
+    """
     other, right = NamedStore("other"), MemoryStore()
     drain = Drain(waiting, other)
     drain.start()
@@ -190,7 +193,10 @@ def test_a_worker_that_would_open_another_store_ends(waiting, tmp_path):
 def test_the_worker_of_a_killed_trainer_gets_nothing_of_a_new_one(
     tmp_path, make_file, make_queue, moto, prefix
 ):
-    """It lives on with a store that does not answer. A trainer with another store is told so, and by default has a spool of its own."""
+    """It lives on with a store that does not answer.
+
+    A trainer with another store is told so, and by default has a spool of its own.
+    """
     dead = "s3://bucket/first?endpoint_url=http://127.0.0.1:9"
     program = (
         "import os, signal, sys\n"

@@ -35,7 +35,9 @@ class FailingDisk:
 
     @contextlib.contextmanager
     def failing(self, patch, number: int, *, short: bool = False):
-        """Within the block the call of this number fails; a write takes half of its bytes before, where it is to be short.
+        """Within the block the call of this number fails.
+
+        A write takes half of its bytes before, where it is to be short.
 
         Args:
             patch: pytest's monkeypatch.

@@ -26,7 +26,10 @@ class Request:
 
 @attrs.frozen
 class Answer:
-    """An answer in the server's stead, after the server has done its work where `after_forwarding`; a page where it is not XML."""
+    """An answer in the server's stead, after the server has done its work where `after_forwarding`.
+
+    A page where it is not XML.
+    """
 
     status: int
     code: str = ""
@@ -57,7 +60,10 @@ def front(status: int) -> Answer:
 
 @attrs.frozen
 class Late:
-    """Leaves the client without an answer, and forwards the request once the event is set; then sets `is_done`."""
+    """Leaves the client without an answer, and forwards the request once the event is set.
+
+    Then sets `is_done`.
+    """
 
     event: threading.Event = attrs.field(factory=threading.Event)
     is_done: threading.Event = attrs.field(factory=threading.Event)
@@ -91,7 +97,10 @@ class Truncate:
 
 
 class Verifier:
-    """A plan for a server that compares every body with its checksum headers, and wants one; the first `flips` bodies arrive damaged."""
+    """A plan for a server that compares every body with its checksum headers, and wants one.
+
+    The first `flips` bodies arrive damaged.
+    """
 
     def __init__(self, flips: int = 0) -> None:
         self.flips = flips
@@ -121,7 +130,10 @@ class Verifier:
 
 
 class FaultProxy:
-    """`plan(request)` gives the fault for each request, or None to forward it. Counts and keeps what it saw."""
+    """`plan(request)` gives the fault for each request, or None to forward it.
+
+    Counts and keeps what it saw.
+    """
 
     def __init__(self, upstream: str, *, listens: bool = True) -> None:
         """Where it does not listen yet its port is its own all the same, and refuses connections until `listen`."""

@@ -1,8 +1,9 @@
 """A disk that remembers what was asked of it, in order, and can be rebuilt as a loss of power would leave it.
 
-The model is that of a journaling file system (ext4, XFS, btrfs): names change in the order in which they were asked to, so that after
-a loss of power some number of the last changes is missing, but never one that came before an fsync; what was written into
-a file since its last fsync may be there, be gone, be zeros, or be there in part.
+The model is that of a journaling file system (ext4, XFS, btrfs): names change in the order in which they were
+asked to, so that after a loss of power some number of the last changes is missing, but never one that came
+before an fsync; what was written into a file since its last fsync may be there, be gone, be zeros, or be
+there in part.
 """
 
 import contextlib
@@ -42,7 +43,10 @@ class Operation:
 
 
 class RecordedDisk:
-    """Records what this process does under a folder that is empty at first. The lock makes the record's order the real one."""
+    """Records what this process does under a folder that is empty at first.
+
+    The lock makes the record's order the real one.
+    """
 
     def __init__(self, root: Path) -> None:
         self.root = root

@@ -64,7 +64,10 @@ class S3Server:
 
 @contextlib.contextmanager
 def moto():
-    """Moto in a thread, with the bucket. Its create-only puts are not atomic: of two at once both may succeed."""
+    """Moto in a thread, with the bucket.
+
+    Its create-only puts are not atomic: of two at once both may succeed.
+    """
     from moto.server import ThreadedMotoServer
 
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)

@@ -1,9 +1,11 @@
-"""`python -m tests.soak`: kills trainers and workers at random until the time is over; ends with 1 where anything accepted is missing.
+"""`python -m tests.soak`: kills trainers and workers at random until the time is over.
 
-Each round has a run and a spool of its own, three trainers one after the other, and SIGKILL of the trainer, of its worker, or of
-both. Every other round goes to S3 through a proxy that resets, refuses and loses answers, the others to a folder. Afterwards
-`uploads resume` sends what is left, and each acknowledged file and row is looked for. `SOAK_MINUTES` bounds it (3), `SOAK_SEED`
-repeats it.
+Ends with 1 where anything accepted is missing.
+
+Each round has a run and a spool of its own, three trainers one after the other, and SIGKILL of the trainer,
+of its worker, or of both. Every other round goes to S3 through a proxy that resets, refuses and loses
+answers, the others to a folder. Afterwards `uploads resume` sends what is left, and each acknowledged file
+and row is looked for. `SOAK_MINUTES` bounds it (3), `SOAK_SEED` repeats it.
 """
 
 import contextlib

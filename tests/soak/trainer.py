@@ -1,6 +1,9 @@
-"""A trainer for the soak: logs rows and submits files until it is killed; says after each call what was accepted.
+"""A trainer for the soak: logs rows and submits files until it is killed.
 
-`python -m tests.soak.trainer FOLDER URI FIRST`: the run and the spool are in the folder, steps begin at FIRST.
+Says after each call what was accepted.
+
+`python -m tests.soak.trainer FOLDER URI FIRST`: the run and the spool are in the folder, steps begin at
+FIRST.
 """
 
 import os

@@ -1,4 +1,7 @@
-"""A Keras run on the torch backend, in a process of its own: `python keras_child.py FOLDER`; prints what was heard."""
+"""A Keras run on the torch backend, in a process of its own: `python keras_child.py FOLDER`.
+
+Prints what was heard.
+"""
 
 import json
 import os

@@ -12,7 +12,10 @@ pytestmark = pytest.mark.xdist_group("transformers")
 
 
 def test_an_accelerator_logs_to_our_destinations(tmp_path, listener, sidecar):
-    """Configuration, numbers, strings, images and tables arrive with their steps; `end_training` completes the run."""
+    """Configuration, numbers, strings, images and tables arrive with their steps.
+
+    `end_training` completes the run.
+    """
     memory = InMemory()
     tracker = AccelerateTracker(RunDirectory(tmp_path / "run"), memory, callbacks=listener, raise_errors=True)
     accelerator = Accelerator(log_with=tracker, cpu=True)

@@ -140,7 +140,10 @@ def test_an_exception_in_train_is_a_failed_run(tmp_path, raising, sidecar):
 
 
 def test_resume_goes_on_where_the_checkpoint_was(tmp_path, listener):
-    """Batch and epoch are those of the checkpoint; rows after it leave the CSV, those of its own step stay."""
+    """Batch and epoch are those of the checkpoint.
+
+    Rows after it leave the CSV, those of its own step stay.
+    """
     folder = tmp_path / "run"
     options = {"num_train_epochs": 2, "save_strategy": "steps", "save_steps": 1}
     with TransformersCallback(RunDirectory(folder), raise_errors=True) as ours:

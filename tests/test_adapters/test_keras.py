@@ -40,7 +40,10 @@ def batches(start, epoch):
 
 
 def test_fit_evaluate_predict_and_an_exception(tmp_path, environment, sidecar, documented):
-    """All events come in order, records with steps over all epochs; the block tells a failed run from a completed one."""
+    """All events come in order, records with steps over all epochs.
+
+    The block tells a failed run from a completed one.
+    """
     finished = subprocess.run(
         [sys.executable, str(Path(__file__).with_name("keras_child.py")), str(tmp_path)],
         env=environment,

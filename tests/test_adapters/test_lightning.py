@@ -21,7 +21,8 @@ from events import Event
 
 pytestmark = [
     pytest.mark.xdist_group("lightning"),
-    # What Lightning says of tiny runs: few workers, few batches, a folder that exists; and of torch's newer releases.
+    # What Lightning says of tiny runs: few workers, few batches, a folder that exists; and of torch's newer
+    # releases.
     pytest.mark.filterwarnings("ignore:.*does not have many workers.*"),
     pytest.mark.filterwarnings("ignore:You defined a .validation_step. but have no"),
     pytest.mark.filterwarnings("ignore:.*smaller than the logging interval.*"),
@@ -224,7 +225,10 @@ def test_sigterm_is_a_preemption(tmp_path, sidecar):
 
 @pytest.mark.parametrize("has_callback", [True, False])
 def test_the_files_say_how_an_open_run_stands(tmp_path, sidecar, has_callback):
-    """Completed after fit, running while it is tested, completed after that, before anybody closes it; then as closed."""
+    """Completed after fit, running while it is tested, completed after that, before anybody closes it.
+
+    Then as closed.
+    """
     seen = []
 
     def look(expected):

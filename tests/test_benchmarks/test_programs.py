@@ -6,7 +6,10 @@ from tests.benchmarks.__main__ import FOLDER, _benchmarks
 
 
 def test_every_program_can_be_started_without_arguments():
-    """As `python -m tests.benchmarks` does; `drain` is a program of its own, for it takes what it is to measure."""
+    """As `python -m tests.benchmarks` does.
+
+    `drain` is a program of its own, for it takes what it is to measure.
+    """
     found = _benchmarks()
 
     helpers = {path.stem for path in FOLDER.glob("[!_]*.py")} - set(found)

@@ -80,7 +80,10 @@ def status(folder):
 
 
 def test_all_events_from_init_to_fit_end_arrive_as_composer_has_them(tmp_path):
-    """Same names, same order, same batches and epochs; records and files arrive, a second close does nothing."""
+    """Same names, same order, same batches and epochs.
+
+    Records and files arrive, a second close does nothing.
+    """
     memory, listener, store = InMemory(), Listener(), RecordingDestination(stores_files=True)
     (tmp_path / "late.txt").write_text("late")
     witness = Witness(tmp_path / "late.txt")

@@ -33,7 +33,8 @@ def make_artifacts(tmp_path):
             "spool": tmp_path / "spool",
             "progress_bar": False,
             "free_bytes": 0,
-            # However slow the machine is: what is to be uploaded is, and threads that were told to end have ended.
+            # However slow the machine is: what is to be uploaded is, and threads that were told to end have
+            # ended.
             "close_seconds": 300.0,
             "give_back_seconds": 300.0,
         }

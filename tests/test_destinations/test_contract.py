@@ -93,7 +93,8 @@ class TestTextFile(DestinationContract):
         ]
 
     def read_output(self, destination):
-        # By the names of the runs, of which "second" comes after "first"; two files may be of one tick of the clock.
+        # By the names of the runs, of which "second" comes after "first"; two files may be of one tick of the
+        # clock.
         return "".join(path.read_text() for path in sorted(self.folder.glob("*/log.jsonl")))
 
 

@@ -50,7 +50,10 @@ def test_every_python_example_is_run():
 
 
 def test_the_capability_table_is_the_codes():
-    """A field is filled where the class overrides the method, and empty where it does not; no method is left out."""
+    """A field is filled where the class overrides the method, and empty where it does not.
+
+    No method is left out.
+    """
     table = [
         [cell.strip() for cell in line.strip("|\n").split("|")]
         for line in PAGES[0].read_text().split("## Which takes what")[1].split("\n\n")[1].splitlines()

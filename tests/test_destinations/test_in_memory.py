@@ -139,7 +139,10 @@ def test_an_unknown_table_is_an_error_that_names_the_known_ones():
 
 
 def test_without_pandas_the_error_names_it():
-    """Where pandas is not installed, get_table says so and where the table is; the table itself needs none."""
+    """Where pandas is not installed, get_table says so and where the table is.
+
+    The table itself needs none.
+    """
     code = """
 import sys
 sys.modules["pandas"] = None
@@ -161,7 +164,10 @@ except ImportError as error:
 
 
 def test_arrays_are_copied():
-    """What the caller does to an array after the call does not change what is kept; a tensor comes detached."""
+    """What the caller does to an array after the call does not change what is kept.
+
+    A tensor comes detached.
+    """
     memory = InMemory()
     pixels, tensor = np.zeros((2, 2), "uint8"), torch.zeros(2, 2, requires_grad=True)
     picture = Image.new("L", (2, 2))

@@ -55,7 +55,10 @@ def final_lines(*, rank=0, eval_every=None, **options):
     ],
 )
 def test_the_bars_of_a_run(options, expected):
-    """A bar for each epoch where the run is measured in epochs, otherwise one in the unit of the run; none on rank 1."""
+    """A bar for each epoch where the run is measured in epochs, otherwise one in the unit of the run.
+
+    None on rank 1.
+    """
     assert final_lines(**options) == expected
 
 
@@ -221,7 +224,10 @@ def test_a_stream_that_can_only_write():
 
 
 def test_a_resumed_run_shows_where_it_is():
-    """A run that goes on at batch 4 of epoch 2 begins its bar there; lengths that were counted are kept with it."""
+    """A run that goes on at batch 4 of epoch 2 begins its bar there.
+
+    Lengths that were counted are kept with it.
+    """
     first = ProgressBar(stream=io.StringIO(), line_seconds=1e9, clock=Clock())
     run = DryRun(first, max_duration="1ep", batches_per_epoch=6, knows_length=False)
     run.init()
@@ -397,7 +403,10 @@ logging.warning("the end")
 
 
 def test_all_destinations_on_one_terminal(terminal, tmp_path):
-    """Console's blocks and the bar share a terminal; a TextFile that captures has the lines and the bar's last state."""
+    """Console's blocks and the bar share a terminal.
+
+    A TextFile that captures has the lines and the bar's last state.
+    """
     path = tmp_path / "log.txt"
     screen = terminal(
         PRELUDE

@@ -300,7 +300,10 @@ def test_close_refuses_where_nothing_else_came(folder):
 
 @pytest.mark.parametrize("overwrite", [False, True])
 def test_a_resumed_run_appends(folder, overwrite):
-    """A run that goes on from a checkpoint continues its file, whatever overwrite says; what came before the load is in."""
+    """A run that goes on from a checkpoint continues its file, whatever overwrite says.
+
+    What came before the load is in.
+    """
     (folder / "log.txt").write_text("[metric][batch=4]: loss: 1.0\n")
     run = DryRun(TextFile("log.txt", overwrite=overwrite))
     run.fire("init", "before_load")
@@ -376,7 +379,10 @@ def test_a_torn_last_line_gets_its_end(folder, torn, repaired):
 
 
 def test_a_torn_line_of_json_is_kept_as_text(folder):
-    """Half a record does not break readers of JSON, and is not thrown away; a whole one without an end stays."""
+    """Half a record does not break readers of JSON, and is not thrown away.
+
+    A whole one without an end stays.
+    """
     (folder / "torn.jsonl").write_text('{"kind":"metrics"}\n{"kind":"metr')
     (folder / "whole.jsonl").write_text('{"kind":"metrics"}')
     run = DryRun(*(TextFile(f"{name}.jsonl", format="jsonl", append=True) for name in ("torn", "whole")))
@@ -444,7 +450,10 @@ def test_a_later_chdir_does_not_move_the_file(folder, monkeypatch):
 
 
 def test_captures_lines_of_both_streams(folder, capsys):
-    """What is printed goes where it went, and into the file line by line; half lines of the two do not mix."""
+    """What is printed goes where it went, and into the file line by line.
+
+    Half lines of the two do not mix.
+    """
     run = DryRun(TextFile("log.txt", capture_stdout=True, capture_stderr=True))
     run.init()
 
@@ -479,7 +488,10 @@ def test_nothing_is_captured_before_init(folder, capsys):
 
 
 def test_a_progress_bar_is_captured_as_its_last_state(folder, capsys):
-    """Carriage returns overwrite, as on a terminal; a Windows line end is one line end, also in two pieces."""
+    """Carriage returns overwrite, as on a terminal.
+
+    A Windows line end is one line end, also in two pieces.
+    """
     run = DryRun(TextFile("log.txt", capture_stderr=True))
     run.init()
 
@@ -529,7 +541,10 @@ def test_two_captures_end_in_any_order(capsys, order):
 
 
 def test_a_redirection_inside_and_around(capsys):
-    """`contextlib.redirect_stdout` within the run takes its prints away and gives them back; one around it is restored."""
+    """`contextlib.redirect_stdout` within the run takes its prints away and gives them back.
+
+    One around it is restored.
+    """
     inner, outer = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(outer):
         run = DryRun(TextFile("log.txt", capture_stdout=True))
@@ -833,7 +848,10 @@ class CountsUploads(LoggerDestination):
 
 
 def test_is_uploaded_at_the_ends_of_epochs_and_at_close():
-    """With a remote name the whole file goes up once an epoch and at close, where it has grown; never at each batch."""
+    """With a remote name the whole file goes up once an epoch and at close, where it has grown.
+
+    Never at each batch.
+    """
     store = CountsUploads()
     run = DryRun(
         TextFile("log.txt", "{run_name}/logs/{rank}.txt"),

@@ -59,7 +59,10 @@ def test_all_of_them_hear_the_same_run(tmp_path):
 
 
 def test_a_run_that_goes_on_from_a_checkpoint_appends_to_its_file(tmp_path):
-    """The file of a resumed run holds each batch of both sessions once; a third run that starts anew leaves it alone."""
+    """The file of a resumed run holds each batch of both sessions once.
+
+    A third run that starts anew leaves it alone.
+    """
     with trainer([TextFile("log.txt")], max_duration="1ep", save_folder="saved") as running:
         running.fit()
     latest = next(path for path in sorted(tmp_path.glob("saved/**/*")) if "latest" in path.name)

@@ -4,7 +4,10 @@ import torch
 
 
 class OnDevice:
-    """A scalar or an array on the fake device; a look at its value that does not go through a copy is an error."""
+    """A scalar or an array on the fake device.
+
+    A look at its value that does not go through a copy is an error.
+    """
 
     is_cpu = False
 

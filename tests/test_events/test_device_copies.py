@@ -116,7 +116,10 @@ def test_a_value_changed_right_after_the_call_arrives_as_it_was():
 
 
 def test_records_logged_meanwhile_keep_their_order_step_and_timestamp(tmp_path):
-    """Numbers, texts and hyperparameters wait behind it; destinations read from the state where the run stood."""
+    """Numbers, texts and hyperparameters wait behind it.
+
+    Destinations read from the state where the run stood.
+    """
     run = Setup()
 
     run.logger.log_metrics({"loss": OnDevice(0.5)})
@@ -375,7 +378,10 @@ def test_a_device_that_fails_is_asked_no_more(caplog):
 
 
 def test_a_snapshot_that_fails_costs_its_value_and_not_the_slot(caplog):
-    """Where it cannot be read in the ordinary way either: counted, each reason told once; siblings arrive, the slot is free."""
+    """Where it cannot be read in the ordinary way either: counted, each reason told once.
+
+    Siblings arrive, the slot is free.
+    """
     run = Setup(slots=1)
     run.device.refuses = RuntimeError("no kernel for this dtype")
 
@@ -425,7 +431,10 @@ def test_a_copy_that_cannot_be_read_is_a_failure_of_the_device():
 
 
 def test_while_a_graph_is_captured_values_on_a_device_are_refused():
-    """With the reason; the numbers beside them arrive, and the device is asked nothing, which would break the capture."""
+    """With the reason.
+
+    The numbers beside them arrive, and the device is asked nothing, which would break the capture.
+    """
     run = Setup()
     run.logger.log_metrics({"loss": OnDevice(1.0)})
     run.device.captures = True

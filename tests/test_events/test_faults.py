@@ -1,4 +1,7 @@
-"""Failures of destinations: caught, counted, reported once per kind; a destination that keeps failing is parked."""
+"""Failures of destinations: caught, counted, reported once per kind.
+
+A destination that keeps failing is parked.
+"""
 
 import logging
 

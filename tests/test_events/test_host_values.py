@@ -226,7 +226,8 @@ def test_to_host_detaches_tensors_in_lists_too():
     assert text == "x"
 
 
-# Nested, and of other libraries ----------------------------------------------------------------------------------
+# Nested, and of other libraries
+# ----------------------------------------------------------------------------------
 
 
 def test_a_tensordict_is_flattened_at_any_depth():

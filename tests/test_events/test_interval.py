@@ -104,7 +104,10 @@ def test_without_start_it_counts_from_the_beginning_of_training():
 
 
 def test_several_multiples_at_once_are_one_yes():
-    """A batch of 100 samples crosses "10sp" ten times and passes once; a second look without progress does not."""
+    """A batch of 100 samples crosses "10sp" ten times and passes once.
+
+    A second look without progress does not.
+    """
     state = State("run")
     every = Interval("10sp")
     state.timestamp = state.timestamp.to_next_batch(100)

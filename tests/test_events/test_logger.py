@@ -124,7 +124,8 @@ def state():
     return State("mine", timestamp=Timestamp(batch=7, epoch=2), rank=0)
 
 
-# Fan-out ---------------------------------------------------------------------------------------------------------
+# Fan-out
+# ---------------------------------------------------------------------------------------------------------
 
 
 @each_call
@@ -204,7 +205,8 @@ def test_what_is_no_destination_is_refused(state, destination):
     assert ("Write Records(...)" in str(caught.value)) is (destination is Records)
 
 
-# Steps -----------------------------------------------------------------------------------------------------------
+# Steps
+# -----------------------------------------------------------------------------------------------------------
 
 
 def test_the_default_step_follows_the_timestamp(state):
@@ -254,7 +256,8 @@ def test_a_step_that_is_no_integer_is_refused(state, step, method):
     assert destination.calls == []
 
 
-# Values ----------------------------------------------------------------------------------------------------------
+# Values
+# ----------------------------------------------------------------------------------------------------------
 
 
 def test_tensors_arrive_detached_on_the_host(state):
@@ -322,7 +325,8 @@ def test_what_holds_no_hyperparameters_is_refused(state):
         Logger(state, Records()).log_hyperparameters(5)
 
 
-# Files -----------------------------------------------------------------------------------------------------------
+# Files
+# -----------------------------------------------------------------------------------------------------------
 
 
 def test_a_file_is_handed_over_with_state_name_path_and_overwrite(state, tmp_path):

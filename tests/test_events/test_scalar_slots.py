@@ -1,4 +1,7 @@
-"""The memory that scalars pass through keeps every bit, and is read only once its event says so; here on the CPU."""
+"""The memory that scalars pass through keeps every bit, and is read only once its event says so.
+
+Here on the CPU.
+"""
 
 import pytest
 import torch

@@ -209,7 +209,10 @@ def test_an_aggregate_is_of_what_came_since_the_last_write(aggregate, expected):
 
 
 def test_aggregates_go_on_from_write_to_write():
-    """What was written is not counted again, and nothing is left out; more values than are kept one by one."""
+    """What was written is not counted again, and nothing is left out.
+
+    More values than are kept one by one.
+    """
     run = Run(every_steps=1000, aggregate="sum")
 
     for _ in range(2501):

@@ -37,7 +37,10 @@ class Driven:
         assert writer is None or writer.timer.flush(60)
 
     def stand_still(self) -> None:
-        """Waits until no thread of the run is at work; with long `flush_seconds`, none will be until it is told to."""
+        """Waits until no thread of the run is at work.
+
+        With long `flush_seconds`, none will be until it is told to.
+        """
         self.flush()
         self.destination._writer._environment.wait(60)
 

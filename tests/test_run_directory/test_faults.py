@@ -80,7 +80,10 @@ def test_who_hears_of_a_full_disk_finds_the_row_waiting(tmp_path):
 
 
 def test_rows_wait_for_space_and_come_in_order(tmp_path):
-    """While no segment can be made, rows wait in memory; when there is room, they come before what is logged next."""
+    """While no segment can be made, rows wait in memory.
+
+    When there is room, they come before what is logged next.
+    """
     folder = journal_path(tmp_path, 0)
     folder.mkdir(parents=True)
     told = []
@@ -169,7 +172,10 @@ def test_a_folder_deleted_during_training_is_made_again(drive, tmp_path, caplog)
 
 
 def test_a_folder_moved_while_it_is_written_keeps_its_rows(drive, tmp_path, caplog):
-    """After a rename everything is written to the moved folder, which stays locked; its former path is free."""
+    """After a rename everything is written to the moved folder, which stays locked.
+
+    Its former path is free.
+    """
     caplog.set_level(logging.WARNING)
     run = drive(flush_seconds=1000).fit()
     for step in range(100):
@@ -444,7 +450,10 @@ class HoldsTheDestination(torch.utils.data.Dataset):
 # Where this process may use one processor only.
 @pytest.mark.filterwarnings("ignore:This DataLoader will create 2 worker processes:UserWarning")
 def test_forked_workers_write_nothing_and_hang_nowhere(drive, tmp_path):
-    """A DataLoader with workers forks while the threads run; what a worker logs is left out, the parent's rows are not."""
+    """A DataLoader with workers forks while the threads run.
+
+    What a worker logs is left out, the parent's rows are not.
+    """
     run = drive(flush_seconds=0.001).fit()
 
     for round_ in range(3):
@@ -459,7 +468,10 @@ def test_forked_workers_write_nothing_and_hang_nowhere(drive, tmp_path):
 
 
 def test_spawned_workers_write_nothing(drive, tmp_path):
-    """A DataLoader that spawns its workers sends them copies that are closed; logging there is refused, and harms nothing."""
+    """A DataLoader that spawns its workers sends them copies that are closed.
+
+    Logging there is refused, and harms nothing.
+    """
     run = drive(flush_seconds=0.001).fit()
     loader = DataLoader(HoldsTheDestination(run.destination), num_workers=1, multiprocessing_context="spawn")
 
@@ -577,7 +589,10 @@ def test_nothing_is_left_to_do_when_a_flush_returns():
 
 
 def test_a_timer_goes_on_after_an_error_and_stops_in_time():
-    """What the work raises goes to the handler; stop does the work once more, and says when it takes too long."""
+    """What the work raises goes to the handler.
+
+    Stop does the work once more, and says when it takes too long.
+    """
     caught, lasts, gate = [], [], threading.Event()
 
     def work(is_last):

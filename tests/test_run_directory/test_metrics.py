@@ -160,7 +160,10 @@ def test_pandas_reads_what_was_logged(drive, tmp_path):
 
 
 def test_calls_of_one_step_share_a_row(drive, tmp_path):
-    """Different metrics of one step that are drained together make one row; the same metric twice makes two."""
+    """Different metrics of one step that are drained together make one row.
+
+    The same metric twice makes two.
+    """
     run = drive(flush_seconds=1000).fit()
 
     run.log({"loss": 1.0}, 0)
@@ -376,7 +379,10 @@ def test_a_segment_is_read_on_when_the_journal_closes_it(tmp_path):
 
 
 def test_a_write_rate_thins_the_rows(drive, tmp_path):
-    """With a rate, the row of a step stands for those since the one before; what waits at the end is written too."""
+    """With a rate, the row of a step stands for those since the one before.
+
+    What waits at the end is written too.
+    """
     run = drive(write_rate=WriteRate(every_steps=4, aggregate="mean")).fit()
     for step in range(10):
         run.log({"a": float(step)}, step)

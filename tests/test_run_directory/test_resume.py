@@ -201,7 +201,8 @@ def test_a_second_writer_is_told_who_the_first_is(drive, tmp_path):
 
 def test_a_lock_of_a_dead_process_is_taken_over_without_flock(tmp_path):
     """Where there is no flock, a lock file whose process is gone is stale, and one whose process lives is not."""
-    # Larger than Linux gives out, proc(5): that of a process that has just ended may be given to another at once.
+    # Larger than Linux gives out, proc(5): that of a process that has just ended may be given to another at
+    # once.
     nobody = (1 << 22) + 1
     held = WriterLock(tmp_path / ".lock", use_flock=False)
     held.acquire()

@@ -44,7 +44,10 @@ def test_segments_that_follow_each_other_count(tmp_path):
 
 
 def test_what_comes_after_a_gap_is_left_out_until_a_segment_follows(tmp_path):
-    """The second is of rows that came after lost ones; the third is of a session that found the first one's end."""
+    """The second is of rows that came after lost ones.
+
+    The third is of a session that found the first one's end.
+    """
     one = segment(1, 2, place=START)
     cut = one[: -len(row(2))]
     two = segment(4, place=(1, len(one)))

@@ -1,4 +1,7 @@
-"""stable-pretraining's own scanner, query and viewer read our folders; its wheel is installed without its dependencies."""
+"""stable-pretraining's own scanner, query and viewer read our folders.
+
+Its wheel is installed without its dependencies.
+"""
 
 import importlib
 import importlib.util

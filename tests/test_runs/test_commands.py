@@ -69,7 +69,8 @@ def written(tmp_path_factory):
     """Four runs: a completed one with records, another, one that failed, one that is empty and failed."""
     root = tmp_path_factory.mktemp("written")
     with pytest.MonkeyPatch.context() as patch:
-        # Outside of any repository: what git says within its five seconds may change from run to run, and come to nothing.
+        # Outside of any repository: what git says within its five seconds may change from run to run, and
+        # come to nothing.
         patch.chdir(root)
         _write_all(root)
     return root
@@ -127,7 +128,8 @@ def run_in(session, *arguments):
     return options.run(options, session)
 
 
-# --- ls ------------------------------------------------------------------------------------------------------------
+# --- ls
+# ------------------------------------------------------------------------------------------------------------
 
 
 def test_ls_lists_the_newest_first(root):
@@ -232,7 +234,8 @@ def test_a_table_fits_the_terminal(runs, monkeypatch):
     assert "…" in out
 
 
-# --- show, best, diff ----------------------------------------------------------------------------------------------
+# --- show, best, diff
+# ----------------------------------------------------------------------------------------------
 
 
 def test_show_tells_what_is_known(root):
@@ -353,7 +356,8 @@ def test_diff_of_a_run_with_itself_is_nothing(runs):
     assert runs("diff", "alpha", "id-alpha") == (0, "", "no differences\n")
 
 
-# --- plot ----------------------------------------------------------------------------------------------------------
+# --- plot
+# ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -399,7 +403,8 @@ def test_plot_refuses_a_picture_of_another_kind(runs, tmp_path):
     )
 
 
-# --- tail and wait -------------------------------------------------------------------------------------------------
+# --- tail and wait
+# -------------------------------------------------------------------------------------------------
 
 
 def test_tail_of_a_run_that_has_ended(runs):
@@ -504,7 +509,8 @@ def test_wait_gives_up_in_time(root):
     assert "the condition did not hold before the timeout" in session.errors.getvalue()
 
 
-# --- export, compact, sql ------------------------------------------------------------------------------------------
+# --- export, compact, sql
+# ------------------------------------------------------------------------------------------
 
 
 def test_export_of_the_table_of_runs(runs, tmp_path):
@@ -577,7 +583,8 @@ def test_compact_and_sql(runs, tmp_path):
     assert "must hold a dataset, got none" in nowhere[2]
 
 
-# --- editing -------------------------------------------------------------------------------------------------------
+# --- editing
+# -------------------------------------------------------------------------------------------------------
 
 
 def test_tags_come_and_go(runs, root):
@@ -642,7 +649,8 @@ def test_what_is_archived_is_listed_no_more(runs):
     assert "alpha" in runs("ls")[1]
 
 
-# --- gc ------------------------------------------------------------------------------------------------------------
+# --- gc
+# ------------------------------------------------------------------------------------------------------------
 
 
 def test_gc_says_what_could_go_and_deletes_nothing(runs, root):
@@ -706,7 +714,8 @@ def test_gc_keeps_what_is_young_and_what_lives(runs, root):
     assert (root / "beta").is_dir()
 
 
-# --- scan ----------------------------------------------------------------------------------------------------------
+# --- scan
+# ----------------------------------------------------------------------------------------------------------
 
 
 def test_scan_says_what_it_found(runs, root):
@@ -726,7 +735,8 @@ def test_scan_says_what_it_found(runs, root):
     assert found["duplicates"].keys() == {"id-alpha"}
 
 
-# --- what goes wrong -----------------------------------------------------------------------------------------------
+# --- what goes wrong
+# -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -903,7 +913,8 @@ def test_listing_loads_nothing_heavy(root):
     assert len(json.loads(finished.stdout)) == 4
 
 
-# --- send ----------------------------------------------------------------------------------------------------------
+# --- send
+# ----------------------------------------------------------------------------------------------------------
 
 
 def test_send_says_what_was_sent(runs, root, tmp_path):
@@ -934,7 +945,8 @@ def test_send_tells_what_did_not_arrive(runs, root, tmp_path):
     assert refused[2].startswith("audio: RecordError: name '")
 
 
-# --- completion ----------------------------------------------------------------------------------------------------
+# --- completion
+# ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("shell", ["bash", "fish", "tcsh", "zsh"])

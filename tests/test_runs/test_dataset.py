@@ -80,7 +80,10 @@ def files(place):
 
 
 def test_a_dataset_has_what_the_runs_have(root, tmp_path):
-    """Series, hyperparameters with their types, summaries and fields come back; points are sorted in the files."""
+    """Series, hyperparameters with their types, summaries and fields come back.
+
+    Points are sorted in the files.
+    """
     runs = runs_of(root)
 
     report = compact(runs, str(tmp_path / "data [set]'s"))
@@ -302,7 +305,10 @@ class StoreThatFailsAt(LocalStore):
 
 @pytest.mark.parametrize("puts", range(5))
 def test_a_compaction_that_ends_anywhere_changes_nothing(root, tmp_path, puts):
-    """Whichever put was the last one, readers see the state before; the next compaction does it all, and leaves no rest."""
+    """Whichever put was the last one, readers see the state before.
+
+    The next compaction does it all, and leaves no rest.
+    """
     place = tmp_path / "data"
     compact([Run.open(root / "a")], str(place))
 

@@ -35,7 +35,8 @@ def holds(text, run):
     return matches(run, text, NOW)
 
 
-# --- what it means ---------------------------------------------------------------------------------------------------
+# --- what it means
+# ---------------------------------------------------------------------------------------------------
 
 RUN = record(
     run_id="abc",
@@ -162,7 +163,8 @@ def test_a_field_alone_can_be_read(text, expected):
     assert str(parse_field(text)) == expected
 
 
-# --- what is wrong ---------------------------------------------------------------------------------------------------
+# --- what is wrong
+# ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -246,7 +248,8 @@ def test_any_text_is_a_filter_or_an_error_that_points_into_it(text):
     assert 0 <= position <= len(text)
 
 
-# --- Python, SQL, and what the tests think of it ----------------------------------------------------------------------
+# --- Python, SQL, and what the tests think of it
+# ----------------------------------------------------------------------
 
 NAMES = ["x", "optim.lr", "val/acc", "a b", "quote'\"", "c0", "; DROP TABLE runs --", "é"]
 NUMBERS = st.one_of(
@@ -485,7 +488,10 @@ def test_sql_agrees_with_the_plain_meaning(records, filters):
     st.integers(0, 9),
 )
 def test_runs_are_sorted_by_any_cell_with_the_missing_last(records, name, group, descending, limit):
-    """Numbers, then texts, each in the direction asked for; then what cannot be ordered; then runs without the value."""
+    """Numbers, then texts, each in the direction asked for; then what cannot be ordered.
+
+    Then runs without the value.
+    """
     index = indexed(records)
     field = Field(group, name)
     cells = index.numbers([field])

@@ -64,7 +64,10 @@ def test_images_come_back(run):
 
 
 def test_images_are_chosen_by_name_and_step(run):
-    """All images, those of a name, those of a step; a step without any is empty, an unknown name is an error."""
+    """All images, those of a name, those of a step.
+
+    A step without any is empty, an unknown name is an error.
+    """
     assert len(run.images()) == 3
     assert [image.name for image in run.images(step=4)] == ["Stretched"]
     assert run.images("Stretched", step=99) == []

@@ -122,7 +122,10 @@ def assert_same_run(copy, original):
 
 
 def test_a_copy_is_the_run(everything, tmp_path):
-    """Every row, record and file, with steps, epochs and times; hyperparameters, times, tags, notes and how it ended."""
+    """Every row, record and file, with steps, epochs and times.
+
+    Hyperparameters, times, tags, notes and how it ended.
+    """
     report = send(everything, f"run:{tmp_path / 'copies'}", cache=tmp_path)
 
     assert (report.failed, report.missing, dict(report.unsupported)) == ([], [], {})
@@ -142,7 +145,10 @@ def test_sent_twice_it_is_there_once(everything, tmp_path):
 
 
 def test_a_destination_gets_each_record_as_it_was_logged(everything):
-    """Steps, timestamp and time are those of then; masks, labels, colours and rates are there; files are readable."""
+    """Steps, timestamp and time are those of then; masks, labels, colours and rates are there.
+
+    Files are readable.
+    """
     seen = []
 
     class Watching(RecordingDestination):
@@ -249,7 +255,10 @@ def ranked(tmp_path_factory):
 
 
 def test_a_copy_has_all_ranks(ranked, tmp_path):
-    """Each rank's rows are in a file of its own, as in the run, and come once; abandoned ones where they are asked for."""
+    """Each rank's rows are in a file of its own, as in the run, and come once.
+
+    Abandoned ones where they are asked for.
+    """
     target = f"run:{tmp_path / 'to'}"
 
     reports = [
@@ -269,7 +278,10 @@ def test_a_copy_has_all_ranks(ranked, tmp_path):
 
 
 def test_rows_of_other_ranks_have_names_of_their_own(ranked):
-    """Rank 1's metrics are called `rank1/…`; rows that training left come where they are asked for; each once."""
+    """Rank 1's metrics are called `rank1/…`; rows that training left come where they are asked for.
+
+    Each once.
+    """
     memory, more = InMemory(), InMemory()
 
     report = replay(ranked, memory)
@@ -572,7 +584,8 @@ def test_killed_half_way_and_repeated_it_is_there_once(tmp_path):
     assert repr(read_rows(tmp_path / "to/a")) == repr(read_rows(tmp_path / "a"))
 
 
-# --- the position --------------------------------------------------------------------------------------------------
+# --- the position
+# --------------------------------------------------------------------------------------------------
 
 _calls = st.lists(
     st.tuples(st.integers(0, 3), st.dictionaries(st.sampled_from("abc"), st.floats(0, 1), max_size=2)),
@@ -581,7 +594,10 @@ _calls = st.lists(
 
 
 def _as_rows(calls, joins):
-    """Returns rows of calls; neighbours of one step share one where `joins` says so and no metric is in both."""
+    """Returns rows of calls.
+
+    Neighbours of one step share one where `joins` says so and no metric is in both.
+    """
     rows = []
     for (step, metrics), is_joined in zip(calls, joins, strict=False):
         last = rows[-1] if rows else None

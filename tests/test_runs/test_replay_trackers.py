@@ -101,7 +101,10 @@ def test_mlflow_has_steps_times_and_values_of_the_run(run, tmp_path):
 
 
 def test_a_run_has_one_id_at_wandb(run, tmp_path):
-    """Made of its own id, of letters that W&B takes; sent anew, W&B puts it in the place of the run before."""
+    """Made of its own id, of letters that W&B takes.
+
+    Sent anew, W&B puts it in the place of the run before.
+    """
     pytest.importorskip("wandb")
     target = target_of("wandb:team/project", run.record, tmp_path)
     weird = target_of("wandb:project", attrs.evolve(run.record, run_id="größe/1 2?"), tmp_path)

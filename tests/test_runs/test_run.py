@@ -62,7 +62,10 @@ def test_a_summary_that_nobody_wrote_is_computed(finished, tmp_path):
 
 
 def test_liveness_is_that_of_now(tmp_path):
-    """A run is alive while its heartbeat is fresh; one that was killed is not, though its status says running."""
+    """A run is alive while its heartbeat is fresh.
+
+    One that was killed is not, though its status says running.
+    """
     with Written(tmp_path / "run") as written:
         written.log({"loss": 1.0}, 0)
         written.flush()

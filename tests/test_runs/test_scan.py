@@ -312,7 +312,8 @@ def test_roots_in_one_another_are_scanned_once(root, tmp_path):
         )
 
 
-# --- what comes and goes ---------------------------------------------------------------------------------------------
+# --- what comes and goes
+# ---------------------------------------------------------------------------------------------
 
 
 def test_a_run_that_is_deleted_is_gone(opened, root):
@@ -408,7 +409,8 @@ def test_a_run_that_moves_while_it_is_read_is_found_by_the_next_scan(root, with_
     assert [run.record.path for run in runs] == [root / "z"]
 
 
-# --- damage ----------------------------------------------------------------------------------------------------------
+# --- damage
+# ----------------------------------------------------------------------------------------------------------
 
 SIDECAR = json.dumps({"run_id": "a", "status": "completed", "notes": "né", "hparams": {"x": 1}}).encode()
 DAMAGE = {
@@ -584,11 +586,15 @@ def test_names_that_are_no_text_are_found(opened, root):
     assert counts(opened.scan()) == {"runs": 1, "unchanged": 1}
 
 
-# --- values ----------------------------------------------------------------------------------------------------------
+# --- values
+# ----------------------------------------------------------------------------------------------------------
 
 
 def test_values_that_are_not_finite_come_back(opened, root):
-    """In hyperparameters as the texts of strict JSON; in the summary as null, which `summary.json` explains."""
+    """In hyperparameters as the texts of strict JSON.
+
+    In the summary as null, which `summary.json` explains.
+    """
     write_run(
         root / "a",
         hparams={"limit": "Infinity", "low": "-Infinity", "nan": "NaN", "text": "nan"},
@@ -630,7 +636,8 @@ def test_a_value_that_a_run_no_longer_has_is_forgotten(opened, root):
     assert (ids(opened, tag="old"), ids(opened, tag="new")) == ([], ["a"])
 
 
-# --- liveness --------------------------------------------------------------------------------------------------------
+# --- liveness
+# --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -672,7 +679,8 @@ def test_a_run_that_falls_silent_is_not_alive_though_nothing_is_written(opened, 
     assert opened["a"].record.heartbeat_at == NOW - HOUR
 
 
-# --- others' runs ----------------------------------------------------------------------------------------------------
+# --- others' runs
+# ----------------------------------------------------------------------------------------------------
 
 
 def test_folders_of_lightning_are_runs(opened, root):

@@ -29,7 +29,8 @@ class Written:
         writer = self.destination._writer
         self.engine.close(None)
         if writer is not None:
-            # A close waits ten seconds for what git and others say of the environment; a busy machine may take longer.
+            # A close waits ten seconds for what git and others say of the environment; a busy machine may
+            # take longer.
             writer._environment.wait(300)
 
     def __enter__(self):

@@ -206,7 +206,8 @@ class TestMLflow(DestinationContract):
         ]
 
 
-# --- what is there ---------------------------------------------------------------------------------------------------
+# --- what is there
+# ---------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module", params=["sqlite", "server"])
@@ -274,7 +275,10 @@ def test_the_run_is_called_as_asked(everything):
 
 
 def test_metrics_keep_steps_times_and_values(everything):
-    """A smaller step after a larger one, integers, booleans, NaN; more metrics at once than a request may hold."""
+    """A smaller step after a larger one, integers, booleans, NaN.
+
+    More metrics at once than a request may hold.
+    """
     names = ("loss", "acc_1", "unnamed", "big", "yes", "inf", "many/0")
     run = everything.run
     rows = rows_of(everything.uri, run, [key for key in run.data.metrics if key.startswith(names)])
@@ -424,7 +428,10 @@ def test_a_server_that_hangs_costs_close_its_deadline(tmp_path, monkeypatch, cap
 
 
 def test_files_can_be_brought_back(sqlite_uri, tmp_path):
-    """What was uploaded comes back while the run is open; what was not is not found; nothing is overwritten unasked."""
+    """What was uploaded comes back while the run is open; what was not is not found.
+
+    Nothing is overwritten unasked.
+    """
     (tmp_path / "file").write_text("hello")
     destination = make(sqlite_uri, tmp_path, log_artifacts=True)
     run = DryRun(destination)
@@ -445,7 +452,8 @@ def test_files_can_be_brought_back(sqlite_uri, tmp_path):
     run.close()
 
 
-# --- how it ends, and goes on ----------------------------------------------------------------------------------------
+# --- how it ends, and goes on
+# ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -535,7 +543,8 @@ def test_each_rank_is_a_run_of_its_own(sqlite_uri, tmp_path):
 
 def test_the_monitor_of_the_machine_runs_along(sqlite_uri, tmp_path, monkeypatch):
     """MLflow's own, where asked; its thread is gone after close."""
-    # It ends when it is told to, and does not write to the store at the same time as we do: SQLite takes one writer.
+    # It ends when it is told to, and does not write to the store at the same time as we do: SQLite takes one
+    # writer.
     monkeypatch.setenv("MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL", str(SERVER_SECONDS))
     before = set(threading.enumerate())
     destination = make(sqlite_uri, tmp_path, log_system_metrics=True)
@@ -585,7 +594,8 @@ def test_a_deleted_experiment_is_an_error_that_says_so(sqlite_uri, tmp_path, cap
     assert destination.counts.failed_rows == 1
 
 
-# --- arguments, names and limits -------------------------------------------------------------------------------------
+# --- arguments, names and limits
+# -------------------------------------------------------------------------------------
 
 
 def test_a_missing_package_is_named(monkeypatch):

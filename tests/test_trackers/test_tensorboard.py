@@ -108,7 +108,8 @@ class TestTensorBoard(DestinationContract):
         return TensorBoard(self.folder / "{run_name}")
 
     def read_metrics(self, destination):
-        # By the number of the file in this process: two folders may be made within one tick of the file system's clock.
+        # By the number of the file in this process: two folders may be made within one tick of the file
+        # system's clock.
         files = sorted(self.folder.glob("*/*"), key=lambda path: int(path.name.rpartition(".")[2]))
         found = [row for file in files for row in rows_of(file)]
         # Written out, and of two kinds of records.
@@ -635,7 +636,10 @@ def test_a_file_that_cannot_be_made_yet_is_made_later(tmp_path):
 
 
 def test_monitor_events_arrive_as_scalars(tmp_path):
-    """Windows of a Stat, numbers of other events, and their strings as texts; torch.monitor's come the same way."""
+    """Windows of a Stat, numbers of other events, and their strings as texts.
+
+    Torch.monitor's come the same way.
+    """
     import torch.monitor
 
     destination = TensorBoard(tmp_path)
@@ -721,7 +725,10 @@ def test_log_dir_and_path_are_known_while_the_run_is_open(tmp_path):
 
 
 def test_tensorflow_and_torch_are_not_imported(tmp_path):
-    """A whole run leaves both alone, where they are installed too; importing and making one leaves `tensorboard` alone."""
+    """A whole run leaves both alone, where they are installed too.
+
+    Importing and making one leaves `tensorboard` alone.
+    """
     (tmp_path / "tensorflow.py").write_text("raise SystemExit('tensorflow was imported')")
     code = f"""
 import sys

@@ -1,4 +1,7 @@
-"""What the `tensorboard` program shows of our files, asked over HTTP; one server for all tests of the module."""
+"""What the `tensorboard` program shows of our files, asked over HTTP.
+
+One server for all tests of the module.
+"""
 
 import contextlib
 import json

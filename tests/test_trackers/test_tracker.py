@@ -424,7 +424,10 @@ def test_a_sink_that_cannot_be_opened_yet_is_left_alone_until_it_is():
 
 
 def test_close_has_a_deadline(caplog):
-    """What a hanging sink did not take by then is dropped and counted; when it goes on, it ends, and is closed."""
+    """What a hanging sink did not take by then is dropped and counted.
+
+    When it goes on, it ends, and is closed.
+    """
     tracker, sink, run = hanging_run(close_seconds=0.05)
     for step in range(1, 10):
         run.logger.log_metrics({"loss": 1.0}, step)
@@ -587,7 +590,10 @@ def test_a_missing_package_is_named_with_its_extra():
 
 
 def test_a_lane_waits_in_vain_once():
-    """Until something has been done again, later items are dropped without a wait; those to be kept are taken."""
+    """Until something has been done again, later items are dropped without a wait.
+
+    Those to be kept are taken.
+    """
     hangs, may_go_on = threading.Event(), threading.Event()
 
     def hang():

@@ -31,12 +31,14 @@ from events import Run
 pytestmark = [
     # The package and its service are shared by the tests of this module.
     pytest.mark.xdist_group("wandb"),
-    # W&B keeps its last hundred artifacts, and the folder of each with them, which goes when the artifact is forgotten.
+    # W&B keeps its last hundred artifacts, and the folder of each with them, which goes when the artifact is
+    # forgotten.
     pytest.mark.filterwarnings("ignore:Implicitly cleaning up <TemporaryDirectory:ResourceWarning"),
 ]
 
 PATIENCE_SECONDS = 60
-# For W&B's service to start, and to end with all that a run has logged, on a machine that is busy with other things.
+# For W&B's service to start, and to end with all that a run has logged, on a machine that is busy with other
+# things.
 SERVICE_SECONDS = 300
 # Where W&B keeps what, that it waits for its service, and that it tells nobody of its errors.
 WANDB = {
@@ -80,8 +82,8 @@ def make(folder, **options):
 def files_of(folder):
     """Returns the transaction logs of the runs in a folder, oldest first, once each is complete.
 
-    W&B's service completes them a moment after `finish` has returned; the record of the exit is the last. By that, also the
-    times of the folders are no order.
+    W&B's service completes them a moment after `finish` has returned; the record of the exit is the last. By
+    that, also the times of the folders are no order.
     """
     deadline, pause = time.monotonic() + SERVICE_SECONDS, threading.Event()
     found = []
@@ -202,7 +204,8 @@ def alike(values, except_names=frozenset()):
     )
 
 
-# --- what is there ---------------------------------------------------------------------------------------------------
+# --- what is there
+# ---------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -285,7 +288,10 @@ def test_nothing_failed(everything):
 
 
 def test_metrics_keep_steps_times_and_names(everything):
-    """A smaller step after a larger one is not lost; names that are W&B's own get a prefix; times are the clock's."""
+    """A smaller step after a larger one is not lost; names that are W&B's own get a prefix.
+
+    Times are the clock's.
+    """
     first, second = everything["rows"][:2]
 
     assert {key: first[key] for key in first if key != "_runtime"} == {
@@ -449,7 +455,8 @@ def test_a_completed_run_exits_with_zero(everything):
     assert records_of(everything["path"], "exit")[0].get("exit_code", 0) == 0
 
 
-# --- how it ends, and goes on ----------------------------------------------------------------------------------------
+# --- how it ends, and goes on
+# ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -457,7 +464,10 @@ def test_a_completed_run_exits_with_zero(everything):
     [(ValueError("password=hunter2"), 1), (KeyboardInterrupt(), 255), (SystemExit(143), 1)],
 )
 def test_the_exit_code_says_how_it_ended(tmp_path, exception, code):
-    """Failed, interrupted and preempted runs are told apart; the exception is in the summary, without secrets."""
+    """Failed, interrupted and preempted runs are told apart.
+
+    The exception is in the summary, without secrets.
+    """
     run = DryRun(make(tmp_path), max_duration="1ba")
     run.init()
     run.fit()
@@ -475,7 +485,10 @@ def test_the_exit_code_says_how_it_ended(tmp_path, exception, code):
 
 
 def test_a_run_goes_on_under_its_id(tmp_path):
-    """A checkpoint holds the id of the run, and a run that loads it goes on with that; another rank's does not."""
+    """A checkpoint holds the id of the run, and a run that loads it goes on with that.
+
+    Another rank's does not.
+    """
     first = DryRun(make(tmp_path), max_duration="1ba")
     first.init()
     first.fit()
@@ -566,7 +579,8 @@ def test_it_is_nobodys_global_run(tmp_path):
     assert destination.run is None
 
 
-# --- what it does to the process -------------------------------------------------------------------------------------
+# --- what it does to the process
+# -------------------------------------------------------------------------------------
 
 ALONE = """
 import sys, threading
@@ -610,7 +624,8 @@ def test_alone_it_ends_what_it_started_and_calls_nobody(tmp_path):
         with pytest.raises(BlockingIOError):
             proxy.accept()
 
-    # On stderr, others than W&B and we may have something to say: a package that is compiled, or is to be gone one day.
+    # On stderr, others than W&B and we may have something to say: a package that is compiled, or is to be
+    # gone one day.
     assert (done.returncode, done.stdout) == (0, "6 {} []\n"), done.stderr
     assert re.findall(r"(?m)^(?:wandb|WandB|Traceback)\b.*", done.stderr) == []
     assert [
@@ -661,7 +676,8 @@ def test_a_service_that_hangs_is_not_waited_for(tmp_path):
     assert "upload it with `wandb sync`" in done.stderr
 
 
-# --- arguments and names ---------------------------------------------------------------------------------------------
+# --- arguments and names
+# ---------------------------------------------------------------------------------------------
 
 
 def test_a_missing_package_is_named(monkeypatch):
@@ -755,7 +771,10 @@ def test_a_fork_writes_nothing(tmp_path):
 
 
 def test_a_run_folder_that_is_sent(tmp_path, monkeypatch):
-    """A whole run is sent to W&B, with all that its folder holds; the second sending sends nothing, and writes nothing."""
+    """A whole run is sent to W&B, with all that its folder holds.
+
+    The second sending sends nothing, and writes nothing.
+    """
     monkeypatch.setenv("WANDB_DIR", str(tmp_path))
     for name in ("DISABLE_GIT", "X_DISABLE_STATS", "X_DISABLE_MACHINE_INFO"):
         monkeypatch.setenv(f"WANDB_{name}", "true")

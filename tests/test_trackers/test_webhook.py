@@ -33,7 +33,10 @@ def make_slack(url, **options):
 
 
 class Server:
-    """Keeps what is posted to it, and answers what it was told to: a status and headers each; 200 in the end."""
+    """Keeps what is posted to it, and answers what it was told to: a status and headers each.
+
+    200 in the end.
+    """
 
     def __init__(self):
         self.answers = []
@@ -41,7 +44,8 @@ class Server:
         self.may_answer = threading.Event()
         self.may_answer.set()
         self.has_request = threading.Event()
-        # With one thread for all requests: one for each would end a moment after the test looks for threads that are left.
+        # With one thread for all requests: one for each would end a moment after the test looks for threads
+        # that are left.
         self._http = _QuietServer(("127.0.0.1", 0), functools.partial(_Handler, self))
         self._thread = threading.Thread(target=self._http.serve_forever, kwargs={"poll_interval": 0.01})
         self._thread.start()
@@ -55,7 +59,10 @@ class Server:
         return [json.loads(body) for _, _, body in self.requests]
 
     def close(self):
-        """Answers what waits, and ends; a lane that was not waited for has ended before: what it says is this test's."""
+        """Answers what waits, and ends.
+
+        A lane that was not waited for has ended before: what it says is this test's.
+        """
         self.may_answer.set()
         lanes = [one for one in threading.enumerate() if one.name in {"Webhook", "Slack"}]
         for lane in lanes:
@@ -145,7 +152,8 @@ class TestSlackContract(DestinationContract):
         return list(self.server.documents)
 
 
-# --- what is sent ----------------------------------------------------------------------------------------------------
+# --- what is sent
+# ----------------------------------------------------------------------------------------------------
 
 
 def test_a_completed_run_is_told_once(server):
@@ -276,7 +284,8 @@ def test_each_rank_speaks_where_asked(server):
     assert [(document["rank"], document["world_size"]) for document in server.documents] == [(1, 2)]
 
 
-# --- Slack -----------------------------------------------------------------------------------------------------------
+# --- Slack
+# -----------------------------------------------------------------------------------------------------------
 
 
 def test_slack_is_told_what_people_want_to_know(server):
@@ -323,7 +332,8 @@ def test_slack_refuses_formats_for_what_is_not_told(server):
         make_slack(server.url, formats={"epoch_end": str})
 
 
-# --- delivery --------------------------------------------------------------------------------------------------------
+# --- delivery
+# --------------------------------------------------------------------------------------------------------
 
 
 def test_what_may_pass_is_tried_again(server):
@@ -414,7 +424,10 @@ def test_a_connection_that_is_silent_is_given_up(server):
 
 
 def test_waits_grow_and_are_bounded(server):
-    """They double, are at least half of that, and end at the longest; what the server says counts, up to the longest."""
+    """They double, are at least half of that, and end at the longest.
+
+    What the server says counts, up to the longest.
+    """
     dates = {"Retry-After": "Thu, 01 Jan 1970 00:16:47 GMT"}
     server.answers += [(500, {})] * 4 + [
         (429, {"Retry-After": "3"}),
@@ -461,7 +474,8 @@ def test_the_queue_is_bounded(server):
     assert [document["batch"] for document in server.documents] == [1, *range(102, 202)]
 
 
-# --- secrets and mistakes --------------------------------------------------------------------------------------------
+# --- secrets and mistakes
+# --------------------------------------------------------------------------------------------
 
 
 def test_the_url_is_not_shown():

@@ -141,7 +141,7 @@ def test_logging_after_the_block_is_an_error(metric_list):
     with Run(metric_list, run_name="mine") as run:
         pass
 
-    with pytest.raises(EngineClosedError, match="before the run is closed"):
+    with pytest.raises(EngineClosedError, match="after the run was closed"):
         run.log_metrics({"late": 1.0})
 
 

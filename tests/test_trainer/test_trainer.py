@@ -282,7 +282,7 @@ class TestEnds:
         assert trainer.state.timestamp.batch == "10ba"
         assert len(metric_list.series("loss/train/total")) == 10
         assert trainer.logger.faults.counts[("AlwaysBroken", "log_metrics", "RuntimeError")] == 10
-        assert caplog.text.count("AlwaysBroken.log_metrics failed; training goes on.") == 1
+        assert caplog.text.count("AlwaysBroken.log_metrics failed; training continues.") == 1
 
     def test_a_trainer_that_cannot_be_made_closes_what_it_opened(self, make_trainer, metric_list):
         """A checkpoint that is not there leaves the destinations free for the next trainer."""

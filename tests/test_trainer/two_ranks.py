@@ -1,7 +1,7 @@
 """The program of each rank in test_distributed.py: trains, and records what it saw.
 
-`two_ranks.py FOLDER MODE ...` trains in each mode in turn. With one mode, the Trainer creates the process group
-itself; with several, this program has created it, as users may.
+`two_ranks.py FOLDER MODE ...` trains in each mode in turn. With one mode, the Trainer creates the process
+group itself; with several, this program has created it, as users may.
 """
 
 import json

@@ -92,7 +92,10 @@ def make_file(tmp_path):
 
 @pytest.fixture
 def make_queue(tmp_path):
-    """Makes queues with threads and short delays, and closes them; when the test has ended none of their threads is left."""
+    """Makes queues with threads and short delays, and closes them.
+
+    When the test has ended none of their threads is left.
+    """
     queues = []
 
     def make(store=None, **options):

@@ -231,7 +231,10 @@ def test_mounted_commands_give_the_same_exit_codes(tmp_path, capsys):
 
 
 def test_status_may_be_asked_while_entries_come_and_go(make_queue, make_file):
-    """An entry that changes its place or ends while it is described is described, or left out; never called unreadable."""
+    """An entry that changes its place or ends while it is described is described, or left out.
+
+    Never called unreadable.
+    """
     store = MemoryStore()
     queue = make_queue(store, workers=2)
     source = make_file()

@@ -36,9 +36,12 @@ def _descriptors():
 
 
 def test_what_waits_takes_little_memory_and_no_descriptors(make_queue, make_file, gate):
-    """Each of four hundred entries that wait takes about a kilobyte of memory at most; what was delivered takes none, so that the next four hundred need no more.
+    """Each of four hundred entries that wait takes about a kilobyte of memory at most.
 
-    That is so of the first two thousand; those after them take fifty bytes, see test_reading. The benchmark `scale` submits a hundred thousand.
+    What was delivered takes none, so that the next four hundred need no more.
+
+    That is so of the first two thousand; those after them take fifty bytes, see test_reading. The benchmark
+    `scale` submits a hundred thousand.
     """
     source = make_file(content=b"x" * 1024)
     queue = make_queue(StoreThatWaits(gate), workers=1)

@@ -102,7 +102,10 @@ def _moments(disk):
 
 @pytest.mark.parametrize("durability", ["power", "process"])
 def test_a_loss_of_power_at_any_moment_keeps_what_was_promised(tmp_path, monkeypatch, durability):
-    """With "power" whatever was accepted arrives; with "process" whatever the flusher had a second for; and no wrong byte ever does."""
+    """With "power" whatever was accepted arrives; with "process" whatever the flusher had a second for.
+
+    And no wrong byte ever does.
+    """
     disk = _recorded_life(tmp_path, monkeypatch, durability)
     moments = list(_moments(disk))
 

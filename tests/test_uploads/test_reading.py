@@ -149,7 +149,10 @@ class SpoolWithAnOldListing(Spool):
 
 
 def test_what_a_pointer_comes_after_is_found_with_it(spool, publish):
-    """A listing made while both appear may show the pointer alone; it is made again before anything is believed."""
+    """A listing made while both appear may show the pointer alone.
+
+    It is made again before anything is believed.
+    """
     target = publish("target")
     publish("pointer", after=[target])
     odd = SpoolWithAnOldListing(spool.path)
@@ -255,7 +258,10 @@ def test_the_queue_looks_when_its_worker_is_idle():
 
 
 def test_the_history_of_replaced_entries_is_dropped_when_the_replacement_settles():
-    """Of a thousand versions that one replaced nothing is kept once that one is delivered; if it failed, they count as failed."""
+    """Of a thousand versions that one replaced nothing is kept once that one is delivered.
+
+    If it failed, they count as failed.
+    """
     history = History()
     for older in range(1, 1001):
         history.record(str(older), replaced_by="5000")

@@ -38,7 +38,10 @@ SMALL_PARTS = f"&part_bytes={PART_BYTES}"
 
 @pytest.fixture
 def at_proxy(proxy, moto, prefix):
-    """The URI of a store behind the proxy. Its time limits are those that a user has: a slow machine is not a fault."""
+    """The URI of a store behind the proxy.
+
+    Its time limits are those that a user has: a slow machine is not a fault.
+    """
     return moto.at(proxy.url).uri(prefix) + SMALL_PARTS
 
 
@@ -96,7 +99,10 @@ def test_of_two_racing_create_only_puts_one_wins(moto, prefix, make_file, conten
 
 
 def test_a_server_that_ignores_create_only_is_found_out(rclone, prefix, make_file):
-    """What the server promises is tried once, and refused unless the user allowed less; no probe stays behind."""
+    """What the server promises is tried once, and refused unless the user allowed less.
+
+    No probe stays behind.
+    """
     store = open_store(rclone.uri(prefix).replace("&create_only=head", ""))
 
     with Body(make_file(), "id") as body, pytest.raises(RejectedByStoreError, match="ignores If-None-Match"):
@@ -174,7 +180,10 @@ def test_a_refused_connection_loses_nothing(moto, prefix, make_queue, make_file,
 def test_a_success_whose_answer_was_lost_is_recognised(
     proxy, at_proxy, moto, prefix, make_queue, make_file, content, overwrite
 ):
-    """A 500 after the server had stored the object; HEAD decides, nothing is sent twice or taken for a conflict."""
+    """A 500 after the server had stored the object.
+
+    HEAD decides, nothing is sent twice or taken for a conflict.
+    """
     method = "POST" if content is LARGE else "PUT"
     part = "uploadId=" if content is LARGE else "/name"
     proxy.fail_first(1, Answer(500, "InternalError", after_forwarding=True), method=method, part=part)
@@ -284,7 +293,7 @@ def test_expired_credentials_are_read_anew_without_a_restart(
     new.replace(file)  # At once: a half written file is another reason to wait.
 
     assert handle.result(LIMIT_SECONDS).state is UploadState.DONE
-    assert sum("wait: " in record.message for record in caplog.records) == 1
+    assert sum("are paused: " in record.message for record in caplog.records) == 1
 
 
 ANSWERS = [
@@ -531,7 +540,7 @@ def test_composers_environment_is_understood(moto, prefix, make_file, monkeypatc
 
 def test_a_misspelt_option_is_refused_at_once():
     """An option that is neither ours nor S3's is a mistake."""
-    with pytest.raises(ValueError, match="got storage_class"):
+    with pytest.raises(ValueError, match="unknown options storage_class"):
         open_store("s3://bucket?storage_class=STANDARD_IA")
 
 

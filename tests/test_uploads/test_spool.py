@@ -133,7 +133,10 @@ def test_only_what_the_dead_left_half_staged_is_swept(spool):
 
 
 def test_a_file_that_was_moved_by_the_dead_is_adopted(spool):
-    """A process died between taking a file by rename and publishing it; the file is nowhere else, so it becomes an entry."""
+    """A process died between taking a file by rename and publishing it.
+
+    The file is nowhere else, so it becomes an entry.
+    """
     moved = _make_nobodys(spool.new_folder())
     (moved / "data").write_bytes(b"x")
     one = _entry(staging="moved")
@@ -284,7 +287,10 @@ def test_the_disk_gets_an_entry_that_moves_while_it_is_written_out(spool):
 
 
 def test_a_spool_that_is_made_anew_is_whole_when_it_can_be_staged_in(tmp_path, monkeypatch):
-    """Two threads may find it deleted at once; whoever sees `tmp/`, which the other has made, finds all that an entry needs."""
+    """Two threads may find it deleted at once.
+
+    Whoever sees `tmp/`, which the other has made, finds all that an entry needs.
+    """
     disk = RecordedDisk(tmp_path / "disk")
     disk.root.mkdir()
 

@@ -85,7 +85,10 @@ def test_a_symlink_is_followed_by_a_copy_and_refused_by_a_move(make_file, tmp_pa
 
 @pytest.fixture
 def written_while_read(monkeypatch):
-    """Has a file written by somebody else just after it was read from, so many times; returns what does so."""
+    """Has a file written by somebody else just after it was read from, so many times.
+
+    Returns what does so.
+    """
 
     def start(path, times):
         left, real = [times], os.preadv
@@ -131,7 +134,10 @@ def test_a_file_that_comes_to_rest_is_taken(make_file, tmp_path, written_while_r
 
 
 def test_files_of_a_folder_are_named_relative_to_it(make_file, tmp_path):
-    """A folder's files are found at any depth, in the order of their names; links to folders are left alone."""
+    """A folder's files are found at any depth, in the order of their names.
+
+    Links to folders are left alone.
+    """
     make_file("folder/b")
     make_file("folder/a/c")
     (tmp_path / "folder/loop").symlink_to(tmp_path / "folder")

@@ -269,7 +269,10 @@ def test_a_transient_failure_that_a_retry_repairs_leaves_no_error(make_queue, ma
 
 
 def test_the_newest_version_of_a_name_wins_and_the_older_free_their_bytes(make_queue, make_file, gate):
-    """Fault 28 and scenario 48: four hundred submissions of one name from eight threads; the last accepted is what stays."""
+    """Fault 28 and scenario 48: four hundred submissions of one name from eight threads.
+
+    The last accepted is what stays.
+    """
     store = StoreThatWaits(gate)
     queue = make_queue(store, workers=8)
     accepted = []
@@ -594,7 +597,10 @@ def test_a_burst_is_synced_in_one_pass_over_the_disk(tmp_path):
 
 
 def test_a_burst_that_is_in_the_store_already_is_not_synced(tmp_path):
-    """The disk is not written out for entries that have left; those that wait, are in flight or failed still reach it."""
+    """The disk is not written out for entries that have left.
+
+    Those that wait, are in flight or failed still reach it.
+    """
     from uploads.spool.flush import Flusher
 
     passes = []
@@ -659,7 +665,10 @@ def test_an_fsync_that_failed_is_counted_and_never_repeated(tmp_path, caplog):
 # Python 3.12 and later warn of what this test is about; `submit` is made for it.
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded, use of fork:DeprecationWarning")
 def test_a_forked_child_may_submit_and_the_parent_uploads(make_queue, make_file, gate):
-    """Fault 34: a child forked while threads hold locks stages without hanging; the parent's queue is intact."""
+    """Fault 34: a child forked while threads hold locks stages without hanging.
+
+    The parent's queue is intact.
+    """
     store = StoreThatWaits(gate)
     queue = make_queue(store, workers=1)
     queue.submit(make_file("parent"), "parent")
@@ -772,7 +781,10 @@ def test_two_processes_that_start_together_get_a_default_spool_each(tmp_path):
 
 
 def test_a_large_copy_is_checksummed_behind_the_training_loop(make_queue, make_file, gate):
-    """Fault 19: submit does not read a large file twice; the flusher notes its checksum, and rot is noticed all the same."""
+    """Fault 19: submit does not read a large file twice.
+
+    The flusher notes its checksum, and rot is noticed all the same.
+    """
     store = StoreThatWaits(gate)
     queue = make_queue(store, workers=1)
     queue.submit(make_file("blocker"), "blocker")

@@ -240,7 +240,10 @@ def test_a_worker_that_is_killed_in_the_middle_of_a_line_is_replaced(caplog):
 
 
 def test_a_worker_that_is_being_started_while_the_queue_closes_ends(caplog):
-    """Fault 5: who stops speaks to the worker that died; its successor hears of it all the same, and does not stay."""
+    """Fault 5: who stops speaks to the worker that died.
+
+    Its successor hears of it all the same, and does not stay.
+    """
     starting = threading.Event()
 
     def wait_for_the_stop(number):

@@ -98,7 +98,8 @@ class CreateOnlySupport:
 def _probe(store: ProbeTarget, folder: str) -> bool:
     """Returns whether a second put of the same name is refused.
 
-    A negative result is confirmed: a sweep of a machine whose clock is wrong may have removed the first object.
+    A negative result is confirmed: a sweep of a machine whose clock is wrong may have removed the first
+    object.
     """
     start = f"{folder}{_PREFIX}"
     try:

@@ -90,7 +90,7 @@ class CompactReport:
 
 
 def compact(
-    source: "str | PathLike[str] | Iterable[Run]",
+    runs: "Iterable[Run]",
     dest: "str | PathLike[str] | Store",
     *,
     store_options: dict[str, Any] | None = None,
@@ -103,13 +103,13 @@ def compact(
     """Brings finished runs into a dataset: those that are new in it, or have changed.
 
     A run has ended, or its process has (its heartbeat is old). What the dataset has of runs that are gone
-    from the source stays. Run ids tell runs apart.
+    from `runs` stays. Run ids tell runs apart.
 
     Blocks until everything is in the store; one compaction of a dataset at a time, a second one fails at its
     end.
 
     Args:
-        source: a folder of runs, or runs.
+        runs: what to put into it, as `open_runs` returns them.
         dest: a path, or what `uploads.open_store` takes: `s3://bucket/dataset`; or a store.
         store_options: for `uploads.open_store`.
         scratch: where to keep files while they are made, about 40 bytes a point of a part of at most 50
@@ -133,7 +133,7 @@ def compact(
             work = _Compaction(
                 store, connection, Path(name), before, file_points=file_points, small_parts=small_parts
             )
-            after = work.run(_runs_of(source), clock)
+            after = work.run(runs, clock)
         finally:
             connection.close()
     _remove_old(store, after.generation)
@@ -234,7 +234,7 @@ class _Compaction:
                 continue
             other = newest.get(run.run_id)
             if other is not None:
-                older, run = sorted((other, run), key=lambda one: one.updated_at or 0.0)  # noqa: PLW2901  # the newer
+                older, run = sorted((other, run), key=lambda one: one.updated_at or 0.0)  # noqa: PLW2901
                 duplicates.append(older.path)
             newest[run.run_id] = run
         new, told = [], []
@@ -250,7 +250,8 @@ class _Compaction:
             else:
                 counts["unchanged"] += 1
             counts["empty"] += not states[0]
-        self.report = attrs.evolve(self.report, duplicates=tuple(duplicates), **counts)  # type: ignore[arg-type]  # by name
+        changed: dict[str, Any] = {"duplicates": tuple(duplicates), **counts}
+        self.report = attrs.evolve(self.report, **changed)
         return new, told
 
     # --- points
@@ -364,7 +365,7 @@ class _Compaction:
             queue.submit(text, name).result(_UPLOAD_SECONDS)
         except RemoteConflictError as error:
             raise DatasetError(
-                f"{self._store.uri()} must have one compaction at a time, got a second one that was faster. Run it again."
+                f"another compaction of {self._store.uri()} finished first. Run this one again."
             ) from error
         finally:
             queue.close(timeout_seconds=0)
@@ -382,7 +383,10 @@ def _stage(staging: Staging, run: Run) -> int:
 
 
 def _groups(found: Sequence[tuple[Run, str, str]]) -> Iterator[list[tuple[Run, str, str]]]:
-    """Returns runs in groups that make a part each; how many points a run has is guessed by the size of its files."""
+    """Returns runs in groups that make a part each.
+
+    How many points a run has is guessed by the size of its files.
+    """
     group: list[tuple[Run, str, str]] = []
     points = 0
     for one in found:
@@ -417,15 +421,6 @@ def _record_state(record: RunRecord) -> str:
         if name not in {"heartbeat_at", "problem"}
     ]
     return hashlib.sha256(repr(values).encode("utf-8", "backslashreplace")).hexdigest()[:16]
-
-
-def _runs_of(source: "str | PathLike[str] | Iterable[Run]") -> Iterable[Run]:
-    if not isinstance(source, str | PathLike):
-        return source
-    from destinations.runs.open import open_runs
-
-    with open_runs(source) as runs:
-        return runs.query(archived=None)
 
 
 def _remove_old(store: Store, generation: int) -> None:

@@ -1,4 +1,4 @@
-"""What a dataset consists of: a manifest names its files, and whoever reads one manifest sees one state of the whole.
+"""The manifest of a dataset: it names the files of one consistent state.
 
 ```
 manifests/00000007.json   the seventh state; the highest number is the present one
@@ -123,7 +123,7 @@ class Manifest:
             ) from error
         if version != FORMAT_VERSION:
             raise DatasetError(
-                f"{name} must have format version {FORMAT_VERSION}, got {version!r}. Update training-destinations."
+                f"{name} has format version {version!r}, not {FORMAT_VERSION}. Update training-destinations."
             )
         try:
             parts = tuple(

@@ -297,7 +297,9 @@ class Tables:
 
 
 class Dataset(Runs):
-    """A dataset that is open: its runs are queried as those of folders are, and have their series; `sql` reads everything.
+    """A dataset that is open: its runs are queried as those of folders are, and have their series.
+
+    `sql` reads everything.
 
     Opening it reads what is known of all runs into an index in memory, some 100 µs for each. It shows the
     state that it was opened in.
@@ -367,7 +369,7 @@ class Dataset(Runs):
     def edit(self, run: Any, **changes: Any) -> Run:
         """Refuses: what a user says of a run is written into its folder, and compacted with it."""
         raise EditError(
-            f"run must be one in a folder, got one of the dataset {self.uri}. Edit it there, and compact again."
+            f"runs of the dataset {self.uri} are read-only. Edit the run in its folder, then compact again."
         )
 
     def close(self) -> None:

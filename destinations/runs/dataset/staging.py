@@ -21,7 +21,7 @@ _Array = np.ndarray[Any, Any]
 
 @attrs.frozen
 class _Piece:
-    """Where the scratch file has some values of one metric: rows, steps and times that all metrics share, then its own."""
+    """Offsets of one metric's values in the scratch file, and of the rows, steps and times it shares."""
 
     rows: int
     first_row: int
@@ -93,7 +93,10 @@ class Staging:
         return points
 
     def batches(self, most_points: int) -> Iterator[Batch]:
-        """Returns all points, sorted, in batches of about that many; the scratch file is complete from now on."""
+        """Returns all points, sorted, in batches of about that many.
+
+        The scratch file is complete from now on.
+        """
         self._file.close()
         if not self._at:
             return

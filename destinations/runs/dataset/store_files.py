@@ -1,4 +1,4 @@
-"""DuckDB's way to the files of a store: paths of a local one, else ranged reads through a registered file system.
+"""Gives DuckDB access to the files of a store: by path, else by ranged reads through fsspec.
 
 DuckDB's own extension for buckets (httpfs) is downloaded at run time, which many clusters do not allow; this
 one needs nothing but what uploads files too.

@@ -120,10 +120,12 @@ def write_batch(connection: Any, batch: Batch, path: Path) -> None:
     connection.register("points", columns)
     # Names by index, for a join would not keep the order.
     connection.execute(
-        f"""COPY (SELECT metrics[metric + 1] AS metric, runs[run + 1] AS run_id, rank, {_MISSING.format("step")} AS step,
+        f"""COPY (SELECT metrics[metric + 1] AS metric, runs[run + 1] AS run_id, rank,
+            {_MISSING.format("step")} AS step,
             row, make_timestamp({_MISSING.format("time")}) AS time,
             {NOT_A_NUMBER} AS value
-            FROM points, (SELECT $metrics::VARCHAR[] AS metrics, $runs::VARCHAR[] AS runs)) TO {quoted(path)} {PARQUET}""",
+            FROM points, (SELECT $metrics::VARCHAR[] AS metrics, $runs::VARCHAR[] AS runs))
+            TO {quoted(path)} {PARQUET}""",
         {"metrics": list(batch.metrics), "runs": list(batch.runs)},
     )
     connection.unregister("points")
@@ -175,7 +177,10 @@ def write_table(
                 ", coalesce(map_extract_value(map($old::VARCHAR[], $new::VARCHAR[]), part), part) AS part,",
             )
             parameters |= {"old": list(parts), "new": list(parts.values())}
-        source = f"SELECT {kept} FROM read_parquet({quoted(old)}) WHERE run_id NOT IN (FROM replaced) UNION ALL {new}"
+        source = (
+            f"SELECT {kept} FROM read_parquet({quoted(old)}) "
+            f"WHERE run_id NOT IN (FROM replaced) UNION ALL {new}"
+        )
     order = "run_id" if table == "runs" else ", ".join(list(columns)[:2])
     connection.execute(
         f"COPY (SELECT * FROM ({source}) ORDER BY {order}) TO {quoted(path)} {PARQUET}", parameters or None
