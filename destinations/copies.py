@@ -15,7 +15,7 @@ _IMMUTABLE = (str, bytes, bool, int, float, type(None), PurePath)
 def own_copy(value: Any, parents: tuple[Any, ...] = ()) -> Any:
     """Returns a value that shares nothing with the given one; tensors come out detached and in host memory.
 
-    What cannot be copied (a lock, a generator, an open file) is returned as its text, and so is what contains
+    What cannot be copied (a lock, a generator, an open file, a meta tensor) is returned as its text, and so is what contains
     itself or is nested more than a hundred levels deep.
     """
     if isinstance(value, _IMMUTABLE):
@@ -27,9 +27,9 @@ def own_copy(value: Any, parents: tuple[Any, ...] = ()) -> Any:
         if type(value) is dict:
             return {key: own_copy(item, parents) for key, item in value.items()}
         return type(value)(own_copy(item, parents) for item in value)
-    if hasattr(value, "detach") and hasattr(value, "cpu"):
-        return value.detach().to("cpu", copy=True)
     try:
+        if hasattr(value, "detach") and hasattr(value, "cpu"):
+            return value.detach().to("cpu", copy=True)
         return copy.deepcopy(value)
     except Exception:  # noqa: BLE001  # anything may refuse to be copied, for a reason of its own
         return safe_text(value)

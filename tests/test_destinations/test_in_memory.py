@@ -213,6 +213,16 @@ def test_what_cannot_be_copied_is_kept_as_text():
     assert memory.records[0].value["lock"].startswith("<unlocked _thread.lock")
 
 
+def test_a_tensor_without_values_is_kept_as_text():
+    """A meta tensor has no values to copy; its siblings are kept."""
+    memory = InMemory()
+
+    memory.log_traces({"meta": torch.zeros(2, device="meta"), "good": 1})
+
+    (record,) = memory.records
+    assert record.value == {"meta": "tensor(..., device='meta', size=(2,))", "good": 1}
+
+
 def test_hyperparameters_are_merged():
     """A later call adds to an earlier one."""
     memory = InMemory()

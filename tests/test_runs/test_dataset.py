@@ -347,7 +347,7 @@ def test_of_two_compactions_at_once_one_fails(root, tmp_path):
     """The slower one is told, and what the faster one wrote is whole."""
     place = tmp_path / "data"
 
-    with pytest.raises(DatasetError, match="Run it again"):
+    with pytest.raises(DatasetError, match="Run this one again"):
         compact(
             [Run.open(root / "a")],
             StoreWithARival(place, lambda: compact([Run.open(root / "b")], str(place))),
@@ -366,7 +366,7 @@ def test_what_is_no_dataset_is_refused(tmp_path):
     (tmp_path / "manifests").mkdir()
     manifest = tmp_path / "manifests" / "00000001.json"
     for text, problem in (
-        ('{"format_version": 2}', "version 1, got 2"),
+        ('{"format_version": 2}', "version 2, not 1"),
         ("{", "something else"),
         ('{"format_version": 1}', "damaged"),
     ):
