@@ -49,7 +49,24 @@ def header(counts: Mapping[str, object]) -> str:
 
 
 def describe(value: Any) -> Any:
-    """Returns plain values unchanged, and a description of others: "float32 (4, 3, 8, 8)" for an array."""
+    """Returns plain values unchanged, and a description of others: "float32 (4, 3, 8, 8)" for an array.
+
+    A value that cannot be described becomes a placeholder; the others beside it are kept.
+    """
+    try:
+        return _describe(value)
+    except Exception:  # noqa: BLE001  # a user's own class
+        return _placeholder(value)
+
+
+def _placeholder(value: Any) -> str:
+    # Imported here: the commands show text without `events`, which takes 0.1 s.
+    from events import safe_text
+
+    return safe_text(value)
+
+
+def _describe(value: Any) -> Any:
     if value is None or isinstance(value, str | bool | int | float):
         return value
     shape = getattr(value, "shape", None)
@@ -74,8 +91,15 @@ def plain(value: Any) -> Any:
     """Returns a copy of the value that strict JSON can represent.
 
     NaN and infinities become "NaN", "Infinity" and "-Infinity", an array `{"dtype": "uint8", "shape": [3, 8,
-    8]}`, anything else without a JSON form its `str`.
+    8]}`, anything else without a JSON form its `str`, or a placeholder where that raises.
     """
+    try:
+        return _plain(value)
+    except Exception:  # noqa: BLE001  # a user's own class
+        return _placeholder(value)
+
+
+def _plain(value: Any) -> Any:
     shape = getattr(value, "shape", None)
     if shape is not None and tuple(shape):
         return {"dtype": _dtype(value), "shape": [int(size) for size in shape]}
