@@ -15,8 +15,8 @@ _IMMUTABLE = (str, bytes, bool, int, float, type(None), PurePath)
 def own_copy(value: Any, parents: tuple[Any, ...] = ()) -> Any:
     """Returns a value that shares nothing with the given one; tensors come out detached and in host memory.
 
-    What cannot be copied (a lock, a generator, an open file, a meta tensor) is returned as its text, and so is
-    what contains itself or is nested more than a hundred levels deep.
+    What cannot be copied (a lock, a generator, an open file, a meta tensor) is returned as its text.
+    So is what contains itself or is nested more than a hundred levels deep.
     """
     if isinstance(value, _IMMUTABLE):
         return value
