@@ -9,7 +9,7 @@ pytest.importorskip("duckdb")
 from destinations.runs import Run, open_runs
 from destinations.runs.dataset import compact, open_dataset
 from destinations.runs.dataset.manifest import all_names
-from tests.test_runs.written import write_csv
+from tests.test_destinations.runs.written import write_csv
 from uploads import LocalStore
 
 pytestmark = pytest.mark.xdist_group("duckdb")

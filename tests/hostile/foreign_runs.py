@@ -8,7 +8,7 @@ import numpy as np
 
 from destinations import cli
 from destinations.runs.commands.screen import Screen, Session
-from tests.test_runs.written import Written
+from tests.test_destinations.runs.written import Written
 
 __all__ = [
     "NOW",

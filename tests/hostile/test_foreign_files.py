@@ -16,7 +16,7 @@ from destinations.runs.root import Root
 from destinations.runs.send import send
 from destinations.runs.send.replay import replay
 from tests.hostile.foreign_runs import NOW, command, write_full_run, write_lightning_run
-from tests.test_runs.folders import write_run
+from tests.test_destinations.runs.folders import write_run
 
 SECRET = "root:x:0:0\n"
 

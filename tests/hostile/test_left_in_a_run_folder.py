@@ -2,7 +2,7 @@
 
 import logging
 
-from tests.test_run_directory.conftest import drive, elsewhere  # noqa: F401  # fixtures
+from tests.test_destinations.run_directory.conftest import drive, elsewhere  # noqa: F401  # fixtures
 
 OF_RANK_0 = (".metrics.csv.7-0.tmp", ".sidecar.json.7-1.tmp", ".reserve.7-0.tmp")
 OF_RANK_1 = (".metrics.rank1.csv.7-0.tmp", ".summary.rank1.json.7-1.tmp")

@@ -9,7 +9,7 @@ import pytest
 
 from destinations.runs import open_runs
 from tests.hostile.foreign_runs import command, write_full_run
-from tests.test_runs.folders import write_lightning, write_run
+from tests.test_destinations.runs.folders import write_lightning, write_run
 
 
 def gc(root, *more):

@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 from destinations.run_directory import read_series
-from tests.test_run_directory.conftest import drive, elsewhere  # noqa: F401  # fixtures
+from tests.test_destinations.run_directory.conftest import drive, elsewhere  # noqa: F401  # fixtures
 
 OTHER_RUN = """
 import sys

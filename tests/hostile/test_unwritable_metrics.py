@@ -6,7 +6,7 @@ import time
 import pytest
 
 from destinations.run_directory import read_rows, read_series
-from tests.test_run_directory.conftest import drive, elsewhere  # noqa: F401  # fixtures
+from tests.test_destinations.run_directory.conftest import drive, elsewhere  # noqa: F401  # fixtures
 
 UNWRITABLE = {
     "a huge integer": ({"bad": 10**5000}, "at most 4096 are allowed"),

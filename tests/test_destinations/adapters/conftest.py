@@ -1,0 +1,100 @@
+"""Shared by the tests of adapters: who writes down events, and what the docs say of them."""
+
+import json
+import sys
+import types
+from pathlib import Path
+
+import pytest
+
+from events import Callback, Event
+
+ROOT = Path(__file__).parents[3]
+
+
+class Listener(Callback):
+    """Writes down each event, with the batches and epochs that are completed."""
+
+    def __init__(self):
+        self.heard = []
+        self.labels = []
+
+    def run_event(self, event, state, logger):
+        self.heard.append((event.value, int(state.timestamp.batch), int(state.timestamp.epoch)))
+        if event is Event.EVAL_START:
+            self.labels.append((state.dataloader_label, state.dataloader_len, state.phase.value))
+
+    @property
+    def names(self):
+        return [name for name, *_ in self.heard]
+
+
+class Raising(Callback):
+    """Raises at an event."""
+
+    def __init__(self, event, error):
+        self.event = event
+        self.error = error
+
+    def run_event(self, event, state, logger):
+        if event is self.event:
+            raise self.error
+
+
+@pytest.fixture
+def listener():
+    """Gives somebody who hears every event."""
+    return Listener()
+
+
+@pytest.fixture(scope="module")
+def listener_class():
+    """Gives the class of the listener, for runs that several tests look at."""
+    return Listener
+
+
+@pytest.fixture
+def raising():
+    """Gives the class of a callback that raises."""
+    return Raising
+
+
+@pytest.fixture(scope="session")
+def sidecar():
+    """Returns a function that reads how a run ended, from its folder."""
+    return lambda folder: json.loads((Path(folder) / "sidecar.json").read_text())
+
+
+@pytest.fixture(scope="session")
+def documented():
+    """Returns a function that gives the events that docs/adapters.md has for a trainer."""
+
+    def events_of(trainer):
+        page = (ROOT / "docs" / "adapters.md").read_text(encoding="utf-8")
+        lines = page[page.index("## Which events there are") :].split("\n\n")[2].splitlines()
+        header, _, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in lines)
+        column = header.index(trainer)
+        named = {row[0].strip("`"): bool(row[column]) for row in rows}
+        assert list(named) == [event.value for event in Event]
+        return {name for name, is_there in named.items() if is_there}
+
+    return events_of
+
+
+@pytest.fixture(scope="session")
+def environment():
+    """Gives the environment of child processes: our sources, one thread, nothing of the machine's."""
+    return {
+        "PYTHONPATH": str(ROOT),
+        "PATH": str(Path(sys.executable).parent) + ":/usr/bin:/bin",
+        "OMP_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "HOME": "/tmp",  # noqa: S108  # only so that there is one
+    }
+
+
+@pytest.fixture(autouse=True)
+def _without_callbacks_of_others(monkeypatch):
+    """Keeps Lightning from loading what stable-pretraining registers, whose own dependencies are not installed."""
+    nothing = types.SimpleNamespace(default=list)
+    monkeypatch.setitem(sys.modules, "stable_pretraining.callbacks.factories", nothing)

@@ -1,0 +1,118 @@
+"""The package of the adapters: loads nothing, changes no trainer, and says what is missing."""
+
+import importlib.metadata
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+FOLDER = ROOT / "destinations" / "adapters"
+# What adapters share; users import none of it.
+SHARED = {"media", "session"}
+ADAPTERS = [path for path in FOLDER.glob("[!_]*.py") if path.stem not in SHARED]
+MODULES = sorted(path.stem for path in ADAPTERS)
+
+
+def run_python(code, environment):
+    """Runs code in a new interpreter, and returns the last line of its output and of its errors."""
+    finished = subprocess.run(
+        [sys.executable, "-c", code],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
+    )
+    return finished.stdout.strip(), (finished.stderr.strip().splitlines() or [""])[-1]
+
+
+@pytest.mark.parametrize(
+    ("module", "package", "hint"),
+    [
+        ("lightning_logger", "lightning", "pip install 'training-destinations[lightning]'"),
+        ("hugging_face", "transformers", "pip install 'training-destinations[transformers]'"),
+        ("accelerate_tracker", "accelerate", "pip install 'training-destinations[accelerate]'"),
+        ("torchrl_logger", "torchrl", "pip install 'training-destinations[torchrl]'"),
+        ("keras_callback", "keras", "pip install 'training-destinations[keras]'"),
+        ("composer_logger", "mosaicml", "pip install mosaicml, in an environment of its own"),
+    ],
+)
+def test_a_missing_package_is_named_with_what_to_install(environment, module, package, hint):
+    """The import of the module says it; the extra is one that there is."""
+    roots = (
+        "lightning",
+        "pytorch_lightning",
+        "transformers",
+        "accelerate",
+        "torchrl",
+        "tensordict",
+        "keras",
+        "composer",
+    )
+    code = f"""
+import sys
+for name in {roots}:
+    sys.modules[name] = None
+import destinations.adapters.{module}
+"""
+
+    _, error = run_python(code, environment)
+
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert error.startswith(f"ImportError: this adapter needs the package {package!r}: ")
+    assert error.endswith(hint)
+    assert "[" not in hint or hint.split("[")[1].removesuffix("]'") in extras
+
+
+def test_the_package_and_the_handler_load_nothing_heavy(environment):
+    """Only the modules for a framework load it."""
+    code = """
+import sys
+import destinations.adapters, destinations.adapters.logging_handler
+heavy = {"torch", "lightning", "pytorch_lightning", "transformers", "accelerate", "torchrl", "keras", "composer"}
+print(sorted(heavy & set(sys.modules)))
+"""
+
+    assert run_python(code, environment) == ("[]", "")
+
+
+def test_no_adapter_is_registered_by_an_entry_point():
+    """Installing this project changes nobody's trainer; the one entry point is the command."""
+    points = importlib.metadata.distribution("training-destinations").entry_points
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+    assert [(point.group, point.name) for point in points] == [("console_scripts", "destinations")]
+    assert "entry-points" not in project
+
+
+def test_no_module_has_the_name_of_what_it_adapts_to():
+    """A file run by its path has its folder first on the path: `lightning.py` there would be the `lightning` of all."""
+    third_party = {
+        "accelerate",
+        "composer",
+        "keras",
+        "lightning",
+        "logging",
+        "pytorch_lightning",
+        "torchrl",
+        "transformers",
+    }
+
+    assert third_party & set(MODULES) == set()
+    assert not set(sys.stdlib_module_names) & set(MODULES)
+
+
+def test_every_adapter_is_on_the_page():
+    """Module by module, with all public names."""
+    page = (ROOT / "docs" / "adapters.md").read_text(encoding="utf-8")
+    names = {
+        name.strip(' "\n')
+        for path in ADAPTERS
+        for name in path.read_text().split("__all__ = [")[1].split("]")[0].split(",")
+        if name.strip()
+    }
+
+    assert [name for name in (*MODULES, *names) if name not in page] == []

@@ -1,0 +1,92 @@
+"""docs/command-line.md says what the parser says: every command, option and exit code."""
+
+import argparse
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from destinations.cli import EXIT_INTERRUPTED, EXIT_PIPE_CLOSED, GROUPS, build_parser
+from destinations.runs.commands import EXIT_CODES
+from destinations.runs.commands.fields import OWN_FIELDS
+from destinations.runs.commands.running import EXIT_FAILED, EXIT_OK, EXIT_TIMEOUT, EXIT_USAGE
+
+PAGE = (Path(__file__).parents[3] / "docs/command-line.md").read_text(encoding="utf-8")
+SHARED = {"--help", "--root", "--json"}
+
+
+def subparsers_of(parser):
+    """Returns the parsers below a parser, by name."""
+    (action,) = [one for one in parser._actions if isinstance(one, argparse._SubParsersAction)]
+    return action.choices
+
+
+COMMANDS = subparsers_of(subparsers_of(build_parser())["runs"])
+
+
+def section_of(name):
+    """Returns the part of the page about a command: below its own title, or the line of the table that shows it."""
+    for title in re.findall(r"^### (.+)$", PAGE, re.MULTILINE):
+        if name in title.split(" and "):
+            return PAGE.split(f"\n### {title}\n")[1].split("\n### ")[0].split("\n## ")[0]
+    return "\n".join(line for line in PAGE.splitlines() if line.startswith(f"| `destinations runs {name} "))
+
+
+def options_of(parser):
+    """Returns the options of a command, but for those that all have."""
+    names = {name for action in parser._actions for name in action.option_strings}
+    return {name for name in names if name.startswith("--")} - SHARED
+
+
+def test_every_group_is_on_the_page():
+    """With its name after `destinations`."""
+    assert [name for name in GROUPS if f"destinations {name}" not in PAGE] == []
+
+
+@pytest.mark.parametrize("name", list(COMMANDS))
+def test_every_option_of_a_command_is_on_the_page(name):
+    """In the part about that command; and what is there is an option of it."""
+    section = section_of(name)
+    shown = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", section)) - SHARED
+
+    assert (
+        f"destinations runs {name} " in section
+        or f"`{name} " in section
+        or f"`destinations runs {name}`" in section
+    )
+    assert options_of(COMMANDS[name]) <= shown
+    others = (
+        set()
+        if name not in {"compact", "sql"}
+        else options_of(COMMANDS["compact"]) | options_of(COMMANDS["sql"])
+    )
+    assert shown - options_of(COMMANDS[name]) - others == set()
+
+
+def test_every_command_that_is_shown_parses():
+    """Each line of a block of shell commands."""
+    blocks = re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL)
+    lines = [line for block in blocks for line in block.splitlines() if line.startswith("destinations ")]
+    lines += re.findall(r"^\| `(destinations runs [^`]+)`", PAGE, re.MULTILINE)
+
+    for line in lines:
+        _, *words = shlex.split(line.split(" > ")[0].split(" && ")[0])
+        options, rest = build_parser().parse_known_args(words)
+        assert not rest or options.takes_rest, line
+    assert len(lines) > 15
+
+
+def test_every_column_is_on_the_page():
+    """In the line about `--columns`."""
+    (line,) = [line for line in PAGE.splitlines() if line.startswith("| `--columns")]
+
+    assert [name for name in OWN_FIELDS if f"`{name}`" not in line] == []
+
+
+def test_every_exit_code_is_on_the_page_and_in_the_help():
+    """And no other."""
+    codes = [EXIT_OK, EXIT_FAILED, EXIT_USAGE, EXIT_TIMEOUT, EXIT_INTERRUPTED, EXIT_PIPE_CLOSED]
+
+    assert [int(code) for code in re.findall(r"^\| (\d+) \|", PAGE, re.MULTILINE)] == codes
+    assert [int(code) for code in re.findall(r"(?:^Exit codes: |[;,] )(\d+) ", EXIT_CODES)] == codes

@@ -1,0 +1,1013 @@
+"""`destinations runs …`, as a user runs it: in this process, and here and there in one of its own."""
+
+import csv
+import io
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from destinations import RunDirectory, cli
+from destinations.run_directory import read_rows
+from destinations.runs import Run
+from destinations.runs.commands import _Runner
+from destinations.runs.commands.screen import Screen, Session
+from destinations.runs.commands.text import NOTHING
+from events import Run as WritingRun
+
+ROOT = Path(__file__).parents[3]
+LIMIT_SECONDS = 300
+NOW = 1_700_000_000.0
+
+
+class Clock:
+    """A clock that stands, but for what a test says."""
+
+    def __init__(self, now):
+        self.now = now
+
+    def __call__(self):
+        return self.now
+
+
+def write_run(folder, *, lr=0.25, began=NOW, steps=5, error=None, tags=(), run_id=None, records=False):
+    """Writes a run that took as many seconds as it has steps."""
+    clock = Clock(began)
+    destination = RunDirectory(
+        folder,
+        run_id=run_id or f"id-{folder.name}",
+        tags=tags,
+        clock=clock,
+        keep_files="copy",
+        flush_seconds=5.0,
+    )
+    run = WritingRun(loggers=[destination], run_name=folder.name, raise_errors=True).__enter__()
+    run.log_hyperparameters({"optim": {"lr": lr, "name": "adam"}})
+    for step in range(steps):
+        clock.now += 1
+        run.log_metrics({"loss": 2.0**-step + lr, "val/acc": step / 4 - lr}, step=step)
+    if records:
+        run.log_text("words", "note", step=3)
+        run.log_table(["a"], [[1]], "table", step=3)
+        (folder / "weights.bin").write_bytes(b"0" * 2048)
+        run.upload_file("weights.bin", folder / "weights.bin", overwrite=True)
+    writer = destination._writer
+    run.__exit__(type(error), error, None) if error else run.__exit__(None, None, None)
+    # A close waits ten seconds for it; a busy machine may take longer.
+    writer._environment.wait(300)
+    return Run.open(folder)
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    """Four runs: a completed one with records, another, one that failed, one that is empty and failed."""
+    root = tmp_path_factory.mktemp("written")
+    with pytest.MonkeyPatch.context() as patch:
+        # Outside of any repository: what git says within its five seconds may change from run to run, and
+        # come to nothing.
+        patch.chdir(root)
+        _write_all(root)
+    return root
+
+
+def _write_all(root):
+    write_run(root / "alpha", lr=0.25, began=NOW, tags=["sweep:7", "good"], records=True)
+    write_run(root / "beta", lr=0.5, began=NOW + 100, tags=["sweep:7"])
+    write_run(root / "group/gamma", lr=0.75, began=NOW + 200, error=ValueError("out of luck"))
+    write_run(root / "empty", lr=1.0, began=NOW + 300, steps=0, error=ValueError("at once"))
+
+
+@pytest.fixture
+def root(written, tmp_path, monkeypatch):
+    """A copy of these runs, which the commands find by themselves."""
+    shutil.copytree(written, tmp_path / "runs")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for name in ("DESTINATIONS_ROOT", "COLUMNS"):
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path / "runs"
+
+
+@pytest.fixture
+def runs(root, capsys):
+    """Runs a command; returns exit code, output and messages."""
+
+    def run(*arguments):
+        try:
+            code = cli.main(["runs", *map(str, arguments)])
+        except SystemExit as ended:
+            code = ended.code
+        found = capsys.readouterr()
+        return code, found.out, found.err
+
+    return run
+
+
+def session_of(now=NOW + 1000, wait=None, width=None):
+    """Returns a session whose output and messages can be read."""
+
+    def never(seconds):
+        raise AssertionError("nothing to wait for")
+
+    stream = io.StringIO()
+    return Session(
+        Screen(stream, width), io.StringIO(), clock=now if callable(now) else Clock(now), wait=wait or never
+    )
+
+
+def run_in(session, *arguments):
+    """Runs a command in a session; returns the exit code."""
+    options = cli.build_parser(["runs"]).parse_args(["runs", *map(str, arguments)])
+    assert isinstance(options.run, _Runner)
+    return options.run(options, session)
+
+
+# --- ls
+# ------------------------------------------------------------------------------------------------------------
+
+
+def test_ls_lists_the_newest_first(root):
+    """By name, with status, age, duration, tags, and the metrics that most runs have."""
+    session = session_of(NOW + 3660)
+
+    assert run_in(session, "ls") == 0
+
+    assert session.screen.stream.getvalue().replace(NOTHING, "-") == (
+        "run    status     age  duration  tags             loss  val/acc\n"
+        "empty  failed     56m        0s  -                   -        -\n"
+        "gamma  failed     57m        5s  -              0.8125     0.25\n"
+        "beta   completed  59m        5s  sweep:7        0.5625      0.5\n"
+        "alpha  completed   1h        5s  sweep:7, good  0.3125     0.75\n"
+    )
+
+
+def test_ls_shows_the_columns_that_are_asked_for(runs):
+    """Filtered, sorted, limited."""
+    code, out, _ = runs(
+        "ls", "-c", "hparams.optim.lr,summary.loss", "--where", "hparams.optim.lr < 0.8", "--sort", "summary.loss",
+        "--ascending", "-n", "2",
+    )  # fmt: skip
+
+    assert code == 0
+    assert out == "run    optim.lr    loss\nalpha      0.25  0.3125\nbeta        0.5  0.5625\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "ids"),
+    [
+        (("--tag", "good"), ["id-alpha"]),
+        (("--status", "failed"), ["id-empty", "id-gamma"]),
+        (("--where", "summary.loss > 0.5 and not status == 'failed'"), ["id-beta"]),
+        (("--sort", "hparams.optim.lr"), ["id-alpha", "id-beta", "id-gamma", "id-empty"]),
+        (("--sort", "hparams.optim.lr", "--descending"), ["id-empty", "id-gamma", "id-beta", "id-alpha"]),
+    ],
+)
+def test_ls_as_json(runs, arguments, ids):
+    """A list with everything that is known of each run."""
+    code, out, _ = runs("ls", "--json", *arguments)
+
+    found = json.loads(out)
+    assert (code, [run["run_id"] for run in found]) == (0, ids)
+    assert found[0].keys() >= {"path", "status", "alive", "tags", "hparams", "summary", "created_at", "notes"}
+
+
+def test_ls_as_json_has_the_columns_that_are_asked_for(runs):
+    """And the id."""
+    _, out, _ = runs("ls", "--json", "-c", "hparams.optim.lr,duration", "--tag", "good")
+
+    assert json.loads(out) == [{"run_id": "id-alpha", "hparams.optim.lr": 0.25, "duration": 5.0}]
+
+
+def test_ls_without_a_run_says_so(runs, tmp_path):
+    """Nothing on the output, for programs; a word beside it, for people."""
+    (tmp_path / "none").mkdir()
+
+    assert runs("ls", "--root", tmp_path / "none") == (0, "", "no runs\n")
+    assert runs("ls", "--root", tmp_path / "none", "--json") == (0, "[]\n", "")
+    assert runs("ls", "--tag", "nobody's") == (0, "", "none of 4 runs match\n")
+
+
+def test_ls_again_and_again(root):
+    """Watched, it scans and shows the list anew, until Ctrl-C; as JSON, a line each time."""
+    waited = []
+
+    def wait(seconds):
+        waited.append(seconds)
+        if len(waited) == 2:
+            raise KeyboardInterrupt
+        shutil.rmtree(root / "beta")
+
+    session = session_of(wait=wait)
+    with pytest.raises(KeyboardInterrupt):
+        run_in(session, "ls", "--watch", "5s", "--json")
+
+    lists = [json.loads(line) for line in session.screen.stream.getvalue().splitlines()]
+    assert [len(one) for one in lists] == [4, 3]
+    assert waited == [5.0, 5.0]
+
+
+def test_several_roots(runs, root, monkeypatch, tmp_path):
+    """By options, or by the environment; a run is found in any."""
+    (tmp_path / "other").mkdir()
+    (root / "beta").rename(tmp_path / "other/beta")
+    _, by_options, _ = runs("ls", "--json", "--root", root, "--root", tmp_path / "other")
+    monkeypatch.setenv("DESTINATIONS_ROOT", f"{tmp_path / 'other'}{os.pathsep}{root / 'group'}")
+    _, by_environment, _ = runs("ls", "--json")
+
+    assert len(json.loads(by_options)) == 4
+    assert [run["run_id"] for run in json.loads(by_environment)] == ["id-gamma", "id-beta"]
+
+
+def test_a_table_fits_the_terminal(runs, monkeypatch):
+    """COLUMNS says how wide it is."""
+    monkeypatch.setenv("COLUMNS", "40")
+
+    _, out, _ = runs("ls")
+
+    assert max(map(len, out.splitlines())) <= 40
+    assert "…" in out
+
+
+# --- show, best, diff
+# ----------------------------------------------------------------------------------------------
+
+
+def test_show_tells_what_is_known(root):
+    """Hyperparameters, final and best values with their course, records, environment, what logging cost."""
+    session = session_of(NOW + 3600)
+
+    assert run_in(session, "show", "alpha") == 0
+
+    out = session.screen.stream.getvalue()
+    lines = out.splitlines()
+    assert lines[:4] == [
+        "alpha  id-alpha  completed",
+        str(root / "alpha"),
+        "started 1h ago, took 5s",
+        "tags: sweep:7, good",
+    ]
+    assert "  optim.lr    0.25" in lines
+    assert "loss     0.3125  0.3125        4  1.25        0       5  █▄▂▁▁" in lines
+    assert "  artifacts  1, 2.0 KiB: weights.bin" in lines
+    assert "  texts      1: note" in lines
+    for title in ("hyperparameters", "records", "environment", "logging overhead"):
+        assert title in lines
+    assert "  rows      5" in lines
+
+
+def test_show_of_a_run_that_failed_says_by_what(runs):
+    """The exception stands with it."""
+    assert "ended by ValueError: out of luck" in runs("show", "gamma")[1]
+
+
+def test_show_as_json(runs):
+    """Everything, nothing rounded."""
+    _, out, _ = runs("show", "id-alpha", "--json")
+
+    found = json.loads(out)
+    assert found["metrics"]["loss"] | {"mean": 0} == {
+        "last": 0.3125, "min": 0.3125, "max": 1.25, "min_step": 4, "max_step": 0, "count": 5, "non_finite": 0, "mean": 0,
+    }  # fmt: skip
+    assert found["hyperparameters"] == {"optim": {"lr": 0.25, "name": "adam"}}
+    assert found["records"] == {"tables": 1, "texts": 1, "artifacts": 1}
+    assert found["sessions"][0]["status"] == "completed"
+    assert found["receipt"]["calls"] == 5
+
+
+def test_a_run_is_named_by_its_path_without_any_index(runs, root, tmp_path, monkeypatch):
+    """Nothing is scanned, and no root need be there."""
+    monkeypatch.chdir(root / "group")
+    (root / "group").rename(tmp_path / "moved")
+
+    code, out, _ = runs("show", tmp_path / "moved/gamma")
+
+    assert (code, out.splitlines()[0]) == (0, "gamma  id-gamma  failed")
+    assert not (tmp_path / "cache").exists()
+
+
+@pytest.mark.parametrize(
+    ("direction", "ranks"),
+    [
+        ("--min", [("id-alpha", 0.3125, 4), ("id-beta", 0.5625, 4), ("id-gamma", 0.8125, 4)]),
+        ("--max", [("id-gamma", 1.75, 0), ("id-beta", 1.5, 0), ("id-alpha", 1.25, 0)]),
+    ],
+)
+def test_best_ranks_by_the_best_value_that_was_there(runs, direction, ranks):
+    """And says at which step; a run without the metric has no rank."""
+    _, out, _ = runs("best", "loss", direction, "--json")
+    code, table, _ = runs("best", "loss", direction, "-n", "1")
+
+    found = json.loads(out)
+    assert [(one["run_id"], one["value"], one["step"]) for one in found] == ranks
+    assert [one["rank"] for one in found] == [1, 2, 3]
+    assert code == 0
+    assert len(table.splitlines()) == 2
+    assert table.splitlines()[0].split()[1:3] == ["min" if direction == "--min" else "max", "loss"]
+
+
+def test_best_needs_a_direction(runs):
+    """Nobody guesses which way is better."""
+    code, _, err = runs("best", "loss")
+
+    assert code == 2
+    assert "one of the arguments --min --max is required" in err
+
+
+def test_diff_shows_what_differs_and_nothing_else(runs):
+    """Hyperparameters, environment, metrics; as JSON too."""
+    code, out, _ = runs("diff", "alpha", "beta", "gamma")
+    _, as_json, _ = runs("diff", "alpha", "beta", "--json")
+
+    names = [line.split()[0] for line in out.splitlines()[1:]]
+    assert code == 0
+    assert names == ["status", "tags", "hparams.optim.lr", "summary.loss", "summary.val/acc"]
+    found = json.loads(as_json)
+    assert found["runs"] == ["id-alpha", "id-beta"]
+    assert found["differences"]["hparams.optim.lr"] == [0.25, 0.5]
+
+
+def test_diff_of_git_and_packages(runs, root):
+    """They are a part of the environment."""
+    for name, commit, version in (("alpha", "abc", "1"), ("beta", "def", "2")):
+        path = root / name / "environment.json"
+        environment = json.loads(path.read_text())
+        environment["git"] = {"commit": commit, "branch": "main"}
+        environment["packages"] = {"numpy": version, "attrs": "1"}
+        path.write_text(json.dumps(environment))
+
+    _, out, _ = runs("diff", "alpha", "beta", "--json")
+
+    differences = json.loads(out)["differences"]
+    assert differences["environment.git.commit"] == ["abc", "def"]
+    assert differences["environment.packages.numpy"] == ["1", "2"]
+    assert (
+        not {"environment.git.branch", "environment.packages.attrs", "environment.pid"} & differences.keys()
+    )
+
+
+def test_diff_of_a_run_with_itself_is_nothing(runs):
+    """Exit code 0 all the same."""
+    assert runs("diff", "alpha", "id-alpha") == (0, "", "no differences\n")
+
+
+# --- plot
+# ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize(("name", "start"), [("a.png", b"\x89PNG"), ("a.svg", b"<?xml"), ("a.pdf", b"%PDF")])
+def test_plot_draws_a_picture(runs, tmp_path, name, start):
+    """Of several runs; one without the metric is named and left out."""
+    code, out, err = runs(
+        "plot", "loss", "alpha", "beta", "empty", "-o", tmp_path / name, "--log", "--x", "time"
+    )
+
+    assert (code, out) == (0, f"{tmp_path / name}\n")
+    assert err == "run id-empty has no metric 'loss'\n"
+    assert (tmp_path / name).read_bytes().startswith(start)
+
+
+def test_plot_draws_the_points_of_the_run(root):
+    """Lines with the steps, or seconds, and values of the series."""
+    from destinations.runs.commands.plot import draw
+
+    run = Run.open(root / "alpha")
+    series = run.series("loss")
+
+    (axes,) = draw([(run, series.step, series.value)], "loss").axes
+
+    (line,) = axes.lines
+    assert (line.get_xdata().tolist(), line.get_ydata().tolist()) == (
+        series.step.tolist(),
+        series.value.tolist(),
+    )
+    assert (axes.get_xlabel(), axes.get_ylabel(), axes.get_legend().texts[0].get_text()) == (
+        "step",
+        "loss",
+        "alpha (id-alpha)",
+    )
+
+
+def test_plot_refuses_a_picture_of_another_kind(runs, tmp_path):
+    """Before it reads anything."""
+    assert runs("plot", "loss", "alpha", "-o", "a.txt") == (
+        2,
+        "",
+        "output must end with .png, .svg, .pdf, got 'a.txt'.\n",
+    )
+
+
+# --- tail and wait
+# -------------------------------------------------------------------------------------------------
+
+
+def test_tail_of_a_run_that_has_ended(runs):
+    """The last rows, as many as asked for; then it ends."""
+    _, rows, _ = runs("tail", "alpha", "-n", "2", "-m", "loss")
+    _, lines, _ = runs("tail", "alpha", "-n", "1", "--json")
+
+    assert rows == "step 3  loss 0.375\nstep 4  loss 0.3125\n"
+    assert json.loads(lines) == {
+        "step": 4,
+        "epoch": 0,
+        "time": NOW + 5,
+        "metrics": {"loss": 0.3125, "val/acc": 0.75},
+    }
+
+
+def test_tail_follows_a_run_until_it_ends(runs, root):
+    """Rows that come while it waits are printed, each once."""
+    destination = RunDirectory(root / "live", run_id="live", flush_seconds=0.05)
+    with WritingRun(loggers=[destination], run_name="live", raise_errors=True) as run:
+        run.log_metrics({"a": 1.0}, step=0)
+        run.log_metrics({"a": 2.0}, step=1)
+        command = subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                "destinations.cli",
+                "runs",
+                "tail",
+                root / "live",
+                "-n1",
+                "--json",
+                "--interval",
+                "0.05",
+            ],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"PYTHONPATH": str(ROOT)},
+        )
+        first = command.stdout.readline()
+        run.log_metrics({"a": 3.0}, step=2)
+        second = command.stdout.readline()
+        run.log_metrics({"b": 4.0}, step=3)
+    rest, messages = command.communicate(timeout=LIMIT_SECONDS)
+
+    steps = [json.loads(line)["step"] for line in (first, second, *rest.splitlines())]
+    assert (steps, messages, command.returncode) == ([1, 2, 3], "run live: completed\n", 0)
+
+
+@pytest.mark.parametrize(
+    ("condition", "code", "message"),
+    [
+        ("summary.loss < 0.5", 0, "the condition holds"),
+        ("not alive", 0, "the condition holds"),
+        ("summary.loss < 0.1", 1, "the condition does not hold, and the run is not alive"),
+    ],
+)
+def test_wait_for_a_run_that_has_ended(runs, condition, code, message):
+    """It has met the condition, or never will."""
+    assert runs("wait", condition, "alpha") == (code, "", f"run id-alpha (completed): {message}\n")
+
+
+def test_wait_until_the_condition_holds(root):
+    """It looks so often as asked for."""
+    destination = RunDirectory(root / "live", run_id="live", flush_seconds=0.05)
+    waited = []
+    with WritingRun(loggers=[destination], run_name="live", raise_errors=True) as run:
+        run.log_metrics({"loss": 1.0})
+
+        def wait(seconds):
+            waited.append(seconds)
+            if len(waited) == 3:
+                run.__exit__(None, None, None)
+
+        session = session_of(time.time, wait)
+        code = run_in(session, "wait", "status == 'completed'", "live", "--interval", "7s", "--json")
+
+    assert (code, waited) == (0, [7.0, 7.0, 7.0])
+    assert json.loads(session.screen.stream.getvalue()) == {
+        "run_id": "live",
+        "status": "completed",
+        "alive": False,
+        "holds": True,
+    }
+
+
+def test_wait_gives_up_in_time(root):
+    """With the exit code of `timeout`."""
+    destination = RunDirectory(root / "live", run_id="live", flush_seconds=0.05)
+    with WritingRun(loggers=[destination], run_name="live", raise_errors=True):
+        clock = Clock(time.time())
+
+        def wait(seconds):
+            clock.now += seconds
+
+        session = session_of(clock, wait)
+
+        code = run_in(session, "wait", "not alive", "live", "--timeout", "5s", "--interval", "2s")
+
+    assert code == 124
+    assert "the condition did not hold before the timeout" in session.errors.getvalue()
+
+
+# --- export, compact, sql
+# ------------------------------------------------------------------------------------------
+
+
+def test_export_of_the_table_of_runs(runs, tmp_path):
+    """As CSV on the screen, or into a file; the selection is that of `ls`."""
+    _, out, _ = runs("export", "--tag", "good")
+    code, said, _ = runs("export", "-o", tmp_path / "a.jsonl")
+
+    (row,) = csv.DictReader(io.StringIO(out))
+    assert (row["run_id"], row["hparams.optim.lr"], row["summary.loss"]) == ("id-alpha", "0.25", "0.3125")
+    assert (code, said) == (0, f"wrote 4 rows of 4 runs to {tmp_path / 'a.jsonl'}\n")
+    lines = [json.loads(line) for line in (tmp_path / "a.jsonl").read_text().splitlines()]
+    assert [line["run_id"] for line in lines] == ["id-empty", "id-gamma", "id-beta", "id-alpha"]
+
+
+def test_export_of_metrics_in_long_form(runs, tmp_path):
+    """Every value of the runs that are named."""
+    duckdb = pytest.importorskip("duckdb")
+    code, out, _ = runs("export", "alpha", "beta", "--metrics", "-o", tmp_path / "m.parquet", "--json")
+    _, lines, _ = runs("export", "alpha", "--metrics", "--json")
+
+    assert code == 0
+    assert json.loads(out) == {"output": str(tmp_path / "m.parquet"), "runs": 2, "rows": 20}
+    table = duckdb.read_parquet(str(tmp_path / "m.parquet"))
+    found = table.aggregate("run_id, metric, min(value), max(step)").order("run_id, metric").fetchall()
+    assert found == [
+        ("id-alpha", "loss", 0.3125, 4),
+        ("id-alpha", "val/acc", -0.25, 4),
+        ("id-beta", "loss", 0.5625, 4),
+        ("id-beta", "val/acc", -0.5, 4),
+    ]
+    assert len(lines.splitlines()) == 10
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("-o", "a.xlsx"), "output must end with .csv, .parquet, .jsonl, got 'a.xlsx'."),
+        (("alpha", "--tag", "x"), "give either run names or --where"),
+    ],
+)
+def test_export_refuses(runs, arguments, message):
+    """Wrong usage is exit code 2."""
+    code, out, err = runs("export", *arguments)
+
+    assert (code, out) == (2, "")
+    assert err.startswith(message)
+
+
+def test_compact_and_sql(runs, tmp_path):
+    """What is compacted can be queried; a second time nothing changes."""
+    pytest.importorskip("duckdb")
+    code, first, _ = runs("compact", tmp_path / "runs", tmp_path / "dataset")
+    _, second, _ = runs("compact", tmp_path / "runs", tmp_path / "dataset", "--json")
+    query = (
+        "SELECT run_id, min(value) AS least FROM metrics WHERE metric = 'loss' GROUP BY run_id ORDER BY least"
+    )
+
+    _, table, _ = runs("sql", query, "--dataset", tmp_path / "dataset")
+    _, rows, _ = runs("sql", query, "--root", tmp_path / "dataset", "--json")
+    wrong = runs("sql", "SELEC", "--dataset", tmp_path / "dataset")
+    nowhere = runs("sql", query, "--dataset", tmp_path)
+
+    assert code == 0
+    assert "3 new" in first or "4 new" in first
+    assert json.loads(second)["added"] == json.loads(second)["changed"] == 0
+    assert table.splitlines()[:2] == ["run_id     least", "id-alpha  0.3125"]
+    assert [row["run_id"] for row in json.loads(rows)] == ["id-alpha", "id-beta", "id-gamma"]
+    assert wrong[0] == nowhere[0] == 1
+    assert wrong[2].startswith("query must be one that DuckDB understands")
+    assert "must hold a dataset, got none" in nowhere[2]
+
+
+# --- editing
+# -------------------------------------------------------------------------------------------------------
+
+
+def test_tags_come_and_go(runs, root):
+    """What the trainer wrote stays as it is; changes may begin with a dash, also those like options."""
+    before = (root / "alpha/sidecar.json").read_bytes()
+
+    code, out, _ = runs("tag", "alpha", "+new", "-good", "+-dash", "-hello", "-1", "+größe")
+    _, tags, _ = runs("tag", "alpha", "--json")
+
+    assert (code, out) == (0, "sweep:7\nnew\n-dash\ngröße\n")
+    assert json.loads(tags) == {"run_id": "id-alpha", "tags": ["sweep:7", "new", "-dash", "größe"]}
+    assert json.loads(runs("ls", "--tag", "new", "--json")[1])[0]["run_id"] == "id-alpha"
+    assert (root / "alpha/sidecar.json").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (("plain",), "expected +TAG or -TAG, got 'plain'. Write +plain.\n"),
+        (("+",), "expected +TAG or -TAG, got '+'"),
+        (("--unknown",), "expected +TAG or -TAG, got '--unknown'"),
+        (("+a", "-a"), "cannot both add and remove tag 'a'."),
+    ],
+)
+def test_changes_that_cannot_be_meant(runs, changes, message):
+    """Nothing is changed."""
+    code, _, err = runs("tag", "alpha", *changes)
+
+    assert code == 2
+    assert err.startswith(message)
+    assert json.loads(runs("tag", "alpha", "--json")[1])["tags"] == ["sweep:7", "good"]
+
+
+def test_notes_are_shown_and_replaced(runs):
+    """The empty text takes them away."""
+    assert runs("note", "alpha") == (0, "", "")
+    assert runs("note", "alpha", "two\nlines") == (0, "", "")
+    assert runs("note", "alpha") == (0, "two\nlines\n", "")
+    assert json.loads(runs("note", "alpha", "", "--json")[1]) == {"run_id": "id-alpha", "notes": ""}
+
+
+def test_a_run_is_renamed(runs):
+    """And found by its new name."""
+    assert runs("rename", "alpha", "The First")[0] == 0
+
+    assert runs("show", "The First")[1].splitlines()[0] == "The First  id-alpha  completed"
+    assert json.loads(runs("rename", "alpha", "", "--json")[1])["name"] == "alpha"
+
+
+def test_what_is_archived_is_listed_no_more(runs):
+    """Until it is taken out again, or asked for; a wrong name among several changes nothing."""
+    wrong = runs("archive", "alpha", "nobody")
+    still = json.loads(runs("ls", "--json")[1])
+    code, _, _ = runs("archive", "alpha", "beta")
+    left = [run["run_id"] for run in json.loads(runs("ls", "--json")[1])]
+    all_ = json.loads(runs("ls", "--json", "--archived")[1])
+    runs("unarchive", "alpha")
+
+    assert (wrong[0], len(still), code) == (1, 4, 0)
+    assert left == ["id-empty", "id-gamma"]
+    assert sorted(run["run_id"] for run in all_ if run["archived"]) == ["id-alpha", "id-beta"]
+    assert "alpha" in runs("ls")[1]
+
+
+# --- gc
+# ------------------------------------------------------------------------------------------------------------
+
+
+def test_gc_says_what_could_go_and_deletes_nothing(runs, root):
+    """Archived runs, and those that ended without success and hold nothing."""
+    runs("archive", "beta")
+
+    code, out, err = runs("gc", "--older-than", "0s")
+
+    assert code == 0
+    assert [line.split()[0] for line in out.splitlines()[1:]] == ["id-empty", "id-beta"]
+    assert "ended without success, empty" in out
+    assert err.endswith("not deleted; add --delete to delete them permanently\n")
+    assert (root / "empty").is_dir()
+    assert (root / "beta").is_dir()
+
+
+def test_gc_deletes_when_told_to(runs, root):
+    """And nothing else; the index knows at once."""
+    runs("archive", "beta")
+
+    code, out, _ = runs("gc", "--older-than", "0s", "--delete", "--json")
+
+    assert code == 0
+    assert [(one["run_id"], one["deleted"]) for one in json.loads(out)] == [
+        ("id-empty", True),
+        ("id-beta", True),
+    ]
+    assert sorted(path.name for path in root.iterdir()) == ["alpha", "group"]
+    assert len(json.loads(runs("ls", "--json", "--archived")[1])) == 2
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "metrics.csv",
+        "texts.jsonl",
+        "media.jsonl",
+        "artifacts.jsonl",
+        "checkpoints/last.ckpt",
+        "metrics.rank1.csv",
+    ],
+)
+def test_gc_keeps_a_failed_run_that_holds_something(runs, root, name):
+    """A row, a record, a file, a checkpoint."""
+    (root / "empty" / name).parent.mkdir(exist_ok=True)
+    (root / "empty" / name).write_text("step\n1\n")
+
+    assert runs("gc", "--older-than", "0s") == (0, "", "nothing to delete\n")
+
+
+def test_gc_keeps_what_is_young_and_what_lives(runs, root):
+    """A month is the default; a run that is being written is never touched, archived or not."""
+    runs("archive", "beta")
+    sidecar = json.loads((root / "beta/sidecar.json").read_text())
+    assert runs("gc") == (0, "", "nothing to delete\n")
+    (root / "beta/sidecar.json").write_text(json.dumps(sidecar | {"status": "running"}))
+    os.utime(root / "beta/heartbeat")
+    shutil.rmtree(root / "empty")
+
+    assert runs("gc", "--older-than", "0s", "--delete") == (0, "", "nothing to delete\n")
+    assert (root / "beta").is_dir()
+
+
+# --- scan
+# ----------------------------------------------------------------------------------------------------------
+
+
+def test_scan_says_what_it_found(runs, root):
+    """New and gone runs, ids that occur twice, what cannot be read."""
+    shutil.copytree(root / "alpha", root / "copy")
+    (root / "beta/sidecar.json").write_text("{")
+
+    code, out, _ = runs("scan", "--full")
+    _, as_json, _ = runs("scan", "--json")
+
+    assert code == 0
+    assert out.startswith("5 runs in ")
+    assert "duplicate run id id-alpha in 2 folders" in out
+    assert str(root / "beta") in out
+    found = json.loads(as_json)
+    assert found["runs"] == 5
+    assert found["duplicates"].keys() == {"id-alpha"}
+
+
+# --- what goes wrong
+# -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (("show", "alfa"), 1, "no run has the id, name or path 'alfa'. Did you mean 'alpha'"),
+        (("show", "id-"), 1, "run 'id-' is ambiguous: "),
+        (("best", "los", "--min"), 1, "unknown metric 'los'; did you mean 'loss'?"),
+        (("plot", "los", "alpha"), 1, "unknown metric 'los'; did you mean 'loss'?"),
+        (("tail", "alpha", "-m", "los"), 1, "unknown metric 'los'; did you mean 'loss'?"),
+        (("ls", "--sort", "summary.los"), 1, "unknown metric 'summary.los'; did you mean 'summary.loss'"),
+        (("ls", "-c", "lr"), 2, "unknown column 'lr'. Did you mean 'hparams.optim.lr'?"),
+        (("ls", "--root", "nowhere"), 2, "root 'nowhere' does not exist."),
+        (("wait", "loss <", "alpha"), 2, ""),
+        (("gc", "--older-than", "5y"), 2, "usage:"),
+        (("ls", "-n", "-1"), 2, "usage:"),
+        (("send", "alpha", "--to", "neptune:x"), 2, "unknown target 'neptune:x'"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_a_message_and_an_exit_code(runs, arguments, code, message):
+    """1 for what is not there, 2 for wrong usage; never a traceback."""
+    found, out, err = runs(*arguments)
+
+    assert (found, out) == (code, "")
+    assert err.startswith(message)
+    assert "Traceback" not in err
+
+
+def test_a_filter_that_does_not_parse_shows_the_place(runs):
+    """With a caret below it."""
+    code, _, err = runs("ls", "--where", "hparams.optim.lr > > 2")
+
+    assert code == 2
+    assert err.splitlines()[1:] == ["  hparams.optim.lr > > 2", "                     ^"]
+
+
+def test_an_id_that_occurs_twice_wants_a_path(runs, root):
+    """Which is then taken."""
+    shutil.copytree(root / "alpha", root / "copy")
+
+    code, _, err = runs("show", "id-alpha")
+
+    assert code == 1
+    assert f"({root / 'alpha'})" in err
+    assert f"({root / 'copy'})" in err
+    assert err.endswith("Use its path.\n")
+    assert runs("show", root / "copy")[0] == 0
+
+
+def test_without_any_root_it_says_what_to_do(runs, tmp_path, monkeypatch):
+    """Where there is no folder `runs` and no variable."""
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+
+    assert runs("ls") == (
+        2,
+        "",
+        "no folder 'runs' here. Give --root FOLDER, or set DESTINATIONS_ROOT.\n",
+    )
+
+
+@pytest.mark.parametrize(
+    ("module", "arguments", "extra"),
+    [
+        ("matplotlib", ("plot", "loss", "alpha"), "plot"),
+        ("duckdb", ("export", "-o", "a.parquet"), "query"),
+        ("duckdb", ("compact", "runs", "dataset"), "query"),
+        ("tensorboard", ("send", "alpha", "--to", "tensorboard:tb"), "tensorboard"),
+        ("wandb", ("send", "alpha", "--to", "wandb:p"), "wandb"),
+        ("mlflow", ("send", "alpha", "--to", "mlflow:sqlite:///a.db"), "mlflow"),
+    ],
+)
+def test_a_package_that_is_missing_is_named_with_its_extra(runs, monkeypatch, module, arguments, extra):
+    """Exit code 1, and nothing is left behind."""
+    for name in [name for name in sys.modules if name.partition(".")[0] == module]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, module, None)
+
+    code, out, err = runs(*arguments)
+
+    assert (code, out) == (1, "")
+    assert f"training-destinations[{extra}]" in err
+    assert (
+        sorted(path.name for path in Path.cwd().iterdir()) == ["cache", "runs"]
+        or not Path("a.parquet").exists()
+    )
+
+
+def in_a_process(root, *arguments, **options):
+    """Starts the command line in a process of its own."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "destinations.cli", *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "DESTINATIONS_ROOT": str(root)},
+        **options,
+    )
+
+
+def test_a_reader_that_goes_away_is_no_traceback(root):
+    """As with `| head`: exit code 141, nothing on stderr."""
+    command = in_a_process(root, "runs", "export", *["alpha"] * 800, "--metrics")
+    command.stdout.readline()
+    command.stdout.close()
+
+    messages = command.stderr.read()
+
+    assert (command.wait(LIMIT_SECONDS), messages) == (141, b"")
+    command.stderr.close()
+
+
+def test_ctrl_c_is_exit_code_130(root):
+    """Without a traceback, whatever it was doing."""
+    command = in_a_process(root, "runs", "ls", "--watch", "1h", "--json")
+    command.stdout.readline()
+    command.send_signal(signal.SIGINT)
+
+    _, messages = command.communicate(timeout=LIMIT_SECONDS)
+
+    assert (command.returncode, messages) == (130, b"")
+
+
+def test_ctrl_c_while_the_commands_are_imported_is_exit_code_130(root):
+    """It comes early where somebody changes their mind, or a disk is slow."""
+    code = (
+        "import sys\n"
+        "class Interrupts:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'destinations.runs.commands': raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Interrupts())\n"
+        "from destinations import cli\n"
+        "sys.exit(cli.main(['runs', 'ls']))"
+    )
+
+    finished = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        check=False,
+        timeout=LIMIT_SECONDS,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )
+
+    assert (finished.returncode, finished.stdout, finished.stderr) == (130, b"", b"")
+
+
+def test_listing_loads_nothing_heavy(root):
+    """Neither torch nor numpy, nor the packages that write runs and upload files; so it starts fast."""
+    heavy = (
+        "torch",
+        "numpy",
+        "pandas",
+        "boto3",
+        "matplotlib",
+        "duckdb",
+        "yaml",
+        "events",
+        "PIL",
+        "uploads.errors",
+    )
+    code = (
+        "import sys; from destinations import cli; code = cli.main(['runs', 'ls', '--json'])\n"
+        f"print(code, [name for name in {heavy} if name in sys.modules], file=sys.stderr)"
+    )
+
+    finished = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )
+
+    assert finished.stderr == "0 []\n"
+    assert len(json.loads(finished.stdout)) == 4
+
+
+# --- send
+# ----------------------------------------------------------------------------------------------------------
+
+
+def test_send_says_what_was_sent(runs, root, tmp_path):
+    """The second time, that nothing was."""
+    code, out, err = runs("send", "alpha", "--to", f"run:{tmp_path / 'to'}")
+    _, again, _ = runs("send", "alpha", "--to", f"run:{tmp_path / 'to'}", "--json")
+
+    assert (code, err) == (0, "")
+    assert out == f"sent 5 rows, 1 artifact, 1 table, 1 text of id-alpha to run:{tmp_path / 'to'}\n"
+    assert read_rows(tmp_path / "to/alpha") == read_rows(root / "alpha")
+    assert json.loads(again)["rows"] == 0
+    assert json.loads(again)["is_over"] is True
+
+
+def test_send_tells_what_did_not_arrive(runs, root, tmp_path):
+    """A file that is gone is a message; what is refused is exit code 1."""
+    (root / "alpha/artifacts/weights.bin").unlink()
+    gone = runs("send", "alpha", "--to", f"run:{tmp_path / 'to'}")
+    (root / "beta/media.jsonl").write_text(
+        '{"step": 1, "name": "/up", "tag": "/up", "type": "audio", "path": "metrics.csv", "index": 0, "time": 1.0}\n'
+    )
+
+    refused = runs("send", "beta", "--to", f"run:{tmp_path / 'to'}")
+
+    assert gone[0] == 0
+    assert gone[2] == "file 'artifacts/weights.bin' of a record is not in the folder of its run.\n"
+    assert refused[0] == 1
+    assert refused[2].startswith("audio: RecordError: name '")
+
+
+# --- completion
+# ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shell", ["bash", "fish", "tcsh", "zsh"])
+def test_a_shell_gets_its_script(shell, capsys):
+    """It names the commands and their options."""
+    pytest.importorskip("shtab")
+
+    assert cli.main(["completion", shell]) == 0
+
+    script = capsys.readouterr().out
+    # fish has options without their dashes.
+    option = "older-than" if shell == "fish" else "--older-than"
+    words = ("runs", "uploads") if shell == "tcsh" else ("runs", "uploads", "unarchive", option)
+    assert all(word in script for word in words)
+
+
+def said_by(shell, more):
+    """Returns what a shell prints that reads its script, and then more."""
+    pytest.importorskip("shtab")
+    if shutil.which(shell) is None:
+        pytest.skip(f"needs {shell}")
+    script = subprocess.run(
+        [sys.executable, "-m", "destinations.cli", "completion", shell],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    ).stdout
+    return subprocess.run([shell, "-c", script + more], capture_output=True, text=True, check=False).stdout
+
+
+def test_bash_understands_the_script():
+    """And completes by it."""
+    complete = "\nCOMP_WORDS=(destinations runs una); COMP_CWORD=2; _shtab_destinations; echo ${COMPREPLY[@]}"
+
+    said = said_by("bash", complete)
+
+    assert said.split() == ["unarchive"]
+
+
+def test_fish_understands_the_script():
+    """And completes by it."""
+    complete = "\ncomplete -C 'destinations runs una'"
+
+    said = said_by("fish", complete)
+
+    assert [line.partition("\t")[0] for line in said.splitlines()] == ["unarchive"]
+
+
+def test_a_shell_that_the_package_does_not_know(monkeypatch, capsys):
+    """Exit code 1, and what to do: older versions know fewer shells."""
+    shtab = pytest.importorskip("shtab")
+    monkeypatch.setattr(shtab, "SUPPORTED_SHELLS", ["bash"])
+
+    assert cli.main(["completion", "fish"]) == 1
+    assert "pip install --upgrade shtab" in capsys.readouterr().err
+
+
+def test_completion_without_its_package_names_the_extra(monkeypatch, capsys):
+    """Exit code 1."""
+    monkeypatch.setitem(sys.modules, "shtab", None)
+
+    assert cli.main(["completion", "bash"]) == 1
+    assert 'pip install "training-destinations[completion]"' in capsys.readouterr().err

@@ -1,0 +1,75 @@
+"""docs/runs.md says what the code does."""
+
+import re
+from pathlib import Path
+
+import attrs
+import pytest
+
+from destinations.runs import HEARTBEAT_SECONDS, FilterError, RunRecord, ScanReport
+from destinations.runs.filters import parse_filter
+from destinations.runs.record import FIELDS, is_terminal
+
+TEXT = (Path(__file__).resolve().parents[3] / "docs" / "runs.md").read_text(encoding="utf-8")
+
+
+def section(title):
+    """Returns the text below a heading."""
+    return TEXT.split(f"\n## {title}\n")[1].split("\n## ")[0]
+
+
+def first_cells(text):
+    """Returns what stands in the first column of the tables."""
+    return [line.split(" | ")[0].removeprefix("| ") for line in text.splitlines() if line.startswith("| `")]
+
+
+def codes(text):
+    """Returns what is set as code."""
+    return re.findall(r"(?<!`)`([^`\n]+)`(?!`)", text)
+
+
+def test_each_filter_in_the_table_is_one():
+    """What the table says can be written, can be written."""
+    filters = [cell.strip("`") for cell in first_cells(section("Filters"))]
+
+    assert len(filters) > 10
+    for text in filters:
+        parse_filter(text, 0.0)
+
+
+def test_all_fields_are_named():
+    """No field is missing, and none is named that there is not."""
+    line = next(line for line in section("Filters").splitlines() if line.startswith("Fields are"))
+
+    assert codes(line) == [*FIELDS, "hparams.NAME", "summary.NAME"]
+
+
+def test_the_error_is_shown_as_it_is():
+    """Text, place and all."""
+    shown = section("Filters").split("```\n")[1]
+
+    with pytest.raises(FilterError) as caught:
+        parse_filter('status = "failed"', 0.0)
+
+    assert f"{caught.value}\n" == shown
+
+
+def test_the_fields_of_a_record_and_of_a_report_are_named():
+    """In the order of the classes, and in the table."""
+    record = next(
+        line for line in section("Asking").splitlines() if line.startswith("Each run has a `record`")
+    )
+    report = {name for cell in first_cells(section("What a scan does")) for name in codes(cell)}
+
+    assert codes(record)[1:] == [field.name for field in attrs.fields(RunRecord)]
+    assert report == {field.name for field in attrs.fields(ScanReport)}
+
+
+def test_the_threshold_and_the_ends_are_those_of_the_code():
+    """One threshold, and one list of statuses."""
+    text = section("Alive or not")
+    ends = codes(next(line for line in text.splitlines() if line.startswith("Ended are")))
+
+    assert f"the last {HEARTBEAT_SECONDS:.0f} seconds" in text
+    assert len(ends) == 8
+    assert all(is_terminal(status) for status in ends)

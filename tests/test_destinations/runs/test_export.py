@@ -1,0 +1,235 @@
+"""Runs and their metrics as one file."""
+
+import csv
+import io
+import json
+import math
+import sys
+
+import pytest
+
+from destinations.runs import Run, RunRecord
+from destinations.runs.export import export_metrics, export_runs
+from tests.test_destinations.runs.written import Written, write_csv
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Two runs with metrics, one without steps, one with sparse rows and odd names."""
+    folder = tmp_path_factory.mktemp("runs")
+    with Written(folder / "a") as written:
+        for step, value in enumerate([0.1, math.nan, -math.inf, 5e-324]):
+            written.log({"loss": value, **({"val/acc": step} if step % 2 else {})}, step)
+    write_csv(folder / "b", ['step,loss,"a,""b"""', ",0.25,1", "3,,2"])
+    return [Run.open(folder / "a"), Run.open(folder / "b")]
+
+
+def expected(runs):
+    """Each value by run and metric, in long form."""
+    found = []
+    for run in runs:
+        for name in run.metric_names():
+            series = run.series(name)
+            for step, time, value, has_step in zip(
+                *(array.tolist() for array in (series.step, series.time, series.value, series.has_step)),
+                strict=True,
+            ):
+                found.append(
+                    (
+                        run.run_id,
+                        name,
+                        int(step) if has_step else None,
+                        None if math.isnan(time) else time,
+                        value,
+                    )
+                )
+    return sorted(map(repr, found))
+
+
+def number(text):
+    """A number as strict JSON has it."""
+    return {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}.get(text, text)
+
+
+def test_metrics_as_csv(runs, tmp_path):
+    """Every value is a row, in the order of logging, exact."""
+    path = tmp_path / "metrics.csv"
+
+    count = export_metrics(runs, path)
+
+    with path.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    back = [
+        (
+            row["run_id"],
+            row["metric"],
+            int(row["step"]) if row["step"] else None,
+            float(row["time"]) if row["time"] else None,
+            float(row["value"]),
+        )
+        for row in rows
+    ]
+    assert count == len(rows) == 9
+    assert sorted(map(repr, back)) == expected(runs)
+    assert [row["metric"] for row in rows[:3]] == ["loss", "loss", "val/acc"]
+    assert {path.name for path in tmp_path.iterdir()} == {"metrics.csv"}
+
+
+def test_metrics_as_json_lines(runs):
+    """Every line is strict JSON; NaN and infinities are texts."""
+    stream = io.StringIO()
+
+    count = export_metrics(runs, stream, format="jsonl")
+
+    records = [
+        json.loads(line, parse_constant=lambda _: pytest.fail("not strict"))
+        for line in stream.getvalue().splitlines()
+    ]
+    back = [
+        (*(one[name] for name in ("run_id", "metric", "step", "time")), float(number(one["value"])))
+        for one in records
+    ]
+    assert count == 9
+    assert sorted(map(repr, back)) == expected(runs)
+
+
+def test_metrics_as_parquet(runs, tmp_path):
+    """Parquet has the same rows in the same order, with nulls where there is no step or time."""
+    pandas, duckdb = pytest.importorskip("pandas"), pytest.importorskip("duckdb")
+    path = tmp_path / "it's.parquet"
+
+    count = export_metrics(runs, path)
+
+    frame = pandas.read_parquet(path)
+    assert list(frame.columns) == ["run_id", "metric", "step", "time", "value"]
+    back = [
+        (
+            run,
+            metric,
+            None if math.isnan(step) else int(step),
+            None if math.isnan(time) else time,
+            float(value),
+        )
+        for run, metric, step, time, value in frame.itertuples(index=False)
+    ]
+    assert count == len(frame) == 9
+    with duckdb.connect() as connection:
+        nulls = connection.execute("SELECT count(*) FROM read_parquet(?) WHERE value IS NULL", [str(path)])
+        assert nulls.fetchall() == [(0,)]
+    assert sorted(map(repr, back)) == expected(runs)
+
+
+def test_chosen_metrics(runs):
+    """Only the metrics that were asked for are exported, to a stream of bytes too."""
+    stream = io.BytesIO()
+
+    count = export_metrics(runs, stream, format="csv", metrics=["val/acc"])
+
+    assert count == 2
+    assert [line.split(",")[1] for line in stream.getvalue().decode().splitlines()] == [
+        "metric",
+        "val/acc",
+        "val/acc",
+    ]
+
+
+RECORDS = [
+    {
+        "run_id": "a",
+        "hparams": {"lr": 0.1, "n": 1, "mixed": 1},
+        "summary": {"loss": math.nan},
+        "tags": ("x", "y"),
+    },
+    {"run_id": "b", "hparams": {"lr": 1, "flag": True, "mixed": "text", "LR": 2}, "notes": 'say "hi",\nthen'},
+]
+
+
+@pytest.fixture
+def records(tmp_path):
+    """What is known of two runs that have little in common."""
+    return [
+        RunRecord(path=tmp_path / one["run_id"], kind="run-directory", status="completed", **one)
+        for one in RECORDS
+    ]
+
+
+def test_runs_as_csv(records, tmp_path):
+    """A row for each run, a column for each hyperparameter and metric of any; what a run has not is empty."""
+    export_runs(records, tmp_path / "runs.csv")
+
+    with (tmp_path / "runs.csv").open(newline="") as file:
+        first, second = csv.DictReader(file)
+    assert (first["run_id"], first["tags"], first["hparams.lr"], first["summary.loss"]) == (
+        "a",
+        '["x", "y"]',
+        "0.1",
+        "nan",
+    )
+    assert (first["hparams.flag"], second["hparams.flag"], second["notes"]) == ("", "True", 'say "hi",\nthen')
+
+
+def test_runs_as_json_lines(records, tmp_path):
+    """A line for each run, with what it has."""
+    export_runs(records, tmp_path / "runs.jsonl")
+
+    first, second = [json.loads(line) for line in (tmp_path / "runs.jsonl").read_text().splitlines()]
+    assert (first["hparams.n"], first["summary.loss"], second["hparams.flag"]) == (1, "NaN", True)
+    assert "hparams.n" not in second
+
+
+def test_runs_as_parquet(records, tmp_path):
+    """Columns have the narrowest type that holds them all; names that differ in case alone are kept apart."""
+    pandas = pytest.importorskip("pandas")
+
+    export_runs(records, tmp_path / "runs.parquet")
+
+    frame = pandas.read_parquet(tmp_path / "runs.parquet")
+    assert frame["hparams.lr"].tolist() == [0.1, 1.0]
+    assert frame["hparams.mixed"].tolist() == ["1", "text"]
+    assert frame["hparams.flag"].tolist() == [None, True]
+    assert frame["hparams.LR_"].dropna().tolist() == [2]
+    assert math.isnan(frame["summary.loss"][0])
+    assert frame["tags"][0].tolist() == ["x", "y"]
+
+
+def test_no_runs_at_all(tmp_path):
+    """Nothing is exported as a header, or as an empty table."""
+    assert export_metrics([], tmp_path / "metrics.csv") == 0
+    assert export_metrics([], tmp_path / "metrics.parquet") == 0
+    assert export_runs([], tmp_path / "runs.parquet") == 0
+
+    assert (tmp_path / "metrics.csv").read_text() == "run_id,metric,step,time,value\n"
+
+
+def test_a_format_that_is_not_known(tmp_path):
+    """A suffix that says nothing, and a stream without a format, are errors that say what to give."""
+    with pytest.raises(ValueError, match=r"'\.xlsx'.*format="):
+        export_runs([], tmp_path / "runs.xlsx")
+    with pytest.raises(ValueError, match="format="):
+        export_metrics([], io.StringIO())
+    with pytest.raises(ValueError, match="'xml'"):
+        export_metrics([], io.StringIO(), format="xml")
+
+
+def test_an_export_that_fails_leaves_the_file_as_it_was(tmp_path):
+    """Only a complete file takes the place of an older one."""
+    path = tmp_path / "metrics.csv"
+    path.write_text("before")
+
+    def broken():
+        raise OSError("disk")
+        yield
+
+    with pytest.raises(OSError, match="disk"):
+        export_metrics(broken(), path, overwrite=True)
+
+    assert path.read_text() == "before"
+    assert {path.name for path in tmp_path.iterdir()} == {"metrics.csv"}
+
+
+def test_parquet_without_duckdb_says_what_to_install(tmp_path, monkeypatch):
+    """The error names the extra."""
+    monkeypatch.setitem(sys.modules, "duckdb", None)
+
+    with pytest.raises(ImportError, match=r"training-destinations\[query\]"):
+        export_metrics([], tmp_path / "metrics.parquet")

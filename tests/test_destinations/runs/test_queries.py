@@ -1,0 +1,486 @@
+"""Queries, lookups, comparisons and edits of runs."""
+
+import json
+import math
+import multiprocessing
+import sys
+
+import pytest
+
+from destinations.run_directory.layout import EDITS
+from destinations.runs import (
+    AmbiguousRunError,
+    EditError,
+    FilterError,
+    MetricNotFoundError,
+    RunNotFoundError,
+    open_runs,
+)
+from destinations.runs.edits import edit_run
+from tests.test_destinations.runs.folders import NOW, age, clock, write_run
+
+
+@pytest.fixture
+def root(tmp_path):
+    """A folder for runs."""
+    (tmp_path / "runs").mkdir()
+    return tmp_path / "runs"
+
+
+@pytest.fixture
+def opened(root, tmp_path):
+    """Opens the runs below the root."""
+    made = []
+
+    def make(*more):
+        made.append(open_runs(root, *more, cache=tmp_path / "cache", clock=clock))
+        return made[-1]
+
+    yield make
+    for runs in made:
+        runs.close()
+
+
+def ids(found):
+    """Returns the ids of runs, in their order."""
+    return [run.record.run_id for run in found]
+
+
+# --- order and limits
+# ------------------------------------------------------------------------------------------------
+
+
+def test_the_newest_run_comes_first(opened, root):
+    """Unless asked otherwise; a run that does not say when it began comes last."""
+    for name, created_at in (("old", 1.0), ("new", 3.0), ("none", None), ("middle", 2.0)):
+        write_run(root / name, created_at=created_at)
+
+    runs = opened()
+
+    assert ids(runs.query()) == ids(runs) == ["new", "middle", "old", "none"]
+    assert ids(runs.query(sort_by="created_at", descending=False)) == ["old", "middle", "new", "none"]
+    assert ids(runs.query(limit=2)) == ["new", "middle"]
+    assert ids(runs.query(limit=0)) == []
+
+
+def test_runs_without_the_metric_come_last_in_both_directions(opened, root):
+    """Before them NaN; a limit counts after the order, so that the best are never cut off."""
+    for name, summary in (
+        ("a", {"loss": 2.0}),
+        ("b", {}),
+        ("c", {"loss": math.nan}),
+        ("d", {"loss": -math.inf}),
+        ("e", {"loss": 1}),
+    ):
+        write_run(root / name, summary=summary)
+
+    runs = opened()
+
+    assert ids(runs.query(sort_by="summary.loss")) == ["a", "e", "d", "c", "b"]
+    assert ids(runs.query(sort_by="summary.loss", descending=False)) == ["d", "e", "a", "c", "b"]
+    assert ids(runs.query(sort_by="summary.loss", descending=False, limit=1)) == ["d"]
+
+
+@pytest.mark.parametrize(
+    "name", ["module.optim.lr", "val/acc", "it's", 'a"b', "a[0]", "%", "; DROP TABLE runs", "c1", "é"]
+)
+def test_any_name_sorts_and_filters(name, opened, root):
+    """Dots, slashes, quotes and SQL in a name are a part of the name."""
+    for number in range(3):
+        write_run(root / f"r{number}", hparams={name: (number * 2) % 3}, summary={name: -number})
+
+    runs = opened()
+
+    assert ids(runs.query(sort_by=f"hparams.{name}")) == ["r0", "r2", "r1"]
+    assert ids(runs.query(sort_by=f"summary.{name}")) == ["r0", "r1", "r2"]
+    escaped = name.replace('"', '\\"')
+    assert ids(runs.query(where=f'hparams."{escaped}" == 2')) == ["r1"]
+
+
+@pytest.mark.parametrize(
+    "field",
+    ["status", "run_id", "name", "path", "kind", "updated_at", "heartbeat_at", "alive", "archived", "notes"],
+)
+def test_runs_sort_by_their_own_fields_too(field, opened, root):
+    """Each field but the tags has an order."""
+    write_run(root / "a", status="completed", updated_at=1.0)
+    write_run(root / "b", status="failed", updated_at=2.0)
+
+    runs = opened()
+
+    assert sorted(ids(runs.query(sort_by=field))) == ["a", "b"]
+    assert len(runs.query(sort_by=field, limit=1)) == 1
+
+
+@pytest.mark.parametrize(
+    ("sort_by", "near"),
+    [
+        ("summary.los", ("summary.loss",)),
+        ("hparams.optim_lr", ("hparams.optim.lr",)),
+        ("createdat", ("created_at",)),
+        ("loss", ()),
+        ("tags", ()),
+    ],
+)
+def test_sorting_by_what_no_run_has_is_an_error_with_near_names(sort_by, near, opened, root):
+    """Rather than an order that means nothing."""
+    write_run(root / "a", hparams={"optim.lr": 1}, summary={"loss": 1})
+
+    with pytest.raises(MetricNotFoundError) as caught:
+        opened().query(sort_by=sort_by)
+
+    assert caught.value.near[: len(near)] == near
+    assert str(caught.value).startswith("unknown ")
+    assert f" '{sort_by}'" in str(caught.value)
+
+
+def test_sorting_no_runs_is_no_error(opened):
+    """Where there is no run, there is no name to be wrong about."""
+    assert opened().query(sort_by="summary.loss") == []
+
+
+def test_a_filter_by_what_no_run_has_finds_nothing(opened, root):
+    """What is missing compares as false."""
+    write_run(root / "a")
+
+    runs = opened()
+
+    assert runs.query(where="summary.loss < 1") == []
+    assert ids(runs.query(where="not summary.loss < 1")) == ["a"]
+
+
+def test_tag_status_and_filter_hold_together(opened, root):
+    """A tag is meant as it is written: no wildcards, any alphabet."""
+    write_run(root / "a", tags=["sweep_7", "größe"], status="failed")
+    write_run(root / "b", tags=["sweep:7"], status="failed")
+    write_run(root / "c", tags=["sweep_7"], status="completed")
+
+    runs = opened()
+
+    assert sorted(ids(runs.query(tag="sweep_7"))) == ["a", "c"]
+    assert ids(runs.query(tag="größe")) == ["a"]
+    assert runs.query(tag="sweep%") == []
+    assert ids(runs.query(tag="sweep_7", status="failed")) == ["a"]
+    assert ids(runs.query(tag="sweep_7", where="status != 'failed'", limit=1)) == ["c"]
+
+
+def test_a_filter_that_does_not_parse_is_an_error(opened):
+    """Raised at once, before anything is searched."""
+    with pytest.raises(FilterError, match="expected a value"):
+        opened().query(where="summary.loss <")
+
+
+def test_several_roots_are_one_set_of_runs(opened, root, tmp_path):
+    """In one order, with one limit, whatever root a run is in."""
+    for number in range(6):
+        folder = root if number % 2 else tmp_path / "more"
+        summary = {} if number == 5 else {"loss": number}
+        write_run(folder / f"r{number}", created_at=float(number), summary=summary)
+
+    runs = opened(tmp_path / "more")
+
+    assert ids(runs.query()) == ["r5", "r4", "r3", "r2", "r1", "r0"]
+    assert ids(runs.query(limit=3)) == ["r5", "r4", "r3"]
+    assert ids(runs.query(sort_by="summary.loss", descending=False, limit=5)) == [
+        "r0",
+        "r1",
+        "r2",
+        "r3",
+        "r4",
+    ]
+    assert ids(runs.query(sort_by="summary.loss", limit=6)) == ["r4", "r3", "r2", "r1", "r0", "r5"]
+    assert (len(runs), runs.metric_names(), runs.report.runs) == (6, ["loss"], 6)
+
+
+# --- one run
+# ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_is_found_by_id_name_path_or_the_beginning_of_its_id(opened, root, monkeypatch):
+    """In this order, so that an id is never taken for the beginning of another."""
+    write_run(root / "group" / "digits", run_id="abc1")
+    write_run(root / "other", run_id="abc12", display_name="best")
+    monkeypatch.chdir(root / "group")
+
+    runs = opened()
+
+    for wanted in (
+        "abc1",
+        "digits",
+        "group/digits",
+        str(root / "group" / "digits"),
+        root / "group" / "digits",
+        "./digits",
+    ):
+        assert runs[wanted].record.run_id == "abc1"
+    for wanted in ("abc12", "best", "../other"):
+        assert runs[wanted].record.run_id == "abc12"
+    assert runs["abc12"].record.name == "best"
+
+
+def test_an_unknown_run_is_an_error_with_near_names(opened, root):
+    """A KeyError too, whose text is a sentence."""
+    write_run(root / "digits")
+
+    with pytest.raises(KeyError) as caught:
+        opened()["digit5"]
+
+    assert isinstance(caught.value, RunNotFoundError)
+    assert str(caught.value).endswith("'digit5'. Did you mean 'digits'?")
+
+
+@pytest.mark.parametrize("wanted", ["", "\udc00", "/", "..", "no\0thing"])
+def test_strange_names_are_unknown_runs(wanted, opened, root):
+    """Whatever is asked for, the answer is that there is none."""
+    write_run(root / "digits")
+
+    with pytest.raises(RunNotFoundError):
+        opened()[wanted]
+
+
+def test_what_may_be_several_runs_is_an_error_that_names_them(opened, root):
+    """An id that occurs twice is told apart by path; the beginning of an id must be of one."""
+    write_run(root / "a", run_id="abc")
+    write_run(root / "b", run_id="abc")
+    write_run(root / "c", run_id="xyz1")
+    write_run(root / "d", run_id="xyz2")
+
+    runs = opened()
+
+    with pytest.raises(AmbiguousRunError, match=r"abc \(.*/a\), abc \(.*/b\). Use its path"):
+        runs["abc"]
+    with pytest.raises(AmbiguousRunError, match="xyz1"):
+        runs["xyz"]
+    assert runs["b"].record.path == root / "b"
+
+
+# --- tables
+# ----------------------------------------------------------------------------------------------------------
+
+
+def test_names_of_hyperparameters_and_metrics(opened, root):
+    """In the order in which they came."""
+    write_run(root / "a", hparams={"x": 1, "b.c": 2}, summary={"loss": 1})
+
+    runs = opened()
+
+    assert (runs.hparam_names(), runs.metric_names()) == (["x", "b.c"], ["loss"])
+
+
+def test_comparing_shows_only_what_differs(opened, root):
+    """1 and 1.0 are the same, and NaN is NaN; 1 and true are not the same."""
+    same = {"epochs": 3, "data": "mnist"}
+    write_run(
+        root / "a",
+        hparams={**same, "lr": 0.1, "n": 1, "flag": True},
+        summary={"loss": math.nan, "acc": 0.5},
+        tags=["t"],
+    )
+    write_run(
+        root / "b",
+        hparams={**same, "lr": 0.2, "n": 1.0, "flag": 1},
+        summary={"loss": math.nan},
+        tags=["t"],
+        status="failed",
+    )
+
+    runs = opened()
+
+    assert runs.compare(["a", runs["b"]]) == {
+        "status": {"a": "completed", "b": "failed"},
+        "hparams.lr": {"a": 0.1, "b": 0.2},
+        "hparams.flag": {"a": True, "b": 1},
+        "summary.acc": {"a": 0.5},
+    }
+    assert runs.compare(["a", "a"]) == {}
+
+
+def test_runs_of_one_id_are_compared_by_path(opened, root):
+    """So that neither hides the other."""
+    write_run(root / "a", run_id="id", notes="1")
+    write_run(root / "b", run_id="id", notes="2")
+
+    assert opened().compare([root / "a", root / "b"]) == {
+        "notes": {str(root / "a"): "1", str(root / "b"): "2"}
+    }
+
+
+def test_runs_as_plain_dicts(opened, root):
+    """Flat, with the fields first; nothing in it needs our classes."""
+    write_run(root / "a", hparams={"optim.lr": 0.1}, summary={"val/acc": 0.5}, tags=["t"])
+
+    (row,) = opened().to_dicts(where="hparams.optim.lr > 0")
+
+    assert (row["run_id"], row["tags"], row["path"]) == ("a", ["t"], str(root / "a"))
+    assert (row["hparams.optim.lr"], row["summary.val/acc"]) == (0.1, 0.5)
+    assert list(row)[-2:] == ["hparams.optim.lr", "summary.val/acc"]
+
+
+def test_runs_as_a_data_frame(opened, root):
+    """Columns are fields, hyperparameters, metrics; no runs make a frame with the fields."""
+    pd = pytest.importorskip("pandas")
+    write_run(root / "a", created_at=2.0, hparams={"x": 1}, summary={"loss": 0.5})
+    write_run(root / "b", created_at=1.0, hparams={"y": "z"})
+
+    runs = opened()
+    frame = runs.to_dataframe()
+
+    assert isinstance(frame, pd.DataFrame)
+    assert frame["run_id"].tolist() == ["a", "b"]
+    assert list(frame.columns)[-3:] == ["hparams.x", "hparams.y", "summary.loss"]
+    empty = runs.to_dataframe(where="archived")
+    assert (len(empty), "run_id" in empty.columns) == (0, True)
+
+
+def test_without_pandas_a_data_frame_is_an_error_that_says_what_to_do(opened, root, monkeypatch):
+    """Plain dicts are there in any case."""
+    monkeypatch.setitem(sys.modules, "pandas", None)
+
+    with pytest.raises(ImportError, match=r"Install pandas, or use to_dicts\(\)"):
+        opened().to_dataframe()
+
+
+# --- edits
+# -----------------------------------------------------------------------------------------------------------
+
+
+def test_an_edit_is_a_file_of_its_own_in_the_folder_of_the_run(opened, root):
+    """What the run wrote stays as it is, byte for byte; the index knows at once."""
+    write_run(root / "a", tags=["own", "bad"], notes="theirs")
+    sidecar = (root / "a" / "sidecar.json").read_bytes()
+    runs = opened()
+
+    edited = runs.edit("a", tags=["own", "mine"], notes="n", display_name="best", archived=True).record
+
+    assert (edited.tags, edited.notes, edited.display_name, edited.archived) == (
+        ("own", "mine"),
+        "n",
+        "best",
+        True,
+    )
+    assert (root / "a" / "sidecar.json").read_bytes() == sidecar
+    assert sorted(path.name for path in (root / "a").iterdir()) == [EDITS, "sidecar.json"]
+    assert json.loads((root / "a" / EDITS).read_text()) == {
+        "format_version": 1,
+        "added_tags": ["mine"],
+        "removed_tags": ["bad"],
+        "notes": "n",
+        "display_name": "best",
+        "archived": True,
+        "updated_at": NOW,
+    }
+    assert (runs.query(), ids(runs.query(archived=True)), ids(runs.query(archived=None))) == (
+        [],
+        ["a"],
+        ["a"],
+    )
+    assert ids(runs.query(tag="mine", archived=None)) == ["a"]
+
+
+def test_what_an_edit_does_not_name_stays(opened, root):
+    """Each field by itself; an empty text takes the place of the run's own."""
+    write_run(root / "a", notes="theirs", display_name="theirs")
+    runs = opened()
+    runs.edit("a", notes="", archived=True)
+    runs.edit("a", tags=["t"])
+
+    record = runs.edit("a", display_name="").record
+
+    assert (record.notes, record.archived, record.tags, record.display_name) == ("", True, ("t",), None)
+    assert runs.edit("a", archived=False).record.archived is False
+
+
+def test_tags_that_the_run_gives_itself_later_show_too(opened, root):
+    """An edit of the tags is what was added and taken away, not a list that hides the rest."""
+    write_run(root / "a", tags=["one", "two"])
+    runs = opened()
+    runs.edit("a", tags=["two", "mine"])
+    write_run(root / "a", tags=["one", "two", "later"])
+
+    runs.scan()
+
+    assert runs["a"].record.tags == ("two", "later", "mine")
+
+
+def test_an_edit_by_somebody_else_is_found(opened, root, tmp_path):
+    """It moves with the folder, and needs no index."""
+    write_run(root / "a")
+    runs = opened()
+    edit_run(root / "a", (), notes="from elsewhere", clock=clock)
+    (root / "a").rename(root / "b")
+
+    runs.scan()
+
+    assert runs["a"].record.notes == "from elsewhere"
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b"{", b"\xff"])
+def test_damaged_edits_are_a_problem_of_the_run(content, opened, root):
+    """The run is there as it was written; the next edit makes the file anew."""
+    write_run(root / "a", notes="n")
+    (root / "a" / EDITS).write_bytes(content)
+    age(root / "a")
+
+    runs = opened()
+
+    assert runs["a"].record.notes == "n"
+    assert runs["a"].record.problem.startswith("edits.json is damaged: ")
+    assert runs.edit("a", notes="m").record.problem is None
+    assert runs["a"].record.notes == "m"
+
+
+def test_edits_of_strange_types_count_as_none(opened, root):
+    """Fields of later versions are kept."""
+    write_run(root / "a", tags=["t"], notes="n")
+    (root / "a" / EDITS).write_text(
+        '{"added_tags": 3, "removed_tags": "t", "notes": 1, "archived": 1, "colour": "red"}'
+    )
+
+    runs = opened()
+
+    assert (runs["a"].record.tags, runs["a"].record.notes, runs["a"].record.archived) == (("t",), "n", False)
+    runs.edit("a", archived=True)
+    assert json.loads((root / "a" / EDITS).read_text())["colour"] == "red"
+
+
+def test_an_edit_of_a_run_that_is_gone_is_an_error(opened, root):
+    """And makes no folder in its place."""
+    write_run(root / "a")
+    runs = opened()
+    (root / "a").rename(root / "b")
+
+    with pytest.raises(EditError, match="could not write edits"):
+        runs.edit("a", notes="n")
+
+    assert not (root / "a").exists()
+
+
+def test_tags_must_be_a_list(opened, root):
+    """One text would be taken for its letters."""
+    write_run(root / "a")
+
+    with pytest.raises(TypeError, match=r"Write tags=\['t'\]"):
+        opened().edit("a", tags="t")
+
+
+def _add_tag(folder, number):
+    """Adds notes of many bytes and one field, again and again."""
+    for _ in range(20):
+        edit_run(folder, (), **{("notes", "display_name")[number]: "x" * 1000})
+
+
+def test_two_who_edit_at_once_lose_nothing(root):
+    """Each changes another field; both are there in the end."""
+    write_run(root / "a")
+    context = multiprocessing.get_context("spawn")
+    processes = [context.Process(target=_add_tag, args=(root / "a", number)) for number in range(2)]
+
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(300)
+
+    assert [process.exitcode for process in processes] == [0, 0]
+    content = json.loads((root / "a" / EDITS).read_text())
+    assert content["notes"] == content["display_name"] == "x" * 1000
+    assert sorted(path.name for path in (root / "a").iterdir()) == [EDITS, "sidecar.json"]

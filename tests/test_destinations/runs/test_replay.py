@@ -1,0 +1,626 @@
+"""What was written is logged again: to any destination, completely, once."""
+
+import contextlib
+import json
+import math
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from destinations import InMemory, LoggerDestination, RunDirectory
+from destinations.run_directory import MetricRow, read_rows
+from destinations.runs import Run
+from destinations.runs.send import SendingError, TargetError, send
+from destinations.runs.send.replay import RecordClock, RewoundError, replay
+from destinations.runs.sources import Position, _new_rows
+from destinations.testing import RecordingDestination
+from destinations.testing.samples import every_kind_of_record
+from events import Engine, Logger, State, Timestamp
+from events import Run as WritingRun
+
+ROOT = Path(__file__).parents[3]
+LIMIT_SECONDS = 300
+INDEXES = ("media", "tables", "histograms", "texts", "traces", "artifacts")
+
+
+class Clock:
+    """A clock that a test sets; each look at it takes some milliseconds."""
+
+    def __init__(self, now=1_700_000_000.0):
+        self.now = now
+
+    def __call__(self):
+        self.now += 0.125
+        return self.now
+
+
+def write_run(folder, steps=range(5), *, clock=None, error=None, **options):
+    """Writes a run of two metrics a step, one call each."""
+    destination = RunDirectory(folder, clock=clock or time.time, **options)
+    run = WritingRun(loggers=[destination], run_name=folder.name, raise_errors=True).__enter__()
+    run.log_hyperparameters({"optim": {"lr": 0.1}, "layers": [1, 2]})
+    run.fit_start()
+    for step in steps:
+        run.log_metrics({"loss": 1 / (step + 1)}, step=step)
+        run.log_metrics({"acc": step / 10}, step=step)
+    run.__exit__(type(error), error, None) if error else run.__exit__(None, None, None)
+    return Run.open(folder)
+
+
+@pytest.fixture(scope="module")
+def everything(tmp_path_factory):
+    """A run with every kind of record that there is, ended by an error."""
+    folder = tmp_path_factory.mktemp("everything")
+    error = RuntimeError("out of luck")
+    destination = RunDirectory(
+        folder / "run", run_id="abc123", tags=["one"], notes="a note", keep_files="copy", clock=Clock()
+    )
+    run = WritingRun(loggers=[destination], run_name="run", raise_errors=True).__enter__()
+    run.log_hyperparameters({"optim": {"lr": 0.1}, "layers": [1, 2], "name": "größe"})
+    for step in range(20):
+        run.log_metrics({"loss": 1 / (step + 1)})
+        run.log_metrics({"acc": step / 10, "big": 10**25, "flag": True})
+        run.batch_end()
+    run.epoch_end()
+    for call in every_kind_of_record(folder):
+        call(run.logger)
+    run.log_images(np.array([[-3.0, 7.0], [0.1, 2.0]]), "stretched", step=7)
+    run.log_metrics({"nan": math.nan, "inf": math.inf, "epoch": 0.5, "step": 3}, step=30)
+    (folder / "weights.bin").write_bytes(b"first")
+    run.upload_file("nested/weights.bin", folder / "weights.bin", overwrite=True)
+    (folder / "weights.bin").write_bytes(b"second")
+    run.upload_file("nested/weights.bin", folder / "weights.bin", overwrite=True)
+    run.log_metrics({"after": 1.0}, step=31)
+    run.__exit__(RuntimeError, error, None)
+    return Run.open(folder / "run")
+
+
+def lines_of(folder, index):
+    """Returns the lines of an index, without what cannot come back."""
+    path = folder / f"{index}.jsonl"
+    lines = [json.loads(text) for text in path.read_text().splitlines()] if path.exists() else []
+    for line in lines:
+        if line.get("type") == "video":
+            # The file is handed on as it is, and not decoded.
+            line.pop("shape")
+        if "sum" in line and line["sum"] is not None:
+            line["sum"] = pytest.approx(line["sum"])
+    if index == "artifacts":
+        lines = list({line["name"]: line for line in lines}.values())
+    return lines
+
+
+def assert_same_run(copy, original):
+    """A run read back from its copy is the original."""
+    assert repr(read_rows(copy)) == repr(read_rows(original))
+    for index in INDEXES:
+        assert lines_of(copy, index) == lines_of(original, index)
+    for folder in ("media", "tables", "artifacts"):
+        files = {
+            path.relative_to(original): path.read_bytes()
+            for path in (original / folder).rglob("*")
+            if path.is_file()
+        }
+        assert files == {
+            path.relative_to(copy): path.read_bytes() for path in (copy / folder).rglob("*") if path.is_file()
+        }
+    told = ("run_id", "status", "exception", "created_at", "ended_at", "tags", "notes", "hparams", "summary")
+    sidecars = [json.loads((folder / "sidecar.json").read_text()) for folder in (copy, original)]
+    assert {name: sidecars[0][name] for name in told} == {name: sidecars[1][name] for name in told}
+    names = ["environment.json", "sessions.jsonl", "hparams.yaml"]
+    names = [name for name in names if (original / name).exists()]
+    assert [(copy / name).read_bytes() for name in names] == [
+        (original / name).read_bytes() for name in names
+    ]
+
+
+def test_a_copy_is_the_run(everything, tmp_path):
+    """Every row, record and file, with steps, epochs and times.
+
+    Hyperparameters, times, tags, notes and how it ended.
+    """
+    report = send(everything, f"run:{tmp_path / 'copies'}", cache=tmp_path)
+
+    assert (report.failed, report.missing, dict(report.unsupported)) == ([], [], {})
+    assert len(read_rows(everything.path)) == report.rows == 22
+    assert_same_run(tmp_path / "copies" / "run", everything.path)
+
+
+def test_sent_twice_it_is_there_once(everything, tmp_path):
+    """The second sending finds nothing to send, and changes no file."""
+    send(everything, f"run:{tmp_path}", cache=tmp_path / "cache")
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.suffix != ".lock"}
+
+    report = send(everything, f"run:{tmp_path}", cache=tmp_path / "cache")
+
+    assert (report.rows, report.values, dict(report.records)) == (0, 0, {})
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+
+
+def test_a_destination_gets_each_record_as_it_was_logged(everything):
+    """Steps, timestamp and time are those of then; masks, labels, colours and rates are there.
+
+    Files are readable.
+    """
+    seen = []
+
+    class Watching(RecordingDestination):
+        def run_event(self, event, state, logger):
+            self.state = state
+
+        def log_metrics(self, metrics, step=None):
+            seen.append((step, int(self.state.timestamp.batch), int(self.state.timestamp.epoch), clock()))
+            super().log_metrics(metrics, step)
+
+    clock = RecordClock()
+    destination = Watching(stores_files=True)
+
+    replay(everything, destination, clock=clock)
+
+    rows = read_rows(everything.path)
+    assert seen == [(row.step, row.step, int(row.epoch), row.time) for row in rows]
+    assert [step for step, _ in destination.metrics] == [row.step for row in rows]
+    assert destination.hyperparameters == {"optim": {"lr": 0.1}, "layers": [1, 2], "name": "größe"}
+    assert destination.files == {"nested/weights.bin": b"second"}
+    masked = next(
+        call for call in destination.of("log_images") if call.arguments["name"] == "masked"
+    ).arguments
+    assert [len(masked["images"]), *map(len, masked["masks"].values())] == [2, 2, 2]
+    assert masked["mask_class_labels"] == {0: "nothing", 1: "cat"}
+    clouds = next(
+        call for call in destination.of("log_point_cloud") if call.arguments["name"] == "clouds"
+    ).arguments
+    assert (clouds["points"].shape, clouds["colors"].shape) == ((2, 4, 3), (2, 4, 4))
+    assert {call.arguments["sample_rate"] for call in destination.of("log_audio")} == {8000}
+    assert destination.of("log_text")[0].arguments["text"] == "first line\nsecond line\n"
+    assert [call.method for call in destination.calls][-2:] == ["close", "post_close"]
+
+
+def test_series_in_memory_are_those_of_the_run(everything):
+    """`InMemory` holds what the run holds."""
+    memory = InMemory()
+
+    replay(everything, memory)
+
+    for name in ("loss", "acc"):
+        mine, theirs = memory.get_timeseries(name), everything.series(name)
+        assert mine["step"].tolist() == theirs.step.tolist()
+        assert mine[name].tolist() == theirs.value.tolist()
+
+
+def test_a_run_that_goes_on_is_sent_on(tmp_path):
+    """What came since the last time is sent, and nothing else."""
+    run = write_run(tmp_path / "a", range(5))
+    first = send(run, f"run:{tmp_path / 'to'}", cache=tmp_path)
+    run = write_run(tmp_path / "a", range(5, 8))
+
+    second = send(run, f"run:{tmp_path / 'to'}", cache=tmp_path)
+
+    assert (first.values, second.values) == (10, 6)
+    assert repr(read_rows(tmp_path / "to/a")) == repr(read_rows(tmp_path / "a"))
+
+
+def test_a_branch_that_training_left_leaves_the_copy_too(tmp_path):
+    """After a resume from an earlier step the copy is rebuilt."""
+    run = write_run(tmp_path / "a", range(10))
+    send(run, f"run:{tmp_path / 'to'}", cache=tmp_path)
+    run = write_run(tmp_path / "a", range(4, 7))
+
+    send(run, f"run:{tmp_path / 'to'}", cache=tmp_path)
+
+    assert [row.step for row in read_rows(tmp_path / "to/a")] == [
+        row.step for row in read_rows(tmp_path / "a")
+    ]
+    assert read_rows(tmp_path / "to/a")[-1].step == 6
+
+
+class Rank:
+    """A rank of a run that a test moves."""
+
+    def __init__(self, folder, rank, clock, batch=0):
+        self.state = State("run", rank=rank, world_size=2, timestamp=Timestamp(batch=batch))
+        self.logger = Logger(
+            self.state, [RunDirectory(folder, all_ranks=True, clock=clock)], raise_errors=True
+        )
+        self.engine = Engine(self.state, self.logger)
+        self.engine.run_event("init")
+        self.engine.run_event("fit_start")
+
+
+def write_ranks(folder, steps, clock, *, batch=0, more=None):
+    """Writes a session of a run of two ranks."""
+    ranks = [Rank(folder, rank, clock, batch) for rank in range(2)]
+    for step in steps:
+        for number, rank in enumerate(ranks):
+            rank.logger.log_metrics({"loss": step + number / 2, **(more or {})}, step)
+    for rank in ranks:
+        rank.engine.close(None)
+    return Run.open(folder)
+
+
+@pytest.fixture(scope="module")
+def ranked(tmp_path_factory):
+    """A run of two ranks that went back to step 4 once."""
+    folder = tmp_path_factory.mktemp("ranked") / "run"
+    clock = Clock()
+    write_ranks(folder, range(6), clock)
+    return write_ranks(folder, range(4, 8), clock, batch=4)
+
+
+def test_a_copy_has_all_ranks(ranked, tmp_path):
+    """Each rank's rows are in a file of its own, as in the run, and come once.
+
+    Abandoned ones where they are asked for.
+    """
+    target = f"run:{tmp_path / 'to'}"
+
+    reports = [
+        send(ranked, target, cache=tmp_path, abandoned=abandoned) for abandoned in (False, False, True, True)
+    ]
+
+    copy = tmp_path / "to/run"
+    for rank in (0, 1):
+        assert [row.step for row in read_rows(ranked.path, rank)] == list(range(8))
+        assert repr(read_rows(copy, rank)) == repr(read_rows(ranked.path, rank))
+    assert [(one.rows, one.failed) for one in reports] == [(16, []), (0, []), (0, []), (0, [])]
+    names = sorted(path.name for path in (ranked.path / "abandoned").iterdir())
+    assert len(names) == 2
+    assert [(copy / "abandoned" / name).read_bytes() for name in names] == [
+        (ranked.path / "abandoned" / name).read_bytes() for name in names
+    ]
+
+
+def test_rows_of_other_ranks_have_names_of_their_own(ranked):
+    """Rank 1's metrics are called `rank1/…`; rows that training left come where they are asked for.
+
+    Each once.
+    """
+    memory, more = InMemory(), InMemory()
+
+    report = replay(ranked, memory)
+    again = replay(ranked, more, position=report.position, abandoned=True)
+    last = replay(ranked, more, position=again.position, abandoned=True)
+
+    losses = {name: memory.get_timeseries(name)[name].tolist() for name in ("loss", "rank1/loss")}
+    assert losses == {
+        "loss": [float(step) for step in range(8)],
+        "rank1/loss": [step + 0.5 for step in range(8)],
+    }
+    assert memory.get_timeseries("rank1/loss")["step"].tolist() == list(range(8))
+    assert (report.rows, again.rows, last.rows) == (16, 4, 0)
+    branches = {name.partition(".")[0]: more.get_timeseries(name)[name].tolist() for name in more.data}
+    assert branches == {"abandoned/step4": [4.0, 5.0], "rank1/abandoned/step4": [4.5, 5.5]}
+
+
+def test_a_metric_that_is_called_like_one_of_another_rank(tmp_path):
+    """Where rank 0 has a metric `rank1/loss`, those of rank 1 get another name."""
+    run = write_ranks(tmp_path / "run", range(2), Clock(), more={"rank1/loss": 7.0})
+    memory = InMemory()
+
+    replay(run, memory)
+
+    assert sorted(memory.data) == ["loss", "rank1/loss", "rank1_/loss", "rank1_/rank1/loss"]
+    assert memory.get_timeseries("rank1/loss")["rank1/loss"].tolist() == [7.0, 7.0]
+    assert memory.get_timeseries("rank1_/loss")["rank1_/loss"].tolist() == [0.5, 1.5]
+
+
+def test_a_position_of_a_branch_that_was_left_is_refused(tmp_path):
+    """`replay` itself does not guess what to do."""
+    run = write_run(tmp_path / "a", range(10))
+    position = replay(run, RecordingDestination()).position
+    run = write_run(tmp_path / "a", range(4, 7))
+    destination = RecordingDestination()
+
+    with pytest.raises(RewoundError):
+        replay(run, destination, position=position)
+
+    assert destination.metrics == []
+    assert destination.calls[-1].method == "post_close"
+
+
+def test_a_run_is_followed_until_it_ends(tmp_path):
+    """Rows, texts and the end of a run come as they are logged, each once."""
+    destination = RunDirectory(tmp_path / "a", flush_seconds=0.05)
+    writing = WritingRun(loggers=[destination], run_name="a", raise_errors=True)
+    writing.__enter__()
+    writing.log_metrics({"loss": 0.0}, step=0)
+    passes = []
+
+    def wait(seconds):
+        passes.append(seconds)
+        if len(passes) == 3:
+            writing.__exit__(None, None, None)
+        elif len(passes) < 3:
+            # The second value of a step comes when the first was handed on.
+            writing.log_metrics({"acc": 1.0}, step=len(passes) - 1)
+            writing.log_metrics({"loss": 2.0}, step=len(passes))
+            writing.log_text("hello", step=len(passes))
+            writing.flush()
+
+    recording = RecordingDestination()
+
+    report = replay(Run.open(tmp_path / "a"), recording, follow=True, wait=wait)
+
+    assert report.is_over
+    assert report.records == {"text": 2}
+    cells = [(step, name, value) for step, metrics in recording.metrics for name, value in metrics.items()]
+    assert cells == [(0, "loss", 0.0), (0, "acc", 1.0), (1, "loss", 2.0), (1, "acc", 1.0), (2, "loss", 2.0)]
+    assert len(recording.of("flush")) == len(passes)
+
+
+def test_ctrl_c_ends_the_following_and_nothing_else(tmp_path):
+    """What was handed on until then is remembered; the destination is closed."""
+    destination = RunDirectory(tmp_path / "a", flush_seconds=0.05)
+
+    def interrupt(seconds):
+        raise KeyboardInterrupt
+
+    with WritingRun(loggers=[destination], run_name="a", raise_errors=True) as writing:
+        writing.log_metrics({"loss": 0.0}, step=0)
+        report = send(
+            Run.open(tmp_path / "a"), f"run:{tmp_path / 'to'}", follow=True, cache=tmp_path, wait=interrupt
+        )
+        status = json.loads((tmp_path / "to/a/sidecar.json").read_text())["status"]
+        writing.log_metrics({"loss": 1.0}, step=1)
+
+    assert (report.was_interrupted, report.is_over, status) == (True, False, "preempted")
+    assert send(Run.open(tmp_path / "a"), f"run:{tmp_path / 'to'}", cache=tmp_path).rows == 1
+    assert repr(read_rows(tmp_path / "to/a")) == repr(read_rows(tmp_path / "a"))
+    assert json.loads((tmp_path / "to/a/sidecar.json").read_text())["status"] == "completed"
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "exception"),
+    [
+        (None, "completed", None),
+        (KeyboardInterrupt(), "interrupted", None),
+        (SystemExit(143), "preempted", None),
+        (ValueError("bad: worse"), "failed", "ValueError: bad: worse"),
+    ],
+)
+def test_how_a_run_ended_is_told(tmp_path, error, status, exception):
+    """The status and the exception of the run reach the destination."""
+    run = write_run(tmp_path / "a", range(2), error=error)
+
+    send(run, f"run:{tmp_path / 'to'}", cache=tmp_path)
+
+    sidecar = json.loads((tmp_path / "to/a/sidecar.json").read_text())
+    assert (sidecar["status"], sidecar["exception"]) == (status, exception)
+
+
+def test_a_run_that_was_killed_has_failed(tmp_path):
+    """Its sidecar says that it runs, and its heartbeat is old."""
+    run = write_run(tmp_path / "a", range(2))
+    sidecar = json.loads((tmp_path / "a/sidecar.json").read_text())
+    (tmp_path / "a/sidecar.json").write_text(json.dumps(sidecar | {"status": "running", "ended_at": None}))
+    os.utime(tmp_path / "a/heartbeat", (1_700_000_000, 1_700_000_000))
+
+    report = send(run, f"run:{tmp_path / 'to'}", cache=tmp_path)
+
+    sidecar = json.loads((tmp_path / "to/a/sidecar.json").read_text())
+    assert report.is_over
+    assert (sidecar["status"], sidecar["ended_at"]) == ("failed", 1_700_000_000)
+    assert sidecar["exception"] == "Killed: the heartbeat stopped"
+
+
+def test_what_a_destination_does_not_take_is_counted(everything):
+    """The kinds that it leaves to the base class, and files where it keeps none."""
+
+    class MetricsOnly(LoggerDestination):
+        rows = 0
+
+        def log_metrics(self, metrics, step=None):
+            self.rows += 1
+
+    destination = MetricsOnly()
+
+    report = replay(everything, destination)
+
+    assert report.rows == destination.rows == 22
+    assert (report.unsupported["artifact"], report.unsupported["text"], dict(report.records)) == (1, 2, {})
+
+
+def test_what_a_destination_refuses_is_told_and_tried_again(tmp_path):
+    """The others are sent; the next sending begins anew, so that nothing is there twice."""
+    run = write_run(tmp_path / "a", range(3), keep_files="copy")
+    (tmp_path / "a/texts.jsonl").write_text('{"step": 1, "name": "../up", "time": 1.0, "text": "words"}\n')
+    (tmp_path / "a/media.jsonl").write_text(
+        '{"step": 1, "name": "/up", "tag": "/up", "type": "audio", "path": "metrics.csv", "index": 0, "time": 1.0, '
+        '"sample_rate": 8, "shape": null}\n'
+    )
+
+    first = send(run, f"run:{tmp_path / 'to'}", cache=tmp_path)
+    second = send(run, f"run:{tmp_path / 'to'}", cache=tmp_path)
+
+    assert (first.failures, second.failures, second.values) == (1, 1, 6)
+    assert first.failed[0].startswith("audio: RecordError: name '")
+    assert repr(read_rows(tmp_path / "to/a")) == repr(read_rows(tmp_path / "a"))
+    assert len((tmp_path / "to/a/texts.jsonl").read_text().splitlines()) == 1
+
+
+def test_files_that_are_gone_are_told(tmp_path):
+    """So is one that an index names outside of the run."""
+    run = write_run(tmp_path / "a", range(3))
+    (tmp_path / "secret.mp4").write_bytes(b"secret")
+    (tmp_path / "a/media.jsonl").write_text(
+        "".join(
+            f'{{"step": 1, "name": "v", "type": "video", "path": "{path}", "index": 0, "time": 1.0, "fps": 2}}\n'
+            for path in ("media/v/gone.mp4", "../secret.mp4")
+        )
+        + "damaged\n"
+        + '{"step": 1, "torn'
+    )
+    destination = RecordingDestination()
+
+    report = replay(run, destination)
+
+    assert report.missing == [
+        "file 'media/v/gone.mp4' of a record is not in the folder of its run.",
+        "file '../secret.mp4' of a record is not in the folder of its run.",
+    ]
+    assert destination.of("log_video") == []
+    assert report.failures == 0
+
+
+@pytest.mark.parametrize("text", ["tensorboard", "run:", "neptune:x", ""])
+def test_a_text_that_names_no_target_is_refused(tmp_path, text):
+    """With the four that there are."""
+    run = write_run(tmp_path / "a", range(1))
+
+    with pytest.raises(
+        TargetError,
+        match=r"^unknown target .*; expected tensorboard:FOLDER, run:FOLDER, wandb:PROJECT",
+    ):
+        send(run, text, cache=tmp_path)
+
+
+def test_files_of_others_are_left_alone(tmp_path):
+    """A folder that this run was not sent to is not written to; the run gets one with its id."""
+    run = write_run(tmp_path / "a", range(1), run_id="id7")
+    (tmp_path / "to/a").mkdir(parents=True)
+    (tmp_path / "to/a/mine").write_text("mine")
+    (tmp_path / "to/a-id7").mkdir()
+    (tmp_path / "to/a-id7/mine").write_text("mine")
+
+    with pytest.raises(
+        SendingError, match=r"contains other files\. Use a new folder, or one that was sent to before"
+    ):
+        send(run, f"run:{tmp_path / 'to'}", cache=tmp_path)
+    (tmp_path / "to/a-id7/mine").unlink()
+    send(run, f"run:{tmp_path / 'to'}", cache=tmp_path)
+
+    assert [path.name for path in (tmp_path / "to/a").iterdir()] == ["mine"]
+    assert len(read_rows(tmp_path / "to/a-id7")) == 1
+
+
+def test_two_runs_of_one_name_have_a_folder_each(tmp_path):
+    """And the one that was moved since is found by its id."""
+    one = write_run(tmp_path / "1/a", range(1), run_id="one")
+    two = write_run(tmp_path / "2/a", range(2), run_id="two")
+    send(one, f"run:{tmp_path / 'to'}", cache=tmp_path)
+    send(two, f"run:{tmp_path / 'to'}", cache=tmp_path)
+    (tmp_path / "1/a").rename(tmp_path / "1/moved")
+
+    again = send(Run.open(tmp_path / "1/moved"), f"run:{tmp_path / 'to'}", cache=tmp_path)
+
+    assert again.rows == 0
+    assert sorted(path.name for path in (tmp_path / "to").iterdir()) == ["a", "a-two"]
+
+
+def test_a_run_is_not_sent_onto_itself(tmp_path):
+    """Its folder would be emptied."""
+    run = write_run(tmp_path / "a", range(1))
+    (tmp_path / "a/.sent.json").write_text(json.dumps({"run_id": run.run_id, "state": "open"}))
+
+    with pytest.raises(SendingError, match=r"^cannot send a run to its own folder"):
+        send(run, f"run:{tmp_path}", cache=tmp_path)
+
+    assert len(read_rows(tmp_path / "a")) == 1
+
+
+def test_what_was_deleted_is_sent_anew(tmp_path):
+    """Also with the ledger elsewhere than in the folder."""
+    import shutil
+
+    run = write_run(tmp_path / "a", range(3))
+    send(run, f"run:{tmp_path / 'to'}", cache=tmp_path)
+    shutil.rmtree(tmp_path / "to")
+
+    assert send(run, f"run:{tmp_path / 'to'}", cache=tmp_path).values == 6
+    assert send(run, f"run:{tmp_path / 'to'}", cache=tmp_path, again=True).values == 6
+    assert len(read_rows(tmp_path / "to/a")) == len(read_rows(tmp_path / "a"))
+
+
+def test_one_process_at_a_time_sends_a_run_to_a_target(tmp_path):
+    """The second is told so."""
+    destination = RunDirectory(tmp_path / "a", flush_seconds=0.05)
+
+    def send_again(seconds):
+        with pytest.raises(SendingError, match=r"^another process is sending run"):
+            send(Run.open(tmp_path / "a"), f"run:{tmp_path / 'to'}", cache=tmp_path)
+        raise KeyboardInterrupt
+
+    with WritingRun(loggers=[destination], run_name="a", raise_errors=True) as writing:
+        writing.log_metrics({"loss": 0.0}, step=0)
+        report = send(
+            Run.open(tmp_path / "a"), f"run:{tmp_path / 'to'}", follow=True, cache=tmp_path, wait=send_again
+        )
+
+    assert report.was_interrupted
+
+
+def test_killed_half_way_and_repeated_it_is_there_once(tmp_path):
+    """Whatever the process had done when it was killed."""
+    run = write_run(tmp_path / "a", range(5_000))
+    ledger = tmp_path / "to/a/.sent.json"
+    code = (
+        "import sys; from destinations.runs import Run; from destinations.runs.send import send\n"
+        "send(Run.open(sys.argv[1]), sys.argv[2], cache=sys.argv[3])"
+    )
+    child = subprocess.Popen(
+        [sys.executable, "-c", code, tmp_path / "a", f"run:{tmp_path / 'to'}", tmp_path],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )
+    deadline = time.monotonic() + LIMIT_SECONDS
+    while not (tmp_path / "to/a/journal").exists() and time.monotonic() < deadline:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(0.01)
+            break
+    child.kill()
+    child.wait(LIMIT_SECONDS)
+    state = json.loads(ledger.read_text())["state"] if ledger.exists() else "open"
+
+    report = send(run, f"run:{tmp_path / 'to'}", cache=tmp_path)
+
+    assert state in {"open", "done"}
+    assert report.values == (10_000 if state == "open" else 0)
+    assert repr(read_rows(tmp_path / "to/a")) == repr(read_rows(tmp_path / "a"))
+
+
+# --- the position
+# --------------------------------------------------------------------------------------------------
+
+_calls = st.lists(
+    st.tuples(st.integers(0, 3), st.dictionaries(st.sampled_from("abc"), st.floats(0, 1), max_size=2)),
+    max_size=12,
+)
+
+
+def _as_rows(calls, joins):
+    """Returns rows of calls.
+
+    Neighbours of one step share one where `joins` says so and no metric is in both.
+    """
+    rows = []
+    for (step, metrics), is_joined in zip(calls, joins, strict=False):
+        last = rows[-1] if rows else None
+        if is_joined and last is not None and last.step == step and not last.metrics.keys() & metrics.keys():
+            rows[-1] = MetricRow(step, 0, 1.0, dict(sorted({**last.metrics, **metrics}.items())))
+        else:
+            rows.append(MetricRow(step, 0.0, 1.0, metrics))
+    return rows
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    calls=_calls, cuts=st.lists(st.integers(0, 12), max_size=3), joins=st.lists(st.booleans(), min_size=48)
+)
+def test_each_value_is_handed_on_once_however_rows_are_joined(calls, cuts, joins):
+    """Rows of one step may be one row at one look and two at the next."""
+    position = Position()
+    given_on = []
+
+    for look, end in enumerate([*sorted(cuts), len(calls)]):
+        rows = _as_rows(calls[:end], joins[look * 12 :])
+        for item in _new_rows(rows, position):
+            given_on += [(item.step, name, value) for name, value in item.metrics.items()]
+
+    logged = [(step, name, value) for step, metrics in calls for name, value in metrics.items()]
+    assert sorted(given_on) == sorted(logged)

@@ -1,0 +1,836 @@
+"""What a scan finds, and what it costs."""
+
+import collections
+import contextlib
+import importlib.util
+import json
+import math
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from destinations.runs import RootError, open_runs
+from destinations.runs.index import Index
+from destinations.runs.root import Root
+from destinations.runs.runs import Runs
+from destinations.runs.scan import Disk
+from tests.test_destinations.runs.folders import HOUR, NOW, age, clock, write_lightning, write_run
+
+
+class CountingDisk(Disk):
+    """Counts what is asked of the file system, by kind and name."""
+
+    def __init__(self):
+        self.calls = []
+
+    def stat(self, path):
+        self.calls.append(("stat", path))
+        return Disk.stat(path)
+
+    def exists(self, path):
+        self.calls.append(("exists", path))
+        return super().exists(path)
+
+    def list(self, path):
+        self.calls.append(("list", path))
+        return super().list(path)
+
+    def read(self, path):
+        self.calls.append(("read", path))
+        return super().read(path)
+
+
+@pytest.fixture
+def root(tmp_path):
+    """A folder for runs."""
+    folder = tmp_path / "runs"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def opened(root, tmp_path):
+    """The runs below the root, not scanned yet."""
+    with open_runs(root, cache=tmp_path / "cache", scan=False, clock=clock) as runs:
+        yield runs
+
+
+@pytest.fixture
+def with_disk(root, tmp_path):
+    """Makes runs that are read through a file system of the test's."""
+    with contextlib.ExitStack() as opened:
+
+        def make(disk, **options):
+            index = Index(os.path.realpath(root), tmp_path / "disk-cache")
+            runs = Runs([Root(os.path.realpath(root), index, disk, **options)], clock=clock)
+            return opened.enter_context(runs)
+
+        yield make
+
+
+def counts(report):
+    """Returns what a report counts, but for what is 0."""
+    names = ("runs", "added", "changed", "unchanged", "moved", "gone", "alive", "damaged", "orphans")
+    return {name: getattr(report, name) for name in names if getattr(report, name)}
+
+
+def ids(runs, **query):
+    """Returns the ids of runs that fit."""
+    return sorted(run.record.run_id for run in runs.query(**query))
+
+
+def test_a_scan_finds_runs_at_any_depth(opened, root):
+    """Runs lie where users put them, each in a folder of its own."""
+    write_run(root / "a")
+    write_run(root / "20260101" / "120000" / "b")
+
+    report = opened.scan()
+
+    assert counts(report) == {"runs": 2, "added": 2}
+    assert ids(opened) == ["a", "b"]
+    assert opened["b"].record.path == root / "20260101" / "120000" / "b"
+
+
+def test_all_that_a_sidecar_says_is_known(opened, root):
+    """The record has the fields of the sidecar, with the types that they are to have."""
+    write_run(
+        root / "a",
+        run_id="id",
+        status="failed",
+        ended_at=NOW,
+        updated_at=NOW + 1,
+        tags=["x", "y", "x"],
+        notes="n",
+        hparams={"optim.lr": 0.1, "n": 3, "name": "adam", "flag": True, "none": None, "list": "[1, 2]"},
+        summary={"val/acc": 0.5, "count": 7},
+        checkpoint_path="ep1.pt",
+    )
+
+    opened.scan()
+
+    record = opened["id"].record
+    assert (record.status, record.kind, record.problem) == ("failed", "run-directory", None)
+    assert (record.created_at, record.ended_at, record.updated_at) == (NOW - HOUR, NOW, NOW + 1)
+    assert (record.tags, record.notes, record.checkpoint_path) == (("x", "y"), "n", "ep1.pt")
+    assert record.hparams == {
+        "optim.lr": 0.1,
+        "n": 3,
+        "name": "adam",
+        "flag": True,
+        "none": None,
+        "list": "[1, 2]",
+    }
+    assert record.hparams["flag"] is True
+    assert record.summary == {"val/acc": 0.5, "count": 7}
+
+
+def test_a_finished_run_that_did_not_change_costs_one_stat(root, with_disk):
+    """Nor does the folder around it cost more."""
+    for name in "abc":
+        write_run(root / "group" / name)
+    age(root / "group", root)
+    disk = CountingDisk()
+    runs = with_disk(disk)
+    runs.scan()
+    disk.calls.clear()
+
+    report = runs.scan()
+
+    assert counts(report) == {"runs": 3, "unchanged": 3}
+    paths = [str(root), f"{root}/", f"{root}/group", *(f"{root}/group/{name}" for name in "abc")]
+    assert sorted(disk.calls) == [("stat", path) for path in paths]
+
+
+def test_a_running_run_costs_two_stats(root, with_disk):
+    """Its folder, and its heartbeat."""
+    write_run(root / "a", status="running", beat=NOW)
+    age(root)
+    disk = CountingDisk()
+    runs = with_disk(disk)
+    runs.scan()
+    disk.calls.clear()
+
+    runs.scan()
+
+    asked = [call for call in disk.calls if str(root / "a") in call[1]]
+    assert asked == [("stat", str(root / "a")), ("stat", str(root / "a" / "heartbeat"))]
+
+
+def test_what_changed_is_read_again_and_nothing_else(root, with_disk):
+    """One run logs: its sidecar is the only file that is opened."""
+    write_run(root / "a")
+    write_run(root / "b", summary={"loss": 1.0})
+    age(root)
+    disk = CountingDisk()
+    runs = with_disk(disk)
+    runs.scan()
+    disk.calls.clear()
+    write_run(root / "b", summary={"loss": 0.5})
+
+    report = runs.scan()
+
+    assert counts(report) == {"runs": 2, "changed": 1, "unchanged": 1}
+    assert [call for call in disk.calls if call[0] == "read"] == [("read", str(root / "b" / "sidecar.json"))]
+    assert runs["b"].record.summary == {"loss": 0.5}
+
+
+def test_a_restored_older_sidecar_is_read_too(opened, root):
+    """Another time is another file, also one that is earlier."""
+    write_run(root / "a", notes="new")
+    opened.scan()
+    write_run(root / "a", notes="old")
+    os.utime(root / "a" / "sidecar.json", (NOW - 9 * HOUR, NOW - 9 * HOUR))
+    os.utime(root / "a", (NOW - 9 * HOUR, NOW - 9 * HOUR))
+
+    opened.scan()
+
+    assert opened["a"].record.notes == "old"
+
+
+def test_what_was_written_this_moment_is_not_relied_on(root, with_disk):
+    """Two changes within one tick of the file system's clock are two changes."""
+    moment = (NOW, NOW)
+    write_run(root / "a", notes="1")
+    os.utime(root / "a", moment)
+    runs = with_disk(Disk(), clock_ns=lambda: int(NOW * 1e9) + 1000)
+    runs.scan()
+    write_run(root / "a", notes="2")
+    os.utime(root / "a", moment)
+
+    report = runs.scan()
+
+    assert counts(report) == {"runs": 1, "changed": 1}
+    assert runs["a"].record.notes == "2"
+
+
+@pytest.mark.parametrize("folder", ["media", "checkpoints", "artifacts", "journal"])
+def test_a_scan_never_goes_into_folders_of_many_files(folder, root, with_disk):
+    """Neither in a run nor beside one."""
+    write_run(root / "a")
+    write_run(root / "a" / folder / "inner")
+    write_run(root / folder / "other")
+    disk = CountingDisk()
+    runs = with_disk(disk)
+
+    report = runs.scan()
+
+    assert counts(report) == {"runs": 1, "added": 1}
+    assert not [path for _, path in disk.calls if f"/{folder}" in path]
+
+
+def test_hidden_folders_and_links_are_left_out(opened, root, tmp_path):
+    """A link to a folder could lead round in a circle."""
+    write_run(root / ".git" / "a")
+    write_run(tmp_path / "elsewhere" / "b")
+    (root / "link").symlink_to(tmp_path / "elsewhere", target_is_directory=True)
+    (root / "round").symlink_to(root, target_is_directory=True)
+
+    report = opened.scan()
+
+    assert counts(report) == {}
+
+
+def test_runs_in_a_run_are_found_when_they_come(opened, root):
+    """A sweep may keep its trials in its own folder."""
+    write_run(root / "sweep")
+    write_run(root / "sweep" / "trials" / "one")
+    first = opened.scan()
+    write_run(root / "sweep" / "trials" / "two")
+
+    second = opened.scan()
+
+    assert (first.added, second.added) == (2, 1)
+    assert ids(opened) == ["one", "sweep", "two"]
+
+
+def test_a_root_may_be_a_run_itself(tmp_path):
+    """`open_runs("runs/digits")` opens one run."""
+    write_run(tmp_path / "digits", run_id="d")
+
+    with open_runs(tmp_path / "digits", cache=tmp_path / "cache") as runs:
+        assert [run.record.path for run in runs] == [tmp_path / "digits"]
+        assert runs.scan().runs == 1
+
+
+def test_a_folder_becomes_a_run_when_its_sidecar_comes(opened, root):
+    """A folder was empty at the first scan."""
+    (root / "a").mkdir()
+    first = opened.scan()
+    write_run(root / "a")
+
+    second = opened.scan()
+
+    assert (first.runs, second.runs) == (0, 1)
+
+
+def test_an_empty_root_is_no_run(opened):
+    """Nothing is there, and nothing is reported."""
+    report = opened.scan()
+
+    assert counts(report) == {}
+    assert (report.problems, report.warnings, opened.query(), len(opened)) == ((), (), [], 0)
+
+
+@pytest.mark.parametrize("name", ["missing", "file"])
+def test_a_root_must_be_a_folder(name, tmp_path):
+    """The error says what is there instead."""
+    (tmp_path / "file").touch()
+    expected = "does not exist" if name == "missing" else "is not a folder"
+
+    with pytest.raises(RootError, match=expected):
+        open_runs(tmp_path / name, cache=tmp_path / "cache")
+
+
+def test_there_must_be_a_root(tmp_path):
+    """No root is a mistake."""
+    with pytest.raises(RootError, match="at least one folder"):
+        open_runs(cache=tmp_path)
+
+
+def test_a_root_that_goes_away_keeps_its_runs(opened, root):
+    """A file system that is not mounted at the moment is no reason to forget what was on it."""
+    write_run(root / "a")
+    opened.scan()
+    root.rename(root.with_name("away"))
+
+    report = opened.scan()
+
+    assert counts(report) == {"runs": 1}
+    assert report.problems == ((root, "root cannot be read: No such file or directory"),)
+
+
+def test_roots_in_one_another_are_scanned_once(root, tmp_path):
+    """Each run is there once, and the report says why."""
+    write_run(root / "inner" / "a")
+
+    with open_runs(root, root / "inner", root, cache=tmp_path / "cache") as runs:
+        assert len(runs) == 1
+        assert runs.report.warnings == (
+            f"root {root / 'inner'} is inside root {root}, and is scanned with it.",
+        )
+
+
+# --- what comes and goes
+# ---------------------------------------------------------------------------------------------
+
+
+def test_a_run_that_is_deleted_is_gone(opened, root):
+    """It is counted, and not found any more; nothing of it stays."""
+    write_run(root / "a", tags=["t"], hparams={"x": 1})
+    write_run(root / "b", hparams={"x": 2})
+    opened.scan()
+    shutil.rmtree(root / "a")
+
+    report = opened.scan()
+
+    assert counts(report) == {"runs": 1, "gone": 1, "unchanged": 1}
+    assert ids(opened, where="exists(hparams.x)") == ["b"]
+    assert opened.query(tag="t") == []
+
+
+def test_a_run_that_moves_is_the_same_run_elsewhere(opened, root):
+    """Neither orphaned nor there twice."""
+    write_run(root / "a", run_id="id")
+    opened.scan()
+    (root / "a").rename(root / "b")
+
+    report = opened.scan()
+
+    assert counts(report) == {"runs": 1, "added": 1, "gone": 1, "moved": 1}
+    assert opened["id"].record.path == root / "b"
+
+
+def test_a_tree_that_was_copied_elsewhere_is_read_as_it_lies_there(root, tmp_path):
+    """The paths in the sidecars are those of another machine, and do not matter."""
+    write_run(root / "a", run_dir="/cluster/runs/a")
+    shutil.copytree(root, tmp_path / "laptop")
+
+    with open_runs(tmp_path / "laptop", cache=tmp_path / "cache") as runs:
+        assert runs["a"].record.path == tmp_path / "laptop" / "a"
+        assert (runs["a"].record.status, runs.report.damaged) == ("completed", 0)
+
+
+def test_an_id_that_occurs_twice_is_reported_with_its_paths(opened, root):
+    """A copied folder is a second run with the same id; both are there."""
+    write_run(root / "a", run_id="id")
+    write_run(root / "b", run_id="id")
+    write_run(root / "c")
+
+    report = opened.scan()
+
+    assert report.duplicates == {"id": (root / "a", root / "b")}
+    assert ids(opened) == ["c", "id", "id"]
+
+
+def test_an_id_that_occurs_in_two_roots_is_reported(tmp_path):
+    """Each root has an index of its own; the id is looked for in all."""
+    write_run(tmp_path / "one" / "a", run_id="id")
+    write_run(tmp_path / "two" / "b", run_id="id")
+
+    with open_runs(tmp_path / "one", tmp_path / "two", cache=tmp_path / "cache") as runs:
+        assert runs.report.duplicates == {"id": (tmp_path / "one" / "a", tmp_path / "two" / "b")}
+
+
+class DiskThatDoesSomethingOnce(Disk):
+    """Does something before it reads a certain file."""
+
+    def __init__(self, name, act):
+        self.name = name
+        self.act = act
+
+    def read(self, path):
+        if path.endswith(self.name) and self.act is not None:
+            act, self.act = self.act, None
+            act()
+        return super().read(path)
+
+
+def test_a_run_that_is_deleted_while_it_is_read_is_not_there(root, with_disk):
+    """Between the look at the folder and the look at the file."""
+    write_run(root / "a")
+    write_run(root / "b")
+    runs = with_disk(DiskThatDoesSomethingOnce("a/sidecar.json", lambda: shutil.rmtree(root / "a")))
+
+    report = runs.scan()
+
+    assert counts(report) == {"runs": 1, "added": 1}
+
+
+def test_a_run_that_moves_while_it_is_read_is_found_by_the_next_scan(root, with_disk):
+    """It may be missed once, and never for good."""
+    write_run(root / "a", run_id="id")
+    runs = with_disk(DiskThatDoesSomethingOnce("a/sidecar.json", lambda: (root / "a").rename(root / "z")))
+    runs.scan()
+
+    runs.scan()
+
+    assert [run.record.path for run in runs] == [root / "z"]
+
+
+# --- damage
+# ----------------------------------------------------------------------------------------------------------
+
+SIDECAR = json.dumps({"run_id": "a", "status": "completed", "notes": "né", "hparams": {"x": 1}}).encode()
+DAMAGE = {
+    "empty": b"",
+    "no JSON": b"hello",
+    "a list": b"[]",
+    "no id": b'{"status": "completed"}',
+    "an id that is no text": b'{"run_id": 3}',
+    "no UTF-8": b'{"run_id": "\xff"}',
+    "nothing but NUL": b"\0" * 100,
+    "nested too deeply": b"[" * 100_000,
+}
+
+
+@pytest.mark.parametrize("content", DAMAGE.values(), ids=DAMAGE)
+def test_a_damaged_sidecar_is_a_run_with_a_problem(content, opened, root):
+    """It is counted, and scanning goes on; repaired, it is a run like the others."""
+    write_run(root / "fine")
+    write_run(root / "a")
+    (root / "a" / "sidecar.json").write_bytes(content)
+
+    damaged = opened.scan()
+    again = opened.scan()
+
+    assert counts(damaged) == {"runs": 2, "added": 2, "damaged": 1}
+    assert counts(again) == {"runs": 2, "unchanged": 2, "damaged": 1}
+    assert opened["a"].record.problem.startswith("sidecar.json is damaged: ")
+    assert (opened["a"].record.status, damaged.problems[0][0]) == ("unknown", root / "a")
+    # In place, which the time of the folder does not show.
+    (root / "a" / "sidecar.json").write_bytes(SIDECAR)
+    assert counts(opened.scan()) == {"runs": 2, "changed": 1, "unchanged": 1}
+    assert (opened["a"].record.problem, opened["a"].record.hparams) == (None, {"x": 1})
+
+
+def test_a_sidecar_that_is_cut_off_anywhere_never_raises(opened, root):
+    """A half-written file is damaged, at whatever byte it ends; what was known of the run stays known."""
+    write_run(root / "a", notes="before")
+    opened.scan()
+    problems = collections.Counter()
+
+    for size in range(len(SIDECAR)):
+        (root / "a" / "sidecar.json").write_bytes(SIDECAR[:size])
+        os.utime(root / "a", (size, size))
+        report = opened.scan()
+        problems[report.damaged] += 1
+        assert opened["a"].record.notes == "before"
+        assert opened["a"].record.status == "completed"
+
+    assert problems == {1: len(SIDECAR)}
+
+
+def test_a_sidecar_of_strange_types_is_read_as_far_as_it_makes_sense(opened, root):
+    """A field that is not what it should be counts as not there."""
+    write_run(
+        root / "a",
+        status=7,
+        created_at="yesterday",
+        ended_at=True,
+        updated_at=1e300,
+        tags="t",
+        notes=["n"],
+        hparams=[1],
+        summary={"loss": "low", "acc": True, "list": [1], "big": 10**400, "x": 2**63},
+        checkpoint_path=3,
+    )
+
+    opened.scan()
+
+    record = opened["a"].record
+    assert (record.status, record.created_at, record.ended_at, record.updated_at) == (
+        "unknown",
+        None,
+        None,
+        None,
+    )
+    assert (record.tags, record.notes, record.hparams, record.checkpoint_path) == ((), "", {}, None)
+    assert record.summary == {"acc": 1.0, "big": float("inf"), "x": 2.0**63}
+
+
+def test_a_run_folder_without_a_sidecar_is_an_orphan(opened, root):
+    """Somebody deleted it, or it is about to be written; then it is an orphan no more."""
+    (root / "a").mkdir()
+    (root / "a" / "heartbeat").touch()
+    os.utime(root / "a" / "heartbeat", (0, 0))
+
+    first = opened.scan()
+
+    assert counts(first) == {"runs": 1, "added": 1, "damaged": 1, "orphans": 1}
+    assert first.problems == ((root / "a", "sidecar.json is missing"),)
+    write_run(root / "a")
+    assert counts(opened.scan()) == {"runs": 1, "changed": 1}
+
+
+def test_a_run_whose_sidecar_was_deleted_is_still_known(opened, root):
+    """What it said last stays, with the problem."""
+    write_run(root / "a", notes="n", beat=NOW)
+    opened.scan()
+    (root / "a" / "sidecar.json").unlink()
+
+    report = opened.scan()
+
+    assert counts(report) == {"runs": 1, "unchanged": 1, "damaged": 1, "orphans": 1}
+    assert (opened["a"].record.notes, opened["a"].record.problem) == ("n", "sidecar.json is missing")
+    assert counts(opened.scan()) == {"runs": 1, "unchanged": 1, "damaged": 1, "orphans": 1}
+
+
+def test_a_sidecar_that_is_a_folder_is_a_problem(opened, root):
+    """Whatever is there, scanning goes on."""
+    (root / "a" / "sidecar.json").mkdir(parents=True)
+
+    report = opened.scan()
+
+    assert report.problems == ((root / "a", "sidecar.json cannot be read: Is a directory"),)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_a_folder_without_rights_is_a_problem_and_its_runs_stay(opened, root):
+    """They are there, and only cannot be looked at now."""
+    write_run(root / "group" / "a")
+    opened.scan()
+    (root / "group").chmod(0)
+
+    try:
+        report = opened.scan()
+    finally:
+        (root / "group").chmod(0o755)
+
+    assert report.runs == 1
+    assert report.problems[0][1] == "folder cannot be read: Permission denied"
+    assert opened.scan().problems == ()
+
+
+class DiskWithoutRights(Disk):
+    """Refuses one folder."""
+
+    def __init__(self, folder):
+        self.folder = str(folder)
+
+    def stat(self, path):
+        if path.startswith(self.folder):
+            raise PermissionError(13, "Permission denied")
+        return Disk.stat(path)
+
+
+def test_a_folder_that_cannot_be_looked_at_is_looked_at_again(root, with_disk):
+    """The folder around it does not change when the right to read it is given."""
+    write_run(root / "group" / "a")
+    age(root)
+    disk = DiskWithoutRights(root / "group")
+    runs = with_disk(disk)
+    first = runs.scan()
+    disk.folder = "nothing"
+
+    second = runs.scan()
+
+    assert (first.runs, first.problems) == (
+        0,
+        ((root / "group", "folder cannot be read: Permission denied"),),
+    )
+    assert (second.runs, second.problems) == (1, ())
+
+
+def test_names_that_are_no_text_are_found(opened, root):
+    """A folder may be called anything, also what is no UTF-8; and a sidecar may hold half a character."""
+    name = os.fsdecode(b"caf\xe9")
+    write_run(root / name, run_id="a", notes="\ud800", hparams={"\udfff": "x"})
+    age(root / name)
+
+    opened.scan()
+
+    assert opened["a"].record.path == root / name
+    assert (opened["a"].record.notes, opened["a"].record.hparams) == ("\\ud800", {"\\udfff": "x"})
+    assert counts(opened.scan()) == {"runs": 1, "unchanged": 1}
+
+
+# --- values
+# ----------------------------------------------------------------------------------------------------------
+
+
+def test_values_that_are_not_finite_come_back(opened, root):
+    """In hyperparameters as the texts of strict JSON.
+
+    In the summary as null, which `summary.json` explains.
+    """
+    write_run(
+        root / "a",
+        hparams={"limit": "Infinity", "low": "-Infinity", "nan": "NaN", "text": "nan"},
+        summary={"loss": None, "gain": None, "other": None, "acc": 0.5},
+    )
+    metrics = {"loss": {"last": "NaN"}, "gain": {"last": "-Infinity"}}
+    (root / "a" / "summary.json").write_text(json.dumps({"metrics": metrics}))
+
+    opened.scan()
+
+    record = opened["a"].record
+    assert repr(dict(record.hparams)) == "{'limit': inf, 'low': -inf, 'nan': nan, 'text': 'nan'}"
+    assert repr(dict(record.summary)) == "{'loss': nan, 'gain': -inf, 'other': nan, 'acc': 0.5}"
+
+
+def test_a_run_of_very_many_names_keeps_them_all(opened, root):
+    """Beyond the columns there are, names share a table; they are found and sorted all the same."""
+    write_run(root / "a", hparams={f"layers.{index}": index for index in range(2500)})
+    write_run(root / "b", hparams={"layers.2400": 1, "layers.7": 3})
+
+    opened.scan()
+
+    assert opened["a"].record.hparams == {f"layers.{index}": index for index in range(2500)}
+    assert opened["b"].record.hparams == {"layers.2400": 1, "layers.7": 3}
+    assert ids(opened, where="hparams.layers.2400 == 1") == ["b"]
+    assert [run.record.run_id for run in opened.query(sort_by="hparams.layers.2400")] == ["b", "a"]
+
+
+def test_a_value_that_a_run_no_longer_has_is_forgotten(opened, root):
+    """A changed run is replaced as a whole."""
+    write_run(root / "a", tags=["old"], hparams={"x": 1, "y": 2})
+    opened.scan()
+    write_run(root / "a", tags=["new"], hparams={"y": 3})
+
+    opened.scan()
+
+    assert opened["a"].record.hparams == {"y": 3}
+    assert ids(opened, where="exists(hparams.x)") == []
+    assert (ids(opened, tag="old"), ids(opened, tag="new")) == ([], ["a"])
+
+
+# --- liveness
+# --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("status", "age_seconds", "expected"),
+    [
+        ("running", 0, True),
+        ("running", 180, True),
+        ("running", 181, False),
+        ("running", -1000, True),
+        ("running", None, False),
+        ("completed", 0, False),
+        ("failed", 0, False),
+        ("preempted", 0, False),
+        ("finished", 0, False),
+        ("orphaned", 0, False),
+    ],
+)
+def test_a_run_is_alive_while_it_has_not_ended_and_its_heart_beats(
+    status, age_seconds, expected, opened, root
+):
+    """An end beats a warm heartbeat; the status stays as it was written."""
+    write_run(root / "a", status=status, beat=None if age_seconds is None else NOW - age_seconds)
+
+    report = opened.scan()
+
+    assert report.alive == expected
+    assert (len(opened.query(where="alive")), opened["a"].record.status) == (expected, status)
+
+
+def test_a_run_that_falls_silent_is_not_alive_though_nothing_is_written(opened, root):
+    """Only the heartbeat grows old."""
+    write_run(root / "a", status="running", beat=NOW)
+    first = opened.scan()
+    os.utime(root / "a" / "heartbeat", (NOW - HOUR, NOW - HOUR))
+
+    second = opened.scan()
+
+    assert (first.alive, second.alive) == (1, 0)
+    assert opened["a"].record.heartbeat_at == NOW - HOUR
+
+
+# --- others' runs
+# ----------------------------------------------------------------------------------------------------
+
+
+def test_folders_of_lightning_are_runs(opened, root):
+    """Hyperparameters from `hparams.yaml`, the last value of each column from `metrics.csv`."""
+    write_lightning(
+        root / "lightning_logs" / "version_0",
+        "epoch,train_loss,step,val_acc\r\n0,0.5,10,\r\n0,,10,0.9\r\n1,nan,20,\r\n1,0.",
+        "optim:\n  lr: 0.1\nlayers: [1, 2]\nmodel: !!python/object:models.Net {width: 3}\nlow: -.inf\n",
+    )
+
+    opened.scan()
+
+    record = opened["lightning_logs/version_0"].record
+    assert (record.kind, record.status, record.name, record.problem) == (
+        "lightning-csv",
+        "unknown",
+        "version_0",
+        None,
+    )
+    assert repr(dict(record.summary)) == "{'train_loss': nan, 'val_acc': 0.9}"
+    assert record.hparams == {
+        "optim.lr": 0.1,
+        "layers.0": 1,
+        "layers.1": 2,
+        "model.width": 3,
+        "low": float("-inf"),
+    }
+
+
+def test_a_lightning_run_that_goes_on_is_read_again(opened, root):
+    """It appends in place, which changes no folder."""
+    folder = write_lightning(root / "version_0")
+    opened.scan()
+    with (folder / "metrics.csv").open("a") as file:
+        file.write("1,0.25,2\r\n")
+    os.utime(folder / "metrics.csv", (NOW, NOW))
+
+    report = opened.scan()
+
+    assert counts(report) == {"runs": 1, "changed": 1, "alive": 1}
+    assert opened["version_0"].record.summary == {"loss": 0.25}
+
+
+@pytest.mark.parametrize(
+    "hparams",
+    [
+        "a: [",
+        "\0",
+        "a: &a [*a]",
+        "\n".join(
+            ["a0: &a0 [1, 1]", *(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 12))]
+        ),
+    ],
+    ids=["no YAML", "NUL", "in itself", "a bomb"],
+)
+def test_hyperparameters_that_cannot_be_read_are_a_problem(hparams, opened, root):
+    """The metrics are there all the same."""
+    write_lightning(root / "version_0", hparams=hparams)
+
+    report = opened.scan()
+
+    assert report.damaged == 1
+    assert opened["version_0"].record.problem.startswith("hparams.yaml cannot be read: ")
+    assert opened["version_0"].record.summary == {"loss": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("csv", "expected"),
+    [
+        ("", {}),
+        ("loss,step", {}),
+        ("loss,step\r\n", {}),
+        ("loss,step\r\n0.5,1", {}),
+        ("loss,step\r\nlow,1\r\n", {}),
+        ("loss,step\r\n0.5\r\n,2\r\n", {"loss": 0.5}),
+        ("loss,step\r\n0.5,1,7\r\n", {"loss": 0.5}),
+        ("\ufeffloss,step\r\n0.5,1\r\n", {"loss": 0.5}),
+        ('"a,b",step\r\n0.5,1\r\n', {"a,b": 0.5}),
+    ],
+)
+def test_any_csv_is_read_as_far_as_it_makes_sense(csv, expected, opened, root):
+    """Rows may be cut off, short, long or of no numbers."""
+    write_lightning(root / "version_0", csv)
+
+    opened.scan()
+
+    assert opened["version_0"].record.summary == expected
+
+
+def test_the_last_values_of_a_long_csv_are_found_from_its_end(opened, root):
+    """A metric that was logged once, long ago, has its value too."""
+    rows = "".join(f"{step},,{step / 10}\r\n" for step in range(200_000))
+    write_lightning(root / "version_0", f"step,early,loss\r\n0,7.5,\r\n{rows}")
+
+    opened.scan()
+
+    assert opened["version_0"].record.summary == {"early": 7.5, "loss": 19999.9}
+
+
+def test_runs_of_stable_pretraining_are_runs(opened, root):
+    """Its sidecar has no format version, bare NaN, statuses of Lightning, and what its viewer writes into it."""
+    write_run(
+        root / "20260101" / "120000" / "abc",
+        format_version=None,
+        schema_version=1,
+        status="finished",
+        hparams={"optim.lr": 0.1},
+        summary={"loss": float("nan"), "gain": float("inf")},
+        display_name="best",
+        archived=True,
+    )
+
+    opened.scan()
+
+    record = opened["best"].record
+    assert (record.kind, record.status, record.archived) == ("stable-pretraining", "finished", True)
+    assert repr(dict(record.summary)) == "{'loss': nan, 'gain': inf}"
+
+
+def test_what_stable_pretraining_itself_writes_is_read(opened, root):
+    """By its own functions, NaN and all."""
+    package = importlib.util.find_spec("stable_pretraining")
+    if package is None or not package.submodule_search_locations:
+        pytest.skip("stable-pretraining is not installed (.ci/no-deps.txt)")
+    # The module alone: its package wants Lightning, loguru and more.
+    path = Path(package.submodule_search_locations[0], "registry", "_sidecar.py")
+    spec = importlib.util.spec_from_file_location("theirs", path)
+    theirs = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(theirs)
+    folder = root / "20260101" / "120000" / "abc123"
+    folder.mkdir(parents=True)
+    fields = {
+        "hparams": {"optim.lr": 0.1, "layers.0": 3},
+        "summary": {"loss": math.nan, "acc": 0.5},
+        "tags": ["sweep:7"],
+    }
+    theirs.write_sidecar(
+        folder, theirs.make_sidecar(run_id="abc123", run_dir=str(folder), notes="n", **fields)
+    )
+    theirs.touch_heartbeat(folder)
+    os.utime(folder / "heartbeat", (NOW, NOW))
+
+    report = opened.scan()
+
+    record = opened["abc"].record
+    assert counts(report) == {"runs": 1, "added": 1, "alive": 1}
+    assert (record.kind, record.status, record.tags, record.notes) == (
+        "stable-pretraining",
+        "running",
+        ("sweep:7",),
+        "n",
+    )
+    assert (record.hparams, repr(record.summary["loss"])) == ({"optim.lr": 0.1, "layers.0": 3}, "nan")

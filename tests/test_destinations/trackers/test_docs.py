@@ -1,0 +1,55 @@
+"""docs/trackers.md says what the code does: its examples run, its tables are the code's."""
+
+import inspect
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from destinations import TensorBoard
+from destinations.trackers.tensorboard.event_file import records
+
+PAGE = (Path(__file__).parents[3] / "docs" / "trackers.md").read_text(encoding="utf-8")
+BLOCKS = [
+    block
+    for block in re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    if "TensorBoard" in block
+]
+
+
+@pytest.mark.parametrize("code", BLOCKS, ids=[str(index) for index in range(len(BLOCKS))])
+def test_examples_with_tensorboard_run(code, tmp_path):
+    """By themselves, with warnings as errors, and leave an event file with scalars."""
+    finished = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=500,
+    )
+
+    assert (finished.returncode, finished.stderr) == (0, "")
+    (path,) = tmp_path.rglob("events.out.tfevents.*")
+    assert len(list(records(path))) > 1
+
+
+def test_there_are_three_such_examples():
+    """The test above leaves none out."""
+    assert len(BLOCKS) == 3
+
+
+def test_every_option_of_tensorboard_is_documented_with_its_default():
+    """In the page's table and in the docstring."""
+    section = PAGE.split("## TensorBoard", 1)[1].split("### Options")[1].split("\n### ")[0]
+    documented = dict(re.findall(r"^\| `(\w+)` \| `(.+?)` \|", section, re.MULTILINE))
+
+    options = inspect.signature(TensorBoard).parameters.values()
+
+    shown = {"256 << 20": 256 << 20, "time.time": "time.time"}
+    defaults = {one.name: "time.time" if one.name == "clock" else one.default for one in options}
+    assert {name: shown.get(text) or eval(text) for name, text in documented.items()} == defaults  # noqa: S307  # ours
+    for name in documented:
+        assert re.search(rf"^    {name}: ", inspect.getdoc(TensorBoard), re.MULTILINE)

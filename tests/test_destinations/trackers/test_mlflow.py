@@ -1,0 +1,709 @@
+"""MLflow: what its client finds afterwards in a SQLite store, and on a real server."""
+
+import functools
+import io
+import itertools
+import json
+import math
+import os
+import pickle
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import wave
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from PIL import Image
+
+from destinations import MLflow
+from destinations.testing import DestinationContract, DryRun
+from destinations.testing.samples import WEIRD_NAMES
+from destinations.trackers.mlflow.values import artifact_key, batches, entity_key, is_transient
+from destinations.trackers.names import Names
+from events import Run
+
+pytestmark = [
+    # The package, a store and a server are shared by the tests of this module.
+    pytest.mark.xdist_group("mlflow"),
+    # MLflow's own use of SQLAlchemy 2.1.
+    pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy is deprecated:DeprecationWarning"),
+]
+
+PATIENCE_SECONDS = 60
+# For a server to start, and for a run to be written to it, on a machine that is busy with other things.
+SERVER_SECONDS = 300
+# What SQL has for an infinity, to MLflow.
+GREATEST = 1.7976931348623157e308
+
+
+class Clock:
+    """A millisecond later at each call, so that every row has a time of its own."""
+
+    def __init__(self, start=1_000_000_000_000):
+        self._milliseconds = itertools.count(start)
+
+    def __call__(self):
+        return next(self._milliseconds) / 1000
+
+
+@pytest.fixture(scope="module")
+def sqlite_uri(tmp_path_factory):
+    """Returns the URI of a store that has its tables; making them takes seconds."""
+    from mlflow.tracking import MlflowClient
+
+    uri = f"sqlite:///{tmp_path_factory.mktemp('mlflow')}/store.db"
+    MlflowClient(uri).search_experiments()
+    return uri
+
+
+@pytest.fixture(scope="module")
+def server_uri(sqlite_uri, tmp_path_factory):
+    """Returns the URI of a real server on loopback, which runs until the tests of this module are done."""
+    folder = tmp_path_factory.mktemp("server")
+    shutil.copy(sqlite_uri.removeprefix("sqlite:///"), folder / "store.db")
+    # It takes a port itself, and says which: one that was looked for before may be somebody else's by then.
+    command = [
+        sys.executable,
+        "-m",
+        "mlflow",
+        "server",
+        "--host",
+        "127.0.0.1",
+        "--port",
+        "0",
+        "--workers",
+        "1",
+    ]
+    command += [
+        "--backend-store-uri",
+        f"sqlite:///{folder}/store.db",
+        "--artifacts-destination",
+        str(folder / "artifacts"),
+    ]
+    environment = {
+        **os.environ,
+        "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+        "MLFLOW_DISABLE_TELEMETRY": "true",
+    }
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env=environment,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        end = functools.partial(os.killpg, process.pid, signal.SIGKILL)
+        giving_up = threading.Timer(SERVER_SECONDS, end)
+        giving_up.start()
+        draining = threading.Thread(target=process.stdout.read, daemon=True)
+        try:
+            address = _address(process.stdout)
+            giving_up.cancel()
+            draining.start()
+            yield address
+        finally:
+            giving_up.cancel()
+            end()
+            process.wait(PATIENCE_SECONDS)
+            if draining.ident is not None:
+                draining.join(PATIENCE_SECONDS)
+
+
+def _address(said):
+    """Returns the address at which a server listens, once it says so: that its start is complete, it says before."""
+    lines = []
+    for line in said:
+        lines.append(line)
+        if found := re.search(r"running on (http://[\d.:]+)", line):
+            return found[1]
+    raise RuntimeError("".join(lines))
+
+
+def client_of(uri):
+    """Returns a client."""
+    from mlflow.tracking import MlflowClient
+
+    return MlflowClient(uri)
+
+
+def make(uri, folder, **options):
+    """Returns one for an experiment of its own, whose artifacts are in a folder."""
+    options = {"artifact_location": str(folder / "artifacts"), "clock": Clock(), **options}
+    return MLflow(
+        uri, str(folder.name), close_seconds=2 * PATIENCE_SECONDS, wait_seconds=PATIENCE_SECONDS, **options
+    )
+
+
+def runs_of(uri, experiment):
+    """Returns the runs of an experiment, oldest first."""
+    client = client_of(uri)
+    found = client.get_experiment_by_name(experiment)
+    runs = [] if found is None else list(client.search_runs([found.experiment_id]))
+    return sorted(runs, key=lambda run: run.info.start_time)
+
+
+def rows_of(uri, run, keys=None):
+    """Returns step and values of each call, which a time of its own tells apart, under the names that were logged."""
+    rows = {}
+    for key in run.data.metrics if keys is None else keys:
+        name = run.data.tags.get(entity_key(f"metric_name.{key}"), key)
+        for metric in client_of(uri).get_metric_history(run.info.run_id, key):
+            rows.setdefault(metric.timestamp, (metric.step, {}))[1][name] = metric.value
+    return [rows[time] for time in sorted(rows)]
+
+
+def artifacts_of(uri, run, path=None):
+    """Returns the paths of all artifacts."""
+    found = []
+    for one in client_of(uri).list_artifacts(run.info.run_id, path):
+        found += artifacts_of(uri, run, one.path) if one.is_dir else [one.path]
+    return sorted(found)
+
+
+def alike(values, except_names=frozenset()):
+    """Returns metrics as MLflow keeps them: double precision, infinities as the greatest numbers, in no order."""
+    return sorted(
+        (name.encode("utf-8", "backslashreplace"), repr(max(-GREATEST, min(GREATEST, float(value))) + 0.0))
+        for name, value in values.items()
+        if name not in except_names
+    )
+
+
+class TestMLflow(DestinationContract):
+    @pytest.fixture
+    def destination(self, sqlite_uri, tmp_path):
+        """Returns one for a SQLite store."""
+        self.uri, self.experiment = sqlite_uri, tmp_path.name
+        return make(sqlite_uri, tmp_path)
+
+    def read_metrics(self, destination):
+        return [row for run in runs_of(self.uri, self.experiment) for row in rows_of(self.uri, run)]
+
+    def _has_metrics(self, destination, recording, except_names=frozenset()):
+        """Compares as MLflow keeps them; a tag cannot hold a name that is no UTF-8."""
+        except_names = {
+            *except_names,
+            *(name.encode("utf-8", "backslashreplace").decode() for name in except_names),
+        }
+        expected = [(step, alike(values, except_names)) for step, values in recording.metrics]
+        expected = [(step, values) for step, values in expected if values]
+        found = [(step, alike(values, except_names)) for step, values in self.read_metrics(destination)]
+        found = [(step, values) for step, values in found if values]
+        assert found[len(found) - len(expected) :] == expected
+
+    def read_output(self, destination):
+        return [
+            (run.to_dictionary(), artifacts_of(self.uri, run)) for run in runs_of(self.uri, self.experiment)
+        ]
+
+
+# --- what is there
+# ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module", params=["sqlite", "server"])
+def everything(request, tmp_path_factory):
+    """Returns the run that one of each kind of record made, in a store and on a server."""
+    folder = tmp_path_factory.mktemp(f"everything-{request.param}")
+    uri = request.getfixturevalue(f"{request.param}_uri")
+    pixels = np.arange(2 * 3 * 8 * 10, dtype="uint8").reshape(2, 3, 8, 10)
+    mask = np.zeros((2, 8, 10), int)
+    mask[:, 0, 0] = 1
+    (folder / "file.txt").write_text("hello")
+    options = {} if request.param == "sqlite" else {"artifact_location": None}
+    destination = make(uri, folder, tags={"team": "vision", "bad@key": "x"}, log_artifacts=True, **options)
+    with Run([destination], run_name="named", raise_errors=True) as run:
+        run.log_hyperparameters(
+            {"lr": 0.1, "optimizer": {"name": "sgd", "betas": [0.9, 0.99]}, "@": 1, "long": "x" * 7000}
+        )
+        run.log_hyperparameters({"lr": 0.2, "bad\udc80": "\udc80"})
+        run.log_metrics({"loss": 0.5, "acc@1": 1, "acc_1": 2, "": 9.0}, step=5)
+        run.log_metrics({"loss": math.nan, "big": 2**60, "yes": True, "inf": -math.inf}, step=3)
+        run.log_metrics({f"many/{index}": float(index) for index in range(1100)}, step=2**40)
+        run.log_images(pixels, "pictures", step=4)
+        run.log_images(pixels[0], "masked", masks={"truth": mask[0]}, mask_class_labels={1: "cat"}, step=6)
+        run.log_table(["a", "b"], [[1, "x"], [math.nan, np.array([1, 2])], [None, "\udc80"]], "table", step=4)
+        run.log_text("<b> \udc80", "te?xt", step=1)
+        run.log_audio(np.zeros(100, "float32"), 8000, "sound")
+        run.log_video(np.zeros((2, 3, 8, 8), "uint8"), 5, "video")
+        run.log_histogram(np.array([0.0, 1.0, 1.0, math.nan]), "histogram", bins=2)
+        run.log_point_cloud(np.zeros((4, 3)), "points")
+        run.log_traces({"a": {"b": [1, None]}})
+        run.upload_file("checkpoints/ep 1.pt", folder / "file.txt")
+    (found,) = runs_of(uri, folder.name)
+    return Everything(uri, found, destination)
+
+
+class Everything:
+    """A run that is over, as its store has it."""
+
+    def __init__(self, uri, run, destination):
+        self.uri, self.run, self.destination = uri, run, destination
+        self.artifacts = artifacts_of(uri, run)
+
+    def artifact(self, pattern):
+        """Returns the bytes of the one artifact that a regular expression matches."""
+        (path,) = [one for one in self.artifacts if re.fullmatch(pattern, one)]
+        with open(client_of(self.uri).download_artifacts(self.run.info.run_id, path), "rb") as file:  # noqa: PTH123
+            return file.read()
+
+
+def test_nothing_failed(everything):
+    """Each kind of record was taken."""
+    counts = everything.destination.counts
+
+    assert counts.errors == {}
+    assert (counts.written_rows, counts.failed_rows, counts.dropped_records) == (3, 0, 0)
+
+
+def test_the_run_is_called_as_asked(everything):
+    """Name, tags, status, and times of the clock."""
+    run = everything.run
+
+    assert (run.info.run_name, run.info.status) == ("named", "FINISHED")
+    assert run.data.tags.items() >= {"team": "vision", "bad_key": "x"}.items()
+    assert 1_000_000_000_000 <= run.info.start_time < run.info.end_time < 1_000_000_001_000
+
+
+def test_metrics_keep_steps_times_and_values(everything):
+    """A smaller step after a larger one, integers, booleans, NaN.
+
+    More metrics at once than a request may hold.
+    """
+    names = ("loss", "acc_1", "unnamed", "big", "yes", "inf", "many/0")
+    run = everything.run
+    rows = rows_of(everything.uri, run, [key for key in run.data.metrics if key.startswith(names)])
+
+    assert [step for step, _ in rows] == [5, 3, 2**40]
+    assert rows[0][1] == {"loss": 0.5, "acc@1": 1.0, "acc_1": 2.0, "": 9.0}
+    assert math.isnan(rows[1][1]["loss"])
+    assert {name: rows[1][1][name] for name in ("big", "yes")} == {"big": float(2**60), "yes": 1.0}
+    assert rows[1][1]["inf"] in {-math.inf, -GREATEST}
+    assert rows[2][1] == {"many/0": 0.0}
+    many = {key: value for key, value in run.data.metrics.items() if key.startswith("many/")}
+    assert many == {f"many/{index}": float(index) for index in range(1100)}
+
+
+def test_names_that_are_changed_are_written_down(everything):
+    """As tags; no two metrics become one."""
+    tags = everything.run.data.tags
+    names = {key: tags[key] for key in tags if key.startswith("metric_name.")}
+
+    assert names.pop("metric_name.acc_1") == "acc@1"
+    assert names.pop("metric_name.unnamed") == ""
+    (key,) = names
+    assert re.fullmatch("metric_name.acc_1-[0-9a-f]{6}", key)
+
+
+def test_hyperparameters_are_params_and_a_file(everything):
+    """Flat; what is too long is cut there, what has changed is a tag, and the file has all of it."""
+    params, tags = everything.run.data.params, everything.run.data.tags
+    whole = yaml.safe_load(everything.artifact("hparams.yaml"))
+
+    assert {key: params[key] for key in params if key != "long"} == {
+        "lr": "0.1",
+        "optimizer.name": "sgd",
+        "optimizer.betas.0": "0.9",
+        "optimizer.betas.1": "0.99",
+        "_": "1",
+        "bad_": "\\udc80",
+    }
+    assert len(params["long"]) == 6000
+    assert tags["changed_param.lr"] == "0.2"
+    assert (whole["lr"], whole["optimizer"]["betas"], len(whole["long"])) == (0.2, [0.9, 0.99], 7000)
+
+
+def test_images_have_keys_and_steps(everything):
+    """As MLflow's own page of images has them, each pixel as it was."""
+    expected = np.arange(480, dtype="uint8").reshape(2, 3, 8, 10).transpose(0, 2, 3, 1)
+
+    for index in range(2):
+        data = everything.artifact(rf"images/pictures~{index}\+step\+4\+timestamp\+\d+\+[-0-9a-f]+\.png")
+        assert np.array_equal(np.asarray(Image.open(io.BytesIO(data))), expected[index])
+
+
+def test_masks_are_images_with_the_numbers_beside(everything):
+    """An overlay for people, the class indices as PNG, and the labels."""
+    assert everything.artifact(r"images/masked~truth\+step\+6\+.*\.png")
+    indices = np.asarray(Image.open(io.BytesIO(everything.artifact(r"masks/masked/truth/00000006_.*\.png"))))
+    labels = json.loads(everything.artifact(r"masks/masked/00000006_.*\.labels\.json"))
+
+    assert (indices[0, 0], indices.sum()) == (1, 1)
+    assert labels == {"1": "cat"}
+
+
+def test_tables_can_be_read_by_mlflow(everything):
+    """Columns and rows; listed in the tag by which MLflow finds tables."""
+    table = json.loads(everything.artifact(r"tables/table/00000004_.*\.json"))
+    listed = json.loads(everything.run.data.tags["mlflow.loggedArtifacts"])
+
+    assert table == {"columns": ["a", "b"], "data": [[1, "x"], ["NaN", [1, 2]], [None, "\\udc80"]]}
+    assert [entry["type"] for entry in listed] == ["table"]
+    assert listed[0]["path"] in everything.artifacts
+
+
+def test_all_else_is_artifacts(everything):
+    """Texts, sounds, videos, histograms, point clouds, traces and files."""
+    assert everything.artifact(r"texts/te_xt/00000001_\d+_\d+\.txt").decode() == "<b> \\udc80"
+    with wave.open(io.BytesIO(everything.artifact(r"audio/sound/00000000_.*\.wav"))) as sound:
+        assert (sound.getframerate(), sound.getnframes()) == (8000, 100)
+    assert everything.artifact(r"videos/video/.*\.mp4")[4:8] == b"ftyp"
+    assert json.loads(everything.artifact(r"histograms/histogram/.*\.json"))["counts"] == [1, 2]
+    assert everything.artifact(r"point_clouds/points/.*\.ply").startswith(b"ply\n")
+    assert json.loads(everything.artifact(r"traces/traces/.*\.json")) == {"a": {"b": [1, None]}}
+    assert everything.artifact(r"checkpoints/ep 1\.pt") == b"hello"
+
+
+def test_a_server_that_does_not_answer_is_asked_again(tmp_path, monkeypatch, caplog):
+    """Nothing is given up before close; then it is told what was."""
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    # Bound, so that nobody else can have the port, and not listening.
+    with socket.socket() as deaf:
+        deaf.bind(("127.0.0.1", 0))
+        uri = f"http://127.0.0.1:{deaf.getsockname()[1]}"
+        destination = MLflow(uri, "e", close_seconds=0.05, flush_seconds=0.01)
+        run = DryRun(destination)
+        run.init()
+        run.fit()
+        thread = destination._feed._lane._thread
+        deadline = time.monotonic() + PATIENCE_SECONDS
+
+        while not destination.counts.errors:
+            assert time.monotonic() < deadline
+            destination._feed.flush(0.1)
+        run.close()
+        thread.join(PATIENCE_SECONDS)
+
+    assert not thread.is_alive()
+    assert (destination.counts.written_rows, destination.counts.failed_rows) == (0, 0)
+    assert "will be retried after" in caplog.text
+    assert "rows of metrics" in caplog.text
+
+
+def test_a_row_that_is_refused_does_not_keep_others_out(sqlite_uri, tmp_path, caplog):
+    """Of rows that are sent together, the good ones are there; the others are counted, and reported once."""
+    destination = make(sqlite_uri, tmp_path)
+    run = DryRun(destination)
+    run.init()
+
+    for step in (0, 2**70, 1, 2**71):
+        run.logger.log_metrics({"loss": 1.0}, step=step)
+    run.close()
+
+    (found,) = runs_of(sqlite_uri, tmp_path.name)
+    assert [step for step, _ in rows_of(sqlite_uri, found)] == [0, 1]
+    assert (destination.counts.written_rows, destination.counts.failed_rows) == (2, 2)
+
+
+def test_a_server_that_hangs_costs_close_its_deadline(tmp_path, monkeypatch, caplog):
+    """Training and close go on while a request has no answer."""
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        destination = MLflow(f"http://127.0.0.1:{silent.getsockname()[1]}", "e", close_seconds=0.05)
+        run = DryRun(destination)
+        run.init()
+        run.fire("fit_start")
+        silent.settimeout(PATIENCE_SECONDS)
+        connection = silent.accept()[0]
+        run.fit()
+        thread = destination._feed._lane._thread
+
+        run.close()
+        is_closed_meanwhile = thread.is_alive()
+        connection.close()
+
+    thread.join(PATIENCE_SECONDS)
+    assert is_closed_meanwhile
+    assert not thread.is_alive()
+    assert destination.counts.written_rows == 0
+
+
+def test_files_can_be_brought_back(sqlite_uri, tmp_path):
+    """What was uploaded comes back while the run is open; what was not is not found.
+
+    Nothing is overwritten unasked.
+    """
+    (tmp_path / "file").write_text("hello")
+    destination = make(sqlite_uri, tmp_path, log_artifacts=True)
+    run = DryRun(destination)
+    run.init()
+    run.fire("fit_start")
+    # The run is made; the file itself is what `download_file` waits for.
+    assert destination._feed.flush(SERVER_SECONDS)
+    run.logger.upload_file("a/b.pt", tmp_path / "file")
+
+    run.logger.download_file("a/b.pt", tmp_path / "back")
+
+    assert (tmp_path / "back").read_text() == "hello"
+    with pytest.raises(FileExistsError):
+        run.logger.download_file("a/b.pt", tmp_path / "back")
+    with pytest.raises(FileNotFoundError):
+        run.logger.download_file("a/c.pt", tmp_path / "other")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["artifacts", "back", "file"]
+    run.close()
+
+
+# --- how it ends, and goes on
+# ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("exception", "status"),
+    [
+        (ValueError("password=hunter2"), "FAILED"),
+        (KeyboardInterrupt(), "KILLED"),
+        (SystemExit(143), "KILLED"),
+    ],
+)
+def test_the_status_says_how_it_ended(sqlite_uri, tmp_path, exception, status):
+    """And the exception is a tag, without secrets."""
+    run = DryRun(make(sqlite_uri, tmp_path), max_duration="1ba")
+    run.init()
+    run.fit()
+
+    run.close(exception)
+
+    (found,) = runs_of(sqlite_uri, tmp_path.name)
+    assert found.info.status == status
+    assert found.data.tags["exception"].startswith(type(exception).__name__)
+    assert "hunter2" not in str(found.data.tags)
+
+
+def test_a_run_goes_on_under_its_id(sqlite_uri, tmp_path):
+    """A checkpoint holds it; names that were changed keep their keys, params that changed are tags."""
+    destination = make(sqlite_uri, tmp_path)
+    first = DryRun(destination, max_duration="1ba")
+    first.init()
+    first.logger.log_hyperparameters({"lr": 0.1})
+    first.logger.log_metrics({"b_": 1.0, "b@": 2.0}, step=0)
+    assert destination._feed.flush(SERVER_SECONDS)
+    saved = destination.state_dict()
+    first.close(SystemExit(143))
+    second = DryRun(make(sqlite_uri, tmp_path, clock=Clock(1_000_000_100_000)), max_duration="2ba")
+    second.fire("init", "before_load")
+
+    second.logger.destinations[0].load_state_dict(saved)
+    second.fire("after_load", "fit_start")
+    second.logger.log_hyperparameters({"lr": 0.2})
+    second.logger.log_metrics({"b@": 3.0, "b_": 4.0}, step=1)
+    second.close()
+
+    (run,) = runs_of(sqlite_uri, tmp_path.name)
+    assert (run.info.run_id, run.info.status) == (saved["run_id"], "FINISHED")
+    assert rows_of(sqlite_uri, run) == [(0, {"b_": 1.0, "b@": 2.0}), (1, {"b_": 4.0, "b@": 3.0})]
+    assert (run.data.params["lr"], run.data.tags["changed_param.lr"]) == ("0.1", "0.2")
+
+
+def test_a_run_goes_on_where_asked(sqlite_uri, tmp_path):
+    """By its id; that of another rank's checkpoint is not taken."""
+    first = DryRun(make(sqlite_uri, tmp_path), max_duration="1ba")
+    first.init()
+    first.fit()
+    first.close()
+    (old,) = runs_of(sqlite_uri, tmp_path.name)
+    second = DryRun(
+        make(sqlite_uri, tmp_path, run_id=old.info.run_id, tags={"more": "1"}), max_duration="1ba"
+    )
+    third = DryRun(make(sqlite_uri, tmp_path), max_duration="1ba")
+
+    second.init()
+    second.fit()
+    second.close()
+    third.fire("init", "before_load")
+    third.logger.destinations[0].load_state_dict({"time": 0.0, "run_id": old.info.run_id, "rank": 1})
+    third.fit()
+    third.close()
+
+    found = {run.info.run_id: run for run in runs_of(sqlite_uri, tmp_path.name)}
+    assert len(found) == 2
+    assert found[old.info.run_id].data.tags["more"] == "1"
+
+
+def test_each_rank_is_a_run_of_its_own(sqlite_uri, tmp_path):
+    """With `all_ranks`, named after the rank, with tags to find them by."""
+    run = DryRun(make(sqlite_uri, tmp_path, all_ranks=True), rank=1, max_duration="1ba")
+
+    run.init()
+    run.fit()
+    run.close()
+
+    (found,) = runs_of(sqlite_uri, tmp_path.name)
+    assert found.info.run_name == "dry-run-rank1"
+    assert (found.data.tags["run_group"], found.data.tags["rank"]) == ("dry-run", "1")
+
+
+def test_the_monitor_of_the_machine_runs_along(sqlite_uri, tmp_path, monkeypatch):
+    """MLflow's own, where asked; its thread is gone after close."""
+    # It ends when it is told to, and does not write to the store at the same time as we do: SQLite takes one
+    # writer.
+    monkeypatch.setenv("MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL", str(SERVER_SECONDS))
+    before = set(threading.enumerate())
+    destination = make(sqlite_uri, tmp_path, log_system_metrics=True)
+    run = DryRun(destination)
+    run.init()
+    run.fit()
+
+    has_started = destination._feed.flush(SERVER_SECONDS)
+    named = {thread.name for thread in threading.enumerate()}
+    run.close()
+
+    assert has_started
+    assert "SystemMetricsMonitor" in named
+    assert set(threading.enumerate()) <= before
+    assert destination.counts.errors == {}
+
+
+def test_it_leaves_mlflow_to_others(sqlite_uri, tmp_path):
+    """No active run, and the tracking URI is what it was."""
+    import mlflow
+
+    before = mlflow.get_tracking_uri()
+    destination = make(sqlite_uri, tmp_path)
+    run = DryRun(destination)
+    run.init()
+    run.fit()
+    assert destination._feed.flush(SERVER_SECONDS)
+
+    assert mlflow.active_run() is None
+    assert mlflow.get_tracking_uri() == before
+
+    run.close()
+
+
+def test_a_deleted_experiment_is_an_error_that_says_so(sqlite_uri, tmp_path, caplog):
+    """MLflow keeps its name."""
+    client = client_of(sqlite_uri)
+    client.delete_experiment(client.create_experiment(tmp_path.name))
+    destination = make(sqlite_uri, tmp_path)
+    run = DryRun(destination, max_duration="1ba")
+
+    run.init()
+    run.fit()
+    run.close()
+
+    assert "is deleted. Restore it" in caplog.text
+    assert destination.counts.failed_rows == 1
+
+
+# --- arguments, names and limits
+# -------------------------------------------------------------------------------------
+
+
+def test_a_missing_package_is_named(monkeypatch):
+    """The constructor says which extra to install."""
+    monkeypatch.setitem(sys.modules, "mlflow", None)
+
+    with pytest.raises(ImportError, match=r'pip install "training-destinations\[mlflow\]"'):
+        MLflow("sqlite://", "e")
+
+
+def test_an_empty_experiment_is_refused():
+    """At once."""
+    with pytest.raises(ValueError, match="experiment must not be empty"):
+        MLflow("sqlite://", "")
+
+
+def test_making_one_imports_nothing():
+    """MLflow takes seconds to import: the lane does that."""
+    code = "import sys; from destinations import MLflow; MLflow('sqlite://', 'e'); print('mlflow' in sys.modules)"
+
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=PATIENCE_SECONDS
+    )
+
+    assert done.stdout == "False\n"
+
+
+@pytest.mark.parametrize("name", [*WEIRD_NAMES, "a//b", "a/./b", "a/", ".", "..", "é" * 300, "a:b c-d.e_f/g"])
+def test_any_name_is_made_one_that_mlflow_takes(name):
+    """Held against MLflow's own checks; good names are left alone."""
+    from mlflow.utils.validation import _validate_metric, _validate_param
+
+    key = entity_key(name)
+
+    _validate_metric(key, 1.0, 0, 0)
+    _validate_param(key, "value")
+    assert re.fullmatch(r"[a-zA-Z0-9_\-./ ]{1,80}", artifact_key(name))
+    if name == "a:b c-d.e_f/g":
+        assert key == name
+
+
+def test_no_two_names_become_one():
+    """The later of two that would has a hash; the same names in the same order get the same keys."""
+    names = Names(entity_key)
+
+    keys = [names.key(name) for name in ("a_", "a@", "a#", "x" * 250, "x" * 251, "x" * 252)]
+
+    assert len(set(keys)) == 6
+    assert keys[0] == "a_"
+    assert [names.name(key) for key in keys] == ["a_", "a@", "a#", "x" * 250, "x" * 251, "x" * 252]
+
+
+def test_requests_are_within_limits():
+    """By number, and by bytes; nothing is left out."""
+    from mlflow.entities import Metric
+    from mlflow.utils.proto_json_utils import message_to_json
+
+    metrics = [Metric("é" * 250, 1 / 3, 2**40, 2**40) for _ in range(1500)] + [Metric("a", 1.0, 1, 1)] * 2500
+
+    found = list(batches(metrics))
+
+    assert [metric for batch in found for metric in batch] == metrics
+    for batch in found:
+        assert len(batch) <= 1000
+        assert sum(len(message_to_json(metric.to_proto())) for metric in batch) <= 1_000_000
+
+
+def test_what_may_pass_is_told_from_what_will_not():
+    """Nobody answers, or who does is busy; a refusal is final."""
+    from mlflow.exceptions import MlflowException
+    from mlflow.protos import databricks_pb2 as codes
+    from requests.exceptions import ReadTimeout
+
+    passing = [
+        MlflowException("API request to http://a failed with exception b"),
+        MlflowException("x", codes.TEMPORARILY_UNAVAILABLE),
+        MlflowException("(sqlite3.OperationalError) database is locked"),
+        ReadTimeout(),
+        ConnectionRefusedError(),
+    ]
+    final = [MlflowException("no", codes.INVALID_PARAMETER_VALUE), MlflowException("odd"), ValueError("x")]
+
+    assert [is_transient(error) for error in passing] == [True] * 5
+    assert [is_transient(error) for error in final] == [False] * 3
+
+
+def test_the_example_of_the_docs_runs(sqlite_uri, tmp_path, monkeypatch):
+    """As it stands, and leaves a run with its rows."""
+    monkeypatch.chdir(tmp_path)
+    # With its tables, which take seconds to make.
+    shutil.copy(sqlite_uri.removeprefix("sqlite:///"), tmp_path / "mlflow.db")
+    page = (Path(__file__).parents[3] / "docs/trackers.md").read_text()
+    (code,) = [one for one in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "MLflow(" in one]
+
+    exec(code, {})  # noqa: S102  # ours
+
+    (run,) = runs_of("sqlite:///mlflow.db", "digits")
+    history = client_of("sqlite:///mlflow.db").get_metric_history(run.info.run_id, "loss")
+    assert sorted(metric.step for metric in history) == list(range(100))
+
+
+def test_a_copy_is_closed(sqlite_uri, tmp_path):
+    """It can be sent to another process while the original is open."""
+    destination = make(sqlite_uri, tmp_path)
+    run = DryRun(destination)
+    run.init()
+
+    copied = pickle.loads(pickle.dumps(destination))  # noqa: S301  # our own bytes
+    run.close()
+
+    assert (copied.run_id, copied._experiment) == (None, tmp_path.name)

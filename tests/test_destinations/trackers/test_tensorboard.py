@@ -1,0 +1,796 @@
+"""`TensorBoard`: what is in its files, by TensorBoard's own reader, and by its server in `test_tensorboard_server.py`."""
+
+import errno
+import importlib
+import io
+import itertools
+import math
+import os
+import pickle
+import struct
+import subprocess
+import sys
+import threading
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from destinations import TensorBoard
+from destinations.background import RetryLaterError
+from destinations.testing import DestinationContract, DryRun, RecordingDestination
+from destinations.trackers.tensorboard.event_file import new_event_file, records
+from destinations.trackers.tensorboard.sink import TensorBoardSink
+from events import Aggregation, MonitorEvent, Run, Stat, monitor
+
+SECONDS = 60.0
+
+
+@pytest.fixture(scope="module", autouse=True)
+def package():
+    """Imports what the first lane would import, which takes a part of the time that a close may take."""
+    for name in ("tensorboard.summary.writer.record_writer", "destinations.trackers.tensorboard.summaries"):
+        importlib.import_module(name)
+
+
+def accumulator(folder):
+    """Reads a folder as TensorBoard does, and keeps everything."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    sizes = dict.fromkeys(("scalars", "images", "audio", "histograms", "tensors", "compressedHistograms"), 0)
+    return EventAccumulator(str(folder), size_guidance=sizes).Reload()
+
+
+def events(path):
+    """Returns the events of a file."""
+    from tensorboard.compat.proto.event_pb2 import Event
+
+    return [Event.FromString(data) for data in records(path)]
+
+
+def rows(folder):
+    """Returns step and values of each event with scalars, in order."""
+    return [row for path in sorted(Path(folder).glob("events.*")) for row in rows_of(path)]
+
+
+def rows_of(path):
+    """Returns step and values of each event of a file with scalars, in order."""
+    found = []
+    for event in events(path):
+        scalars = [value for value in event.summary.value if value.HasField("simple_value")]
+        if scalars:
+            found.append((event.step, {value.tag: value.simple_value for value in scalars}))
+    return found
+
+
+def scalars(folder, tag):
+    """Returns step and value of the points that TensorBoard shows of a tag."""
+    return [(point.step, point.value) for point in accumulator(folder).Scalars(tag)]
+
+
+def logged(folder, *calls, **options):
+    """Logs to a new run, closes it, and returns the destination."""
+    destination = TensorBoard(folder, **options)
+    run = DryRun(destination)
+    run.init()
+    for call in calls:
+        call(run.logger)
+    run.close()
+    return destination
+
+
+def resumed(folder, batch, saved, *calls):
+    """Goes on from a checkpoint, as a Trainer does, and closes the run."""
+    destination = TensorBoard(folder)
+    run = DryRun(destination)
+    run.fire("init", "before_load")
+    if batch:
+        run.state.timestamp = run.state.timestamp.copy(epoch=1, batch=batch, sample=4 * batch)
+        destination.load_state_dict(saved)
+    run.fire("after_load", "fit_start")
+    for call in calls:
+        call(run.logger)
+    run.close()
+
+
+def metric(step, **values):
+    """Returns a call that logs metrics."""
+    return lambda logger: logger.log_metrics(values, step)
+
+
+class TestTensorBoard(DestinationContract):
+    @pytest.fixture
+    def destination(self, tmp_path):
+        """Returns one that keeps a folder for each run."""
+        self.folder = tmp_path / "logs"
+        return TensorBoard(self.folder / "{run_name}")
+
+    def read_metrics(self, destination):
+        # By the number of the file in this process: two folders may be made within one tick of the file
+        # system's clock.
+        files = sorted(self.folder.glob("*/*"), key=lambda path: int(path.name.rpartition(".")[2]))
+        found = [row for file in files for row in rows_of(file)]
+        # Written out, and of two kinds of records.
+        odd = {"lone\\udc80surrogate/metric": "lone\udc80surrogate"}
+        return [(step, {odd.get(tag, tag): one for tag, one in values.items()}) for step, values in found]
+
+    def read_output(self, destination):
+        return {str(path): path.read_bytes() for path in self.folder.rglob("*") if path.is_file()}
+
+    def _has_metrics(self, destination, recording, except_names=None):
+        """Compares with what float32 makes of the values: TensorBoard's scalars are no finer."""
+        narrowed = RecordingDestination()
+        for step, values in recording.metrics:
+            with np.errstate(over="ignore"):
+                narrowed.log_metrics({name: float(np.float32(one)) for name, one in values.items()}, step)
+        super()._has_metrics(destination, narrowed, except_names)
+
+
+def test_a_call_is_one_event(tmp_path):
+    """With all its names, its step, and the time of the call."""
+    ticks = itertools.count(1000)
+
+    logged(tmp_path, metric(3, a=1.5, b=True), metric(4, b=2.0), clock=lambda: float(next(ticks)))
+
+    (path,) = tmp_path.iterdir()
+    first, *others = events(path)
+    assert first.file_version == "brain.Event:2"
+    assert first.wall_time == 1000.0
+    assert [
+        (event.step, event.wall_time, [(value.tag, value.simple_value) for value in event.summary.value])
+        for event in others
+    ] == [(3, 1001.0, [("a", 1.5), ("b", 1.0)]), (4, 1002.0, [("b", 2.0)])]
+
+
+def test_the_file_is_byte_for_byte_what_tensorboards_own_writer_writes(tmp_path):
+    """Checksums included, whoever computes them."""
+    from tensorboard.summary.writer.record_writer import RecordWriter
+
+    logged(tmp_path, metric(1, loss=0.5), metric(2, loss=0.25))
+
+    (path,) = tmp_path.iterdir()
+    expected = io.BytesIO()
+    writer = RecordWriter(expected)
+    for data in records(path):
+        writer.write(data)
+    assert path.read_bytes() == expected.getvalue()
+
+
+def test_odd_numbers_and_names(tmp_path):
+    """Numbers beyond float32 are infinite, names that are no UTF-8 are written out, an empty call is no event."""
+    values = {"huge": 2**2000, "less": -(2**2000), "wide": 1e300, "nan": math.nan, "损失 🙂": 2**53, "": 7}
+
+    destination = logged(
+        tmp_path,
+        lambda logger: logger.log_metrics(values, 1),
+        lambda logger: logger.log_metrics({}, 2),
+        lambda logger: logger.log_metrics({"lone\udc80": 1.0}, 3),
+        metric(2**70, beyond=1.0),
+        metric(2**40, last=1.0),
+    )
+
+    found = rows(tmp_path)
+    assert repr(found[0][1]) == repr(
+        {"huge": math.inf, "less": -math.inf, "wide": math.inf, "nan": math.nan, "损失 🙂": 2.0**53, "": 7.0}
+    )
+    assert found[1:] == [(3, {"lone\\udc80": 1.0}), (2**40, {"last": 1.0})]
+    assert (destination.counts.written_rows, destination.counts.failed_rows) == (4, 1)
+    assert destination.counts.errors == {"metrics: ValueError": 1}
+
+
+def test_many_sets_of_names_take_bounded_memory(tmp_path):
+    """What is kept of each set of names is kept for the newest ones."""
+    destination = TensorBoard(tmp_path, flush_seconds=SECONDS)
+    run = DryRun(destination)
+    run.init()
+
+    for step in range(1000):
+        run.logger.log_metrics({f"metric{step}": 1.0}, step)
+    assert destination._feed.flush(SECONDS)
+    kept = len(destination._sink._templates)
+    run.close()
+
+    assert kept == 256
+    assert [step for step, _ in rows(tmp_path)] == [*range(1000)]
+
+
+def test_a_name_of_two_kinds_has_two_tags(tmp_path):
+    """TensorBoard knows one kind of record by a tag: the second to come adds its kind to the name."""
+    logged(
+        tmp_path,
+        metric(1, loss=1.0),
+        lambda logger: logger.log_text("falling", "loss"),
+        lambda logger: logger.log_histogram([1.0, 2.0], "loss"),
+        metric(2, loss=0.5),
+    )
+
+    found = accumulator(tmp_path)
+    assert [point.step for point in found.Scalars("loss")] == [1, 2]
+    assert found.Tensors("loss/text")[0].tensor_proto.string_val == [b"falling"]
+    assert found.Histograms("loss/histogram")[0].histogram_value.num == 2.0
+
+
+def test_media_are_what_was_logged(tmp_path):
+    """Pixels, samples, counts, points and texts come back, each at its step."""
+    image = np.arange(48, dtype=np.uint8).reshape(3, 4, 4)
+    mask = np.zeros((4, 4), np.uint8)
+    mask[0] = 1
+    sound = np.array([[0.0, 0.5, -0.5, 1.0]] * 2, np.float32)
+    points = np.arange(12, dtype=np.float32).reshape(4, 3)
+    video = np.zeros((3, 3, 8, 10), np.uint8)
+    video[1], video[2] = 128, 255
+
+    logged(
+        tmp_path,
+        lambda logger: logger.log_images(image, "image", step=5),
+        lambda logger: logger.log_images(
+            image, "masked", step=6, masks={"truth": mask}, mask_class_labels={1: "c|at"}
+        ),
+        lambda logger: logger.log_images([image, image], "two", step=7),
+        lambda logger: logger.log_audio(sound, 8000, "sound", 8),
+        lambda logger: logger.log_video(video, 10, "video", 9),
+        lambda logger: logger.log_histogram([1.0, 2.0, 2.0, math.nan], "histogram", 10, bins=2),
+        lambda logger: logger.log_point_cloud(points, "points", 11, colors=np.ones((4, 4))),
+        lambda logger: logger.log_table(["a|b", "c"], [[1, None], ["x\ny", 0.5]], "table", 12),
+        lambda logger: logger.log_traces({"trace": {"a": [1, None]}}),
+    )
+
+    found = accumulator(tmp_path)
+    (plain,) = found.Images("image")
+    assert (plain.step, plain.width, plain.height) == (5, 4, 4)
+    assert np.array_equal(_pixels(plain.encoded_image_string), np.moveaxis(image, 0, -1))
+    (original,), (overlay,) = found.Images("masked"), found.Tensors("masked/truth")
+    assert np.array_equal(_pixels(original.encoded_image_string), np.moveaxis(image, 0, -1))
+    laid_over = _pixels(overlay.tensor_proto.string_val[2])
+    assert np.array_equal(laid_over[1:], np.moveaxis(image, 0, -1)[1:])
+    assert not np.array_equal(laid_over[0], np.moveaxis(image, 0, -1)[0])
+    assert "| 1 | c\\|at | `#" in found.summary_metadata["masked/truth"].summary_description
+    width, height, *pngs = found.Tensors("two")[0].tensor_proto.string_val
+    assert (width, height, len(pngs)) == (b"4", b"4", 2)
+    (heard,) = found.Audio("sound")
+    assert (heard.step, heard.sample_rate, heard.length_frames) == (8, 8000, 4)
+    assert heard.encoded_audio_string[:4] == b"RIFF"
+    with Image.open(io.BytesIO(found.Images("video")[0].encoded_image_string)) as moving:
+        assert (moving.format, moving.n_frames, moving.size, moving.info["duration"]) == (
+            "GIF",
+            3,
+            (10, 8),
+            100,
+        )
+    (histogram,) = found.Histograms("histogram")
+    assert histogram.histogram_value.bucket == [1.0, 2.0]
+    assert histogram.histogram_value.bucket_limit == [1.5, 2.0]
+    assert (histogram.histogram_value.num, histogram.histogram_value.sum) == (3.0, 5.0)
+    assert histogram.histogram_value.sum_squares == pytest.approx(9.0)
+    vertices, colors = found.Tensors("points_VERTEX")[0], found.Tensors("points_COLOR")[0]
+    assert struct.unpack("<12f", vertices.tensor_proto.tensor_content) == tuple(range(12))
+    assert colors.tensor_proto.tensor_content == b"\xff" * 12
+    assert _text(found, "table") == "| a\\|b | c |\n| --- | --- |\n| 1 | None |\n| x\\\\ny | 0.5 |"
+    assert _text(found, "traces/trace") == '    {\n     "a": [\n      1,\n      null\n     ]\n    }\n'
+
+
+def _pixels(data):
+    with Image.open(io.BytesIO(data)) as image:
+        return np.asarray(image)
+
+
+def _text(found, tag):
+    (text,) = found.Tensors(tag)[0].tensor_proto.string_val
+    return text.decode()
+
+
+def test_a_video_file_becomes_a_gif(tmp_path):
+    """MP4 is decoded; GIF is taken as it is; what is neither is counted, and costs nothing else."""
+    from destinations.media import mp4_file
+
+    frames = np.zeros((4, 3, 16, 16), np.uint8)
+    frames[2:] = 255
+    mp4_file(frames, 8, tmp_path / "video.mp4")
+    gif = io.BytesIO()
+    Image.new("L", (3, 2)).save(gif, "GIF")
+
+    destination = logged(
+        tmp_path / "run",
+        lambda logger: logger.log_video(tmp_path / "video.mp4", None, "mp4", 1),
+        lambda logger: logger.log_video(gif.getvalue(), None, "gif", 1),
+        lambda logger: logger.log_video(b"neither", None, "neither", 1),
+        metric(1, loss=1.0),
+    )
+
+    found = accumulator(tmp_path / "run")
+    with Image.open(io.BytesIO(found.Images("mp4")[0].encoded_image_string)) as moving:
+        assert (moving.format, moving.size, moving.n_frames) == ("GIF", (16, 16), 2)
+    assert found.Images("gif")[0].encoded_image_string == gif.getvalue()
+    assert found.Tags()["scalars"] == ["loss"]
+    assert destination.counts.errors == {"video 'neither': RecordError": 1}
+
+
+def test_long_tables_are_cut(tmp_path):
+    """After a thousand rows, with a line that says how many more there were."""
+    logged(tmp_path, lambda logger: logger.log_table(["a"], [[one] for one in range(1200)], "table"))
+
+    lines = _text(accumulator(tmp_path), "table").splitlines()
+    assert len(lines) == 1004
+    assert lines[-1] == "(200 more rows)"
+
+
+def test_hyperparameters_are_those_of_the_run_itself(tmp_path):
+    """Nested names joined, values of each type, the start and end of the session in the file of the metrics."""
+    from tensorboard.plugins.hparams import metadata
+
+    parameters = {"lr": 0.1, "bias": True, "model": {"name": "cnn", "sizes": [1, 2]}, "none": None}
+    odd = {"nan": math.nan, "huge": 2**2000, "empty": {}}
+
+    logged(
+        tmp_path,
+        lambda logger: logger.log_hyperparameters(parameters),
+        lambda logger: logger.log_hyperparameters({"model": {"depth": 3}, **odd}),
+        metric(1, loss=1.0),
+        lambda logger: logger.log_hyperparameters({"late": 1}),
+    )
+
+    found = accumulator(tmp_path)
+    contents = found.summary_metadata
+    start = metadata.parse_session_start_info_plugin_data(
+        contents["_hparams_/session_start_info"].plugin_data.content
+    )
+    end = metadata.parse_session_end_info_plugin_data(
+        contents["_hparams_/session_end_info"].plugin_data.content
+    )
+    values = {name: getattr(value, value.WhichOneof("kind")) for name, value in start.hparams.items()}
+    assert values == {
+        "lr": 0.1,
+        "bias": True,
+        "model.name": "cnn",
+        "model.sizes": "[1, 2]",
+        "model.depth": 3.0,
+        "none": "null",
+        "nan": '"NaN"',
+        "huge": str(2**2000),
+        "empty": "{}",
+    }
+    assert end.status == 1
+    assert "| late | 1 |" in _text(found, "hyperparameters")
+    assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == []
+
+
+@pytest.mark.parametrize(("exception", "status"), [(None, 1), (ValueError("x"), 2), (KeyboardInterrupt(), 2)])
+def test_the_hparams_tab_is_told_how_the_run_ended(tmp_path, exception, status):
+    """Success or failure."""
+    from tensorboard.plugins.hparams import metadata
+
+    run = DryRun(TensorBoard(tmp_path))
+    run.init()
+    run.logger.log_hyperparameters({"lr": 0.1})
+    run.close(exception)
+
+    content = accumulator(tmp_path).summary_metadata["_hparams_/session_end_info"].plugin_data.content
+    assert metadata.parse_session_end_info_plugin_data(content).status == status
+
+
+def test_a_resumed_run_replaces_what_it_goes_through_again(tmp_path):
+    """What came after the checkpoint is not shown any more, what came before it is, also at its step and above it."""
+    ticks = itertools.count(1000)
+    destination = TensorBoard(tmp_path, clock=lambda: float(next(ticks)))
+    run = DryRun(destination)
+    run.init()
+    for step in range(5):
+        run.logger.log_metrics({"loss": float(step)}, step)
+    run.logger.log_metrics({"by sample": 1.0}, 400)
+    run.logger.log_images(np.zeros((4, 4), np.uint8), "eval", step=4)
+    saved = pickle.loads(pickle.dumps(destination.state_dict()))  # noqa: S301  # our own bytes
+    for step in range(4, 8):
+        run.logger.log_metrics({"loss": 90.0 + step}, step)
+    run.logger.log_metrics({"by sample": 99.0}, 500)
+    run.close()
+
+    resumed(tmp_path, 4, saved, metric(4, loss=44.0), metric(5, loss=55.0), metric(500, **{"by sample": 2.0}))
+    # A second resume does not bring back what the first one replaced.
+    resumed(tmp_path, 4, saved, metric(4, loss=444.0))
+
+    found = accumulator(tmp_path)
+    loss = [(point.step, point.value) for point in found.Scalars("loss")]
+    assert loss == [(0, 0.0), (1, 1.0), (2, 2.0), (3, 3.0), (4, 4.0), (4, 444.0)]
+    assert [(point.step, point.value) for point in found.Scalars("by sample")] == [(400, 1.0)]
+    assert [image.step for image in found.Images("eval")] == [4]
+    assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_a_trainer_that_resumes_shows_each_batch_once(tmp_path):
+    """From a real checkpoint in the middle, although the first session went on after it."""
+    import torch
+    from torch.utils.data import DataLoader, TensorDataset
+
+    from events import Trainer
+
+    ticks = itertools.count(1000)
+
+    def fit(**options):
+        model = torch.nn.Linear(4, 2)
+        data = DataLoader(TensorDataset(torch.randn(12, 4), torch.randint(0, 2, (12,))), batch_size=4)
+        trainer = Trainer(
+            model,
+            data,
+            max_duration="2ep",
+            loss_fn=torch.nn.functional.cross_entropy,
+            optimizers=torch.optim.SGD(model.parameters(), 0.1),
+            run_name="mine",
+            loggers=[TensorBoard(tmp_path / "logs", clock=lambda: float(next(ticks)))],
+            **options,
+        )
+        with trainer:
+            trainer.fit()
+
+    fit(save_folder=tmp_path / "saved", save_interval="1ep")
+    first = next(path for path in sorted(tmp_path.glob("saved/**/*")) if "ep1-" in path.name)
+    before = scalars(tmp_path / "logs", "loss/train/total")
+    fit(load_path=str(first))
+
+    after = scalars(tmp_path / "logs", "loss/train/total")
+    assert [step for step, _ in after] == [step for step, _ in before] == [*range(6)]
+    assert after[:3] == before[:3]
+    assert len(list((tmp_path / "logs").iterdir())) == 2
+
+
+def test_a_run_that_begins_anew_in_a_folder_replaces_the_old_one(tmp_path):
+    """From the first step that it logs; hyperparameters, and runs without training, replace nothing."""
+    logged(tmp_path, metric(0, loss=1.0), metric(1, loss=2.0), metric(2, loss=3.0))
+    logged(tmp_path, metric(1, accuracy=0.5))
+    resumed(tmp_path, 0, None, lambda logger: logger.log_hyperparameters({"lr": 0.1}))
+    before = scalars(tmp_path, "loss")
+
+    resumed(tmp_path, 0, None, metric(1, loss=20.0))
+
+    assert before == [(0, 1.0), (1, 2.0), (2, 3.0)]
+    assert scalars(tmp_path, "loss") == [(0, 1.0), (1, 20.0)]
+
+
+def test_a_torn_file_is_no_obstacle(tmp_path):
+    """A session that was killed in the middle of a record is resumed from its whole ones."""
+    logged(tmp_path, *(metric(step, loss=float(step)) for step in range(5)))
+    (path,) = tmp_path.iterdir()
+    path.write_bytes(path.read_bytes()[:-7])
+
+    resumed(tmp_path, 2, {"time": 0.0}, metric(2, loss=22.0))
+
+    assert scalars(tmp_path, "loss") == [(0, 0.0), (1, 1.0), (2, 22.0)]
+
+
+def test_two_writers_in_one_folder_do_not_meet(tmp_path):
+    """Each has a file of its own, all that they wrote is there, and neither replaces what the other writes."""
+    first, second = TensorBoard(tmp_path), TensorBoard(tmp_path)
+    runs = [DryRun(first), DryRun(second)]
+    for run, destination in zip(runs, (first, second), strict=True):
+        run.init()
+        assert destination._feed.flush(SECONDS)
+        run.fire("fit_start")
+
+    for step in range(100):
+        runs[step % 2].logger.log_metrics({f"from/{step % 2}": float(step)}, step)
+    for run in runs:
+        run.close()
+
+    assert len(list(tmp_path.iterdir())) == 2
+    assert sorted(step for step, _ in rows(tmp_path)) == [*range(100)]
+    assert len(scalars(tmp_path, "from/0")) == len(scalars(tmp_path, "from/1")) == 50
+
+
+def test_a_newer_file_is_read_later_also_when_the_clock_was_put_back(tmp_path):
+    """TensorBoard reads by name; no name is taken twice."""
+    paths = []
+
+    for seconds in (2000.0, 2000.0, 1000.0):
+        path, descriptor = new_event_file(tmp_path, seconds)
+        os.close(descriptor)
+        paths.append(path)
+
+    assert paths == sorted(set(paths))
+
+
+def test_ranks_have_folders_of_their_own(tmp_path):
+    """Where asked; without, rank 1 makes nothing."""
+    for all_ranks in (False, True):
+        run = DryRun(TensorBoard(tmp_path / str(all_ranks), all_ranks=all_ranks), rank=1)
+        run.init()
+        run.logger.log_metrics({"loss": 1.0}, 1)
+        run.close()
+
+    assert [path.name for path in tmp_path.iterdir()] == ["True"]
+    assert rows(tmp_path / "True" / "rank1") == [(1, {"loss": 1.0})]
+
+
+def test_the_file_is_uploaded_where_asked(tmp_path):
+    """At the end of `fit` as it is by then, and at close, under a name of the run's."""
+    store = RecordingDestination(stores_files=True)
+    run = DryRun(TensorBoard(tmp_path, remote_folder="{run_name}/tensorboard"), store, max_duration="1ep")
+    run.init()
+
+    run.fit()
+    ((name, at_fit_end),) = store.files.items()
+    run.logger.log_metrics({"after": 1.0}, 9)
+    run.close()
+
+    (path,) = tmp_path.iterdir()
+    assert name == f"dry-run/tensorboard/{path.name}"
+    assert path.read_bytes().startswith(at_fit_end)
+    assert len(_whole(at_fit_end, tmp_path)) == 4
+    assert len(_whole(store.files[name], tmp_path)) == 5
+    assert len(store.of("upload_file")) == 2
+
+
+def _whole(data, folder):
+    """Returns the records of a file of which these are the bytes, all of which must be whole."""
+    copy = folder / "copy"
+    copy.write_bytes(data)
+    found = list(records(copy))
+    copy.unlink()
+    assert sum(len(record) + 16 for record in found) == len(data)
+    return found
+
+
+class FullDisk:
+    """`os.write` of a disk that is full, and takes three bytes of each call until then."""
+
+    def __init__(self):
+        self.is_full = False
+        self.refused = threading.Semaphore(0)
+
+    def __call__(self, descriptor, data):
+        if not self.is_full:
+            return os.write(descriptor, data)
+        if len(data) % 2:
+            return os.write(descriptor, data[:3])
+        self.refused.release()
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+class OnDisk(TensorBoard):
+    """A TensorBoard that writes by a function."""
+
+    def __init__(self, folder, write, **options):
+        super().__init__(folder, **options)
+        self.write = write
+
+    def make_sink(self, state):
+        return TensorBoardSink(super().make_sink(state).folder, 1.0, self.write)
+
+
+def test_a_full_disk_loses_nothing_once_there_is_room(tmp_path):
+    """Records wait, whole, in order, and training goes on."""
+    disk = FullDisk()
+    destination = OnDisk(tmp_path, disk, flush_seconds=0.01, close_seconds=SECONDS)
+    run = DryRun(destination)
+    run.init()
+    assert destination._feed.flush(SECONDS)
+    disk.is_full = True
+
+    for step in range(50):
+        run.logger.log_metrics({"loss": float(step)}, step)
+    assert disk.refused.acquire(timeout=SECONDS)
+    assert disk.refused.acquire(timeout=SECONDS)
+    disk.is_full = False
+    run.close()
+
+    assert scalars(tmp_path, "loss") == [(step, float(step)) for step in range(50)]
+    assert destination.counts.written_rows == 50
+
+
+def test_a_disk_that_stays_full_does_not_keep_the_run_from_ending(tmp_path, caplog):
+    """At the deadline what waits is given up, and it is said."""
+    disk = FullDisk()
+    destination = OnDisk(tmp_path, disk, flush_seconds=0.01, close_seconds=0.2)
+    run = DryRun(destination)
+    run.init()
+    assert destination._feed.flush(SECONDS)
+    disk.is_full = True
+    run.logger.log_metrics({"loss": 1.0}, 1)
+    thread = destination._feed._lane._thread
+    assert disk.refused.acquire(timeout=SECONDS)
+
+    run.close()
+    thread.join(SECONDS)
+
+    assert not thread.is_alive()
+    assert "No space left on device" in caplog.text
+    assert "bytes were not written to" in caplog.text
+
+
+def test_too_much_for_a_full_disk_waits_in_the_queue(tmp_path):
+    """Beyond eight MiB in the writer the lane stands still, and its own bounds hold."""
+    disk = FullDisk()
+    sink = TensorBoardSink(tmp_path / "run", 1.0, disk)
+    sink.open()
+    disk.is_full = True
+    metrics = {f"{index:04d}" * 50: 1.0 for index in range(1000)}
+    written = 0
+    while sink._file.waiting_bytes <= 8 << 20:
+        sink.log_metrics([(metrics, written, 1.0)])
+        written += 1
+    with pytest.raises(RetryLaterError):
+        sink.log_metrics([(metrics, written, 1.0)])
+    waiting = sink._file.waiting_bytes
+    disk.is_full = False
+    sink.close()
+
+    assert 8 << 20 < waiting < 9 << 20
+    assert [step for step, _ in rows(tmp_path / "run")] == [*range(written)]
+
+
+def test_a_file_that_cannot_be_made_yet_is_made_later(tmp_path):
+    """Opening is tried again, and leaves one file."""
+    (tmp_path / "run").write_text("in the way")
+    sink = TensorBoardSink(tmp_path / "run", 1.0)
+
+    with pytest.raises(RetryLaterError):
+        sink.open()
+    (tmp_path / "run").unlink()
+    sink.open()
+    sink.open()
+    sink.log_metrics([({"loss": 1.0}, 1, 2.0)])
+    sink.close()
+
+    assert len(list((tmp_path / "run").iterdir())) == 1
+    assert rows(tmp_path / "run") == [(1, {"loss": 1.0})]
+
+
+def test_monitor_events_arrive_as_scalars(tmp_path):
+    """Windows of a Stat, numbers of other events, and their strings as texts.
+
+    Torch.monitor's come the same way.
+    """
+    import torch.monitor
+
+    destination = TensorBoard(tmp_path)
+    with Run(loggers=[destination], run_name="mine") as run, monitor.forward_to(run.logger) as forwarding:
+        stat = Stat("seconds", [Aggregation.MEAN, Aggregation.COUNT], timedelta(hours=1))
+        bridge = monitor.from_torch(run.logger)
+        stat.add(1.0)
+        stat.add(2.0)
+        stat.flush()
+        monitor.log_event(MonitorEvent("loaded", datetime.now(UTC), {"files": 3, "from": "disk"}))
+        torch.monitor.log_event(torch.monitor.Event("theirs", datetime.now(), {"value": 7.0}))  # noqa: DTZ005
+        forwarding.drain()
+        bridge.drain()
+        bridge.stop()
+
+    found = accumulator(tmp_path)
+    values = {tag: [point.value for point in found.Scalars(tag)] for tag in found.Tags()["scalars"]}
+    assert values == {
+        "seconds.mean": [1.5],
+        "seconds.count": [2.0],
+        "loaded/files": [3.0],
+        "theirs/value": [7.0],
+    }
+    assert _text(found, "loaded/from") == "disk"
+
+
+# What torch says where this process may have one processor only.
+@pytest.mark.filterwarnings("ignore:This DataLoader will create 2 worker processes:UserWarning")
+def test_forked_workers_of_a_dataloader_write_nothing(tmp_path):
+    """And the parent's file is whole after them."""
+    import torch.utils.data
+
+    destination = TensorBoard(tmp_path, flush_seconds=0.01)
+
+    class Items(torch.utils.data.Dataset):
+        def __len__(self):
+            return 4
+
+        def __getitem__(self, index):
+            destination.log_metrics({"from a worker": 1.0}, index)
+            destination.flush()
+            return index
+
+    run = DryRun(destination)
+    run.init()
+    run.logger.log_metrics({"loss": 1.0}, 0)
+
+    loader = torch.utils.data.DataLoader(
+        Items(), num_workers=2, multiprocessing_context="fork", timeout=SECONDS
+    )
+    seen = [int(batch) for batch in loader]
+    run.logger.log_metrics({"loss": 2.0}, 1)
+    run.close()
+
+    assert seen == [0, 1, 2, 3]
+    assert rows(tmp_path) == [(0, {"loss": 1.0}), (1, {"loss": 2.0})]
+
+
+def test_a_folder_that_cannot_be_is_an_error_at_init(tmp_path):
+    """With what is in the way, and the run goes on without."""
+    (tmp_path / "file").write_text("")
+    run = DryRun(TensorBoard(tmp_path / "file" / "run"), raise_errors=False)
+
+    run.init()
+    run.fit()
+    run.close()
+
+    assert run.logger.faults.counts == {("TensorBoard", "init", "NotADirectoryError"): 1}
+
+
+def test_log_dir_and_path_are_known_while_the_run_is_open(tmp_path):
+    """The folder with its placeholders filled in, the file once it is made."""
+    destination = TensorBoard(tmp_path / "{run_name}")
+    run = DryRun(destination)
+    before = (destination.log_dir, destination.path)
+    run.init()
+    assert destination._feed.flush(SECONDS)
+    during = (destination.log_dir, destination.path)
+    run.close()
+
+    assert before == (destination.log_dir, destination.path) == (None, None)
+    assert during == (tmp_path / "dry-run", next((tmp_path / "dry-run").iterdir()))
+
+
+def test_tensorflow_and_torch_are_not_imported(tmp_path):
+    """A whole run leaves both alone, where they are installed too.
+
+    Importing and making one leaves `tensorboard` alone.
+    """
+    (tmp_path / "tensorflow.py").write_text("raise SystemExit('tensorflow was imported')")
+    code = f"""
+import sys
+import destinations
+assert "tensorboard" not in sys.modules
+destination = destinations.TensorBoard({str(tmp_path / "run")!r}, close_seconds={SECONDS})
+assert "tensorboard" not in sys.modules and "numpy" not in sys.modules
+from destinations.testing import DryRun
+run = DryRun(destination)
+run.init()
+run.logger.log_hyperparameters({{"lr": 0.1}})
+run.fit()
+run.close()
+assert destination.counts.written_rows == 6, destination.counts
+print([name for name in ("tensorflow", "torch") if name in sys.modules])
+"""
+    environment = {**os.environ, "PYTHONPATH": f"{Path(__file__).parents[3]}{os.pathsep}{tmp_path}"}
+
+    finished = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment,
+        timeout=500,
+    )
+
+    assert (finished.stdout, finished.stderr) == ("[]\n", "")
+
+
+def test_without_the_package_the_extra_is_named(tmp_path):
+    """Where it is made, not where the run begins."""
+    code = """
+import sys
+sys.modules["tensorboard"] = None
+import destinations
+destinations.TensorBoard()
+"""
+
+    finished = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=500
+    )
+
+    assert 'pip install "training-destinations[tensorboard]"' in finished.stderr.splitlines()[-1]
+
+
+def test_without_the_quick_checksums_the_file_is_the_same(tmp_path):
+    """`google_crc32c` is for speed alone."""
+    code = f"""
+import sys
+sys.modules["google_crc32c"] = None
+from destinations import TensorBoard
+from destinations.testing import DryRun
+run = DryRun(TensorBoard({str(tmp_path)!r}, clock=lambda: 5.0, close_seconds={SECONDS}))
+run.init(), run.fit(), run.close()
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=500)
+    (path,) = tmp_path.iterdir()
+    run = DryRun(TensorBoard(tmp_path / "quick", clock=lambda: 5.0))
+    run.init()
+    run.fit()
+    run.close()
+
+    (quick,) = (tmp_path / "quick").iterdir()
+    assert path.read_bytes() == quick.read_bytes()

@@ -1,0 +1,332 @@
+"""What every store promises, and what only some do."""
+
+import contextlib
+import importlib.metadata
+import inspect
+import io
+import os
+import re
+from importlib.metadata import EntryPoint, EntryPoints
+from pathlib import Path
+
+import obstore.store
+import pytest
+
+from tests.servers.s3_servers import refusing_port
+from tests.servers.stores import MemoryStore
+from uploads import LocalStore, StoreLocation, open_store, register_store
+from uploads.errors import (
+    BytesCorruptError,
+    InvalidRemoteNameError,
+    RejectedByStoreError,
+    RemoteExistsError,
+    StoreParkedError,
+    TransientStoreError,
+)
+from uploads.stores import Body, registry, uri
+from uploads.stores.cloud import CloudStore
+from uploads.stores.registry import ENTRY_POINT_GROUP
+from uploads.stores.sftp import SftpStore
+from uploads.stores.uri import kept_options
+from uploads.testing import StoreContract
+
+KINDS = ["local", "s3-moto", "s3-rclone", "obstore-s3", "obstore-memory", "sftp"]
+
+
+@pytest.fixture(params=KINDS)
+def store(request, tmp_path, prefix):
+    """A fresh store of each kind."""
+    match request.param:
+        case "local":
+            yield LocalStore(tmp_path / "store")
+        case "s3-moto":
+            yield open_store(request.getfixturevalue("moto").uri(prefix))
+        case "s3-rclone":
+            yield open_store(request.getfixturevalue("rclone").uri(prefix))
+        case "obstore-s3":
+            yield open_store(request.getfixturevalue("moto").uri(prefix) + "&client=obstore")
+        case "obstore-memory":
+            yield CloudStore("gs", "bucket", prefix, part_bytes=1 << 20, backend=obstore.store.MemoryStore())
+        case _:
+            store = SftpStore(root=str(tmp_path / "there"), **request.getfixturevalue("sshd_login"))
+            yield store
+            store.renew()  # Closes the connection, and so ends its thread.
+
+
+def _put(store, make_file, name, content, *, overwrite=True, identifier="id"):
+    with Body(make_file("staged", content), identifier) as body:
+        return store.put(name, body, overwrite=overwrite)
+
+
+class TestEveryStore(StoreContract):
+    """The contract of Store, for ours."""
+
+    def supports_create_only(self, store):
+        return not store.uri().endswith("create_only=head")
+
+    def is_opened_by_uri(self, store):
+        return not store.uri().startswith("gs://")  # In the memory of this process.
+
+
+class TestLocalStore:
+    """What a folder must not do."""
+
+    def test_nothing_is_written_outside_the_root(self, tmp_path, make_file):
+        """A link in the tree that leads outside is not followed, neither to write nor to read."""
+        (tmp_path / "store").mkdir()
+        (tmp_path / "outside").mkdir()
+        (tmp_path / "outside/secret").write_text("secret")
+        (tmp_path / "store/link").symlink_to(tmp_path / "outside")
+        (tmp_path / "store/file").symlink_to(tmp_path / "outside/secret")
+        store = LocalStore(tmp_path / "store")
+
+        with pytest.raises(RejectedByStoreError):
+            _put(store, make_file, "link/new", b"x")
+        with pytest.raises(RejectedByStoreError):
+            list(store.get("file"))
+        _put(store, make_file, "file", b"x")
+
+        assert sorted(path.name for path in (tmp_path / "outside").iterdir()) == ["secret"]
+        assert (tmp_path / "outside/secret").read_text() == "secret"
+
+    def test_an_object_that_is_deleted_while_it_is_listed_is_left_out(self, tmp_path, make_file, monkeypatch):
+        """Whoever lists while others put and delete gets what is there."""
+        store = LocalStore(tmp_path / "store")
+        for name in ("a", "b"):
+            _put(store, make_file, name, b"x")
+        names = list(os.walk(store.root))
+        store.delete("b")
+        monkeypatch.setattr(os, "walk", lambda root: names)
+
+        assert [found.name for found in store.list()] == ["a"]
+
+    def test_names_are_checked_by_the_store_too(self, tmp_path, make_file):
+        """Also whoever calls a store directly cannot leave its root."""
+        for name in ("../x", "/etc/x", "a//b", "."):
+            with pytest.raises(InvalidRemoteNameError):
+                _put(LocalStore(tmp_path / "store"), make_file, name, b"x")
+
+    def test_no_partial_file_stays_behind(self, tmp_path, make_file):
+        """A conflict leaves the folder as it was."""
+        store = LocalStore(tmp_path / "store")
+        _put(store, make_file, "a", b"1")
+        with pytest.raises(RemoteExistsError):
+            _put(store, make_file, "a", b"2", overwrite=False)
+
+        assert [path.name for path in (tmp_path / "store").iterdir()] == ["a"]
+
+    def test_a_name_too_long_for_the_file_system_fails_alone(self, tmp_path, make_file):
+        """1,024 bytes in one part are a fine name, but not on ext4."""
+        with pytest.raises(RejectedByStoreError, match="File name too long"):
+            _put(LocalStore(tmp_path / "store"), make_file, "x" * 1024, b"x")
+
+    def test_a_file_in_the_way_fails_alone(self, tmp_path, make_file):
+        """A name below a file can never be."""
+        store = LocalStore(tmp_path / "store")
+        _put(store, make_file, "a", b"1")
+
+        with pytest.raises(RejectedByStoreError):
+            _put(store, make_file, "a/b", b"2")
+
+
+class TestSftpStore:
+    """What a login may answer."""
+
+    def test_an_unknown_host_key_parks(self, sshd_login, tmp_path, make_file):
+        """A host that is not known is not trusted, and nothing fails for it."""
+        login = {**sshd_login, "known_hosts": None}
+
+        with pytest.raises(StoreParkedError, match="known_hosts"):
+            _put(SftpStore(root=str(tmp_path), **login), make_file, "a", b"x")
+
+    def test_nobody_listening_passes(self, sshd_login, tmp_path, make_file):
+        """A refused connection is tried again."""
+        with refusing_port() as port, pytest.raises(TransientStoreError):
+            _put(SftpStore(root=str(tmp_path), **{**sshd_login, "port": port}), make_file, "a", b"x")
+
+
+class TestCloudStore:
+    """What obstore cannot do, said rather than done wrongly."""
+
+    def test_a_large_create_only_put_to_s3_is_refused(self, moto, prefix, make_file):
+        """It would hold the whole file in memory."""
+        store = open_store(moto.uri(prefix) + "&client=obstore&part_bytes=10")
+
+        with pytest.raises(RejectedByStoreError, match="Use boto3"):
+            _put(store, make_file, "a", b"x" * 100, overwrite=False)
+
+    def test_a_server_that_ignores_create_only_is_found_out(self, rclone, prefix, make_file):
+        """As with boto3."""
+        store = open_store(f"s3://bucket/{prefix}?client=obstore&endpoint_url={rclone.endpoint_url}")
+
+        with pytest.raises(RejectedByStoreError, match="ignores If-None-Match"):
+            _put(store, make_file, "a", b"x", overwrite=False)
+
+
+@pytest.mark.parametrize(
+    ("uri", "message"),
+    [
+        ("s4://bucket", "did you mean 's3'"),
+        ("ftp://host/folder", r"Known schemes: az, file, gs, .*s3, sftp"),
+        ("s3:/bucket", "'://' is missing"),
+        ("", "empty string"),
+    ],
+)
+def test_unknown_schemes_are_refused(uri, message):
+    """A typo in a URI is an error at once, which names the schemes that there are and the near miss."""
+    with pytest.raises(ValueError, match=message):
+        open_store(uri)
+
+
+class StoreElsewhere(MemoryStore):
+    """A third party's store."""
+
+    public_options = ("zone",)
+
+    def __init__(self, location, *, zone="a"):
+        super().__init__()
+        self.location = location
+        self.zone = zone
+
+
+@pytest.fixture
+def table(monkeypatch):
+    """The table of schemes, which is as it was afterwards."""
+    monkeypatch.setattr(registry, "_factories", dict(registry._factories))
+    monkeypatch.setattr(uri, "_PUBLIC_OPTIONS", set(uri._PUBLIC_OPTIONS))
+
+
+@pytest.mark.usefixtures("table")
+class TestRegistering:
+    """Stores of others, by a call or by an installed package."""
+
+    def test_a_registered_store_is_opened_by_its_scheme(self):
+        """With what its URI says, and with the options that it takes."""
+        register_store("elsewhere", StoreElsewhere)
+
+        store = open_store("elsewhere://me@host:80/a%20b?zone=c")
+
+        assert isinstance(store, StoreElsewhere)
+        assert store.location == StoreLocation("elsewhere", "me@host:80", "/a%20b")
+        assert (store.location.host, store.location.port, store.location.username) == ("host", 80, "me")
+        assert (store.location.path, store.zone) == ("/a b", "c")
+        assert kept_options({"zone": "c", "token": "hush"}) == {"zone": "c"}
+
+    def test_an_installed_package_adds_a_store(self, monkeypatch):
+        """By an entry point; its name is known to the error of a near miss too."""
+        mine = EntryPoint("elsewhere", f"{__name__}:StoreElsewhere", ENTRY_POINT_GROUP)
+        monkeypatch.setattr(mine.__class__, "load", lambda _: StoreElsewhere)
+        monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: EntryPoints([mine]))
+
+        assert isinstance(open_store("elsewhere://host"), StoreElsewhere)
+        with pytest.raises(ValueError, match="did you mean 'elsewhere'"):
+            open_store("elswhere://host")
+
+    def test_a_scheme_is_taken_once(self):
+        """Ours too; the same factory may come again."""
+        register_store("elsewhere", StoreElsewhere)
+        register_store("elsewhere", StoreElsewhere)
+
+        for scheme in ("elsewhere", "s3"):
+            with pytest.raises(ValueError, match="has a store already"):
+                register_store(scheme, MemoryStore)
+        with pytest.raises(ValueError, match="invalid URI scheme"):
+            register_store("A", MemoryStore)
+
+    def test_the_store_of_the_docs_keeps_the_contract(self, tmp_path):
+        """docs/writing-a-store.md runs as it stands, and what it shows is a store."""
+        page = Path(__file__).parents[3] / "docs/writing-a-store.md"
+        shown = {}
+        for code in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL):
+            exec(code, shown)  # noqa: S102  # our own page
+        shown["queue"].close(timeout_seconds=0)
+        contract = shown["TestMemoryStore"]()
+
+        for name in [name for name in dir(contract) if name.startswith("test_")]:
+            shown["BUCKETS"].clear()
+            test = getattr(contract, name)
+            given = {"store": shown["MemoryStore"](StoreLocation("memory", "here")), "tmp_path": tmp_path}
+            test(**{key: given[key] for key in inspect.signature(test).parameters})
+
+    def test_credentials_in_a_uri_are_refused(self):
+        """Before the store sees them."""
+        register_store("elsewhere", StoreElsewhere)
+
+        with pytest.raises(ValueError, match="cannot contain credentials"):
+            open_store("elsewhere://me:hush@host")
+
+
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "s3://bucket",
+        "s3://bucket/p",
+        "s3://bucket/a%20b?endpoint_url=http://127.0.0.1:1&region=eu",
+        "gs://bucket/p",
+        "sftp://me@host:2222/folder/a%20b",
+        "file:///tmp/a%20b",
+    ],
+)
+def test_uris_round_trip(uri):
+    """A store opened by a URI says the same URI of itself."""
+    if uri.startswith("gs"):
+        pytest.skip("obstore asks for Google's credentials when it is made")
+
+    assert open_store(uri).uri() == uri
+
+
+def test_secrets_never_stand_in_a_uri():
+    """Keys and tokens that came by option stay out."""
+    store = open_store(
+        "s3://bucket",
+        aws_access_key_id="AKIAABCDEFGHIJKLMNOP",
+        aws_secret_access_key="hush",
+        aws_session_token="hush",
+    )
+
+    assert store.uri("a") == "s3://bucket/a"
+
+
+def test_the_store_double_keeps_the_contract(make_file):
+    """The double that other tests stand on behaves as a store."""
+    store = MemoryStore()
+    _put(store, make_file, "a", b"1", overwrite=False)
+
+    with pytest.raises(RemoteExistsError):
+        _put(store, make_file, "a", b"2", overwrite=False)
+    assert store.head("b") is None
+
+
+class DiskThatLies:
+    """Of an sftp session: what is written to a file comes back with its first byte changed."""
+
+    def __init__(self, sftp):
+        self._sftp = sftp
+
+    def __getattr__(self, name):
+        return getattr(self._sftp, name)
+
+    def open(self, path, mode):
+        if mode == "rb":
+            return io.BytesIO(b"X" + self._sftp.open(path, mode).read()[1:])
+        return self._sftp.open(path, mode)
+
+
+@pytest.mark.parametrize("read_back_bytes", [0, 100])
+def test_sftp_reads_small_files_back(sshd_login, make_file, tmp_path, read_back_bytes):
+    """Bytes that are others on the server's disk are noticed before the name appears, where files of that size are read back."""
+    store = SftpStore(root=str(tmp_path / "there"), read_back_bytes=read_back_bytes, **sshd_login)
+    with store._session("warm") as sftp:
+        store._sessions.sftp = DiskThatLies(sftp)
+
+    with Body(make_file(content=b"content"), "id") as body:
+        refused = (
+            contextlib.nullcontext()
+            if read_back_bytes == 0
+            else pytest.raises(BytesCorruptError, match="has SHA-256")
+        )
+        with refused:
+            store.put("a", body, overwrite=True)
+
+    assert [found.name for found in store.list()] == (["a"] if read_back_bytes == 0 else [])
+    store.renew()
