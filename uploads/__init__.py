@@ -11,21 +11,18 @@ Importing this package starts nothing and loads no store's client. Names are imp
 used: `destinations` needs `uploads.disk` and the redaction alone.
 """
 
-from __future__ import annotations
-
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from .command_line import add_commands
-    from .download import download_file
-    from .drain.retry import RetryPolicy
-    from .errors import RemoteConflictError, UploadError
-    from .handle import Backlog, FolderHandle, Outcome, UploadHandle, UploadState
-    from .messages import encodable, one_line, one_line_json
-    from .redaction import redact, redact_arguments, redact_table, redact_text
-    from .stores import LocalStore, RemoteObject, Store, StoreLocation, open_store, register_store
-    from .upload_queue import UploadQueue, exit_on_sigterm
+from .command_line import add_commands
+from .download import download_file
+from .drain.retry import RetryPolicy
+from .errors import RemoteConflictError, UploadError
+from .handle import Backlog, FolderHandle, Outcome, UploadHandle, UploadState
+from .messages import encodable, one_line, one_line_json
+from .redaction import redact, redact_arguments, redact_table, redact_text
+from .stores import LocalStore, RemoteObject, Store, StoreLocation, open_store, register_store
+from .upload_queue import UploadQueue, exit_on_sigterm
 
 __all__ = [
     "Backlog",

@@ -4,8 +4,6 @@ Exit codes: 0 everything is delivered, 1 uploads are pending, 2 wrong usage, 3 a
 4 an upload failed for good, or an object differs from what was delivered.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import functools
@@ -15,7 +13,9 @@ import math
 import shutil
 import sys
 import threading
-from typing import TYPE_CHECKING, Any, TextIO
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, TextIO
 
 import attrs
 
@@ -35,15 +35,9 @@ from .names import check_remote_name
 from .spool.entry import Entry, key_of, read_attempts, read_reason
 from .spool.ownership import OwnerLock, owner_of
 from .spool.spool import Spool
-from .stores import open_store
+from .stores import Store, open_store
 from .stores.store import Resuming
 from .stores.uri import identity_of, kept_options
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-    from pathlib import Path
-
-    from .stores import Store
 
 __all__ = [
     "EXIT_FAILED",

@@ -10,8 +10,6 @@ raise `OSError` as the operating system does. Nothing here knows the layout of a
 - A lock is flock(2): it ends with the process that holds it (`try_lock`, `is_locked`).
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import errno
@@ -23,12 +21,9 @@ import stat
 import threading
 import weakref
 import zlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from types import MethodType
+from typing import Any
 
 __all__ = [
     "DISK",
@@ -554,7 +549,7 @@ def call_in_forked_children(method: Callable[[], None]) -> None:
     if not _is_fork_registered:
         _is_fork_registered.append(True)
         os.register_at_fork(after_in_child=_call_fork_handlers)
-    bound = cast("MethodType", method)
+    bound: Any = method  # A bound method, which `Callable` does not say.
     key = (id(bound.__self__), bound.__func__.__name__)
 
     def forget(_: weakref.ref[Any], handlers: dict[tuple[int, str], Any] = _fork_handlers) -> None:
@@ -565,7 +560,7 @@ def call_in_forked_children(method: Callable[[], None]) -> None:
 
 def stop_calling_in_forked_children(method: Callable[[], None]) -> None:
     """Undoes `call_in_forked_children`; does nothing where the method is not registered."""
-    bound = cast("MethodType", method)
+    bound: Any = method  # A bound method, which `Callable` does not say.
     _fork_handlers.pop((id(bound.__self__), bound.__func__.__name__), None)
 
 

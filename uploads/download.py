@@ -1,24 +1,19 @@
 """Downloads a file from a store: verified, named atomically, resumed after a broken connection."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import os
 import time
 import uuid
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .drain.retry import RetryPolicy
 from .errors import BytesCorruptError, InvalidRemoteNameError, RemoteNotFoundError, TransientStoreError
 from .names import check_remote_name
 from .stores.registry import open_object
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from .stores.store import RemoteObject, Store
+from .stores.store import RemoteObject, Store
 
 __all__ = ["POINTER_SUFFIX", "download_file"]
 

@@ -28,8 +28,6 @@ A store translates its client's exceptions into the last group; nothing else in 
 exceptions.
 """
 
-from __future__ import annotations
-
 __all__ = [
     "BytesCorruptError",
     "InvalidRemoteNameError",

@@ -1,12 +1,12 @@
 """Handles and outcomes of uploads, as returned by `UploadQueue`."""
 
-from __future__ import annotations
-
 import enum
 import math
 import re
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import attrs
 
@@ -19,10 +19,6 @@ from .errors import (
     UploadError,
     UploadTimeoutError,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 __all__ = ["Backlog", "FolderHandle", "Outcome", "UploadHandle", "UploadState"]
 
@@ -106,7 +102,7 @@ class Outcome:
         return attrs.asdict(self, recurse=False)
 
     @classmethod
-    def from_json(cls, record: dict[str, Any]) -> Outcome:
+    def from_json(cls, record: dict[str, Any]) -> "Outcome":
         """Returns the outcome of `to_json`; unknown keys are ignored.
 
         Raises:
@@ -142,7 +138,7 @@ class Backlog:
     spool: Path
     remaining: tuple[str, ...]
     failures: tuple[Outcome, ...]
-    left_behind: tuple[Backlog, ...] = ()
+    left_behind: "tuple[Backlog, ...]" = ()
 
     @property
     def is_empty(self) -> bool:

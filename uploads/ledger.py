@@ -1,25 +1,18 @@
 """The entries that a queue has accepted and that have not ended: their handles, names and failures."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import threading
 import weakref
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable
 
 import attrs
 
 from .errors import ManifestError
-from .handle import Outcome, UploadState
+from .handle import Outcome, UploadHandle, UploadState
 from .names import name_key
 from .spool.entry import identifier_of, key_of, read_reason
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from .handle import UploadHandle
-    from .spool.spool import Spool
+from .spool.spool import Spool
 
 __all__ = ["Ledger"]
 

@@ -1,7 +1,5 @@
 """Text for people: log records that never raise, and output without control characters of others."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import re

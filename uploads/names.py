@@ -1,7 +1,5 @@
 """Checks remote names, in the caller's thread, before anything is staged."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import re

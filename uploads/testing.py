@@ -8,19 +8,13 @@ class TestMine(StoreContract):
 ```
 """
 
-from __future__ import annotations
-
 import threading
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from .errors import RemoteExistsError, RemoteNotFoundError, TransientStoreError
 from .stores.registry import open_object, open_store
-from .stores.store import Body, RemoteObject
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from .stores.store import Store
+from .stores.store import Body, RemoteObject, Store
 
 __all__ = ["StoreContract"]
 

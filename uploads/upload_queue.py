@@ -4,8 +4,6 @@ Staging runs in the thread that calls `submit`; uploads run in a worker process 
 survive the process: they are in the spool.
 """
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import errno
@@ -21,8 +19,10 @@ import sys
 import threading
 import time
 import uuid
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
+from types import FrameType, TracebackType
+from typing import Any, Literal, Protocol, Self
 
 from .disk import call_in_forked_children, write_new
 from .download import POINTER_SUFFIX, download_file
@@ -45,19 +45,13 @@ from .ledger import Ledger
 from .messages import log_safely
 from .names import check_remote_name
 from .redaction import redact
+from .spool.entry import Entry
 from .spool.flush import Flusher
 from .spool.ownership import OwnerLock, owner_of
 from .spool.spool import Spool
 from .spool.staging import DiskQuota, How, Stager, files_of, size_of
-from .stores import open_store
+from .stores import Store, open_store
 from .stores.uri import identity_of, is_kept_option, is_remote, kept_options, options_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-    from types import FrameType, TracebackType
-
-    from .spool.entry import Entry
-    from .stores import Store
 
 __all__ = [
     "Drainer",
@@ -102,7 +96,7 @@ class LeftoverSpools:
         open_queue: Opens a queue on one of the others.
     """
 
-    def __init__(self, own: Path, open_queue: Callable[[Path], UploadQueue]) -> None:
+    def __init__(self, own: Path, open_queue: "Callable[[Path], UploadQueue]") -> None:
         self._open_queue = open_queue
         self._backlogs = {
             path: found

@@ -3,12 +3,10 @@
 Runs in the uploading threads of a drain. Raises transient errors and returns final outcomes.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import re
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import attrs
 
@@ -16,12 +14,7 @@ from uploads.disk import IRREGULAR, read_json, replace_json
 from uploads.errors import RemoteExistsError, StoreParkedError, TransientStoreError
 from uploads.handle import Outcome, UploadState
 from uploads.spool.entry import CHECKSUM_FILE, DATA_FILE, Entry
-from uploads.stores.store import Body, Digest, Renewable, Replacing
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from uploads.stores.store import RemoteObject, Store
+from uploads.stores.store import Body, Digest, RemoteObject, Renewable, Replacing, Store
 
 __all__ = ["CredentialWatch", "deliver"]
 

@@ -8,8 +8,6 @@ A transient failure is retried after a delay; several in a row slow all threads 
 store parks it until a probe succeeds; a failure of the entry alone fails that entry alone.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import importlib
@@ -17,7 +15,9 @@ import logging
 import os
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
 
 from uploads.errors import BytesCorruptError, ManifestError
 from uploads.handle import Outcome, UploadState
@@ -34,7 +34,8 @@ from uploads.spool.entry import (
     utc_now,
 )
 from uploads.spool.ownership import OwnerLock
-from uploads.stores.store import Resuming
+from uploads.spool.spool import Spool
+from uploads.stores.store import Resuming, Store
 from uploads.stores.uri import identity_of
 
 from .delivery import CredentialWatch, deliver
@@ -47,13 +48,6 @@ from .retry import (
     classify_failure,
 )
 from .schedule import Counts, DependencyState, Schedule
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-    from pathlib import Path
-
-    from uploads.spool.spool import Spool
-    from uploads.stores.store import Store
 
 __all__ = ["Drain", "Settler"]
 

@@ -3,14 +3,12 @@
 No thread of its own, no I/O.
 """
 
-from __future__ import annotations
-
 import enum
 import errno
 import logging
 import random
 import threading
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import attrs
 
@@ -25,9 +23,6 @@ from uploads.errors import (
 from uploads.handle import UploadState
 from uploads.messages import log_safely
 from uploads.redaction import redact
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 __all__ = [
     "FailureAction",

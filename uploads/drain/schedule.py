@@ -5,21 +5,16 @@ its folder. 100,000 of them take 37 MB with their folder names, and the queue's 
 (docs/uploads.md).
 """
 
-from __future__ import annotations
-
 import bisect
 import enum
 import heapq
 import threading
 from collections import defaultdict
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable
 
 import attrs
 
 from uploads.spool.entry import identifier_of, key_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
 
 __all__ = ["Counts", "DependencyState", "History", "Schedule"]
 

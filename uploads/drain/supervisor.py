@@ -9,8 +9,6 @@ process has ended. From the worker, over a pipe of its own: `{"owner": pid}` onc
 seconds as a heartbeat.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import json
@@ -21,8 +19,9 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO
 
 import attrs
 
@@ -30,9 +29,6 @@ from uploads.handle import Outcome
 from uploads.messages import log_safely
 
 from .retry import backoff_seconds
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
 
 __all__ = ["WorkerConfig", "WorkerSupervisor"]
 

@@ -5,8 +5,6 @@ stop in order. Holds none of the pipes that the training process writes to: `pyt
 with the training process.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import json
@@ -18,9 +16,10 @@ import sys
 import threading
 import time
 import traceback
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO
 
 from uploads.errors import SpoolOwnedError, SpoolUnusableError
+from uploads.handle import Outcome
 from uploads.redaction import redact
 from uploads.spool.spool import Spool
 from uploads.stores import open_store
@@ -29,9 +28,6 @@ from uploads.stores.uri import identity_of
 from .drain import Drain
 from .retry import RetryPolicy
 from .supervisor import WorkerConfig
-
-if TYPE_CHECKING:
-    from uploads.handle import Outcome
 
 __all__ = ["main"]
 

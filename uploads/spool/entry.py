@@ -9,15 +9,14 @@ was given up (`reason.json`), the checksum of a large file (`crc32.json`). A not
 left out: none of them is needed to deliver the file.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import json
 import os
 import re
 import time
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import attrs
 
@@ -35,9 +34,6 @@ from uploads.disk import (
 from uploads.errors import ManifestError
 from uploads.handle import Outcome
 from uploads.names import check_remote_name, name_key
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 __all__ = [
     "CHECKSUM_FILE",
@@ -152,7 +148,7 @@ class Entry:
         return json.dumps({"version": _VERSION, **attrs.asdict(self, recurse=False)}, ensure_ascii=False)
 
     @classmethod
-    def read(cls, folder: Path) -> Entry:
+    def read(cls, folder: Path) -> "Entry":
         """Reads the manifest of an entry's folder.
 
         Raises:
@@ -169,7 +165,7 @@ class Entry:
         return entry
 
     @classmethod
-    def parse(cls, text: bytes) -> Entry:
+    def parse(cls, text: bytes) -> "Entry":
         """Parses a manifest, the inverse of `to_text`.
 
         Raises:

@@ -4,23 +4,16 @@ With `durability="process"` an entry survives the death of the process as soon a
 page cache does; this thread makes it survive a power loss soon after.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import threading
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
 
 from uploads.disk import exists, fsync_path, sync_disk_of
 
 from .entry import note_crc32, note_flushed
-from .spool import fsync_entry
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from .spool import Spool
+from .spool import Spool, fsync_entry
 
 __all__ = ["Flusher"]
 

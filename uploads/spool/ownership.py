@@ -3,20 +3,16 @@
 The kernel's lock decides, never the process id in the file: ids are reused after a reboot.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import socket
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 from uploads.disk import IRREGULAR, open_regular, try_lock, unlock
 from uploads.errors import SpoolOwnedError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 __all__ = ["OwnerLock", "owner_of"]
 

@@ -30,8 +30,6 @@ Nothing is pickled, and there is no database: neither write-ahead logs nor memor
 file systems.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import itertools
@@ -45,8 +43,9 @@ import tempfile
 import threading
 import uuid
 import weakref
+from collections.abc import Container, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO
 
 from uploads.disk import (
     IRREGULAR,
@@ -85,9 +84,6 @@ from .entry import (
     remove_verdict,
     sequence_of,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Container, Iterator
 
 __all__ = ["FAILED_STATES", "Spool"]
 

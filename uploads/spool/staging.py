@@ -12,8 +12,6 @@ and compared. Not detected: a large file that is written through a memory map, s
 times, and a file on a file system whose times are coarser than that, or come from another machine's clock.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import fcntl
@@ -25,7 +23,9 @@ import sys
 import threading
 import time
 import weakref
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Literal
 
 import attrs
 
@@ -33,12 +33,7 @@ from uploads.disk import READ_BYTES, copy_all, crc32_of, open_regular, reflink
 from uploads.errors import InvalidSourceError, SpoolFullError, UnstableSourceError
 
 from .entry import DATA_FILE, MAX_SEQUENCE, Entry, utc_now
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from .spool import Spool
+from .spool import Spool
 
 __all__ = [
     "DiskQuota",

@@ -3,13 +3,13 @@
 Not supported, unlike S3Store: parts that resume after a restart, checksums by header, ExtraArgs.
 """
 
-from __future__ import annotations
-
 import contextlib
 import datetime as dt
 import os
 import re
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 from uploads.errors import (
     BytesCorruptError,
@@ -24,14 +24,8 @@ from uploads.redaction import redact
 
 from .create_only import CreateOnlyPolicy, CreateOnlySupport
 from .s3.store import configured_endpoint
-from .store import RemoteObject
+from .store import Body, RemoteObject
 from .uri import compose_uri
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from .store import Body
 
 __all__ = ["CloudStore"]
 

@@ -3,20 +3,16 @@
 The probe is made once per store, in the thread of the first put with `overwrite=False`.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 import time
 import uuid
-from typing import TYPE_CHECKING, Literal, Protocol
+from collections.abc import Iterable
+from typing import Literal, Protocol
 
 from uploads.errors import RejectedByStoreError, RemoteExistsError, StoreError
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from .store import RemoteObject
+from .store import RemoteObject
 
 __all__ = ["CreateOnlyPolicy", "CreateOnlySupport", "ProbeTarget"]
 

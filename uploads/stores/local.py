@@ -1,7 +1,5 @@
 """Store in a folder: a local disk or a network mount."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import errno
@@ -9,8 +7,8 @@ import hashlib
 import os
 import stat
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from uploads.disk import try_lock
@@ -24,12 +22,7 @@ from uploads.errors import (
 )
 from uploads.names import check_remote_name
 
-from .store import RemoteObject
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from .store import Body
+from .store import Body, RemoteObject
 
 __all__ = ["LocalStore"]
 

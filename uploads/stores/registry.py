@@ -4,22 +4,17 @@ A package adds a store by an entry point in the group `training_destinations.sto
 and whose value is a factory.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import threading
-from typing import TYPE_CHECKING, Any, Protocol
+from pathlib import Path
+from typing import Any, Protocol
 from urllib.parse import unquote, unquote_to_bytes, urlsplit
 
 from uploads.redaction import redact
 
+from .store import Store
 from .uri import StoreLocation, add_public_options, options_of
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from .store import Store
 
 __all__ = ["ENTRY_POINT_GROUP", "StoreFactory", "open_object", "open_store", "register_store"]
 

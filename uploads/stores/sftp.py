@@ -1,7 +1,5 @@
 """Store on a machine that is reached over SSH, through paramiko (extra `sftp`)."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import hashlib
@@ -9,8 +7,9 @@ import posixpath
 import stat
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote
 
 from uploads.errors import (
@@ -24,12 +23,7 @@ from uploads.names import check_remote_name, name_key
 from uploads.redaction import redact
 
 from .create_only import CreateOnlyPolicy, CreateOnlySupport
-from .store import RemoteObject
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from .store import Body
+from .store import Body, RemoteObject
 
 __all__ = ["SftpStore"]
 

@@ -1,22 +1,18 @@
 """The protocol of a store, and the values that pass through it."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import stat
 import zlib
-from typing import TYPE_CHECKING, Protocol, Self, runtime_checkable
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Protocol, Self, runtime_checkable
 
 import attrs
 
 from uploads.disk import open_regular
 from uploads.errors import BytesCorruptError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-    from types import TracebackType
 
 __all__ = ["Body", "Digest", "RemoteObject", "Renewable", "Replacing", "Resuming", "Store"]
 

@@ -4,13 +4,12 @@ Codes from https://docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html; 
 from its `exceptions.py`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import email.utils
 import re
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 from uploads.errors import (
     BytesCorruptError,
@@ -22,9 +21,6 @@ from uploads.errors import (
     TransientStoreError,
 )
 from uploads.redaction import redact
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 __all__ = ["check_sender", "code_of", "is_from_store", "required", "translated"]
 

@@ -1,26 +1,20 @@
 """Multipart uploads to S3: parallel, resumed after a restart, completed only if whole."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import threading
 import zlib
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import attrs
 
 from uploads.disk import read_regular, replace_json
 from uploads.errors import BytesCorruptError, RemoteExistsError, StoreError, TransientStoreError
+from uploads.stores.store import Body
 
 from .errors import code_of, translated
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from uploads.stores.store import Body
-
-    from .requests import Requests
+from .requests import Requests
 
 __all__ = ["PartsUpload", "abandon_parts", "part_bytes_for"]
 

@@ -1,7 +1,5 @@
 """Requests to S3, with checksums, and checks of the answers. Raises botocore's errors."""
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import hashlib
@@ -10,16 +8,13 @@ import re
 import socket
 import time
 import zlib
-from typing import TYPE_CHECKING, Any, Literal, cast
+from collections.abc import Callable, Iterator
+from typing import Any, Literal, cast
 
 from uploads.errors import BytesCorruptError, StoreError, TransientStoreError
+from uploads.stores.store import Body
 
 from .errors import check_sender, required
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from uploads.stores.store import Body
 
 __all__ = ["Checksum", "DeadlineBody", "PatientSocket", "Requests", "limit_waits"]
 

@@ -4,13 +4,12 @@ boto3's managed upload is not used: it cannot put create-only, opens the file's 
 needs an executor that refuses work at interpreter exit.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import threading
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from uploads.errors import (
     RejectedByStoreError,
@@ -20,17 +19,12 @@ from uploads.errors import (
     TransientStoreError,
 )
 from uploads.stores.create_only import CreateOnlyPolicy, CreateOnlySupport
-from uploads.stores.store import RemoteObject
+from uploads.stores.store import Body, RemoteObject
 from uploads.stores.uri import compose_uri
 
 from .errors import check_sender, code_of, required, translated
 from .parts import PartsUpload, abandon_parts, part_bytes_for
 from .requests import Checksum, Requests, limit_waits
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from uploads.stores.store import Body
 
 __all__ = ["S3Store", "configured_endpoint"]
 
