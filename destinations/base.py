@@ -64,7 +64,8 @@ class LoggerDestination(Callback):
     write_schedule: WriteSchedule | None = None
     """Set by the logger that writes to this destination."""
 
-    def __init__(self, *, write_rate: WriteRate | None = None) -> None:
+    def __init__(self, *args: Any, write_rate: WriteRate | None = None, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
         if write_rate is not None:
             self.write_rate = write_rate
 

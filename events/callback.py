@@ -34,6 +34,10 @@ class Callback:
     looks up the overridden hooks once, when it is created.
     """
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """Takes no notice of arguments, so that subclasses may pass theirs on, as in Composer."""
+        super().__init__()
+
     def run_event(self, event: Event, state: State, logger: Logger) -> None:
         """Calls the hook of an event; override it to handle every event in one place.
 

@@ -56,14 +56,19 @@ class Engine:
     Args:
         state: the state of the run.
         logger: where callbacks log; its destinations are callbacks of this engine too.
-        callbacks: the callbacks that are not destinations.
+        callbacks: the callbacks that are not destinations. Default: those in a list `state.callbacks`,
+            where code for Composer's engine puts them.
 
     Raises:
         CallbackInUseError: a callback is given twice, or belongs to another open engine.
         TypeError: an argument is not a callback.
     """
 
-    def __init__(self, state: State, logger: Logger, callbacks: Iterable[Callback] = ()) -> None:
+    def __init__(self, state: State, logger: Logger, callbacks: Iterable[Callback] | None = None) -> None:
+        if callbacks is None:
+            # A tuple is what an earlier engine of this state left there.
+            given = state.callbacks if isinstance(state.callbacks, list) else ()
+            callbacks = [one for one in given if not _holds(logger.destinations, one)]
         callbacks = tuple(callbacks)
         for callback in (*callbacks, *logger.destinations):
             _require_callback(callback)

@@ -14,7 +14,7 @@ from .event import Event
 from .logger.destination import Destination
 from .logger.device import DeviceCopies
 from .logger.logger import Logger
-from .state import Phase, RunStatus, State
+from .state import Phase, State
 from .timestamp import Time, Timestamp
 
 __all__ = ["Run", "new_run_name"]
@@ -44,8 +44,8 @@ class Run:
     `INIT` runs when the block is entered, `FIT_START` when training begins: at `fit_start`, or the first
     `epoch_start`, `batch_start` or `batch_end`. A run that is reopened for an evaluation has no `FIT_START`,
     and keeps what training logged. `FIT_END` runs when the block is left without an exception after training
-    has begun. The run is closed in any case; then `run.state.status` is completed, failed, interrupted
-    (Ctrl-C) or preempted.
+    has begun. The run is closed in any case; then `run.state.status` is completed, stopped, failed,
+    interrupted (Ctrl-C) or preempted.
 
     All `log_*` methods, `upload_file`, `download_file`, `flush` and `namespace` are those of `Logger`. The
     methods below update the timestamp and run the matching events; run any other event with `run_event`.
@@ -243,7 +243,7 @@ class Run:
         except BaseException as error:
             self.close(error)
             raise
-        self.state.status = RunStatus.COMPLETED
+        self.state.end_training()
         self.close()
 
     def _set_dataloader(self, dataloader: Any, phase: Phase, label: str, length: int | None) -> None:

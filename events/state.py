@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 
     import torch
 
-__all__ = ["Phase", "RunStatus", "State"]
+__all__ = ["Device", "Phase", "Precision", "RunStatus", "State", "read_part"]
+
+_GETTER_AND_SETTER = 2
 
 
 class Phase(StrEnum):
@@ -36,6 +38,78 @@ class RunStatus(StrEnum):
     """Ctrl-C."""
     PREEMPTED = "preempted"
     """Ended by SIGTERM, to be resumed: a requeued job."""
+    STOPPED = "stopped"
+    """Ended early, in order, by `State.stop_training` with a reason, such as an `EarlyStopper`."""
+
+
+class Precision(StrEnum):
+    """The number formats of a run; the names are those of Composer.
+
+    `AMP_BF16` and `BF16` are the same here, as are `AMP_FP16` and `FP16`: weights stay in fp32, and
+    `torch.autocast` chooses the operations that run in the lower precision.
+    """
+
+    FP32 = "fp32"
+    BF16 = "bf16"
+    FP16 = "fp16"
+    AMP_BF16 = "amp_bf16"
+    AMP_FP16 = "amp_fp16"
+
+    @classmethod
+    def _missing_(cls, value: object) -> Precision:
+        for one in cls:
+            if isinstance(value, str) and value.lower() == one.value:
+                return one
+        raise ValueError(f"precision must be one of {', '.join(cls)}, got {value!r}.")
+
+
+class Device(str):
+    """The name of a torch device, such as "cuda:0", with the methods that Composer's devices have.
+
+    torch takes it wherever it takes a device: `tensor.to(state.device)`. It equals the `torch.device`.
+    """
+
+    __slots__ = ()
+
+    @property
+    def type(self) -> str:
+        """The kind of device: "cpu", "cuda"."""
+        return self.partition(":")[0]
+
+    @property
+    def index(self) -> int | None:  # type: ignore[override]  # the index of a device
+        """The number of the device, or None."""
+        number = self.partition(":")[2]
+        return int(number) if number else None
+
+    @property
+    def name(self) -> str:
+        """Composer's name of the kind: "gpu" for "cuda", otherwise `type`."""
+        return "gpu" if self.type == "cuda" else self.type
+
+    def tensor_to_device(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Returns the tensor on this device."""
+        return tensor.to(self)
+
+    def module_to_device(self, module: torch.nn.Module) -> torch.nn.Module:
+        """Moves a module to this device, and returns it."""
+        return module.to(self)
+
+    def __eq__(self, other: object) -> bool:
+        return str.__eq__(self, str(other))
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    __hash__ = str.__hash__
+
+
+def _optional_device(value: torch.device | str | None) -> Device | None:
+    return None if value is None else Device(value)
+
+
+def _optional_batches(value: Time | int | None) -> Time | None:
+    return None if value is None else Time.from_input(value, TimeUnit.BATCH)
 
 
 def _environment_int(*names: str, default: int) -> Any:
@@ -57,6 +131,24 @@ def _environment_int(*names: str, default: int) -> Any:
 
 def _optional_time(value: Time | str | None) -> Time | None:
     return None if value is None else Time.from_input(value)
+
+
+def read_part(batch: Any, key: Any) -> Any:
+    """Returns a part of a batch; see `State.batch_get_item`.
+
+    Raises:
+        KeyError: the batch has no such part.
+    """
+    if isinstance(key, tuple) and len(key) == _GETTER_AND_SETTER and all(map(callable, key)):
+        key = key[0]
+    if callable(key):
+        return key(batch)
+    try:
+        return batch[key]
+    except (KeyError, IndexError, TypeError):
+        if isinstance(key, str) and hasattr(batch, key):
+            return getattr(batch, key)
+        raise KeyError(f"batch ({type(batch).__name__}) has no part {key!r}.") from None
 
 
 @attrs.define(slots=False, eq=False, repr=False)
@@ -85,13 +177,14 @@ class State:
         optimizers: the optimizers.
         schedulers: the learning-rate schedulers.
         device: the device of the model.
-        precision: "fp32", "bf16" or "fp16".
+        precision: a `Precision`, which equals its string: "fp32", "amp_bf16".
+        seed: the seed of this rank, or None.
         train_dataloader: the dataloader of training, or None.
         eval_dataloader: that of evaluation, or several by label, or None.
         dataloader: the current dataloader.
         dataloader_label: its label: "train", "eval", "predict", or the label given to an evaluation
             dataloader.
-        dataloader_len: its length in batches, or None if unknown.
+        dataloader_len: its length in batches (a `Time`), or None if unknown.
         batch: the current batch.
         batch_samples: its number of samples, over all ranks.
         outputs: the outputs of the model for it.
@@ -103,8 +196,10 @@ class State:
             can resume within an epoch with the remaining batches.
         last_checkpoint: the path of the newest complete checkpoint, or None.
         callbacks: every callback of the run, destinations included.
+        evaluators: the evaluators of `Trainer`, one per evaluation dataloader.
         status: whether the run is running, or how it ended.
         exception: the exception that ended the run, or None.
+        stop_reason: why training was stopped early, or None.
     """
 
     run_name: str
@@ -124,13 +219,14 @@ class State:
     model: torch.nn.Module | None = attrs.field(default=None, kw_only=True)
     optimizers: tuple[torch.optim.Optimizer, ...] = attrs.field(default=(), kw_only=True)
     schedulers: tuple[Any, ...] = attrs.field(default=(), kw_only=True)
-    device: torch.device | None = attrs.field(default=None, kw_only=True)
-    precision: str = attrs.field(default="fp32", kw_only=True)
+    device: Any = attrs.field(default=None, kw_only=True, converter=_optional_device)
+    precision: Precision = attrs.field(default=Precision.FP32, kw_only=True, converter=Precision)
+    seed: int | None = attrs.field(default=None, kw_only=True)
     train_dataloader: Any = attrs.field(default=None, kw_only=True)
     eval_dataloader: Any = attrs.field(default=None, kw_only=True)
     dataloader: Any = attrs.field(default=None, kw_only=True)
     dataloader_label: str | None = attrs.field(default=None, kw_only=True)
-    dataloader_len: int | None = attrs.field(default=None, kw_only=True)
+    dataloader_len: Any = attrs.field(default=None, kw_only=True, converter=_optional_batches)
     batch: Any = attrs.field(default=None, kw_only=True)
     batch_samples: int = attrs.field(default=0, kw_only=True)
     outputs: Any = attrs.field(default=None, kw_only=True)
@@ -140,19 +236,61 @@ class State:
     scaler: Any = attrs.field(default=None, kw_only=True)
     random_at_epoch_start: dict[str, Any] | None = attrs.field(default=None, kw_only=True)
     last_checkpoint: str | None = attrs.field(default=None, kw_only=True)
-    callbacks: tuple[Any, ...] = attrs.field(default=(), kw_only=True)
+    callbacks: Any = attrs.field(default=(), kw_only=True)
+    evaluators: tuple[Any, ...] = attrs.field(default=(), kw_only=True)
     status: RunStatus = attrs.field(default=RunStatus.RUNNING, kw_only=True)
     exception: BaseException | None = attrs.field(default=None, kw_only=True)
+    stop_reason: str | None = attrs.field(default=None, init=False)
     _stop_requested: bool = attrs.field(default=False, init=False)
 
-    def stop_training(self) -> None:
-        """Stops training after the current batch; `FIT_END` still runs, and the run counts as completed."""
+    def stop_training(self, reason: str | None = None) -> None:
+        """Stops training after the current batch; `FIT_END` still runs.
+
+        Args:
+            reason: why, for the record of the run, whose status is then "stopped"; the first reason counts.
+                Without one, the run counts as completed.
+        """
         self._stop_requested = True
+        if self.stop_reason is None:
+            self.stop_reason = reason
 
     def begin_training(self) -> None:
         """Marks the run as running; resets `stop_training` of an earlier `fit`."""
         self._stop_requested = False
-        self.status, self.exception = RunStatus.RUNNING, None
+        self.status, self.exception, self.stop_reason = RunStatus.RUNNING, None, None
+
+    def end_training(self) -> None:
+        """Marks the run as completed, or as stopped if `stop_training` was given a reason."""
+        self.status = RunStatus.COMPLETED if self.stop_reason is None else RunStatus.STOPPED
+
+    def batch_get_item(self, key: Any) -> Any:
+        """Returns a part of the batch.
+
+        Args:
+            key: an index or a name; an attribute, if the batch has no such item; a function of the batch; or
+                a pair of functions, of which the first reads.
+        """
+        return read_part(self.batch, key)
+
+    def batch_set_item(self, key: Any, value: Any) -> None:
+        """Replaces a part of the batch.
+
+        Args:
+            key: an index, a name, an attribute, or a pair of functions, of which the second takes the batch
+                and the value, and returns the new batch.
+            value: the new part.
+        """
+        batch = self.batch
+        if isinstance(key, tuple) and len(key) == _GETTER_AND_SETTER and all(map(callable, key)):
+            self.batch = key[1](batch, value)
+        elif isinstance(batch, tuple):
+            parts = list(batch)
+            parts[key] = value
+            self.batch = batch._make(parts) if hasattr(batch, "_make") else tuple(parts)
+        elif isinstance(key, str) and not hasattr(batch, "__setitem__"):
+            setattr(batch, key, value)
+        else:
+            batch[key] = value
 
     @property
     def is_stopping(self) -> bool:

@@ -419,19 +419,28 @@ class Timestamp:
         total, time = self._total_and_other(other)
         return total >= time
 
-    def state_dict(self) -> dict[str, int | float]:
-        """Returns plain numbers by field name: counts as they are, durations in seconds."""
+    def state_dict(self) -> dict[str, Any]:
+        """Returns counts as numbers and durations as `timedelta`, by field name."""
         values = attrs.asdict(self, recurse=False)
         return {
-            name: value.total_seconds() if isinstance(value, timedelta) else value.value
-            for name, value in values.items()
+            name: value if isinstance(value, timedelta) else value.value for name, value in values.items()
+        }
+
+    def to_numbers(self) -> dict[str, int | float]:
+        """Returns plain numbers by field name: counts as they are, durations in seconds."""
+        return {
+            name: value.total_seconds() if isinstance(value, timedelta) else value
+            for name, value in self.state_dict().items()
         }
 
     @classmethod
-    def from_state_dict(cls, state: Mapping[str, int | float]) -> "Timestamp":
-        """Returns the timestamp of a `state_dict`; missing fields are zero, unknown ones are ignored."""
+    def from_state_dict(cls, state: Mapping[str, Any]) -> "Timestamp":
+        """Returns the timestamp of a `state_dict`, or of `to_numbers`.
+
+        Missing fields are zero, and unknown ones are ignored.
+        """
         known = {field.name: state[field.name] for field in attrs.fields(cls) if field.name in state}
-        durations = {
-            name: timedelta(seconds=known.pop(name)) for name in list(known) if name.endswith("_wct")
-        }
-        return cls(**known, **durations)  # type: ignore[arg-type]
+        for name, value in known.items():
+            if name.endswith("_wct") and not isinstance(value, timedelta):
+                known[name] = timedelta(seconds=value)
+        return cls(**known)

@@ -17,7 +17,6 @@ from .session import Session, as_tuple, missing_package_error, plain_values
 try:
     from composer.core import Time as TheirTime
     from composer.core import Timestamp as TheirTimestamp
-    from composer.core import TimeUnit as TheirTimeUnit
     from composer.loggers import LoggerDestination as TheirDestination
     from composer.utils import dist
 except ImportError as error:
@@ -323,20 +322,10 @@ class _StateView:
     def __getattr__(self, name: str) -> Any:
         value = getattr(self._state, name)
         if isinstance(value, Timestamp):
-            return TheirTimestamp(**_fields(value))
+            return TheirTimestamp(**value.state_dict())
         if isinstance(value, Time):
             return TheirTime.from_timestring(str(value))
-        if name == "dataloader_len" and value is not None:
-            return TheirTime(value, TheirTimeUnit.BATCH)
         return value
 
     def __setattr__(self, name: str, value: Any) -> None:
         setattr(self._state, name, value)
-
-
-def _fields(timestamp: Timestamp) -> dict[str, Any]:
-    durations = ("total_wct", "iteration_wct", "epoch_wct", "batch_wct")
-    return {
-        name: getattr(timestamp, name) if name in durations else value
-        for name, value in timestamp.state_dict().items()
-    }

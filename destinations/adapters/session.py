@@ -274,7 +274,7 @@ class Session:
 
         if self.is_open:
             self._for_each_stateful("state_dict", keep)
-        return {"timestamp": self.state.timestamp.state_dict(), "callbacks": saved}
+        return {"timestamp": self.state.timestamp.to_numbers(), "callbacks": saved}
 
     def resume(self, saved: Mapping[str, Any]) -> None:
         """Resumes training from the result of `state_dict`."""

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from events import plain_config
+from events import plain_config, redact_text
 from uploads.disk import DISK, Disk, read_regular, replace_file
 
 from .files import strict_json
@@ -119,6 +119,7 @@ class Documents:
         self.live_status: tuple[str, float | None] = ("running", None)
         self.status = "running"
         self.exception: str | None = None
+        self.stop_reason: str | None = None
         self.ended_at: float | None = None
         """The time of closing; set last of these three."""
 
@@ -137,12 +138,14 @@ class Documents:
         if path is not None:
             self._checkpoint_path = str(path)
 
-    def follow(self, *, is_completed: bool) -> bool:
-        """Updates the status of an open run; True if it changed."""
-        status = "completed" if is_completed else "running"
+    def follow(self, status: str, stop_reason: str | None) -> bool:
+        """Updates the status of an open run, which has ended only if training has; True if it changed."""
+        is_over = status in {"completed", "stopped"}
+        status = status if is_over else "running"
+        self.stop_reason = None if stop_reason is None else redact_text(stop_reason)
         if self.ended_at is not None or status == self.live_status[0]:
             return False
-        self.live_status = status, time.time() if is_completed else None
+        self.live_status = status, time.time() if is_over else None
         return True
 
     def rewrite_files(self) -> None:
@@ -192,6 +195,7 @@ class Documents:
             "checkpoint_path": self._checkpoint_path,
             "format_version": FORMAT_VERSION,
             "exception": self.exception,
+            "stop_reason": self.stop_reason,
             **more,
         }
         others = {key: value for key, value in on_disk.items() if key not in ours}

@@ -77,7 +77,9 @@ JOURNAL_FOLDER = "journal"
 POSITION = "position.json"
 SEGMENT_SUFFIX = ".journal"
 
-TERMINAL_STATUSES = frozenset({"completed", "failed", "failed to write", "interrupted", "preempted"})
+TERMINAL_STATUSES = frozenset(
+    {"completed", "stopped", "failed", "failed to write", "interrupted", "preempted"}
+)
 
 # The columns of every row; first in files created by this project.
 OWN_COLUMNS = ("step", "epoch", "time")

@@ -342,7 +342,8 @@ class RankWriter:
         if self._environment_due:
             self._environment_due = False
             self._environment.write()
-        if self._documents is not None and self._documents.follow(is_completed=self._is_completed()):
+        state = self._state
+        if self._documents is not None and self._documents.follow(state.status.value, state.stop_reason):
             self._are_documents_due, self._documents_at = True, -math.inf
         now = time.monotonic()
         is_time = now - self._documents_at >= _DOCUMENT_SECONDS or (is_well and self._is_failing)
@@ -377,10 +378,6 @@ class RankWriter:
                 allocate(fd, _RESERVE_BYTES)
             finally:
                 os.close(fd)
-
-    def _is_completed(self) -> bool:
-        """Returns whether training has completed while the run is still open."""
-        return self._state.status.value == "completed"
 
     def _drain_journal(self, is_last: bool) -> None:
         if not self._is_open:
@@ -502,7 +499,7 @@ class RankWriter:
         self._lost_rows = rows
         reason = self._disowned or self._last_error
         _log.error("run folder %s: %d rows of metrics are lost (%s).", self._run_dir, rows, reason)
-        if self._documents is not None and self._documents.status == "completed":
+        if self._documents is not None and self._documents.status in {"completed", "stopped"}:
             self._documents.status = "failed to write"
             self._documents.exception = f"{rows} rows of metrics are lost ({reason})"
         if self._sessions is not None and self._documents is not None:

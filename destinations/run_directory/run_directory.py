@@ -318,10 +318,15 @@ class RunDirectory(LoggerDestination):
         ended_at = self._clock()
         if self._documents is not None:
             self._documents.status, self._documents.exception = status, text
+            self._documents.stop_reason = (
+                None if state.stop_reason is None else redact_text(state.stop_reason)
+            )
             self._documents.ended_at = ended_at
         if self._sessions is not None:
             # Set last: readers of `end` rely on status and exception.
             self._sessions.current.update(status=status, exception=text)
+            if state.stop_reason is not None:
+                self._sessions.current["stop_reason"] = redact_text(state.stop_reason)
             self._sessions.current["end"] = ended_at
 
     def post_close(self) -> None:

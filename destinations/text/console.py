@@ -166,7 +166,7 @@ class Console(LoggerDestination):
         self._is_evaluating = True
 
     def eval_batch_end(self, state: State, logger: Logger) -> None:
-        length = state.dataloader_len
+        length = None if state.dataloader_len is None else int(state.dataloader_len)
         done = int(state.eval_timestamp.batch)
         # The last mark is the block printed at the end of the evaluation.
         if length and done < length and _tenths(done, length) > _tenths(done - 1, length):
@@ -232,7 +232,7 @@ class Console(LoggerDestination):
         # From the end of its last batch until the end of the next batch, the epoch is already counted.
         is_inside = bool(state.timestamp.batch_in_epoch)
         epoch = int(state.timestamp.epoch) + is_inside
-        batches = "" if state.dataloader_len is None else f"/{state.dataloader_len}"
+        batches = "" if state.dataloader_len is None else f"/{int(state.dataloader_len)}"
         return header({"epoch": f"{epoch}/{length.value}", "batch": f"{self._batch_in_epoch}{batches}"})
 
 
@@ -241,7 +241,7 @@ def _tenths(done: int, length: int) -> int:
 
 
 def _eval_header(state: State) -> str:
-    length = "" if state.dataloader_len is None else f"/{state.dataloader_len}"
+    length = "" if state.dataloader_len is None else f"/{int(state.dataloader_len)}"
     label = state.dataloader_label or "eval"
     return header({"eval": label, "batch": f"{int(state.eval_timestamp.batch)}{length}"})
 

@@ -467,7 +467,7 @@ class ProgressBar(LoggerDestination):
         self._train = self._begin(options, count, state.timestamp, self._train_values)
 
     def _train_total(self, state: State) -> float | None:
-        batches = state.dataloader_len if state.dataloader_len is not None else self._lengths.get("train")
+        batches = self._batches("train", state)
         length = state.max_duration
         if length is None or length.unit is TimeUnit.DURATION:
             return None
@@ -477,13 +477,16 @@ class ProgressBar(LoggerDestination):
             return batches
         return length.value * batches
 
+    def _batches(self, key: str, state: State) -> int | None:
+        """Returns the length of the current dataloader, if known."""
+        return self._lengths.get(key) if state.dataloader_len is None else int(state.dataloader_len)
+
     def _begin_other(self, title: str, key: str, state: State) -> None:
         if self._is_silent:
             return
         self._end_other(None)
         self._values = {}
-        total = state.dataloader_len if state.dataloader_len is not None else self._lengths.get(key)
-        options = BarOptions(title, "batch", total=total)
+        options = BarOptions(title, "batch", total=self._batches(key, state))
         self._other = self._begin(options, _batch, Timestamp(), self._values)
 
     def _begin(

@@ -402,7 +402,11 @@ class Webhook(LoggerDestination):
         lane = self._lane
         if lane is None:
             return
-        if self._on_failure and state.status not in {RunStatus.RUNNING, RunStatus.COMPLETED}:
+        if self._on_failure and state.status not in {
+            RunStatus.RUNNING,
+            RunStatus.COMPLETED,
+            RunStatus.STOPPED,
+        }:
             self._notify(FAILURE, state, logger)
         try:
             if not lane.stop(self._close_seconds):

@@ -260,7 +260,7 @@ def _checkpoint_of(state: State, logger: Logger) -> dict[str, Any]:
     return {
         "version": _VERSION,
         "run_name": state.run_name,
-        "timestamp": state.timestamp.state_dict(),
+        "timestamp": state.timestamp.to_numbers(),
         "model": model.state_dict(),
         "optimizers": [optimizer.state_dict() for optimizer in state.optimizers],
         "schedulers": [scheduler.state_dict() for scheduler in state.schedulers],

@@ -22,7 +22,7 @@ from events.interval import Interval
 from events.logger.destination import Destination
 from events.logger.logger import Logger
 from events.run import new_run_name
-from events.state import Phase, RunStatus, State
+from events.state import Phase, State
 from events.timestamp import Time, Timestamp
 
 from . import distributed
@@ -247,7 +247,7 @@ class Trainer:
             if state.eval_dataloader is not None and self._evaluated_at != state.timestamp.batch:
                 self._evaluate_all()
             self.engine.run_event(Event.FIT_END)
-            state.status = RunStatus.COMPLETED
+            state.end_training()
 
     def _restore_random_state(self) -> None:
         """Restores the random state of the checkpoint: draws before training do not count."""

@@ -729,7 +729,7 @@ def test_an_engine_leaves_nothing_behind_at_exit_once_it_is_closed():
 def _engines_to_close():
     """Returns the number of finalizers that would close an open engine."""
     found = weakref.finalize._registry.copy().values()
-    return sum(finalizer.func.__name__ == "_close_unclosed" for finalizer in found)
+    return sum(getattr(finalizer.func, "__name__", "") == "_close_unclosed" for finalizer in found)
 
 
 PROGRAM = """
@@ -900,3 +900,36 @@ def test_a_closed_run_accepts_no_callback():
 
     with pytest.raises(EngineClosedError):
         logger.attach(Listener())
+
+
+def test_an_engine_takes_the_callbacks_of_the_state_as_composers_does():
+    """A list in `state.callbacks` is used; destinations in it are not called twice, nor those of an earlier engine."""
+    heard = []
+
+    class Named(Callback):
+        def __init__(self, name, *args, **kwargs):
+            super().__init__(name, *args, **kwargs)
+            self.name = name
+
+        def fit_start(self, state, logger):
+            heard.append(self.name)
+
+    class Destination(LoggerDestination):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+
+        def fit_start(self, state, logger):
+            heard.append("destination")
+
+    state, destination = State("mine"), Destination("ignored", key=1)
+    state.callbacks = [Named("first", key=1), destination, Named("second")]
+    logger = Logger(state, [destination])
+    engine = Engine(state, logger)
+    engine.run_event("fit_start")
+    engine.close()
+
+    assert heard == ["first", "second", "destination"]
+    again = Engine(state, Logger(state))
+    again.run_event("fit_start")
+    again.close()
+    assert len(heard) == 3

@@ -1,6 +1,7 @@
 """What a run is: complete from its name alone, placed by the environment, stopped on request."""
 
 from datetime import timedelta
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -185,3 +186,67 @@ def test_two_states_share_nothing():
     assert other.train_metrics == {}
     assert one != other
     assert len({one, other}) == 2
+
+
+def test_a_reason_to_stop_makes_the_run_stopped():
+    """The first reason counts; without one the run is completed; `begin_training` resets both."""
+    state = State("mine")
+
+    state.stop_training("loss is below 0.1")
+    state.stop_training("another reason")
+    state.end_training()
+
+    assert (state.is_stopping, state.status, state.stop_reason) == (
+        True,
+        RunStatus.STOPPED,
+        "loss is below 0.1",
+    )
+    state.begin_training()
+    state.stop_training()
+    state.end_training()
+    assert (state.status, state.stop_reason) == (RunStatus.COMPLETED, None)
+
+
+def test_parts_of_a_batch_are_read_and_replaced_as_in_composer():
+    """By index, name, attribute, function, or a pair of functions."""
+    state = State("mine")
+    state.batch = (1, 2)
+    state.batch_set_item(1, 5)
+
+    assert (state.batch, state.batch_get_item(1)) == ((1, 5), 5)
+    assert state.batch_get_item(lambda batch: batch[0]) == 1
+    state.batch_set_item((lambda batch: batch[0], lambda _, value: [value]), "new")
+    assert state.batch == ["new"]
+    state.batch = {"x": 1}
+    state.batch_set_item("x", 3)
+    assert state.batch_get_item("x") == 3
+    state.batch = SimpleNamespace(x=1)
+    state.batch_set_item("x", 3)
+    assert state.batch_get_item("x") == 3
+    with pytest.raises(KeyError, match=r"batch \(SimpleNamespace\) has no part 'y'"):
+        state.batch_get_item("y")
+
+
+def test_the_device_is_torchs_and_has_composers_methods():
+    """Torch takes it as a device, it equals the device, and it moves tensors."""
+    state = State("mine", device=torch.device("cpu"))
+
+    assert state.device == torch.device("cpu") == state.device
+    assert state.device != torch.device("meta")
+    assert (state.device.type, state.device.index, state.device.name) == ("cpu", None, "cpu")
+    assert torch.zeros(2, device=state.device).to(state.device).device == state.device
+    state.device = "meta"
+    assert state.device.tensor_to_device(torch.zeros(2)).is_meta
+    assert state.device.module_to_device(torch.nn.Linear(1, 1)).weight.is_meta
+    state.device = torch.device("cuda", 1)
+    assert (state.device.type, state.device.index, state.device.name) == ("cuda", 1, "gpu")
+
+
+def test_precision_and_length_have_values_as_in_composer():
+    """Both compare with plain values too; an unknown precision is an error."""
+    state = State("mine", precision="AMP_BF16", dataloader_len=5)
+
+    assert (state.precision.value, state.precision) == ("amp_bf16", "amp_bf16")
+    assert (state.dataloader_len.value, state.dataloader_len, int(state.dataloader_len)) == (5, 5, 5)
+    with pytest.raises(ValueError, match=r"precision must be one of fp32, .*, got 'int4'"):
+        state.precision = "int4"

@@ -30,6 +30,7 @@ OWN_FIELDS = ("run", "age", "duration", *FIELDS)
 _STYLES = {
     "running": "green",
     "completed": None,
+    "stopped": None,
     "finished": None,
     "failed": "red",
     "failed to write": "red",

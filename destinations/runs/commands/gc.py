@@ -50,7 +50,7 @@ __all__ = ["gc"]
 
 _INDEXES = (ARTIFACTS_INDEX, HISTOGRAMS_INDEX, MEDIA_INDEX, TABLES_INDEX, TEXTS_INDEX, TRACES_INDEX)
 # "unknown" may well be a success.
-_KEPT_STATUSES = {"completed", "finished", "unknown"}
+_KEPT_STATUSES = {"completed", "stopped", "finished", "unknown"}
 _WEIGHTS = frozenset(
     (
         ".bin",

@@ -75,6 +75,9 @@ def _show_head(run: Run, session: Session) -> None:
         f"ended by {value_text(run.sessions[-1]['exception'])}"
         if sessions and run.sessions[-1].get("exception")
         else "",
+        f"stopped: {value_text(run.sessions[-1]['stop_reason'])}"
+        if sessions and run.sessions[-1].get("stop_reason")
+        else "",
     ):
         if text:
             screen.line(text if screen.width is None else cut(text, screen.width))

@@ -443,7 +443,7 @@ class _Replay:
         if about.ended_at is not None:
             self._clock.now = about.ended_at
         status = about.run.status
-        if status in {"interrupted", "preempted"}:
+        if status in {"interrupted", "preempted", "stopped"}:
             self._state.status = RunStatus(status)
         elif status in {"failed", "killed", "orphaned"} or (
             status == "running" and about.run.record.heartbeat_at

@@ -46,7 +46,13 @@ _MAX_OLD_PARAM = 500
 _MAX_LIST_OF_TABLES = 4500
 _NAME_TAG = "metric_name."
 _CHANGED_TAG = "changed_param."
-_STATUSES = {"completed": "FINISHED", "failed": "FAILED", "interrupted": "KILLED", "preempted": "KILLED"}
+_STATUSES = {
+    "completed": "FINISHED",
+    "stopped": "FINISHED",
+    "failed": "FAILED",
+    "interrupted": "KILLED",
+    "preempted": "KILLED",
+}
 _VIDEO_SUFFIXES = {b"\x1aE\xdf\xa3": ".webm", b"GIF8": ".gif", b"RIFF": ".avi"}
 
 

@@ -285,7 +285,12 @@ def session_start_value(hyperparameters: Mapping[str, Any], seconds: float) -> A
 
 def session_end_value(status: str, seconds: float) -> Any:
     """Returns the end of a session for the hparams plugin."""
-    number_of = {"completed": "STATUS_SUCCESS", "failed": "STATUS_FAILURE", "interrupted": "STATUS_FAILURE"}
+    number_of = {
+        "completed": "STATUS_SUCCESS",
+        "stopped": "STATUS_SUCCESS",
+        "failed": "STATUS_FAILURE",
+        "interrupted": "STATUS_FAILURE",
+    }
     from tensorboard.plugins.hparams import api_pb2
 
     info = hparams_pb2.SessionEndInfo(

@@ -30,7 +30,7 @@ __all__ = ["WandBOptions", "WandBSink"]
 _log = logging.getLogger("destinations")
 
 _INT64 = 2**63
-_EXIT_CODES = {"completed": 0, "interrupted": 255}
+_EXIT_CODES = {"completed": 0, "stopped": 0, "interrupted": 255}
 _VIDEO_SUFFIXES = {b"\x1aE\xdf\xa3": "webm", b"GIF8": "gif", b"OggS": "ogg"}
 
 

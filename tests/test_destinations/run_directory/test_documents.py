@@ -13,6 +13,7 @@ import torch
 from destinations import LoggerDestination
 from destinations.run_directory.documents import SessionLog, flat_hyperparameters
 from destinations.run_directory.statistics import Statistics
+from destinations.runs import open_runs
 
 
 def strict(path):
@@ -319,3 +320,18 @@ def test_an_artifact_cannot_leave_the_folder(drive, tmp_path, name):
 
     with pytest.raises(ValueError, match="artifact name must be a relative path"):
         run.logger.upload_file(name, source)
+
+
+def test_a_run_that_was_stopped_says_why(drive, tmp_path):
+    """The status is "stopped", with the reason in the sidecar and in the line of the session; secrets are not."""
+    run = drive().fit()
+    run.state.stop_training("loss is below 0.1; password=hunter22")
+    run.state.end_training()
+    run.close()
+
+    data = strict(tmp_path / "run" / "sidecar.json")
+    session = json.loads((tmp_path / "run" / "sessions.jsonl").read_text().splitlines()[-1])
+    assert (data["status"], data["exception"]) == ("stopped", None)
+    assert data["stop_reason"] == session["stop_reason"] == "loss is below 0.1; password=[redacted]"
+    (found,) = open_runs(tmp_path)
+    assert (found.status, found.alive) == ("stopped", False)
