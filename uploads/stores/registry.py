@@ -38,9 +38,8 @@ class StoreFactory(Protocol):
 def register_store(scheme: str, factory: StoreFactory) -> None:
     """Adds a store for a URI scheme to the table, for this process.
 
-    Uploads to a remote store run in a worker process, which does not know of this call: a package should use
-        the entry point, or
-    `UploadQueue` needs `isolation="threads"`.
+    Uploads to a remote store run in a worker process, in which this call was not made: a package should use
+    the entry point, or `UploadQueue` needs `isolation="threads"`.
 
     Args:
         scheme: In lower case, such as "webdav".
@@ -128,10 +127,15 @@ def _open_path(path: str, options: dict[str, Any]) -> Store:
 
     if not path:
         raise ValueError("a store needs a path or a URI, got an empty string")
-    scheme = path.partition(":")[0]
-    if scheme != path and scheme in _factories:
+    scheme, colon, _ = path.partition(":")
+    if colon and scheme in _factories:
         raise ValueError(
             f"'://' is missing after the scheme in {path!r}. Give a string, since a Path drops a slash."
+        )
+    scheme, slashes, rest = path.partition("//")
+    if slashes and scheme in _factories:
+        raise ValueError(
+            f"a ':' is missing in {path!r}; did you mean '{scheme}://{rest}'? For a folder, give ./{path}"
         )
     return LocalStore(path, **options)
 
@@ -178,6 +182,8 @@ def _open_cloud(location: StoreLocation, **options: Any) -> Store:
 def _bucket_and_prefix(location: StoreLocation) -> tuple[str, str]:
     if location.username is not None:
         raise _credentials_error(location.scheme)
+    if not location.authority:
+        raise ValueError(f"a {location.scheme}:// URI needs a bucket: {location.scheme}://bucket/prefix")
     prefix = location.path.removeprefix("/")
     if any(part in {".", ".."} for part in prefix.split("/")):
         raise ValueError(f"a store's prefix cannot have a part '.' or '..', got {prefix!r}")
