@@ -7,8 +7,8 @@ and prepares the next segment in advance, so that the training thread rarely ope
 beside it, an appended row took a mean of 10 to 194 µs with stalls of 5 ms, a mapped one 1.3 µs
 (docs/performance.md).
 
-**Threading.** Any thread may call `append`. It takes no lock: one call into the mapping writes the whole
-row, or fails if the segment is full. Everything else (new names, the next segment, pending rows) happens
+**Threading.** Any thread may call `append`. `try_append` takes no lock: one call into the mapping writes the
+whole row, or fails if the segment is full. Everything else (new names, the next segment, pending rows) happens
 under one lock. `prepare`, `request_sample` and `SegmentReader` belong to the writer thread.
 
 **Signals.** A handler may log or raise between any two instructions. Therefore the steps of switching to the
@@ -29,7 +29,7 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import attrs
 
@@ -140,12 +140,8 @@ class SegmentReader:
             os.close(self._owned)
 
 
-class Append(Protocol):
-    """The call that logs a row; see `Journal.append`."""
-
-    def __call__(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-        """Appends a row."""
-
+Append = Callable[[Mapping[str, Any], int | None], bool]
+"""The call that logs most rows; see `Journal.try_append`."""
 
 SEGMENT_BYTES = 1 << 20
 PENDING_BYTES = 64 << 20
@@ -184,7 +180,7 @@ class _ActiveSegment:
     by_names: dict[tuple[str, ...], _Schema] = attrs.field(factory=dict)
     by_length: dict[int, _Schema] = attrs.field(factory=dict)
     """The schema of the last row of each length, for the fast path."""
-    append: Append = attrs.field(init=False)
+    try_append: Append = attrs.field(init=False)
     is_abandoned: bool = False
     """Whether the next segment does not depend on this one."""
 
@@ -216,7 +212,7 @@ class Journal:
         on_full: called in the logging thread with the error that prevented a new segment.
         on_refused: called in the logging thread with the kind of refusal and a message, for values that are
             not accepted and for too many names.
-        on_append: called with the new `append` whenever it changes, which it does for each segment.
+        on_append: called with the new `try_append` whenever it changes, which it does for each segment.
         clock: the current time in seconds since 1970.
         make_segment: makes a segment from path, number and size; replaces `map_file`.
     """
@@ -263,8 +259,12 @@ class Journal:
         """Durations of sampled calls, in nanoseconds."""
         self.segments: deque[Segment] = deque()
         """The undrained segments of this session; the last one is current."""
-        self.append: Append = self._refuse
-        """Writes a row of numbers of any type, including numpy's; replaced with each segment."""
+        self.try_append: Append = _never
+        """Writes a row of Python's numbers with the names of an earlier one; returns whether it did.
+
+        It returns False, and has written nothing, for all else: other values, new names, a full segment.
+        Replaced with each segment.
+        """
         self._first_number = _last_number(folder) + 1
         self._first_follows = end_of_journal(folder)
         self._writing: _ActiveSegment | None = None
@@ -274,14 +274,22 @@ class Journal:
 
     # --- the training thread --------------------------------------------------------------------------------
 
+    def append(self, metrics: Mapping[str, float], step: int | None = None) -> None:
+        """Writes a row of numbers of any type, including numpy's.
+
+        Raises:
+            RecordError: the journal is closed, or a value is no number.
+        """
+        if not self.try_append(metrics, step):
+            self._append_slow(metrics, step)
+
     def _fast_append(self, writing: _ActiveSegment) -> Append:
         """Returns the function called for each row; all it needs is in local variables."""
-        by_length, write = writing.by_length, writing.segment.write
-        state, slow = self._state, self._append_slow
+        by_length, write, state = writing.by_length, writing.segment.write, self._state
         now, dumps, adler32, pack = self._clock, marshal.dumps, zlib.adler32, HEADER.pack
         are_numbers = _NUMBERS.issuperset
 
-        def append(metrics: Mapping[str, float], step: int | None = None) -> None:
+        def try_append(metrics: Mapping[str, Any], step: int | None) -> bool:
             # Exactly dict: a defaultdict would make up values for the keys of another row.
             if type(metrics) is dict:
                 try:
@@ -296,20 +304,16 @@ class Journal:
                         and are_numbers(map(type, values))
                     ):
                         write(pack(len(data), adler32(data)) + data)
-                        return
+                        return True
                 except (KeyError, ValueError, OSError):
                     # New names, a full segment, or a value that is not a plain number.
                     pass
-            slow(metrics, step)
+            return False
 
-        return append
+        return try_append
 
-    def _append_slow(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-        """Handles what the fast path cannot: other number types, new names, a new segment, a timing sample.
-
-        Raises:
-            RecordError: the journal is closed, or a value is no number.
-        """
+    def _append_slow(self, metrics: Mapping[str, float], step: int | None) -> None:
+        """Handles what the fast path cannot: other number types, new names, a new segment, a timing sample."""
         if step is not None and type(step) is not int:
             step = operator.index(step)
         row = _plain(metrics)
@@ -319,7 +323,7 @@ class Journal:
             self.counts.dropped += 1
             return
         if self._is_closed:
-            self._refuse(metrics)
+            raise RecordError("cannot log metrics: the run is closed. Log between init and post_close.")
         row = self._without_unwritable(row)
         if not row:
             return
@@ -410,9 +414,9 @@ class Journal:
             return False
         writing.by_length[len(row)] = schema
         start = time.perf_counter_ns()
-        writing.append(row, step)
+        is_written = writing.try_append(row, step)
         self.samples_ns.append(time.perf_counter_ns() - start)
-        return True
+        return is_written
 
     def mark_resume(self, step: int, at: float | None) -> None:
         """Marks earlier rows beyond a step as abandoned; see `frames.Resume`."""
@@ -601,18 +605,15 @@ class Journal:
 
     def _activate(self, segment: "Segment") -> _ActiveSegment:
         writing = _ActiveSegment(segment)
-        writing.append = self._fast_append(writing)
+        writing.try_append = self._fast_append(writing)
         return writing
 
     def _publish(self) -> None:
         """Points the fast path to the current segment."""
         writing = self._writing
-        if writing is not None and self.append is not writing.append and not self._is_closed:
-            self._on_append(writing.append)
-            self.append = writing.append
-
-    def _refuse(self, metrics: Mapping[str, float], step: int | None = None) -> NoReturn:
-        raise RecordError("cannot log metrics: the run is closed. Log between init and post_close.")
+        if writing is not None and self.try_append is not writing.try_append and not self._is_closed:
+            self._on_append(writing.try_append)
+            self.try_append = writing.try_append
 
     # --- the writer thread ----------------------------------------------------------------------------------
 
@@ -672,9 +673,9 @@ class Journal:
         """Ends writing and removes the spare; the segments stay."""
         with self._lock:
             self._is_closed = True
-            self.append = self._refuse
+            self.try_append = _never
             if self._writing is not None:
-                # Another thread may still hold its `append`.
+                # Another thread may still hold its `try_append`.
                 self._writing.segment.seal()
             self.request_sample()
             unused = [*self._spares, *([self._next] if self._next is not None else [])]
@@ -683,6 +684,10 @@ class Journal:
         for segment in unused:
             if segment not in self.segments:
                 segment.discard()
+
+
+def _never(*_: object) -> bool:
+    return False
 
 
 def _last_number(folder: Path) -> int:

@@ -359,7 +359,7 @@ class RunDirectory(LoggerDestination):
 
     def _release(self) -> None:
         stop_calling_in_forked_children(self.forget_in_child)
-        self.__dict__.pop("log_metrics", None)
+        self.__dict__.pop("try_log_metrics", None)
         self._close_state()
 
     def _wake_writer(self) -> None:
@@ -368,6 +368,10 @@ class RunDirectory(LoggerDestination):
             writer.timer.wake()
 
     # --- records --------------------------------------------------------------------------------------------
+
+    def try_log_metrics(self, metrics: Mapping[str, Any], step: int) -> bool:
+        """Packs one row of plain numbers into the journal; False if it needs `log_metrics`."""
+        return False  # Replaced by the journal's own function while the run is open; see `_bind_append`.
 
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         """Packs one row into the journal; buffers it before `init`."""
@@ -522,9 +526,9 @@ class RunDirectory(LoggerDestination):
         return mmap.mmap(fd, size)
 
     def _bind_append(self, append: Append) -> None:
-        """Replaces `log_metrics` of this object by the journal's `append`, unless a subclass overrides it."""
+        """Replaces `try_log_metrics` by the journal's function, unless a subclass overrides `log_metrics`."""
         if type(self).log_metrics is RunDirectory.log_metrics:
-            self.__dict__["log_metrics"] = append
+            self.__dict__["try_log_metrics"] = append
 
     def _media_stats(self) -> dict[str, Any]:
         if self._lane is None or self._media is None:
@@ -544,7 +548,7 @@ class RunDirectory(LoggerDestination):
     def forget_in_child(self) -> None:
         """Silences a forked child: threads, lock and files belong to its parent."""
         writer = self._writer
-        self.__dict__.pop("log_metrics", None)
+        self.__dict__.pop("try_log_metrics", None)
         self._writer = self._documents = self._sessions = self._media = self._lane = None
         self._is_silent = True
         if writer is not None:
@@ -554,7 +558,7 @@ class RunDirectory(LoggerDestination):
         """Returns the arguments of the constructor: a copy is closed and can be opened in another process."""
         closed = RunDirectory.__new__(RunDirectory)
         closed.__dict__.update(self.__dict__)
-        closed.__dict__.pop("log_metrics", None)
+        closed.__dict__.pop("try_log_metrics", None)
         closed._close_state()  # noqa: SLF001  # of this class
         return closed.__dict__
 

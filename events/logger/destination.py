@@ -13,7 +13,7 @@ import attrs
 
 from events.state import Phase, State
 
-__all__ = ["RECORD_KINDS", "Destination", "RecordKind", "WriteRate", "WriteSchedule"]
+__all__ = ["RECORD_KINDS", "Destination", "MetricsPacker", "RecordKind", "WriteRate", "WriteSchedule"]
 
 Aggregate = Literal["last", "first", "mean", "min", "max", "sum", "count"]
 
@@ -227,3 +227,18 @@ class Destination(Protocol):
 
     def flush(self) -> None:
         """Writes what is buffered."""
+
+
+class MetricsPacker(Destination, Protocol):
+    """A destination that finds out while it packs metrics whether they are plain numbers.
+
+    A `Logger` offers metrics to the first of its destinations that is one before it looks at them itself,
+    which would take longer than to pack them.
+    """
+
+    def try_log_metrics(self, metrics: Mapping[str, Any], step: int) -> bool:
+        """Takes metrics that are a dict of `float`, `int` and `bool` by names that are strings.
+
+        Returns whether it took them; otherwise, or if it raises, it has taken nothing, and `log_metrics` gets
+        them once the logger has checked and converted them.
+        """

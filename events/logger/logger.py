@@ -21,10 +21,19 @@ from events.state import State
 from . import checks
 from .checks import check_file
 from .delivery import Delivery
-from .destination import Destination
+from .destination import Destination, MetricsPacker
 from .device import DeviceCopies
 from .faults import Faults
-from .values import are_plain_types, is_plain, plain_config, quick_host_metrics, safe_text, short_repr
+from .values import (
+    are_plain_types,
+    are_real,
+    is_plain,
+    plain_config,
+    quick_host_metrics,
+    read_numbers,
+    safe_text,
+    short_repr,
+)
 
 __all__ = ["Logger", "whole_step"]
 
@@ -96,6 +105,11 @@ class Logger:
         self.is_busy = False
         # Callbacks that joined a run in progress; an attribute, because the engine checks it at each event.
         self.attached: tuple[AttachedCallback, ...] = ()
+        # The destination that packs metrics without a look at their values first, and all others.
+        self._packer = _packer_of(self._destinations)
+        self._unpacked = tuple(one for one in self._destinations if one is not self._packer)
+        # Whether the last metrics were Python's numbers: then the next ones probably are.
+        self._expects_plain = self._packer is not None
         # Whether `log_metrics` has to do more than to convert values and call the destinations.
         self._is_slow_path = False
         # Whether that is only because of write rates.
@@ -129,7 +143,7 @@ class Logger:
         """Removes a callback added by `attach`; does nothing for others."""
         self.attached = tuple(one for one in self.attached if one is not callback)
 
-    def log_metrics(  # noqa: C901  # the hot path: a function more would cost a tenth of it
+    def log_metrics(  # noqa: C901, PLR0912  # the hot path: a function more would cost a tenth of it
         self, metrics: Mapping[str, Any], step: int | None = None
     ) -> None:
         """Logs scalars.
@@ -150,20 +164,30 @@ class Logger:
         if self._is_slow_path or self.faults.consecutive_failures:
             self._log_metrics_slow(metrics, step)  # type: ignore[arg-type]
             return
-        # This runs in C: a third of a microsecond for ten numbers. A function call would add half as much.
         values: Mapping[str, Any] | None = metrics
+        destinations = self._destinations
         try:
-            if are_plain_types(map(type, metrics.values())):
+            # Ten floats take 1.2 µs where a packer checks them while it packs; 1.8 if they are looked at before.
+            if self._expects_plain and self._packer.try_log_metrics(metrics, step):  # type: ignore[union-attr,arg-type]
+                destinations = self._unpacked
+            # This runs in C: a third of a microsecond for ten numbers. A function call would add half as much.
+            elif are_plain_types(map(type, metrics.values())):
                 "".join(metrics)
+                self._expects_plain = self._packer is not None
             else:
-                values = quick_host_metrics(metrics)
-        except Exception:  # noqa: BLE001  # no mapping, no string: the slow path reports it
+                values, self._expects_plain = read_numbers(metrics), False
+                if self._packer is not None and values and self._packer.try_log_metrics(values, step):  # type: ignore[arg-type]
+                    destinations = self._unpacked
+                elif values is not None and not are_real(values):
+                    values = None
+        except Exception as error:  # noqa: BLE001  # no mapping, no string: the slow path reports it
+            self.faults.raise_if_foreign(error)
             values = None
         if values is None:
             self._log_any_metrics(metrics, step)  # type: ignore[arg-type]
             return
         refusal = None
-        for destination in self._destinations:
+        for destination in destinations:
             try:
                 destination.log_metrics(values, step)
             except RecordError as error:
@@ -665,6 +689,10 @@ def _prefix(before: str, name: Any) -> str:
     if not isinstance(name, str) or not name:
         raise RecordError(f'namespace must be a name, got {short_repr(name)}. Write namespace("train").')
     return f"{before}{name}/"
+
+
+def _packer_of(destinations: Iterable[Any]) -> MetricsPacker | None:
+    return next((one for one in destinations if hasattr(one, "try_log_metrics")), None)
 
 
 def _as_destinations(destinations: Any) -> tuple[Destination, ...]:

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 __all__ = [
     "BinnedValues",
     "FlatMetrics",
+    "are_plain_types",
+    "are_real",
     "flatten_metrics",
     "host_metrics",
     "is_function",
@@ -34,6 +36,7 @@ __all__ = [
     "is_plain",
     "plain_config",
     "quick_host_metrics",
+    "read_numbers",
     "safe_text",
     "short_repr",
     "to_host",
@@ -314,6 +317,7 @@ class _TorchHooks:
     """What the fast path needs of torch, once the program has imported it; never imported here."""
 
     tensor_types: frozenset[type] = frozenset()
+    item: Callable[[Any], Any] = staticmethod(lambda tensor: tensor.item())
     has_cuda: Callable[[], bool] = staticmethod(lambda: True)
 
 
@@ -321,6 +325,7 @@ def _tensor_types() -> frozenset[type]:
     torch = sys.modules.get("torch")
     if torch is not None and not _TorchHooks.tensor_types and hasattr(torch, "nn"):
         _TorchHooks.has_cuda = torch.cuda.is_initialized
+        _TorchHooks.item = torch.Tensor.item
         _TorchHooks.tensor_types = frozenset({torch.Tensor, torch.nn.Parameter})
     return _TorchHooks.tensor_types
 
@@ -332,20 +337,36 @@ def quick_host_metrics(metrics: Any) -> dict[str, float] | None:
     `Tensor.item`.
     """
     try:
-        if type(metrics) is not dict:
-            # A TensorDict is a mapping, but iterates over its batch.
-            metrics = dict(metrics.items())
-        numbers = _numbers_of(metrics)
-        # A complex number shows in the sum; this is faster than to check each value.
-        if numbers is not None and type(sum(numbers.values())) is not complex:
-            "".join(numbers)
+        numbers = read_numbers(metrics)
+        if numbers is not None and are_real(numbers):
             return numbers
     except Exception:  # noqa: BLE001, S110  # not a mapping, many elements: the slow path reports it
         pass
     return None
 
 
-def _numbers_of(metrics: dict[str, Any]) -> dict[str, float] | None:
+def are_real(numbers: dict[str, Any]) -> bool:
+    """Returns whether what `read_numbers` returned are real numbers.
+
+    Raises:
+        TypeError: a name is not a string.
+    """
+    "".join(numbers)
+    # A complex number shows in the sum; this is faster than to check each value.
+    return type(sum(numbers.values())) is not complex
+
+
+def read_numbers(metrics: Any) -> dict[str, Any] | None:
+    """Returns Python's numbers and tensors in host memory as numbers, None if there are others.
+
+    The numbers may be complex, and the names may not be strings; see `are_real`.
+
+    Raises:
+        Exception: metrics are not a mapping, or a tensor has many elements.
+    """
+    if type(metrics) is not dict:
+        # A TensorDict is a mapping, but iterates over its batch.
+        metrics = dict(metrics.items())
     tensor_types = _TorchHooks.tensor_types or _tensor_types()
     values = metrics.values()
     # Without CUDA, tensors need not be checked one by one: other devices are waited for.
@@ -353,11 +374,8 @@ def _numbers_of(metrics: dict[str, Any]) -> dict[str, float] | None:
     if tensor_types.issuperset(map(type, values)):
         if look and not all(map(_is_cpu, values)):
             return None
-        # A copy is allocated at its final size.
-        numbers = metrics.copy()
-        for name, value in numbers.items():
-            numbers[name] = value.item()
-        return numbers
+        # All in C: a loop would take a microsecond more for ten tensors.
+        return dict(zip(metrics, map(_TorchHooks.item, values), strict=True))
     numbers = {}
     for name, value in metrics.items():
         kind = type(value)
