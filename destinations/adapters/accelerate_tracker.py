@@ -8,8 +8,8 @@ from typing import Any
 
 from events import Callback, Destination, Logger
 
-from .media import log_images
-from .session import Session, as_tuple, missing_package_error, plain_values
+from .media import log_images, log_table
+from .session import Session, as_tuple, log_values, missing_package_error
 
 try:
     from accelerate.tracking import GeneralTracker, on_main_process
@@ -82,15 +82,7 @@ class AccelerateTracker(GeneralTracker):
     def log(self, values: Mapping[str, Any], step: int | None = None, **kwargs: Any) -> None:
         """Logs scalars as metrics, strings as texts, and other values as traces."""
         step = self._next_step if step is None else int(step)
-        metrics, others = plain_values(values)
-        logger = self.tracker
-        if metrics:
-            logger.log_metrics(metrics, step)
-        for name, value in others.items():
-            if isinstance(value, str):
-                logger.log_text(value, name=name, step=step)
-            else:
-                logger.log_traces({name: value})
+        log_values(self.tracker, values, step)
         self._next_step = max(self._next_step, step + 1)
         self._session.advance_to(step)
 
@@ -111,9 +103,7 @@ class AccelerateTracker(GeneralTracker):
         **kwargs: Any,
     ) -> None:
         """Logs a table: columns and rows, or a data frame."""
-        if dataframe is not None:
-            columns, data = [str(name) for name in dataframe.columns], dataframe.to_numpy().tolist()
-        self.tracker.log_table(list(columns or ()), list(data or ()), name=table_name, step=step)
+        log_table(self.tracker, table_name, columns, data, dataframe, step)
 
     @on_main_process
     def finish(self) -> None:

@@ -6,19 +6,22 @@ inherit from both. Everything runs in the training thread.
 
 import importlib
 import importlib.util
+import logging
 import math
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Self
 
+from destinations.base import LoggerDestination
 from destinations.run_directory import RunDirectory
 from events import Callback, Destination, Event, Logger, RunStatus, Time, Timestamp, TimeUnit
 
-from .media import log_images, log_videos
-from .session import Session, as_tuple, missing_package_error, samples_in
+from .media import WandbMedia
+from .session import Session, as_tuple, log_values, missing_package_error, samples_in
+from .watch import ModelHistograms
 
 __all__ = ["LightningEvents", "LightningLogger", "RegistryLogger"]
 
@@ -48,6 +51,8 @@ _LOGGERS, _CALLBACKS = _class_trees()
 _LoggerBase: Any = type("_LoggerBase", _LOGGERS, {})
 _CallbackBase: Any = type("_CallbackBase", _CALLBACKS, {})
 
+_log = logging.getLogger("destinations")
+
 # Key of our state in Lightning checkpoints.
 _KEY = "training_destinations"
 
@@ -55,19 +60,24 @@ _KEY = "training_destinations"
 class LightningEvents(_CallbackBase):
     """Fires our events in a Lightning `Trainer` and advances the timestamp.
 
-    Made by `LightningLogger.callback()`; docs/adapters.md maps hooks to events. With gradient accumulation, a
-    batch of ours is one optimizer step, so that `timestamp.batch` is the step that Lightning logs; a batch of
-    Lightning is a microbatch.
+    Made by `LightningLogger.callback()`; docs/adapters.md maps hooks to events. Made without arguments, as
+    from a configuration file of `LightningCLI`, it joins the first `LightningLogger` of the trainer.
+
+    With gradient accumulation, a batch of ours is one optimizer step, so that `timestamp.batch` is the step
+    that Lightning logs; a batch of Lightning is a microbatch.
 
     Args:
-        session: the run.
-        read_rank: sets the rank of the session from Lightning.
+        logger: the logger whose events it fires. Default: the trainer's first `LightningLogger`.
     """
 
-    def __init__(self, session: Session, read_rank: Callable[[], None]) -> None:
+    # Set by `_join`, before any other hook.
+    _session: Session
+    _read_rank: Callable[[], None]
+
+    def __init__(self, logger: "LightningLogger | None" = None) -> None:
         super().__init__()
-        self._session = session
-        self._read_rank = read_rank
+        if logger is not None:
+            self._join(logger)
         self.is_attached = False
         self._saved: dict[str, Any] | None = None
         self._is_inside_batch = False
@@ -75,11 +85,26 @@ class LightningEvents(_CallbackBase):
         self._samples = 0
         self._dataloader_index = 0
 
+    def _join(self, logger: "LightningLogger") -> None:
+        self._session, self._read_rank = logger.join(self)
+
     # --- the run
     # -----------------------------------------------------------------------------------------------------
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Opens the run."""
+        """Opens the run.
+
+        Raises:
+            ValueError: it was made without a logger, and the trainer has no `LightningLogger`.
+        """
+        if not hasattr(self, "_session"):
+            ours = [one for one in trainer.loggers if isinstance(one, LightningLogger)]
+            if not ours:
+                raise ValueError(
+                    f"LightningEvents needs a LightningLogger among the loggers of the trainer, got "
+                    f"{[type(one).__name__ for one in trainer.loggers]}. Pass logger=LightningLogger(...)."
+                )
+            self._join(ours[0])
         self.is_attached = True
         self._saved = None
         self._read_rank()
@@ -299,7 +324,7 @@ def _length(batches: Any, index: int | None = None) -> int | None:
     return int(batches) if isinstance(batches, int | float) and math.isfinite(batches) else None
 
 
-class LightningLogger(_LoggerBase):
+class LightningLogger(WandbMedia, _LoggerBase):
     """Logs the records of a Lightning `Trainer` to destinations.
 
     ```python
@@ -321,28 +346,40 @@ class LightningLogger(_LoggerBase):
     count of the run is the largest step logged.
 
     Args:
-        destinations: destinations that receive the records.
+        given: destinations that receive the records.
+        destinations: more of them, as a list; for configuration files.
         callbacks: callbacks of this project.
         run_name: name of the run. Default: environment variable `RUN_NAME`, else the folder name of a
             `RunDirectory`, else a generated name, which is an error with several ranks.
         save_dir: folder for checkpoints. Default: the folder of a `RunDirectory`, else chosen by Lightning.
         upload_checkpoints: pass each checkpoint to destinations that accept files, as `checkpoints/<name>`.
+        log_model: as of `WandbLogger`: "all" is `upload_checkpoints=True`; True uploads the checkpoints that
+            are kept at the end of a successful `fit`.
         raise_errors: raise errors of destinations instead of reporting them; for tests.
     """
 
     def __init__(
         self,
-        *destinations: Destination,
-        callbacks: Callback | Iterable[Callback] = (),
+        *given: Destination,
+        destinations: Sequence[LoggerDestination] = (),
+        callbacks: Callback | Sequence[Callback] = (),
         run_name: str | None = None,
         save_dir: str | os.PathLike[str] | None = None,
         upload_checkpoints: bool = False,
+        log_model: bool | Literal["all"] = False,
         raise_errors: bool = False,
     ) -> None:
         super().__init__()
-        self._session = Session(destinations, as_tuple(callbacks), run_name, raise_errors=raise_errors)
+        if log_model not in {True, False, "all"}:
+            raise ValueError(f'log_model must be True, False or "all", got {log_model!r}.')
+        self._session = Session(
+            (*given, *destinations), as_tuple(callbacks), run_name, raise_errors=raise_errors
+        )
         self._save_dir = save_dir
-        self._upload_checkpoints = upload_checkpoints
+        self._upload_checkpoints = upload_checkpoints or log_model == "all"
+        self._upload_last = log_model is True
+        self._checkpoint_callbacks: dict[int, Any] = {}
+        self._is_watch_due = False
         self._events: LightningEvents | None = None
         self._is_requeued = False
 
@@ -390,87 +427,89 @@ class LightningLogger(_LoggerBase):
 
     def callback(self) -> LightningEvents:
         """Returns the callback that fires our events, always the same object, for the same trainer."""
-        if self._events is None:
-            self._events = LightningEvents(self._session, self._read_rank)
-        return self._events
+        return LightningEvents(self) if self._events is None else self._events
+
+    def join(self, events: LightningEvents) -> tuple[Session, Callable[[], None]]:
+        """Makes a callback the one that fires the events; returns the run, and what reads its rank.
+
+        Raises:
+            ValueError: another callback does so.
+        """
+        if self._events is not None:
+            raise ValueError(
+                "LightningLogger must have one callback that fires its events, got a second one. "
+                "Pass logger.callback(), or LightningEvents() once for each logger."
+            )
+        self._events = events
+        return self._session, self._read_rank
 
     # --- records
     # -----------------------------------------------------------------------------------------------------
 
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
-        """Logs metrics."""
+        """Logs numbers as metrics, strings as texts, and other values as traces."""
         session = self._session
         if not session.is_open:
             self._read_rank()
         try:
-            session.logger.log_metrics(metrics, step)
+            log_values(session.logger, metrics, step)
         finally:
             if self._events is None or not self._events.is_attached:
                 epoch = metrics.get("epoch")
                 session.advance_to(step, epoch if isinstance(epoch, int | float) else None)
+                if self._is_watch_due:
+                    self._is_watch_due = False
+                    _log.warning(
+                        "watch() logs nothing: the trainer does not have the callback that fires events. "
+                        "Pass callbacks=[logger.callback()] to it."
+                    )
 
-    def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
-        """Logs hyperparameters; later calls add to earlier ones."""
-        self.experiment.log_hyperparameters(params)
+    def log_hyperparams(
+        self,
+        params: Any = None,
+        metrics: Mapping[str, Any] | None = None,
+        step: int | None = None,
+        **more: Any,
+    ) -> None:
+        """Logs hyperparameters; later calls add to earlier ones.
+
+        Args:
+            params: a mapping, namespace, dataclass or other configuration; None for none.
+            metrics: metrics to log with them, as with `TensorBoardLogger`.
+            step: the step of the metrics.
+            more: hyperparameters by name.
+        """
+        logger = self.experiment
+        if params is not None:
+            logger.log_hyperparameters(params)
+        if more:
+            logger.log_hyperparameters(more)
+        if metrics:
+            self.log_metrics(metrics, step)
+
+    def watch(
+        self,
+        model: Any,
+        log: Literal["gradients", "parameters", "all"] | None = "gradients",
+        log_freq: int = 100,
+        log_graph: bool = True,
+    ) -> None:
+        """Logs histograms of gradients and parameters, with the signature of `WandbLogger`.
+
+        Needs `callback()` among the callbacks of the trainer.
+
+        Args:
+            model: the model, or a part of it.
+            log: "gradients", "parameters", "all", or None for nothing.
+            log_freq: the number of steps from one record to the next.
+            log_graph: ignored.
+        """
+        self._session.add_callback(ModelHistograms(model, log, log_freq))
+        self._is_watch_due = True
 
     def log_graph(self, model: Any, input_array: Any = None) -> None:
         """Marks the run as running: Lightning calls this at the start of each stage. The graph is ignored."""
         self._session.begin_stage()
-
-    def log_image(
-        self,
-        key: str,
-        images: Any,
-        step: int | None = None,
-        caption: Sequence[str] | str | None = None,
-        masks: Sequence[Mapping[str, Any]] | None = None,
-        **_: Any,
-    ) -> None:
-        """Logs images, with the signature of Lightning's `WandbLogger`, on which many callbacks rely.
-
-        Args:
-            key: the name.
-            images: a list of arrays `(H, W, C)` or `(C, H, W)`, tensors `(C, H, W)`, PIL images, or paths.
-            step: the step; default: the number of completed batches.
-            caption: one per image; logged as the text `<key>/caption`.
-            masks: per image, by name, `{"mask_data": (H, W), "class_labels": {index: label}}`.
-        """
-        log_images(self.experiment, key, images, step, caption, masks)
-
-    def log_video(
-        self,
-        key: str,
-        videos: Any,
-        step: int | None = None,
-        caption: Sequence[str] | str | None = None,
-        fps: float | Sequence[float] | None = None,
-        format: str | Sequence[str] | None = None,  # noqa: A002  # the name that callers use
-        **_: Any,
-    ) -> None:
-        """Logs videos, with the signature of `WandbLogger`.
-
-        Args:
-            key: the name.
-            videos: a list of frames `(T, C, H, W)`, paths, or bytes of video files.
-            step: the step; default: the number of completed batches.
-            caption: one per video; logged as the text `<key>/caption`.
-            fps: frames per second, one for all or one per video; default for frames: 4, as in W&B.
-            format: ignored; detected from the file.
-        """
-        log_videos(self.experiment, key, videos, step, caption, fps)
-
-    def log_table(
-        self,
-        key: str,
-        columns: Sequence[str] | None = None,
-        data: Sequence[Sequence[Any]] | None = None,
-        dataframe: Any = None,
-        step: int | None = None,
-    ) -> None:
-        """Logs a table, columns and rows or a data frame, with the signature of `WandbLogger`."""
-        if dataframe is not None:
-            columns, data = [str(name) for name in dataframe.columns], dataframe.to_numpy().tolist()
-        self.experiment.log_table(list(columns or ()), list(data or ()), name=key, step=step)
 
     def save(self) -> None:
         """Does nothing: Lightning calls it after each record, and records are already safe then."""
@@ -483,9 +522,22 @@ class LightningLogger(_LoggerBase):
         )
         if not path:
             return
+        if self._upload_last:
+            self._checkpoint_callbacks[id(checkpoint_callback)] = checkpoint_callback
         logger, self._session.state.last_checkpoint = self.experiment, str(path)
         if self._upload_checkpoints and Path(path).is_file():
             logger.upload_file(f"checkpoints/{Path(path).name}", path, overwrite=True)
+
+    def _upload_kept_checkpoints(self) -> None:
+        callbacks, self._checkpoint_callbacks = self._checkpoint_callbacks.values(), {}
+        kept = {
+            str(path): None
+            for one in callbacks
+            for path in (*one.best_k_models, one.best_model_path, one.last_model_path)
+            if path and Path(path).is_file()
+        }
+        for path in kept:
+            self.experiment.upload_file(f"checkpoints/{Path(path).name}", path, overwrite=True)
 
     # --- the end
     # -----------------------------------------------------------------------------------------------------
@@ -503,6 +555,8 @@ class LightningLogger(_LoggerBase):
             self._session.state.status = RunStatus.PREEMPTED
         elif status == "success":
             self._is_requeued = False
+            if self._upload_last:
+                self._upload_kept_checkpoints()
             self._session.succeed()
         else:
             # Lightning calls this while handling the exception, but does not pass it.

@@ -1,4 +1,4 @@
-"""Logs images and videos in the form common among trackers: lists, with lists of captions."""
+"""Logs media and tables in the form common among trackers: lists, with lists of captions."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -6,13 +6,17 @@ from typing import Any
 
 from events import Logger
 
-__all__ = ["log_images", "log_videos"]
+__all__ = ["WandbMedia", "log_audios", "log_images", "log_table", "log_videos"]
 
 _CHANNELS = frozenset({1, 3, 4})
 _IMAGE_DIMENSIONS = 3
+_IMAGES_DIMENSIONS = 4
 _VIDEOS_DIMENSIONS = 5
+_SOUND_DIMENSIONS = 2
 # The default of wandb.Video.
 _DEFAULT_FPS = 4
+# The default of wandb.Audio.
+_DEFAULT_SAMPLE_RATE = 44_100
 
 
 def log_images(
@@ -23,8 +27,12 @@ def log_images(
     captions: Sequence[str] | str | None = None,
     masks: Sequence[Mapping[str, Any]] | None = None,
 ) -> None:
-    """Logs images, each channels-first or -last, as one record, and captions as a text."""
-    images = list(images) if isinstance(images, list | tuple) else [images]
+    """Logs images, each channels-first or -last, as one record, and captions as a text.
+
+    A batch of four dimensions is N images.
+    """
+    is_batch = len(getattr(images, "shape", ())) == _IMAGES_DIMENSIONS
+    images = list(images) if isinstance(images, list | tuple) or is_batch else [images]
     by_name: dict[str, list[Any]] = {}
     labels: dict[int, str] = {}
     for of_image in masks or ():
@@ -59,6 +67,45 @@ def log_videos(
     _log_captions(logger, name, captions, step)
 
 
+def log_audios(
+    logger: Logger,
+    name: str,
+    audios: Any,
+    step: int | None,
+    captions: Sequence[str] | str | None = None,
+    sample_rate: int | Sequence[int | None] | None = None,
+) -> None:
+    """Logs each sound as a separate record, and captions as a text.
+
+    Of a sound with two dimensions the smaller one is its channels: `(samples, channels)` as in W&B, or
+    `(channels, samples)`.
+    """
+    several = list(audios) if isinstance(audios, list | tuple) else [audios]
+    rates: list[Any] = list(sample_rate) if isinstance(sample_rate, list | tuple) else [sample_rate]
+    rates = rates * len(several) if len(rates) == 1 else rates
+    for audio, rate in zip(several, rates, strict=True):
+        sound = audio
+        shape = getattr(audio, "shape", ())
+        if len(shape) == _SOUND_DIMENSIONS and shape[0] > shape[1]:
+            sound = audio.T
+        logger.log_audio(sound, rate or _DEFAULT_SAMPLE_RATE, name=name, step=step)
+    _log_captions(logger, name, captions, step)
+
+
+def log_table(
+    logger: Logger,
+    name: str,
+    columns: Sequence[str] | None,
+    data: Sequence[Sequence[Any]] | None,
+    dataframe: Any,
+    step: int | None,
+) -> None:
+    """Logs a table: columns and rows, or a data frame."""
+    if dataframe is not None:
+        columns, data = [str(column) for column in dataframe.columns], dataframe.to_numpy().tolist()
+    logger.log_table(list(columns or ()), list(data or ()), name=name, step=step)
+
+
 def _channels_first(image: Any) -> Any:
     """Returns an image with channels first.
 
@@ -77,3 +124,103 @@ def _log_captions(logger: Logger, name: str, captions: Sequence[str] | str | Non
     if captions:
         lines = [captions] if isinstance(captions, str) else [str(caption) for caption in captions]
         logger.log_text("\n".join(lines), name=f"{name}/caption", step=step)
+
+
+class WandbMedia:
+    """Mixin with the media calls of Lightning's `WandbLogger`, on which many callbacks rely."""
+
+    @property
+    def experiment(self) -> Logger:
+        """The `Logger` of the run."""
+        raise NotImplementedError
+
+    def log_text(
+        self,
+        key: str,
+        columns: Sequence[str] | str | None = None,
+        data: Sequence[Sequence[str]] | None = None,
+        dataframe: Any = None,
+        step: int | None = None,
+    ) -> None:
+        """Logs a table of texts, with the signature of `WandbLogger`.
+
+        With a string in place of the columns, that is the text.
+        """
+        if isinstance(columns, str):
+            self.experiment.log_text(columns, name=key, step=step)
+        else:
+            log_table(self.experiment, key, columns, data, dataframe, step)
+
+    def log_audio(
+        self,
+        key: str,
+        audios: Any,
+        step: int | None = None,
+        caption: Sequence[str] | str | None = None,
+        sample_rate: int | Sequence[int | None] | None = None,
+        **_: Any,
+    ) -> None:
+        """Logs audio, with the signature of `WandbLogger`.
+
+        Args:
+            key: the name.
+            audios: a list of arrays `(samples,)`, `(samples, channels)` or `(channels, samples)`, float in
+                [-1, 1] or int16; or of paths or bytes of WAV files.
+            step: the step; default: the number of completed batches.
+            caption: one per sound; logged as the text `<key>/caption`.
+            sample_rate: samples per second, one for all or one per sound; default: 44,100, as in W&B.
+        """
+        log_audios(self.experiment, key, audios, step, caption, sample_rate)
+
+    def log_image(
+        self,
+        key: str,
+        images: Any,
+        step: int | None = None,
+        caption: Sequence[str] | str | None = None,
+        masks: Sequence[Mapping[str, Any]] | None = None,
+        **_: Any,
+    ) -> None:
+        """Logs images, with the signature of Lightning's `WandbLogger`.
+
+        Args:
+            key: the name.
+            images: a list of arrays `(H, W, C)` or `(C, H, W)`, tensors `(C, H, W)`, PIL images, or paths.
+            step: the step; default: the number of completed batches.
+            caption: one per image; logged as the text `<key>/caption`.
+            masks: per image, by name, `{"mask_data": (H, W), "class_labels": {index: label}}`.
+        """
+        log_images(self.experiment, key, images, step, caption, masks)
+
+    def log_video(
+        self,
+        key: str,
+        videos: Any,
+        step: int | None = None,
+        caption: Sequence[str] | str | None = None,
+        fps: float | Sequence[float] | None = None,
+        format: str | Sequence[str] | None = None,  # noqa: A002  # the name that callers use
+        **_: Any,
+    ) -> None:
+        """Logs videos, with the signature of `WandbLogger`.
+
+        Args:
+            key: the name.
+            videos: a list of frames `(T, C, H, W)`, paths, or bytes of video files.
+            step: the step; default: the number of completed batches.
+            caption: one per video; logged as the text `<key>/caption`.
+            fps: frames per second, one for all or one per video; default for frames: 4, as in W&B.
+            format: ignored; detected from the file.
+        """
+        log_videos(self.experiment, key, videos, step, caption, fps)
+
+    def log_table(
+        self,
+        key: str,
+        columns: Sequence[str] | None = None,
+        data: Sequence[Sequence[Any]] | None = None,
+        dataframe: Any = None,
+        step: int | None = None,
+    ) -> None:
+        """Logs a table, columns and rows or a data frame, with the signature of `WandbLogger`."""
+        log_table(self.experiment, key, columns, data, dataframe, step)

@@ -4,9 +4,12 @@ Adapters translate the hooks of a framework into calls of a session. Everything 
 """
 
 import contextlib
+import logging
 import os
 import sys
+import threading
 import time
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import timedelta
 from pathlib import Path
@@ -33,10 +36,20 @@ __all__ = [
     "SessionMixin",
     "as_tuple",
     "length_of",
+    "log_values",
     "missing_package_error",
     "plain_values",
     "samples_in",
 ]
+
+
+_log = logging.getLogger("destinations")
+
+_NUMBERS = frozenset({bool, int, float})
+_MAX_DEPTH = 20
+
+# The sessions that have been opened, and not collected since.
+_opened: "weakref.WeakSet[Session]" = weakref.WeakSet()
 
 
 def missing_package_error(package: str, extra: str | None, error: ImportError) -> ImportError:
@@ -81,15 +94,34 @@ def samples_in(batch: Any) -> int:
     return next((count for count in map(samples_in, parts) if count), 0)
 
 
+def flat_values(values: Mapping[Any, Any], separator: str = "/") -> dict[str, Any]:
+    """Returns nested mappings as one, the names joined with a separator.
+
+    Names that are not strings become strings. Of a name that comes twice, the last value is kept; mappings
+    nested more than 20 levels deep stay mappings.
+    """
+    flat: dict[str, Any] = {}
+
+    def collect(values: Mapping[Any, Any], prefix: str, depth: int) -> None:
+        for name, value in values.items():
+            if isinstance(value, Mapping) and depth < _MAX_DEPTH:
+                collect(value, f"{prefix}{name}{separator}", depth + 1)
+            else:
+                flat[f"{prefix}{name}"] = value
+
+    collect(values, "", 1)
+    return flat
+
+
 def plain_values(values: Mapping[Any, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Splits logged values into scalars and others, such as strings, lists and None.
 
-    Names that are not strings become strings.
+    Nested mappings are flattened, their names joined with "/". Names that are not strings become strings.
     """
     metrics: dict[str, Any] = {}
     others: dict[str, Any] = {}
-    for name, value in values.items():
-        (metrics if _is_scalar(value) else others)[str(name)] = value
+    for name, value in flat_values(values).items():
+        (metrics if _is_scalar(value) else others)[name] = value
     return metrics, others
 
 
@@ -100,19 +132,34 @@ def _is_scalar(value: Any) -> bool:
     return shape is not None and not isinstance(value, str) and all(size == 1 for size in shape)
 
 
+def log_values(logger: Logger, values: Mapping[Any, Any], step: int | None) -> None:
+    """Logs scalars as one record of metrics, strings as texts, and all other values as traces."""
+    if _NUMBERS.issuperset(map(type, values.values())):
+        logger.log_metrics(values, step)
+        return
+    metrics, others = plain_values(values)
+    if metrics:
+        logger.log_metrics(metrics, step)
+    for name, value in others.items():
+        if isinstance(value, str):
+            logger.log_text(value, name=name, step=step)
+        else:
+            logger.log_traces({name: value})
+
+
 class _FitGuard(Callback):
     """Marks a run as failed that is closed during `fit` without a known exception.
 
     If a trainer does not report exceptions, the run is closed at interpreter exit, where only uncaught
-    exceptions are
-    known: not `sys.exit`, nor exceptions caught by a notebook or a caller.
+    exceptions are known: not `sys.exit`, nor exceptions caught by a notebook or a caller.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_end_reported: bool) -> None:
         self.is_fitting = False
+        self._is_end_reported = is_end_reported
 
     def close(self, state: State, logger: Logger) -> None:
-        if self.is_fitting and state.status is RunStatus.COMPLETED:
+        if self.is_fitting and self._is_end_reported and state.status is RunStatus.COMPLETED:
             state.status = RunStatus.FAILED
 
 
@@ -129,6 +176,8 @@ class Session:
         run_name: name of the run. Default: environment variable `RUN_NAME`, else the folder name of a
             `RunDirectory`, else a generated name.
         raise_errors: raise errors of destinations instead of reporting them; for tests.
+        is_end_reported: whether the trainer reports the end of training. If it does, a run that is closed
+            before counts as failed; else only an exception counts as a failure.
     """
 
     def __init__(
@@ -138,16 +187,21 @@ class Session:
         run_name: str | None = None,
         *,
         raise_errors: bool = False,
+        is_end_reported: bool = True,
     ) -> None:
         self._destinations = tuple(destinations)
         self._callbacks = tuple(callbacks)
         self._raise_errors = raise_errors
+        self._is_end_reported = is_end_reported
         self._folder = next(
             (one.template for one in self._destinations if isinstance(one, RunDirectory)), None
         )
+        # What the first run was called, and where it was, before `begin_new_run`.
+        self._first_folder = self._folder
         given = run_name or os.environ.get("RUN_NAME") or self._name_of_folder()
         self._is_name_agreed = given is not None
-        self._reset(given or new_run_name())
+        self._first_name = given or new_run_name()
+        self._reset(self._first_name)
 
     def _name_of_folder(self) -> str | None:
         return None if self._folder is None or "{" in self._folder else Path(self._folder).name or None
@@ -156,12 +210,15 @@ class Session:
         self.state = State(run_name, timestamp=timestamp or Timestamp())
         self._logger: Logger | None = None
         self._engine: Engine | None = None
-        self._fit_guard = _FitGuard()
+        self._fit_guard = _FitGuard(is_end_reported=self._is_end_reported)
         # The checkpoint event to fire after evaluation and saving; most trainers have no hook for that.
         self._pending_checkpoint: Event | None = None
         # The run was completed before the current stage, and will be again after it.
         self._was_completed = False
         self._lap_started_at = time.perf_counter()
+        # The thread that opened it, and the `id` of the last uncaught exception by then.
+        self._thread = 0
+        self._uncaught_before = 0
 
     # --- lifecycle
     # --------------------------------------------------------------------------------------------------------
@@ -170,6 +227,11 @@ class Session:
     def folder(self) -> Path | None:
         """The folder of the `RunDirectory` among the destinations, or None; does not create it."""
         return None if self._folder is None else Path(format_run_name(self._folder, self.state)).absolute()
+
+    @property
+    def first_name(self) -> str:
+        """The name of the first run, from which `begin_new_run` makes those of others."""
+        return self._first_name
 
     @property
     def is_open(self) -> bool:
@@ -193,6 +255,7 @@ class Session:
         if self._logger is not None and self.is_open:
             return self._logger
         state = self.state
+        self._close_predecessors()
         _read_ranks(state)
         if state.world_size > 1 and not self._is_name_agreed:
             raise ValueError(
@@ -200,12 +263,34 @@ class Session:
                 'Pass run_name="...", the same on each rank.'
             )
         state.status, state.exception = RunStatus.RUNNING, None
-        self._fit_guard = _FitGuard()
+        self._fit_guard = _FitGuard(is_end_reported=self._is_end_reported)
         self._logger = Logger(state, self._destinations, raise_errors=self._raise_errors)
         self._engine = Engine(state, self._logger, (*self._callbacks, self._fit_guard))
+        self._thread, self._uncaught_before = threading.get_ident(), id(getattr(sys, "last_value", None))
+        _opened.add(self)
         with self._close_on_error():
             self._engine.run_event(Event.INIT)
         return self._logger
+
+    def _close_predecessors(self) -> None:
+        """Closes sessions that this thread left open on the same folder: a notebook cell was run again.
+
+        A trainer whose `fit` has not returned cannot be running in this thread either.
+        """
+        folder = self.folder
+        others = [one for one in _opened if one is not self and one.is_open and one.folder == folder]
+        for other in others:
+            if folder is None or other._thread != threading.get_ident():  # noqa: SLF001
+                continue
+            uncaught = getattr(sys, "last_value", None)
+            is_new = other.is_fitting and id(uncaught) != other._uncaught_before  # noqa: SLF001
+            other.close(uncaught if is_new else None)
+            _log.warning(
+                "the run in %s was still open, and is closed (%s): another logger of this process has begun "
+                "a run in the same folder.",
+                folder,
+                other.state.status.value,
+            )
 
     @contextlib.contextmanager
     def _close_on_error(self) -> Iterator[None]:
@@ -226,6 +311,31 @@ class Session:
         if self.is_open:
             self.state.status = RunStatus.COMPLETED
             self.logger.flush()
+
+    def begin_new_run(self, suffix: str, tags: Iterable[str] = ()) -> None:
+        """Closes the run; the next record or event opens another one, in a folder of its own.
+
+        Its name is the first run's with the suffix, which is also added to a folder without `{run_name}`. If
+        that folder exists, a number is added.
+
+        Args:
+            suffix: what tells the run from the first one.
+            tags: tags for a `RunDirectory`.
+        """
+        self.close()
+        name, tries = f"{self._first_name}-{suffix}", 1
+        while True:
+            self._reset(name)
+            if self._first_folder is not None and "{run_name}" not in self._first_folder:
+                self._folder = f"{self._first_folder}{name.removeprefix(self._first_name)}"
+            # Several ranks must agree on the name, without asking each other.
+            if self.folder is None or not self.folder.exists() or self.state.world_size > 1:
+                break
+            tries += 1
+            name = f"{self._first_name}-{suffix}-{tries}"
+        if self._folder is not None:
+            directory = next(one for one in self._destinations if isinstance(one, RunDirectory))
+            directory.move_to(self._folder, tags=tuple(tags))
 
     def begin_stage(self) -> None:
         """Marks a completed run as running again."""
@@ -358,6 +468,12 @@ class Session:
         self.state.timestamp = self.state.timestamp.to_next_epoch(self._lap())
         self.run_event(Event.EPOCH_END)
         self._pending_checkpoint = Event.EPOCH_CHECKPOINT
+
+    def add_callback(self, callback: Callback) -> None:
+        """Adds a callback to this run, open or not, and to those that are opened later."""
+        self._callbacks = (*self._callbacks, callback)
+        if self.is_open:
+            self.logger.attach(callback)
 
     def fire_pending_checkpoint(self) -> None:
         """Fires the pending checkpoint event, if any."""

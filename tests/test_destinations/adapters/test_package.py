@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[3]
 FOLDER = ROOT / "destinations" / "adapters"
 # What adapters share; users import none of it.
-SHARED = {"media", "session"}
+SHARED = {"media", "session", "watch"}
 ADAPTERS = [path for path in FOLDER.glob("[!_]*.py") if path.stem not in SHARED]
 MODULES = sorted(path.stem for path in ADAPTERS)
 
