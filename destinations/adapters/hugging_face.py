@@ -3,9 +3,10 @@
 Everything runs in the training thread.
 """
 
+import logging
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from events import Callback, Destination, Event, Phase, RunStatus, Time, Timestamp, TimeUnit
 
@@ -18,6 +19,8 @@ except ImportError as error:
     raise missing_package_error("transformers", "transformers", error) from error
 
 __all__ = ["TransformersCallback"]
+
+_log = logging.getLogger("destinations")
 
 
 class TransformersCallback(SessionMixin, TrainerCallback, ExportableState):
@@ -37,6 +40,11 @@ class TransformersCallback(SessionMixin, TrainerCallback, ExportableState):
     Hugging Face does not report exceptions to callbacks: the `with` block does, or, without it, the
     interpreter exit.
 
+    **Several runs.** Each trial of `hyperparameter_search` is a run of its own, named `<run>-<trial>`, in a
+    folder beside the given one, with the tag `sweep:<run>` and its parameters under `trial`. A second call of
+    `train` that does not resume from a checkpoint is a run of its own too, `<run>-2`; with
+    `second_train="continue"` it adds to the first, and its steps are counted on.
+
     **NaN.** With `logging_nan_inf_filter=True`, the default, Hugging Face excludes NaN losses from the logged
     mean; `grad_norm` shows them.
 
@@ -45,7 +53,11 @@ class TransformersCallback(SessionMixin, TrainerCallback, ExportableState):
         callbacks: callbacks of this project.
         run_name: name of the run. Default: environment variable `RUN_NAME`, else the folder name of a
             `RunDirectory`, else a generated name, which is an error with several ranks.
+        second_train: "new" makes a second `train` a new run, "continue" adds it to the first one.
         raise_errors: raise errors of destinations instead of reporting them; for tests.
+
+    Raises:
+        ValueError: `second_train` is neither of the two.
     """
 
     def __init__(
@@ -53,8 +65,16 @@ class TransformersCallback(SessionMixin, TrainerCallback, ExportableState):
         *destinations: Destination,
         callbacks: Callback | Iterable[Callback] = (),
         run_name: str | None = None,
+        second_train: Literal["new", "continue"] = "new",
         raise_errors: bool = False,
     ) -> None:
+        if second_train not in {"new", "continue"}:
+            raise ValueError(f'second_train must be "new" or "continue", got {second_train!r}.')
+        self._second_train = second_train
+        self._trainings = 0
+        self._trials = 0
+        # Steps of the trainings before this one that are continued.
+        self._first_step = 0
         self._session = Session(destinations, as_tuple(callbacks), run_name, raise_errors=raise_errors)
         self._tokens = 0
         # Steps of an evaluation or prediction outside of `fit`; only its end tells which of the two it is.
@@ -70,6 +90,7 @@ class TransformersCallback(SessionMixin, TrainerCallback, ExportableState):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Fires `INIT` unless open, `BEFORE_LOAD`, `AFTER_LOAD`, `FIT_START`; logs hyperparameters."""
+        self._begin_run(state)
         self._read_ranks(args, state)
         run = self._session.state
         run.model = kwargs.get("model")
@@ -77,9 +98,35 @@ class TransformersCallback(SessionMixin, TrainerCallback, ExportableState):
         run.optimizers = () if optimizer is None else (optimizer,)
         run.train_dataloader = kwargs.get("train_dataloader")
         run.max_duration = Time(int(state.max_steps), TimeUnit.BATCH) if state.max_steps > 0 else None
-        self._log_hyperparameters(args, run.model)
+        self._log_hyperparameters(args, run.model, state.trial_params)
         self._tokens = int(state.num_input_tokens_seen)
-        self._session.fit_start(_timestamp(state), self._saved(state))
+        if self._first_step:
+            # As after a checkpoint of this moment, so that no row of the training before is abandoned.
+            self._session.resume(self._session.state_dict())
+        else:
+            self._session.fit_start(_timestamp(state), self._saved(state))
+
+    def _begin_run(self, state: Any) -> None:
+        """Begins a new run for a trial of a search, and for a second training that does not resume."""
+        session, is_first = self._session, not self._trainings
+        self._trainings += 1
+        if state.is_hyper_param_search:
+            self._first_step = 0
+            sweep = f"sweep:{session.first_name}"
+            session.begin_new_run(str(state.trial_name or f"trial-{self._trials}"), [sweep])
+            self._trials += 1
+        elif is_first or state.global_step > 0:
+            self._first_step = 0
+        elif self._second_train == "continue":
+            self._first_step = int(session.state.timestamp.batch)
+        else:
+            session.begin_new_run(str(self._trainings))
+            _log.warning(
+                "train() was called again without resuming: it is the run %r%s. "
+                'To add it to the first one, pass second_train="continue".',
+                session.state.run_name,
+                f" in {session.folder}" if session.folder else "",
+            )
 
     def _read_ranks(self, args: Any, state: Any) -> None:
         """Reads the ranks, unless the run is open."""
@@ -88,11 +135,13 @@ class TransformersCallback(SessionMixin, TrainerCallback, ExportableState):
             run.rank, run.world_size = int(args.process_index), int(args.world_size)
             run.local_rank = int(args.local_process_index)
 
-    def _log_hyperparameters(self, args: Any, model: Any) -> None:
+    def _log_hyperparameters(self, args: Any, model: Any, trial: Mapping[str, Any] | None) -> None:
         config: Any = getattr(model, "config", None)
         described = {"args": args.to_dict()}
         if hasattr(config, "to_dict"):
             described["model"] = config.to_dict()
+        if trial:
+            described["trial"] = dict(trial)
         self._session.logger.log_hyperparameters(described)
 
     def _saved(self, state: Any) -> Mapping[str, Any] | None:
@@ -128,7 +177,10 @@ class TransformersCallback(SessionMixin, TrainerCallback, ExportableState):
             int(state.num_input_tokens_seen),
         )
         samples = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
-        self._session.batch_end(int(samples), max(0, tokens), batch=int(state.global_step))
+        self._session.batch_end(int(samples), max(0, tokens), batch=self._step(state))
+
+    def _step(self, state: Any) -> int:
+        return self._first_step + int(state.global_step)
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Fires `EPOCH_END`; also where training ends inside the epoch."""
@@ -154,7 +206,7 @@ class TransformersCallback(SessionMixin, TrainerCallback, ExportableState):
         metrics, others = plain_values({_name(str(key)): value for key, value in (logs or {}).items()})
         logger = self._session.logger
         if metrics:
-            logger.log_metrics(metrics, int(state.global_step))
+            logger.log_metrics(metrics, self._step(state))
         if others:
             logger.log_traces(others)
 

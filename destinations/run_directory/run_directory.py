@@ -121,6 +121,7 @@ class RunDirectory(LoggerDestination):
         self._template = os.fspath(run_dir)
         self._run_id = run_id
         self._tags = tuple(redact_text(str(tag)) for tag in tags)
+        self._more_tags: tuple[str, ...] = ()
         self._notes = redact_text(notes)
         self._flush_seconds = flush_seconds
         self._resume = resume
@@ -158,6 +159,23 @@ class RunDirectory(LoggerDestination):
     def template(self) -> str:
         """The folder as given, with its placeholders."""
         return self._template
+
+    def move_to(self, run_dir: str | os.PathLike[str], *, tags: Sequence[str] = ()) -> None:
+        """Makes the next run use another folder; for trainers that make several runs with one destination.
+
+        Args:
+            run_dir: the folder, as in the constructor.
+            tags: tags of the next run, beside those of the constructor.
+
+        Raises:
+            RunPathError: a run is open, or the path is a file or not writable.
+        """
+        if self._run_dir is not None:
+            raise RunPathError(f"run folder {str(self._run_dir)!r} is open. Close its run first.")
+        self._template = os.fspath(run_dir)
+        self._more_tags = tuple(redact_text(str(tag)) for tag in tags)
+        if "{" not in self._template:
+            check_path(Path(self._template))
 
     @property
     def run_dir(self) -> Path | None:
@@ -230,6 +248,8 @@ class RunDirectory(LoggerDestination):
             self._documents = Documents(
                 folder.path, self._run_id or uuid.uuid4().hex[:12], self._tags, self._notes, self._clock()
             )
+            for tag in self._more_tags:
+                self._documents.add_tag(tag)
             array_job = os.environ.get("SLURM_ARRAY_JOB_ID")
             if array_job:
                 self._documents.add_tag(f"sweep:{array_job}")

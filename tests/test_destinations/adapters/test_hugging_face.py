@@ -163,3 +163,63 @@ def test_resume_goes_on_where_the_checkpoint_was(tmp_path, listener):
     assert [line.split(",")[0] for line in rows[1:] if line.split(",")[column]] == ["1", "2", "3", "4"]
     saved = json.loads((tmp_path / "out" / "checkpoint-1" / "trainer_state.json").read_text())
     assert saved["stateful_callbacks"]["TransformersCallback"]["args"] == {}
+
+
+def steps_and_losses(folder):
+    """Returns the steps of the rows with a training loss."""
+    header, *rows = (folder / "metrics.csv").read_text().splitlines()
+    column = header.split(",").index("train/loss")
+    return [line.split(",")[0] for line in rows if line.split(",")[column]]
+
+
+def test_a_second_train_is_a_run_of_its_own(tmp_path, sidecar, caplog):
+    """Beside the first, which is completed and keeps its rows; where it is, is said."""
+    with TransformersCallback(RunDirectory(tmp_path / "run"), raise_errors=True) as ours:
+        make_trainer(ours, tmp_path).train()
+        make_trainer(ours, tmp_path).train()
+
+    assert f"it is the run 'run-2' in {tmp_path / 'run-2'}" in caplog.text
+    for name in ("run", "run-2"):
+        assert steps_and_losses(tmp_path / name) == ["1", "2"]
+        assert sidecar(tmp_path / name)["status"] == "completed"
+        assert not (tmp_path / name / "abandoned").exists()
+
+
+def test_a_second_train_may_continue_the_first(tmp_path, sidecar, listener):
+    """Its steps are counted on, and no row of the first is abandoned."""
+    with TransformersCallback(
+        RunDirectory(tmp_path / "run"), callbacks=listener, second_train="continue", raise_errors=True
+    ) as ours:
+        make_trainer(ours, tmp_path).train()
+        make_trainer(ours, tmp_path).train()
+    with pytest.raises(ValueError, match='"new" or "continue"'):
+        TransformersCallback(second_train="again")
+
+    assert steps_and_losses(tmp_path / "run") == ["1", "2", "3", "4"]
+    assert [batch for name, batch, _ in listener.heard if name == "fit_start"] == [0, 2]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "run"]
+    assert not list((tmp_path / "run").glob("abandoned/*"))
+
+
+def test_each_trial_of_a_search_is_a_run(tmp_path, sidecar):
+    """Three trials are three runs of one group, each with its parameters; a search again adds to them."""
+    pytest.importorskip("optuna", reason="the search of Hugging Face needs a backend")
+    ours = TransformersCallback(RunDirectory(tmp_path / "search"), raise_errors=True)
+    trainer = make_trainer(ours, tmp_path)
+    trainer.model_init = make_model
+
+    trainer.hyperparameter_search(
+        hp_space=lambda trial: {"learning_rate": trial.suggest_float("learning_rate", 1e-4, 1e-2)},
+        compute_objective=lambda metrics: metrics["eval_loss"],
+        n_trials=3,
+        backend="optuna",
+    )
+    ours.close()
+
+    runs = sorted(path for path in tmp_path.iterdir() if path.name != "out")
+    assert [path.name for path in runs] == ["search-trial-0", "search-trial-1", "search-trial-2"]
+    written = [sidecar(path) for path in runs]
+    assert [(one["status"], one["tags"]) for one in written] == [("completed", ["sweep:search"])] * 3
+    rates = {one["hparams"]["trial.learning_rate"] for one in written}
+    assert len(rates) == 3
+    assert [steps_and_losses(path) for path in runs] == [["1", "2"]] * 3
