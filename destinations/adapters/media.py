@@ -85,7 +85,7 @@ def log_audios(
     rates = rates * len(several) if len(rates) == 1 else rates
     for audio, rate in zip(several, rates, strict=True):
         sound = audio
-        shape = getattr(audio, "shape", ())
+        shape: Any = getattr(audio, "shape", ())
         if len(shape) == _SOUND_DIMENSIONS and shape[0] > shape[1]:
             sound = audio.T
         logger.log_audio(sound, rate or _DEFAULT_SAMPLE_RATE, name=name, step=step)
