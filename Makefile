@@ -2,6 +2,7 @@
 #             STORE=s3://bucket/prefix uploads what it leaves there, and not to store/
 # make test   set up, then lint, check types, run the tests
 # make test-composer   what a trainer of Composer's says, in an environment of its own: it needs an older torch
+# make test-package   wheel and sdist: built, checked, installed into an empty environment, used there; pyright
 # make soak   trainers and upload workers killed at random for SOAK_MINUTES (3): nothing that was accepted may be lost
 # make bench  the measured claims of the docs, as ratios against whatever peers are installed
 PYTHON ?= python3
@@ -10,7 +11,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 COMPOSER := .venv-composer
 
-.PHONY: demo test test-composer lint types bench soak format clean
+.PHONY: demo test test-composer test-package lint types bench soak format clean
 
 demo: $(READY)
 	$(BIN)/python docs/examples/digits.py $(if $(STORE),--store "$(STORE)")
@@ -20,6 +21,9 @@ test: lint types
 
 test-composer: $(COMPOSER)/.ready
 	$(COMPOSER)/bin/python -m pytest tests/test_composer
+
+test-package:
+	PYTHON=$(PYTHON) .ci/package
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -216,7 +216,8 @@ class State:
     world_size: int = _environment_int("WORLD_SIZE", default=1)
     local_world_size: int = _environment_int("LOCAL_WORLD_SIZE", default=1)
     node_rank: int = _environment_int("NODE_RANK", "GROUP_RANK", default=0)
-    model: torch.nn.Module | None = attrs.field(default=None, kw_only=True)
+    # `Any` beside it: in a trainer there is one, and a hook need not ask.
+    model: torch.nn.Module | Any = attrs.field(default=None, kw_only=True)
     optimizers: tuple[torch.optim.Optimizer, ...] = attrs.field(default=(), kw_only=True)
     schedulers: tuple[Any, ...] = attrs.field(default=(), kw_only=True)
     device: Any = attrs.field(default=None, kw_only=True, converter=_optional_device)
