@@ -33,7 +33,7 @@ from .scan import RUNNING, IndexState, ScanChange
 
 __all__ = ["VERSION", "CorruptIndexError", "Database", "Index", "cache_folder", "index_name"]
 
-VERSION = 2
+VERSION = 3
 """The version of the tables; increase it when a field is added to `RunRecord`."""
 
 Item = TypeVar("Item")
@@ -63,7 +63,9 @@ CREATE INDEX runs_by_creation ON runs (created_at);
 CREATE INDEX runs_open ON runs (flags, heartbeat_at) WHERE flags != 0;
 CREATE INDEX runs_with_problems ON runs (path, problem) WHERE problem IS NOT NULL;
 CREATE TABLE names (id INTEGER PRIMARY KEY, grp TEXT, name TEXT, UNIQUE (grp, name));
-CREATE TABLE cells (run INTEGER PRIMARY KEY, cells TEXT)
+CREATE TABLE layouts (id INTEGER PRIMARY KEY, names TEXT UNIQUE);
+CREATE TABLE places (name INTEGER, layout INTEGER, path TEXT, PRIMARY KEY (name, layout)) WITHOUT ROWID;
+CREATE TABLE cells (run INTEGER PRIMARY KEY, layout INTEGER, cells TEXT)
 """
 _UPSERT = f"INSERT OR REPLACE INTO runs VALUES ({', '.join('?' * (11 + len(_FROM_RECORD)))})"
 _ARE_STATE_TYPES = (
@@ -279,7 +281,11 @@ def _matches_pattern(pattern: str, value: Any) -> bool:
 
 
 class Index:
-    """The index of one root: runs in the table `runs`, their hyperparameters and metrics as JSON in `cells`.
+    """The index of one root: runs in the table `runs`, their hyperparameters and metrics in `cells`.
+
+    The values of a run are one JSON array, and the names of these values a row of `layouts`, which runs of the
+    same names share: without the names, a run is written and read in half the time. `places` says where a
+    value is: the JSON path of a name in a layout.
 
     Args:
         root: the folder, absolute and without links.
@@ -355,7 +361,7 @@ class Index:
     def _write_runs(self, changes: Sequence[ScanChange]) -> None:
         (largest,) = self._db.execute("SELECT coalesce(max(id), 0) FROM runs").fetchone()
         ids = self._ids([change.path for change in changes]) if largest else {}
-        names = _NameNumbers(self._db)
+        layouts = _Layouts(self._db)
         touched, rows, cells = [], [], []
         for change in changes:
             if change.record is None:
@@ -366,9 +372,10 @@ class Index:
                 largest += 1
                 number = ids[change.path] = largest
             rows.append(self._row(number, change, change.record))
-            cells.append((number, names.cells_of(change.record)))
+            values = [*change.record.hparams.values(), *change.record.summary.values()]
+            cells.append((number, layouts.number_of(change.record), encode_cells(values)))
         self._db.executemany(_UPSERT, rows)
-        self._db.executemany("INSERT OR REPLACE INTO cells VALUES (?, ?)", cells)
+        self._db.executemany("INSERT OR REPLACE INTO cells VALUES (?, ?, ?)", cells)
         self._touch(touched)
 
     def _row(self, number: int, change: ScanChange, record: RunRecord) -> list[Any]:
@@ -525,78 +532,93 @@ class Index:
         Raises:
             CorruptIndexError: a column has values of a wrong type.
         """
-        names = [(group, name) for group, name in self._db.execute("SELECT grp, name FROM names ORDER BY id")]
+        layouts: dict[int | None, tuple[list[str], list[str]]] = {None: ([], [])}
         columns = ", ".join(field.name for field in _RECORD_COLUMNS)
         records: list[tuple[int, RunRecord]] = []
         for chunk in _chunks(ids):
             marks = ", ".join("?" * len(chunk))
             rows = self._db.execute(
-                f"SELECT id, path, cells, {columns} FROM runs "
+                f"SELECT id, path, layout, cells, {columns} FROM runs "
                 f"LEFT JOIN cells ON run = id WHERE id IN ({marks})",
                 chunk,
-            )
+            ).fetchall()
             try:
-                records += [(row[0], self._record(row, names)) for row in rows]
+                self._load_layouts(layouts, {row[2] for row in rows})
+                records += [(row[0], self._record(row, layouts[row[2]])) for row in rows]
             except (ValueError, TypeError, LookupError, AttributeError) as error:
                 raise CorruptIndexError(f"a row cannot be read: {error}") from error
         return records
 
-    def _record(self, row: tuple[Any, ...], names: Sequence[tuple[str, str]]) -> RunRecord:
-        _, path, cells, *columns = row
-        values: dict[str, Any] = {}
+    def _load_layouts(
+        self, layouts: dict[int | None, tuple[list[str], list[str]]], wanted: Iterable[int | None]
+    ) -> None:
+        """Adds the names of layouts to `layouts`, by number."""
+        for chunk in _chunks([number for number in wanted if number not in layouts]):
+            marks = ", ".join("?" * len(chunk))
+            for number, names in self._db.execute(
+                f"SELECT id, names FROM layouts WHERE id IN ({marks})", chunk
+            ):
+                hparams, summary = json.loads(names)
+                layouts[number] = hparams, summary
+
+    def _record(self, row: tuple[Any, ...], names: tuple[list[str], list[str]]) -> RunRecord:
+        _, path, _, cells, *columns = row
+        fields: dict[str, Any] = {}
         for field, stored in zip(_RECORD_COLUMNS, columns, strict=True):
-            values[field.name] = None if stored is None else _DECODERS[field.type](stored)
-        groups: dict[str, dict[str, Any]] = {"hparams": {}, "summary": {}}
-        for number, value in decode_cells(cells or "{}").items():
-            group, name = names[int(number)]
-            groups[group][name] = value
-        return RunRecord(path=self.full_path(path), **values | groups)
+            fields[field.name] = None if stored is None else _DECODERS[field.type](stored)
+        values = decode_cells(cells or "[]")
+        hparams, summary = names
+        if len(values) != len(hparams) + len(summary):
+            raise ValueError(f"{len(values)} values of {len(hparams) + len(summary)} names")
+        fields["hparams"] = dict(zip(hparams, values, strict=False))
+        fields["summary"] = dict(zip(summary, values[len(hparams) :], strict=True))
+        return RunRecord(path=self.full_path(path), **fields)
 
 
-class _NameNumbers:
-    """Numbers of the names of hyperparameters and metrics; new names get the next ones.
+class _Layouts:
+    """Numbers of the layouts of runs; a new one gets the next number, and each of its names a place.
 
-    Made for each transaction: another process may have added names since the last.
+    Made for each transaction: another process may have added layouts since the last.
     """
 
     def __init__(self, database: Database) -> None:
         self._db = database
-        self._numbers: dict[str, dict[str, str]] = {"hparams": {}, "summary": {}}
-        self._count = 0
-        for number, group, name in database.execute("SELECT id, grp, name FROM names"):
-            self._numbers[group][name] = str(number)
-            self._count += 1
+        self._numbers: dict[tuple[tuple[str, ...], tuple[str, ...]], int] = {}
 
-    def cells_of(self, record: RunRecord) -> str:
-        """Returns the hyperparameters and metrics of a run as JSON."""
-        hparams, summary = self._numbers["hparams"], self._numbers["summary"]
-        try:
-            cells = {hparams[name]: value for name, value in record.hparams.items()}
-            cells |= {summary[name]: value for name, value in record.summary.items()}
-        except KeyError:
-            self._add("hparams", record.hparams)
-            self._add("summary", record.summary)
-            return self.cells_of(record)
-        return encode_cells(cells)
+    def number_of(self, record: RunRecord) -> int:
+        """Returns the number of the layout of a run."""
+        key = tuple(record.hparams), tuple(record.summary)
+        number = self._numbers.get(key)
+        if number is None:
+            number = self._numbers[key] = self._find(key) or self._add(key)
+        return number
 
-    def _add(self, group: str, names: Iterable[str]) -> None:
-        for name in names:
-            if name not in self._numbers[group]:
-                self._db.execute("INSERT INTO names VALUES (?, ?, ?)", (self._count, group, name))
-                self._numbers[group][name] = str(self._count)
-                self._count += 1
+    def _find(self, key: tuple[tuple[str, ...], tuple[str, ...]]) -> int | None:
+        row = self._db.execute("SELECT id FROM layouts WHERE names = ?", (json.dumps(key),)).fetchone()
+        return None if row is None else int(row[0])
+
+    def _add(self, key: tuple[tuple[str, ...], tuple[str, ...]]) -> int:
+        statement = "INSERT INTO layouts (names) VALUES (?) RETURNING id"
+        ((number,),) = self._db.execute(statement, (json.dumps(key),)).fetchall()
+        names = [("hparams", name) for name in key[0]] + [("summary", name) for name in key[1]]
+        self._db.executemany("INSERT OR IGNORE INTO names (grp, name) VALUES (?, ?)", names)
+        self._db.executemany(
+            "INSERT INTO places SELECT id, ?, ? FROM names WHERE grp = ? AND name = ?",
+            ((number, f"$[{place}]", *name) for place, name in enumerate(names)),
+        )
+        return int(number)
 
 
-def encode_cells(cells: Mapping[str, Scalar]) -> str:
+def encode_cells(values: Sequence[Scalar]) -> str:
     """Returns values as JSON that SQLite reads: NaN is `[]`, infinities are 9e999."""
-    text = write_json(cells)
+    text = write_json(values)
     if "null" in text or "NaN" in text or "Infinity" in text:
-        is_exact = all(math.isfinite(value) for value in cells.values() if isinstance(value, float))
+        is_exact = all(math.isfinite(value) for value in values if isinstance(value, float))
     else:
         is_exact = True
     if is_exact and "\\u0000" not in text and ESCAPE not in text:
         return text
-    return "{" + ",".join(f'"{key}":{_encode_cell(value)}' for key, value in cells.items()) + "}"
+    return f"[{','.join(map(_encode_cell, values))}]"
 
 
 def _encode_cell(value: Scalar) -> str:
@@ -605,16 +627,15 @@ def _encode_cell(value: Scalar) -> str:
     return json.dumps(escape_nul(value) if isinstance(value, str) else value, ensure_ascii=False)
 
 
-def decode_cells(text: str) -> dict[str, Scalar]:
+def decode_cells(text: str) -> list[Scalar]:
     """Returns the values that `encode_cells` wrote."""
-    cells: dict[str, Any] = json.loads(text)
+    values: list[Any] = json.loads(text)
     if "[]" in text or ESCAPE in text:
-        for key, value in cells.items():
-            if isinstance(value, list):
-                cells[key] = math.nan
-            elif isinstance(value, str):
-                cells[key] = unescape_nul(value)
-    return cells
+        return [
+            math.nan if value == [] else unescape_nul(value) if isinstance(value, str) else value
+            for value in values
+        ]
+    return values
 
 
 def _encode_texts(texts: Sequence[str]) -> str:

@@ -1,8 +1,8 @@
-"""What it costs to find runs: `python -m tests.benchmarks.runs_scan [RUNS]`, 10,000 of them unless told otherwise.
+"""What it costs to find runs: `python -m tests.benchmarks.runs_scan [RUNS]`, by default 10,000, then 100,000.
 
 Each has 40 hyperparameters and 40 metrics; one in a hundred was killed. The scanner of stable-pretraining
-does the same on the same folders, where it is installed. All folders are removed afterwards;
-`BENCHMARK_FOLDER` says where they are meanwhile.
+does the same on the same folders, where it is installed, up to 20,000 runs. All folders are removed
+afterwards; `BENCHMARK_FOLDER` says where they are meanwhile.
 """
 
 import importlib
@@ -11,7 +11,9 @@ import json
 import logging
 import os
 import random
+import resource
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -21,25 +23,31 @@ from pathlib import Path
 from destinations.runs import open_runs
 from tests.benchmarks.timing import Row, print_table
 
-RUNS = 10_000
+SIZES = (10_000, 100_000)
 NAMES = 40
 MOST_OF_THEIRS = 20_000
 QUERIES = 15
 WHERE = "hparams.optim.group_3.lr >= 1e-3 and summary.val/metric_7 > 0.5"
 
 
-def main(runs=RUNS):
-    """Measures, and prints a table; returns whether the budgets were kept."""
+def main(*sizes):
+    """Measures, and prints a table for each number of runs; returns whether the budgets were kept."""
+    kept = [_measure(runs) for runs in sizes or SIZES]
+    return all(kept)
+
+
+def _measure(runs):
     with tempfile.TemporaryDirectory(dir=os.environ.get("BENCHMARK_FOLDER")) as folder:
         cache = Path(folder) / "cache"
         root = Path(folder) / "cache" / "runs"
         started = time.perf_counter()
         paths = make_runs(root, runs)
         print(f"{runs} runs were made in {time.perf_counter() - started:.0f} s")
-        # A millisecond a run for each of three scans: with a hundred thousand runs, it would be minutes.
         theirs = _measure_theirs(cache, paths[len(paths) // 2]) if runs <= MOST_OF_THEIRS else {}
         _age(paths)
-        rows = _measure_ours(root, Path(folder) / "index", paths, theirs)
+        # First: the memory of a command would be that of this process, which it is forked from.
+        shell = _measure_shell(root, Path(folder) / "shell", runs)
+        rows = _measure_ours(root, Path(folder) / "index", paths, theirs) + shell
         print_table(
             f"{runs} runs of {NAMES} hyperparameters and {NAMES} metrics", rows, peer="stable-pretraining"
         )
@@ -47,7 +55,7 @@ def main(runs=RUNS):
 
 
 def make_runs(root, count):
-    """Makes folders as `RunDirectory` leaves them, a thousand in each folder; returns their paths."""
+    """Makes folders with what a scan reads of a run, a thousand in each folder; returns their paths."""
     random.seed(0)
     paths = []
     for number in range(count):
@@ -55,15 +63,8 @@ def make_runs(root, count):
         path.mkdir(parents=True)
         text = json.dumps(_sidecar(path, number), indent=2)
         (path / "sidecar.json").write_text(text, encoding="utf-8")
-        for name in (
-            "metrics.csv",
-            "summary.json",
-            "hparams.yaml",
-            "environment.json",
-            "sessions.jsonl",
-            "heartbeat",
-        ):
-            (path / name).touch()
+        if number % 100 == 99:
+            (path / "heartbeat").touch()
         paths.append(path)
     _age(paths)
     return paths
@@ -108,7 +109,6 @@ def _age(paths):
     then = time.time() - 3600
     for path in paths:
         os.utime(path / "sidecar.json", (then, then))
-        os.utime(path / "heartbeat", (then, then))
         os.utime(path, (then, then))
     for folder in {path.parent for path in paths}:
         os.utime(folder, (then, then))
@@ -153,6 +153,8 @@ def _measure_ours(root, cache, paths, theirs):
             _timed(lambda: runs.query(sort_by="summary.val/metric_3", limit=20)) for _ in range(QUERIES)
         )
         everything = _timed(runs.records)
+    # In milliseconds: half a second for 100,000 runs, and a tenth of that for 10,000.
+    most = count * 5e-3
     size = sum(path.stat().st_size for path in cache.iterdir())
     return [
         Row("cold scan, a run", cold / count * 1e6, 50.0, theirs.get("cold")),
@@ -161,12 +163,37 @@ def _measure_ours(root, cache, paths, theirs):
         Row("  of that, processor time", nothing_spent / count * 1e6),
         Row("nothing changed, a run, first scan of a process", another / count * 1e6, 10.0),
         Row("one run changed", one * 1e3, 1000.0, theirs.get("one"), unit="ms"),
-        Row("sort by a metric, best 20", sort * 1e3, 50.0, theirs.get("sort"), unit="ms"),
+        Row("sort by a metric, best 20", sort * 1e3, most, theirs.get("sort"), unit="ms"),
         Row("the same for the first time", first * 1e3, unit="ms"),
-        Row("filter by two and sort, best 20", later * 1e3, 50.0, unit="ms"),
+        Row("filter by two and sort, best 20", later * 1e3, most, unit="ms"),
         Row("the same for the first time", first_filter * 1e3, unit="ms"),
         Row("all runs with all values, a run", everything / count * 1e6),
         Row("size of the index, a run", size / count, unit="byte"),
+    ]
+
+
+def _measure_shell(root, cache, count):
+    """Returns what commands take from start to end, each with its scan, and their memory."""
+    program = Path(sys.executable).with_name("destinations")
+    environment = {**os.environ, "XDG_CACHE_HOME": str(cache)}
+
+    def run(*words):
+        command = [program, "runs", *words, "--root", root]
+        subprocess.run(command, env=environment, stdout=subprocess.DEVNULL, check=True)
+
+    cold = _timed(lambda: run("scan"))
+    scan = min(_timed(lambda: run("scan")) for _ in range(3))
+    last = min(_timed(lambda: run("ls", "-n", "20")) for _ in range(3))
+    words = ("ls", "-n", "20", "--where", WHERE, "--sort", "summary.val/metric_3")
+    best = min(_timed(lambda: run(*words)) for _ in range(3))
+    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
+    is_large = count > MOST_OF_THEIRS
+    return [
+        Row("shell: first scan", cold, 5.0 if is_large else None, unit="s"),
+        Row("shell: scan, nothing changed", scan, unit="s"),
+        Row("shell: ls -n 20, over the scan", last - scan, 0.5, unit="s"),
+        Row("shell: filter by two and sort, over the scan", best - scan, 0.5, unit="s"),
+        Row("memory of the largest command", peak, 300.0 if is_large else None, unit="MiB"),
     ]
 
 

@@ -530,3 +530,24 @@ def test_what_goes_into_the_index_comes_out(records):
             run.notes,
             run.display_name,
         )
+
+
+def test_a_filter_of_more_names_than_sqlite_joins_tables():
+    """A hundred names in one filter, of runs that have them in different order, or only some of them."""
+    names = [f"h{number}" for number in range(100)]
+    records = [
+        record(run_id="all", hparams={name: 1 for name in names}),
+        record(run_id="reversed", hparams={name: 1 for name in reversed(names)}),
+        record(run_id="wrong", hparams={name: int(name != "h99") for name in names}),
+        record(run_id="few", hparams={"h0": 1}),
+    ]
+    index = indexed(records)
+    parsed = parse_filter(" and ".join(f"hparams.{name} == 1" for name in names), NOW)
+    order = Order(Field("hparams", "h99"), descending=True)
+    cells = index.numbers([*parsed.fields(), order.field])
+
+    query = compile_query(parsed.node, order, cells, root=ROOT, now=NOW, archived=None)
+    found = {records[number - 1].run_id for *_, number in index.select(query, None)}
+
+    index.close()
+    assert found == {"all", "reversed"}
