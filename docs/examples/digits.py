@@ -75,12 +75,12 @@ def digits(batch_size: int = 64) -> tuple[DataLoader[Any], DataLoader[Any]]:
     )
 
 
-def network() -> nn.Module:
+def network(dropout: float = 0.3) -> nn.Module:
     """Returns a convolutional network of 85,000 parameters."""
     return nn.Sequential(
         *(nn.Conv2d(1, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU()),
         *(nn.Conv2d(32, 64, 3, padding=1), nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(2)),
-        *(nn.Flatten(), nn.Dropout(0.3), nn.Linear(64 * 4 * 4, 64), nn.ReLU(), nn.Linear(64, 10)),
+        *(nn.Flatten(), nn.Dropout(dropout), nn.Linear(64 * 4 * 4, 64), nn.ReLU(), nn.Linear(64, 10)),
     )
 
 
@@ -94,12 +94,16 @@ def trainer(
     callbacks: list[Callback],
     *,
     epochs: int = 8,
+    lr: float = 1e-2,
+    dropout: float = 0.3,
+    seed: int = 1,
     save_folder: str | None = "runs/{run_name}/checkpoints",
+    run_name: str | None = None,
 ) -> Trainer:
     """Returns what trains the network on the digits."""
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     train_dataloader, test_dataloader = digits()
-    model = network()
+    model = network(dropout)
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
     steps = epochs * len(train_dataloader)
     return Trainer(
@@ -109,13 +113,14 @@ def trainer(
         max_duration=f"{epochs}ep",
         loss_fn=nn.functional.cross_entropy,
         optimizers=optimizer,
-        schedulers=torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-2, total_steps=steps + 1),
+        schedulers=torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, total_steps=steps + 1),
         metrics={"accuracy": accuracy},
         callbacks=callbacks,
         loggers=loggers,
         device="cpu",
-        seed=1,
+        seed=seed,
         save_folder=save_folder,
+        run_name=run_name,
     )
 
 

@@ -1,0 +1,424 @@
+/** One chart of one metric: the lines of the selected runs, drawn by Plotly, and what one can do with it. */
+
+import { readBands, readSeries, runInfo } from "./data.js";
+import { debounce, download, el, fill, formatDuration, formatNumber, formatTime, iconButton, isDark, popover, icon, shorten, toCsv, toast } from "./dom.js";
+import { selectedRuns, state, styleOf, toggle, update, visibleRuns } from "./state.js";
+
+const POINTS = 1000;
+const GROW_MS = 900;
+const MOST_IN_HOVER = 14;
+const MOST_RUNS = 100;
+const BAND_COLORS = 9;
+
+/** Waits for Plotly's script, which comes after the page. */
+export function plotlyReady() {
+  if (globalThis.Plotly) return Promise.resolve(globalThis.Plotly);
+  return new Promise((resolve, reject) => {
+    const script = document.getElementById("plotly");
+    script.addEventListener("load", () => resolve(globalThis.Plotly));
+    script.addEventListener("error", () => reject(new Error("plotly.min.js could not be loaded.")));
+  });
+}
+
+/** Returns a text as Plotly shows it: it would take some tags and entities for markup. */
+export function plotText(text) {
+  return String(text).replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");
+}
+
+/** Returns a colour of the palette with some opacity. */
+export function faded(color, opacity) {
+  return color + Math.round(opacity * 255).toString(16).padStart(2, "0");
+}
+
+/** Returns the layout that all plots share. */
+export function plotLayout(more = {}) {
+  const dark = isDark();
+  const axis = {
+    gridcolor: dark ? "#25272c" : "#ecece8", linecolor: dark ? "#3a3d44" : "#cfcfc8", zeroline: false, showline: false, automargin: false,
+    tickfont: { size: 11, color: dark ? "#a2a5ad" : "#5d5f66" }, title: { font: { size: 11.5, color: dark ? "#a2a5ad" : "#5d5f66" }, standoff: 6 }, exponentformat: "e", fixedrange: false,
+  };
+  const { xaxis, yaxis, ...rest } = more;
+  return {
+    paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", font: { family: "Inter, system-ui, sans-serif", color: dark ? "#ececef" : "#1a1b1e" },
+    margin: { l: 52, r: 14, t: 8, b: 34 }, showlegend: false, dragmode: "zoom", hovermode: "x", hoverdistance: -1, autosize: true,
+    ...rest, xaxis: { ...axis, ...xaxis }, yaxis: { ...axis, ...yaxis },
+  };
+}
+
+/** What all plots are made with. */
+export const PLOT_CONFIG = { displayModeBar: false, responsive: false, doubleClick: "reset", showTips: false, scrollZoom: false };
+
+/**
+ * Returns the exponential moving average of values, corrected for its start (as Adam's moments are: Kingma and Ba,
+ * 2015). A missing value stays missing, and is left out of the average.
+ *
+ * @param {(number|null)[]} values
+ * @param {number} weight of the past, in [0, 1).
+ */
+export function smoothed(values, weight) {
+  let last = 0, count = 0;
+  return values.map((value) => {
+    if (value === null) return null;
+    count += 1;
+    last = weight * last + (1 - weight) * value;
+    return last / (1 - weight ** count);
+  });
+}
+
+/** Returns the zoom of a metric that is in the URL: `[x0, x1, y0, y1]`, where a missing one is null. */
+function zoomOf(metric) {
+  for (const one of state.zoom) {
+    const found = one.match(/^([^~]*)~([^~]*)~([^~]*)~([^~]*)~(.*)$/s);
+    if (found && found[5] === metric) return found.slice(1, 5).map((part) => (part === "" || !Number.isFinite(Number(part)) ? null : Number(part)));
+  }
+  return null;
+}
+
+function keepZoom(metric, zoom) {
+  const others = state.zoom.filter((one) => one.replace(/^([^~]*~){4}/s, "") !== metric);
+  update({ zoom: zoom ? [...others, [...zoom.map((part) => part ?? ""), metric].join("~")] : others });
+}
+
+/** A chart of one metric, as a card. It asks for data when it comes into view, and is taken down when it leaves. */
+export class MetricChart {
+  constructor(metric) {
+    this.metric = metric;
+    this.series = [];
+    this.bands = null;
+    this.isVisible = false;
+    this.isDrawn = false;
+    this.isStale = true;
+    this.question = 0;
+    this.unit = 1;
+    this.plot = el("div", { class: "plot" });
+    this.note = el("div", { class: "note" }, "Loading…");
+    this.box = el("div", { class: "hover-box", hidden: true });
+    this.foot = el("p", { class: "card-foot" });
+    this.badge = el("span", { class: "badge" });
+    this.pinButton = iconButton("pin", "Pin", () => toggle("pin", metric));
+    this.wideButton = iconButton("expand", "Enlarge", () => toggle("open", metric));
+    const save = popover([icon("download")], { class: "icon-button", title: "Save", "aria-label": `Save ${shorten(metric, 60)}` }, (close) =>
+      [["png", "PNG"], ["svg", "SVG"], ["csv", "CSV of the points drawn"]].map(([kind, name]) => el("button", { type: "button", class: "choice", onclick: () => { close(); this.save(kind); } }, name)));
+    this.element = el("section", { class: "card chart", "data-metric": metric, "aria-label": `Chart of ${shorten(metric, 100)}` },
+      el("div", { class: "card-head" }, el("h3", { title: shorten(metric, 300), dir: "auto" }, shorten(metric, 120)), this.badge,
+        iconButton("eyeOff", "Hide this chart", () => toggle("hide", metric)), this.pinButton, this.wideButton, save),
+      this.plot, this.foot);
+    this.plot.append(this.note);
+    this.resized = new ResizeObserver(debounce(() => { if (this.isDrawn) globalThis.Plotly.Plots.resize(this.plot); }, 60));
+    this.resized.observe(this.plot);
+    this.mark();
+  }
+
+  mark() {
+    const isPinned = state.pin.includes(this.metric), isWide = state.open.includes(this.metric);
+    this.pinButton.setAttribute("aria-pressed", String(isPinned));
+    this.wideButton.setAttribute("aria-pressed", String(isWide));
+    this.element.classList.toggle("wide", isWide);
+  }
+
+  setVisible(isVisible) {
+    this.isVisible = isVisible;
+    if (isVisible && this.isStale) this.load();
+    else if (isVisible && !this.isDrawn) this.draw();
+    else if (!isVisible && this.isDrawn) {
+      globalThis.Plotly.purge(this.plot);
+      this.isDrawn = false;
+    }
+  }
+
+  /** Asks again if the zoom in the URL is another than the one drawn. */
+  followZoom() {
+    if (JSON.stringify(zoomOf(this.metric)) !== JSON.stringify(this.zoom ?? null)) this.invalidate();
+  }
+
+  /** Says that the data is no longer what the view asks for. */
+  invalidate() {
+    this.isStale = true;
+    if (this.isVisible) this.load();
+  }
+
+  async load() {
+    this.isStale = false;
+    this.question += 1;
+    const mine = this.question;
+    const zoom = zoomOf(this.metric);
+    const runs = visibleRuns().slice(0, MOST_RUNS);
+    this.zoom = zoom;
+    const part = { from: zoom?.[0] ?? undefined, to: zoom?.[1] ?? undefined };
+    try {
+      let found = [], bands = null;
+      const kind = state.band.split(":", 1)[0];
+      if (runs.length && kind) {
+        const by = { group: "group", over: "over" }[kind];
+        const x = ["step", "epoch", "relative"].includes(state.x) ? state.x : "step";
+        bands = await readBands({ runs, metric: this.metric, x, ...part, points: POINTS, ...(by ? { [by]: state.band.slice(kind.length + 1) } : { ranks: 1 }) });
+      } else if (runs.length) {
+        found = await readSeries({ runs, metric: this.metric, x: state.x, ...part, points: POINTS, branches: true });
+      }
+      if (mine !== this.question) return;
+      this.series = found;
+      this.bands = bands;
+      this.problem = "";
+    } catch (error) {
+      if (mine !== this.question) return;
+      this.series = [];
+      this.bands = null;
+      this.problem = error.message;
+    }
+    if (this.isVisible) await this.draw();
+    else this.isDrawn = false;
+  }
+
+  /** Asks for what runs have logged since, and adds it to the lines. */
+  async grow(ids) {
+    if (this.isStale || !this.isVisible) { this.isStale = true; return; }
+    const held = this.series.length > 0 && this.series.every((one) => one.cursor !== undefined);
+    if (this.isGrowing || !ids.some((id) => visibleRuns().includes(id))) return;
+    if (!held || this.bands || this.zoom) { this.load(); return; }
+    if (this.series.some((one) => one.x.length > 2 * POINTS)) { this.load(); return; }
+    this.isGrowing = true;
+    const mine = this.question;
+    try {
+      const runs = [...new Set(this.series.map((one) => one.run))];
+      const news = await readSeries({ runs, metric: this.metric, x: state.x, points: POINTS, branches: true, known: this.series });
+      if (mine !== this.question) return;
+      const keyOf = (one) => JSON.stringify([one.run, one.rank, one.branch]);
+      const before = new Map(this.series.map((one) => [keyOf(one), one]));
+      this.series = news.map((one) => {
+        const old = before.get(keyOf(one));
+        return one.append && old ? joined(old, one) : one;
+      });
+      if (this.isVisible) await this.draw();
+    } catch {
+      this.isStale = true;
+    } finally {
+      setTimeout(() => { this.isGrowing = false; if (this.isStale && this.isVisible) this.load(); }, GROW_MS);
+    }
+  }
+
+  /** Converts x of the API to that of the axis: local time in ms, or another unit. */
+  toAxis(x) {
+    if (state.x === "time") return x * 1000 - new Date(x * 1000).getTimezoneOffset() * 60000;
+    return x / this.unit;
+  }
+
+  fromAxis(value) {
+    if (state.x !== "time") return Number(value) * this.unit;
+    const local = typeof value === "number" ? value : Date.parse(`${String(value).replace(" ", "T")}Z`);
+    return (local + new Date(local).getTimezoneOffset() * 60000) / 1000;
+  }
+
+  chooseUnit(lists) {
+    this.unit = 1;
+    this.axisTitle = { step: "step", epoch: "epoch", time: "", relative: "seconds" }[state.x] ?? state.x.replace(/^metric:/, "");
+    if (state.x !== "relative") return;
+    const most = Math.max(0, ...lists.map((x) => x.at(-1) ?? 0));
+    if (most > 3 * 3600) [this.unit, this.axisTitle] = [3600, "hours"];
+    else if (most > 180) [this.unit, this.axisTitle] = [60, "minutes"];
+  }
+
+  /** Draws what is held. */
+  async draw() {
+    const Plotly = await plotlyReady();
+    if (!this.isVisible) return;
+    const isEmpty = !(this.bands ?? this.series).some((one) => one.x.length || one.nan?.length);
+    if (isEmpty) {
+      if (this.isDrawn) Plotly.purge(this.plot);
+      this.isDrawn = false;
+      fill(this.note, this.problem || (visibleRuns().length ? this.series.find((one) => one.error)?.error ?? "No value yet." : "No run is selected."));
+      fill(this.plot, this.note);
+      fill(this.foot);
+      return;
+    }
+    const traces = this.bands ? this.bandTraces() : this.lineTraces();
+    if (!this.isDrawn) fill(this.plot);
+    await Plotly.react(this.plot, traces, this.layout(), PLOT_CONFIG);
+    if (!this.isDrawn) {
+      this.isDrawn = true;
+      this.plot.on("plotly_relayout", (event) => this.zoomed(event));
+      this.plot.on("plotly_hover", (event) => this.hovered(event));
+      this.plot.on("plotly_unhover", () => { this.box.hidden = true; });
+      this.plot.append(this.box);
+    }
+    this.drawFoot();
+  }
+
+  lineTraces() {
+    this.chooseUnit(this.series.map((one) => one.x));
+    const weight = Math.min(0.999, Math.max(0, Number(state.smooth) || 0));
+    const behind = [], lines = [];
+    this.lines = [];
+    // The last run that was selected is drawn first, so that the first is on top.
+    for (const one of this.series.slice().reverse()) {
+      const { color, dash } = styleOf(one.run, isDark());
+      const isLeft = one.branch !== null && one.branch !== undefined;
+      const x = one.x.map((value) => this.toAxis(value));
+      const name = plotText(shorten(runInfo(one.run).name, 60));
+      const base = { type: "scatter", mode: "lines", hoverinfo: "none", name, meta: { run: one.run, branch: one.branch ?? null } };
+      if (one.low) behind.push({ ...base, ...outline(x, one.low, one.high), line: { width: 0, color }, fill: "toself", fillcolor: faded(color, isDark() ? 0.2 : 0.16), hoverinfo: "skip", meta: { ...base.meta, part: "range" } });
+      const line = { color, dash: isLeft ? "dot" : dash, width: isLeft ? 1.2 : 1.7 };
+      const isSmooth = weight > 0 && !isLeft;
+      if (isSmooth) behind.push({ ...base, x, y: one.y, line: { ...line, width: 1.1 }, opacity: 0.3, hoverinfo: "skip", meta: { ...base.meta, part: "raw" } });
+      const y = isSmooth ? smoothed(one.y, weight) : one.y;
+      const isPoint = one.y.filter((value) => value !== null).length === 1;
+      lines.push({ ...base, x, y, line: isSmooth ? { ...line, width: 2 } : line, opacity: isLeft ? 0.6 : 1, mode: isPoint ? "markers" : "lines", marker: { color, size: 7 }, meta: { ...base.meta, part: "line" } });
+      this.lines.push({ run: one.run, isLeft, color, x, y, raw: one.y });
+      for (const [list, symbol, kind] of [[one.nan, "x-thin", "NaN"], [one.inf, "triangle-up", "infinite"]]) {
+        if (list?.length) lines.push({ ...base, mode: "markers", yaxis: "y2", x: list.map((value) => this.toAxis(value)), y: list.map(() => 0.03), hoverinfo: "skip", marker: { symbol, size: 8, color, line: { color, width: 2 } }, meta: { ...base.meta, part: kind } });
+      }
+    }
+    return [...behind, ...lines];
+  }
+
+  bandTraces() {
+    this.chooseUnit(this.bands.map((one) => one.x));
+    const traces = [];
+    this.lines = [];
+    this.bands.forEach((band, index) => {
+      const isRun = state.band === "ranks" && band.members.length;
+      const ids = selectedRuns();
+      const color = isRun ? styleOf(band.members[0].run, isDark()).color : styleOf(ids[index % Math.max(1, Math.min(ids.length, BAND_COLORS))], isDark()).color;
+      const x = band.x.map((value) => this.toAxis(value));
+      const name = plotText(shorten(isRun ? runInfo(band.members[0].run).name : band.label, 60));
+      const base = { type: "scatter", mode: "lines", name, meta: { band: band.label } };
+      traces.unshift({ ...base, ...outline(x, band.low, band.high), line: { width: 0, color }, fill: "toself", fillcolor: faded(color, 0.2), hoverinfo: "skip", meta: { ...base.meta, part: "range" } });
+      traces.push({ ...base, x, y: band.median, line: { color, width: 2 }, hoverinfo: "none", meta: { ...base.meta, part: "median" } });
+      this.lines.push({ label: isRun ? runInfo(band.members[0].run).name : `${band.label} (${band.members.length})`, color, x, y: band.median, raw: band.median, low: band.low, high: band.high });
+    });
+    return traces;
+  }
+
+  layout() {
+    const zoom = this.zoom;
+    const isLogX = state.logx === "1" && state.x !== "time", isLogY = state.logy === "1";
+    const log = (value, isLog) => (isLog ? Math.log10(Math.max(value, 1e-300)) : value);
+    const range = (low, high, isLog) => (low !== null && low !== undefined && high !== null ? { range: [log(low, isLog), log(high, isLog)], autorange: false } : { autorange: true });
+    return plotLayout({
+      margin: { l: 54, r: 14, t: 6, b: this.axisTitle ? 40 : 28 },
+      uirevision: `${state.x}${zoom}`,
+      xaxis: { type: state.x === "time" ? "date" : isLogX ? "log" : "linear", title: { text: plotText(shorten(this.axisTitle, 60)), standoff: 4 }, showgrid: false, showline: true, ticks: "outside", ticklen: 4, nticks: 7, showspikes: true, spikemode: "across", spikethickness: 1, spikedash: "solid", spikecolor: isDark() ? "#4a4d55" : "#c4c4bd", spikesnap: "cursor", ...(zoom ? range(this.toAxis(zoom[0] ?? 0), zoom[1] === null ? null : this.toAxis(zoom[1]), isLogX) : { autorange: true }) },
+      yaxis: { type: isLogY ? "log" : "linear", nticks: 6, ...(zoom ? range(zoom[2], zoom[3], isLogY) : { autorange: true }) },
+      yaxis2: { overlaying: "y", range: [0, 1], visible: false, fixedrange: true },
+    });
+  }
+
+  zoomed(event) {
+    const isReset = event["xaxis.autorange"] || event["yaxis.autorange"];
+    if (isReset) {
+      if (this.zoom) keepZoom(this.metric, null);
+      return;
+    }
+    const of = (axis, isLog) => {
+      const pair = [event[`${axis}.range[0]`] ?? event[`${axis}.range`]?.[0], event[`${axis}.range[1]`] ?? event[`${axis}.range`]?.[1]];
+      return pair[0] === undefined ? null : pair.map((value) => (isLog ? 10 ** Number(value) : value));
+    };
+    const x = of("xaxis", state.logx === "1" && state.x !== "time")?.map((value) => this.fromAxis(value));
+    const y = of("yaxis", state.logy === "1");
+    if (!x && !y) return;
+    const [x0, x1, y0, y1] = this.zoom ?? [null, null, null, null];
+    const round = (value) => (value === null ? null : Number(Number(value).toPrecision(10)));
+    keepZoom(this.metric, [...(x ?? [x0, x1]), ...(y ?? (x ? [null, null] : [y0, y1]))].map(round));
+  }
+
+  hovered(event) {
+    const at = Number(event.xvals?.[0] ?? event.points[0].x);
+    const isLogX = state.logx === "1" && state.x !== "time";
+    const where = isLogX && event.xvals ? 10 ** at : at;
+    const found = [];
+    for (const line of this.lines) {
+      const index = nearest(line.x, where);
+      if (index >= 0 && line.raw[index] !== null) found.push({ ...line, index, value: line.y[index] });
+    }
+    if (!found.length) { this.box.hidden = true; return; }
+    found.sort((one, other) => other.value - one.value);
+    const close = found.reduce((best, one) => (Math.abs(one.x[one.index] - where) < Math.abs(best.x[best.index] - where) ? one : best));
+    const x = close.x[close.index];
+    const title = state.x === "time" ? formatTime(this.fromAxis(x)) : state.x === "relative" ? formatDuration(x * this.unit) : `${this.axisTitle} ${formatNumber(x)}`;
+    fill(this.box, el("header", {}, shorten(title, 60)), found.slice(0, MOST_IN_HOVER).map((one) => el("div", {},
+      el("i", { style: { background: one.color } }), el("span", { dir: "auto" }, shorten(one.label ?? runInfo(one.run).name, 34), one.isLeft ? " (left)" : ""),
+      el("b", {}, formatNumber(one.value)), one.low ? el("small", { class: "muted" }, `${formatNumber(one.low[one.index])} – ${formatNumber(one.high[one.index])}`) : null)),
+    found.length > MOST_IN_HOVER && el("div", { class: "more" }, `and ${found.length - MOST_IN_HOVER} more`));
+    this.box.hidden = false;
+    const room = this.plot.clientWidth, left = event.event ? event.event.clientX - this.plot.getBoundingClientRect().left : 0;
+    const width = this.box.offsetWidth;
+    this.box.style.left = `${left + 18 + width > room ? Math.max(0, left - width - 18) : left + 18}px`;
+    this.box.style.top = "4px";
+  }
+
+  drawFoot() {
+    const parts = [];
+    const merged = Math.max(1, ...this.series.map((one) => one.merged ?? 1));
+    if (merged > 1) parts.push(`A point is the mean of up to ${formatNumber(merged)} values, the band their min and max. Zoom in for all.`);
+    const missing = this.series.reduce((sum, one) => sum + (one.nan?.length ?? 0), 0), infinite = this.series.reduce((sum, one) => sum + (one.inf?.length ?? 0), 0);
+    if (missing) parts.push(`× NaN at ${missing} ${missing === 1 ? "place" : "places"}.`);
+    if (infinite) parts.push(`▲ infinite at ${infinite} ${infinite === 1 ? "place" : "places"}.`);
+    const left = this.series.filter((one) => one.branch !== null && one.branch !== undefined && one.x.length).length;
+    if (left) parts.push("Dotted: left by a resume.");
+    for (const { label, straggler } of this.bands ?? []) {
+      if (straggler) parts.push(`${shorten(label, 40)}: the straggler is ${state.band === "ranks" ? `rank ${straggler.rank}` : shorten(runInfo(straggler.run).name, 40)}, ${formatNumber(straggler.distance)} from the median.`);
+    }
+    if (visibleRuns().length > MOST_RUNS) parts.push(`The first ${MOST_RUNS} runs.`);
+    fill(this.foot, parts.join(" "));
+    fill(this.badge, this.zoom ? el("button", { type: "button", class: "button quiet", style: { height: "24px", "font-size": "11.5px", padding: "0 7px" }, onclick: () => keepZoom(this.metric, null) }, "Reset zoom") : null);
+  }
+
+  async save(kind) {
+    const name = this.metric;
+    try {
+      if (kind === "csv") {
+        const rows = [["run", "name", "metric", state.x, "value", "min", "max"]];
+        for (const one of this.series) one.x.forEach((x, index) => rows.push([one.run, runInfo(one.run).name, name, x, one.y[index], one.low?.[index], one.high?.[index]]));
+        for (const one of this.bands ?? []) one.x.forEach((x, index) => rows.push([one.label, one.label, name, x, one.median[index], one.low[index], one.high[index]]));
+        download(`${name}.csv`, toCsv(rows), "text/csv");
+        return;
+      }
+      await savePlot(this.plot, name, kind);
+    } catch (error) {
+      toast(`The chart could not be saved: ${error.message ?? error}`, "error");
+    }
+  }
+
+  remove() {
+    this.question += 1;
+    this.isVisible = false;
+    this.resized.disconnect();
+    if (this.isDrawn) globalThis.Plotly.purge(this.plot);
+    this.element.remove();
+  }
+}
+
+/** Saves a plot as PNG or SVG, with a title and a legend. */
+export async function savePlot(plot, name, kind) {
+  const dark = isDark();
+  const figure = {
+    data: plot.data.map((trace) => ({ ...trace, showlegend: ["line", "median"].includes(trace.meta?.part) })),
+    layout: { ...plot.layout, width: 900, height: 520, showlegend: plot.data.length > 1, paper_bgcolor: dark ? "#17181b" : "#ffffff", title: { text: plotText(shorten(name, 100)), font: { size: 16 }, x: 0.02, xanchor: "left" }, margin: { l: 64, r: 20, t: 50, b: 50 }, legend: { orientation: "h", y: -0.14 } },
+  };
+  const url = await globalThis.Plotly.toImage(figure, { format: kind, width: 900, height: 520, scale: 2 });
+  if (kind === "svg") download(`${name}.svg`, decodeURIComponent(url.replace(/^data:image\/svg\+xml,/, "")), "image/svg+xml");
+  else download(`${name}.png`, url, "image/png");
+}
+
+function joined(old, more) {
+  const both = (name) => (old[name] === null && more[name] === null ? null : [...(old[name] ?? old.y), ...(more[name] ?? more.y)]);
+  return { ...more, x: [...old.x, ...more.x], y: [...old.y, ...more.y], low: both("low"), high: both("high"), nan: [...(old.nan ?? []), ...(more.nan ?? [])], inf: [...(old.inf ?? []), ...(more.inf ?? [])], merged: Math.max(old.merged ?? 1, more.merged ?? 1) };
+}
+
+/** Returns the outline of a band, without the places where it has no value. */
+function outline(x, low, high) {
+  const there = x.map((_, index) => index).filter((index) => low[index] !== null && high[index] !== null);
+  const back = [...there].reverse();
+  return { x: [...there.map((index) => x[index]), ...back.map((index) => x[index])], y: [...there.map((index) => high[index]), ...back.map((index) => low[index])] };
+}
+
+/** Returns the place of the value that is nearest, in a sorted list; -1 if it is empty. */
+function nearest(list, value) {
+  let low = 0, high = list.length - 1;
+  if (high < 0) return -1;
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (list[middle] < value) low = middle + 1;
+    else high = middle;
+  }
+  return low > 0 && Math.abs(list[low - 1] - value) <= Math.abs(list[low] - value) ? low - 1 : low;
+}

@@ -1,0 +1,151 @@
+/** The view of charts: one for each metric, in sections by prefix. Only those in the viewport are drawn. */
+
+import { MetricChart } from "./chart.js";
+import { dataChanges, isExported, listFields, runDetail } from "./data.js";
+import { debounce, el, fill, icon, shorten } from "./dom.js";
+import { ensureSelection, showSidebar } from "./sidebar.js";
+import { link, onChange, state, toggle, update, visibleRuns } from "./state.js";
+
+const PINNED = "\u0000pinned";
+const X_AXES = [["step", "Step"], ["epoch", "Epoch"], ["time", "Wall time"], ["relative", "Relative time"]];
+const MOST_AXES = 200;
+
+/** Shows the charts in an element until the returned function is called. */
+export function showCharts(root) {
+  const charts = new Map();
+  let metrics = [];
+  let hparams = [];
+  let isGone = false;
+
+  const aside = el("aside", { class: "sidebar" });
+  const sections = el("div", {});
+  const find = el("input", { type: "search", id: "search", placeholder: "Search metrics", "aria-label": "Search metrics", value: state.find, oninput: debounce(() => update({ find: find.value }), 120) });
+  const axis = el("select", { "aria-label": "X axis", id: "x-axis", onchange: () => update({ x: axis.value, zoom: [] }) });
+  const band = el("select", { "aria-label": "Band", id: "band", onchange: () => update({ band: band.value }) });
+  const logX = el("button", { type: "button", class: "button", id: "log-x", onclick: () => update({ logx: state.logx ? "" : "1", zoom: [] }) }, "log x");
+  const logY = el("button", { type: "button", class: "button", id: "log-y", onclick: () => update({ logy: state.logy ? "" : "1" }) }, "log y");
+  const said = el("output", {});
+  const smooth = el("input", { type: "range", id: "smooth", min: 0, max: 0.99, step: 0.01, "aria-label": "Smoothing", oninput: () => update({ smooth: String(Number(smooth.value)) }) });
+  const hidden = el("button", { type: "button", class: "button quiet", onclick: () => update({ hide: [] }) });
+  fill(root, el("div", { class: "split" }, aside, el("section", { class: "page" },
+    el("div", { class: "toolbar" }, el("label", { class: "field search" }, icon("search"), find), axis, logX, logY,
+      el("label", { class: "slider button" }, "Smooth", smooth, said), !isExported && band, hidden), sections)));
+  const leaveSidebar = showSidebar(aside);
+
+  const inView = new IntersectionObserver((entries) => {
+    for (const entry of entries) charts.get(entry.target.dataset.metric)?.setVisible(entry.isIntersecting);
+  }, { rootMargin: "160px" });
+
+  function drawTools() {
+    const others = metrics.slice(0, MOST_AXES).map((name) => [`metric:${name}`, shorten(name, 60)]);
+    if (!isExported && !others.concat(X_AXES).some(([value]) => value === state.x)) others.push([state.x, shorten(state.x.replace(/^metric:/, ""), 60)]);
+    fill(axis, X_AXES.map(([value, name]) => el("option", { value }, name)), !isExported && el("optgroup", { label: "Metrics" }, others.map(([value, name]) => el("option", { value }, name))));
+    axis.value = state.x;
+    fill(band, el("option", { value: "" }, "Single runs"), el("option", { value: "ranks" }, "Band over ranks"),
+      el("optgroup", { label: "Band over" }, hparams.map((name) => el("option", { value: `over:${name}` }, shorten(name.replace(/^hparams\./, ""), 50)))),
+      el("optgroup", { label: "Band for each" }, hparams.map((name) => el("option", { value: `group:${name}` }, shorten(name.replace(/^hparams\./, ""), 50)))));
+    band.value = state.band;
+    logX.setAttribute("aria-pressed", String(state.logx === "1"));
+    logY.setAttribute("aria-pressed", String(state.logy === "1"));
+    smooth.value = state.smooth;
+    fill(said, Number(state.smooth) ? Number(state.smooth).toFixed(2) : "off");
+    hidden.hidden = !state.hide.length;
+    fill(hidden, `Show ${state.hide.length} hidden`);
+    if (document.activeElement !== find) find.value = state.find;
+  }
+
+  function chartOf(metric) {
+    if (!charts.has(metric)) charts.set(metric, new MetricChart(metric));
+    return charts.get(metric);
+  }
+
+  /** Puts the charts in their sections; those that stay are not drawn again. */
+  function arrange() {
+    const word = state.find.toLowerCase();
+    const shown = metrics.filter((name) => !state.hide.includes(name) && name.toLowerCase().includes(word));
+    const groups = new Map();
+    const pinned = shown.filter((name) => state.pin.includes(name));
+    if (pinned.length) groups.set(PINNED, pinned);
+    for (const name of shown) {
+      if (state.pin.includes(name)) continue;
+      const prefix = name.includes("/") ? name.slice(0, name.indexOf("/")) : "";
+      if (!groups.has(prefix)) groups.set(prefix, []);
+      groups.get(prefix).push(name);
+    }
+    const order = [...groups.keys()].sort((one, other) => (one === PINNED ? -1 : other === PINNED ? 1 : one.localeCompare(other)));
+    const kept = new Set(shown);
+    for (const [name, chart] of charts) if (!kept.has(name)) { inView.unobserve(chart.element); chart.remove(); charts.delete(name); }
+    const nodes = order.map((prefix) => {
+      const isFolded = state.fold.includes(`/${prefix}`);
+      const title = prefix === PINNED ? "Pinned" : prefix || "Metrics";
+      return el("section", { "data-section": prefix },
+        el("div", { class: "section-head" }, el("button", { type: "button", "aria-expanded": String(!isFolded), onclick: () => toggle("fold", `/${prefix}`) }, icon("chevron"), shorten(title, 80)), el("span", { class: "muted" }, String(groups.get(prefix).length))),
+        el("div", { class: "cards", hidden: isFolded }, groups.get(prefix).map((name) => chartOf(name).element)));
+    });
+    fill(sections, nodes.length ? nodes : el("div", { class: "empty" }, emptyText(), el("br", {}), visibleRuns().length ? null : el("a", { class: "button", href: link({ page: "runs" }) }, "Choose runs")));
+    for (const chart of charts.values()) { chart.mark(); inView.observe(chart.element); }
+  }
+
+  function emptyText() {
+    if (!visibleRuns().length) return "No run is selected.";
+    if (metrics.length) return "No metric has this name.";
+    return "These runs have no metrics yet.";
+  }
+
+  async function loadMetrics() {
+    const details = await Promise.all(visibleRuns().map((id) => runDetail(id).catch(() => null)));
+    const found = [...new Set(details.flatMap((detail) => detail?.metrics ?? []))].sort((one, other) => one.localeCompare(other));
+    if (isGone) return false;
+    const isNew = JSON.stringify(found) !== JSON.stringify(metrics);
+    metrics = found;
+    return isNew;
+  }
+
+  async function begin() {
+    try {
+      await ensureSelection();
+      const [fields] = await Promise.all([listFields(), loadMetrics()]);
+      hparams = fields.fields.map(({ name }) => name).filter((name) => name.startsWith("hparams.")).slice(0, MOST_AXES);
+    } catch (error) {
+      fill(sections, el("p", { class: "empty" }, error.message));
+      return;
+    }
+    if (isGone) return;
+    drawTools();
+    arrange();
+  }
+
+  const stop = onChange(async (changed) => {
+    if (state.page !== "charts") return;
+    if (changed.has("run") || changed.has("off")) {
+      await loadMetrics();
+      if (isGone) return;
+      for (const chart of charts.values()) chart.isStale = true;
+      arrange();
+      for (const chart of charts.values()) if (chart.isVisible) chart.load();
+    } else if (["find", "pin", "hide", "fold"].some((name) => changed.has(name))) arrange();
+    if (changed.has("x") || changed.has("band")) for (const chart of charts.values()) chart.invalidate();
+    else if (changed.has("zoom")) for (const chart of charts.values()) chart.followZoom();
+    else if (["smooth", "logx", "logy"].some((name) => changed.has(name))) for (const chart of charts.values()) if (chart.isVisible) chart.draw();
+    if (changed.has("open")) for (const chart of charts.values()) chart.mark();
+    drawTools();
+  });
+  const stopData = dataChanges(async (changed) => {
+    const ids = changed.all ? visibleRuns() : Object.keys(changed.runs);
+    if (!ids.length) return;
+    if (Object.values(changed.runs).some(({ record }) => record) && await loadMetrics()) { arrange(); drawTools(); }
+    for (const chart of charts.values()) chart.grow(ids);
+  });
+  const themed = () => { for (const chart of charts.values()) if (chart.isVisible) chart.draw(); };
+  document.addEventListener("themechange", themed);
+  begin();
+  return () => {
+    isGone = true;
+    stop();
+    stopData();
+    leaveSidebar();
+    inView.disconnect();
+    document.removeEventListener("themechange", themed);
+    for (const chart of charts.values()) chart.remove();
+  };
+}

@@ -1,0 +1,303 @@
+/**
+ * What the page knows about runs. This is the only module that fetches.
+ *
+ * With a server, answers come from its JSON API (docs/viewer-api.md). An exported site has none, and a page opened from
+ * a file may fetch nothing: there, scripts in `data/` hand over the same answers through `destinationsSite.add`.
+ */
+
+const site = globalThis.destinationsSite;
+const MAX_ANSWERS = 500;
+const GROUP_WINDOW = 1000;
+const RETRY_MS = 3000;
+
+const added = new Map();
+const scripts = new Map();
+const answers = new Map();
+const infos = new Map();
+const watchers = new Set();
+const followed = new Set();
+let polling = null;
+
+/** Whether the page is an exported site, without a server. */
+export const isExported = site !== undefined;
+
+if (isExported) site.add = (key, answer) => added.set(key, answer);
+
+/** What went wrong, in words for the reader. */
+export class DataError extends Error {}
+
+/** Returns path and query; lists are repeated parameters, null and "" are left out. */
+function pathOf(path, query = {}) {
+  const given = new URLSearchParams();
+  for (const [name, value] of Object.entries(query)) {
+    for (const one of Array.isArray(value) ? value : [value]) if (one !== null && one !== undefined && one !== "") given.append(name, one);
+  }
+  const text = given.toString();
+  return text ? `${path}?${text}` : path;
+}
+
+async function ask(path, options = {}) {
+  let response;
+  try {
+    response = await fetch(path, { credentials: "same-origin", ...options });
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new DataError("The server does not answer. Is destinations view still running?");
+  }
+  if (response.ok) return response.json();
+  let text = `The server answered ${response.status}.`;
+  try {
+    text = (await response.json()).error || text;
+  } catch {
+    // The answer was not JSON: the status has to do.
+  }
+  throw new DataError(response.status === 401 ? `${text} Open the link that destinations view printed.` : text);
+}
+
+async function fromSite(key) {
+  const file = Object.hasOwn(site.keys, key) ? site.keys[key] : null;
+  if (!file) throw new DataError("This is not in the exported site.");
+  if (!scripts.has(file)) {
+    scripts.set(file, new Promise((resolve, reject) => {
+      const script = document.createElement("script");
+      script.src = `data/${file}`;
+      script.onload = () => resolve();
+      script.onerror = () => reject(new DataError(`data/${file} of the exported site is missing.`));
+      document.head.append(script);
+    }));
+  }
+  await scripts.get(file);
+  if (!added.has(key)) throw new DataError(`data/${file} of the exported site has no ${key}.`);
+  return added.get(key);
+}
+
+/** Returns an answer, and keeps it until the run changes. `mark` is what `forget` finds it by. */
+function kept(mark, path, key) {
+  const name = isExported ? key : path;
+  if (!answers.has(name)) {
+    const answer = isExported ? fromSite(key) : ask(path);
+    answer.catch(() => answers.delete(name));
+    answers.set(name, Object.assign(answer, { mark }));
+    if (answers.size > MAX_ANSWERS) answers.delete(answers.keys().next().value);
+  }
+  return answers.get(name);
+}
+
+function forget(mark) {
+  for (const [name, answer] of answers) if (answer.mark === mark) answers.delete(name);
+}
+
+/** Returns a number that JSON cannot hold as a number: `{"number": "nan"}`. */
+function plain(value) {
+  if (value && typeof value === "object" && "number" in value) return { nan: NaN, inf: Infinity, "-inf": -Infinity }[value.number];
+  return value;
+}
+
+function plainRow(row) {
+  const values = Object.fromEntries(Object.entries(row.values).map(([name, value]) => [name, plain(value)]));
+  const whole = { ...row, values };
+  infos.set(row.id, whole);
+  return whole;
+}
+
+// --- runs -----------------------------------------------------------------------------------------------------
+
+/** Returns name of the roots, version, and whether runs can be edited. */
+export function serverInfo() {
+  return isExported ? fromSite("info") : ask("api/info");
+}
+
+/** Returns a window of the runs that match: `{total, version, rows}`. */
+export async function listRuns({ q, where, sort, archived, columns, offset = 0, limit = 100 }) {
+  if (isExported) return siteRuns({ q, where, sort, offset, limit });
+  const asked = columns?.filter((name) => name.includes("."));
+  const answer = await ask(pathOf("api/runs", { q, where, sort, archived, columns: asked, offset, limit }));
+  return { ...answer, rows: answer.rows.map(plainRow) };
+}
+
+async function siteRuns({ q, where, sort, offset, limit }) {
+  if (where) throw new DataError("Filters need the server: destinations view. Search and sorting work here.");
+  const answer = await fromSite("runs");
+  const word = (q || "").toLowerCase();
+  let rows = answer.rows.map(plainRow);
+  if (word) rows = rows.filter((row) => [row.name, row.run_id, row.note, ...row.tags].some((text) => String(text ?? "").toLowerCase().includes(word)));
+  if (sort) {
+    const name = sort.replace(/^-/, "");
+    const of = (row) => (name in row ? row[name] : row.values[name]);
+    const sign = sort.startsWith("-") ? -1 : 1;
+    rows.sort((one, other) => {
+      const [a, b] = [of(one), of(other)];
+      if (a === undefined || b === undefined) return (a === undefined) - (b === undefined);
+      return sign * (a < b ? -1 : a > b ? 1 : 0);
+    });
+  }
+  return { total: rows.length, version: answer.version, rows: rows.slice(offset, offset + limit) };
+}
+
+/** Returns the values of the column to group by, in the order of the sorted table, each with its number of runs. */
+export async function listGroups({ q, where, archived, group }) {
+  const found = [];
+  for (let offset = 0, total = 1; offset < total; offset += GROUP_WINDOW) {
+    const answer = await listRuns({ q, where, sort: group, archived, columns: [group], offset, limit: GROUP_WINDOW });
+    total = answer.total;
+    for (const row of answer.rows) {
+      const value = group in row ? row[group] : row.values[group];
+      const last = found.at(-1);
+      if (last && Object.is(last.value, value)) last.total += 1;
+      else found.push({ value, total: 1 });
+    }
+    if (!answer.rows.length) break;
+  }
+  return found;
+}
+
+/** Returns the columns that can be shown, sorted and filtered, and the names of all metrics. */
+export function listFields() {
+  return kept("fields", "api/fields", "fields");
+}
+
+/** Changes tags, note, name or archive of a run. */
+export async function editRun(id, patch) {
+  if (isExported) throw new DataError("An exported site cannot be edited.");
+  const row = await ask(`api/runs/${id}`, { method: "PATCH", headers: { "Content-Type": "application/json" }, body: JSON.stringify(patch) });
+  forget(id);
+  return plainRow(row);
+}
+
+/** Returns name, status and liveness of a run, as last heard. */
+export function runInfo(id) {
+  return infos.get(id) ?? { id, name: id, status: "unknown", alive: false, tags: [], values: {} };
+}
+
+/** Loads name and status of runs that no table has brought yet. */
+export async function loadInfos(ids) {
+  await Promise.all(ids.filter((id) => !infos.has(id)).map(async (id) => {
+    try {
+      await runDetail(id);
+    } catch {
+      infos.set(id, { id, name: id, status: "not found", alive: false, tags: [], values: {} });
+    }
+  }));
+}
+
+/** Returns everything about a run but its rows. */
+export async function runDetail(id) {
+  const detail = await kept(id, `api/runs/${encodeURIComponent(id)}`, `run/${id}`);
+  infos.set(id, { values: {}, ...infos.get(id), ...detail });
+  return detail;
+}
+
+/** Returns a part of a log file of a run. */
+export function readLog(id, file, offset) {
+  return isExported ? fromSite(`log/${id}/${file}`) : ask(pathOf(`api/runs/${id}/log`, { file, offset }));
+}
+
+/** Returns what differs between runs, and where they part. */
+export async function compareRuns(ids) {
+  if (!isExported) return ask(pathOf("api/compare", { run: ids }));
+  const pairs = await Promise.all(ids.slice(1).map((id) => fromSite(`compare/${ids[0]}/${id}`)));
+  const fields = new Map();
+  for (const { name, values } of pairs.flatMap((pair) => pair.fields)) fields.set(name, { name, values: { ...fields.get(name)?.values, ...values } });
+  return { runs: ids, fields: [...fields.values()], parts: pairs.flatMap((pair) => pair.parts) };
+}
+
+// --- media ----------------------------------------------------------------------------------------------------
+
+/** Returns the records of one name, 1,000 at most. */
+export function listMedia(id, kind, name) {
+  return kept(id, pathOf(`api/runs/${id}/media`, { kind, name }), `media/${id}/${kind}/${name}`);
+}
+
+/** Returns the rows of a table, 1,000 at most. */
+export function readTable(id, name, step) {
+  return kept(id, pathOf(`api/runs/${id}/table`, { name, step }), `table/${id}/${name}/${step}`);
+}
+
+/** Returns coordinates and colours of a point cloud. */
+export function readPoints(id, file) {
+  return kept(id, pathOf(`api/runs/${id}/points`, { file }), `points/${id}/${file}`);
+}
+
+/** Returns the outline of a sound. */
+export function readWave(id, file) {
+  return kept(id, pathOf(`api/runs/${id}/wave`, { file }), `wave/${id}/${file}`);
+}
+
+/** Returns the address of a file of a run. */
+export function fileUrl(id, file) {
+  const parts = file.split("/").map(encodeURIComponent).join("/");
+  return isExported ? `files/${id}/${parts}` : `api/runs/${id}/files/${parts}`;
+}
+
+// --- curves ---------------------------------------------------------------------------------------------------
+
+/** Returns one series for each run, or with `known` what came since: see `after` of the API. */
+export async function readSeries({ runs, metric, x, from, to, points, branches, known, signal }) {
+  if (isExported) return Promise.all(runs.map((id) => siteSeries(id, metric, x, from, to)));
+  const query = { run: runs, metric, x, from, to, points, branches: branches ? "1" : "" };
+  let path = pathOf("api/series", query);
+  if (known) path += known.map((one) => `&after=${encodeURIComponent(one.cursor ?? "")}`).join("");
+  return (await ask(path, { signal })).series;
+}
+
+async function siteSeries(id, metric, x, from, to) {
+  try {
+    const held = await fromSite(`series/${id}/${metric}`);
+    if (!held[x]) throw new DataError("This x axis needs the server: destinations view.");
+    const low = from === undefined ? -Infinity : Number(from), high = to === undefined ? Infinity : Number(to);
+    const inside = held[x].map((value, index) => ({ value, index })).filter(({ value }) => value >= low && value <= high).map(({ index }) => index);
+    const of = (list) => list && inside.map((index) => list[index]);
+    return { ...held, x: of(held[x]), y: of(held.y), low: of(held.low), high: of(held.high), append: false };
+  } catch (error) {
+    return { run: id, metric, x: [], y: [], low: null, high: null, nan: [], inf: [], merged: 1, rows: 0, error: error.message };
+  }
+}
+
+/** Returns min, median and max over runs or ranks. */
+export async function readBands(query) {
+  if (isExported) throw new DataError("Bands need the server: destinations view.");
+  const { runs, signal, ...rest } = query;
+  return (await ask(pathOf("api/band", { run: runs, ...rest }), { signal })).bands;
+}
+
+// --- live -----------------------------------------------------------------------------------------------------
+
+/** Calls a function with `{all, table, runs}` whenever something is new, until the returned function is called. */
+export function dataChanges(watcher) {
+  watchers.add(watcher);
+  return () => watchers.delete(watcher);
+}
+
+/** Says which runs are on the page, so that their new rows are told of. */
+export function follow(ids) {
+  if (ids.length === followed.size && ids.every((id) => followed.has(id))) return;
+  followed.clear();
+  for (const id of ids) followed.add(id);
+  polling?.abort();
+}
+
+/** Asks what is new, over and over; waits while the page is hidden. Calls `told` with whether the server answers. */
+export async function watchChanges(told) {
+  if (isExported) return;
+  let since = "";
+  for (;;) {
+    if (document.hidden) await new Promise((resolve) => { document.addEventListener("visibilitychange", resolve, { once: true }); });
+    try {
+      polling = new AbortController();
+      const answer = await ask(pathOf("api/changes", { since, run: [...followed] }), { signal: polling.signal });
+      told(true);
+      const isFirst = since === "";
+      since = answer.version;
+      if (isFirst) continue;
+      for (const [id, what] of Object.entries(answer.runs)) if (what.record) forget(id);
+      if (answer.all) answers.clear();
+      if (answer.table) forget("fields");
+      const changed = { all: Boolean(answer.all), table: Boolean(answer.table || answer.all), runs: answer.runs };
+      if (changed.table || Object.keys(changed.runs).length) for (const watcher of [...watchers]) watcher(changed);
+    } catch (error) {
+      if (error.name === "AbortError") continue;
+      told(false);
+      await new Promise((resolve) => { setTimeout(resolve, RETRY_MS); });
+    }
+  }
+}

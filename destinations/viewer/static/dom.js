@@ -1,0 +1,215 @@
+/**
+ * Elements, icons and formats: what every view builds its part of the page from.
+ *
+ * Texts of a run become text nodes. Nothing here, or in any other module, parses a string as HTML.
+ */
+
+const SVG = "http://www.w3.org/2000/svg";
+
+const ICONS = {
+  archive: "M3 5h14v3H3zM4.5 8v8h11V8M8 11h4",
+  chart: "M3 3v14h14M6 13l3.5-4 3 2.5L17 6",
+  check: "M4 10.5l4 4 8-9",
+  chevron: "M7 5l5 5-5 5",
+  close: "M5 5l10 10M15 5L5 15",
+  columns: "M3 4h14v12H3zM8 4v12M12.5 4v12",
+  download: "M10 3v9M6 9l4 4 4-4M4 16.5h12",
+  edit: "M4 16l1-4 8-8 3 3-8 8zM11.5 5.5l3 3",
+  expand: "M3 8V3h5M17 12v5h-5M3 3l5.5 5.5M17 17l-5.5-5.5",
+  eye: "M2 10s3-5 8-5 8 5 8 5-3 5-8 5-8-5-8-5zM10 12.2a2.2 2.2 0 100-4.4 2.2 2.2 0 000 4.4z",
+  eyeOff: "M3 3l14 14M8 5.3A8.600 8.600 0 0110 5c5 0 8 5 8 5a13 13 0 01-2.600 3M12 14.700a8 8 0 01-2 .3c-5 0-8-5-8-5a13 13 0 013.400-3.500",
+  filter: "M3 4h14l-5.500 6.500V16l-3-1.500v-4z",
+  help: "M7.500 7.500a2.500 2.500 0 113.700 2.200c-.8.4-1.200.9-1.200 1.800M10 14.500v.1",
+  link: "M8 12l4-4M9 6l1.500-1.500a3.500 3.500 0 015 5L14 11M11 14l-1.500 1.500a3.500 3.500 0 01-5-5L6 9",
+  moon: "M16 11.500A6.500 6.500 0 018.500 4a6.500 6.500 0 107.500 7.500z",
+  pin: "M10 12.500V18M6 12.500h8l-1.500-3V4.500h-5v5z",
+  search: "M9 14.500a5.500 5.500 0 100-11 5.500 5.500 0 000 11zM13 13l4 4",
+  sun: "M10 13.500a3.500 3.500 0 100-7 3.500 3.500 0 000 7zM10 2v1.500M10 16.500V18M2 10h1.500M16.500 10H18M4.300 4.300l1.100 1.100M14.600 14.600l1.100 1.100M4.300 15.700l1.100-1.100M14.600 5.400l1.100-1.100",
+};
+
+/**
+ * Makes an element.
+ *
+ * @param {string} tag
+ * @param {Object<string, any>} [props] `class`, `on…` listeners, properties of the element, and attributes. A
+ *   property that is null, undefined or false is left out.
+ * @param {...(Node|string|number|null|undefined|false|Array<any>)} children strings become text nodes.
+ * @returns {any}
+ */
+export function el(tag, props = {}, ...children) {
+  const node = document.createElement(tag);
+  for (const [name, value] of Object.entries(props)) {
+    if (value === null || value === undefined || value === false) continue;
+    if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
+    else if (name === "class") node.className = value;
+    else if (name === "style") for (const [rule, set] of Object.entries(value)) node.style.setProperty(rule, set);
+    else if (name in node && !name.includes("-") && name !== "list" && name !== "form") node[name] = value;
+    else node.setAttribute(name, value === true ? "" : String(value));
+  }
+  add(node, children);
+  return node;
+}
+
+/** Appends children as `el` does. */
+export function add(node, children) {
+  for (const child of children.flat(Infinity)) {
+    if (child === null || child === undefined || child === false) continue;
+    node.append(child instanceof Node ? child : document.createTextNode(String(child)));
+  }
+  return node;
+}
+
+/** Replaces what an element holds. */
+export function fill(node, ...children) {
+  node.replaceChildren();
+  return add(node, children);
+}
+
+/** Makes an SVG element. */
+export function svg(tag, attributes = {}, ...children) {
+  const node = document.createElementNS(SVG, tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
+    else if (value !== null && value !== undefined) node.setAttribute(name, String(value));
+  }
+  return add(node, children);
+}
+
+/** Draws one of the icons, hidden from screen readers: the control around it has the label. */
+export function icon(name) {
+  return svg("svg", { class: "icon", viewBox: "0 0 20 20", "aria-hidden": "true" }, svg("path", { d: ICONS[name] }));
+}
+
+/** Makes a button that shows an icon and has a label for screen readers and the tooltip. */
+export function iconButton(name, label, onclick, props = {}) {
+  return el("button", { type: "button", class: "icon-button", title: label, "aria-label": label, onclick, ...props }, icon(name));
+}
+
+/**
+ * Makes a button that opens a panel below it; a click elsewhere or Escape closes it.
+ *
+ * @param {Array<any>} label of the button.
+ * @param {Object<string, any>} props of the button.
+ * @param {(close: () => void) => any} content called each time it opens.
+ */
+export function popover(label, props, content) {
+  const panel = el("div", { class: "popover", hidden: true });
+  const button = el("button", { type: "button", "aria-expanded": "false", ...props, onclick: () => (panel.hidden ? open() : close()) }, label);
+  const box = el("span", { class: "popover-box" }, button, panel);
+  const outside = (event) => { if (!box.contains(event.target)) close(); };
+  const escape = (event) => { if (event.key === "Escape") { event.stopPropagation(); close(); button.focus(); } };
+  function open() {
+    fill(panel, content(close));
+    panel.hidden = false;
+    button.setAttribute("aria-expanded", "true");
+    const edge = panel.getBoundingClientRect();
+    panel.classList.toggle("from-right", edge.right > document.documentElement.clientWidth - 8);
+    document.addEventListener("pointerdown", outside);
+    panel.querySelector("input, button, select, a")?.focus();
+  }
+  function close() {
+    panel.hidden = true;
+    button.setAttribute("aria-expanded", "false");
+    document.removeEventListener("pointerdown", outside);
+  }
+  box.addEventListener("keydown", escape);
+  return box;
+}
+
+/** Shows a message for some seconds. */
+export function toast(message, kind = "info") {
+  const node = el("div", { class: `toast ${kind}` }, message);
+  document.getElementById("toasts").append(node);
+  setTimeout(() => node.remove(), kind === "error" ? 8000 : 3500);
+}
+
+/** Returns a function that calls `act` once the calls of it have paused for `ms`. */
+export function debounce(act, ms) {
+  let timer = 0;
+  return (...given) => {
+    clearTimeout(timer);
+    timer = setTimeout(() => act(...given), ms);
+  };
+}
+
+/** Saves text or a data URL as a file. */
+export function download(name, content, type) {
+  const href = content.startsWith("data:") ? content : URL.createObjectURL(new Blob([content], { type }));
+  el("a", { href, download: name.replace(/[^\w.-]+/g, "_").slice(0, 100) }).click();
+  if (href.startsWith("blob:")) setTimeout(() => URL.revokeObjectURL(href), 10000);
+}
+
+/** Returns rows as CSV (RFC 4180). */
+export function toCsv(rows) {
+  const cell = (value) => {
+    const text = value === null || value === undefined ? "" : String(value);
+    return /[",\n\r]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
+  };
+  return rows.map((row) => row.map(cell).join(",")).join("\n") + "\n";
+}
+
+/** Returns a number with five significant digits, without trailing zeros; other values as text. */
+export function formatNumber(value) {
+  if (value === null || value === undefined || value === "") return "–";
+  if (typeof value !== "number") return typeof value === "object" ? JSON.stringify(value) : String(value);
+  if (!Number.isFinite(value)) return Number.isNaN(value) ? "NaN" : value > 0 ? "∞" : "−∞";
+  const size = Math.abs(value);
+  if (Number.isInteger(value) && size < 1e9) return value.toLocaleString("en-US").replaceAll(",", "\u2009").replace("-", "−");
+  if (size >= 1e6 || (size < 1e-3 && size > 0)) return value.toExponential(3).replace(/\.?0+e/, "e").replace("e+", "e").replaceAll("-", "−");
+  return String(Number(value.toPrecision(5))).replace("-", "−");
+}
+
+/** Returns a size in bytes with a unit. */
+export function formatBytes(bytes) {
+  if (bytes === null || bytes === undefined) return "–";
+  const units = ["B", "KiB", "MiB", "GiB", "TiB"];
+  let size = bytes, unit = 0;
+  while (size >= 1024 && unit < units.length - 1) { size /= 1024; unit += 1; }
+  return `${unit && size < 100 ? size.toFixed(1) : Math.round(size)} ${units[unit]}`;
+}
+
+/** Returns a duration in seconds as its two largest units. */
+export function formatDuration(seconds) {
+  if (seconds === null || seconds === undefined || !Number.isFinite(seconds)) return "–";
+  const whole = Math.max(0, Math.round(seconds));
+  const parts = [["d", 86400], ["h", 3600], ["min", 60], ["s", 1]];
+  const first = parts.findIndex(([, size]) => whole >= size);
+  if (first < 0) return seconds > 0 ? `${seconds.toPrecision(2)} s` : "0 s";
+  let rest = whole;
+  const texts = [];
+  for (const [unit, size] of parts.slice(first, first + 2)) {
+    const count = Math.floor(rest / size);
+    rest -= count * size;
+    if (count) texts.push(`${count} ${unit}`);
+  }
+  return texts.join(" ");
+}
+
+/** Returns a time in seconds since 1970 as date and time of this machine's zone. */
+export function formatTime(time) {
+  if (!time) return "–";
+  const date = new Date(time * 1000);
+  const two = (part) => String(part).padStart(2, "0");
+  return `${date.getFullYear()}-${two(date.getMonth() + 1)}-${two(date.getDate())} ${two(date.getHours())}:${two(date.getMinutes())}`;
+}
+
+/** Returns how long ago a time in seconds since 1970 is. */
+export function formatAge(time) {
+  if (!time) return "–";
+  const seconds = Date.now() / 1000 - time;
+  if (seconds < 60) return "just now";
+  if (seconds > 30 * 86400) return formatTime(time).slice(0, 10);
+  return `${formatDuration(seconds).split(" ").slice(0, 2).join(" ")} ago`;
+}
+
+/** Returns a text cut to a length, with an ellipsis. */
+export function shorten(text, length = 80) {
+  const whole = String(text);
+  return whole.length > length ? `${whole.slice(0, length - 1)}…` : whole;
+}
+
+/** Whether the page is dark now. */
+export function isDark() {
+  const chosen = document.documentElement.dataset.theme;
+  return chosen ? chosen === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+}

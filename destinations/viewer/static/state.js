@@ -1,0 +1,121 @@
+/**
+ * The view as it is in the URL: which page, which runs, which axes. A link shows the same to someone else.
+ *
+ * The fragment is used (`#/charts?run=a&run=b&x=time`), so that it works from a file as well.
+ */
+
+const LISTS = ["run", "column", "pin", "hide", "off", "zoom", "class", "open", "metric", "fold"];
+
+const DEFAULTS = {
+  q: "", where: "", sort: "", group: "", archived: "", column: [], fold: [],
+  run: [], off: [],
+  x: "step", logx: "", logy: "", smooth: "0", find: "", pin: [], hide: [], open: [], zoom: [], band: "", ranks: "",
+  step: "", linked: "1", opacity: "0.5", class: [], kind: "",
+  sx: "", sy: "", metric: [], axis: "",
+};
+
+/** Colours that the common kinds of colour blindness keep apart, for light and for dark ground. */
+const PALETTE_LIGHT = ["#2563c9", "#d1500f", "#0b8a6a", "#a83c8f", "#b07d00", "#3a9bd6", "#6b4bc4", "#8c564b", "#5b6470"];
+const PALETTE_DARK = ["#6ea2ff", "#ff8a4c", "#3ccfa6", "#e685cf", "#eab93c", "#7fd0ff", "#a990ff", "#d0a08e", "#a7b0bd"];
+const DASHES = ["solid", "dash", "dot"];
+
+const listeners = new Set();
+
+/** @type {{page: string, id: string} & Object<string, any>} */
+export const state = { page: "runs", id: "", ...structuredClone(DEFAULTS) };
+
+/** Reads the view from the URL. */
+export function readUrl() {
+  const [path, query = ""] = location.hash.replace(/^#\/?/, "").split(/\?(.*)/s);
+  const [page, ...rest] = path.split("/");
+  const given = new URLSearchParams(query);
+  Object.assign(state, structuredClone(DEFAULTS));
+  state.page = ["runs", "charts", "media", "explore", "compare", "run"].includes(page) ? page : "runs";
+  state.id = decode(rest.join("/"));
+  for (const name of new Set(given.keys())) {
+    if (!(name in DEFAULTS)) continue;
+    state[name] = LISTS.includes(name) ? given.getAll(name) : given.get(name);
+  }
+}
+
+function decode(text) {
+  try {
+    return decodeURIComponent(text);
+  } catch {
+    return text;
+  }
+}
+
+/** Returns the fragment that shows the view with some things changed. */
+export function link(patch = {}) {
+  const view = { ...state, ...patch };
+  const query = new URLSearchParams();
+  for (const [name, normal] of Object.entries(DEFAULTS)) {
+    if (LISTS.includes(name)) for (const one of view[name]) query.append(name, one);
+    else if (view[name] !== normal) query.set(name, view[name]);
+  }
+  const path = view.page === "run" ? `run/${encodeURIComponent(view.id)}` : view.page;
+  const text = query.toString();
+  return `#/${path}${text ? `?${text}` : ""}`;
+}
+
+/** Changes the view, in the URL too, and tells those who listen which parts changed. */
+export function update(patch, push = false) {
+  const changed = Object.keys(patch).filter((name) => JSON.stringify(patch[name]) !== JSON.stringify(state[name]));
+  if (!changed.length) return;
+  const isNewPage = push || changed.includes("page") || changed.includes("id");
+  Object.assign(state, patch);
+  history[isNewPage ? "pushState" : "replaceState"](null, "", link());
+  for (const listener of [...listeners]) listener(new Set(changed));
+}
+
+/** Calls a function with the names of what changed, until the returned function is called. */
+export function onChange(listener) {
+  listeners.add(listener);
+  return () => listeners.delete(listener);
+}
+
+/** Tells all that everything may have changed. */
+export function changeAll() {
+  for (const listener of [...listeners]) listener(new Set(["page", "id", ...Object.keys(DEFAULTS)]));
+}
+
+/** Returns the ids of the selected runs. Their place among `state.run` decides their colour. */
+export function selectedRuns() {
+  return state.run.filter(Boolean);
+}
+
+/** Returns the ids of the selected runs that are not switched off. */
+export function visibleRuns() {
+  return selectedRuns().filter((id) => !state.off.includes(id));
+}
+
+/** Selects runs, or takes them out; the others keep their colours. */
+export function selectRuns(ids, isOn) {
+  const slots = [...state.run];
+  for (const id of ids) {
+    const at = slots.indexOf(id);
+    if (isOn && at < 0) {
+      const hole = slots.indexOf("");
+      if (hole < 0) slots.push(id);
+      else slots[hole] = id;
+    } else if (!isOn && at >= 0) {
+      slots[at] = "";
+    }
+  }
+  while (slots.length && !slots.at(-1)) slots.pop();
+  update({ run: slots });
+}
+
+/** Returns colour and dash of a run, the same in every view. Runs beyond the palette repeat it with dashes. */
+export function styleOf(id, isDarkNow) {
+  const palette = isDarkNow ? PALETTE_DARK : PALETTE_LIGHT;
+  const slot = Math.max(0, state.run.indexOf(id));
+  return { color: palette[slot % palette.length], dash: DASHES[Math.floor(slot / palette.length) % DASHES.length] };
+}
+
+/** Adds a value to a list of the view, or takes it out. */
+export function toggle(name, value) {
+  const list = state[name];
+  update({ [name]: list.includes(value) ? list.filter((one) => one !== value) : [...list, value] });
+}
