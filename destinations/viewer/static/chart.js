@@ -38,10 +38,11 @@ export function plotLayout(more = {}) {
     tickfont: { size: 11, color: dark ? "#a2a5ad" : "#5d5f66" }, title: { font: { size: 11.5, color: dark ? "#a2a5ad" : "#5d5f66" }, standoff: 6 }, exponentformat: "e", fixedrange: false,
   };
   const { xaxis, yaxis, ...rest } = more;
+  const merged = (own) => ({ ...axis, ...own, title: { ...axis.title, ...own?.title } });
   return {
     paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", font: { family: "Inter, system-ui, sans-serif", color: dark ? "#ececef" : "#1a1b1e" },
     margin: { l: 52, r: 14, t: 8, b: 34 }, showlegend: false, dragmode: "zoom", hovermode: "x", hoverdistance: -1, autosize: true,
-    ...rest, xaxis: { ...axis, ...xaxis }, yaxis: { ...axis, ...yaxis },
+    ...rest, xaxis: merged(xaxis), yaxis: merged(yaxis),
   };
 }
 

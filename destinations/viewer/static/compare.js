@@ -71,7 +71,7 @@ export function showCompare(root) {
     if (value === undefined) return el("td", { class: "muted" }, "–");
     const numbers = all.filter((one) => typeof one === "number");
     const isMost = typeof value === "number" && numbers.length === all.length && numbers.length > 1 && value === Math.max(...numbers) && value !== Math.min(...numbers);
-    const shown = value && typeof value === "object" && "number" in value ? value.number : value;
+    const shown = value && typeof value === "object" && "number" in value ? value.number : Array.isArray(value) ? value.join(", ") : value;
     return el("td", { class: isMost ? "differs" : "", dir: "auto", title: isMost ? "The greatest" : null }, shorten(formatNumber(shown), 400));
   }
 

@@ -161,9 +161,8 @@ class Panel {
     this.slider = el("input", { type: "range", min: 0, step: 1, "aria-label": `Step of ${shorten(about.name, 60)}`, oninput: () => this.slid() });
     this.said = el("output", {});
     this.bar = el("div", { class: "step-bar" }, this.slider, this.said);
-    const isWide = ["images", "tables"].includes(about.kind);
     this.save = about.kind === "histograms" ? iconButton("download", "Save as SVG", () => this.content.querySelectorAll(".js-plotly-plot").forEach((plot) => savePlot(plot, about.name, "svg"))) : null;
-    this.element = el("section", { class: `card media ${about.kind}${isWide ? " wide" : ""}`, "data-key": about.key, "aria-label": shorten(about.name, 100) },
+    this.element = el("section", { class: `card wide media ${about.kind}`, "data-key": about.key, "aria-label": shorten(about.name, 100) },
       el("div", { class: "card-head" }, el("h3", { dir: "auto", title: shorten(about.name, 300) }, shorten(about.name || "Traces", 120)), this.save), this.bar, this.classes, this.content);
   }
 
@@ -354,7 +353,7 @@ function ridges(id, name, items) {
     if (!holder.isConnected || !kept.length) { if (!kept.length) fill(holder, el("div", { class: "note" }, "No finite value.")); return; }
     const densities = kept.map(({ counts, edges }) => { const sum = counts.reduce((a, b) => a + b, 0) || 1; return counts.map((count, at) => count / sum / Math.max(1e-12, edges[at + 1] - edges[at])); });
     const top = Math.max(...densities.flat()) || 1;
-    const height = Math.max(2.2, kept.length * 0.22);
+    const height = Math.max(3, kept.length * 0.3);
     const ground = isDark() ? "#17181b" : "#ffffff";
     const traces = kept.map((item, at) => {
       const base = kept.length - 1 - at;

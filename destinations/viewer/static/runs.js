@@ -9,6 +9,8 @@ import { link, onChange, selectRuns, selectedRuns, state, styleOf, toggle, updat
 const BLOCK = 100;
 const OVERSCAN = 8;
 const MAX_AUTOMATIC = 4;
+const MAX_CANDIDATES = 100;
+const MOST_TITLE = 17;
 const FIXED = {
   status: { title: "Status", width: "118px" },
   created_at: { title: "Begun", width: "116px" },
@@ -35,7 +37,12 @@ export function statusMark(row) {
 
 /** Returns the heading of a column. */
 function titleOf(name) {
-  return FIXED[name]?.title ?? name.replace(/^(summary|hparams)\./, "");
+  return FIXED[name]?.title ?? (name === "name" ? "Name" : name.replace(/^(summary|hparams)\./, ""));
+}
+
+/** Returns the end of a long name, which says more than its beginning. */
+function tailOf(title) {
+  return title.length > MOST_TITLE ? `…${title.slice(1 - MOST_TITLE)}` : title;
 }
 
 /** Shows the table in an element until the returned function is called. */
@@ -92,7 +99,7 @@ export function showRuns(root) {
     blocks = new Map();
     try {
       if (!fields.length) fields = (await listFields()).fields;
-      columns = state.column.length ? state.column : automaticColumns();
+      columns = state.column.length ? state.column : await automaticColumns();
       const [first, found] = await Promise.all([block(0), state.group ? listGroups(question()) : null]);
       if (mine !== generation) return;
       groups = found;
@@ -159,11 +166,14 @@ export function showRuns(root) {
     return undefined;
   }
 
-  function automaticColumns() {
-    const pick = (prefix) => fields.filter(({ name, kind }) => name.startsWith(prefix) && kind !== "text")
-      .sort((one, other) => weight(one.name) - weight(other.name)).slice(0, MAX_AUTOMATIC).map(({ name }) => name);
-    const weight = (name) => [/(val|test|eval).*(acc|loss)/i, /acc|loss|reward|score|f1|bleu/i, /lr|learning|batch|seed|dropout|decay/i].findIndex((kind) => kind.test(name)) >>> 0;
-    return ["status", "created_at", "duration", ...pick("summary."), ...pick("hparams."), "tags", "note"];
+  /** Returns the usual columns: the metrics that say most, and the hyperparameters in which the first runs differ. */
+  async function automaticColumns() {
+    const weight = (name) => [/(val|test|eval).*(acc|loss)/i, /acc|loss|reward|score|f1|bleu/i].findIndex((kind) => kind.test(name)) >>> 0;
+    const metrics = fields.filter(({ name, kind }) => name.startsWith("summary.") && kind === "number").map(({ name }) => name);
+    const candidates = fields.map(({ name }) => name).filter((name) => name.startsWith("hparams.")).slice(0, MAX_CANDIDATES);
+    const { rows } = await listRuns({ columns: candidates, limit: BLOCK });
+    const varied = candidates.filter((name) => new Set(rows.map((row) => row.values[name])).size > 1);
+    return ["status", "created_at", "duration", "tags", ...metrics.sort((one, other) => weight(one) - weight(other)).slice(0, MAX_AUTOMATIC), ...varied.slice(0, MAX_AUTOMATIC), "note"];
   }
 
   /** Places of headings and rows: one run of rows without groups, one for each open group with them. */
@@ -187,7 +197,7 @@ export function showRuns(root) {
   // --- drawing ------------------------------------------------------------------------------------------------
 
   function template() {
-    const width = (name) => FIXED[name]?.width ?? "minmax(92px, 124px)";
+    const width = (name) => FIXED[name]?.width ?? "minmax(104px, 132px)";
     return `42px minmax(170px, 1.3fr) ${columns.map(width).join(" ")} 40px`;
   }
 
@@ -200,7 +210,7 @@ export function showRuns(root) {
       const by = name === "duration" ? null : () => update({ sort: is === "descending" ? name : is === "ascending" ? "" : `-${name}` });
       const isNumber = fields.find((field) => field.name === name)?.kind === "number" && !FIXED[name];
       return el("div", { role: "columnheader", class: isNumber ? "number" : "", "aria-sort": is, title: name },
-        by ? el("button", { type: "button", onclick: by }, titleOf(name), el("i", { class: "sort", "aria-hidden": "true" }, is === "ascending" ? "↑" : is === "descending" ? "↓" : "")) : titleOf(name));
+        by ? el("button", { type: "button", onclick: by }, tailOf(titleOf(name)), el("i", { class: "sort", "aria-hidden": "true" }, is === "ascending" ? "↑" : is === "descending" ? "↓" : "")) : titleOf(name));
     };
     fill(head, el("div", { role: "columnheader", "aria-label": "Selected" }), heading("name"), columns.map(heading), el("div", { role: "columnheader", "aria-label": "Actions" }));
     drawActions();
