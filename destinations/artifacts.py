@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import quote
 
 from events import Interval, Logger, State, WriteRate, format_run_name
-from uploads import FolderHandle, Store, UploadError, UploadHandle, UploadQueue, open_store
+from uploads import Backlog, FolderHandle, Store, UploadError, UploadHandle, UploadQueue, open_store
 
 from .base import LoggerDestination
 
@@ -25,6 +25,9 @@ _POINTER_SUFFIX = ".symlink"
 _HANDLES_KEPT = 256
 _LOOK_SECONDS = 0.2
 _SECONDS_BEFORE_A_BAR = 1.0
+# Fewer files or bytes are no progress to watch.
+_FILES_OF_A_BAR = 3
+_BYTES_OF_A_BAR = 1 << 20
 
 
 class Artifacts(LoggerDestination):
@@ -58,7 +61,8 @@ class Artifacts(LoggerDestination):
             the store ("uploaded").
         wait_seconds: how long the end of `fit` may take for the latter.
         close_seconds: how long closing the run may take for uploads.
-        progress_bar: whether to show what is left while the end waits.
+        progress_bar: whether to show what is left while the end waits, if that is more than a second for
+            three files or more, of a MiB or more.
         log_interval: how often to log `uploads/files_waiting` and its kin as metrics, such as "100ba"; None
             for never.
         write_rate: how often metrics are taken, as with every destination; files are taken at once, whatever
@@ -103,6 +107,8 @@ class Artifacts(LoggerDestination):
         self._interval = None if log_interval is None else Interval(log_interval)
         self._queue_options = queue_options
         self._forget()
+        # What became of the files of the last run.
+        self._outcome = ""
 
     def _forget(self) -> None:
         self._state: State | None = None
@@ -117,8 +123,12 @@ class Artifacts(LoggerDestination):
         """The queue, while the run is open and it has begun."""
         return self._queue
 
+    def place(self) -> str:
+        """Returns the store and the number of files, while the run is open, and after it was closed."""
+        return self._outcome if self._queue is None else _outcome(self._queue, self._files, ())
+
     def init(self, state: State, logger: Logger) -> None:
-        self._state = state
+        self._state, self._outcome = state, ""
         if state.rank == 0:
             self._open()
 
@@ -178,7 +188,8 @@ class Artifacts(LoggerDestination):
             if queue is not None:
                 self._wait_for_uploads(queue, self._close_seconds)
                 # Pending files stay in the spool, and the queue logs how to finish them.
-                queue.close(timeout_seconds=0.0)
+                backlog = queue.close(timeout_seconds=0.0)
+                self._outcome = _outcome(queue, self._files, (backlog,))
         finally:
             self._forget()
 
@@ -223,11 +234,23 @@ class Artifacts(LoggerDestination):
 
         deadline = time.monotonic() + seconds - _SECONDS_BEFORE_A_BAR
         total = queue.unsettled()
-        with tqdm(total=total, desc="Uploads", unit=" file", disable=not self._progress_bar) as bar:
+        is_shown = self._progress_bar and total >= _FILES_OF_A_BAR and self._bytes >= _BYTES_OF_A_BAR
+        with tqdm(total=total, desc="Uploads", unit=" file", disable=not is_shown) as bar:
             while (left := queue.unsettled()) and (remaining := deadline - time.monotonic()) > 0:
                 queue.drain(min(_LOOK_SECONDS, remaining))
                 bar.update(total - left - bar.n)
             bar.update(total - queue.unsettled() - bar.n)
+
+
+def _outcome(queue: UploadQueue, files: int, backlogs: tuple[Backlog, ...]) -> str:
+    """Returns the store, the number of files, and how many of them are not in it."""
+    text = f"{queue.uri('').rstrip('/')}: {files} file{'' if files == 1 else 's'}"
+    for backlog in backlogs:
+        if backlog.failures:
+            text += f", {len(backlog.failures)} failed"
+        if backlog.remaining:
+            text += f", {len(backlog.remaining)} not uploaded yet; finish with: {backlog.resume_command}"
+    return text
 
 
 def _fill_in(store: str, state: State) -> str:

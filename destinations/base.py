@@ -78,6 +78,13 @@ class LoggerDestination(Callback):
         """
         return self.write_schedule is None or self.write_schedule.is_due(state)
 
+    def place(self) -> str:
+        """Returns where the records or files of the open run are, for people: a folder, a URI, a URL.
+
+        `Console` and `ProgressBar` show it at the end of a run. "" where there is no such place.
+        """
+        return ""
+
     @_default
     def log_hyperparameters(self, hyperparameters: "dict[str, Any]") -> None:
         """Takes hyperparameters; called several times, each call adds to the ones before.

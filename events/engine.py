@@ -253,7 +253,11 @@ def _close_all(state: State, logger: Logger, callbacks: tuple[Any, ...]) -> Base
     destinations = [callback for callback in callbacks if _holds(logger.destinations, callback)]
     others = [callback for callback in callbacks if not _holds(logger.destinations, callback)]
     attached, logger.attached = logger.attached, ()
-    ordered = [*attached, *others, *destinations]
+    # Those that print a summary of the run do so when the others have finished.
+    ordered = sorted(
+        (*attached, *others, *destinations),
+        key=lambda callback: getattr(type(callback), "summary_priority", None) is not None,
+    )
 
     def attempt(callback: Any, action: str, *arguments: Any) -> None:
         try:

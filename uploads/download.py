@@ -22,6 +22,8 @@ POINTER_SUFFIX = ".symlink"
 _MAX_POINTERS = 10
 _TRIES_WITHOUT_PROGRESS = 8
 _MAX_POINTER_BYTES = 4096
+# A smaller download is over before its bar is read.
+_BYTES_OF_A_BAR = 1 << 20
 
 
 def download_file(
@@ -44,7 +46,7 @@ def download_file(
         destination: A path that is not a folder; its parents are made. Never seen half written.
         store: Where from.
         overwrite: Whether an existing file may be replaced.
-        progress_bar: Whether to show a tqdm bar of the bytes on stderr.
+        progress_bar: Whether to show a tqdm bar of the bytes on stderr, for a MiB or more.
         policy: How long to wait between tries.
         sleep: Waits; injected by tests.
 
@@ -161,5 +163,6 @@ def _put_in_place(partial: Path, destination: Path, *, overwrite: bool) -> None:
 def _bar(found: RemoteObject, *, shown: bool) -> Iterator[Any]:
     from tqdm import tqdm
 
-    with tqdm(total=found.size, unit="B", unit_scale=True, desc=found.name, disable=not shown) as bar:
+    is_shown = shown and found.size >= _BYTES_OF_A_BAR
+    with tqdm(total=found.size, unit="B", unit_scale=True, desc=found.name, disable=not is_shown) as bar:
         yield bar

@@ -187,6 +187,9 @@ class RunDirectory(LoggerDestination):
         """The id of the open run, or None; known to rank 0 only."""
         return None if self._documents is None else self._documents.run_id
 
+    def place(self) -> str:
+        return "" if self._run_dir is None or self._is_silent else str(self._run_dir)
+
     # --- events ---------------------------------------------------------------------------------------------
 
     def init(self, state: State, logger: Any) -> None:

@@ -1,25 +1,53 @@
-"""`Console`: prints logged records as blocks of lines at an interval, on rank 0 only.
+"""`Console`: prints what is logged as short blocks of aligned lines, on rank 0 only.
 
 Everything runs in the training thread: a call between two blocks costs about a microsecond, a block costs one
 write to the stream.
 """
 
+import fnmatch
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from typing import Any, TextIO
+from typing import Any, Literal, Protocol, TextIO
 
 from destinations.base import LoggerDestination
 from events import Interval, Logger, State, Time, TimeUnit, WriteRate
 
-from .formatting import describe, header, one_line, short, table_text, yaml_text
-from .streams import write_text
+from .formatting import (
+    cut,
+    describe,
+    elapsed_text,
+    header,
+    one_line,
+    pad,
+    short,
+    shortened,
+    table_text,
+    width_of,
+    yaml_text,
+)
+from .run_summary import RunSummary, is_main_metric
+from .streams import columns_of, has_colors, write_text
 
 __all__ = ["Console"]
 
 _MARKS_PER_EVALUATION = 10
 _RULE = "*" * 30
 _COUNTED_BY_EPOCH = frozenset({TimeUnit.EPOCH, TimeUnit.ITERATION})
+_MAX_HYPERPARAMETERS = 12
+_MAX_NAME = 40
+_MAX_CELL = 32
+_INDENT = "  "
+_GAP = "   "
+# More metrics than this are shown in two columns if their names fit, and more than that in any case.
+_ONE_COLUMN, _TWO_COLUMNS = 4, 8
+# The default interval of a run of unknown length, and that within an epoch that takes longer.
+_UNKNOWN_LENGTH = timedelta(minutes=1)
+_PATIENCE = timedelta(minutes=5)
+# Hyperparameters that the trainer adds come after those of the user.
+_OF_TRAINER = "trainer."
+# Within this range Composer's format rounds numbers; outside, they are shown in full.
+_SMALLEST_ROUNDED, _LARGEST_ROUNDED = 1e-3, 1e6
 
 
 class _Pending:
@@ -36,96 +64,265 @@ class _Pending:
     def add(self, other: "_Pending") -> None:
         self.metrics |= other.metrics
         self.blocks += other.blocks
-        other.take("")
+        other.take()
 
-    def take(self, prefix: str) -> str:
-        """Returns everything pending as lines, and clears it."""
-        lines = (f"  {prefix} {one_line(name)}: {short(value)}\n" for name, value in self.metrics.items())
-        text = "".join(itertools.chain(lines, self.blocks))
+    def take(self) -> tuple[dict[str, float], str]:
+        """Returns the metrics and the text pending, and clears them."""
+        taken = self.metrics, "".join(self.blocks)
         self.metrics, self.blocks = {}, []
-        return text
+        return taken
+
+
+class _Style(Protocol):
+    """How blocks look."""
+
+    def train(self, state: State, batch_in_epoch: int, metrics: dict[str, float], text: str) -> str:
+        """Returns a block of training."""
+
+    def evaluation_mark(self, state: State) -> str:
+        """Returns what is printed at each tenth of an evaluation."""
+
+    def evaluation(self, state: State, metrics: dict[str, float], text: str) -> str:
+        """Returns the block of an evaluation."""
+
+    def rendered(self, name: str, value: Any) -> dict[str, str]:
+        """Returns a hyperparameter as text: the caller may change the value later."""
+
+    def hyperparameters(self, texts: dict[str, str]) -> str:
+        """Returns a block of rendered hyperparameters."""
+
+    def table(self, title: str, columns: list[str], rows: list[list[Any]], max_rows: int) -> str:
+        """Returns a table below its title."""
+
+
+class _BlockStyle:
+    """Aligned columns in the width of the terminal, or 80."""
+
+    def __init__(self, stream: TextIO | None, patterns: tuple[str, ...] | None, max_metrics: int) -> None:
+        self._stream = stream
+        self._patterns = patterns
+        self._max_metrics = max_metrics
+
+    def train(self, state: State, batch_in_epoch: int, metrics: dict[str, float], text: str) -> str:
+        return self._block(_position(state, batch_in_epoch), metrics, text)
+
+    def evaluation_mark(self, state: State) -> str:
+        return ""
+
+    def evaluation(self, state: State, metrics: dict[str, float], text: str) -> str:
+        label = state.dataloader_label or "eval"
+        title = "Eval" if label == "eval" else f"Eval {one_line(label)}"
+        batches = int(state.timestamp.batch)
+        return self._block(f"{title}, after batch {batches}" if batches else title, metrics, text)
+
+    def rendered(self, name: str, value: Any) -> dict[str, str]:
+        return {key: _hyperparameter_text(item) for key, item in _flat(name, describe(value)).items()}
+
+    def hyperparameters(self, texts: dict[str, str]) -> str:
+        # A flag that is off says little.
+        names = [name for name, text in texts.items() if text not in {"False", "None"}]
+        names.sort(key=lambda name: name.startswith(_OF_TRAINER))
+        pairs = [f"{shortened(one_line(name), _MAX_NAME)}={cut(texts[name], _MAX_CELL)}" for name in names]
+        if len(pairs) > _MAX_HYPERPARAMETERS:
+            pairs[_MAX_HYPERPARAMETERS:] = [f"and {len(pairs) - _MAX_HYPERPARAMETERS} more"]
+        lines = _wrapped(pairs, columns_of(self._stream))
+        return f"{self._bold('Hyperparameters')}\n{lines}" if pairs else ""
+
+    def table(self, title: str, columns: list[str], rows: list[list[Any]], max_rows: int) -> str:
+        room = columns_of(self._stream)
+        lines = table_text(columns, rows, max_rows, max_cell=_MAX_CELL).splitlines()
+        body = "".join(f"{_INDENT}{cut(line, room - len(_INDENT))}\n" for line in lines)
+        return f"{self._bold(cut(title, room))}\n{body}"
+
+    def _block(self, title: str, metrics: dict[str, float], text: str) -> str:
+        shown = {name: short(value) for name, value in metrics.items() if self._is_shown(name)}
+        rest = len(shown) - self._max_metrics
+        if rest > 0:
+            # The main ones first, in the order in which they were logged.
+            kept = set(sorted(shown, key=lambda name: not is_main_metric(name))[: self._max_metrics])
+            shown = {name: value for name, value in shown.items() if name in kept}
+        if not shown and rest <= 0:
+            return text
+        more = f"{_INDENT}and {rest} more\n" if rest > 0 else ""
+        return f"{self._bold(title)}\n{self._columns(shown)}{more}{text}"
+
+    def _is_shown(self, name: str) -> bool:
+        if self._patterns is None:
+            # The title has the epoch and the batch already.
+            return not name.startswith("time/")
+        return any(fnmatch.fnmatchcase(name, pattern) for pattern in self._patterns)
+
+    def _columns(self, texts: dict[str, str]) -> str:
+        """Returns names and values in one or two columns, to be read downwards."""
+        room = columns_of(self._stream) - len(_INDENT)
+        names = list(map(one_line, texts))
+        longest = max(map(width_of, names), default=0)
+        widest = max(map(len, texts.values()), default=0)
+        room_in_half = (room - len(_GAP)) // 2 - widest - 2
+        is_double = len(names) > (_ONE_COLUMN if longest <= room_in_half else _TWO_COLUMNS)
+        width = min(longest, room_in_half if is_double else min(room - widest - 2, _MAX_NAME))
+        cells = [
+            f"{pad(shortened(name, width), width)}  {pad(text, widest, right=True)}"
+            for name, text in zip(names, texts.values(), strict=True)
+        ]
+        height = -(-len(cells) // (2 if is_double else 1))
+        rows = itertools.zip_longest(cells[:height], cells[height:], fillvalue="")
+        return "".join(f"{_INDENT}{_GAP.join(row).rstrip()}\n" for row in rows)
+
+    def _bold(self, text: str) -> str:
+        return f"\x1b[1m{text}\x1b[0m" if has_colors(self._stream) else text
+
+
+class _ComposerStyle:
+    """The format of Composer's `ConsoleLogger`: `[epoch=1/5][batch=2/150]:`, a line for each metric."""
+
+    def train(self, state: State, batch_in_epoch: int, metrics: dict[str, float], text: str) -> str:
+        return f"{_train_header(state, batch_in_epoch)}:\n{_composer_lines('Train', metrics)}{text}"
+
+    def evaluation_mark(self, state: State) -> str:
+        return f"{_eval_header(state)}:\n"
+
+    def evaluation(self, state: State, metrics: dict[str, float], text: str) -> str:
+        return f"{_eval_header(state)}:\n{_composer_lines('Eval', metrics)}{text}"
+
+    def rendered(self, name: str, value: Any) -> dict[str, str]:
+        return {name: yaml_text({name: value})}
+
+    def hyperparameters(self, texts: dict[str, str]) -> str:
+        return f"{_RULE}\nHyperparameters:\n{''.join(texts.values())}{_RULE}\n"
+
+    def table(self, title: str, columns: list[str], rows: list[list[Any]], max_rows: int) -> str:
+        return f"{title}:\n{table_text(columns, rows, max_rows)}"
 
 
 class Console(LoggerDestination):
-    """Prints metrics, tables, texts and hyperparameters.
+    """Prints metrics, tables, texts and hyperparameters, and a summary at the end.
 
     ```
-    [epoch=1/5][batch=2/150]:
-      Train loss/train: 0.6931
-      Train lr: 1e-05
+    Epoch 1/8, 0:03
+      loss/train/total              0.4331
+      metrics/train_epoch/accuracy  0.6265
+    Eval test, after batch 21
+      loss/test/total        0.7896
+      metrics/test/accuracy  0.9044
     ```
 
-    **When.** After the first batch (or epoch, for an interval in epochs), then after each interval, and at
-    the end of `fit`. Each metric is printed with its last value. An interval without records prints nothing.
-    An evaluation prints its progress in tenths, and all its metrics at its end. Training metrics pending when
+    **When.** By default, a block for each epoch, and every five minutes in between; in a run that is not
+    measured in epochs, for each tenth of it; in one of unknown length, every minute and each epoch. With a
+    `log_interval`, after the first batch (or epoch, for an interval in epochs), then after each interval.
+    What is left is printed at the end of `fit`. Each metric is printed with its last value. An interval
+    without records prints nothing. An evaluation prints its metrics at its end. Training metrics pending when
     an evaluation starts are printed at the end of their interval.
 
-    **How.** Numbers below 0.001, and from a million, are printed in full, others with four digits.
-    Hyperparameters are printed once as YAML, before the first block; each table and text is printed once,
-    with the next block.
+    **How.** Numbers have four significant digits. Metrics are aligned, in two columns if there are many, and
+    fit the width of the terminal, 80 columns elsewhere. Long names are cut in the middle. Of many metrics,
+    losses, errors and accuracies come first, and the others are counted. Hyperparameters are printed once,
+    before the first block; each table and text is printed once, with the next block. Titles are bold where
+    the terminal has styles and `NO_COLOR` is not set.
+
+    **At the end.** How the run ended, best and last values of the main metrics, where the destinations have
+    written, what failed, and the command that shows the run; see `destinations.text.run_summary`.
+
+    With `style="composer"` the blocks are those of Composer's `ConsoleLogger`, one per batch by default,
+    without a summary.
 
     Args:
-        log_interval: any duration: "1ba", "1ep", "1000sp", "90s", "0.1dur".
-        stream: output stream; default: the `sys.stderr` at the time of printing.
+        log_interval: any duration: "1ba", "1ep", "1000sp", "90s", "0.1dur". Default: see above.
+        stream: output stream; default: the `sys.stderr` at the time of printing, `sys.stdout` in a notebook.
         log_traces: print traces.
+        style: "blocks" or "composer".
+        metrics: patterns (`fnmatch`) of the metrics shown; default: all but "time/*", the position.
+        max_metrics: max number of metrics in a block; a last line counts the others.
         table_rows: max number of rows printed of a table.
+        summary: print a summary at the end; never in the style of Composer.
         write_rate: rate limit of metrics; None for no limit.
+
+    Raises:
+        ValueError: an argument is out of range.
+        TypeError: `metrics` is one string.
     """
+
+    summary_priority: int | None = 0
 
     def __init__(
         self,
-        log_interval: Time | str | timedelta = "1ba",
+        log_interval: Time | str | timedelta | None = None,
         stream: TextIO | None = None,
         log_traces: bool = False,
         *,
+        style: Literal["blocks", "composer"] = "blocks",
+        metrics: Sequence[str] | None = None,
+        max_metrics: int = 12,
         table_rows: int = 20,
+        summary: bool = True,
         write_rate: WriteRate | None = None,
     ) -> None:
         super().__init__(write_rate=write_rate)
         if table_rows < 0:
             raise ValueError(f"table_rows must be at least 0, got {table_rows}.")
-        self._interval = Interval(log_interval)
+        if max_metrics < 1:
+            raise ValueError(f"max_metrics must be at least 1, got {max_metrics}.")
+        if style not in {"blocks", "composer"}:
+            raise ValueError(f"style must be 'blocks' or 'composer', got {style!r}.")
+        if isinstance(metrics, str):
+            raise TypeError(f"metrics must be a list of patterns, got {metrics!r}. Write [{metrics!r}].")
+        if log_interval is None and style == "composer":
+            log_interval = "1ba"
+        self._given_interval = None if log_interval is None else Interval(log_interval).time
         self._stream = stream
         self._log_traces = log_traces
         self._table_rows = table_rows
+        self._style: _Style
+        if style == "composer":
+            self._style = _ComposerStyle()
+        else:
+            self._style = _BlockStyle(stream, None if metrics is None else tuple(metrics), max_metrics)
+        if style == "composer" or not summary:
+            self.summary_priority = None
         self._reset()
 
     def _reset(self) -> None:
-        self._interval = Interval(self._interval.time)
+        self._interval = Interval(self._given_interval or "1ep")
+        self._patience = Interval(_PATIENCE)
         self._is_silent = False
         self._is_first = True
         self._is_evaluating = False
         self._batch_in_epoch = 0
         self._train = _Pending()
         self._eval = _Pending()
-        self._hyperparameters: dict[str, Any] = {}
-        self._printed_hyperparameters: dict[str, Any] = {}
+        self._hyperparameters: dict[str, str] = {}
+        self._printed_hyperparameters: dict[str, str] = {}
+        self._summary: RunSummary | None = None
+        self._closing: tuple[State, Logger] | None = None
 
     def init(self, state: State, logger: Logger) -> None:
+        self._closing = None
         if state.rank:
             self._reset()
             self._is_silent = True
+        self._summary = RunSummary.of(self, state)
 
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         if not self._is_silent:
             (self._eval if self._is_evaluating else self._train).metrics.update(metrics)
+            if self._summary is not None:
+                self._summary.update(metrics, step, is_evaluation=self._is_evaluating)
 
     def log_hyperparameters(self, hyperparameters: dict[str, Any]) -> None:
         if not self._is_silent:
-            # Rendered at once: the caller may change the values later.
             for name, value in hyperparameters.items():
-                self._hyperparameters[name] = yaml_text({name: value})
+                self._hyperparameters |= self._style.rendered(name, value)
 
     def log_table(
         self, columns: list[str], rows: list[list[Any]], name: str = "Table", step: int | None = None
     ) -> None:
         if not self._is_silent:
-            title = f"Table {one_line(name)}{_at(step)}:\n"
-            self._pending().blocks.append(title + table_text(columns, rows, self._table_rows))
+            title = f"Table {one_line(name)}{_at(step)}"
+            self._pending().blocks.append(self._style.table(title, columns, rows, self._table_rows))
 
     def log_text(self, text: str, name: str = "Text", step: int | None = None) -> None:
         if not self._is_silent:
-            lines = "".join(f"  {one_line(line)}\n" for line in text.splitlines())
+            lines = "".join(f"{_INDENT}{one_line(line)}\n" for line in text.splitlines())
             self._pending().blocks.append(f"Text {one_line(name)}{_at(step)}:\n{lines}")
 
     def log_traces(self, traces: dict[str, Any]) -> None:
@@ -137,18 +334,30 @@ class Console(LoggerDestination):
     def fit_start(self, state: State, logger: Logger) -> None:
         self._is_first = True
         self._batch_in_epoch = int(state.timestamp.batch_in_epoch)
+        self._note_places(logger)
         self._print_hyperparameters()
+        if self._given_interval is None:
+            self._interval = Interval(_default_interval(state))
         self._interval.start(state)
+        self._patience.start(state)
 
     def batch_end(self, state: State, logger: Logger) -> None:
         self._batch_in_epoch = int(state.timestamp.batch_in_epoch)
-        is_first = self._is_first and self._interval.time.unit not in _COUNTED_BY_EPOCH
-        if self._interval.passed(state) or is_first:
+        is_due = self._interval.passed(state)
+        if self._given_interval is None:
+            is_due = self._patience.passed(state) or is_due
+        elif self._is_first:
+            is_due = is_due or self._interval.time.unit not in _COUNTED_BY_EPOCH
+        if is_due:
             self._print_train(state)
 
     def epoch_end(self, state: State, logger: Logger) -> None:
         is_first = self._is_first and self._interval.time.unit is TimeUnit.EPOCH
-        if self._interval.passed(state) or is_first:
+        if (
+            self._interval.passed(state)
+            or is_first
+            or (self._given_interval is None and not state.max_duration)
+        ):
             self._print_train(state)
 
     def iteration_end(self, state: State, logger: Logger) -> None:
@@ -160,6 +369,7 @@ class Console(LoggerDestination):
         self._print_train(state)
 
     def eval_standalone_start(self, state: State, logger: Logger) -> None:
+        self._note_places(logger)
         self._print_hyperparameters()
 
     def eval_start(self, state: State, logger: Logger) -> None:
@@ -170,29 +380,43 @@ class Console(LoggerDestination):
         done = int(state.eval_timestamp.batch)
         # The last mark is the block printed at the end of the evaluation.
         if length and done < length and _tenths(done, length) > _tenths(done - 1, length):
-            self._print(f"{_eval_header(state)}:\n")
+            self._print(self._style.evaluation_mark(state))
 
     def eval_end(self, state: State, logger: Logger) -> None:
         self._is_evaluating = False
-        self._print(f"{_eval_header(state)}:\n{self._eval.take('Eval')}")
+        self._print(self._style.evaluation(state, *self._eval.take()))
 
     def eval_standalone_end(self, state: State, logger: Logger) -> None:
         self._print_rest(state)
 
     def predict_start(self, state: State, logger: Logger) -> None:
+        self._note_places(logger)
         self._print_hyperparameters()
 
     def predict_end(self, state: State, logger: Logger) -> None:
         self._print_rest(state)
 
     def close(self, state: State, logger: Logger) -> None:
+        summary = self._summary
         try:
+            self._note_places(logger)
             self._print_rest(state)
         finally:
             self._reset()
+            # Until `post_close`, when the other destinations have finished.
+            self._summary, self._closing = summary, (state, logger)
+
+    def post_close(self) -> None:
+        summary, closing, self._summary, self._closing = self._summary, self._closing, None, None
+        if summary is not None and closing is not None:
+            self._print(summary.text(*closing))
 
     def _pending(self) -> _Pending:
         return self._eval if self._is_evaluating else self._train
+
+    def _note_places(self, logger: Logger) -> None:
+        if self._summary is not None:
+            self._summary.note_places(logger)
 
     def _print_rest(self, state: State) -> None:
         """Prints everything pending, at the end of a run."""
@@ -204,7 +428,8 @@ class Console(LoggerDestination):
         self._print_hyperparameters()
         if not self._train.is_empty:
             self._is_first = False
-            self._print(f"{self._train_header(state)}:\n{self._train.take('Train')}")
+            self._patience.start(state)
+            self._print(self._style.train(state, self._batch_in_epoch, *self._train.take()))
 
     def _print_hyperparameters(self) -> None:
         news = {
@@ -214,36 +439,100 @@ class Console(LoggerDestination):
         }
         if news:
             self._printed_hyperparameters |= news
-            self._print(f"{_RULE}\nHyperparameters:\n{''.join(news.values())}{_RULE}\n")
+            self._print(self._style.hyperparameters(news))
 
     def _print(self, text: str) -> None:
-        if not self._is_silent:
+        if text and not self._is_silent:
             write_text(self._stream, text)
 
-    def _train_header(self, state: State) -> str:
-        """Returns epoch and batch for a run measured in epochs, otherwise the progress of the run."""
-        length = state.max_duration
-        if length is None or length.unit is TimeUnit.DURATION:
-            return header({"batch": state.timestamp.batch.value})
-        if length.unit is not TimeUnit.EPOCH:
-            done = state.timestamp.get(length.unit)
-            unit = length.unit.name.lower()
-            return header({unit: f"{_count(done)}/{_count(length)}"})
-        # From the end of its last batch until the end of the next batch, the epoch is already counted.
+
+def _default_interval(state: State) -> Time | str | timedelta:
+    length = state.max_duration
+    if length is None or length.unit is TimeUnit.DURATION:
+        return _UNKNOWN_LENGTH
+    return "1ep" if length.unit in _COUNTED_BY_EPOCH else "0.1dur"
+
+
+def _position(state: State, batch_in_epoch: int) -> str:
+    """Returns how far training is: "Epoch 3/8, batch 12/21, 0:09"."""
+    length = state.max_duration
+    if length is None or length.unit is TimeUnit.DURATION:
+        text = f"Batch {state.timestamp.batch.value}"
+    elif length.unit is not TimeUnit.EPOCH:
+        text = f"{length.unit.name.capitalize()} {_count(state.timestamp.get(length.unit))}/{_count(length)}"
+    else:
         is_inside = bool(state.timestamp.batch_in_epoch)
-        epoch = int(state.timestamp.epoch) + is_inside
-        batches = "" if state.dataloader_len is None else f"/{int(state.dataloader_len)}"
-        return header({"epoch": f"{epoch}/{length.value}", "batch": f"{self._batch_in_epoch}{batches}"})
+        text = f"Epoch {int(state.timestamp.epoch) + is_inside}/{length.value}"
+        if is_inside:
+            batches = "" if state.dataloader_len is None else f"/{int(state.dataloader_len)}"
+            text += f", batch {batch_in_epoch}{batches}"
+    seconds = state.timestamp.total_wct.total_seconds()
+    return f"{text}, {elapsed_text(seconds)}" if seconds >= 1 else text
 
 
-def _tenths(done: int, length: int) -> int:
-    return done * _MARKS_PER_EVALUATION // length
+def _flat(name: str, value: Any) -> dict[str, Any]:
+    """Returns nested hyperparameters by their names, joined with dots."""
+    if not isinstance(value, dict) or not value:
+        return {name: value}
+    flat: dict[str, Any] = {}
+    for key, item in value.items():
+        flat |= _flat(f"{name}.{key}", item)
+    return flat
+
+
+def _hyperparameter_text(value: Any) -> str:
+    return short(value) if isinstance(value, float) else one_line(str(value))
+
+
+def _wrapped(texts: Sequence[str], width: int) -> str:
+    """Returns texts in lines of at most `width` cells, joined with commas."""
+    lines = [""]
+    for number, text in enumerate(texts, 1):
+        item = text if number == len(texts) else f"{text}, "
+        if lines[-1] and width_of(f"{_INDENT}{lines[-1]}{item}".rstrip()) > width:
+            lines.append("")
+        lines[-1] += item
+    return "".join(f"{_INDENT}{cut(line.rstrip(), width - len(_INDENT))}\n" for line in lines)
+
+
+def _train_header(state: State, batch_in_epoch: int) -> str:
+    """Returns epoch and batch for a run measured in epochs, otherwise the progress of the run."""
+    length = state.max_duration
+    if length is None or length.unit is TimeUnit.DURATION:
+        return header({"batch": state.timestamp.batch.value})
+    if length.unit is not TimeUnit.EPOCH:
+        done = state.timestamp.get(length.unit)
+        return header({length.unit.name.lower(): f"{_count(done)}/{_count(length)}"})
+    # From the end of its last batch until the end of the next batch, the epoch is already counted.
+    is_inside = bool(state.timestamp.batch_in_epoch)
+    epoch = int(state.timestamp.epoch) + is_inside
+    batches = "" if state.dataloader_len is None else f"/{int(state.dataloader_len)}"
+    return header({"epoch": f"{epoch}/{length.value}", "batch": f"{batch_in_epoch}{batches}"})
 
 
 def _eval_header(state: State) -> str:
     length = "" if state.dataloader_len is None else f"/{int(state.dataloader_len)}"
     label = state.dataloader_label or "eval"
     return header({"eval": label, "batch": f"{int(state.eval_timestamp.batch)}{length}"})
+
+
+def _composer_lines(prefix: str, metrics: Mapping[str, float]) -> str:
+    return "".join(f"  {prefix} {one_line(name)}: {_rounded(value)}\n" for name, value in metrics.items())
+
+
+def _rounded(value: Any) -> str:
+    """Returns a number with four decimals or digits, or in full where rounding would lose much."""
+    if not isinstance(value, float):
+        return one_line(str(value))
+    full, size = repr(float(value)), abs(value)
+    if not _SMALLEST_ROUNDED <= size < _LARGEST_ROUNDED:
+        return full
+    rounded = f"{value:.4f}" if size >= 1 else f"{value:#.4g}"
+    return full if len(full) <= len(rounded) else rounded
+
+
+def _tenths(done: int, length: int) -> int:
+    return done * _MARKS_PER_EVALUATION // length
 
 
 def _count(time: Time) -> str:

@@ -5,33 +5,107 @@ Never touches a device and imports neither torch nor numpy: arrays are described
 
 import json
 import math
+import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
 
 from uploads import one_line
 
-__all__ = ["describe", "exact", "header", "one_line", "plain", "short", "table_text", "yaml_text"]
+__all__ = [
+    "ELLIPSIS",
+    "cut",
+    "describe",
+    "elapsed_text",
+    "exact",
+    "header",
+    "one_line",
+    "pad",
+    "plain",
+    "short",
+    "shortened",
+    "table_text",
+    "width_of",
+    "yaml_text",
+]
 
-# Within this range numbers are rounded to four decimals or four significant digits; outside, they are shown
-# in full.
-_SMALLEST_ROUNDED = 1e-3
-_LARGEST_ROUNDED = 1e6
+ELLIPSIS = "…"
+
+_WIDE = frozenset("WF")
+_ASCII = 0x7F
+_DIGITS = 4
+_SMALLEST_PLAIN, _LARGEST_PLAIN, _LARGEST_WHOLE = 1e-4, 1e4, 1e6
 
 
 def short(value: Any) -> str:
-    """Returns a number rounded for display, or in full where that is shorter or rounding would lose much.
+    """Returns a number with four significant digits, or in full where that is no longer.
 
-    `2.302585` is "2.3026", `0.0012345678` is "0.001235", `1e-5` is "1e-05", `12345678.9` is "12345678.9".
+    `2.302585` is "2.303", `0.00012345` is "0.0001234", `1e-5` is "1e-05", `12345678.9` is "1.235e+07". From
+    10,000 to a million, numbers are rounded to whole ones: `123456.7` is "123457".
     """
     if not isinstance(value, float):
         return one_line(str(value))
     full = repr(float(value))
     size = abs(value)
-    if not _SMALLEST_ROUNDED <= size < _LARGEST_ROUNDED:
+    if not value or not math.isfinite(value):
         return full
-    rounded = f"{value:.4f}" if size >= 1 else f"{value:#.4g}"
-    return full if len(full) <= len(rounded) else rounded
+    if _LARGEST_PLAIN <= size < _LARGEST_WHOLE:
+        rounded = f"{value:.0f}"
+    else:
+        is_plain = _SMALLEST_PLAIN <= size < _LARGEST_PLAIN / 10
+        rounded = f"{value:#.{_DIGITS}g}" if is_plain else f"{value:.{_DIGITS}g}"
+    # The largest numbers would be rounded to infinity.
+    return full if len(full) <= len(rounded) or math.isinf(float(rounded)) else rounded
+
+
+def width_of(text: str) -> int:
+    """Returns the width of a text in cells: 2 for East Asian wide characters, 0 for combining ones."""
+    if text.isascii():
+        return len(text)
+    return sum(map(_width_of_character, text))
+
+
+def _width_of_character(character: str) -> int:
+    if ord(character) < _ASCII:
+        return 1
+    if unicodedata.combining(character) or unicodedata.category(character) in {"Cf", "Me", "Mn"}:
+        return 0
+    return 2 if unicodedata.east_asian_width(character) in _WIDE else 1
+
+
+def cut(text: str, width: int) -> str:
+    """Returns the text truncated to `width` cells; "…" marks the cut."""
+    if width_of(text) <= width:
+        return text
+    kept, used = [], 0
+    for character in text:
+        used += _width_of_character(character)
+        if used > width - 1:
+            break
+        kept.append(character)
+    return "".join(kept) + (ELLIPSIS if width > 0 else "")
+
+
+def pad(text: str, width: int, *, right: bool = False) -> str:
+    """Returns the text padded with spaces to `width` cells; `right` aligns it to the right."""
+    spaces = " " * max(0, width - width_of(text))
+    return spaces + text if right else text + spaces
+
+
+def shortened(text: str, width: int) -> str:
+    """Returns the text cut in the middle to `width` cells: both ends of a name tell it from others."""
+    if width_of(text) <= width:
+        return text
+    tail = cut(text[::-1], max(width // 2, 1)).removesuffix(ELLIPSIS)[::-1]
+    head = cut(text, max(width - width_of(tail), 1))
+    return f"{head}{tail}"
+
+
+def elapsed_text(seconds: float) -> str:
+    """Returns a duration as a clock shows it: "0:03", "12:34", "1:02:03"."""
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
 def exact(value: Any) -> str:
@@ -121,17 +195,25 @@ def yaml_text(parameters: Mapping[str, Any]) -> str:
     return text
 
 
-def table_text(columns: Sequence[str], rows: Sequence[Sequence[Any]], max_rows: int) -> str:
+def table_text(
+    columns: Sequence[str], rows: Sequence[Sequence[Any]], max_rows: int, max_cell: int | None = None
+) -> str:
     """Returns a table with aligned columns between bars, each line ending with a newline.
 
     Args:
         columns: the names of the columns.
         rows: the rows.
         max_rows: max number of rows; a last line counts the omitted ones.
+        max_cell: max width of a cell, which is cut in the middle.
     """
-    shown = [[_cell(value) for value in row] for row in rows[:max_rows]]
-    titles = [_cell(column) for column in columns]
-    widths = [max(map(len, column)) for column in zip(titles, *shown, strict=True)]
+
+    def cell(value: Any) -> str:
+        text = _cell(value)
+        return text if max_cell is None else shortened(text, max_cell)
+
+    shown = [[cell(value) for value in row] for row in rows[:max_rows]]
+    titles = [cell(column) for column in columns]
+    widths = [max(map(width_of, column)) for column in zip(titles, *shown, strict=True)]
     lines = [_row(titles, widths), _row(["-" * width for width in widths], widths)]
     lines += [_row(row, widths) for row in shown]
     if len(rows) > max_rows:
@@ -140,7 +222,7 @@ def table_text(columns: Sequence[str], rows: Sequence[Sequence[Any]], max_rows: 
 
 
 def _row(cells: Iterable[str], widths: Iterable[int]) -> str:
-    padded = (cell.ljust(width) for cell, width in zip(cells, widths, strict=True))
+    padded = (pad(cell, width) for cell, width in zip(cells, widths, strict=True))
     return f"| {' | '.join(padded)} |"
 
 

@@ -7,12 +7,13 @@ ten times a second.
 import fnmatch
 import functools
 import importlib.util
+import itertools
 import logging
 import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, TextIO
+from typing import Any, Protocol, TextIO, runtime_checkable
 
 import attrs
 
@@ -20,7 +21,16 @@ from destinations.base import LoggerDestination
 from events import Logger, State, Timestamp, TimeUnit, WriteRate
 
 from .formatting import one_line, short
-from .streams import Redirection, StreamWrapper, encodable, is_terminal, write_text
+from .run_summary import RunSummary
+from .streams import (
+    Redirection,
+    StreamWrapper,
+    default_stream,
+    encodable,
+    is_kernel,
+    is_terminal,
+    write_text,
+)
 
 __all__ = ["Bar", "BarOptions", "PrintGuard", "ProgressBar", "is_notebook", "open_bar"]
 
@@ -30,6 +40,11 @@ _DEFAULT_COLUMNS = 80
 _DEFAULT_ROWS = 24
 _DEFAULT_METRICS = ("loss*", "*_loss", "*/loss*", "metrics/*", "*accuracy*")
 _SCALED_UNITS = frozenset({TimeUnit.SAMPLE, TimeUnit.TOKEN})
+
+
+@runtime_checkable
+class _Writable(Protocol):
+    def write(self, text: str, /) -> int: ...
 
 
 @attrs.frozen
@@ -162,10 +177,7 @@ def _size_options(stream: Any) -> dict[str, Any]:
 
 def is_notebook() -> bool:
     """Returns whether this is a notebook that can show widgets; does not import IPython."""
-    ipython = sys.modules.get("IPython")
-    if ipython is None or "IPKernelApp" not in getattr(ipython.get_ipython(), "config", {}):
-        return False
-    return importlib.util.find_spec("ipywidgets") is not None
+    return is_kernel() and importlib.util.find_spec("ipywidgets") is not None
 
 
 @functools.cache
@@ -190,8 +202,8 @@ def _without_monitor(base: Any) -> Any:
 class PrintGuard:
     """Prints output to the terminal as whole lines above the bars, from `start` to `stop`.
 
-    Wraps standard streams that are terminals, also in the handlers of the root logger. A line without a
-    newline is held back until it is complete.
+    Wraps standard streams that are terminals, also in the handlers of all loggers. A line without a newline
+    is held back until it is complete.
     """
 
     def __init__(self) -> None:
@@ -205,7 +217,7 @@ class PrintGuard:
             return
         names = tuple(name for name in ("stdout", "stderr") if is_terminal(getattr(sys, name)))
         self._redirection = Redirection(self._make, names)
-        for handler in logging.getLogger().handlers:
+        for handler in _handlers():
             for wrapper in self._wrappers:
                 if getattr(handler, "stream", None) is wrapper.wrapped:
                     handler.setStream(wrapper)  # type: ignore[attr-defined]  # every StreamHandler has it
@@ -230,8 +242,17 @@ class PrintGuard:
         return wrapper
 
 
+def _handlers() -> list[logging.Handler]:
+    """Returns the handlers of all loggers, each once."""
+    loggers = [logging.getLogger(), *logging.Logger.manager.loggerDict.values()]
+    found = itertools.chain.from_iterable(getattr(logger, "handlers", ()) for logger in loggers)
+    return list(dict.fromkeys(found))
+
+
 class _AboveBars(StreamWrapper):
     """Clears the bars, writes whole lines, and redraws the bars."""
+
+    keeps_bars = True
 
     def __init__(self, stream: Any) -> None:
         super().__init__(stream)
@@ -276,6 +297,8 @@ class _Progress:
         values: Callable[[], str],
         refresh_seconds: float,
         clock: Callable[[], float],
+        *,
+        by_tenth: bool,
     ) -> None:
         self.total = total
         self.timestamp = timestamp
@@ -285,17 +308,23 @@ class _Progress:
         self._refresh_seconds = refresh_seconds
         self._clock = clock
         self._due = clock() + refresh_seconds
+        self._by_tenth = by_tenth
+        self._drawn_tenth = self._tenth() if by_tenth else 0
 
     def move(self, timestamp: Timestamp) -> None:
         """Updates the position, and redraws the bar if that is due."""
         self.timestamp = timestamp
         now = self._clock()
-        if now >= self._due:
+        if now >= self._due and not (self._by_tenth and self.total and self._tenth() == self._drawn_tenth):
             self._due = now + self._refresh_seconds
             self.draw()
 
+    def _tenth(self) -> int:
+        return int(10 * self._count(self.timestamp) / self.total) if self.total else 0
+
     def draw(self) -> None:
         """Draws the current position."""
+        self._drawn_tenth = self._tenth() if self._by_tenth else 0
         count = self._count(self.timestamp)
         # The last batch may exceed the duration of a run measured in samples.
         total = None if self.total is None else max(self.total, count)
@@ -320,35 +349,45 @@ class ProgressBar(LoggerDestination):
     one bar for the whole run in that unit. If the dataloader has no length, the total is taken from
     `max_duration` if possible, else from the length of the first epoch.
 
-    **Where.** A widget in a notebook; a bar on a terminal; elsewhere a line every `line_seconds` and at the
-    end. Only local rank 0 of each node shows bars.
+    **Where.** A widget in a notebook; a bar on a terminal; elsewhere a line for each tenth, not more often
+    than every `line_seconds`, and at the end. Only local rank 0 of each node shows bars.
 
     **Printing.** While a bar is on the terminal, `sys.stdout` and `sys.stderr` are wrapped, so that printed
     lines appear above the bar; text without a newline is held back until its line is complete. So are
-    handlers of the root logger that write to the terminal.
+    handlers of loggers that write to the terminal. Bars of tqdm that other code shows have their own lines.
+
+    **At the end.** The summary of the run, unless a `Console` prints it; see
+    `destinations.text.run_summary`.
 
     Args:
-        metrics: patterns (`fnmatch`) of the metrics shown; default: losses, accuracies and "metrics/*".
-        stream: output stream; default: the `sys.stderr` when a bar starts.
+        metrics: patterns (`fnmatch`) of the metrics shown; default: losses, accuracies and "metrics/*". Or
+            the stream: `ProgressBar(sys.stdout)`.
+        stream: output stream; default: the `sys.stderr` when a bar starts, `sys.stdout` in a notebook.
         whole_run: show one bar for the whole run even if `max_duration` is in epochs.
         refresh_seconds: time between redraws of a bar.
-        line_seconds: time between lines of text.
+        line_seconds: min time between lines of text; the time between them where the total is unknown.
+        summary: print a summary at the end.
         write_rate: rate limit of metrics; None for no limit.
         clock: monotonic clock in seconds.
     """
 
+    summary_priority: int | None = 1
+
     def __init__(
         self,
-        metrics: Sequence[str] = _DEFAULT_METRICS,
+        metrics: Sequence[str] | TextIO = _DEFAULT_METRICS,
         stream: TextIO | None = None,
         *,
         whole_run: bool = False,
         refresh_seconds: float = 0.1,
         line_seconds: float = 10.0,
+        summary: bool = True,
         write_rate: WriteRate | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(write_rate=write_rate)
+        if isinstance(metrics, _Writable):
+            stream, metrics = metrics, _DEFAULT_METRICS
         if isinstance(metrics, str):
             raise TypeError(f"metrics must be a list of patterns, got {metrics!r}. Write [{metrics!r}].")
         if refresh_seconds < 0 or line_seconds < 0:
@@ -357,6 +396,8 @@ class ProgressBar(LoggerDestination):
                 f"got {refresh_seconds} and {line_seconds}."
             )
         self._patterns = tuple(metrics)
+        if not summary:
+            self.summary_priority = None
         self._stream = stream
         self._whole_run = whole_run
         self._refresh_seconds = refresh_seconds
@@ -373,15 +414,21 @@ class ProgressBar(LoggerDestination):
         # Metrics of the current phase: training, or a running evaluation or prediction.
         self._values = self._train_values
         self._guard = PrintGuard()
+        self._summary: RunSummary | None = None
+        self._closing: tuple[State, Logger] | None = None
 
     def init(self, state: State, logger: Logger) -> None:
         self._is_silent = state.local_rank != 0
+        self._summary, self._closing = RunSummary.of(self, state), None
 
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         if not self._is_silent:
             self._values.update(metrics)
+            if self._summary is not None:
+                self._summary.update(metrics, step, is_evaluation=self._values is not self._train_values)
 
     def fit_start(self, state: State, logger: Logger) -> None:
+        self._note_places(logger)
         if not self._by_epoch(state):
             self._begin_train(state)
 
@@ -432,12 +479,25 @@ class ProgressBar(LoggerDestination):
         self._end_other("predict")
 
     def close(self, state: State, logger: Logger) -> None:
+        summary = self._summary
         try:
+            self._note_places(logger)
             self._end_other(None)
             self._end_train()
         finally:
             self._guard.stop()
             self._reset()
+            # Until `post_close`, when the other destinations have finished.
+            self._summary, self._closing = summary, (state, logger)
+
+    def post_close(self) -> None:
+        summary, closing, self._summary, self._closing = self._summary, self._closing, None, None
+        if summary is not None and closing is not None and (text := summary.text(*closing)):
+            write_text(self._stream, text)
+
+    def _note_places(self, logger: Logger) -> None:
+        if self._summary is not None:
+            self._summary.note_places(logger)
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the number of batches of each dataloader; the position of the run is in its timestamp."""
@@ -496,7 +556,7 @@ class ProgressBar(LoggerDestination):
         timestamp: Timestamp,
         values: dict[str, float],
     ) -> _Progress:
-        stream = sys.stderr if self._stream is None else self._stream
+        stream = default_stream() if self._stream is None else self._stream
         in_notebook = self._stream is None and is_notebook()
         is_drawn = in_notebook or is_terminal(stream)
         bar = open_bar(options, stream, in_notebook=in_notebook, clock=self._clock)
@@ -510,6 +570,7 @@ class ProgressBar(LoggerDestination):
             lambda: encodable(stream, self._shown(values)),
             self._refresh_seconds if is_drawn else self._line_seconds,
             self._clock,
+            by_tenth=not is_drawn,
         )
 
     def _end_train(self) -> None:

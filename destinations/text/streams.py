@@ -6,26 +6,77 @@ Wrappers are installed like those of `contextlib.redirect_stdout`, but may be re
 import os
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TextIO
 
-__all__ = ["Redirection", "StreamWrapper", "encodable", "is_terminal", "write_text"]
+__all__ = [
+    "Redirection",
+    "StreamWrapper",
+    "columns_of",
+    "default_stream",
+    "encodable",
+    "has_colors",
+    "is_kernel",
+    "is_terminal",
+    "write_text",
+]
+
+_DEFAULT_COLUMNS, _MIN_COLUMNS, _MAX_COLUMNS = 80, 40, 120
+
+
+def default_stream() -> Any:
+    """Returns the stream for text: `sys.stderr`; in a notebook `sys.stdout`, as the other is shown in red."""
+    return sys.stdout if is_kernel() else sys.stderr
+
+
+def is_kernel() -> bool:
+    """Returns whether this process is the kernel of a notebook; does not import IPython."""
+    ipython = sys.modules.get("IPython")
+    return ipython is not None and "IPKernelApp" in getattr(ipython.get_ipython(), "config", {})
 
 
 def write_text(stream: TextIO | None, text: str) -> None:
-    """Writes text in one call and flushes; `None` is the current `sys.stderr`, if there is one.
+    """Writes whole lines in one call and flushes; `None` is `default_stream()`, if there is one.
 
     Characters that the encoding of the stream lacks are escaped. If the stream has been wrapped since it was
-    passed in, the text goes through the wrapper, so that it is captured and bars stay intact.
+    passed in, the text goes through the wrapper, so that it is captured. Bars of tqdm on the stream, also
+    those of other code, stay below the text.
     """
-    target: Any = sys.stderr if stream is None else stream
+    target: Any = default_stream() if stream is None else stream
     for current in (sys.stderr, sys.stdout):
         if isinstance(current, StreamWrapper) and current == target:
             target = current
     if target is None:
         return
-    target.write(encodable(target, text))
+    with nullcontext() if getattr(target, "keeps_bars", False) else _bars_cleared(target):
+        target.write(encodable(target, text))
     if hasattr(target, "flush"):
         target.flush()
+
+
+def _bars_cleared(stream: Any) -> AbstractContextManager[Any]:
+    """Returns a context in which no bar of tqdm is on the stream."""
+    tqdm = getattr(sys.modules.get("tqdm.std"), "tqdm", None)
+    if tqdm is None or not getattr(tqdm, "_instances", None):
+        return nullcontext()
+    context: AbstractContextManager[Any] = tqdm.external_write_mode(file=stream)
+    return context
+
+
+def has_colors(stream: Any) -> bool:
+    """Returns whether a stream (None: `default_stream()`) shows styles: see https://no-color.org."""
+    is_wanted = not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    return is_wanted and is_terminal(default_stream() if stream is None else stream)
+
+
+def columns_of(stream: Any) -> int:
+    """Returns the width of a terminal in cells, from 40 to 120; 80 for another stream."""
+    stream = default_stream() if stream is None else stream
+    try:
+        columns = os.get_terminal_size(stream.fileno()).columns
+    except (AttributeError, OSError, ValueError):
+        return _DEFAULT_COLUMNS
+    return min(max(columns, _MIN_COLUMNS), _MAX_COLUMNS) if columns else _DEFAULT_COLUMNS
 
 
 def encodable(stream: Any, text: str) -> str:
@@ -49,6 +100,9 @@ class StreamWrapper:
         forked child
     it is a pass-through from the start.
     """
+
+    keeps_bars = False
+    """Whether it keeps what is written apart from the bars of tqdm."""
 
     def __init__(self, stream: Any) -> None:
         # tqdm looks for this attribute to recognize the wrapped stream.

@@ -448,6 +448,9 @@ class TextFile(LoggerDestination):
         """Number of records of this run dropped because the queue was full."""
         return self._dropped_records
 
+    def place(self) -> str:
+        return "" if self._path is None else str(self._path)
+
     def init(self, state: State, logger: Logger) -> None:
         self._state = state
         if not _writes_here(self._filename, state):

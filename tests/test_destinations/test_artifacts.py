@@ -305,3 +305,22 @@ def test_mistakes_are_found_in_the_constructor(make_artifacts, store, options, m
     """And not when the first checkpoint is due."""
     with pytest.raises(ValueError, match=message):
         make_artifacts(store, **options)
+
+
+@pytest.mark.parametrize(
+    ("files", "size", "is_shown"), [(2, 1 << 20, False), (3, 7, False), (3, 1 << 20, True)]
+)
+def test_a_bar_of_uploads_is_for_many_files_and_bytes(tmp_path, capsys, monkeypatch, files, size, is_shown):
+    """Two files, or seven bytes, have no bar, however long they take."""
+    monkeypatch.setattr("destinations.artifacts._SECONDS_BEFORE_A_BAR", 0.0)
+    unreachable = "s3://bucket/prefix?endpoint_url=http://127.0.0.1:9"
+    queue = {"spool": tmp_path / "spool", "isolation": "thread", "give_back_seconds": 0.0}
+    run = DryRun(Artifacts(unreachable, close_seconds=0.1, **queue), max_duration="1ba")
+    run.init()
+    (tmp_path / "file").write_bytes(b"x" * size)
+    for number in range(files):
+        run.logger.upload_file(f"file{number}", tmp_path / "file")
+
+    run.close()
+
+    assert ("Uploads:" in capsys.readouterr().err) == is_shown

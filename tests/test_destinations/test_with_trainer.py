@@ -7,6 +7,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from destinations import Console, InMemory, ProgressBar, TextFile
+from destinations.text.formatting import short
 from events import Run, Trainer
 
 
@@ -36,7 +37,7 @@ def test_all_of_them_hear_the_same_run(tmp_path):
     """Console, bar, memory and file show the same losses of the same three batches."""
     console, bar, memory = io.StringIO(), io.StringIO(), InMemory()
     loggers = [
-        Console(stream=console),
+        Console(stream=console, style="composer"),
         ProgressBar(stream=bar, line_seconds=1e9),
         memory,
         TextFile("log.txt"),
@@ -54,8 +55,9 @@ def test_all_of_them_hear_the_same_run(tmp_path):
     assert [line for line in console.getvalue().splitlines() if line.startswith("[")] == [
         f"[epoch=1/1][batch={batch}/3]:" for batch in (1, 2, 3)
     ]
+    assert f"loss/train/total  best {short(min(losses))} at step" in bar.getvalue()
     assert bar.getvalue().startswith("Epoch 1/1: 100% 3/3 [")
-    assert bar.getvalue().count("\n") == 1
+    assert bar.getvalue().count("batch/s") == 1
 
 
 def test_a_run_that_goes_on_from_a_checkpoint_appends_to_its_file(tmp_path):
@@ -84,7 +86,7 @@ def test_a_loop_of_ones_own(tmp_path):
     """In a Run they print and write the same as in a Trainer."""
     console, bar, memory = io.StringIO(), io.StringIO(), InMemory()
     loggers = [
-        Console(stream=console),
+        Console(stream=console, style="composer"),
         ProgressBar(stream=bar, line_seconds=1e9),
         memory,
         TextFile("log.txt"),

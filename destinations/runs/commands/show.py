@@ -7,12 +7,13 @@ from typing import Any
 import attrs
 
 from destinations.runs import MetricNotFoundError, Run
+from destinations.text.formatting import cut, pad
 
 from .fields import as_json, cell_of, status_of, status_style
 from .running import EXIT_OK, find_runs
 from .screen import Screen, Session
 from .table import Cell, Column, table_lines
-from .text import NOTHING, age_text, bytes_text, cut, pad, sparkline, value_text
+from .text import NOTHING, age_text, bytes_text, sparkline, value_text
 
 __all__ = ["show"]
 

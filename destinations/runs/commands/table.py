@@ -4,10 +4,9 @@ from collections.abc import Sequence
 
 import attrs
 
-from destinations.text.formatting import one_line
+from destinations.text.formatting import ELLIPSIS, cut, one_line, pad, width_of
 
 from .screen import Screen
-from .text import ELLIPSIS, cut, pad, width_of
 
 __all__ = ["Cell", "Column", "table_lines"]
 

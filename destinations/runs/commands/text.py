@@ -1,73 +1,31 @@
-"""Formats values for a terminal: cell widths, truncation, ages, durations, sizes, sparklines.
+"""Formats values for a terminal: ages, durations, sizes, sparklines.
 
 Pure functions, independent of runs.
 """
 
 import math
-import unicodedata
 from collections.abc import Sequence
 from typing import Any
 
 from destinations.text.formatting import one_line, plain, short
 
 __all__ = [
-    "ELLIPSIS",
     "NOTHING",
     "age_text",
     "bytes_text",
-    "cut",
     "duration_text",
-    "pad",
     "seconds_of",
     "sparkline",
     "value_text",
-    "width_of",
 ]
 
-ELLIPSIS = "…"
 NOTHING = "–"  # noqa: RUF001  # an en dash, unlike the minus sign of a number
 
 _BARS = "▁▂▃▄▅▆▇█"
 _GAP = " "
-_WIDE = frozenset("WF")
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
 _KIB = 1024.0
-_ASCII = 0x7F
-
-
-def width_of(text: str) -> int:
-    """Returns the width of a text in cells: 2 for East Asian wide characters, 0 for combining ones."""
-    if text.isascii():
-        return len(text)
-    return sum(map(_width_of_character, text))
-
-
-def _width_of_character(character: str) -> int:
-    if ord(character) < _ASCII:
-        return 1
-    if unicodedata.combining(character) or unicodedata.category(character) in {"Cf", "Me", "Mn"}:
-        return 0
-    return 2 if unicodedata.east_asian_width(character) in _WIDE else 1
-
-
-def cut(text: str, width: int) -> str:
-    """Returns the text truncated to `width` cells; "…" marks the cut."""
-    if width_of(text) <= width:
-        return text
-    kept, used = [], 0
-    for character in text:
-        used += _width_of_character(character)
-        if used > width - 1:
-            break
-        kept.append(character)
-    return "".join(kept) + (ELLIPSIS if width > 0 else "")
-
-
-def pad(text: str, width: int, *, right: bool = False) -> str:
-    """Returns the text padded with spaces to `width` cells; `right` aligns it to the right."""
-    spaces = " " * max(0, width - width_of(text))
-    return spaces + text if right else text + spaces
 
 
 def age_text(seconds: float | None) -> str:

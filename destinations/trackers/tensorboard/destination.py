@@ -102,6 +102,9 @@ class TensorBoard(Tracker):
         self._template = os.fspath(log_dir)
         self._remote_folder = remote_folder
 
+    def place(self) -> str:
+        return "" if self.log_dir is None else str(self.log_dir)
+
     @property
     def log_dir(self) -> Path | None:
         """Absolute path of the folder while a run is open on this rank; else None."""

@@ -15,14 +15,12 @@ from destinations.runs.commands.text import (
     NOTHING,
     age_text,
     bytes_text,
-    cut,
     duration_text,
-    pad,
     seconds_of,
     sparkline,
     value_text,
-    width_of,
 )
+from destinations.text.formatting import cut, pad, width_of
 
 # Neither a slow machine nor a busy one makes a property wrong.
 SLOW = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -264,7 +262,7 @@ def test_values_are_one_line():
     """Whatever they are."""
     assert [value_text(value) for value in (None, 2.302585, "a\nb", {"a": [1, math.nan]}, True)] == [
         NOTHING,
-        "2.3026",
+        "2.303",
         "a\\nb",
         '{"a": [1, "NaN"]}',
         "True",

@@ -1,519 +1,388 @@
-"""What Console prints, line by line."""
+"""What Console prints by default, and at the end of a run."""
 
 import io
-import json
-import math
+import re
 
 import pytest
 
-from destinations import Console
+from destinations import Artifacts, Console, ProgressBar, RunDirectory
+from destinations.cli import main
 from destinations.testing import DryRun
-from events import Callback, Time
+from events import Callback
 
 
 def printed(run, console):
-    """Plays a run and returns its lines."""
+    """Plays a run and returns its lines, without the summary."""
     run.init()
     run.fit()
     run.close()
     return console._stream.getvalue().splitlines()
 
 
-def headers(lines):
-    """Returns the lines that open a block."""
-    return [line for line in lines if line.startswith("[")]
+def silent(**options):
+    """Returns a console without a summary."""
+    return Console(stream=io.StringIO(), summary=False, **options)
 
 
-def test_prints_each_batch_under_its_header():
-    """With the default interval every batch has a block: where the run is, then the metrics."""
-    console = Console(stream=io.StringIO())
-    run = DryRun(console, max_duration="2ep", batches_per_epoch=2)
+def test_an_epoch_is_a_block():
+    """A title says where training is, the metrics stand below it, aligned, with four digits."""
+    console = silent()
+    values = {"loss/train": 2.302585, "lr": 1e-5, "time/epoch": 3}
+    run = DryRun(console, max_duration="2ep", batches_per_epoch=30, train_metrics=lambda _: values)
 
     assert printed(run, console) == [
-        "[epoch=1/2][batch=1/2]:",
-        "  Train loss/train: 1.0",
-        "[epoch=1/2][batch=2/2]:",
-        "  Train loss/train: 0.5",
-        "[epoch=2/2][batch=1/2]:",
-        "  Train loss/train: 0.3333",
-        "[epoch=2/2][batch=2/2]:",
-        "  Train loss/train: 0.25",
+        "Epoch 1/2, 0:30",
+        "  loss/train  2.303",
+        "  lr          1e-05",
+        "Epoch 2/2, 1:00",
+        "  loss/train  2.303",
+        "  lr          1e-05",
     ]
 
 
-@pytest.mark.parametrize("interval", [1, 2, 3])
-@pytest.mark.parametrize("interval_unit", ["ba", "ep"])
-@pytest.mark.parametrize("length", [8, 9, 10, 11])
-@pytest.mark.parametrize("length_unit", ["ba", "ep"])
-def test_prints_the_first_every_nth_and_the_rest(interval, interval_unit, length, length_unit):
-    """Blocks come after the first batch or epoch, after each multiple, and at the end of fit for what is left over."""
-    batches_per_epoch = 3
-    console = Console(f"{interval}{interval_unit}", io.StringIO())
-    run = DryRun(console, max_duration=f"{length}{length_unit}", batches_per_epoch=batches_per_epoch)
-    batches = length * batches_per_epoch if length_unit == "ep" else length
-    per_look = batches_per_epoch if interval_unit == "ep" else 1
-    looks = [batch for batch in range(1, batches + 1) if batch % per_look == 0]
-    expected = {batch for batch in looks if (batch // per_look) % interval == 0} | {looks[0], batches}
-
-    lines = headers(printed(run, console))
-
-    assert len(lines) == len(expected)
-
-
-@pytest.mark.parametrize(
-    ("interval", "expected"),
-    [("100sp", [1, 2, 4, 5, 7, 8, 10]), ("4sec", [1, 2, 4, 6, 8, 10]), ("0.5dur", [1, 5, 10])],
-)
-def test_the_interval_may_have_any_unit(interval, expected):
-    """Samples, seconds and shares of the run are intervals too."""
-    console = Console(interval, io.StringIO())
-    run = DryRun(console, max_duration="10ba", samples_per_batch=64, seconds_per_batch=2.0)
-
-    lines = headers(printed(run, console))
-
-    assert lines == [f"[batch={batch}/10]:" for batch in expected]
-
-
-def test_the_interval_may_be_in_iterations():
-    """With "2iter" the first iteration is printed, and every second one."""
-    console = Console("2iter", io.StringIO())
-    run = DryRun(console, max_duration=None)
+def test_an_evaluation_is_a_block():
+    """An evaluation prints nothing before its end, and then its metrics and the batch."""
+    console = silent()
+    run = DryRun(console, eval_metrics=lambda _: {"accuracy": 0.96875, "loss": 12345.678})
     run.init()
-    run.fire("fit_start")
-
-    for _ in range(5):
-        run.train_batch()
-        run.state.timestamp = run.state.timestamp.to_next_iteration()
-        run.fire("iteration_end")
-
-    assert headers(console._stream.getvalue().splitlines()) == [f"[batch={batch}]:" for batch in (1, 2, 4)]
-
-
-def test_a_share_of_an_unknown_length_is_an_error_of_the_console():
-    """Without max_duration nobody knows a tenth of the run: fit says so once, and the rest comes at close."""
-    console = Console("0.1dur", io.StringIO())
-    run = DryRun(console, max_duration=None, raise_errors=False)
-    run.init()
-
-    run.fire("fit_start")
     run.train_batch()
-    run.train_batch()
-    run.close()
-
-    assert run.logger.faults.counts == {("Console", "fit_start", "TimeStringError"): 1}
-    assert headers(console._stream.getvalue().splitlines()) == ["[batch=1]:", "[batch=2]:"]
-
-
-def test_the_last_value_of_an_interval_is_printed():
-    """Of values that came in between, the last one stands; names that came once in between are there too."""
-    console = Console("3ba", io.StringIO())
-    run = DryRun(
-        console,
-        max_duration="4ba",
-        train_metrics=lambda state: {
-            "loss": int(state.timestamp.batch),
-            f"only/{int(state.timestamp.batch)}": 1,
-        },
-    )
-
-    assert printed(run, console) == [
-        "[batch=1/4]:",
-        "  Train loss: 0",
-        "  Train only/0: 1",
-        "[batch=3/4]:",
-        "  Train loss: 2",
-        "  Train only/1: 1",
-        "  Train only/2: 1",
-        "[batch=4/4]:",
-        "  Train loss: 3",
-        "  Train only/3: 1",
-    ]
-
-
-@pytest.mark.parametrize(
-    ("length", "header"),
-    [
-        ("8sp", "[sample=4/8]:"),
-        ("2ba", "[batch=1/2]:"),
-        ("2ep", "[epoch=1/2][batch=1/3]:"),
-        ("3sec", "[second=1.5/3]:"),
-    ],
-)
-def test_the_header_says_how_far_the_run_is_in_its_own_unit(length, header):
-    """A run that is measured in samples says how many it has seen."""
-    console = Console(stream=io.StringIO())
-    run = DryRun(console, max_duration=length, seconds_per_batch=1.5)
-
-    assert headers(printed(run, console))[0] == header
-
-
-def test_the_header_of_an_unknown_length_has_no_total():
-    """Nobody knows how many batches an epoch, or a run without an end, has."""
-    console = Console(stream=io.StringIO())
-    run = DryRun(console, max_duration="1ep", batches_per_epoch=1, knows_length=False)
-    endless = DryRun(Console(stream=console._stream), max_duration=None, knows_length=False)
-    endless.init()
-    endless.train_batch()
-
-    assert headers(printed(run, console)) == ["[batch=1]:", "[epoch=1/1][batch=1]:"]
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (1e-5, "1e-05"),
-        (0.00012345678, "0.00012345678"),
-        (0.001, "0.001"),
-        (0.0012345678, "0.001235"),
-        (0.6931471805599453, "0.6931"),
-        (2.302585092994046, "2.3026"),
-        (123456.78912345, "123456.7891"),
-        (123456.789, "123456.789"),
-        (12345678.9, "12345678.9"),
-        (3.0, "3.0"),
-        (3, "3"),
-        (True, "True"),
-        (-1e-9, "-1e-09"),
-        (0.0, "0.0"),
-        (math.nan, "nan"),
-        (-math.inf, "-inf"),
-    ],
-)
-def test_small_numbers_are_printed_in_full(value, text):
-    """A learning rate of 1e-5 is not 0.0000."""
-    console = Console(stream=io.StringIO())
-    run = DryRun(console, max_duration="1ba", train_metrics=lambda _: {"x": value})
-
-    assert printed(run, console) == ["[batch=1/1]:", f"  Train x: {text}"]
-
-
-def test_an_evaluation_prints_its_progress_in_tenths_then_all_its_metrics():
-    """Of 25 batches nine marks are printed, then the block of the end."""
-    console = Console(stream=io.StringIO())
-    run = DryRun(console, eval_metrics=lambda _: {"metrics/val/accuracy": 0.96875, "metrics/val/loss": 1e-7})
-    run.init()
 
     run.evaluate(batches=25, label="val")
-    run.close()
+    run.evaluate(batches=25)
 
     assert console._stream.getvalue().splitlines() == [
-        *(f"[eval=val][batch={batch}/25]:" for batch in (3, 5, 8, 10, 13, 15, 18, 20, 23)),
-        "[eval=val][batch=25/25]:",
-        "  Eval metrics/val/accuracy: 0.9688",
-        "  Eval metrics/val/loss: 1e-07",
+        "Eval val, after batch 1",
+        "  accuracy  0.9688",
+        "  loss       12346",
+        "Eval, after batch 1",
+        "  accuracy  0.9688",
+        "  loss       12346",
     ]
 
 
-def test_an_evaluation_shorter_than_ten_batches_marks_each():
-    """Of three batches, two are marks and the third is the end."""
-    console = Console(stream=io.StringIO())
-    run = DryRun(console)
+def test_an_evaluation_without_metrics_prints_nothing():
+    """There is no title with nothing under it."""
+    console = silent()
+    run = DryRun(console, eval_metrics=lambda _: {}, train_metrics=lambda _: {})
     run.init()
 
-    run.evaluate(batches=3)
-
-    assert headers(console._stream.getvalue().splitlines()) == [
-        "[eval=eval][batch=1/3]:",
-        "[eval=eval][batch=2/3]:",
-        "[eval=eval][batch=3/3]:",
-    ]
-
-
-def test_an_empty_evaluation_prints_its_end():
-    """An evaluation dataloader without a batch is no error."""
-    console = Console(stream=io.StringIO())
-    run = DryRun(console, eval_metrics=lambda _: {})
-    run.init()
-
-    run.evaluate(batches=0)
-
-    assert console._stream.getvalue() == "[eval=eval][batch=0/0]:\n"
-
-
-def test_an_evaluation_of_unknown_length_prints_its_end_alone():
-    """Where nobody knows the length there are no tenths."""
-    console = Console(stream=io.StringIO())
-    run = DryRun(console, knows_length=False)
-    run.init()
-
-    run.evaluate(batches=30)
-
-    assert console._stream.getvalue() == "[eval=eval][batch=30]:\n  Eval metrics/eval/accuracy: 0.5\n"
-
-
-def test_metrics_of_training_survive_an_evaluation():
-    """What waits for its interval when an evaluation begins is printed at that interval."""
-    console = Console("3ba", io.StringIO())
-    run = DryRun(
-        console, max_duration="4ba", train_metrics=lambda state: {f"at/{int(state.timestamp.batch)}": 1.0}
-    )
-    run.init()
-
-    run.fit(eval_every=2)
-
-    assert console._stream.getvalue().splitlines() == [
-        "[batch=1/4]:",
-        "  Train at/0: 1.0",
-        "[eval=eval][batch=1/2]:",
-        "[eval=eval][batch=2/2]:",
-        "  Eval metrics/eval/accuracy: 0.5",
-        "[batch=3/4]:",
-        "  Train at/1: 1.0",
-        "  Train at/2: 1.0",
-        "[eval=eval][batch=1/2]:",
-        "[eval=eval][batch=2/2]:",
-        "  Eval metrics/eval/accuracy: 0.5",
-        "[batch=4/4]:",
-        "  Train at/3: 1.0",
-    ]
-
-
-class LogsAtTheEndOfEpochs(Callback):
-    def epoch_end(self, state, logger):
-        logger.log_metrics({"epoch/loss": 0.125})
-
-
-def test_metrics_of_another_cadence_survive_the_end_of_an_epoch():
-    """What is logged at the end of an epoch is printed with the next batches, with an interval in batches."""
-    console = Console("2ba", io.StringIO())
-    run = DryRun(
-        console,
-        max_duration="2ep",
-        batches_per_epoch=3,
-        callbacks=[LogsAtTheEndOfEpochs()],
-        train_metrics=lambda _: {"loss": 1.0},
-    )
-
-    lines = printed(run, console)
-
-    assert lines == [
-        "[epoch=1/2][batch=1/3]:",
-        "  Train loss: 1.0",
-        "[epoch=1/2][batch=2/3]:",
-        "  Train loss: 1.0",
-        "[epoch=2/2][batch=1/3]:",
-        "  Train loss: 1.0",
-        "  Train epoch/loss: 0.125",
-        "[epoch=2/2][batch=3/3]:",
-        "  Train loss: 1.0",
-        "[epoch=2/2][batch=3/3]:",
-        "  Train epoch/loss: 0.125",
-    ]
-
-
-def test_metrics_of_the_end_of_an_epoch_belong_to_its_block():
-    """With an interval in epochs, callbacks have logged when the block is printed."""
-    console = Console("1ep", io.StringIO())
-    run = DryRun(console, max_duration="1ep", batches_per_epoch=3, callbacks=[LogsAtTheEndOfEpochs()])
-
-    assert printed(run, console) == [
-        "[epoch=1/1][batch=3/3]:",
-        "  Train loss/train: 0.3333",
-        "  Train epoch/loss: 0.125",
-    ]
-
-
-def test_hyperparameters_are_printed_once_as_yaml():
-    """They come before the first block, and are not repeated; later ones are printed when they come."""
-    console = Console("1ep", io.StringIO())
-    run = DryRun(console, max_duration="1ep", batches_per_epoch=1)
-    run.init()
-    run.logger.log_hyperparameters(
-        {"lr": 1e-5, "model": {"depth": 3, "name": "größe: x"}, "betas": [0.9, 0.99]}
-    )
-
-    run.fit()
-    run.logger.log_hyperparameters({"lr": 1e-5, "late": None})
-    run.state.max_duration = Time(2, "ep")
-    run.fit()
-    run.close()
-
-    assert console._stream.getvalue().splitlines() == [
-        "******************************",
-        "Hyperparameters:",
-        "lr: 1.0e-05",
-        "model:",
-        "  depth: 3",
-        "  name: 'größe: x'",
-        "betas:",
-        "- 0.9",
-        "- 0.99",
-        "******************************",
-        "[epoch=1/1][batch=1/1]:",
-        "  Train loss/train: 1.0",
-        "******************************",
-        "Hyperparameters:",
-        "late: null",
-        "******************************",
-        "[epoch=2/2][batch=1/1]:",
-        "  Train loss/train: 0.5",
-    ]
-
-
-class LogsOneTable(Callback):
-    def after_train_batch(self, state, logger):
-        if int(state.timestamp.batch) == 0:
-            logger.log_table(
-                ["image", "guess"], [[12, "cat|dog"], [1000, None], [0.1 + 0.2, "a\nb"]], "wrong"
-            )
-
-
-def test_a_table_is_printed_once():
-    """A table stands aligned in one block, and in no later one."""
-    console = Console(stream=io.StringIO())
-    run = DryRun(console, max_duration="2ba", callbacks=[LogsOneTable()])
-
-    assert printed(run, console) == [
-        "[batch=1/2]:",
-        "  Train loss/train: 1.0",
-        "Table wrong at step 0:",
-        "| image  | guess    |",
-        "| ------ | -------- |",
-        "| 12     | cat\\|dog |",
-        "| 1000   | None     |",
-        "| 0.3000 | a\\nb     |",
-        "[batch=2/2]:",
-        "  Train loss/train: 0.5",
-    ]
-
-
-def test_a_long_table_is_cut():
-    """Rows beyond the bound are counted, not printed."""
-    console = Console(stream=io.StringIO(), table_rows=2)
-    run = DryRun(console, max_duration="1ba")
-    run.init()
-
-    run.logger.log_table(["n"], [[n] for n in range(5)])
-    run.close()
-
-    assert console._stream.getvalue().splitlines() == [
-        "[batch=0/1]:",
-        "Table Table at step 0:",
-        "| n |",
-        "| - |",
-        "| 0 |",
-        "| 1 |",
-        "(3 more rows)",
-    ]
-
-
-def test_a_printed_table_reads_back():
-    """The columns and rows can be had from the lines again."""
-    console = Console(stream=io.StringIO())
-    run = DryRun(console)
-    run.init()
-    rows = [[1, "a b"], [22, "c"]]
-
-    run.logger.log_table(["n", "text"], rows)
-    run.close()
-
-    lines = [line for line in console._stream.getvalue().splitlines() if line.startswith("| ")]
-    cells = [[cell.strip() for cell in line.strip("| ").split(" | ")] for line in lines]
-    assert cells[0] == ["n", "text"]
-    assert [[json.loads(n), text] for n, text in cells[2:]] == rows
-
-
-def test_texts_and_traces():
-    """A text is printed with its lines; traces only where they are asked for."""
-    streams = io.StringIO(), io.StringIO()
-    run = DryRun(Console(stream=streams[0]), Console(stream=streams[1], log_traces=True), max_duration="1ba")
-    run.init()
-
-    run.logger.log_text("one\ntwo\x1b[31m", "note")
-    run.logger.log_traces({"grad": 0.5})
-    run.close()
-
-    text = "[batch=0/1]:\nText note at step 0:\n  one\n  two\\x1b[31m\n"
-    assert [stream.getvalue() for stream in streams] == [text, text + "Trace grad: 0.5\n"]
-
-
-def test_rank_1_prints_nothing_at_all():
-    """Hyperparameters, metrics, tables and evaluations are rank 0's to print, what came before INIT included."""
-    console = Console(stream=io.StringIO(), log_traces=True)
-    run = DryRun(console, rank=1, callbacks=[LogsOneTable()])
-    run.logger.log_metrics({"early": 1.0})
-    run.logger.log_hyperparameters({"lr": 0.1})
-    run.init()
-
-    run.logger.log_traces({"trace": 1})
     run.fit(eval_every=1)
-    run.predict()
-    run.close()
 
     assert console._stream.getvalue() == ""
 
 
-def test_an_interval_without_metrics_prints_nothing():
-    """There is no header with nothing under it."""
-    console = Console(stream=io.StringIO())
-    run = DryRun(console, max_duration="3ba", train_metrics=lambda _: {})
-
-    assert printed(run, console) == []
-
-
-def test_what_is_left_is_printed_at_close():
-    """A run that breaks off, and a loop of one's own without FIT_END, lose nothing."""
-    console = Console("100ba", io.StringIO())
-    run = DryRun(console, max_duration="9ba")
+@pytest.mark.parametrize(
+    ("length", "titles"),
+    [
+        ("20ba", [f"Batch {n}/20" for n in range(2, 21, 2)]),
+        ("40sp", [f"Sample {n}/40" for n in range(4, 41, 4)]),
+        (None, ["Batch 60", "Batch 120"]),
+    ],
+)
+def test_a_run_without_epochs_has_tenths_or_minutes(length, titles):
+    """Ten blocks for a run of known length, one a minute for another."""
+    console = silent()
+    run = DryRun(console, max_duration=length, batches_per_epoch=10_000)
     run.init()
     run.fire("fit_start")
-    run.train_batch()
-    run.train_batch()
 
-    run.close(RuntimeError("the user's own"))
+    for _ in range(20 if length else 150):
+        if not run.state.is_done:
+            run.train_batch()
 
-    assert console._stream.getvalue().splitlines() == [
-        "[batch=1/9]:",
-        "  Train loss/train: 1.0",
-        "[batch=2/9]:",
-        "  Train loss/train: 0.5",
-    ]
+    lines = console._stream.getvalue().splitlines()
+    assert [line.split(",")[0] for line in lines if not line.startswith(" ")] == titles
 
 
-def test_a_resumed_run_keeps_its_multiples():
-    """A run that goes on at batch 7 with "5ba" prints its first batch, then 10 and 15."""
-    console = Console("5ba", io.StringIO())
-    run = DryRun(console, max_duration="15ba", batches_per_epoch=100)
-    run.state.timestamp = run.state.timestamp.copy(batch=7, batch_in_epoch=7)
+def test_a_long_epoch_shows_its_progress_every_five_minutes():
+    """The first epoch of a day does not leave the terminal empty for a day."""
+    console = silent()
+    run = DryRun(console, max_duration="1ep", batches_per_epoch=13, seconds_per_batch=60)
 
-    assert headers(printed(run, console)) == ["[batch=8/15]:", "[batch=10/15]:", "[batch=15/15]:"]
+    titles = [line for line in printed(run, console) if not line.startswith(" ")]
+
+    assert titles == ["Epoch 1/1, batch 5/13, 5:00", "Epoch 1/1, batch 10/13, 10:00", "Epoch 1/1, 13:00"]
 
 
-def test_stderr_is_looked_up_when_printing(capsys):
-    """Where no stream is given, whoever redirected sys.stderr after the import gets the lines."""
-    console = Console()
-    run = DryRun(console, max_duration="1ba")
+@pytest.mark.parametrize(("count", "lines"), [(3, 3), (4, 4), (5, 3), (12, 6), (40, 7)])
+def test_many_metrics_stand_in_two_columns(count, lines):
+    """Up to four below each other, then two columns; beyond a dozen they are counted."""
+    console = silent()
+    values = {f"layer{number}/norm": number / 7 for number in range(count)}
+    run = DryRun(console, max_duration="1ep", batches_per_epoch=1, train_metrics=lambda _: values)
+
+    shown = printed(run, console)[1:]
+
+    assert len(shown) == lines
+    assert max(map(len, shown)) <= 80
+    assert (shown[-1] == "  and 28 more") == (count == 40)
+
+
+def test_of_many_metrics_losses_and_accuracies_come_first():
+    """What is left out is what says least."""
+    console = silent(max_metrics=2)
+    values = {"norm": 1.0, "val_loss": 2.0, "lr": 3.0, "top1_accuracy": 4.0}
+    run = DryRun(console, max_duration="1ep", batches_per_epoch=1, train_metrics=lambda _: values)
+
+    assert printed(run, console)[1:] == ["  val_loss       2.0", "  top1_accuracy  4.0", "  and 2 more"]
+
+
+def test_long_names_are_cut_in_the_middle():
+    """Lines fit 80 columns; both ends of a name stay."""
+    console = silent()
+    values = {f"model/{'layer/' * 30}{number}": 1.0 for number in range(12)}
+    run = DryRun(console, max_duration="1ep", batches_per_epoch=1, train_metrics=lambda _: values)
+
+    lines = printed(run, console)[1:]
+
+    assert max(map(len, lines)) <= 80
+    assert re.fullmatch(r"  model/[a-z/]+…[a-z/]+0  +1.0   model/[a-z/]+…[a-z/]+6  +1.0", lines[0])
+
+
+def test_metrics_are_chosen_by_patterns():
+    """Also those that are left out by default."""
+    console = silent(metrics=["time/*"])
+    values = {"loss": 1.0, "time/epoch": 2}
+    run = DryRun(console, max_duration="1ep", batches_per_epoch=1, train_metrics=lambda _: values)
+
+    assert printed(run, console)[1:] == ["  time/epoch  2"]
+
+
+def test_hyperparameters_are_a_few_lines():
+    """Those of the user first, no flag that is off, a dozen at most, within 80 columns."""
+    console = silent()
+    run = DryRun(console, train_metrics=lambda _: {})
     run.init()
+    flags = {f"flag{number}": False for number in range(20)}
+    options = {f"option{number}": number for number in range(20)}
+    run.logger.log_hyperparameters({"trainer": {"AdamW": {"lr": 0.1, **flags, **options}}, "depth": 3})
 
     run.fit()
 
-    assert capsys.readouterr().err == "[batch=1/1]:\n  Train loss/train: 1.0\n"
+    lines = console._stream.getvalue().splitlines()
+    assert lines[0] == "Hyperparameters"
+    assert lines[1].startswith("  depth=3, trainer.AdamW.lr=0.1,")
+    assert lines[-1].endswith("and 10 more")
+    assert max(map(len, lines)) <= 80
+    assert "flag" not in "".join(lines)
 
 
-def test_a_stream_that_speaks_ascii_gets_escapes():
-    """A name in Greek letters does not break the console of a machine without UTF-8."""
-    raw = io.BytesIO()
+def test_a_wide_table_fits_the_terminal():
+    """Cells and lines are cut."""
+    console = silent()
+    run = DryRun(console)
+    run.init()
+
+    run.logger.log_table([f"column {n}" for n in range(9)], [["x" * 100] * 9], "wide")
+    run.close()
+
+    assert max(map(len, console._stream.getvalue().splitlines())) <= 80
+
+
+def test_a_terminal_escape_in_a_name_is_shown_escaped():
+    """Names, hyperparameters and cells cannot move the cursor."""
+    console = Console(stream=io.StringIO())
+    evil = "a\x1b[2J\r\nb"
+    run = DryRun(console, run_name="evil\x1b[2J", max_duration="1ep", train_metrics=lambda _: {evil: 1.0})
+    run.init()
+    run.logger.log_hyperparameters({evil: evil})
+    run.logger.log_table([evil], [[evil]], evil)
+
+    run.fit()
+    run.close()
+
+    assert "\x1b" not in console._stream.getvalue()
+    assert "\r" not in console._stream.getvalue()
+
+
+PRELUDE = """
+import os, sys
+from destinations import Console
+from destinations.testing import DryRun
+from tqdm import tqdm
+"""
+
+
+def test_titles_are_bold_on_a_terminal_without_no_color(monkeypatch):
+    """A terminal has styles, unless NO_COLOR says otherwise; a file has none."""
+
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    def first_line(stream):
+        console = Console(stream=stream, summary=False)
+        return printed(DryRun(console, max_duration="1ep", seconds_per_batch=0), console)[0]
+
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    assert first_line(Terminal()) == "\x1b[1mEpoch 1/1\x1b[0m"
+    assert first_line(io.StringIO()) == "Epoch 1/1"
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert first_line(Terminal()) == "Epoch 1/1"
+
+
+def test_a_foreign_bar_stays_below_the_blocks(terminal):
+    """A loop over `tqdm(loader)` and a Console share a terminal: blocks are whole, the bar comes last."""
+    screen = terminal(
+        PRELUDE
+        + """
+run = DryRun(Console("1ba", summary=False), max_duration="2ba", batches_per_epoch=9)
+run.init()
+run.fire("fit_start")
+for _ in tqdm(range(2), desc="mine", mininterval=0):
+    run.train_batch()
+run.close()
+"""
+    )
+
+    assert screen[:4] == ["Batch 1/2, 0:01", "  loss/train  1.0", "Batch 2/2, 0:02", "  loss/train  0.5"]
+    assert screen[4].startswith("mine: 100%|")
+    assert screen[5:] == [""]
+
+
+# --- the summary ------------------------------------------------------------------------------------------------
+
+
+def test_the_summary_says_how_the_run_went(tmp_path, monkeypatch):
+    """How it ended, best and last values, folder, store, and a command that works."""
+    monkeypatch.chdir(tmp_path)
+    console = Console(stream=io.StringIO())
+    values = iter([0.5, 0.9, 0.8])
+    (tmp_path / "weights.pt").write_bytes(b"1234567")
     run = DryRun(
-        Console(stream=io.TextIOWrapper(raw, "ascii")), max_duration="1ba", train_metrics=lambda _: {"λ": 1.0}
+        Artifacts("store", close_seconds=20),
+        console,
+        RunDirectory("runs/{run_name}"),
+        run_name="digits",
+        max_duration="3ep",
+        batches_per_epoch=2,
+        eval_metrics=lambda _: {"accuracy": next(values)},
     )
     run.init()
+    run.fit(eval_every=2)
+    run.logger.upload_file("weights.pt", tmp_path / "weights.pt")
+    run.close()
 
-    run.fit()
+    lines = console._stream.getvalue().splitlines()[-5:]
+    assert lines == [
+        "digits completed: 3 epochs, 6 batches, 0:06",
+        "  accuracy  best 0.9 at step 4, last 0.8",
+        f"  Artifacts     file://{tmp_path}/store: 1 file",
+        "  RunDirectory  runs/digits",
+        "Look at it: destinations runs show runs/digits",
+    ]
+    assert main(lines[-1].split()[4:]) == 0
 
-    assert raw.getvalue() == b"[batch=1/1]:\n  Train \\u03bb: 1.0\n"
 
-
-def test_a_name_with_a_newline_stays_in_its_line():
-    """Names cannot forge lines or move the cursor."""
+def test_a_failed_run_says_why():
+    """The status and the exception, in one line."""
     console = Console(stream=io.StringIO())
-    run = DryRun(console, max_duration="1ba", train_metrics=lambda _: {"a\n[batch=9/9]:\r": 1.0})
+    run = DryRun(console, max_duration="3ep")
+    run.init()
+    run.train_batch()
 
-    assert printed(run, console) == ["[batch=1/1]:", "  Train a\\n[batch=9/9]:\\r: 1.0"]
+    run.close(RuntimeError("CUDA error:\nout of memory"))
+
+    assert "dry-run failed: 1 batch, 0:01; RuntimeError: CUDA error:\\nout of memory" in (
+        console._stream.getvalue().splitlines()
+    )
 
 
-def test_bad_arguments():
-    """An interval that is none, and a negative number of rows, are errors at once."""
-    with pytest.raises(ValueError, match="interval must be positive"):
-        Console("0ba")
-    with pytest.raises(ValueError, match="table_rows must be at least 0"):
-        Console(table_rows=-1)
+def test_a_run_that_was_stopped_says_why():
+    """The reason given to `stop_training` stands in the first line."""
+    console = Console(stream=io.StringIO())
+    run = DryRun(console, max_duration="3ep")
+    run.init()
+    run.train_batch()
+    run.state.stop_training("loss is NaN")
+
+    run.close()
+
+    lines = console._stream.getvalue().splitlines()
+    assert any(re.fullmatch(r"dry-run \w+: 1 batch, 0:01; loss is NaN", line) for line in lines)
+
+
+class Broken(Console):
+    def log_metrics(self, metrics, step=None):
+        raise OSError("no")
+
+
+def test_a_destination_that_failed_is_named():
+    """What went wrong on the way is not only in the log."""
+    console = Console(stream=io.StringIO())
+    run = DryRun(console, Broken(summary=False), max_duration="2ba", raise_errors=False)
+
+    lines = printed(run, console)
+
+    assert "  Broken.log_metrics raised OSError 2 times" in lines
+
+
+def test_files_that_did_not_arrive_are_counted(tmp_path):
+    """A store that is gone at the end: the summary says how many files wait, and how to finish."""
+    console = Console(stream=io.StringIO())
+    (tmp_path / "store").write_text("a file where the store's folder should be")
+    (tmp_path / "a.pt").write_bytes(b"a")
+    queue = {"spool": tmp_path / "spool", "isolation": "thread"}
+    run = DryRun(Artifacts(tmp_path / "store", close_seconds=0.1, **queue), console, max_duration="1ba")
+    run.init()
+    run.fit()
+    run.logger.upload_file("a.pt", tmp_path / "a.pt")
+
+    run.close()
+
+    place = next(line for line in console._stream.getvalue().splitlines() if "Artifacts" in line)
+    assert re.search(r"1 file, 1 (failed|not uploaded yet; finish with: python -m uploads resume )", place)
+
+
+def test_only_one_destination_prints_the_summary():
+    """A Console, else a ProgressBar; nothing on rank 1, and nothing where nothing happened."""
+
+    def count(*destinations, rank=0, fits=True):
+        run = DryRun(*destinations, rank=rank, max_duration="1ba")
+        run.init()
+        if fits:
+            run.fit()
+        run.close()
+        return [one._stream.getvalue().count("dry-run completed") for one in destinations]
+
+    bar, console = ProgressBar(io.StringIO()), Console(stream=io.StringIO())
+    assert count(bar, console) == [0, 1]
+    assert count(ProgressBar(io.StringIO())) == [1]
+    assert count(ProgressBar(io.StringIO()), Console(stream=io.StringIO(), style="composer")) == [1, 0]
+    assert count(ProgressBar(io.StringIO()), rank=1) == [0]
+    assert count(Console(stream=io.StringIO()), fits=False) == [0]
+
+
+class LogsAtClose(Callback):
+    def close(self, state, logger):
+        logger.log_metrics({"final/loss": 0.25})
+
+
+def test_what_a_callback_logs_at_close_is_in_the_summary():
+    """The summary comes last."""
+    console = Console(stream=io.StringIO())
+    run = DryRun(console, max_duration="1ba", callbacks=[LogsAtClose()])
+
+    assert printed(run, console)[-1].startswith("  final/loss  best 0.25")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"max_metrics": 0}, "max_metrics must be at least 1"),
+        ({"style": "fancy"}, "style must be 'blocks' or 'composer', got 'fancy'"),
+        ({"log_interval": "0ba"}, "interval must be positive"),
+        ({"table_rows": -1}, "table_rows must be at least 0"),
+    ],
+)
+def test_bad_arguments(arguments, message):
+    """Each is an error at once."""
+    with pytest.raises(ValueError, match=message):
+        Console(**arguments)
+
+
+def test_one_pattern_is_not_a_list():
+    """A string would be taken letter by letter."""
+    with pytest.raises(TypeError, match=r"Write \['loss'\]"):
+        Console(metrics="loss")

@@ -1,5 +1,6 @@
 """What ProgressBar shows, on lines, on a terminal and in a notebook."""
 
+import functools
 import io
 import re
 import sys
@@ -7,8 +8,10 @@ import types
 
 import pytest
 
-from destinations import ProgressBar
+import destinations
 from destinations.testing import DryRun
+
+ProgressBar = functools.partial(destinations.ProgressBar, summary=False)
 
 
 class Clock:
@@ -275,10 +278,12 @@ def test_a_run_that_breaks_off_leaves_its_bar():
 
 
 PRELUDE = """
-import logging, sys
-from destinations import Console, ProgressBar, TextFile
+import functools, logging, os, sys
+import destinations
+from destinations import Console, TextFile
 from destinations.testing import DryRun
 from events import Callback
+ProgressBar = functools.partial(destinations.ProgressBar, summary=False)
 """
 
 
@@ -414,7 +419,8 @@ def test_all_destinations_on_one_terminal(terminal, tmp_path):
 class Prints(Callback):
     def batch_end(self, state, logger):
         print("printed")
-run = DryRun(TextFile({str(path)!r}, capture_stdout=True, capture_stderr=True), Console(stream=sys.stderr),
+os.chdir({str(tmp_path)!r})
+run = DryRun(TextFile("log.txt", capture_stdout=True, capture_stderr=True), Console("1ba", stream=sys.stderr),
              ProgressBar(refresh_seconds=0), max_duration="2ba", callbacks=[Prints()])
 run.init()
 run.fit()
@@ -424,19 +430,22 @@ run.close()
 
     assert without_numbers(screen) == [
         "printed",
-        "[batch=1/2]:",
-        "  Train loss/train: 1.0",
+        "Batch 1/2, 0:01",
+        "  loss/train  1.0",
         "printed",
-        "[batch=2/2]:",
-        "  Train loss/train: 0.5",
+        "Batch 2/2, 0:02",
+        "  loss/train  0.5",
         "Train: 100%2/2",
+        "dry-run completed: 2 batches, 0:02",
+        "  loss/train  best 0.5 at step 1, last 0.5",
+        "  TextFile  log.txt",
         "",
     ]
     lines = path.read_text().splitlines()
     assert [line for line in lines if line.startswith("[stdout]")] == ["[stdout]: printed"] * 2
-    assert [line for line in lines if "Train loss" in line] == [
-        "[stderr]:   Train loss/train: 1.0",
-        "[stderr]:   Train loss/train: 0.5",
+    assert [line for line in lines if line.startswith("[stderr]:   loss")] == [
+        "[stderr]:   loss/train  1.0",
+        "[stderr]:   loss/train  0.5",
     ]
     assert lines[-1].startswith("[stderr]: Train: 100%")
 
@@ -468,3 +477,59 @@ def test_bad_arguments():
         ProgressBar("loss")
     with pytest.raises(ValueError, match="must not be negative"):
         ProgressBar(refresh_seconds=-1)
+
+
+def test_a_stream_may_be_the_first_argument():
+    """`ProgressBar(sys.stdout)` writes there."""
+    stream = io.StringIO()
+    run = DryRun(ProgressBar(stream, line_seconds=1e9, clock=Clock()), max_duration="1ba")
+    run.init()
+
+    run.fit()
+
+    assert stream.getvalue() == "Train: 100% 1/1 [00:00<?, ? batch/s, loss/train=1.0]\n"
+
+
+def test_a_pipe_has_a_line_for_each_tenth():
+    """However long a batch takes: ten lines for a bar of known length, none for an unknown one without seconds."""
+    clock = Clock()
+    bar = ProgressBar(stream=io.StringIO(), line_seconds=10, clock=clock)
+    run = DryRun(bar, max_duration="200ba", batches_per_epoch=200)
+    run.init()
+    run.fire("fit_start")
+
+    for _ in range(200):
+        clock.now += 3600
+        run.train_batch()
+    run.fire("fit_end")
+
+    counts = re.findall(r" (\d+)/200 ", bar._stream.getvalue())
+    assert counts == ["20", "40", "60", "80", "100", "120", "140", "160", "180", "200", "200"] or counts == [
+        str(count) for count in range(20, 201, 20)
+    ]
+
+
+def test_handlers_of_any_logger_and_bars_of_the_user_around_the_run(terminal):
+    """A handler made before the run, below a logger of the user, and a tqdm bar around the loop."""
+    screen = terminal(
+        PRELUDE
+        + """
+from tqdm import tqdm
+log = logging.getLogger("mine.below")
+log.addHandler(logging.StreamHandler(sys.stderr))
+log.propagate = False
+run = DryRun(ProgressBar(refresh_seconds=0), max_duration="2ba", batches_per_epoch=9)
+run.init()
+run.fire("fit_start")
+for number in tqdm(range(2), desc="mine", mininterval=0):
+    log.warning("warning %d", number)
+    run.train_batch()
+run.fire("fit_end")
+run.close()
+assert log.handlers[0].stream is sys.stderr
+"""
+    )
+
+    shown = without_numbers(screen)
+    assert shown[:2] == ["warning 0", "warning 1"]
+    assert sorted(shown[2:]) == ["", "Train: 100%2/2", "mine: 100%2/2"]

@@ -1,0 +1,197 @@
+"""`RunSummary`: what `Console` or `ProgressBar` prints when a run is over.
+
+```
+digits completed: 8 epochs, 168 batches, 0:29
+  metrics/test/accuracy  best 0.9933 at step 126, last 0.9933
+  loss/test/total        best 0.01775 at step 168, last 0.01775
+  RunDirectory           runs/digits
+  Artifacts              s3://bucket/digits: 9 files
+Look at it: destinations runs show runs/digits
+```
+
+Of several destinations that could print it, the first `Console` does, else the first `ProgressBar`, on rank
+0.
+"""
+
+import contextlib
+import functools
+import math
+import os
+import re
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+
+import attrs
+
+from events import Logger, RunStatus, State, redact_text, safe_text
+
+from .formatting import elapsed_text, one_line, pad, short, shortened, width_of
+
+__all__ = ["RunSummary", "is_main_metric"]
+
+_MAX_TRACKED = 100
+_MAX_SHOWN = 6
+_MAX_PROBLEMS = 5
+_MAX_LINE = 300
+_NAME_WIDTH = 36
+_WORD_BREAKS = re.compile(r"[^a-z0-9]+")
+_LOWER = frozenset({"loss", "losses", "error", "err", "perplexity", "ppl", "nll", "bpb"}) | frozenset(
+    {"mse", "rmse", "mae", "wer", "cer", "fid"}
+)
+_HIGHER = frozenset(
+    {"accuracy", "acc", "acc1", "acc5", "top1", "top5", "f1", "auc", "auroc", "map", "iou"}
+) | (frozenset({"miou", "dice", "precision", "recall", "bleu", "rouge", "reward", "return", "psnr", "ssim"}))
+
+
+def is_main_metric(name: str) -> bool:
+    """Returns whether a name is that of a loss, an error, an accuracy or another score."""
+    return _sign(name) != 0
+
+
+@functools.lru_cache(1024)
+def _sign(name: str) -> int:
+    """Returns 1 if higher values of the metric are better, -1 if lower ones are, 0 if unknown."""
+    words = set(_WORD_BREAKS.split(name.lower()))
+    return -1 if words & _LOWER else 1 if words & _HIGHER else 0
+
+
+@attrs.define
+class _Best:
+    """The best and the last value of a metric."""
+
+    sign: int
+    is_evaluation: bool
+    best: float = math.nan
+    step: int | None = None
+    last: float = math.nan
+
+    def add(self, value: float, step: int | None) -> None:
+        self.last = value
+        # NaN is neither better nor worse; the first value stands until a better one comes.
+        if self.step is None or math.isnan(self.best) or (value - self.best) * self.sign > 0:
+            self.best, self.step = value, step
+
+
+class RunSummary:
+    """Collects the best values of the main metrics, and where the records of a run are.
+
+    Training thread only. A call of `update` takes about half a microsecond for ten metrics.
+    """
+
+    @classmethod
+    def of(cls, destination: object, state: State) -> "RunSummary | None":
+        """Returns a new one for the destination that prints the summary of the run, None for the others.
+
+        Those that can print one have a `summary_priority`; the lowest does.
+        """
+        priorities = [
+            (priority, index)
+            for index, one in enumerate(state.callbacks)
+            if isinstance(priority := getattr(one, "summary_priority", None), int)
+        ]
+        is_first = bool(priorities) and state.callbacks[min(priorities)[1]] is destination
+        return cls() if is_first and not state.rank else None
+
+    def __init__(self) -> None:
+        self._seen: set[str] = set()
+        self._tracked: dict[str, _Best] = {}
+        self._places: dict[int, tuple[str, str]] = {}
+
+    def update(self, metrics: Mapping[str, float], step: int | None, *, is_evaluation: bool) -> None:
+        """Takes the metrics of one call."""
+        if not self._seen.issuperset(metrics):
+            self._learn(metrics, is_evaluation=is_evaluation)
+        for name, best in self._tracked.items():
+            value = metrics.get(name)
+            if value is not None:
+                best.add(value, step)
+
+    def _learn(self, metrics: Mapping[str, float], *, is_evaluation: bool) -> None:
+        for name in metrics:
+            if len(self._seen) < _MAX_TRACKED and name not in self._seen and (sign := _sign(name)):
+                self._tracked[name] = _Best(sign, is_evaluation)
+        self._seen.update(metrics)
+
+    def note_places(self, logger: Logger) -> None:
+        """Asks the destinations where their records are; they are asked when they are open."""
+        for destination in logger.destinations:
+            place = ""
+            with contextlib.suppress(Exception):  # as of a destination that is not open
+                place = destination.place()  # type: ignore[attr-defined]  # those of others may lack it
+            if place:
+                self._places[id(destination)] = (type(destination).__name__, str(place))
+
+    def text(self, state: State, logger: Logger) -> str:
+        """Returns the summary, for `post_close`; "" if nothing was trained, evaluated or logged."""
+        batches = int(state.timestamp.batch)
+        if not batches and not self._seen and state.exception is None:
+            return ""
+        self.note_places(logger)
+        lines = [_headline(state), *self._metric_lines(), *self._place_lines(), *_problem_lines(logger)]
+        folder = self._folder(logger)
+        if folder:
+            lines.append(f"Look at it: destinations runs show {shlex.quote(folder)}")
+        return "".join(f"{one_line(line)[:_MAX_LINE]}\n" for line in lines)
+
+    def _metric_lines(self) -> list[str]:
+        shown = [(name, best) for name, best in self._tracked.items() if best.is_evaluation]
+        shown = (shown or list(self._tracked.items()))[:_MAX_SHOWN]
+        names = [shortened(one_line(name), _NAME_WIDTH) for name, _ in shown]
+        width = max(map(width_of, names), default=0)
+        return [
+            f"  {pad(name, width)}  best {short(best.best)} at step {best.step}, last {short(best.last)}"
+            for name, (_, best) in zip(names, shown, strict=True)
+        ]
+
+    def _place_lines(self) -> list[str]:
+        names = {name for name, _ in self._places.values()}
+        width = max(map(len, names), default=0)
+        return [f"  {name:<{width}}  {_relative(place)}" for name, place in self._places.values()]
+
+    def _folder(self, logger: Logger) -> str:
+        """Returns the folder of a `RunDirectory` as a path that the command line takes, or ""."""
+        for destination in logger.destinations:
+            name, place = self._places.get(id(destination), ("", ""))
+            if name == "RunDirectory":
+                folder = _relative(place)
+                return folder if os.sep in folder else os.path.join(os.curdir, folder)  # noqa: PTH118
+        return ""
+
+
+def _headline(state: State) -> str:
+    timestamp = state.timestamp
+    counts = {("epoch", "epochs"): int(timestamp.epoch), ("batch", "batches"): int(timestamp.batch)}
+    parts = [f"{count} {many if count > 1 else one}" for (one, many), count in counts.items() if count]
+    seconds = timestamp.total_wct.total_seconds()
+    if seconds >= 1:
+        parts.append(elapsed_text(seconds))
+    status = "completed" if state.status is RunStatus.RUNNING else state.status.value
+    text = f"{state.run_name} {status}"
+    if parts:
+        text += f": {', '.join(parts)}"
+    if state.stop_reason is not None:
+        text += f"; {redact_text(state.stop_reason)}"
+    if state.exception is not None:
+        reason = redact_text(safe_text(state.exception))
+        text += f"; {type(state.exception).__name__}{f': {reason}' if reason else ''}"
+    return text
+
+
+def _problem_lines(logger: Logger) -> list[str]:
+    faults = logger.faults.counts
+    lines = [
+        f"  {name}.{action} raised {error} {count:,} time{'' if count == 1 else 's'}"
+        for (name, action, error), count in sorted(faults.items())
+    ]
+    rest = len(lines) - _MAX_PROBLEMS
+    return lines[:_MAX_PROBLEMS] + ([f"  and {rest} more problems"] if rest > 0 else [])
+
+
+def _relative(place: str) -> str:
+    """Returns a path relative to the working directory where it is below, as people type it."""
+    try:
+        path = Path(place)
+        return str(path.relative_to(Path.cwd())) if path.is_absolute() else place
+    except (OSError, ValueError):
+        return place

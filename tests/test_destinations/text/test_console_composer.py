@@ -1,0 +1,522 @@
+"""What Console prints in the style of Composer, line by line."""
+
+import functools
+import io
+import json
+import math
+
+import pytest
+
+import destinations
+from destinations.testing import DryRun
+from events import Callback, Time
+
+Console = functools.partial(destinations.Console, style="composer")
+
+
+def printed(run, console):
+    """Plays a run and returns its lines."""
+    run.init()
+    run.fit()
+    run.close()
+    return console._stream.getvalue().splitlines()
+
+
+def headers(lines):
+    """Returns the lines that open a block."""
+    return [line for line in lines if line.startswith("[")]
+
+
+def test_prints_each_batch_under_its_header():
+    """With the default interval every batch has a block: where the run is, then the metrics."""
+    console = Console(stream=io.StringIO())
+    run = DryRun(console, max_duration="2ep", batches_per_epoch=2)
+
+    assert printed(run, console) == [
+        "[epoch=1/2][batch=1/2]:",
+        "  Train loss/train: 1.0",
+        "[epoch=1/2][batch=2/2]:",
+        "  Train loss/train: 0.5",
+        "[epoch=2/2][batch=1/2]:",
+        "  Train loss/train: 0.3333",
+        "[epoch=2/2][batch=2/2]:",
+        "  Train loss/train: 0.25",
+    ]
+
+
+@pytest.mark.parametrize("interval", [1, 2, 3])
+@pytest.mark.parametrize("interval_unit", ["ba", "ep"])
+@pytest.mark.parametrize("length", [8, 9, 10, 11])
+@pytest.mark.parametrize("length_unit", ["ba", "ep"])
+def test_prints_the_first_every_nth_and_the_rest(interval, interval_unit, length, length_unit):
+    """Blocks come after the first batch or epoch, after each multiple, and at the end of fit for what is left over."""
+    batches_per_epoch = 3
+    console = Console(f"{interval}{interval_unit}", io.StringIO())
+    run = DryRun(console, max_duration=f"{length}{length_unit}", batches_per_epoch=batches_per_epoch)
+    batches = length * batches_per_epoch if length_unit == "ep" else length
+    per_look = batches_per_epoch if interval_unit == "ep" else 1
+    looks = [batch for batch in range(1, batches + 1) if batch % per_look == 0]
+    expected = {batch for batch in looks if (batch // per_look) % interval == 0} | {looks[0], batches}
+
+    lines = headers(printed(run, console))
+
+    assert len(lines) == len(expected)
+
+
+@pytest.mark.parametrize(
+    ("interval", "expected"),
+    [("100sp", [1, 2, 4, 5, 7, 8, 10]), ("4sec", [1, 2, 4, 6, 8, 10]), ("0.5dur", [1, 5, 10])],
+)
+def test_the_interval_may_have_any_unit(interval, expected):
+    """Samples, seconds and shares of the run are intervals too."""
+    console = Console(interval, io.StringIO())
+    run = DryRun(console, max_duration="10ba", samples_per_batch=64, seconds_per_batch=2.0)
+
+    lines = headers(printed(run, console))
+
+    assert lines == [f"[batch={batch}/10]:" for batch in expected]
+
+
+def test_the_interval_may_be_in_iterations():
+    """With "2iter" the first iteration is printed, and every second one."""
+    console = Console("2iter", io.StringIO())
+    run = DryRun(console, max_duration=None)
+    run.init()
+    run.fire("fit_start")
+
+    for _ in range(5):
+        run.train_batch()
+        run.state.timestamp = run.state.timestamp.to_next_iteration()
+        run.fire("iteration_end")
+
+    assert headers(console._stream.getvalue().splitlines()) == [f"[batch={batch}]:" for batch in (1, 2, 4)]
+
+
+def test_a_share_of_an_unknown_length_is_an_error_of_the_console():
+    """Without max_duration nobody knows a tenth of the run: fit says so once, and the rest comes at close."""
+    console = Console("0.1dur", io.StringIO())
+    run = DryRun(console, max_duration=None, raise_errors=False)
+    run.init()
+
+    run.fire("fit_start")
+    run.train_batch()
+    run.train_batch()
+    run.close()
+
+    assert run.logger.faults.counts == {("Console", "fit_start", "TimeStringError"): 1}
+    assert headers(console._stream.getvalue().splitlines()) == ["[batch=1]:", "[batch=2]:"]
+
+
+def test_the_last_value_of_an_interval_is_printed():
+    """Of values that came in between, the last one stands; names that came once in between are there too."""
+    console = Console("3ba", io.StringIO())
+    run = DryRun(
+        console,
+        max_duration="4ba",
+        train_metrics=lambda state: {
+            "loss": int(state.timestamp.batch),
+            f"only/{int(state.timestamp.batch)}": 1,
+        },
+    )
+
+    assert printed(run, console) == [
+        "[batch=1/4]:",
+        "  Train loss: 0",
+        "  Train only/0: 1",
+        "[batch=3/4]:",
+        "  Train loss: 2",
+        "  Train only/1: 1",
+        "  Train only/2: 1",
+        "[batch=4/4]:",
+        "  Train loss: 3",
+        "  Train only/3: 1",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("length", "header"),
+    [
+        ("8sp", "[sample=4/8]:"),
+        ("2ba", "[batch=1/2]:"),
+        ("2ep", "[epoch=1/2][batch=1/3]:"),
+        ("3sec", "[second=1.5/3]:"),
+    ],
+)
+def test_the_header_says_how_far_the_run_is_in_its_own_unit(length, header):
+    """A run that is measured in samples says how many it has seen."""
+    console = Console(stream=io.StringIO())
+    run = DryRun(console, max_duration=length, seconds_per_batch=1.5)
+
+    assert headers(printed(run, console))[0] == header
+
+
+def test_the_header_of_an_unknown_length_has_no_total():
+    """Nobody knows how many batches an epoch, or a run without an end, has."""
+    console = Console(stream=io.StringIO())
+    run = DryRun(console, max_duration="1ep", batches_per_epoch=1, knows_length=False)
+    endless = DryRun(Console(stream=console._stream), max_duration=None, knows_length=False)
+    endless.init()
+    endless.train_batch()
+
+    assert headers(printed(run, console)) == ["[batch=1]:", "[epoch=1/1][batch=1]:"]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (1e-5, "1e-05"),
+        (0.00012345678, "0.00012345678"),
+        (0.001, "0.001"),
+        (0.0012345678, "0.001235"),
+        (0.6931471805599453, "0.6931"),
+        (2.302585092994046, "2.3026"),
+        (123456.78912345, "123456.7891"),
+        (123456.789, "123456.789"),
+        (12345678.9, "12345678.9"),
+        (3.0, "3.0"),
+        (3, "3"),
+        (True, "True"),
+        (-1e-9, "-1e-09"),
+        (0.0, "0.0"),
+        (math.nan, "nan"),
+        (-math.inf, "-inf"),
+    ],
+)
+def test_small_numbers_are_printed_in_full(value, text):
+    """A learning rate of 1e-5 is not 0.0000."""
+    console = Console(stream=io.StringIO())
+    run = DryRun(console, max_duration="1ba", train_metrics=lambda _: {"x": value})
+
+    assert printed(run, console) == ["[batch=1/1]:", f"  Train x: {text}"]
+
+
+def test_an_evaluation_prints_its_progress_in_tenths_then_all_its_metrics():
+    """Of 25 batches nine marks are printed, then the block of the end."""
+    console = Console(stream=io.StringIO())
+    run = DryRun(console, eval_metrics=lambda _: {"metrics/val/accuracy": 0.96875, "metrics/val/loss": 1e-7})
+    run.init()
+
+    run.evaluate(batches=25, label="val")
+    run.close()
+
+    assert console._stream.getvalue().splitlines() == [
+        *(f"[eval=val][batch={batch}/25]:" for batch in (3, 5, 8, 10, 13, 15, 18, 20, 23)),
+        "[eval=val][batch=25/25]:",
+        "  Eval metrics/val/accuracy: 0.9688",
+        "  Eval metrics/val/loss: 1e-07",
+    ]
+
+
+def test_an_evaluation_shorter_than_ten_batches_marks_each():
+    """Of three batches, two are marks and the third is the end."""
+    console = Console(stream=io.StringIO())
+    run = DryRun(console)
+    run.init()
+
+    run.evaluate(batches=3)
+
+    assert headers(console._stream.getvalue().splitlines()) == [
+        "[eval=eval][batch=1/3]:",
+        "[eval=eval][batch=2/3]:",
+        "[eval=eval][batch=3/3]:",
+    ]
+
+
+def test_an_empty_evaluation_prints_its_end():
+    """An evaluation dataloader without a batch is no error."""
+    console = Console(stream=io.StringIO())
+    run = DryRun(console, eval_metrics=lambda _: {})
+    run.init()
+
+    run.evaluate(batches=0)
+
+    assert console._stream.getvalue() == "[eval=eval][batch=0/0]:\n"
+
+
+def test_an_evaluation_of_unknown_length_prints_its_end_alone():
+    """Where nobody knows the length there are no tenths."""
+    console = Console(stream=io.StringIO())
+    run = DryRun(console, knows_length=False)
+    run.init()
+
+    run.evaluate(batches=30)
+
+    assert console._stream.getvalue() == "[eval=eval][batch=30]:\n  Eval metrics/eval/accuracy: 0.5\n"
+
+
+def test_metrics_of_training_survive_an_evaluation():
+    """What waits for its interval when an evaluation begins is printed at that interval."""
+    console = Console("3ba", io.StringIO())
+    run = DryRun(
+        console, max_duration="4ba", train_metrics=lambda state: {f"at/{int(state.timestamp.batch)}": 1.0}
+    )
+    run.init()
+
+    run.fit(eval_every=2)
+
+    assert console._stream.getvalue().splitlines() == [
+        "[batch=1/4]:",
+        "  Train at/0: 1.0",
+        "[eval=eval][batch=1/2]:",
+        "[eval=eval][batch=2/2]:",
+        "  Eval metrics/eval/accuracy: 0.5",
+        "[batch=3/4]:",
+        "  Train at/1: 1.0",
+        "  Train at/2: 1.0",
+        "[eval=eval][batch=1/2]:",
+        "[eval=eval][batch=2/2]:",
+        "  Eval metrics/eval/accuracy: 0.5",
+        "[batch=4/4]:",
+        "  Train at/3: 1.0",
+    ]
+
+
+class LogsAtTheEndOfEpochs(Callback):
+    def epoch_end(self, state, logger):
+        logger.log_metrics({"epoch/loss": 0.125})
+
+
+def test_metrics_of_another_cadence_survive_the_end_of_an_epoch():
+    """What is logged at the end of an epoch is printed with the next batches, with an interval in batches."""
+    console = Console("2ba", io.StringIO())
+    run = DryRun(
+        console,
+        max_duration="2ep",
+        batches_per_epoch=3,
+        callbacks=[LogsAtTheEndOfEpochs()],
+        train_metrics=lambda _: {"loss": 1.0},
+    )
+
+    lines = printed(run, console)
+
+    assert lines == [
+        "[epoch=1/2][batch=1/3]:",
+        "  Train loss: 1.0",
+        "[epoch=1/2][batch=2/3]:",
+        "  Train loss: 1.0",
+        "[epoch=2/2][batch=1/3]:",
+        "  Train loss: 1.0",
+        "  Train epoch/loss: 0.125",
+        "[epoch=2/2][batch=3/3]:",
+        "  Train loss: 1.0",
+        "[epoch=2/2][batch=3/3]:",
+        "  Train epoch/loss: 0.125",
+    ]
+
+
+def test_metrics_of_the_end_of_an_epoch_belong_to_its_block():
+    """With an interval in epochs, callbacks have logged when the block is printed."""
+    console = Console("1ep", io.StringIO())
+    run = DryRun(console, max_duration="1ep", batches_per_epoch=3, callbacks=[LogsAtTheEndOfEpochs()])
+
+    assert printed(run, console) == [
+        "[epoch=1/1][batch=3/3]:",
+        "  Train loss/train: 0.3333",
+        "  Train epoch/loss: 0.125",
+    ]
+
+
+def test_hyperparameters_are_printed_once_as_yaml():
+    """They come before the first block, and are not repeated; later ones are printed when they come."""
+    console = Console("1ep", io.StringIO())
+    run = DryRun(console, max_duration="1ep", batches_per_epoch=1)
+    run.init()
+    run.logger.log_hyperparameters(
+        {"lr": 1e-5, "model": {"depth": 3, "name": "größe: x"}, "betas": [0.9, 0.99]}
+    )
+
+    run.fit()
+    run.logger.log_hyperparameters({"lr": 1e-5, "late": None})
+    run.state.max_duration = Time(2, "ep")
+    run.fit()
+    run.close()
+
+    assert console._stream.getvalue().splitlines() == [
+        "******************************",
+        "Hyperparameters:",
+        "lr: 1.0e-05",
+        "model:",
+        "  depth: 3",
+        "  name: 'größe: x'",
+        "betas:",
+        "- 0.9",
+        "- 0.99",
+        "******************************",
+        "[epoch=1/1][batch=1/1]:",
+        "  Train loss/train: 1.0",
+        "******************************",
+        "Hyperparameters:",
+        "late: null",
+        "******************************",
+        "[epoch=2/2][batch=1/1]:",
+        "  Train loss/train: 0.5",
+    ]
+
+
+class LogsOneTable(Callback):
+    def after_train_batch(self, state, logger):
+        if int(state.timestamp.batch) == 0:
+            logger.log_table(
+                ["image", "guess"], [[12, "cat|dog"], [1000, None], [0.1 + 0.2, "a\nb"]], "wrong"
+            )
+
+
+def test_a_table_is_printed_once():
+    """A table stands aligned in one block, and in no later one."""
+    console = Console(stream=io.StringIO())
+    run = DryRun(console, max_duration="2ba", callbacks=[LogsOneTable()])
+
+    assert printed(run, console) == [
+        "[batch=1/2]:",
+        "  Train loss/train: 1.0",
+        "Table wrong at step 0:",
+        "| image  | guess    |",
+        "| ------ | -------- |",
+        "| 12     | cat\\|dog |",
+        "| 1000   | None     |",
+        "| 0.3000 | a\\nb     |",
+        "[batch=2/2]:",
+        "  Train loss/train: 0.5",
+    ]
+
+
+def test_a_long_table_is_cut():
+    """Rows beyond the bound are counted, not printed."""
+    console = Console(stream=io.StringIO(), table_rows=2)
+    run = DryRun(console, max_duration="1ba")
+    run.init()
+
+    run.logger.log_table(["n"], [[n] for n in range(5)])
+    run.close()
+
+    assert console._stream.getvalue().splitlines() == [
+        "[batch=0/1]:",
+        "Table Table at step 0:",
+        "| n |",
+        "| - |",
+        "| 0 |",
+        "| 1 |",
+        "(3 more rows)",
+    ]
+
+
+def test_a_printed_table_reads_back():
+    """The columns and rows can be had from the lines again."""
+    console = Console(stream=io.StringIO())
+    run = DryRun(console)
+    run.init()
+    rows = [[1, "a b"], [22, "c"]]
+
+    run.logger.log_table(["n", "text"], rows)
+    run.close()
+
+    lines = [line for line in console._stream.getvalue().splitlines() if line.startswith("| ")]
+    cells = [[cell.strip() for cell in line.strip("| ").split(" | ")] for line in lines]
+    assert cells[0] == ["n", "text"]
+    assert [[json.loads(n), text] for n, text in cells[2:]] == rows
+
+
+def test_texts_and_traces():
+    """A text is printed with its lines; traces only where they are asked for."""
+    streams = io.StringIO(), io.StringIO()
+    run = DryRun(Console(stream=streams[0]), Console(stream=streams[1], log_traces=True), max_duration="1ba")
+    run.init()
+
+    run.logger.log_text("one\ntwo\x1b[31m", "note")
+    run.logger.log_traces({"grad": 0.5})
+    run.close()
+
+    text = "[batch=0/1]:\nText note at step 0:\n  one\n  two\\x1b[31m\n"
+    assert [stream.getvalue() for stream in streams] == [text, text + "Trace grad: 0.5\n"]
+
+
+def test_rank_1_prints_nothing_at_all():
+    """Hyperparameters, metrics, tables and evaluations are rank 0's to print, what came before INIT included."""
+    console = Console(stream=io.StringIO(), log_traces=True)
+    run = DryRun(console, rank=1, callbacks=[LogsOneTable()])
+    run.logger.log_metrics({"early": 1.0})
+    run.logger.log_hyperparameters({"lr": 0.1})
+    run.init()
+
+    run.logger.log_traces({"trace": 1})
+    run.fit(eval_every=1)
+    run.predict()
+    run.close()
+
+    assert console._stream.getvalue() == ""
+
+
+def test_an_interval_without_metrics_prints_nothing():
+    """There is no header with nothing under it."""
+    console = Console(stream=io.StringIO())
+    run = DryRun(console, max_duration="3ba", train_metrics=lambda _: {})
+
+    assert printed(run, console) == []
+
+
+def test_what_is_left_is_printed_at_close():
+    """A run that breaks off, and a loop of one's own without FIT_END, lose nothing."""
+    console = Console("100ba", io.StringIO())
+    run = DryRun(console, max_duration="9ba")
+    run.init()
+    run.fire("fit_start")
+    run.train_batch()
+    run.train_batch()
+
+    run.close(RuntimeError("the user's own"))
+
+    assert console._stream.getvalue().splitlines() == [
+        "[batch=1/9]:",
+        "  Train loss/train: 1.0",
+        "[batch=2/9]:",
+        "  Train loss/train: 0.5",
+    ]
+
+
+def test_a_resumed_run_keeps_its_multiples():
+    """A run that goes on at batch 7 with "5ba" prints its first batch, then 10 and 15."""
+    console = Console("5ba", io.StringIO())
+    run = DryRun(console, max_duration="15ba", batches_per_epoch=100)
+    run.state.timestamp = run.state.timestamp.copy(batch=7, batch_in_epoch=7)
+
+    assert headers(printed(run, console)) == ["[batch=8/15]:", "[batch=10/15]:", "[batch=15/15]:"]
+
+
+def test_stderr_is_looked_up_when_printing(capsys):
+    """Where no stream is given, whoever redirected sys.stderr after the import gets the lines."""
+    console = Console()
+    run = DryRun(console, max_duration="1ba")
+    run.init()
+
+    run.fit()
+
+    assert capsys.readouterr().err == "[batch=1/1]:\n  Train loss/train: 1.0\n"
+
+
+def test_a_stream_that_speaks_ascii_gets_escapes():
+    """A name in Greek letters does not break the console of a machine without UTF-8."""
+    raw = io.BytesIO()
+    run = DryRun(
+        Console(stream=io.TextIOWrapper(raw, "ascii")), max_duration="1ba", train_metrics=lambda _: {"λ": 1.0}
+    )
+    run.init()
+
+    run.fit()
+
+    assert raw.getvalue() == b"[batch=1/1]:\n  Train \\u03bb: 1.0\n"
+
+
+def test_a_name_with_a_newline_stays_in_its_line():
+    """Names cannot forge lines or move the cursor."""
+    console = Console(stream=io.StringIO())
+    run = DryRun(console, max_duration="1ba", train_metrics=lambda _: {"a\n[batch=9/9]:\r": 1.0})
+
+    assert printed(run, console) == ["[batch=1/1]:", "  Train a\\n[batch=9/9]:\\r: 1.0"]
+
+
+def test_bad_arguments():
+    """An interval that is none, and a negative number of rows, are errors at once."""
+    with pytest.raises(ValueError, match="interval must be positive"):
+        Console("0ba")
+    with pytest.raises(ValueError, match="table_rows must be at least 0"):
+        Console(table_rows=-1)
