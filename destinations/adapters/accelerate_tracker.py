@@ -4,8 +4,10 @@ Everything runs in the logging thread, on the main process.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from destinations.run_directory import RunDirectory
 from events import Callback, Destination, Logger
 
 from .media import log_images, log_table
@@ -36,11 +38,16 @@ class AccelerateTracker(GeneralTracker):
 
     **Steps.** Without a step, each call of `log` advances by one.
 
-    **End of the run.** Without a call of `end_training` the run counts as failed, with or without an
-    exception.
+    **End of the run.** A program that ends without a call of `end_training` completes the run, unless an
+    exception ended it. `sys.exit(1)` cannot be told from a regular end then.
+
+    **Registered.** After `register_tracker_class(AccelerateTracker)`, `Accelerator(log_with="destinations")`
+    makes one: `init_trackers("digits", init_kwargs={"destinations": {"destinations": [...]}})`.
 
     Args:
-        destinations: destinations that receive the records.
+        given: destinations that receive the records; before them the name of the project, as Accelerate gives
+            it. With nothing but a project, they are a `RunDirectory("runs/<project>")`.
+        destinations: more of them, as a list.
         callbacks: callbacks of this project.
         run_name: name of the run. Default: environment variable `RUN_NAME`, else the folder name of a
             `RunDirectory`, else a generated name, which is an error with several ranks.
@@ -53,13 +60,22 @@ class AccelerateTracker(GeneralTracker):
 
     def __init__(
         self,
-        *destinations: Destination,
+        *given: Destination | str,
+        destinations: Sequence[Destination] = (),
         callbacks: Callback | Iterable[Callback] = (),
         run_name: str | None = None,
         raise_errors: bool = False,
     ) -> None:
         super().__init__()
-        self._session = Session(destinations, as_tuple(callbacks), run_name, raise_errors=raise_errors)
+        project = given[0] if given and isinstance(given[0], str) else None
+        all_given: tuple[Any, ...] = (*(given if project is None else given[1:]), *destinations)
+        if project is not None and not all_given:
+            all_given = (RunDirectory(Path("runs") / project),)
+        if project is not None and not any(isinstance(one, RunDirectory) for one in all_given):
+            run_name = run_name or project
+        self._session = Session(
+            all_given, as_tuple(callbacks), run_name, raise_errors=raise_errors, is_end_reported=False
+        )
         self._next_step = 0
 
     @property

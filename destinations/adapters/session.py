@@ -24,6 +24,7 @@ from events import (
     Event,
     Logger,
     Phase,
+    RecordError,
     RunStatus,
     State,
     Timestamp,
@@ -35,6 +36,7 @@ __all__ = [
     "Session",
     "SessionMixin",
     "as_tuple",
+    "flat_values",
     "length_of",
     "log_values",
     "missing_package_error",
@@ -132,19 +134,48 @@ def _is_scalar(value: Any) -> bool:
     return shape is not None and not isinstance(value, str) and all(size == 1 for size in shape)
 
 
-def log_values(logger: Logger, values: Mapping[Any, Any], step: int | None) -> None:
-    """Logs scalars as one record of metrics, strings as texts, and all other values as traces."""
+def log_values(
+    logger: Logger, values: Mapping[Any, Any], step: int | None, *, are_histograms: bool = False
+) -> None:
+    """Logs scalars as one record of metrics, strings as texts, and all other values as traces.
+
+    Args:
+        logger: of the run.
+        values: by name; nested mappings are flattened.
+        step: as for `Logger.log_metrics`.
+        are_histograms: arrays and tensors of several values are histograms instead of traces.
+
+    Raises:
+        RecordError: a value cannot be logged, and the logger is strict; the others are logged.
+    """
     if _NUMBERS.issuperset(map(type, values.values())):
         logger.log_metrics(values, step)
         return
     metrics, others = plain_values(values)
+    refusals: list[RecordError] = []
+
+    def attempt(call: Callable[..., None], *arguments: Any, **named: Any) -> None:
+        try:
+            call(*arguments, **named)
+        except RecordError as error:  # raised once the others are logged
+            refusals.append(error)
+
     if metrics:
-        logger.log_metrics(metrics, step)
+        attempt(logger.log_metrics, metrics, step)
     for name, value in others.items():
         if isinstance(value, str):
-            logger.log_text(value, name=name, step=step)
+            attempt(logger.log_text, value, name=name, step=step)
+        elif are_histograms and _is_array(value):
+            attempt(logger.log_histogram, value, name=name, step=step)
         else:
-            logger.log_traces({name: value})
+            attempt(logger.log_traces, {name: value})
+    if refusals:
+        raise refusals[0]
+
+
+def _is_array(value: Any) -> bool:
+    shape = getattr(value, "shape", None)
+    return shape is not None and bool(shape) and all(shape)
 
 
 class _FitGuard(Callback):

@@ -1,18 +1,27 @@
-"""`TorchRLLogger`: a logger for the trainers and recorders of torchrl.
+"""`TorchRLLogger`: a logger for torchrl's trainers and recorders; `from_torchrl`: theirs as a destination.
 
 Everything runs in the logging thread.
 """
 
+import datetime as dt
+import logging
 import math
+import multiprocessing
+import multiprocessing.util
+import uuid
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from destinations.base import LoggerDestination
+from destinations.registry import create_destination
+from destinations.run_directory import RunDirectory
 from events import Callback, Destination, Logger
 
 from .media import log_images, log_videos
-from .session import Session, as_tuple, missing_package_error, plain_values
+from .session import Session, as_tuple, flat_values, log_values, missing_package_error
 
 try:
     from tensordict import TensorDictBase
@@ -20,9 +29,15 @@ try:
 except ImportError as error:
     raise missing_package_error("torchrl", "torchrl", error) from error
 
-__all__ = ["TorchRLLogger"]
+__all__ = ["FromTorchRL", "TorchRLLogger", "from_torchrl", "generate_exp_name", "get_logger"]
+
+_log = logging.getLogger("destinations")
 
 _VIDEO_FPS = 30  # The default of torchrl's CSVLogger.
+# In a process of `multiprocessing`, before its queues are closed.
+_CLOSE_PRIORITY = 10
+_MAX_NAMES = 2  # exp_name and log_dir
+_VIDEO_DIMENSIONS = 4
 
 
 class TorchRLLogger(TorchRLBase):
@@ -34,33 +49,54 @@ class TorchRLLogger(TorchRLBase):
     logger.close()
     ```
 
+    or, as torchrl's own are made, `TorchRLLogger("cartpole", "runs")`, which writes to `runs/cartpole`.
+
     torchrl has no loop events for loggers: the first record fires `INIT` and `FIT_START`, `close` fires
-        `FIT_END` and
-    closes the run; its batch count is the largest step logged.
+    `FIT_END` and closes the run; its batch count is the largest step logged.
+
+    **End of the run.** A program that ends without a call of `close` completes the run, unless an exception
+    ended it. `sys.exit(1)` cannot be told from a regular end then.
 
     **Values.** A tensor that is not a scalar is logged as a histogram. Values on a device are copied
     asynchronously.
 
     **Steps.** Without a step, each name has its own counter.
 
+    **Processes.** With `service_backend="process"`, torchrl makes the logger in another process, where it
+    is closed when that process ends. Each call waits for an answer of that process, about a millisecond.
+
     Args:
-        destinations: destinations that receive the records.
+        given: destinations that receive the records; or `exp_name` and `log_dir`, by position.
         exp_name: name of the run. Default: environment variable `RUN_NAME`, else the folder name of a
             `RunDirectory`, else a generated name, which is an error with several ranks.
-        log_dir: the value of `log_dir`. Default: the folder of a `RunDirectory`.
+        log_dir: the value of `log_dir`, and, where no destination is given, the parent of the run's folder,
+            `<log_dir>/<exp_name>`. Default: the folder of a `RunDirectory`.
         callbacks: callbacks of this project.
         raise_errors: raise errors of destinations instead of reporting them; for tests.
     """
 
     def __init__(
         self,
-        *destinations: Destination,
+        *given: Destination | str,
         exp_name: str | None = None,
         log_dir: str | None = None,
         callbacks: Callback | Iterable[Callback] = (),
         raise_errors: bool = False,
     ) -> None:
-        self._session = Session(destinations, as_tuple(callbacks), exp_name, raise_errors=raise_errors)
+        names = [one for one in given if isinstance(one, str)]
+        destinations: list[Any] = [one for one in given if not isinstance(one, str)]
+        if len(names) > _MAX_NAMES:
+            raise TypeError(f"TorchRLLogger takes exp_name and log_dir by position, got {names}.")
+        exp_name = exp_name or next(iter(names), None)
+        log_dir = log_dir or next(iter(names[1:]), "runs" if names else None)
+        if not destinations and exp_name and log_dir:
+            destinations = [RunDirectory(Path(log_dir) / exp_name)]
+        self._session = session = Session(
+            destinations, as_tuple(callbacks), exp_name, raise_errors=raise_errors, is_end_reported=False
+        )
+        if multiprocessing.parent_process() is not None:
+            # Such a process ends without the interpreter's own exit, which would close the run.
+            multiprocessing.util.Finalize(session, _finish, (session,), exitpriority=_CLOSE_PRIORITY)
         self._counts: Counter[str] = Counter()
         folder = self._session.folder
         super().__init__(self._session.state.run_name, log_dir or (None if folder is None else str(folder)))
@@ -85,40 +121,33 @@ class TorchRLLogger(TorchRLBase):
 
     def log_metrics(
         self, metrics: Mapping[str, Any] | TensorDictBase, step: int | None = None, *, keys_sep: str = "/"
-    ) -> dict[str, Any]:
-        """Logs scalars as one record of metrics, and other tensors as histograms.
+    ) -> Mapping[str, Any]:
+        """Logs scalars as one record of metrics, other tensors as histograms, strings as texts.
+
+        A value that cannot be logged costs itself.
 
         Args:
-            metrics: values by name; a TensorDict may be nested.
+            metrics: values by name; a TensorDict or a dict may be nested.
             step: the step.
-            keys_sep: separator of the names in a nested TensorDict.
+            keys_sep: separator of nested names.
 
         Returns:
-            The values by flat name. Values in host memory are converted to numbers and lists, as by torchrl;
-            values on a device stay there, because converting them would synchronize.
+            The values by flat name, as numbers and lists, as by torchrl. If one is on a device, they are
+            converted when the mapping is first read, because that waits for the device.
         """
         flat = (
             dict(metrics.flatten_keys(keys_sep).items())
             if isinstance(metrics, TensorDictBase)
-            else dict(metrics)
+            else flat_values(metrics, keys_sep)
         )
         logger = self.experiment
         step = self._step(list(flat), step)
-        scalars, others = plain_values(flat)
-        if scalars:
-            logger.log_metrics(scalars, step)
-        for name, value in others.items():
-            self._log_other(logger, name, value, step)
-        self._session.advance_to(step)
-        return {name: _host_value(value) for name, value in flat.items()}
-
-    def _log_other(self, logger: Logger, name: str, value: Any, step: int) -> None:
-        if isinstance(value, str):
-            logger.log_text(value, name=name, step=step)
-        elif hasattr(value, "shape") and all(value.shape):
-            logger.log_histogram(value, name=name, step=step)
-        else:
-            logger.log_traces({name: value})
+        try:
+            log_values(logger, flat, step, are_histograms=True)
+        finally:
+            self._session.advance_to(step)
+        host = HostMetrics(flat)
+        return host if any(map(_is_on_device, flat.values())) else dict(host)
 
     def _step(self, names: Sequence[str], step: int | None) -> int:
         if step is None:
@@ -137,7 +166,7 @@ class TorchRLLogger(TorchRLBase):
         log_images(self.experiment, name, image, self._step([name], step))
 
     def log_hparams(self, cfg: Any) -> None:
-        """Logs hyperparameters: a dict, or an OmegaConf configuration."""
+        """Logs hyperparameters: a dict, a dataclass, a namespace, or an OmegaConf configuration."""
         self.experiment.log_hyperparameters(cfg)
 
     def log_histogram(self, name: str, data: Any, **kwargs: Any) -> None:
@@ -156,8 +185,7 @@ class TorchRLLogger(TorchRLBase):
 
     def shutdown(self, timeout: float | None = None) -> None:
         """Fires `FIT_END`; closes the run as completed, once."""
-        self._session.fit_end()
-        self._session.close()
+        _finish(self._session)
         self._service_shutdown = True
 
     def __enter__(self) -> Self:
@@ -186,9 +214,189 @@ class TorchRLLogger(TorchRLBase):
         return f"TorchRLLogger(exp_name={self.exp_name!r})"
 
 
+def _finish(session: Session) -> None:
+    session.fit_end()
+    session.close()
+
+
+class HostMetrics(Mapping[str, Any]):
+    """What `log_metrics` returns where a value is on a device: converted at the first read, by name.
+
+    Args:
+        values: by flat name.
+    """
+
+    def __init__(self, values: dict[str, Any]) -> None:
+        self._values = values
+        self._converted: dict[str, Any] | None = None
+
+    def __getitem__(self, name: str) -> Any:
+        if self._converted is None:
+            self._converted = {key: _host_value(value) for key, value in self._values.items()}
+        return self._converted[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __repr__(self) -> str:
+        return repr(dict(self))
+
+
+def _is_on_device(value: Any) -> bool:
+    return getattr(value, "is_cpu", True) is False
+
+
 def _host_value(value: Any) -> Any:
-    """Returns an array in host memory as a number or a list; other values unchanged."""
-    device = getattr(value, "device", None)
-    if device is None or getattr(device, "type", "cpu") != "cpu" or not hasattr(value, "tolist"):
+    """Returns an array as a number or a list; other values unchanged, and those that cannot be converted."""
+    if not hasattr(value, "shape") or not hasattr(value, "tolist"):
         return value
-    return value.item() if math.prod(value.shape) == 1 else value.tolist()
+    try:
+        return value.item() if math.prod(value.shape) == 1 else value.tolist()
+    except Exception:  # noqa: BLE001  # a sparse tensor, or one without values
+        return value
+
+
+def generate_exp_name(model_name: str, experiment_name: str) -> str:
+    """Returns a name of its own: both names, eight random hexadecimal digits, and the local time."""
+    now = dt.datetime.now().astimezone()
+    return f"{model_name}_{experiment_name}_{uuid.uuid4().hex[:8]}_{now:%y_%m_%d-%H_%M_%S}"
+
+
+def get_logger(
+    logger_type: str | None,
+    logger_name: str,
+    experiment_name: str,
+    *,
+    state_dict: Mapping[str, Any] | None = None,
+    **kwargs: Any,
+) -> TorchRLLogger | None:
+    """Returns a logger, with the signature of torchrl's function of this name.
+
+    Args:
+        logger_type: "csv" for a `RunDirectory`, "tensorboard", "wandb", "mlflow" or "trackio" for those
+            trackers, the name of any other destination with `destination_kwargs`; "" or None for no logger.
+        logger_name: the folder that holds the run's, as `log_dir` of `TorchRLLogger`.
+        experiment_name: the name of the run.
+        state_dict: of a logger to be continued.
+        kwargs: `wandb_kwargs`, `mlflow_kwargs`, `trackio_kwargs` or `destination_kwargs`, for the
+            constructor; the others are for `TorchRLLogger`, `service_backend` among them.
+
+    Raises:
+        ValueError: there is no destination of that name.
+    """
+    if not logger_type:
+        return None
+    if state_dict is not None:
+        logger_name, experiment_name = str(state_dict["log_dir"]), str(state_dict["exp_name"])
+    by_type = {
+        kind: dict(kwargs.pop(f"{kind}_kwargs", None) or {})
+        for kind in ("wandb", "mlflow", "trackio", "destination")
+    }
+    folder = Path(logger_name) / experiment_name
+    make: dict[str, Callable[[], LoggerDestination]] = {
+        "csv": lambda: RunDirectory(folder, **by_type["destination"]),
+        "tensorboard": lambda: create_destination("TensorBoard", log_dir=folder, **by_type["destination"]),
+        "wandb": lambda: create_destination("WandB", **_wandb_arguments(by_type["wandb"], logger_name)),
+        "mlflow": lambda: create_destination(
+            "MLflow",
+            **{
+                "tracking_uri": Path(logger_name).absolute().as_uri(),
+                "experiment": experiment_name,
+                **by_type["mlflow"],
+            },
+        ),
+        "trackio": lambda: create_destination("Trackio", **{"project": "torchrl", **by_type["trackio"]}),
+    }
+    other = make.get(logger_type, lambda: create_destination(logger_type, **by_type["destination"]))
+    logger = TorchRLLogger(other(), exp_name=experiment_name, log_dir=logger_name, **kwargs)
+    if state_dict is not None:
+        logger.load_state_dict(state_dict)
+    return logger
+
+
+def _wandb_arguments(given: Mapping[str, Any], folder: str) -> dict[str, Any]:
+    """Returns arguments of `WandB` for those of torchrl's logger; the others are for `wandb.init`."""
+    arguments = {"project": "torchrl", "dir": folder, **given}
+    if arguments.pop("offline", False):
+        arguments["mode"] = "offline"
+    for theirs, ours in (("id", "run_id"), ("save_dir", "dir"), ("log_dir", "dir")):
+        if theirs in arguments:
+            arguments[ours] = arguments.pop(theirs)
+    for unused in ("video_fps", "log_env_packages"):
+        arguments.pop(unused, None)
+    return arguments
+
+
+def from_torchrl(logger: Any) -> "FromTorchRL":
+    """Returns a destination for our `Trainer` or `Run` that logs to a logger of torchrl.
+
+    Raises:
+        TypeError: it is not a logger of torchrl.
+    """
+    if not isinstance(logger, TorchRLBase) or isinstance(logger, TorchRLLogger):
+        raise TypeError(
+            f"from_torchrl must get a logger of torchrl, such as CSVLogger, got {type(logger).__name__}. "
+            "Destinations of this project need no wrapping."
+        )
+    return FromTorchRL(logger)
+
+
+class FromTorchRL(LoggerDestination):
+    """Wraps a logger of torchrl for our `Trainer` or `Run`; made by `from_torchrl`.
+
+    Passes on the records that torchrl has: metrics, hyperparameters, histograms, videos `(T, C, H, W)` and,
+    where the logger has `log_str`, texts. What the logger does not implement is left out, and said once. It
+    runs in the training thread, which its calls block, and is closed with the run.
+
+    Args:
+        logger: a logger of torchrl.
+    """
+
+    def __init__(self, logger: Any) -> None:
+        super().__init__()
+        self.wrapped = logger
+        self._missing: set[str] = set()
+
+    def _call(self, method: str, *arguments: Any, **named: Any) -> None:
+        if method in self._missing:
+            return
+        try:
+            getattr(self.wrapped, method)(*arguments, **named)
+        except (NotImplementedError, AttributeError) as error:
+            if isinstance(error, AttributeError) and hasattr(self.wrapped, method):
+                raise
+            self._missing.add(method)
+            _log.warning("%s has no %s; these records are left out.", type(self.wrapped).__name__, method)
+
+    def log_hyperparameters(self, hyperparameters: dict[str, Any]) -> None:
+        self._call("log_hparams", hyperparameters)
+
+    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
+        self._call("log_metrics", dict(metrics), step)
+
+    def log_text(self, text: str, name: str = "Text", step: int | None = None) -> None:
+        self._call("log_str", name, text, step)
+
+    def log_histogram(
+        self, values: Any, name: str = "Histogram", step: int | None = None, bins: Any = 64
+    ) -> None:
+        import numpy as np
+
+        self._call("log_histogram", name, np.asarray(values).reshape(-1), step=step, bins=bins)
+
+    def log_video(
+        self, video: Any, fps: float | None = None, name: str = "Video", step: int | None = None
+    ) -> None:
+        import torch
+
+        if len(getattr(video, "shape", ())) == _VIDEO_DIMENSIONS:  # Encoded videos are for others.
+            self._call("log_video", name, torch.as_tensor(video)[None], step)
+
+    def flush(self) -> None:
+        self._call("flush")
+
+    def post_close(self) -> None:
+        self.wrapped.shutdown()

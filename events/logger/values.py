@@ -397,12 +397,14 @@ class FlatMetrics:
         on_device: the names of tensors on a device.
         functions: the names of functions.
         errors: a message for each invalid value.
+        separator: what joins the names of nested metrics.
     """
 
     values: dict[str, Any] = attrs.field(factory=dict)
     on_device: list[str] = attrs.field(factory=list)
     functions: list[str] = attrs.field(factory=list)
     errors: list[str] = attrs.field(factory=list)
+    separator: str = "/"
 
 
 def flatten_metrics(metrics: Any, prefix: str = "") -> FlatMetrics:
@@ -416,9 +418,15 @@ def flatten_metrics(metrics: Any, prefix: str = "") -> FlatMetrics:
     return flat
 
 
-def host_metrics(metrics: Mapping[str, Any]) -> tuple[dict[str, float], list[str]]:
-    """Returns metrics as Python numbers, and a message for each invalid one; waits for devices."""
-    flat = flatten_metrics(metrics)
+def host_metrics(metrics: Mapping[str, Any], *, keys_sep: str = "/") -> tuple[dict[str, float], list[str]]:
+    """Returns metrics as Python numbers, and a message for each invalid one; waits for devices.
+
+    Args:
+        metrics: as for `Logger.log_metrics`; nested mappings and TensorDicts are flattened.
+        keys_sep: what joins the names of nested metrics.
+    """
+    flat = FlatMetrics(separator=keys_sep)
+    _collect(metrics.items(), "", flat, (metrics,))
     for name in flat.on_device:
         flat.values[name] = flat.values[name].item()
     for name in flat.functions:
@@ -489,7 +497,7 @@ def _collect_item(name: str, value: Any, flat: FlatMetrics, parents: tuple[Any, 
         if len(parents) > _MAX_DEPTH or any(value is parent for parent in parents):
             flat.errors.append(f"metric {name!r:.80} must be a scalar, got a dict that contains itself.")
         else:
-            _collect(value.items(), f"{name}/", flat, (*parents, value))
+            _collect(value.items(), f"{name}{flat.separator}", flat, (*parents, value))
     elif name in flat.values:
         flat.errors.append(
             f"metric {name!r} must be given once, got it again from a nested dict. Rename one of them."

@@ -1,8 +1,12 @@
 """Our tracker in a real `Accelerator`."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
-from accelerate import Accelerator
+from accelerate import Accelerator, tracking
+from accelerate import accelerator as accelerator_module
 
 from destinations import InMemory, RunDirectory
 from destinations.adapters.accelerate_tracker import AccelerateTracker
@@ -46,12 +50,62 @@ def test_an_accelerator_logs_to_our_destinations(tmp_path, listener, sidecar):
     assert sidecar(tmp_path / "run")["status"] == "completed"
 
 
-def test_a_program_that_forgets_end_training_has_a_failed_run(tmp_path, sidecar):
-    """Nobody knows whether it was done."""
-    accelerator = Accelerator(log_with=AccelerateTracker(RunDirectory(tmp_path / "run")), cpu=True)
-    accelerator.init_trackers("project")
-    tracker = accelerator.get_tracker("destinations")
+PROGRAM = """
+import sys
+from accelerate import Accelerator
+from destinations import RunDirectory
+from destinations.adapters.accelerate_tracker import AccelerateTracker
+accelerator = Accelerator(log_with=AccelerateTracker(RunDirectory(sys.argv[1])), cpu=True)
+accelerator.init_trackers("project")
+accelerator.log({"loss": 0.5}, step=0)
+if sys.argv[2] == "raises":
+    raise ValueError("diverged")
+"""
 
-    tracker._session.close()
 
-    assert sidecar(tmp_path / "run")["status"] == "failed"
+@pytest.mark.parametrize(("ending", "status"), [("ends", "completed"), ("raises", "failed")])
+def test_a_program_that_forgets_end_training(tmp_path, environment, sidecar, ending, status):
+    """It is completed where it ended regularly, and failed where an exception ended it."""
+    subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(tmp_path / "run"), ending],
+        env=environment,
+        capture_output=True,
+        timeout=500,
+        check=False,
+    )
+
+    assert sidecar(tmp_path / "run")["status"] == status
+    assert len((tmp_path / "run" / "metrics.csv").read_text().splitlines()) == 2
+
+
+def test_a_registered_class_is_made_with_destinations(tmp_path, monkeypatch, sidecar):
+    """With those of `init_kwargs`, or with a folder named after the project."""
+    monkeypatch.setattr(tracking, "LOGGER_TYPE_TO_CLASS", dict(tracking.LOGGER_TYPE_TO_CLASS))
+    monkeypatch.setattr(accelerator_module, "LOGGER_TYPE_TO_CLASS", tracking.LOGGER_TYPE_TO_CLASS)
+    monkeypatch.chdir(tmp_path)
+    tracking.register_tracker_class(AccelerateTracker)
+    memory = InMemory()
+
+    given = Accelerator(log_with="destinations", cpu=True)
+    given.init_trackers("digits", init_kwargs={"destinations": {"destinations": [memory]}})
+    given.log({"loss": 0.5}, step=1)
+    given.end_training()
+    default = Accelerator(log_with="destinations", cpu=True)
+    default.init_trackers("digits")
+    default.log({"loss": 0.5}, step=1)
+    default.end_training()
+
+    assert [(one.value, one.step) for one in memory.records] == [({"loss": 0.5}, 1)]
+    assert sidecar(tmp_path / "runs" / "digits")["status"] == "completed"
+
+
+def test_images_may_be_a_batch():
+    """`(N, H, W, C)`, as Accelerate says."""
+    memory = InMemory()
+    tracker = AccelerateTracker(memory, raise_errors=True)
+    tracker.start()
+
+    tracker.log_images({"view": np.zeros((5, 4, 6, 3), np.uint8)}, step=1)
+
+    (record,) = memory.records
+    assert [tuple(image.shape) for image in record.value["images"]] == [(3, 4, 6)] * 5

@@ -1,11 +1,24 @@
 """Our logger where torchrl calls one."""
 
+import contextlib
+import csv
+import subprocess
+import sys
+
+import numpy as np
 import pytest
 import torch
 from tensordict import TensorDict
 
 from destinations import InMemory, RunDirectory
-from destinations.adapters.torchrl_logger import TorchRLLogger
+from destinations.adapters.torchrl_logger import (
+    HostMetrics,
+    TorchRLLogger,
+    from_torchrl,
+    generate_exp_name,
+    get_logger,
+)
+from events import BinnedValues, RecordError, Run, host_metrics
 
 pytestmark = [
     pytest.mark.xdist_group("torchrl"),
@@ -110,3 +123,154 @@ def test_a_collector_and_a_recorder_log_through_it():
     assert [(record.step, record.value["frames"]) for record in rows] == [(4, 4), (8, 8)]
     (video,) = (record for record in memory.records if record.kind == "video")
     assert (video.name, tuple(video.value["video"].shape)) == ("view", (3, 3, 8, 8))
+
+
+@pytest.mark.parametrize("by_position", [True, False])
+def test_strings_build_a_folder(tmp_path, sidecar, by_position):
+    """`Logger(exp_name, log_dir)`, as torchrl makes its own."""
+    if by_position:
+        logger = TorchRLLogger("cartpole", str(tmp_path))
+    else:
+        logger = TorchRLLogger(exp_name="cartpole", log_dir=str(tmp_path))
+
+    logger.log_scalar("reward", 1.0)
+    logger.close()
+
+    assert (logger.exp_name, logger.log_dir) == ("cartpole", str(tmp_path))
+    assert sidecar(tmp_path / "cartpole")["status"] == "completed"
+
+
+def test_plain_dicts_may_be_nested_and_a_bad_value_costs_itself():
+    """Names are joined; strings, arrays and what has no number arrive in their own way."""
+    memory = InMemory()
+    logger = TorchRLLogger(memory, raise_errors=True)
+
+    # A strict logger raises once the others are written.
+    with contextlib.suppress(RecordError):
+        logger.log_metrics(
+            {"a": {"b": torch.tensor(1.0), "c": 2}, "bad": torch.tensor(1j), "z": 3.0, "last": "x"}, step=4
+        )
+    logger.log_metrics({"deep": {"x": 1.0}, "note": "blue", "v": np.arange(3)}, step=5, keys_sep=".")
+
+    rows = [(one.value, one.step) for one in memory.records if one.kind == "metrics"]
+    assert rows == [({"a/b": 1.0, "a/c": 2, "z": 3.0}, 4), ({"deep.x": 1.0}, 5)]
+    assert [one.name for one in memory.records if one.kind == "text"] == ["last", "note"]
+    assert [one.name for one in memory.records if one.kind == "histogram"] == ["v"]
+
+
+def test_values_on_a_device_are_returned_converted_when_read():
+    """And not before: reading waits for the device."""
+
+    class OnDevice:
+        shape = ()
+        is_cpu = False
+        reads = 0
+
+        def item(self):
+            self.reads += 1
+            return 2.5
+
+        tolist = item
+
+    value = OnDevice()
+
+    returned = HostMetrics({"a": value, "b": "x"})
+    before = (list(returned), value.reads)
+
+    assert before == (["a", "b"], 0)
+    assert dict(returned) == {"a": 2.5, "b": "x"}
+    assert value.reads == 1
+
+
+def test_host_metrics_have_a_separator():
+    """Of nested dicts and of TensorDicts."""
+    nested = TensorDict({"n": {"b": torch.tensor(2.0)}}, [])
+
+    assert host_metrics(nested, keys_sep=".") == ({"n.b": 2.0}, [])
+    assert host_metrics({"a": {"b": {"c": 1}}}, keys_sep="_") == ({"a_b_c": 1}, [])
+    assert host_metrics({"a": {"b": 1}}) == ({"a/b": 1}, [])
+
+
+@pytest.mark.parametrize("kind", ["csv", "tensorboard", "wandb", "mlflow", "trackio", "InMemory", "", None])
+def test_get_logger_has_their_types(tmp_path, kind, sidecar):
+    """With their arguments; none for none, and an unknown name is said."""
+    name = generate_exp_name("dqn", "pong")
+    more = {"wandb_kwargs": {"offline": True, "project": "p"}, "mlflow_kwargs": {"tags": {"a": "b"}}}
+
+    logger = get_logger(kind, str(tmp_path / "logs"), name, **more)
+    if not kind:
+        assert logger is None
+        return
+
+    assert name.startswith("dqn_pong_")
+    assert logger.exp_name == name
+    made = type(logger._session._destinations[0]).__name__
+    expected = {"csv": "RunDirectory", "tensorboard": "TensorBoard", "wandb": "WandB", "mlflow": "MLflow"}
+    assert made == {**expected, "trackio": "Trackio"}.get(kind, kind)
+    if kind in {"csv", "tensorboard"}:
+        logger.log_scalar("reward", 1.0, step=1)
+        logger.close()
+        assert (tmp_path / "logs" / name).is_dir()
+    with pytest.raises(ValueError, match="unknown destination"):
+        get_logger("tensorbored", str(tmp_path), name)
+
+
+PROGRAM = """
+import sys
+from destinations.adapters.torchrl_logger import TorchRLLogger
+if __name__ == "__main__":
+    options = {"service_backend": "process"} if sys.argv[2] == "process" else {}
+    logger = TorchRLLogger(exp_name="run", log_dir=sys.argv[1], **options)
+    logger.log_scalar("reward", 1.0, step=0)
+    logger.log_metrics({"a": {"b": 2.0}}, step=1)
+    if sys.argv[2] == "process":
+        logger.shutdown()
+    elif sys.argv[2] == "raises":
+        raise ValueError("diverged")
+"""
+
+
+@pytest.mark.parametrize(
+    ("way", "status"), [("process", "completed"), ("forgets", "completed"), ("raises", "failed")]
+)
+def test_how_a_program_ends_is_how_its_run_ends(tmp_path, environment, sidecar, way, status):
+    """In a process of its own, and where nobody closes it: most programs do not."""
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+
+    done = subprocess.run(
+        [sys.executable, str(program), str(tmp_path), way],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
+    )
+
+    assert done.returncode == (way == "raises"), done.stderr
+    assert sidecar(tmp_path / "run")["status"] == status
+    rows = (tmp_path / "run" / "metrics.csv").read_text().splitlines()
+    assert len(rows) == 3
+
+
+def test_their_loggers_are_destinations_of_ours(tmp_path, caplog):
+    """Metrics, hyperparameters and videos arrive in torchrl's own files; what it lacks is said once."""
+    from torchrl.record.loggers import CSVLogger
+
+    theirs = CSVLogger("run", str(tmp_path))
+
+    with Run(loggers=[from_torchrl(theirs)], run_name="mine") as run:
+        run.logger.log_hyperparameters({"lr": 0.1})
+        for step in range(2):
+            run.logger.log_metrics({"loss": 0.5}, step)
+            run.logger.log_histogram([1.0, 2.0], "h", step)
+            run.logger.log_histogram(BinnedValues([1.0], [0.0, 1.0]), "h", step)
+        run.logger.log_video(torch.zeros(2, 3, 4, 4, dtype=torch.uint8), 5, "clip", 3)
+    with pytest.raises(TypeError, match="CSVLogger"):
+        from_torchrl(InMemory())
+
+    with (tmp_path / "run" / "scalars" / "loss.csv").open() as file:
+        assert list(csv.reader(file)) == [["0", "0.5"], ["1", "0.5"]]
+    assert tuple(torch.load(tmp_path / "run" / "videos" / "clip_3.pt").shape) == (1, 2, 3, 4, 4)
+    assert not theirs.is_alive
+    assert caplog.text.count("CSVLogger has no log_histogram") == 1
