@@ -20,6 +20,7 @@ EXIT_PIPE_CLOSED = 141
 GROUPS = {
     "runs": "runs written by RunDirectory, stable-pretraining and Lightning",
     "uploads": "upload spools: files waiting to be uploaded",
+    "view": "runs in a browser",
     "completion": "shell completion script",
 }
 
@@ -68,7 +69,12 @@ def build_parser(groups: Sequence[str] | None = None) -> argparse.ArgumentParser
     subparsers = parser.add_subparsers(required=True, metavar="GROUP")
     wanted = GROUPS if groups is None else groups
     for name, text in GROUPS.items():
-        build = {"runs": _add_runs, "uploads": _add_uploads, "completion": _add_completion}[name]
+        build = {
+            "runs": _add_runs,
+            "uploads": _add_uploads,
+            "view": _add_view,
+            "completion": _add_completion,
+        }[name]
         if name in wanted:
             build(subparsers, text)
         else:
@@ -106,6 +112,19 @@ def _add_uploads(subparsers: Any, text: str) -> None:
         "spool, 4 an upload failed permanently, or an object in the store is missing or differs.",
     )
     add_commands(uploads.add_subparsers(required=True, metavar="COMMAND"))
+
+
+def _add_view(subparsers: Any, text: str) -> None:
+    from .runs.commands import EXIT_CODES
+    from .viewer.commands import add_options
+
+    view = subparsers.add_parser(
+        "view",
+        help=text,
+        description="Show runs in a browser, live, until Ctrl-C. Needs the extra `viewer`.",
+        epilog=EXIT_CODES,
+    )
+    add_options(view)
 
 
 def _add_completion(subparsers: Any, text: str) -> None:

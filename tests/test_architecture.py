@@ -157,7 +157,7 @@ def test_nobody_imports_the_adapters(path):
             assert "adapters" not in names
 
 
-READERS = {"runs", "cli"}
+READERS = {"runs", "cli", "viewer"}
 
 
 @pytest.mark.parametrize("path", _modules("destinations"), ids=_name)

@@ -4,7 +4,7 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -183,6 +183,57 @@ class Runs:
         limit: int | None = None,
     ) -> list[RunRecord]:
         """Returns the records of the runs that match; see `query`."""
+        return self._with_retry(
+            lambda: self._fetch(self._select(where, tag, status, sort_by, descending, archived, limit))
+        )
+
+    def page(
+        self,
+        offset: int,
+        limit: int,
+        *,
+        where: str | None = None,
+        sort_by: str | None = None,
+        descending: bool | None = None,
+        archived: bool | None = False,
+    ) -> tuple[list[RunRecord], int]:
+        """Returns the records of a part of the runs that match, and how many match; see `query`.
+
+        Args:
+            offset: how many runs to leave out.
+            limit: the maximum number of records.
+            where: as for `query`.
+            sort_by: as for `query`.
+            descending: as for `query`.
+            archived: as for `query`.
+        """
+
+        def ask() -> tuple[list[RunRecord], int]:
+            found = self._select(where, None, None, sort_by, descending, archived, None)
+            return self._fetch(found[offset : offset + limit]), len(found)
+
+        return self._with_retry(ask)
+
+    def fingerprints(self) -> dict[Path, Hashable]:
+        """Returns, for each run, a value that is another one after a scan that found a change in it."""
+        return self._with_retry(
+            lambda: {
+                root.index.full_path(path): (mtime_ns, inode, files)
+                for root in self._roots
+                for path, (_, mtime_ns, inode, _, files, _) in root.index.state().runs.items()
+            }
+        )
+
+    def _select(
+        self,
+        where: str | None,
+        tag: str | None,
+        status: str | None,
+        sort_by: str | None,
+        descending: bool | None,
+        archived: bool | None,
+        limit: int | None,
+    ) -> list[tuple[Root, int]]:
         now = self._clock()
         node = _node(where, tag, status, now)
         field = self._order_field(sort_by)
@@ -190,24 +241,20 @@ class Runs:
             descending = field.group in _DESCENDING_GROUPS or field.type == "time"
         order = Order(field, descending)
         wanted = {*Filter("", node).fields(), field} if node is not None else {field}
-
-        def ask() -> list[RunRecord]:
-            found: list[tuple[int, Any, float | None, int, Root]] = []
-            is_sortable = field.group == "run"
-            for root in self._roots:
-                numbers = root.index.numbers(wanted)
-                is_sortable = is_sortable or field in numbers
-                query = compile_query(node, order, numbers, root=root.folder, now=now, archived=archived)
-                found += [(*row, root) for row in root.index.select(query, limit)]
-            if not is_sortable and len(self):
-                raise MetricNotFoundError(
-                    str(field), [f"{field.group}.{name}" for name in self._names(field.group)]
-                )
-            if len(self._roots) > 1:
-                found = _merged(found, descending)[:limit]
-            return self._fetch([(root, number) for *_, number, root in found])
-
-        return self._with_retry(ask)
+        found: list[tuple[int, Any, float | None, int, Root]] = []
+        is_sortable = field.group == "run"
+        for root in self._roots:
+            numbers = root.index.numbers(wanted)
+            is_sortable = is_sortable or field in numbers
+            query = compile_query(node, order, numbers, root=root.folder, now=now, archived=archived)
+            found += [(*row, root) for row in root.index.select(query, limit)]
+        if not is_sortable and len(self):
+            raise MetricNotFoundError(
+                str(field), [f"{field.group}.{name}" for name in self._names(field.group)]
+            )
+        if len(self._roots) > 1:
+            found = _merged(found, descending)[:limit]
+        return [(root, number) for *_, number, root in found]
 
     def __getitem__(self, wanted: str | os.PathLike[str]) -> Run:
         """Returns one run.

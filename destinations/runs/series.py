@@ -41,6 +41,7 @@ __all__ = [
     "read_decimals",
     "read_series",
     "run_blocks",
+    "without_abandoned",
 ]
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]
@@ -477,13 +478,13 @@ def run_blocks(run_dir: Path, rank: int = 0, wanted: Sequence[str] | None = None
 def _blocks(snapshot: Snapshot, wanted: Sequence[str] | None) -> Iterator[Block]:
     resumes = [record for record in snapshot.records if isinstance(record, Resume)]
     for block in read_blocks(snapshot.csv.header, snapshot.csv.chunks(), wanted):
-        yield _without(block, resumes)
+        yield without_abandoned(block, resumes)
     rows = merge_journal([], snapshot.records)
     if rows:
         yield block_of_rows(rows, wanted)
 
 
-def _without(block: Block, resumes: list[Resume]) -> Block:
+def without_abandoned(block: Block, resumes: Sequence[Resume]) -> Block:
     """Drops the rows that a resume abandoned, which the CSV still has."""
     for resume in resumes:
         at = resume.time

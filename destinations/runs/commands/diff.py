@@ -11,7 +11,7 @@ from .screen import Session
 from .table import Cell, Column, table_lines
 from .text import value_text
 
-__all__ = ["diff", "differences"]
+__all__ = ["diff", "differences", "differing_fields"]
 
 # Differ between any two runs and are of no interest.
 _VOLATILE = frozenset({"pid", "ppid", "session", "start", "started_at", "time", "run_dir", "format_version"})
@@ -55,6 +55,14 @@ def differences(runs: list[Run]) -> dict[str, list[Any]]:
         name: values
         for name, values in table.items()
         if any(not _is_same(value, values[0]) for value in values[1:])
+    }
+
+
+def differing_fields(runs: list[Run]) -> dict[str, dict[int, Any]]:
+    """Returns the differing fields by name, each with its values by the place of the run in the list."""
+    return {
+        name: {place: value for place, value in enumerate(values) if value is not _ABSENT}
+        for name, values in differences(runs).items()
     }
 
 

@@ -1,0 +1,344 @@
+"""The routes of the server: parameters in; answers of `catalog`, `details` and `charts` out, as JSON."""
+
+import hashlib
+import json
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from destinations.runs import EditError, MetricNotFoundError, Run, RunNotFoundError, RunsError
+
+from . import details
+from .catalog import Catalog
+from .changes import Changes
+from .charts import Axis, ChartReader
+from .files import page_file, run_file
+
+__all__ = ["App", "encode"]
+
+_WAIT_SECONDS = 25.0
+_MAX_RUNS = 100
+_MAX_SERIES = 2000
+_MAX_COMPARED = 20
+_MAX_POINTS = 10_000
+_MAX_BODY_BYTES = 1 << 20
+_dumps: Callable[[Any], bytes]
+
+
+def _plain(value: Any) -> Any:
+    """Returns a value for strict JSON without arrays and non-finite numbers."""
+    if isinstance(value, np.ndarray):
+        return [_plain(item) for item in value.tolist()]
+    if isinstance(value, np.generic):
+        return _plain(value.item())
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _dump_plain(value: Any) -> bytes:
+    return json.dumps(_plain(value), ensure_ascii=True, allow_nan=False, separators=(",", ":")).encode()
+
+
+try:
+    import orjson
+except ImportError:
+    _dumps = _dump_plain
+else:
+    _OPTIONS = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS
+
+    def _dumps(value: Any) -> bytes:
+        try:
+            return orjson.dumps(value, option=_OPTIONS)
+        except TypeError:  # An integer beyond 64 bits, a lone surrogate, an array that is not contiguous.
+            return _dump_plain(value)
+
+
+def encode(answer: Any) -> bytes:
+    """Returns an answer as strict JSON; numbers that are not finite are null."""
+    return _dumps(answer)
+
+
+_Answer = Callable[[Request], Any]
+
+
+class App:
+    """The ASGI application, without its guard.
+
+    Args:
+        catalog: the runs.
+        charts: reads their curves.
+        changes: knows what changed.
+    """
+
+    def __init__(self, catalog: Catalog, charts: ChartReader, changes: Changes) -> None:
+        self.catalog = catalog
+        self.charts = charts
+        self.changes = changes
+        self.asgi = Starlette(
+            routes=[
+                Route("/", lambda _: page_file("index.html")),
+                Route(
+                    "/static/{name:path}", _guarded(lambda request: page_file(request.path_params["name"]))
+                ),
+                self._get("/api/info", self._info),
+                self._get("/api/runs", self._runs),
+                self._get("/api/fields", lambda _: self.catalog.fields()),
+                self._get("/api/series", self._series),
+                self._get("/api/band", self._band),
+                self._get("/api/compare", self._compare),
+                Route("/api/changes", self._wait, methods=["GET"]),
+                self._get(
+                    "/api/runs/{id}", lambda request: details.details(self.catalog, self._run(request))
+                ),
+                Route("/api/runs/{id}", self._edit, methods=["PATCH"]),
+                self._get("/api/runs/{id}/log", self._log),
+                self._get("/api/runs/{id}/media", self._media),
+                self._get("/api/runs/{id}/table", self._table),
+                self._get("/api/runs/{id}/points", self._points),
+                self._get("/api/runs/{id}/wave", self._wave),
+                Route("/api/runs/{id}/files/{path:path}", _guarded(self._file), methods=["GET"]),
+            ],
+            exception_handlers={HTTPException: _http_error, Exception: _error_answer},
+        )
+
+    @staticmethod
+    def _get(path: str, answer: _Answer) -> Route:
+        def endpoint(request: Request) -> Response:
+            return _json(answer(request), request)
+
+        return Route(path, _guarded(endpoint), methods=["GET"])
+
+    # --- runs -----------------------------------------------------------------------------------------------
+
+    def _info(self, _: Request) -> Any:
+        return {**self.catalog.info(), "version": self.changes.version, "site": False}
+
+    def _runs(self, request: Request) -> Any:
+        parameters = request.query_params
+        archived = {"0": False, "1": True, "all": None, "": False}
+        chosen = parameters.get("archived", "0")
+        if chosen not in archived:
+            raise ValueError(f"archived must be 0, 1 or all, got {chosen!r:.50}.")
+        columns = parameters.getlist("columns")
+        # Asked for first: what changes meanwhile is then a change.
+        version = self.changes.version
+        page = self.catalog.page(
+            where=parameters.get("where", ""),
+            query=parameters.get("q", ""),
+            sort=parameters.get("sort", ""),
+            columns=[one for one in (columns[0].split(",") if len(columns) == 1 else columns) if one],
+            archived=archived[chosen],
+            offset=_whole(request, "offset", 0, 0, 10**9),
+            limit=_whole(request, "limit", 100, 0, 1000),
+        )
+        return {**page, "version": version}
+
+    def _run(self, request: Request) -> Run:
+        return self.catalog.run(request.path_params["id"])
+
+    async def _edit(self, request: Request) -> Response:
+        body = b""
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > _MAX_BODY_BYTES:
+                return _failure(413, f"an edit must have at most {_MAX_BODY_BYTES >> 20} MiB.")
+        try:
+            changes = json.loads(body)
+            if not isinstance(changes, dict):
+                raise ValueError("it is not an object")  # noqa: TRY004, TRY301  # bad content, answered below
+        except (ValueError, RecursionError) as error:
+            return _failure(400, f"an edit must be a JSON object, got: {error}.")
+        run_id = request.path_params["id"]
+
+        def edit(_: Request) -> Response:
+            row = self.catalog.edit(run_id, changes)
+            self.changes.wake()
+            return _json(row, request)
+
+        return await run_in_threadpool(_guarded(edit), request)
+
+    async def _wait(self, request: Request) -> Response:
+        run_ids = request.query_params.getlist("run")[:_MAX_RUNS]
+        seconds = _WAIT_SECONDS
+        found = await self.changes.wait(request.query_params.get("since", ""), run_ids, seconds)
+        return Response(encode(found), media_type="application/json")
+
+    # --- one run --------------------------------------------------------------------------------------------
+
+    def _log(self, request: Request) -> Any:
+        return details.log(
+            self._run(request),
+            request.query_params.get("file", ""),
+            _whole(request, "offset", 0, -(1 << 62), 1 << 62),
+            _whole(request, "limit", 1 << 18, 0, 1 << 18),
+        )
+
+    def _media(self, request: Request) -> Any:
+        parameters = request.query_params
+        return details.media(
+            self._run(request),
+            parameters.get("kind", ""),
+            parameters.get("name", ""),
+            start=_number(request, "from"),
+            end=_number(request, "to"),
+            limit=_whole(request, "limit", 1000, 1, 10_000),
+        )
+
+    def _table(self, request: Request) -> Any:
+        return details.table(
+            self._run(request),
+            request.query_params.get("name", ""),
+            _whole(request, "step", None, -(1 << 63), (1 << 63) - 1),
+            offset=_whole(request, "offset", 0, 0, 1 << 62),
+            limit=_whole(request, "limit", 1000, 0, 10_000),
+        )
+
+    def _points(self, request: Request) -> Any:
+        file = request.query_params.get("file", "")
+        return details.points(self._run(request), file, _whole(request, "limit", 50_000, 1, 200_000))
+
+    def _wave(self, request: Request) -> Any:
+        file = request.query_params.get("file", "")
+        return details.wave(self._run(request), file, _whole(request, "points", 1000, 1, _MAX_POINTS))
+
+    def _file(self, request: Request) -> Response:
+        return run_file(self._run(request).path, request.path_params["path"])
+
+    # --- curves ---------------------------------------------------------------------------------------------
+
+    def _asked_runs(self, request: Request, most: int) -> list[tuple[str, Run | None]]:
+        ids = list(dict.fromkeys(request.query_params.getlist("run")))
+        if not 1 <= len(ids) <= most:
+            raise ValueError(f"run must be given 1 to {most} times, got {len(ids)}.")
+        return [(run_id, self.catalog.run_or_none(run_id)) for run_id in ids]
+
+    def _series(self, request: Request) -> Any:
+        runs = self._asked_runs(request, _MAX_RUNS)
+        metrics = list(dict.fromkeys(request.query_params.getlist("metric")))
+        if not metrics or len(metrics) * len(runs) > _MAX_SERIES:
+            raise ValueError(
+                f"metric must be given, for {_MAX_SERIES} series at most; got {len(metrics)} metrics "
+                f"and {len(runs)} runs."
+            )
+        found = self.charts.series(
+            runs,
+            metrics,
+            _axis(request),
+            points=_whole(request, "points", 1000, 1, _MAX_POINTS),
+            rank=_whole(request, "rank", 0, 0, 10**9),
+            cursors=request.query_params.getlist("after"),
+            branches=request.query_params.get("branches", "0") == "1",
+        )
+        return {"series": found}
+
+    def _band(self, request: Request) -> Any:
+        parameters = request.query_params
+        runs = [(run_id, run) for run_id, run in self._asked_runs(request, _MAX_RUNS) if run is not None]
+        groups = self.catalog.groups(
+            runs,
+            group=parameters.get("group", ""),
+            over=parameters.get("over", ""),
+            ranks=parameters.get("ranks", "0") == "1",
+        )
+        bands = self.charts.bands(
+            groups,
+            parameters.get("metric", ""),
+            _axis(request),
+            points=_whole(request, "points", 1000, 1, _MAX_POINTS),
+        )
+        return {"bands": bands}
+
+    def _compare(self, request: Request) -> Any:
+        runs = [(run_id, run) for run_id, run in self._asked_runs(request, _MAX_COMPARED) if run is not None]
+        if len(runs) < 2:  # noqa: PLR2004  # runs
+            raise ValueError("two runs or more must be given to compare.")
+        return details.compare(runs, self.charts.cache)
+
+
+def _axis(request: Request) -> Axis:
+    return Axis.parse(request.query_params.get("x", "step"), _number(request, "from"), _number(request, "to"))
+
+
+def _number(request: Request, name: str) -> float | None:
+    text = request.query_params.get(name, "")
+    if not text:
+        return None
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise ValueError(f"{name} must be a number, got {text!r:.100}.")
+    return number
+
+
+def _whole(request: Request, name: str, default: Any, least: int, most: int) -> Any:
+    text = request.query_params.get(name, "")
+    if not text:
+        return default
+    try:
+        number = int(text) if len(text) < 25 else None  # noqa: PLR2004  # digits
+    except ValueError:
+        number = None
+    if number is None or not least <= number <= most:
+        raise ValueError(f"{name} must be a whole number from {least} to {most}, got {text!r:.100}.")
+    return number
+
+
+# --- answers ------------------------------------------------------------------------------------------------
+
+
+def _json(answer: Any, request: Request) -> Response:
+    body = encode(answer)
+    tag = f'"{hashlib.blake2b(body, digest_size=12).hexdigest()}"'
+    if tag in request.headers.get("if-none-match", ""):
+        return Response(status_code=304, headers={"ETag": tag})
+    return Response(body, media_type="application/json", headers={"ETag": tag})
+
+
+def _failure(status: int, text: str) -> Response:
+    return Response(encode({"error": text}), status_code=status, media_type="application/json")
+
+
+def _guarded(answer: Callable[[Request], Response]) -> Callable[[Request], Response]:
+    """Returns a function that turns errors of reading into answers."""
+
+    def guarded(request: Request) -> Response:
+        try:
+            return answer(request)
+        except (RunNotFoundError, FileNotFoundError, NotADirectoryError) as error:
+            return _failure(404, _text_of(error))
+        except EditError as error:
+            return _failure(409, _text_of(error))
+        except MetricNotFoundError as error:
+            return _failure(404 if "id" in request.path_params else 400, _text_of(error))
+        except (RunsError, ValueError, OSError) as error:
+            return _failure(400, _text_of(error))
+
+    return guarded
+
+
+def _text_of(error: Exception) -> str:
+    return str(error) or type(error).__name__
+
+
+def _http_error(_: Request, error: Exception) -> Response:
+    status = error.status_code if isinstance(error, HTTPException) else 500
+    return _failure(
+        status, {404: "nothing is here.", 405: "this method is not known here."}.get(status, str(error))
+    )
+
+
+async def _error_answer(_: Request, error: Exception) -> Response:
+    return _failure(500, f"the server failed: {type(error).__name__}: {error}")

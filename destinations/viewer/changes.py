@@ -1,0 +1,239 @@
+"""What changed since a version: a thread looks at the runs while somebody asks, and wakes those who wait."""
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Hashable
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from .catalog import Catalog
+from .columns import ColumnCache
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["Changes"]
+
+_log = logging.getLogger("destinations")
+
+_LOOK_SECONDS = 0.5
+_ASKED_SECONDS = 60.0
+# A scan of very many runs may take a twentieth of one processor.
+_SCAN_SECONDS = 2.0
+_SCAN_SHARE = 20
+_MAX_VERSIONS = 1000
+_MAX_WATCHED = 200
+_MAX_DIGITS = 18
+
+
+@attrs.frozen
+class _Change:
+    version: int
+    table: bool
+    runs: dict[str, dict[str, bool]]
+
+
+class Changes:
+    """Versions of what there is to see.
+
+    **Threading.** Any thread may call any method; `wait` belongs to an event loop. The thread that looks
+    starts with the first call of `wait`, rests while nobody asks, and ends with `close`.
+
+    Args:
+        catalog: the runs.
+        cache: the columns that are shown.
+        clock: returns monotonic seconds.
+    """
+
+    def __init__(
+        self, catalog: Catalog, cache: ColumnCache, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._catalog = catalog
+        self._cache = cache
+        self._clock = clock
+        # Tells the versions of this server from those of an earlier one.
+        self._name = secrets.token_hex(4)
+        self._lock = threading.Lock()  # Guards everything down to `_waiters`.
+        self._version = 0
+        self._changes: deque[_Change] = deque(maxlen=_MAX_VERSIONS)
+        self._watched: dict[str, float] = {}
+        self._asked_at = float("-inf")
+        self._waiters: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
+        # Belong to the look, of which there is one at a time.
+        self._looking = threading.Lock()
+        self._known: dict[Path, Hashable] = {}
+        self._alive: set[Path] = set()
+        self._rows: dict[str, Hashable] = {}
+        self._next_scan = float("-inf")
+        self._thread: threading.Thread | None = None
+        self._wake = threading.Event()
+        self._is_closed = False
+
+    @property
+    def version(self) -> str:
+        """The present version."""
+        with self._lock:
+            return self._shown(self._version)
+
+    def _shown(self, version: int) -> str:
+        return f"{self._name}-{version}"
+
+    def since(self, version: str) -> dict[str, Any] | None:
+        """Returns what changed after a version; None if nothing did."""
+        with self._lock:
+            now = self._shown(self._version)
+            name, _, number = version.rpartition("-")
+            is_ours = name == self._name and number.isdecimal() and len(number) < _MAX_DIGITS
+            known = int(number) if is_ours else -1
+            if known == self._version:
+                return None
+            is_whole = known < 0 or (self._version - known) > len(self._changes) or known > self._version
+            if is_whole:
+                return {"version": now, "table": True, "all": True, "runs": {}}
+            later = [change for change in self._changes if change.version > known]
+        runs: dict[str, dict[str, bool]] = {}
+        for change in later:
+            for run_id, what in change.runs.items():
+                runs[run_id] = runs.get(run_id, {}) | what
+        return {"version": now, "table": any(one.table for one in later), "runs": runs}
+
+    async def wait(self, version: str, run_ids: Collection[str], seconds: float) -> dict[str, Any]:
+        """Returns what changed after a version, at once or as soon as something does; at last nothing.
+
+        Args:
+            version: the one that the asker has.
+            run_ids: the runs whose rows it shows.
+            seconds: how long to wait at most.
+        """
+        event = asyncio.Event()
+        waiter = asyncio.get_running_loop(), event
+        with self._lock:
+            self._asked_at = self._clock()
+            for run_id in run_ids:
+                self._watched[run_id] = self._asked_at
+            self._waiters.append(waiter)
+        try:
+            self._start()
+            if (found := self.since(version)) is not None:
+                return found
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(event.wait(), seconds)
+            return self.since(version) or {"version": self.version, "table": False, "runs": {}}
+        finally:
+            with self._lock:
+                self._waiters.remove(waiter)
+                self._asked_at = self._clock()
+
+    def look(self) -> None:
+        """Looks once, and publishes what changed."""
+        with self._looking:
+            runs, table = self._changed_records()
+            for run_id in self._changed_rows():
+                runs.setdefault(run_id, {})["rows"] = True
+        if runs or table:
+            self._publish(runs, table=table)
+
+    def wake(self) -> None:
+        """Makes the thread look at once, with a scan."""
+        self._next_scan = float("-inf")
+        self._wake.set()
+
+    def close(self) -> None:
+        """Ends the thread, and the waiting."""
+        self._is_closed = True
+        self._wake.set()
+        self._notify()
+        if self._thread is not None:
+            self._thread.join(10.0)
+
+    # --- the thread -----------------------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        with self._lock:
+            if self._thread is None and not self._is_closed:
+                self._thread = threading.Thread(target=self._loop, name="viewer-changes", daemon=True)
+                self._thread.start()
+            elif self._thread is not None:
+                self._wake.set()
+
+    def _loop(self) -> None:
+        while not self._is_closed:
+            self._wake.clear()
+            with self._lock:
+                is_asked = bool(self._waiters) or self._clock() - self._asked_at < _ASKED_SECONDS
+            if not is_asked:
+                self._wake.wait()
+                continue
+            try:
+                self.look()
+            except Exception as error:  # noqa: BLE001  # a fault of one look must not end all later ones
+                _log.warning("viewer could not look for changes: %s", error)
+            self._wake.wait(_LOOK_SECONDS)
+
+    def _changed_records(self) -> tuple[dict[str, dict[str, bool]], bool]:
+        catalog, now = self._catalog, self._clock()
+        is_first = not self._known and self._version == 0
+        if now >= self._next_scan:
+            catalog.runs.scan()
+            took = self._clock() - now
+            self._next_scan = now + max(_SCAN_SECONDS, _SCAN_SHARE * took)
+        known = catalog.runs.fingerprints() if catalog.runs.roots else {}
+        alive = {record.path for record in catalog.runs.records(where="alive", archived=None)}
+        previous, self._known = self._known, known
+        was_alive, self._alive = self._alive, alive
+        if is_first and not previous:
+            # What there is at the first look is what the first answers show, or newer.
+            return {}, bool(known)
+        changed = {path for path, state in known.items() if previous.get(path) != state}
+        changed |= alive ^ was_alive
+        gone = previous.keys() - known.keys()
+        for path in gone:
+            self._cache.forget(path)
+        runs = {catalog.id_at(path): {"record": True} for path in changed & known.keys()}
+        runs |= {catalog.id_at(path): {"gone": True} for path in gone}
+        return runs, bool(changed or gone)
+
+    def _changed_rows(self) -> list[str]:
+        with self._lock:
+            horizon = self._clock() - _ASKED_SECONDS
+            self._watched = {
+                run_id: at
+                for run_id, at in sorted(self._watched.items(), key=lambda item: -item[1])[:_MAX_WATCHED]
+                if at >= horizon
+            }
+            watched = list(self._watched)
+        changed = []
+        for run_id in watched:
+            run = self._catalog.run_or_none(run_id)
+            if run is None:
+                continue
+            try:
+                rows = self._cache.rows(run.path)
+            except OSError:
+                continue
+            if rows is not None and self._rows.get(run_id, rows) != rows:
+                changed.append(run_id)
+            if rows is not None:
+                self._rows[run_id] = rows
+        for run_id in self._rows.keys() - set(watched):
+            del self._rows[run_id]
+        return changed
+
+    def _publish(self, runs: dict[str, dict[str, bool]], *, table: bool) -> None:
+        with self._lock:
+            self._version += 1
+            self._changes.append(_Change(self._version, table, runs))
+        self._notify()
+
+    def _notify(self) -> None:
+        with self._lock:
+            waiters = list(self._waiters)
+        for loop, event in waiters:
+            with contextlib.suppress(RuntimeError):  # The loop is closed.
+                loop.call_soon_threadsafe(event.set)

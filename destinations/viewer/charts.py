@@ -1,0 +1,358 @@
+"""Answers with curves: series of metrics, and bands over groups of runs or over ranks."""
+
+import itertools
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import attrs
+import numpy as np
+
+from destinations.runs import MetricNotFoundError, Run, RunsError
+from destinations.runs.series import MISSING_STEP
+
+from .columns import ColumnCache, Frame, branches_of, read_branch
+from .downsampling import Array, Curve, downsample, window
+
+__all__ = ["AXES", "Axis", "ChartReader", "Rows", "rows_of"]
+
+AXES = ("step", "epoch", "time", "relative")
+_METRIC_AXIS = "metric:"
+_LEAST_MEMBERS = 3
+
+
+@attrs.frozen
+class Axis:
+    """The x axis of a chart.
+
+    Attributes:
+        kind: one of `AXES`, or "metric".
+        metric: the name of the metric, for "metric".
+        start: of the part that is shown; None for the beginning.
+        end: of the part that is shown; None for the end.
+    """
+
+    kind: str = "step"
+    metric: str = ""
+    start: float | None = None
+    end: float | None = None
+
+    @classmethod
+    def parse(cls, text: str, start: float | None = None, end: float | None = None) -> "Axis":
+        """Returns the axis of a parameter.
+
+        Raises:
+            ValueError: there is no such axis.
+        """
+        if text.startswith(_METRIC_AXIS):
+            return cls("metric", text.removeprefix(_METRIC_AXIS), start, end)
+        if text not in AXES:
+            raise ValueError(f"x must be {', '.join(AXES)} or metric:NAME, got {text!r}.")
+        return cls(text, "", start, end)
+
+    @property
+    def columns(self) -> list[str]:
+        """The columns that the axis needs."""
+        return {"epoch": ["epoch"], "metric": [self.metric]}.get(self.kind, [])
+
+
+@attrs.frozen(eq=False)
+class Rows:
+    """The values of a metric with their places on an axis.
+
+    Attributes:
+        x: `(n,)`.
+        y: float64 `(n,)`.
+        token: another one where earlier values are gone or may have changed.
+    """
+
+    x: Array
+    y: Array
+    token: str
+
+
+class ChartReader:
+    """Reads curves of runs, several runs at a time.
+
+    **Threading.** Any thread may call any method.
+
+    Args:
+        cache: of columns.
+    """
+
+    def __init__(self, cache: ColumnCache | None = None) -> None:
+        self.cache = ColumnCache() if cache is None else cache
+        # Much of the reading is numpy's, which lets other threads run.
+        self._pool = ThreadPoolExecutor(min(4, os.cpu_count() or 1), "viewer-series")
+
+    def close(self) -> None:
+        """Ends the threads."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def series(
+        self,
+        runs: Sequence[tuple[str, Run | None]],
+        metrics: Sequence[str],
+        axis: Axis,
+        *,
+        points: int,
+        rank: int = 0,
+        cursors: Sequence[str] = (),
+        branches: bool = False,
+    ) -> list[dict[str, Any]]:
+        """Returns the series of `/api/series`, the metrics of one run after another.
+
+        Args:
+            runs: id and run; None for one that is not there.
+            metrics: their names.
+            axis: the x axis.
+            points: the largest number of points of a series.
+            rank: of the rows.
+            cursors: of the series that are no branches, in this order, of an earlier answer; may be fewer.
+            branches: whether to return abandoned branches too, each after its series; only without cursors.
+        """
+        after = dict(zip(itertools.product([one for one, _ in runs], metrics), cursors, strict=False))
+
+        def of_run(item: tuple[str, Run | None]) -> list[dict[str, Any]]:
+            run_id, run = item
+            found = rows_of(self.cache, run, metrics, axis, rank)
+            answers = []
+            for metric, rows in zip(metrics, found, strict=True):
+                named = {"run": run_id, "metric": metric, "rank": rank}
+                cursor = after.get((run_id, metric), "")
+                answers.append({**named, "branch": None, **_series(rows, axis, points, cursor)})
+                if branches and run is not None and not cursors:
+                    answers += [
+                        {**named, "branch": name, **_series(left, axis, points, "")}
+                        for name, left in _branch_rows(run, metric, axis, rank)
+                    ]
+            return answers
+
+        return [one for found in self._pool.map(of_run, runs) for one in found]
+
+    def bands(
+        self,
+        groups: Sequence[tuple[str, Sequence[tuple[str, Run, int]]]],
+        metric: str,
+        axis: Axis,
+        *,
+        points: int,
+    ) -> list[dict[str, Any]]:
+        """Returns the bands of `/api/band`.
+
+        Args:
+            groups: label and members: id, run and rank.
+            metric: its name.
+            axis: the x axis.
+            points: the largest number of points of a band.
+        """
+
+        def read(member: tuple[str, Run, int]) -> Rows | str:
+            _, run, rank = member
+            return rows_of(self.cache, run, [metric], axis, rank)[0]
+
+        bands = []
+        for label, members in groups:
+            found = list(self._pool.map(read, members))
+            rows = [one for one in found if isinstance(one, Rows)]
+            kept = [member for member, one in zip(members, found, strict=True) if isinstance(one, Rows)]
+            errors = [one for one in found if isinstance(one, str)]
+            if rows:
+                bands.append({"label": label, **_band(kept, rows, axis, points), "errors": errors})
+        return bands
+
+
+def rows_of(
+    cache: ColumnCache, run: Run | None, metrics: Sequence[str], axis: Axis, rank: int
+) -> list[Rows | str]:
+    """Returns the values of metrics of a run; a text for one that cannot be read."""
+    if run is None:
+        return ["this run is not there any more."] * len(metrics)
+    try:
+        # A run of a dataset has no files of its own.
+        frame = cache.read(run.path, rank, [*metrics, *axis.columns]) if type(run) is Run else None
+    except (OSError, ValueError) as error:
+        return [str(error)] * len(metrics)
+    found: list[Rows | str] = []
+    for metric in metrics:
+        try:
+            found.append(
+                _rows_of_run(run, metric, axis, rank)
+                if frame is None
+                else _rows_of_frame(frame, metric, axis, run.created_at)
+            )
+        except (RunsError, OSError, ValueError) as error:
+            found.append(str(error))
+    return found
+
+
+def _branch_rows(run: Run, metric: str, axis: Axis, rank: int) -> Iterator[tuple[str, Rows | str]]:
+    """Yields the abandoned branches that have the metric."""
+    for branch in branches_of(run.path):
+        if branch.rank == rank:
+            try:
+                frame = read_branch(branch, [metric, *axis.columns])
+                if frame.column(metric) is not None:
+                    yield branch.name, _rows_of_frame(frame, metric, axis, run.created_at)
+            except (RunsError, OSError, ValueError) as error:
+                yield branch.name, str(error)
+
+
+def _rows_of_frame(frame: Frame, metric: str, axis: Axis, began_at: float | None) -> Rows:
+    column = frame.column(metric)
+    if column is None:
+        raise MetricNotFoundError(metric, frame.known)
+    block = frame.block
+    y, present = block.columns[column]
+    x: Array
+    match axis.kind:
+        case "step":
+            x, is_known = _steps(block.step, present)
+        case "time" | "relative":
+            x, is_known = block.time, ~np.isnan(block.time)
+            if axis.kind == "relative" and is_known.any():
+                x = x - (x[np.argmax(is_known)] if began_at is None else began_at)
+        case _:
+            wanted = "epoch" if axis.kind == "epoch" else axis.metric
+            name = frame.column(wanted)
+            if name is None:
+                raise MetricNotFoundError(wanted, frame.known)
+            x, is_known = _filled(*block.columns[name])
+    keep = present & is_known
+    if keep.all():
+        return Rows(x, y, frame.token)
+    return Rows(x[keep], y[keep], frame.token)
+
+
+def _steps(step: Array, present: Array) -> tuple[Array, Array]:
+    """Returns steps; the number of the value where no value of the metric has a step."""
+    is_known = step != MISSING_STEP
+    if not (is_known & present).any():
+        return np.cumsum(present) - 1, np.ones(len(step), np.bool_)
+    return step, is_known
+
+
+def _filled(values: Array, present: Array) -> tuple[Array, Array]:
+    """Returns the last finite value at or before each row, and where there is one."""
+    is_known = present & np.isfinite(values)
+    places = np.maximum.accumulate(np.where(is_known, np.arange(len(values)), -1)) if len(values) else values
+    return values[places.astype(np.intp)], places >= 0
+
+
+def _rows_of_run(run: Run, metric: str, axis: Axis, rank: int) -> Rows:
+    """Returns the values of a metric of a run that has no folder of its own, such as one of a dataset."""
+    found = run.series(metric, rank)
+    match axis.kind:
+        case "step":
+            x, is_known = _steps(found.step, np.ones(len(found), np.bool_))
+        case "time" | "relative":
+            x, is_known = found.time, ~np.isnan(found.time)
+            if axis.kind == "relative" and is_known.any():
+                x = x - (run.created_at or x[np.argmax(is_known)])
+        case _:
+            raise ValueError(
+                f"x={axis.kind} needs the folder of the run, and a dataset has none. Use x=step."
+            )
+    return Rows(x[is_known], found.value[is_known], f"{run.run_id}")
+
+
+def _series(rows: Rows | str, axis: Axis, points: int, cursor: str) -> dict[str, Any]:
+    if isinstance(rows, str):
+        empty = Curve(np.empty(0), np.empty(0), None, None, 1, np.empty(0), np.empty(0))
+        return {**_points(empty), "rows": 0, "cursor": "", "append": False, "error": rows}
+    start = _place_after(cursor, rows, points)
+    x, y = rows.x[start or 0 :], rows.y[start or 0 :]
+    places, count = window(x, axis.start, axis.end)
+    if len(places) < len(x):
+        x, y = x[places], y[places]
+    return {
+        **_points(downsample(x, y, points)),
+        "rows": count,
+        "cursor": f"{rows.token}:{len(rows.y)}",
+        "append": start is not None,
+        "error": None,
+    }
+
+
+def _place_after(cursor: str, rows: Rows, points: int) -> int | None:
+    """Returns how many values the reader has; None if it has to read all of them."""
+    token, _, count = cursor.rpartition(":")
+    if token != rows.token or not count.isdecimal():
+        return None
+    return int(count) if 0 <= len(rows.y) - int(count) <= points else None
+
+
+def _points(curve: Curve) -> dict[str, Any]:
+    fields = attrs.asdict(curve, recurse=False)
+    return {name: fields[name] for name in ("x", "y", "low", "high", "merged", "nan", "inf")}
+
+
+# --- bands --------------------------------------------------------------------------------------------------
+
+
+def _band(
+    members: Sequence[tuple[str, Run, int]], rows: Sequence[Rows], axis: Axis, points: int
+) -> dict[str, Any]:
+    curves = [_between(one, axis) for one in rows]
+    grid = _grid([x for x, _ in curves], points)
+    # A curve of many values is read at the mean of the values that a point of the grid stands for.
+    table = np.array([_resampled(x, y, grid) for x, y in curves]).reshape(len(curves), len(grid))
+    count = np.count_nonzero(~np.isnan(table), axis=0)
+    is_there = count > 0
+    table, grid, count = table[:, is_there], grid[is_there], count[is_there]
+    median = np.nanmedian(table, axis=0) if len(grid) else grid
+    return {
+        "members": [{"run": run_id, "rank": rank, "name": run.name} for run_id, run, rank in members],
+        "x": grid,
+        "low": np.fmin.reduce(table, axis=0),
+        "median": median,
+        "high": np.fmax.reduce(table, axis=0),
+        "count": count,
+        "straggler": _straggler(members, table, median),
+    }
+
+
+def _between(rows: Rows, axis: Axis) -> tuple[Array, Array]:
+    keep = np.isfinite(rows.y)
+    if axis.start is not None:
+        keep &= rows.x >= axis.start
+    if axis.end is not None:
+        keep &= rows.x <= axis.end
+    x, y = rows.x[keep].astype(np.float64), rows.y[keep]
+    order = np.argsort(x, kind="stable")
+    return x[order], y[order]
+
+
+def _grid(axes: Sequence[Array], points: int) -> Array:
+    """Returns the places of a band: those of the values if there are few, else evenly spaced ones."""
+    places = np.unique(np.concatenate([*axes, np.empty(0)]))
+    return places if len(places) <= points else np.linspace(places[0], places[-1], points)
+
+
+def _resampled(x: Array, y: Array, grid: Array) -> Array:
+    """Returns a curve on a grid: the mean of the values nearest to a place, interpolated between places."""
+    if not len(x):
+        return np.full(len(grid), np.nan)
+    if len(grid) > 1 and len(x) > len(grid):
+        cells = np.searchsorted((grid[1:] + grid[:-1]) / 2, x)
+        counts = np.bincount(cells, minlength=len(grid))
+        sums = np.bincount(cells, y, minlength=len(grid))
+        filled = counts > 0
+        x, y = grid[filled], sums[filled] / counts[filled]
+    found: Array = np.interp(grid, x, y, left=np.nan, right=np.nan)
+    return found
+
+
+def _straggler(members: Sequence[tuple[str, Run, int]], table: Array, median: Array) -> dict[str, Any] | None:
+    """Returns the member that is furthest from the median."""
+    if len(members) < _LEAST_MEMBERS or not len(median):
+        return None
+    distances = [
+        float(np.mean(found)) if len(found := np.abs(row - median)[~np.isnan(row)]) else 0.0 for row in table
+    ]
+    place = int(np.argmax(distances))
+    if not distances[place] > 0:
+        return None
+    run_id, _, rank = members[place]
+    return {"run": run_id, "rank": rank, "distance": distances[place]}

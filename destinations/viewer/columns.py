@@ -1,0 +1,319 @@
+"""The metrics of runs as columns in memory, of which only new rows are read again.
+
+The rows of a CSV are kept; those still in the journal are few and are read on each call. Memory is bounded:
+the columns of the runs that were asked for least recently are dropped.
+
+**Threading.** Any thread may call any method; calls for the same run take turns.
+"""
+
+import functools
+import itertools
+import os
+import re
+import threading
+from collections import OrderedDict
+from collections.abc import Hashable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+
+from destinations.run_directory.csv_format import header_line, parse_header
+from destinations.run_directory.frames import Resume
+from destinations.run_directory.layout import ABANDONED_FOLDER, OWN_COLUMNS, column_of
+from destinations.run_directory.reader import Snapshot, merge_journal, metric_columns, take_snapshot
+from destinations.runs.series import Block, block_of_rows, read_blocks, without_abandoned
+from uploads.disk import read_regular
+
+__all__ = ["Branch", "ColumnCache", "Frame", "branches_of", "read_branch"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+_CACHE_BYTES = 256 << 20
+_OWN_HEADER = header_line(OWN_COLUMNS).rstrip()
+_FIRST_ROWS = 1024
+_MAX_BRANCHES = 100
+_MAX_BRANCH_BYTES = 256 << 20
+_BRANCH = re.compile(r"metrics(?:\.rank(\d{1,9}))?\.step(-?\d{1,18})\.(\w+)\.csv")
+
+
+@attrs.frozen(eq=False)
+class Frame:
+    """Rows of a rank, with some of its metrics.
+
+    Attributes:
+        block: the rows; `columns` has those of the wanted metrics that exist, by column.
+        known: all metrics of the rank, in the order of first appearance.
+        token: another one where rows that were there before are gone or may have changed; rows are only
+            added while it is the same.
+    """
+
+    block: Block
+    known: list[str]
+    token: str
+
+    def column(self, name: str) -> str | None:
+        """Returns the column of a metric, or None if there is none."""
+        return next((one for one in (column_of(name), name) if one in self.block.columns), None)
+
+
+class ColumnCache:
+    """Columns of runs, by folder and rank.
+
+    Args:
+        limit_bytes: how much memory the columns may take.
+    """
+
+    def __init__(self, limit_bytes: int = _CACHE_BYTES) -> None:
+        self._limit_bytes = limit_bytes
+        self._lock = threading.Lock()  # Guards `_ranks`.
+        self._ranks: OrderedDict[tuple[Path, int], _Rank] = OrderedDict()
+
+    @property
+    def nbytes(self) -> int:
+        """The memory that the columns take."""
+        with self._lock:
+            return sum(rank.nbytes for rank in self._ranks.values())
+
+    def read(self, run_dir: Path, rank: int, names: Sequence[str]) -> Frame:
+        """Returns the rows of a rank as they are now.
+
+        Args:
+            run_dir: the folder of the run.
+            rank: of the rows.
+            names: of metrics; "epoch" is the epoch. Those that do not exist are left out.
+
+        Raises:
+            OSError: a file cannot be read.
+        """
+        key = run_dir, rank
+        with self._lock:
+            held = self._ranks.setdefault(key, _Rank(run_dir, rank))
+            self._ranks.move_to_end(key)
+        frame = held.read(names)
+        self._trim(key, frame)
+        return frame
+
+    def rows(self, run_dir: Path) -> Hashable:
+        """Returns a value that changes with the rows of the ranks that are held; None if none is."""
+        with self._lock:
+            held = [one for (folder, _), one in self._ranks.items() if folder == run_dir]
+        return tuple(one.extent() for one in held) or None
+
+    def forget(self, run_dir: Path) -> None:
+        """Drops the columns of a run."""
+        with self._lock:
+            for key in [key for key in self._ranks if key[0] == run_dir]:
+                del self._ranks[key]
+
+    def _trim(self, newest: tuple[Path, int], frame: Frame) -> None:
+        with self._lock:
+            total = sum(rank.nbytes for rank in self._ranks.values())
+            for key in list(self._ranks):
+                if total <= self._limit_bytes:
+                    return
+                if key != newest:
+                    total -= self._ranks.pop(key).nbytes
+            if total > self._limit_bytes and newest in self._ranks:
+                # One run alone is larger: what was not asked for just now is dropped.
+                self._ranks[newest].keep(frame.block.columns)
+
+
+@attrs.frozen
+class Branch:
+    """Rows that a resume has left: a file that never changes.
+
+    Attributes:
+        name: of the branch.
+        rank: of the rows.
+        from_step: the step that training continued from.
+        path: the CSV.
+    """
+
+    name: str
+    rank: int
+    from_step: int
+    path: Path
+
+
+def branches_of(run_dir: Path) -> list[Branch]:
+    """Returns the abandoned branches of a run, by step; a hundred at most."""
+    found = []
+    folder = run_dir / ABANDONED_FOLDER
+    for path in sorted(folder.glob("*.csv")) if not folder.is_symlink() else ():
+        if parts := _BRANCH.fullmatch(path.name):
+            rank, step, branch = parts.groups()
+            found.append(Branch(f"step{step}.{branch}", int(rank or 0), int(step), path))
+    return sorted(found, key=lambda one: (one.rank, one.from_step))[:_MAX_BRANCHES]
+
+
+def read_branch(branch: Branch, names: Sequence[str]) -> Frame:
+    """Returns the rows of an abandoned branch.
+
+    Args:
+        branch: the branch.
+        names: as for `ColumnCache.read`.
+
+    Raises:
+        OSError: the file cannot be read, or has more than 256 MiB.
+    """
+    header, _, body = read_regular(branch.path, _MAX_BRANCH_BYTES).partition(b"\n")
+    header += b"\n"
+    known = [name for name in parse_header(header) if name not in OWN_COLUMNS]
+    wanted = _columns_of(names, known)
+    blocks = [block_of_rows([], wanted), *read_blocks(header, [body] if body else [], wanted)]
+    return Frame(functools.reduce(_joined, blocks), known, branch.name)
+
+
+def _columns_of(names: Sequence[str], known: Sequence[str]) -> list[str]:
+    """Returns the columns of metrics that exist."""
+    columns = (column for name in names for column in (column_of(name), name))
+    return list(dict.fromkeys(one for one in columns if one in known or one == "epoch"))
+
+
+_tokens = itertools.count(1)
+
+
+class _Rank:
+    """The columns of one rank of a run."""
+
+    def __init__(self, run_dir: Path, rank: int) -> None:
+        self._run_dir = run_dir
+        self._rank = rank
+        self._lock = threading.Lock()  # Guards everything below.
+        self._clear()
+
+    def _clear(self) -> None:
+        self._identity: tuple[int, int, bytes] | None = None
+        self._end = 0
+        self._token = next(_tokens)
+        self._step = _Growing(np.int64)
+        self._time = _Growing(np.float64)
+        self._columns: dict[str, tuple[_Growing, _Growing]] = {}
+
+    @property
+    def nbytes(self) -> int:
+        columns = list(self._columns.values())
+        return self._step.nbytes + self._time.nbytes + sum(one.nbytes for pair in columns for one in pair)
+
+    def keep(self, columns: Mapping[str, Any]) -> None:
+        """Drops all columns but these."""
+        with self._lock:
+            self._columns = {name: pair for name, pair in self._columns.items() if name in columns}
+
+    def extent(self) -> Hashable:
+        """Returns a value that changes when there are other rows."""
+        with self._lock, take_snapshot(self._run_dir, self._rank) as snapshot:
+            return _identity_of(snapshot), snapshot.csv.end, len(snapshot.records)
+
+    def read(self, names: Sequence[str]) -> Frame:
+        with self._lock, take_snapshot(self._run_dir, self._rank) as snapshot:
+            known = metric_columns(snapshot)
+            wanted = _columns_of(names, known)
+            self._update(snapshot, wanted)
+            resumes = [record for record in snapshot.records if isinstance(record, Resume)]
+            block = without_abandoned(self._block(wanted), resumes)
+            rows = merge_journal([], snapshot.records)
+            if rows:
+                block = _joined(block, block_of_rows(rows, wanted))
+            return Frame(block, known, f"{self._token}.{len(resumes)}")
+
+    def _update(self, snapshot: Snapshot, wanted: Sequence[str]) -> None:
+        """Reads new rows of the CSV, for all columns that are held; all rows, for the others."""
+        identity, csv = _identity_of(snapshot), snapshot.csv
+        # Another program may change what it has written, or name the columns anew in the middle.
+        is_own = csv.header.startswith(_OWN_HEADER)
+        is_continued = identity == self._identity and csv.end >= self._end
+        if not is_continued or (csv.end > self._end and not is_own):
+            wanted = [*dict.fromkeys([*self._columns, *wanted])]
+            self._clear()
+        self._identity = identity
+        if csv.end > self._end and self._columns:
+            start = max(self._end, len(csv.header))
+            for block in read_blocks(csv.header, csv.chunks(start), list(self._columns)):
+                self._append(block)
+            self._end = csv.end
+        missing = [name for name in wanted if name not in self._columns]
+        if missing:
+            self._add_columns(snapshot, missing)
+
+    def _append(self, block: Block) -> None:
+        self._step.append(block.step)
+        self._time.append(block.time)
+        for name, (values, present) in self._columns.items():
+            values.append(block.columns[name][0])
+            present.append(block.columns[name][1])
+
+    def _add_columns(self, snapshot: Snapshot, names: Sequence[str]) -> None:
+        """Reads columns of all rows; other columns are up to date."""
+        csv = snapshot.csv
+        added = {name: (_Growing(np.float64), _Growing(np.bool_)) for name in names}
+        is_first = not self._columns
+        if is_first:
+            self._step, self._time = _Growing(np.int64), _Growing(np.float64)
+        for block in read_blocks(csv.header, csv.chunks(), list(names)):
+            if is_first:
+                self._step.append(block.step)
+                self._time.append(block.time)
+            for name, (values, present) in added.items():
+                values.append(block.columns[name][0])
+                present.append(block.columns[name][1])
+        self._columns |= added
+        self._end = csv.end
+
+    def _block(self, names: Sequence[str]) -> Block:
+        columns = {name: self._columns[name] for name in names}
+        return Block(
+            self._step.values(),
+            self._time.values(),
+            {name: (values.values(), present.values()) for name, (values, present) in columns.items()},
+        )
+
+
+def _identity_of(snapshot: Snapshot) -> tuple[int, int, bytes]:
+    fd = snapshot.csv.fileno()
+    if fd < 0:
+        return 0, 0, b""
+    state = os.fstat(fd)
+    return state.st_dev, state.st_ino, snapshot.csv.header
+
+
+def _joined(first: Block, second: Block) -> Block:
+    names = first.columns
+    return Block(
+        np.concatenate([first.step, second.step]),
+        np.concatenate([first.time, second.time]),
+        {
+            name: (
+                np.concatenate([names[name][0], second.columns[name][0]]),
+                np.concatenate([names[name][1], second.columns[name][1]]),
+            )
+            for name in names
+        },
+    )
+
+
+class _Growing:
+    """An array that grows at its end; views of it stay valid."""
+
+    def __init__(self, kind: Any) -> None:
+        self._array: Array = np.empty(0, kind)
+        self._size = 0
+
+    @property
+    def nbytes(self) -> int:
+        return self._array.nbytes
+
+    def values(self) -> Array:
+        return self._array[: self._size]
+
+    def append(self, values: Array) -> None:
+        size = self._size + len(values)
+        if size > len(self._array):
+            # Rows before the end are never written again, so views of the old array stay right.
+            larger = np.empty(max(size, len(self._array) * 3 // 2, _FIRST_ROWS), self._array.dtype)
+            larger[: self._size] = self._array[: self._size]
+            self._array = larger
+        self._array[self._size : size] = values
+        self._size = size

@@ -1,0 +1,75 @@
+"""The command `destinations view`. Imports the server when it runs."""
+
+import argparse
+from typing import Any
+
+__all__ = ["add_options"]
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of the command; the parsed namespace has `run`, which returns the exit code."""
+    parser.add_argument(
+        "root",
+        nargs="*",
+        metavar="ROOT",
+        help="folder of runs, or s3://bucket/prefix (default: $DESTINATIONS_ROOT, else ./runs)",
+    )
+    parser.add_argument("--host", default="127.0.0.1", help="address to bind (default: 127.0.0.1)")
+    parser.add_argument(
+        "--port", type=int, metavar="N", help="port (default: 8377, or a free one if that is taken)"
+    )
+    parser.add_argument(
+        "--allow-host",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="name by which browsers reach this server, such as that of a proxy; repeatable",
+    )
+    parser.add_argument("--open", action="store_true", help="open the page in a browser")
+    parser.set_defaults(run=_Command())
+
+
+class _Command:
+    """Runs the command; messages and exit codes are those of `destinations runs`."""
+
+    def __call__(self, options: argparse.Namespace, session: Any = None) -> int:
+        from destinations.runs.commands.running import run_command
+
+        return run_command(view, options, session)
+
+
+def view(options: argparse.Namespace, session: Any) -> int:
+    """Serves the page until Ctrl-C."""
+    from destinations.runs import open_runs
+    from destinations.runs.commands.running import EXIT_OK, roots_of
+
+    from .server import Viewer
+
+    options.root = options.root or None
+    roots = roots_of(options, session)
+    with (
+        open_runs(*roots, clock=session.clock) as runs,
+        Viewer(
+            runs,
+            host=options.host,
+            port=options.port,
+            allowed_hosts=options.allow_host,
+            clock=session.clock,
+        ) as viewer,
+    ):
+        count = runs.report.runs
+        session.screen.line(f"{count} {'run' if count == 1 else 'runs'} in {', '.join(map(str, roots))}")
+        session.screen.line(viewer.url)
+        session.screen.flush()
+        if not viewer.is_local:
+            session.note(
+                f"warning: everybody who has this address and can reach {viewer.address} can read these runs "
+                "and edit their tags and notes, and the connection is not encrypted. Leave out --host to serve "
+                "this machine only."
+            )
+        if options.open:
+            import webbrowser
+
+            webbrowser.open(viewer.url)
+        viewer.wait()
+    return EXIT_OK

@@ -1,0 +1,459 @@
+"""Answers about one run: its record, log, media, tables, point clouds, sounds; what differs between runs.
+
+All reading is that of `destinations.runs`. Nothing here knows HTTP.
+"""
+
+import os
+import stat
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+
+from destinations.run_directory.layout import SIDECAR
+from destinations.runs import Run
+from destinations.runs.commands.diff import differing_fields
+from destinations.runs.files import path_inside, read_object_file
+from destinations.runs.media import Image, read_points, read_sound
+from uploads.disk import open_regular
+
+from .catalog import Catalog, shown
+from .charts import Axis, Rows, rows_of
+from .columns import ColumnCache, branches_of
+from .downsampling import Array, downsample
+
+__all__ = ["KINDS", "compare", "details", "log", "media", "plain", "points", "table", "wave"]
+
+KINDS = (
+    "images",
+    "audio",
+    "videos",
+    "point_clouds",
+    "tables",
+    "histograms",
+    "texts",
+    "traces",
+    "artifacts",
+)
+_MAX_STEPS = 10_000
+_MAX_NAMES = 1000
+_MAX_COMPARED = 200
+_MAX_LOGS = 100
+_MAX_CHECKPOINTS = 1000
+_MAX_SESSIONS = 1000
+_LOG_BYTES = 256 << 10
+_LOG_SUFFIXES = (".log", ".txt", ".out", ".err")
+_CHECKPOINT_SUFFIXES = (".ckpt", ".pt", ".pth", ".safetensors", ".symlink")
+_MAX_SAMPLES = 1 << 26
+
+
+def plain(value: Any) -> Any:
+    """Returns a value for strict JSON; numbers that are not finite are objects, see `shown`."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if value is None or isinstance(value, bool | int | float | str):
+        return shown(value)
+    return str(value)
+
+
+def details(catalog: Catalog, run: Run) -> dict[str, Any]:
+    """Returns the answer of `/api/runs/ID`."""
+    record = run.record
+    environment = run.environment
+    sidecar = read_object_file(run.path / SIDECAR)
+    return {
+        **catalog.row(record),
+        "ended_at": record.ended_at,
+        "updated_at": record.updated_at,
+        "heartbeat_at": record.heartbeat_at,
+        "kind": record.kind,
+        "checkpoint_path": record.checkpoint_path,
+        "folder": str(run.path),
+        "hyperparameters": plain(run.hyperparameters),
+        "summary": {name: attrs.asdict(one) for name, one in run.summary.items()},
+        "metrics": _names_or_none(run),
+        "ranks": run.ranks(),
+        "environment": plain(environment),
+        "git": plain(environment.get("git")),
+        "sessions": plain(run.sessions[-_MAX_SESSIONS:]),
+        "branches": _branches(run),
+        "checkpoints": _checkpoints(run),
+        "artifacts": _artifacts(run),
+        "errors": _errors(run, sidecar),
+        "overhead": plain(run.receipt),
+        "lost": plain(sidecar.get("lost") or {}),
+        "media": _media_index(run),
+        "damaged_lines": run.damaged_lines(),
+        "logs": [str(path.relative_to(run.path)) for path in _logs(run)],
+    }
+
+
+def _names_or_none(run: Run) -> list[str]:
+    try:
+        return run.metric_names()
+    except OSError:
+        return []
+
+
+def _branches(run: Run) -> list[dict[str, Any]]:
+    return [
+        {
+            "branch": one.name,
+            "rank": one.rank,
+            "file": str(one.path.relative_to(run.path)),
+            "from_step": one.from_step,
+        }
+        for one in branches_of(run.path)
+    ]
+
+
+def _checkpoints(run: Run) -> list[dict[str, Any]]:
+    """Returns the checkpoints in the folder of the run, and the newest one that its record names."""
+    found = [
+        {
+            "name": path.name,
+            "path": str(path),
+            "size": state.st_size,
+            "time": state.st_mtime,
+            "exists": True,
+        }
+        for path in _files_in(run.path / "checkpoints", _CHECKPOINT_SUFFIXES, _MAX_CHECKPOINTS)
+        if (state := _state(path)) is not None
+    ]
+    newest = run.checkpoint_path
+    if newest and not any(one["path"] == newest for one in found):
+        path = Path(newest)
+        is_uri = "://" in newest
+        state = None if is_uri else _state(path)
+        found.append(
+            {
+                "name": newest.rstrip("/").rpartition("/")[2],
+                "path": newest,
+                "size": state.st_size if state is not None and stat.S_ISREG(state.st_mode) else None,
+                "time": None if state is None else state.st_mtime,
+                "exists": None if is_uri else state is not None,
+            }
+        )
+    return found
+
+
+def _artifacts(run: Run) -> list[dict[str, Any]]:
+    """Returns the newest file of each name."""
+    newest = {one.name: one for one in run.artifacts()}
+    return [
+        {
+            "name": one.name,
+            "step": one.step,
+            "time": one.time,
+            "size": one.size,
+            "file": str(one.path.relative_to(run.path)),
+            "uri": None,
+            "arrived": one.path.is_file(),
+        }
+        for one in list(newest.values())[:_MAX_NAMES]
+    ]
+
+
+def _errors(run: Run, sidecar: Mapping[str, Any]) -> list[dict[str, Any]]:
+    errors = []
+    if run.record.problem:
+        errors.append({"kind": "problem", "text": run.record.problem, "count": 1})
+    errors += [
+        {"kind": "exception", "text": str(session["exception"]), "count": 1}
+        for session in run.sessions[-_MAX_SESSIONS:]
+        if session.get("exception")
+    ]
+    overhead = sidecar.get("overhead")
+    if isinstance(overhead, dict) and overhead.get("errors"):
+        counted = overhead["errors"]
+        count = (
+            sum(one for one in counted.values() if isinstance(one, int))
+            if isinstance(counted, dict)
+            else counted
+        )
+        errors.append(
+            {
+                "kind": "logging",
+                "text": str(overhead.get("last_error") or "errors while writing records"),
+                "count": count if isinstance(count, int) else 1,
+            }
+        )
+    lost = sidecar.get("lost")
+    for kind, count in lost.items() if isinstance(lost, dict) else ():
+        if count:
+            errors.append(
+                {"kind": "lost", "text": f"{kind} that were accepted and not written", "count": count}
+            )
+    return plain(errors)  # type: ignore[no-any-return]  # of a list, a list
+
+
+# --- the log ------------------------------------------------------------------------------------------------
+
+
+def log(run: Run, name: str = "", offset: int = 0, limit: int = _LOG_BYTES) -> dict[str, Any]:
+    """Returns the answer of `/api/runs/ID/log`.
+
+    Args:
+        run: the run.
+        name: of a log file; "" for the first.
+        offset: in bytes; a negative one counts from the end.
+        limit: the largest number of bytes.
+
+    Raises:
+        FileNotFoundError: there is no such log file.
+    """
+    logs = {str(path.relative_to(run.path)): path for path in _logs(run)}
+    name = name or next(iter(logs), "")
+    if name not in logs:
+        raise FileNotFoundError(f"no log {name!r} in this run." if name else "this run has no log file.")
+    fd = open_regular(logs[name])
+    try:
+        size = os.fstat(fd).st_size
+        start = max(0, size + offset) if offset < 0 else min(offset, size)
+        data = os.pread(fd, max(0, min(limit, _LOG_BYTES)), start)
+    finally:
+        os.close(fd)
+    # Up to a whole line, so that no character is cut in two; unless it is one very long line.
+    end = len(data) if start + len(data) >= size else data.rfind(b"\n") + 1 or len(data)
+    text = data[:end].decode("utf-8", "replace")
+    return {"file": name, "text": text, "offset": start, "next": start + end, "size": size}
+
+
+def _logs(run: Run) -> list[Path]:
+    return [
+        path
+        for folder in (run.path, run.path / "logs")
+        for path in _files_in(folder, _LOG_SUFFIXES, _MAX_LOGS)
+    ][:_MAX_LOGS]
+
+
+def _files_in(folder: Path, suffixes: Sequence[str], limit: int) -> list[Path]:
+    """Returns the regular files of a folder of a run, by name; none if it is missing or a link."""
+    try:
+        if folder.is_symlink():
+            return []
+        with os.scandir(folder) as entries:
+            found = [
+                Path(entry.path)
+                for entry in entries
+                if entry.name.endswith(tuple(suffixes))
+                and not entry.name.startswith(".")
+                and entry.is_file(follow_symlinks=False)
+            ]
+    except OSError:
+        return []
+    return sorted(found)[:limit]
+
+
+def _state(path: Path) -> os.stat_result | None:
+    try:
+        return path.stat(follow_symlinks=False)
+    except (OSError, ValueError):
+        return None
+
+
+# --- media --------------------------------------------------------------------------------------------------
+
+
+def _records(run: Run, kind: str, name: str | None = None) -> Sequence[Any]:
+    if kind == "traces":
+        return run.traces()
+    return getattr(run, kind)(name)  # type: ignore[no-any-return]  # one of `KINDS`
+
+
+def _media_index(run: Run) -> dict[str, dict[str, list[int | None]]]:
+    """Returns the steps of each name of each kind."""
+    index: dict[str, dict[str, list[int | None]]] = {}
+    for kind in run.record_counts():
+        names: dict[str, dict[int | None, None]] = {}
+        for one in _records(run, kind):
+            name = getattr(one, "name", "")
+            if name in names or len(names) < _MAX_NAMES:
+                names.setdefault(name, {})[one.step] = None
+        index[kind] = {name: _evenly(list(steps), _MAX_STEPS) for name, steps in names.items()}
+    return index
+
+
+def media(
+    run: Run,
+    kind: str,
+    name: str,
+    *,
+    start: float | None = None,
+    end: float | None = None,
+    limit: int = 1000,
+) -> dict[str, Any]:
+    """Returns the answer of `/api/runs/ID/media`.
+
+    Raises:
+        ValueError: there is no such kind.
+        MetricNotFoundError: nothing has this name.
+    """
+    if kind not in KINDS:
+        raise ValueError(f"kind must be one of {', '.join(KINDS)}, got {kind!r}.")
+    found = [one for one in _records(run, kind, name) if _is_between(one.step, start, end)]
+    items = [_item(run, one) for one in _evenly(found, limit)]
+    return {"total": len(found), "items": plain_items(items)}
+
+
+def _is_between(step: int | None, start: float | None, end: float | None) -> bool:
+    if start is None and end is None:
+        return True
+    return step is not None and (start is None or step >= start) and (end is None or step <= end)
+
+
+def plain_items(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Returns items for strict JSON; arrays stay arrays."""
+    return [
+        {name: value if isinstance(value, np.ndarray) else plain(value) for name, value in item.items()}
+        for item in items
+    ]
+
+
+def _item(run: Run, one: Any) -> dict[str, Any]:
+    fields = attrs.asdict(one, recurse=False)
+    fields.pop("name", None)
+    if "path" in fields:
+        fields["file"] = str(fields.pop("path").relative_to(run.path))
+    if isinstance(one, Image):
+        fields["masks"] = {
+            name: {
+                "file": str(mask.path.relative_to(run.path)),
+                "overlay": None if mask.overlay is None else str(mask.overlay.relative_to(run.path)),
+            }
+            for name, mask in one.masks.items()
+        }
+        fields["labels"] = fields.pop("class_labels")
+    if "row_count" in fields:
+        fields["rows"] = fields.pop("row_count")
+        fields["columns"] = [{"name": column, "type": kind} for column, kind in fields["columns"]]
+    return fields
+
+
+def _evenly(items: Sequence[Any], limit: int) -> list[Any]:
+    """Returns at most so many items, evenly chosen, with the first and the last."""
+    if len(items) <= limit:
+        return list(items)
+    return [items[round(place)] for place in np.linspace(0, len(items) - 1, max(1, limit))]
+
+
+def table(
+    run: Run, name: str, step: int | None = None, *, offset: int = 0, limit: int = 1000
+) -> dict[str, Any]:
+    """Returns the answer of `/api/runs/ID/table`.
+
+    Raises:
+        MetricNotFoundError: no table has this name, or none has it at this step.
+    """
+    found = run.table(name, step)
+    entry = [one for one in run.tables(name) if one.step == found.step][-1]
+    kinds = dict(entry.columns)
+    return {
+        "name": name,
+        "step": found.step,
+        "columns": [{"name": column, "type": kinds.get(column, "str")} for column in found.columns],
+        "rows": plain(found.rows[offset : offset + limit]),
+        "offset": offset,
+        "total": len(found.rows),
+    }
+
+
+def points(run: Run, file: str, limit: int = 50_000) -> dict[str, Any]:
+    """Returns the answer of `/api/runs/ID/points`.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: it is not a point cloud.
+    """
+    places, colors = read_points(path_inside(run.path, file))
+    total = len(places)
+    if total > limit:
+        chosen = np.linspace(0, total - 1, limit).round().astype(np.intp)
+        places, colors = places[chosen], None if colors is None else colors[chosen]
+    shades = None if colors is None else [f"#{bytes(one[:3]).hex()}" for one in colors]
+    x, y, z = places.T
+    return {"x": x, "y": y, "z": z, "colors": shades, "total": total}
+
+
+def wave(run: Run, file: str, count: int = 1000) -> dict[str, Any]:
+    """Returns the answer of `/api/runs/ID/wave`.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: it is not a WAV of 16 bits.
+    """
+    samples, rate = read_sound(path_inside(run.path, file))
+    curves = [
+        downsample(np.arange(len(one)), one.astype(np.float64) / 32768.0, count)
+        for one in samples[:_MAX_SAMPLES].T
+    ]
+    return {
+        "sample_rate": rate,
+        "seconds": len(samples) / rate if rate else 0.0,
+        "channels": [
+            {
+                "low": curve.y if curve.low is None else curve.low,
+                "high": curve.y if curve.high is None else curve.high,
+            }
+            for curve in curves
+        ],
+    }
+
+
+# --- several runs -------------------------------------------------------------------------------------------
+
+
+def compare(runs: Sequence[tuple[str, Run]], cache: ColumnCache) -> dict[str, Any]:
+    """Returns the answer of `/api/compare`.
+
+    Args:
+        runs: id and run.
+        cache: of their columns.
+    """
+    ids = [run_id for run_id, _ in runs]
+    fields = [
+        {"name": name, "values": {ids[place]: plain(value) for place, value in values.items()}}
+        for name, values in differing_fields([run for _, run in runs]).items()
+    ]
+    first_id, first = runs[0]
+    return {
+        "runs": ids,
+        "fields": fields,
+        "parts": [{"a": first_id, "b": run_id, **_part(first, run, cache)} for run_id, run in runs[1:]],
+    }
+
+
+def _part(one: Run, other: Run, cache: ColumnCache) -> dict[str, Any]:
+    """Returns the first step at which a metric of both runs differs."""
+    others = set(_names_or_none(other))
+    names = [name for name in _names_or_none(one) if name in others][:_MAX_COMPARED]
+    found, other_found = (rows_of(cache, run, names, Axis(), 0) for run in (one, other))
+    steps = {
+        name: _first_difference(rows, other_rows)
+        for name, rows, other_rows in zip(names, found, other_found, strict=True)
+        if isinstance(rows, Rows) and isinstance(other_rows, Rows)
+    }
+    first = min(((step, name) for name, step in steps.items() if step is not None), default=None)
+    return {
+        "step": None if first is None else first[0],
+        "metric": None if first is None else first[1],
+        "metrics": steps,
+    }
+
+
+def _first_difference(one: Rows, other: Rows) -> int | None:
+    (steps, values), (other_steps, other_values) = _last_by_step(one), _last_by_step(other)
+    common, at, other_at = np.intersect1d(steps, other_steps, assume_unique=True, return_indices=True)
+    values, other_values = values[at], other_values[other_at]
+    differs = ~((values == other_values) | (np.isnan(values) & np.isnan(other_values)))
+    return int(common[np.argmax(differs)]) if differs.any() else None
+
+
+def _last_by_step(rows: Rows) -> tuple[Array, Array]:
+    """Returns the steps, increasing, and the last value of each."""
+    steps, places = np.unique(rows.x[::-1], return_index=True)
+    return steps, rows.y[::-1][places]

@@ -1,0 +1,94 @@
+"""Downsampling of curves: consecutive values become one point with their mean, min and max.
+
+Pure functions of numpy arrays.
+"""
+
+import math
+from typing import Any
+
+import attrs
+import numpy as np
+
+__all__ = ["Curve", "downsample", "window"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+_MAX_MARKS = 1000
+
+
+@attrs.frozen(eq=False)
+class Curve:
+    """The points of a curve.
+
+    Attributes:
+        x: `(points,)`.
+        y: float64 `(points,)`; the mean of the finite values that a point stands for; NaN if there is none.
+        low: their min, float64 `(points,)`; None where no values are merged.
+        high: their max.
+        merged: how many consecutive values a point stands for, at most.
+        nan: x of values that are NaN, the first thousand.
+        inf: x of infinite values, the first thousand.
+    """
+
+    x: Array
+    y: Array
+    low: Array | None
+    high: Array | None
+    merged: int
+    nan: Array
+    inf: Array
+
+
+def downsample(x: Array, y: Array, points: int) -> Curve:
+    """Returns a curve of at most so many points.
+
+    Args:
+        x: `(n,)`; its order is kept.
+        y: float64 `(n,)`.
+        points: at least 1.
+    """
+    are_nan, are_inf = np.isnan(y), np.isinf(y)
+    nan, inf = x[are_nan][:_MAX_MARKS], x[are_inf][:_MAX_MARKS]
+    finite = np.where(are_inf, np.nan, y) if len(inf) else y
+    if len(x) <= points:
+        return Curve(x, finite, None, None, 1, nan, inf)
+    merged = math.ceil(len(x) / points)
+    starts = np.arange(0, len(x), merged)
+    # `fmin` and `fmax` ignore NaN unless all are.
+    low, high = np.fmin.reduceat(finite, starts), np.fmax.reduceat(finite, starts)
+    if len(nan) or len(inf):
+        present = ~(are_nan | are_inf)
+        counts = np.add.reduceat(present, starts, dtype=np.int64)
+        sums = np.add.reduceat(np.where(present, finite, 0.0), starts)
+        mean = np.divide(sums, counts, out=np.full(len(starts), np.nan), where=counts > 0)
+    else:
+        mean = np.add.reduceat(finite, starts) / np.diff(np.append(starts, len(x)))
+    # The sum of huge values overflows; the mean is between the extremes whatever the rounding.
+    mean = np.where(np.isfinite(mean) | np.isnan(low), mean, low / 2 + high / 2)
+    return Curve(x[starts], np.clip(mean, low, high), low, high, merged, nan, inf)
+
+
+def window(x: Array, start: float | None, end: float | None) -> tuple[Array, int]:
+    """Returns the places of a part of the x axis with one neighbour on each side, and the size of the part.
+
+    Args:
+        x: `(n,)`, in any order.
+        start: of the part; None for the beginning.
+        end: of the part; None for the end.
+    """
+    if start is None and end is None:
+        return np.arange(len(x)), len(x)
+    inside = np.ones(len(x), np.bool_)
+    if start is not None:
+        inside &= x >= start
+    if end is not None:
+        inside &= x <= end
+    places = np.flatnonzero(inside)
+    if len(places):
+        before, after = places[0] - 1, places[-1] + 1
+    else:
+        earlier = np.flatnonzero(x < start) if start is not None else places
+        before = int(earlier[-1]) if len(earlier) else -1
+        after = before + 1
+    ends = [[before] if before >= 0 else [], [after] if after < len(x) else []]
+    return np.concatenate([ends[0], places, ends[1]]).astype(np.intp), len(places)

@@ -1,0 +1,123 @@
+"""Bytes: files of runs, which are hostile, and the files of the page."""
+
+import os
+from pathlib import Path
+from urllib.parse import quote
+
+from starlette.responses import FileResponse
+from starlette.types import Receive, Scope, Send
+
+from destinations.runs.files import path_inside
+from uploads.disk import open_regular
+
+__all__ = ["TYPES", "OpenFile", "page_file", "plotly_file", "run_file"]
+
+STATIC = Path(__file__).parent / "static"
+
+# What a browser shows without interpreting it. SVG and HTML may hold scripts, and are for saving only.
+TYPES = {
+    ".png": "image/png",
+    ".jpg": "image/jpeg",
+    ".jpeg": "image/jpeg",
+    ".gif": "image/gif",
+    ".webp": "image/webp",
+    ".bmp": "image/bmp",
+    ".wav": "audio/wav",
+    ".mp3": "audio/mpeg",
+    ".ogg": "audio/ogg",
+    ".flac": "audio/flac",
+    ".mp4": "video/mp4",
+    ".webm": "video/webm",
+    ".csv": "text/plain; charset=utf-8",
+    ".json": "text/plain; charset=utf-8",
+    ".jsonl": "text/plain; charset=utf-8",
+    ".log": "text/plain; charset=utf-8",
+    ".txt": "text/plain; charset=utf-8",
+    ".yaml": "text/plain; charset=utf-8",
+}
+_OTHER = "application/octet-stream"
+_PAGE_TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+    ".png": "image/png",
+    ".woff2": "font/woff2",
+    ".ico": "image/x-icon",
+}
+
+
+class OpenFile(FileResponse):
+    """A file that was opened and checked; answers `Range`. Closes it.
+
+    Args:
+        fd: the descriptor, owned by the answer.
+        media_type: of the content.
+        headers: of the answer.
+    """
+
+    def __init__(self, fd: int, media_type: str, headers: dict[str, str] | None = None) -> None:
+        self._fd = fd
+        # Opened by its descriptor: a path could be another file by now.
+        super().__init__(
+            f"/dev/fd/{fd}", media_type=media_type, stat_result=os.fstat(fd), headers=headers or {}
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            os.close(self._fd)
+
+
+def run_file(run_dir: Path, relative: str) -> OpenFile:
+    """Returns a file of a run.
+
+    Raises:
+        FileNotFoundError: it is missing, hidden, a link, not a regular file, or outside the run.
+    """
+    try:
+        path = path_inside(run_dir, relative)
+        is_hidden = any(part.startswith(".") for part in path.relative_to(run_dir).parts)
+        fd = -1 if is_hidden else open_regular(path)
+    except (OSError, ValueError):
+        fd = -1
+    if fd < 0:
+        raise FileNotFoundError(f"no file {relative!r:.200} in this run.")
+    media_type = TYPES.get(path.suffix.lower(), _OTHER)
+    headers = {"Content-Security-Policy": "default-src 'none'; sandbox"}
+    if media_type == _OTHER:
+        headers["Content-Disposition"] = f"attachment; filename*=utf-8''{quote(path.name, safe='')}"
+    return OpenFile(fd, media_type, headers)
+
+
+def page_file(name: str) -> OpenFile:
+    """Returns a file of the page itself.
+
+    Raises:
+        FileNotFoundError: there is none.
+    """
+    if name == "plotly.min.js":
+        return OpenFile(open_regular(plotly_file()), _PAGE_TYPES[".js"])
+    path = STATIC / name
+    media_type = _PAGE_TYPES.get(path.suffix)
+    if "/" in name or "\0" in name or name.startswith(".") or media_type is None:
+        raise FileNotFoundError(f"no file {name!r:.200} of the page.")
+    return OpenFile(open_regular(path), media_type)
+
+
+def plotly_file() -> Path:
+    """Returns Plotly's bundle for browsers, which its package has.
+
+    Raises:
+        ImportError: Plotly is not installed.
+    """
+    import importlib.util
+
+    # Importing it would take half a second.
+    found = importlib.util.find_spec("plotly")
+    if found is None or found.origin is None:
+        raise ImportError(
+            "viewer needs the package 'plotly'. Run: pip install \"training-destinations[viewer]\""
+        )
+    return Path(found.origin).parent / "package_data" / "plotly.min.js"

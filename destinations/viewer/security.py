@@ -1,0 +1,146 @@
+"""Who may talk to the server: this machine's browser, with the token, on our own page.
+
+- Another user or program of the machine: a random token, in the URL once, then in a cookie.
+- A web page that the user visits, by a form or `fetch`: the cookie is SameSite=Strict, and `Sec-Fetch-Site`
+  and `Origin` are checked.
+- DNS rebinding, a foreign name that resolves to this machine: `Host` must be an address, `localhost`, or a
+  name that was allowed.
+- A name, text or file of a run with HTML or scripts: a Content-Security-Policy without inline script, fixed
+  types, `nosniff`.
+- The page inside a foreign one: `frame-ancestors 'none'`.
+
+The cookie is known to all ports of the same host, as browsers have it: the token is as secret as the other
+servers of that host are honest, if the user visits them with the same browser.
+"""
+
+import ipaddress
+import secrets
+from collections.abc import Collection
+from urllib.parse import parse_qsl, urlencode
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import cookie_parser
+from starlette.responses import JSONResponse, RedirectResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+__all__ = ["CONTENT_SECURITY_POLICY", "HEADERS", "Guard", "new_token"]
+
+# Plotly puts its rules into a style element.
+CONTENT_SECURITY_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; "
+    "media-src 'self' blob:; font-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'"
+)
+HEADERS = {
+    "Content-Security-Policy": CONTENT_SECURITY_POLICY,
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+}
+_READS = {"GET", "HEAD"}
+_YEAR_SECONDS = 365 * 24 * 3600
+
+
+def new_token() -> str:
+    """Returns a random token of 192 bits."""
+    return secrets.token_urlsafe(24)
+
+
+class Guard:
+    """Refuses requests without the token or from elsewhere, and adds the headers to every answer.
+
+    Args:
+        app: what is guarded.
+        token: that a request must have: as the parameter `token` of a page, which makes it a cookie; in the
+            cookie; or in `Authorization: Bearer TOKEN`.
+        port: of the server, in the name of the cookie, so that two servers do not share one.
+        hosts: names that `Host` may be, beside addresses and `localhost`.
+    """
+
+    def __init__(self, app: ASGIApp, *, token: str, port: int, hosts: Collection[str] = ()) -> None:
+        self._app = app
+        self._token = token
+        self._cookie = f"destinations-{port}"
+        self._hosts = {host.lower().rstrip(".") for host in hosts}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in HEADERS.items():
+                    headers.setdefault(name, value)
+                headers.setdefault("Cache-Control", "private, no-cache")
+            await send(message)
+
+        answer = self._refusal(scope) or self._entry(scope)
+        await (answer or self._app)(scope, receive, send_with_headers)
+
+    def _refusal(self, scope: Scope) -> Response | None:
+        headers = Headers(scope=scope)
+        host = headers.get("host", "")
+        if not self._is_ours(host):
+            return _error(
+                403,
+                f"host {host!r:.100} is not one of this server. Use the address that it printed, "
+                "or start it with --allow-host NAME.",
+            )
+        # Absent for programs and old browsers. Following a link to the page is harmless.
+        site = headers.get("sec-fetch-site", "none")
+        is_navigation = headers.get("sec-fetch-mode") == "navigate" and scope["method"] in _READS
+        if site not in {"none", "same-origin"} and not is_navigation:
+            return _error(403, f"requests from other sites are refused, got Sec-Fetch-Site {site!r:.50}.")
+        if scope["method"] not in _READS and not self._has_bearer(headers):
+            origin = headers.get("origin", "")
+            if origin not in {f"http://{host}", f"https://{host}"}:
+                return _error(403, f"a change must come from the page itself, got Origin {origin!r:.100}.")
+        return None
+
+    def _entry(self, scope: Scope) -> Response | None:
+        """Returns an answer to a request without the cookie: a redirect that sets it, or a refusal."""
+        parameters = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
+        given = [value for name, value in parameters if name == "token"]
+        if given and scope["path"] == "/" and scope["method"] in _READS and self._is_token(given[-1]):
+            rest = urlencode([(name, value) for name, value in parameters if name != "token"])
+            answer = RedirectResponse(f"/?{rest}" if rest else "/", status_code=303)
+            answer.set_cookie(
+                self._cookie, self._token, max_age=_YEAR_SECONDS, httponly=True, samesite="strict", path="/"
+            )
+            return answer
+        headers = Headers(scope=scope)
+        cookie = cookie_parser(headers.get("cookie", "")).get(self._cookie, "")
+        if self._is_token(cookie) or self._has_bearer(headers):
+            return None
+        return _error(
+            401,
+            "this page needs the token of its server. Open the address that `destinations view` printed, "
+            "with ?token=… in it.",
+        )
+
+    def _is_token(self, text: str) -> bool:
+        return secrets.compare_digest(text.encode("utf-8", "replace"), self._token.encode())
+
+    def _has_bearer(self, headers: Headers) -> bool:
+        scheme, _, token = headers.get("authorization", "").partition(" ")
+        return scheme.lower() == "bearer" and self._is_token(token.strip())
+
+    def _is_ours(self, host: str) -> bool:
+        host = host.lower()
+        is_v6 = host.startswith("[")
+        name = host.partition("]")[0][1:] if is_v6 else host.partition(":")[0].rstrip(".")
+        if name == "localhost" or name in self._hosts:
+            return True
+        try:
+            # A page of another site reaches this server by a name; an address cannot be rebound.
+            ipaddress.ip_address(name)
+        except ValueError:
+            return False
+        return True
+
+
+def _error(status: int, text: str) -> Response:
+    return JSONResponse({"error": text}, status_code=status)

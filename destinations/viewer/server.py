@@ -1,0 +1,197 @@
+"""`Viewer`: the server of the page, in a thread of this process."""
+
+import html
+import ipaddress
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable, Collection
+from typing import Self
+
+import uvicorn
+
+from destinations.runs import Runs
+
+from .app import App
+from .catalog import Catalog
+from .changes import Changes
+from .charts import ChartReader
+from .files import plotly_file
+from .security import Guard, new_token
+
+__all__ = ["DEFAULT_PORT", "Viewer"]
+
+DEFAULT_PORT = 8377
+_START_SECONDS = 10.0
+_STOP_SECONDS = 5.0
+_BACKLOG = 2048
+_ALL_ADDRESSES = ("0.0.0.0", "::")  # noqa: S104  # compared with what the user gave
+
+_log = logging.getLogger("destinations")
+
+
+class Viewer:
+    """Serves the page of some runs.
+
+    ```python
+    with open_runs("runs") as runs, Viewer(runs) as viewer:
+        print(viewer.url)
+        viewer.wait()
+    ```
+
+    **Threading.** `start` starts a thread for the server and, while somebody looks, one that looks for
+    changes. `close` ends both.
+
+    Args:
+        runs: open, and stays so.
+        host: the address to bind.
+        port: to bind; None for 8377, or any free one if that is taken.
+        token: of the URL; None for a random one.
+        allowed_hosts: names by which the server may be asked for, beside addresses and `localhost`.
+        clock: returns the time in seconds since 1970.
+
+    Raises:
+        ValueError: the token is empty or short.
+    """
+
+    def __init__(
+        self,
+        runs: Runs,
+        *,
+        host: str = "127.0.0.1",
+        port: int | None = None,
+        token: str | None = None,
+        allowed_hosts: Collection[str] = (),
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        if token is not None and len(token) < 16:  # noqa: PLR2004  # characters
+            raise ValueError(f"token must have at least 16 characters, got {len(token)}.")
+        plotly_file()
+        self.runs = runs
+        self.host = host
+        self.token = new_token() if token is None else token
+        self._wanted_port = port
+        self._allowed_hosts = allowed_hosts
+        self._clock = clock
+        self._server: uvicorn.Server | None = None
+        self._thread: threading.Thread | None = None
+        self._socket: socket.socket | None = None
+        self._changes: Changes | None = None
+        self._charts: ChartReader | None = None
+
+    @property
+    def port(self) -> int:
+        """The port that is bound; 0 before `start`."""
+        return 0 if self._socket is None else int(self._socket.getsockname()[1])
+
+    @property
+    def url(self) -> str:
+        """The address of the page, with the token."""
+        return f"{self.address}/?token={self.token}"
+
+    @property
+    def address(self) -> str:
+        """The address of the server, without the token."""
+        host = socket.gethostname() if self.host in _ALL_ADDRESSES else self.host
+        return f"http://{f'[{host}]' if ':' in host else host}:{self.port}"
+
+    @property
+    def is_local(self) -> bool:
+        """Whether only programs of this machine can reach the server."""
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return self.host == "localhost"
+
+    def start(self) -> Self:
+        """Binds the port and serves in a thread; returns when requests are answered.
+
+        Raises:
+            OSError: the port cannot be bound.
+        """
+        if self._thread is not None:
+            return self
+        self._socket = self._bound()
+        catalog = Catalog(self.runs, clock=self._clock)
+        self._charts = ChartReader()
+        self._changes = Changes(catalog, self._charts.cache)
+        app = App(catalog, self._charts, self._changes)
+        hosts = [*self._allowed_hosts, *([] if self.is_local else [socket.gethostname(), socket.getfqdn()])]
+        guard = Guard(app.asgi, token=self.token, port=self.port, hosts=hosts)
+        config = uvicorn.Config(
+            guard,
+            lifespan="off",
+            ws="none",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            date_header=False,
+            timeout_graceful_shutdown=1,
+        )
+        server = self._server = uvicorn.Server(config)
+        self._thread = threading.Thread(target=server.run, args=([self._socket],), name="viewer", daemon=True)
+        self._thread.start()
+        deadline = time.monotonic() + _START_SECONDS
+        while not server.started and self._thread.is_alive() and time.monotonic() < deadline:
+            time.sleep(0.005)
+        if not server.started:
+            self.close()
+            raise OSError(f"the server of the page did not start on {self.host}:{self.port}.")
+        return self
+
+    def wait(self) -> None:
+        """Blocks until the server ends."""
+        while self._thread is not None and self._thread.is_alive():
+            self._thread.join(0.5)
+
+    def close(self) -> None:
+        """Ends the server; idempotent. The runs stay open."""
+        if self._changes is not None:
+            self._changes.close()
+        if self._server is not None:
+            self._server.should_exit = True
+        if self._thread is not None:
+            self._thread.join(_STOP_SECONDS)
+        if self._charts is not None:
+            self._charts.close()
+        if self._socket is not None:
+            self._socket.close()
+        self._thread = self._server = self._socket = None
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _repr_html_(self) -> str:
+        url, text = html.escape(self.url), html.escape(self.address)
+        return f'<a href="{url}" target="_blank" rel="noopener">{text}</a>'
+
+    def _bound(self) -> socket.socket:
+        """Returns the socket that listens."""
+        try:
+            return self._bound_to(DEFAULT_PORT if self._wanted_port is None else self._wanted_port)
+        except OSError as error:
+            if self._wanted_port is None:
+                return self._bound_to(0)
+            raise OSError(
+                error.errno,
+                f"port {self._wanted_port} of {self.host} cannot be bound ({error.strerror}). "
+                "Give another --port, or leave it out.",
+            ) from error
+
+    def _bound_to(self, port: int) -> socket.socket:
+        family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
+        # With the protocol: asyncio turns off Nagle's algorithm only for sockets that say theirs, and an
+        # answer would take 40 ms.
+        bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+        try:
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            bound.bind((self.host, port))
+            bound.listen(_BACKLOG)
+        except BaseException:
+            bound.close()
+            raise
+        return bound

@@ -1,0 +1,560 @@
+"""The JSON API of the page, asked over HTTP: each answer for a run that `RunDirectory` wrote."""
+
+import json
+import shutil
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from destinations.runs import Run
+from tests.test_destinations.runs.folders import write_run
+from tests.test_destinations.runs.written import Written
+from tests.test_destinations.viewer.served import served, write_demo
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory):
+    """Gives a folder with two runs."""
+    root = tmp_path_factory.mktemp("viewer") / "runs"
+    write_demo(root)
+    with Written(root / "other") as run:
+        run.logger.log_hyperparameters({"optim": {"lr": 0.2, "name": "adam"}, "seed": 4})
+        for step in range(300):
+            run.log({"loss": 1 / (step + 1) + (0.5 if step >= 40 else 0.0)}, step)
+    return root
+
+
+@pytest.fixture(scope="module")
+def page(demo):
+    """Gives a page that shows them; no test of these changes anything."""
+    with served(demo) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def digits(page):
+    """Gives the id of the run with everything."""
+    return page.run_id("digits")
+
+
+# --- runs ---------------------------------------------------------------------------------------------------
+
+
+def test_the_table_has_the_rows_and_columns_that_were_asked_for(page, demo):
+    """Values by column, with NaN said; a column that a run does not have is missing."""
+    found = page.get("/api/runs", {"columns": "hparams.optim.lr,hparams.bad,summary.val/acc", "sort": "name"})
+
+    assert (found["total"], found["offset"]) == (2, 0)
+    assert found["columns"] == [
+        {"name": "hparams.optim.lr", "kind": "number"},
+        {"name": "hparams.bad", "kind": "number"},
+        {"name": "summary.val/acc", "kind": "number"},
+    ]
+    first, second = found["rows"]
+    assert first["values"] == {
+        "hparams.optim.lr": 0.1,
+        "hparams.bad": {"number": "nan"},
+        "summary.val/acc": 200 / 300,
+    }
+    assert (first["name"], first["path"], first["status"], first["alive"]) == (
+        "digits",
+        "digits",
+        "completed",
+        False,
+    )
+    assert second["values"] == {"hparams.optim.lr": 0.2}
+
+
+def test_the_table_is_a_window_of_what_matches(tmp_path):
+    """Filter, search, order, window and total, as `destinations runs ls` has them."""
+    root = tmp_path / "runs"
+    for number in range(30):
+        tags = ["odd (1)"] if number % 2 else []
+        write_run(root / f"run{number:02}", hparams={"lr": number / 10}, tags=tags)
+    with served(root) as page:
+        found = page.get(
+            "/api/runs",
+            {"where": "hparams.lr >= 1", "q": "ODD (1)", "sort": "-hparams.lr", "offset": 2, "limit": 3},
+        )
+
+    assert found["total"] == 10
+    assert [row["name"] for row in found["rows"]] == ["run25", "run23", "run21"]
+
+
+@pytest.mark.parametrize(
+    ("parameters", "error"),
+    [
+        ({"where": "summary.loss ="}, "Write ==."),
+        ({"where": "stats == 'failed'"}, "Did you mean status"),
+        ({"columns": "hparams.optim.lrr"}, "Did you mean 'hparams.optim.lr'"),
+        ({"sort": "summary.los"}, "did you mean 'summary.loss'"),
+        ({"limit": "many"}, "limit must be a whole number from 0 to 1000, got 'many'."),
+        ({"limit": "1001"}, "limit must be"),
+        ({"offset": "-1"}, "offset must be"),
+        ({"archived": "maybe"}, "archived must be 0, 1 or all"),
+    ],
+)
+def test_a_wrong_parameter_is_named_with_the_nearest_right_one(page, parameters, error):
+    """400, and a text for the user."""
+    assert error in page.get("/api/runs", parameters, status=400)["error"]
+
+
+def test_fields_are_all_columns_with_their_kinds(page):
+    """What can be shown, sorted and filtered."""
+    found = page.get("/api/fields")
+
+    kinds = {field["name"]: field["kind"] for field in found["fields"]}
+    assert {name: kinds[name] for name in ("status", "tags", "created_at", "alive", "duration")} == {
+        "status": "text",
+        "tags": "tags",
+        "created_at": "time",
+        "alive": "bool",
+        "duration": "duration",
+    }
+    assert (kinds["hparams.optim.lr"], kinds["hparams.optim.name"], kinds["summary.loss"]) == (
+        "number",
+        "text",
+        "number",
+    )
+    assert sorted(found["metrics"]) == ["loss", "train/acc", "val/acc"]
+
+
+def test_an_edit_goes_to_the_folder_of_the_run(tmp_path):
+    """Tags, note, name and the archive; the row comes back, and the run's own files stay as they are."""
+    root = tmp_path / "runs"
+    write_run(root / "one", tags=["own"])
+    before = (root / "one" / "sidecar.json").read_bytes()
+    with served(root) as page:
+        run_id = page.run_id("one")
+        changes = {"tags": ["own", "<b>"], "note": "the best", "archived": True, "name": "winner"}
+        answer = page.request("PATCH", f"/api/runs/{run_id}", body=changes)
+        listed = page.get("/api/runs")["total"]
+        archived = page.get("/api/runs", {"archived": "1"})["rows"]
+
+    row = json.loads(answer.content)
+    assert (answer.status, row["tags"], row["note"], row["archived"], row["name"]) == (
+        200,
+        ["own", "<b>"],
+        "the best",
+        True,
+        "winner",
+    )
+    assert listed == 0
+    assert [one["id"] for one in archived] == [run_id]
+    assert (root / "one" / "sidecar.json").read_bytes() == before
+    assert Run.open(root / "one").notes == "the best"
+
+
+@pytest.mark.parametrize(
+    ("body", "error"),
+    [
+        ({"tags": "a"}, "tags must be a list of at most 1,000 texts"),
+        ({"archived": 1}, "archived must be true or false"),
+        ({"note": None}, "note must be a text"),
+        ({"status": "completed"}, "unknown field 'status'"),
+        (["a"], "an edit must be a JSON object"),
+    ],
+)
+def test_a_wrong_edit_changes_nothing(page, demo, digits, body, error):
+    """400, and no `edits.json`."""
+    answer = page.request("PATCH", f"/api/runs/{digits}", body=body)
+
+    assert answer.status == 400
+    assert error in json.loads(answer.content)["error"]
+    assert not (demo / "digits" / "edits.json").exists()
+
+
+# --- one run ------------------------------------------------------------------------------------------------
+
+
+def test_the_detail_of_a_run_has_everything_about_it(page, demo, digits):
+    """Hyperparameters as logged, statistics, sessions, media with their steps, what logging cost."""
+    found = page.get(f"/api/runs/{digits}")
+
+    assert found["hyperparameters"] == {
+        "optim": {"lr": 0.1, "name": "adam"},
+        "seed": 3,
+        "bad": {"number": "nan"},
+    }
+    assert found["summary"]["loss"] | {"mean": None} == {
+        "last": 1 / 300,
+        "min": 1 / 300,
+        "max": 1.0,
+        "min_step": 299,
+        "max_step": 0,
+        "count": 300,
+        "non_finite": 0,
+        "mean": None,
+    }
+    assert (found["metrics"], found["ranks"]) == (["loss", "train/acc", "val/acc"], [0])
+    assert [session["status"] for session in found["sessions"]] == ["completed"]
+    assert found["media"] == {
+        "images": {"Inputs": [0, 100]},
+        "audio": {"tone": [5]},
+        "point_clouds": {"cloud": [5]},
+        "tables": {"Words": [7]},
+        "histograms": {"weights": [0, 100]},
+        "texts": {"Notes": [9]},
+    }
+    assert found["overhead"]["calls"] == 300
+    assert (found["errors"], found["lost"], found["branches"]) == ([], {}, [])
+    assert found["environment"]["python"] == Run.open(demo / "digits").environment["python"]
+
+
+def test_images_have_masks_labels_and_files(page, digits, demo):
+    """The file is served as it is on disk, with a fixed type."""
+    found = page.get(f"/api/runs/{digits}/media", {"kind": "images", "name": "Inputs"})
+    image = found["items"][0]
+    answer = page.file(digits, image["file"])
+
+    assert found["total"] == 2
+    assert image["labels"] == {"0": "sky", "1": "<b>sea</b>"}
+    assert sorted(image["masks"]) == ["truth"]
+    assert (answer.status, answer.headers["Content-Type"]) == (200, "image/png")
+    assert answer.content == (demo / "digits" / image["file"]).read_bytes()
+    assert page.file(digits, image["masks"]["truth"]["file"]).status == 200
+
+
+def test_histograms_texts_and_tables_come_as_json(page, digits):
+    """Numbers as numbers; markup as the text that it is."""
+    histogram = page.get(f"/api/runs/{digits}/media", {"kind": "histograms", "name": "weights"})["items"][1]
+    text = page.get(f"/api/runs/{digits}/media", {"kind": "texts", "name": "Notes"})["items"][0]
+    table = page.get(f"/api/runs/{digits}/table", {"name": "Words"})
+
+    assert (histogram["step"], sum(histogram["counts"])) == (100, 100)
+    assert len(histogram["edges"]) == len(histogram["counts"]) + 1
+    assert (text["step"], text["text"]) == (9, "it went <i>well</i>")
+    assert table == {
+        "name": "Words",
+        "step": 7,
+        "columns": [{"name": "word", "type": "str"}, {"name": "count", "type": "int"}],
+        "rows": [["<script>", 1], ["b", None]],
+        "offset": 0,
+        "total": 2,
+    }
+
+
+def test_of_many_records_some_come_evenly(page, digits):
+    """With the first and the last; a part of the steps comes if it is asked for."""
+    histograms = {"kind": "histograms", "name": "weights"}
+
+    few = page.get(f"/api/runs/{digits}/media", histograms | {"limit": 1})
+    late = page.get(f"/api/runs/{digits}/media", histograms | {"from": 50})
+
+    assert (few["total"], [item["step"] for item in few["items"]]) == (2, [0])
+    assert [item["step"] for item in late["items"]] == [100]
+
+
+def test_a_point_cloud_and_a_sound_are_decoded(page, digits):
+    """Arrays, evenly thinned to the limit."""
+    cloud = page.get(f"/api/runs/{digits}/media", {"kind": "point_clouds", "name": "cloud"})["items"][0]
+    points = page.get(f"/api/runs/{digits}/points", {"file": cloud["file"], "limit": 20})
+    tone = page.get(f"/api/runs/{digits}/media", {"kind": "audio", "name": "tone"})["items"][0]
+    wave = page.get(f"/api/runs/{digits}/wave", {"file": tone["file"], "points": 16})
+
+    assert points["total"] == 50
+    assert [len(points[axis]) for axis in "xyz"] == [20, 20, 20]
+    assert (wave["sample_rate"], wave["seconds"], len(wave["channels"])) == (16000, 0.1, 1)
+    low, high = wave["channels"][0]["low"], wave["channels"][0]["high"]
+    assert len(low) == len(high) == 16
+    assert -1 <= min(low) < -0.9
+    assert 0.9 < max(high) <= 1
+
+
+def test_a_part_of_a_file_is_served(page, digits, demo):
+    """As a player asks for the middle of a sound."""
+    tone = page.get(f"/api/runs/{digits}/media", {"kind": "audio", "name": "tone"})["items"][0]
+    whole = (demo / "digits" / tone["file"]).read_bytes()
+
+    part = page.file(digits, tone["file"], headers={"Range": "bytes=40-49"})
+    beyond = page.file(digits, tone["file"], headers={"Range": "bytes=999999-"})
+
+    assert (part.status, part.content) == (206, whole[40:50])
+    assert part.headers["Content-Range"] == f"bytes 40-49/{len(whole)}"
+    assert beyond.status == 416
+
+
+def test_a_log_is_read_from_where_it_was_left(tmp_path):
+    """From the end, then only what is new, in whole lines."""
+    root = tmp_path / "runs"
+    write_run(root / "one")
+    log = root / "one" / "train.log"
+    log.write_text("first\nsecond\nthi", encoding="utf-8")
+    with served(root) as page:
+        path = f"/api/runs/{page.run_id('one')}"
+        names = page.get(path)["logs"]
+        tail = page.get(f"{path}/log", {"offset": -10, "limit": 8})
+        with log.open("a", encoding="utf-8") as file:
+            file.write("rd\n")
+        rest = page.get(f"{path}/log", {"file": "train.log", "offset": tail["next"]})
+        missing = page.get(f"{path}/log", {"file": "../one/train.log"}, status=404)
+
+    assert names == ["train.log"]
+    assert (tail["text"], tail["offset"], tail["next"], tail["size"]) == ("second\n", 6, 13, 16)
+    assert rest["text"] == "third\n"
+    assert "no log" in missing["error"]
+
+
+# --- curves -------------------------------------------------------------------------------------------------
+
+
+def test_a_series_has_the_values_that_were_logged(page, digits):
+    """Several metrics of several runs in one answer."""
+    other = page.run_id("other")
+
+    found = page.get("/api/series", {"run": [digits, other], "metric": ["loss", "val/acc"]})["series"]
+
+    assert [(one["run"], one["metric"]) for one in found] == [
+        (digits, "loss"),
+        (digits, "val/acc"),
+        (other, "loss"),
+        (other, "val/acc"),
+    ]
+    assert found[0]["x"] == list(range(300))
+    assert found[0]["y"] == [1 / (step + 1) for step in range(300)]
+    assert (found[0]["low"], found[0]["merged"], found[0]["rows"]) == (None, 1, 300)
+    assert (found[1]["x"], found[1]["y"]) == ([0, 100, 200], [0, 100 / 300, 200 / 300])
+    assert "val/acc" in found[3]["error"]
+    assert found[3]["x"] == []
+
+
+def test_merged_points_keep_every_spike_and_say_so(tmp_path):
+    """Mean, min and max of each ten values; NaN and infinities are listed."""
+    root = tmp_path / "runs"
+    with Written(root / "one") as run:
+        for step in range(1000):
+            value = {500: 99.0, 505: -99.0, 7: float("nan"), 8: float("inf")}.get(step, 1.0)
+            run.log({"loss": value}, step)
+    with served(root) as page:
+        asked = {"run": page.run_id("one"), "metric": "loss", "points": 100}
+        (found,) = page.get("/api/series", asked)["series"]
+        (zoomed,) = page.get("/api/series", asked | {"from": 501, "to": 510})["series"]
+
+    assert (found["merged"], len(found["x"]), found["rows"]) == (10, 100, 1000)
+    assert (found["x"][50], found["low"][50], found["high"][50], found["y"][50]) == (500, -99, 99, 0.8)
+    assert (found["nan"], found["inf"], found["y"][0]) == ([7], [8], 1.0)
+    # Finer data, with one neighbour on each side.
+    assert (zoomed["x"], zoomed["rows"], zoomed["merged"]) == (list(range(500, 512)), 10, 1)
+    assert zoomed["y"][0] == 99
+
+
+@pytest.mark.parametrize("axis", ["step", "epoch", "time", "relative", "metric:train/acc"])
+def test_the_x_axis_is_one_of_five(page, digits, demo, axis):
+    """Steps, epochs, seconds since 1970, seconds since the start, or another metric of the same row."""
+    (found,) = page.get("/api/series", {"run": digits, "metric": "loss", "x": axis})["series"]
+
+    run = Run.open(demo / "digits")
+    series = run.series("loss")
+    expected = {
+        "step": series.step,
+        "epoch": np.zeros(300),
+        "time": series.time,
+        "relative": series.time - run.created_at,
+        "metric:train/acc": np.arange(300) / 300,
+    }[axis]
+    assert found["error"] is None
+    np.testing.assert_allclose(found["x"], expected, rtol=0, atol=1e-5)
+
+
+def test_only_new_rows_come_after_a_cursor(tmp_path):
+    """While a run logs, also what is in the journal only; nothing twice, nothing left out, across drains."""
+    root = tmp_path / "runs"
+    with Written(root / "one", flush_seconds=300) as run, served(root) as page:
+        run.log({"loss": 0.0}, 0)
+        page.viewer.runs.scan()
+        asked = {"run": page.run_id("one"), "metric": "loss"}
+        (found,) = page.get("/api/series", asked)["series"]
+        seen, appended = list(found["y"]), []
+        for step in range(1, 40):
+            run.log({"loss": float(step)}, step)
+            if step % 3 == 0:
+                run.flush()
+            if step % 5 == 0:
+                (found,) = page.get("/api/series", asked | {"after": found["cursor"]})["series"]
+                appended.append(found["append"])
+                seen = seen + found["y"] if found["append"] else found["y"]
+
+    assert seen == [float(step) for step in range(36)]
+    assert sum(appended) >= 5
+
+
+def test_rows_that_a_resume_left_are_taken_back(tmp_path):
+    """A series whose early rows changed comes whole again, and the branch is listed."""
+    root = tmp_path / "runs"
+    with Written(root / "one") as run:
+        for step in range(10):
+            run.log({"loss": 1.0}, step)
+    with served(root) as page:
+        asked = {"run": page.run_id("one"), "metric": "loss"}
+        (before,) = page.get("/api/series", asked)["series"]
+        with Written(root / "one", batch=5) as run:
+            for step in range(5, 12):
+                run.log({"loss": 2.0}, step)
+        (after,) = page.get("/api/series", asked | {"after": before["cursor"]})["series"]
+        branches = page.get(f"/api/runs/{asked['run']}")["branches"]
+        old = page.get("/api/series", asked | {"branches": "1"})["series"]
+
+    assert (after["append"], after["x"]) == (False, list(range(12)))
+    assert after["y"] == [1.0] * 5 + [2.0] * 7
+    assert [(one["rank"], one["from_step"]) for one in branches] == [(0, 5)]
+    assert [one["branch"] for one in old] == [None, branches[0]["branch"]]
+    assert old[1]["x"] == list(range(5, 10))
+
+
+def test_a_band_has_median_extremes_and_straggler(tmp_path):
+    """Runs alike but for the seed are one band."""
+    root = tmp_path / "runs"
+    for seed, offset in enumerate([0.0, 0.1, 5.0]):
+        with Written(root / f"seed{seed}") as run:
+            run.logger.log_hyperparameters({"seed": seed, "lr": 0.1})
+            for step in range(10):
+                run.log({"loss": step + offset}, step)
+    with served(root) as page:
+        ids = [page.run_id(f"seed{seed}") for seed in range(3)]
+        (band,) = page.get("/api/band", {"run": ids, "metric": "loss", "over": "hparams.seed"})["bands"]
+        each = page.get("/api/band", {"run": ids, "metric": "loss", "group": "hparams.seed"})["bands"]
+        wrong = page.get("/api/band", {"run": ids, "metric": "loss"}, status=400)
+
+    assert (band["label"], band["x"], band["count"]) == ("all", list(range(10)), [3] * 10)
+    assert band["low"] == [float(step) for step in range(10)]
+    assert band["median"] == [step + 0.1 for step in range(10)]
+    assert band["high"] == [step + 5.0 for step in range(10)]
+    assert (band["straggler"]["run"], round(band["straggler"]["distance"], 6)) == (ids[2], 4.9)
+    assert [one["label"] for one in each] == ["0", "1", "2"]
+    assert "one of group, over and ranks" in wrong["error"]
+
+
+def test_a_band_over_ranks_names_the_slow_one(tmp_path):
+    """Of a run that all ranks wrote to."""
+    root = tmp_path / "runs"
+    for rank in range(4):
+        with Written(root / "one", rank=rank, all_ranks=True) as run:
+            for step in range(10):
+                run.log({"step_seconds": 3.0 if rank == 2 else 1.0}, step)
+    with served(root) as page:
+        run_id = page.run_id("one")
+        (band,) = page.get("/api/band", {"run": run_id, "metric": "step_seconds", "ranks": 1})["bands"]
+
+    assert [member["rank"] for member in band["members"]] == [0, 1, 2, 3]
+    assert band["straggler"] == {"run": run_id, "rank": 2, "distance": 2.0}
+    assert (set(band["low"]), set(band["median"]), set(band["high"])) == ({1.0}, {1.0}, {3.0})
+
+
+def test_compare_says_what_differs_and_where_two_runs_part(page, digits):
+    """Hyperparameters, and the first step with another loss."""
+    other = page.run_id("other")
+
+    found = page.get("/api/compare", {"run": [digits, other]})
+
+    fields = {field["name"]: field["values"] for field in found["fields"]}
+    assert fields["hparams.optim.lr"] == {digits: 0.1, other: 0.2}
+    assert fields["hparams.bad"] == {digits: {"number": "nan"}}
+    assert "hparams.optim.name" not in fields
+    assert found["parts"] == [
+        {"a": digits, "b": other, "step": 40, "metric": "loss", "metrics": {"loss": 40}}
+    ]
+
+
+# --- faults -------------------------------------------------------------------------------------------------
+
+
+def test_what_is_not_there_is_404_with_a_text(page, digits):
+    """Unknown runs, names, files and paths."""
+    for path, parameters in [
+        ("/api/runs/000000000000", {}),
+        ("/api/runs/digits", {}),
+        ("/api/nothing", {}),
+        (f"/api/runs/{digits}/media", {"kind": "images", "name": "Input"}),
+        (f"/api/runs/{digits}/table", {"name": "Words", "step": 8}),
+        (f"/api/runs/{digits}/files/media/nothing.png", {}),
+    ]:
+        assert page.get(path, parameters, status=404)["error"]
+    assert page.request("POST", "/api/runs").status == 405
+
+
+def test_an_unchanged_answer_is_not_sent_again(page):
+    """304 for the tag of the answer before."""
+    first = page.request("GET", "/api/fields")
+
+    again = page.request("GET", "/api/fields", headers={"If-None-Match": first.headers["ETag"]})
+
+    assert (again.status, again.content) == (304, b"")
+
+
+def test_a_run_that_is_deleted_while_it_is_shown_is_gone(tmp_path):
+    """404 for what it had; the series of the other runs still come."""
+    root = tmp_path / "runs"
+    write_demo(root, "one", 10)
+    write_demo(root, "two", 10)
+    with served(root) as page:
+        one, two = page.run_id("one"), page.run_id("two")
+        asked = {"run": [one, two], "metric": "loss"}
+        page.get("/api/series", asked)
+        shutil.rmtree(root / "one")
+        series = page.get("/api/series", asked)["series"]
+        page.get(f"/api/runs/{one}", status=404)
+
+    assert "not there" in series[0]["error"]
+    assert len(series[1]["x"]) == 10
+
+
+def test_a_damaged_run_shows_what_is_left(tmp_path):
+    """A torn CSV, an index of garbage, an image that is none."""
+    root = tmp_path / "runs"
+    folder = write_demo(root, "one", 10)
+    csv = folder / "metrics.csv"
+    lines = csv.read_bytes().splitlines(keepends=True)
+    csv.write_bytes(b"".join([*lines[:5], b"\xff\x00,nonsense\n", *lines[5:8], lines[8][:-4]]))
+    (folder / "media.jsonl").write_bytes(b"{]\n" + (folder / "media.jsonl").read_bytes())
+    (folder / "summary.json").write_bytes(b"\x00")
+    (folder / "environment.json").write_bytes(b"[" * 100_000)
+    with served(root) as page:
+        run_id = page.run_id("one")
+        (series,) = page.get("/api/series", {"run": run_id, "metric": "loss"})["series"]
+        found = page.get(f"/api/runs/{run_id}")
+
+    assert series["y"][:3] == [1.0, 0.5, 1 / 3]
+    assert found["damaged_lines"] == {"media.jsonl": 1}
+    assert found["environment"] == {}
+    assert found["media"]["images"] == {"Inputs": [0, 100]}
+
+
+def test_a_file_that_is_no_cloud_and_no_sound_is_an_error_of_the_request(page, digits):
+    """400 with a text, not a fault of the server."""
+    image = page.get(f"/api/runs/{digits}/media", {"kind": "images", "name": "Inputs"})["items"][0]["file"]
+
+    assert "PLY" in page.get(f"/api/runs/{digits}/points", {"file": image}, status=400)["error"]
+    assert "WAV" in page.get(f"/api/runs/{digits}/wave", {"file": image}, status=400)["error"]
+
+
+def test_a_thousand_requests_at_once_are_answered(page, digits):
+    """All of them, also while others wait for changes."""
+    version = page.get("/api/info")["version"]
+    waiting = [
+        threading.Thread(target=page.get, args=("/api/changes", {"since": version}), daemon=True)
+        for _ in range(50)
+    ]
+    for thread in waiting:
+        thread.start()
+    paths = ["/api/runs", "/api/fields", f"/api/runs/{digits}", "/api/info"]
+
+    with ThreadPoolExecutor(100) as pool:
+        found = list(pool.map(lambda number: page.request("GET", paths[number % 4]).status, range(1000)))
+
+    assert found == [200] * 1000
+
+
+def test_open_files_are_closed(page, digits):
+    """Also of answers that nobody read to the end."""
+    image = page.get(f"/api/runs/{digits}/media", {"kind": "images", "name": "Inputs"})["items"][0]["file"]
+    for _ in range(20):
+        page.file(digits, image)
+        page.file(digits, image, headers={"Range": "bytes=1-0"})
+    page.get("/api/info")
+    links = Path("/proc/self/fd").iterdir()
+    open_files = [str(link.readlink()) for link in links if link.is_symlink()]
+
+    assert [path for path in open_files if path.endswith(image.rsplit("/", 1)[1])] == []
