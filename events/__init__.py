@@ -1,12 +1,13 @@
 """The events of a training run, the callbacks that react to them, and the logger they log to.
 
-`import events` only defines names; torch is imported when `Trainer` or `CheckpointSaver` is first accessed.
+`import events` only defines names; torch is imported when `Trainer` or `CheckpointSaver` is first
+accessed, and most callbacks when they are.
 """
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from . import monitor
+from . import callbacks, monitor
 from .callback import Callback
 from .callbacks.code_snapshot import CodeSnapshot
 from .callbacks.stats_monitor import StatsMonitor
@@ -35,14 +36,34 @@ from .monitor.stat import Aggregation, Stat
 from .names import check_run_name, format_name, format_run_name
 from .redaction import redact, redact_arguments, redact_text
 from .run import Run, new_run_name
-from .state import Phase, RunStatus, State
+from .state import Phase, Precision, RunStatus, State
 from .timestamp import Time, Timestamp, TimeUnit
 
 if TYPE_CHECKING:
+    from .callbacks import (
+        ActivationMonitor,
+        EarlyStopper,
+        EvalOutputLogging,
+        ExportForInferenceCallback,
+        HealthChecker,
+        ImageVisualizer,
+        LossSpike,
+        LRMonitor,
+        MemoryMonitor,
+        MemorySnapshot,
+        NaNMonitor,
+        OOMObserver,
+        OptimizerMonitor,
+        RuntimeEstimator,
+        SpeedMonitor,
+        StragglerDetector,
+        ThresholdStopper,
+    )
     from .trainer.checkpoint import CheckpointSaver, read_checkpoint
     from .trainer.trainer import Trainer
 
 __all__ = [
+    "ActivationMonitor",
     "Aggregation",
     "BinnedValues",
     "Callback",
@@ -52,21 +73,38 @@ __all__ = [
     "CodeSnapshot",
     "Destination",
     "DeviceCopies",
+    "EarlyStopper",
     "Engine",
     "EngineClosedError",
+    "EvalOutputLogging",
     "Event",
     "EventsError",
+    "ExportForInferenceCallback",
+    "HealthChecker",
+    "ImageVisualizer",
     "Interval",
+    "LRMonitor",
     "Logger",
+    "LossSpike",
+    "MemoryMonitor",
+    "MemorySnapshot",
     "MonitorEvent",
+    "NaNMonitor",
+    "OOMObserver",
+    "OptimizerMonitor",
     "Phase",
+    "Precision",
     "RecordError",
     "Run",
     "RunStatus",
+    "RuntimeEstimator",
+    "SpeedMonitor",
     "Stat",
     "State",
     "StatsMonitor",
+    "StragglerDetector",
     "SystemMonitor",
+    "ThresholdStopper",
     "Throughput",
     "Time",
     "TimeStringError",
@@ -78,6 +116,7 @@ __all__ = [
     "UnknownEventError",
     "WriteRate",
     "WriteSchedule",
+    "callbacks",
     "check_run_name",
     "format_name",
     "format_run_name",
@@ -104,4 +143,6 @@ _TORCH_EXPORTS = {
 def __getattr__(name: str) -> Any:
     if name in _TORCH_EXPORTS:
         return getattr(importlib.import_module(_TORCH_EXPORTS[name], __name__), name)
+    if name in callbacks.__all__:
+        return getattr(callbacks, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from events import Callback, Event
+from events import Callback, Event, callbacks
 
 ROOT = Path(__file__).parents[1]
 DOCS = sorted((ROOT / "docs").glob("*.md"))
@@ -67,7 +67,7 @@ def test_every_make_command_shown_is_there(path):
 
 
 @pytest.mark.parametrize(
-    "name", ["README.md", "docs/events.md", "docs/getting-started.md", "docs/logging.md"]
+    "name", ["README.md", "docs/callbacks.md", "docs/events.md", "docs/getting-started.md", "docs/logging.md"]
 )
 def test_python_that_is_shown_runs(name, tmp_path):
     """Each block without an ellipsis runs by itself, with warnings as errors."""
@@ -86,6 +86,13 @@ def test_python_that_is_shown_runs(name, tmp_path):
         )
 
         assert outcome.returncode == 0, f"{code}\n{outcome.stderr}"
+
+
+def test_every_callback_is_in_its_page():
+    """docs/callbacks.md names each of `events.callbacks`."""
+    text = (ROOT / "docs/callbacks.md").read_text(encoding="utf-8")
+
+    assert [name for name in callbacks.__all__ if f"`{name}(" not in text] == []
 
 
 def test_every_feature_of_others_is_shown_by_tests_that_are_there():

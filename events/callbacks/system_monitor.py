@@ -46,6 +46,20 @@ class Gpus:
                 sample |= {f"gpu{index}/{name}": value for name, value in self._read(read, handle).items()}
         return sample
 
+    def health(self) -> dict[str, float]:
+        """Returns utilization and throttle reasons (NVML's bits) of each GPU, where supported."""
+        health: dict[str, float] = {}
+        for index, handle in enumerate(self._handles):
+            for read in (self._utilization, self._throttling):
+                health |= {f"gpu{index}/{name}": value for name, value in self._read(read, handle).items()}
+        return health
+
+    def _throttling(self, handle: Any) -> dict[str, float]:
+        # Renamed in CUDA 12.
+        read = getattr(self._nvml, "nvmlDeviceGetCurrentClocksEventReasons", None)
+        read = read or self._nvml.nvmlDeviceGetCurrentClocksThrottleReasons
+        return {"throttle_reasons": read(handle)}
+
     def _read(self, read: Callable[[Any], dict[str, float]], handle: Any) -> dict[str, float]:
         try:
             return read(handle)

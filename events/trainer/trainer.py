@@ -258,6 +258,9 @@ class Trainer:
     def _train_epoch(self) -> None:
         state = self.state
         if state.timestamp.batch_in_epoch == 0:
+            # Not at the end of the last epoch: callbacks compute metrics at EPOCH_END.
+            for metric in state.train_metrics.values():
+                metric.reset()
             if state.timestamp.epoch_in_iteration == 0:
                 self.engine.run_event(Event.ITERATION_START)
             self.engine.run_event(Event.EPOCH_START)
@@ -278,8 +281,6 @@ class Trainer:
         }
         if epoch_metrics:
             self.logger.log_metrics(epoch_metrics)
-        for metric in state.train_metrics.values():
-            metric.reset()
         if not self._step_schedulers_every_batch:
             for scheduler in state.schedulers:
                 scheduler.step()

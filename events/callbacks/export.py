@@ -1,0 +1,111 @@
+"""`ExportForInferenceCallback`: exports the trained model."""
+
+import copy
+import logging
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from events.callback import Callback
+from events.logger.logger import Logger
+from events.names import format_name
+from events.state import State
+
+__all__ = ["ExportForInferenceCallback"]
+
+_log = logging.getLogger("events")
+
+_FORMAT = "torch.export"
+
+
+class ExportForInferenceCallback(Callback):
+    """Exports the model with `torch.export` when training ends, and uploads the file.
+
+    ```python
+    ExportForInferenceCallback(save_path="{run_name}/model.pt2")     # torch.export.load("model.pt2")
+    ```
+
+    A copy of the model in host memory is exported, in evaluation mode, on rank 0. A model that cannot be
+    exported is reported, and the run ends as it would.
+
+    Args:
+        save_format: "torch.export", the only one; TorchScript is deprecated, and ONNX is one call away:
+            `torch.onnx.export`.
+        save_path: the name of the file, with placeholders as in `Logger.upload_file`: a path here, and the
+            name that it is uploaded under. With a destination that takes files and `keep_local=False`, only
+            the latter.
+        sample_input: the arguments of `forward`, a tensor or a tuple. Default: the inputs of the first batch.
+        transforms: functions of the model, called on the copy one after another.
+        dynamic_shapes: as for `torch.export.export`. Default: all sizes are those of the sample.
+        keep_local: whether to write the path.
+
+    Raises:
+        ValueError: the format is unknown.
+    """
+
+    def __init__(
+        self,
+        save_format: str = _FORMAT,
+        save_path: str = "{run_name}/model.pt2",
+        sample_input: Any = None,
+        transforms: Sequence[Callable[[Any], Any]] = (),
+        *,
+        dynamic_shapes: Any = None,
+        keep_local: bool = True,
+    ) -> None:
+        super().__init__()
+        if save_format != _FORMAT:
+            raise ValueError(f"save_format must be {_FORMAT!r}, got {save_format!r}.")
+        self._save_path = save_path
+        self._sample = sample_input
+        self._transforms = tuple(transforms)
+        self._dynamic_shapes = dynamic_shapes
+        self._keep_local = keep_local
+
+    def after_dataloader(self, state: State, logger: Logger) -> None:
+        """Keeps the inputs of the first batch."""
+        if self._sample is None:
+            batch: Any = state.batch
+            if isinstance(batch, list | tuple) and len(batch) > 1:
+                batch = tuple(batch[:-1])
+            self._sample = copy.deepcopy(batch)
+
+    def fit_end(self, state: State, logger: Logger) -> None:
+        """Exports the model."""
+        if state.rank != 0 or state.model is None:
+            return
+        try:
+            exported = self._export(state)
+        except Exception as error:  # noqa: BLE001  # whatever tracing someone's model raises
+            _log.error("could not export the model: %s: %s", type(error).__name__, error)
+            return
+        import torch
+
+        name = format_name(self._save_path, state)
+        with tempfile.TemporaryDirectory(prefix="export-") as folder:
+            path = Path(name) if self._keep_local else Path(folder) / "model.pt2"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            torch.export.save(exported, path)
+            if logger.has_file_upload_destination():
+                logger.upload_file(name.strip("/"), path, overwrite=True)
+
+    def _export(self, state: State) -> Any:
+        import torch
+
+        model: Any = copy.deepcopy(state.model).cpu().eval()
+        for transform in self._transforms:
+            model = transform(model)
+        sample = self._sample
+        arguments: tuple[Any, ...] = ()
+        keywords: dict[str, Any] = {}
+        if isinstance(sample, Mapping):
+            keywords = {name: _on_host(value) for name, value in sample.items()}
+        else:
+            arguments = tuple(map(_on_host, sample if isinstance(sample, list | tuple) else (sample,)))
+        with torch.no_grad():
+            return torch.export.export(model, arguments, keywords, dynamic_shapes=self._dynamic_shapes)
+
+
+def _on_host(value: Any) -> Any:
+    return value.cpu() if hasattr(value, "cpu") else value

@@ -1,0 +1,438 @@
+"""Callbacks that watch a value and stop training: no improvement, a threshold, a loss that is NaN or jumps.
+
+Nothing here waits for a device: values are copied without waiting, and looked at when they have arrived, on a
+GPU a few batches later. What stops a run in order writes why: `state.stop_reason`, with the status "stopped".
+"""
+
+import difflib
+import logging
+import math
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from events.callback import Callback
+from events.logger.device import DeviceCopies, HostCopies, PendingCopy
+from events.logger.logger import Logger
+from events.state import State
+from events.timestamp import Time, Timestamp, TimeUnit
+
+__all__ = ["EarlyStopper", "LossSpike", "NaNMonitor", "ThresholdStopper"]
+
+_log = logging.getLogger("events")
+
+_SMALLER_IS_BETTER = ("loss", "error", "perplexity")
+_MAX_SHOWN_PARAMETERS = 3
+
+
+class _Arrivals:
+    """Tensors on their way to the host, in order, each with a note of what it belongs to."""
+
+    def __init__(self) -> None:
+        self._copies = HostCopies(DeviceCopies())
+        self._waiting: deque[tuple[Any, Any]] = deque()
+
+    def put(self, note: Any, value: Any) -> None:
+        """Starts the copy of a tensor; another value arrives at once."""
+        is_tensor = hasattr(value, "device") and hasattr(value, "detach")
+        self._waiting.append((note, self._copies.start_array(value.detach()) if is_tensor else value))
+
+    def take(self) -> Iterator[tuple[Any, Any]]:
+        """Yields the notes and values that have arrived, without waiting."""
+        self._copies.collect()
+        while self._waiting:
+            note, value = self._waiting[0]
+            if isinstance(value, PendingCopy):
+                if not value.is_ready:
+                    return
+                if value.is_lost:
+                    self._waiting.popleft()
+                    continue
+                value = value.value
+            self._waiting.popleft()
+            yield note, value
+
+    def take_all(self) -> Iterator[tuple[Any, Any]]:
+        """Waits for the rest, and yields it."""
+        self._copies.wait()
+        yield from self.take()
+
+
+Comparison = Callable[[Any, Any], Any]
+
+
+def _comparison(comp: str | Comparison | None, monitor: str) -> Comparison:
+    """Returns `comp(current, best)`, by default the direction that the metric's name suggests."""
+    if callable(comp):
+        return comp
+    if comp is None:
+        comp = "less" if any(word in monitor.lower() for word in _SMALLER_IS_BETTER) else "greater"
+    if comp.lower() in {"greater", "gt"}:
+        return lambda current, best: current > best
+    if comp.lower() in {"less", "lt"}:
+        return lambda current, best: current < best
+    raise ValueError(f"comp must be 'greater', 'gt', 'less', 'lt' or a function, got {comp!r}.")
+
+
+class _MetricWatcher(Callback):
+    """Computes a metric of the state where it may have changed, and passes on its value once it is here."""
+
+    def __init__(self, monitor: str, dataloader_label: str, *, every_batch: bool) -> None:
+        super().__init__()
+        self.monitor = monitor
+        self.dataloader_label = dataloader_label
+        self._every_batch = every_batch
+        self._arrivals = _Arrivals()
+
+    def eval_end(self, state: State, logger: Logger) -> None:
+        """Looks at an evaluation metric."""
+        self._look(state)
+
+    def epoch_end(self, state: State, logger: Logger) -> None:
+        """Looks at a training metric."""
+        self._look(state)
+
+    def batch_end(self, state: State, logger: Logger) -> None:
+        """Looks at a training metric, if it is watched with each batch."""
+        if self._every_batch:
+            self._look(state)
+        else:
+            self._judge_arrivals(state)
+
+    def fit_end(self, state: State, logger: Logger) -> None:
+        """Waits for what was computed last."""
+        for at, value in self._arrivals.take_all():
+            self._judge(value, at, state)
+
+    def _look(self, state: State) -> None:
+        if state.dataloader_label == self.dataloader_label:
+            self._arrivals.put(state.timestamp, self._value(state))
+        self._judge_arrivals(state)
+
+    def _judge_arrivals(self, state: State) -> None:
+        for at, value in self._arrivals.take():
+            self._judge(value, at, state)
+
+    def _judge(self, value: Any, at: Timestamp, state: State) -> None:
+        """Decides with the value of the metric, which may be a tensor on the host, at a timestamp."""
+        raise NotImplementedError
+
+    def _value(self, state: State) -> Any:
+        if self.dataloader_label == "train":
+            metrics: Mapping[str, Any] = state.train_metrics
+            if self.monitor == "loss" and "loss" not in metrics:
+                return state.loss
+        else:
+            metrics = state.eval_metrics.get(self.dataloader_label, {})
+        if self.monitor not in metrics:
+            near = difflib.get_close_matches(self.monitor, metrics, n=1)
+            hint = f"Did you mean {near[0]!r}?" if near else f"It has {', '.join(metrics) or 'none'}."
+            raise ValueError(
+                f"monitor must be a metric of the dataloader {self.dataloader_label!r}, "
+                f"got {self.monitor!r}. {hint}"
+            )
+        return metrics[self.monitor].compute()
+
+
+class EarlyStopper(_MetricWatcher):
+    """Stops training when a metric has not improved for a while.
+
+    ```python
+    EarlyStopper("accuracy", "eval", patience="3ep")
+    ```
+
+    Looks at the end of each evaluation of that dataloader; for "train", at the end of each epoch, and with a
+    patience in batches at the end of each batch. A checkpoint has the best value and its time.
+
+    Args:
+        monitor: the name of the metric; "loss" with "train" is the training loss.
+        dataloader_label: "train", "eval", or the label of an evaluation dataloader.
+        comp: "less" or "greater": what is better; or a function of the current and the best value. Default:
+            "less" for names with "loss", "error" or "perplexity".
+        min_delta: by how much a value must differ from the best to be an improvement.
+        patience: how long to wait for one, in epochs or batches; a bare number counts epochs.
+
+    Raises:
+        ValueError: the comparison or the unit of the patience is unknown.
+    """
+
+    def __init__(
+        self,
+        monitor: str,
+        dataloader_label: str,
+        comp: str | Comparison | None = None,
+        min_delta: float = 0.0,
+        patience: Time | str | int = 1,
+    ) -> None:
+        self.patience = Time.from_input(patience, TimeUnit.EPOCH)
+        if self.patience.unit not in {TimeUnit.EPOCH, TimeUnit.BATCH}:
+            raise ValueError(f'patience must be in epochs or batches ("3ep", "500ba"), got {self.patience}.')
+        super().__init__(monitor, dataloader_label, every_batch=self.patience.unit is TimeUnit.BATCH)
+        self.comp_func = _comparison(comp, monitor)
+        self.min_delta = abs(min_delta)
+        self.best: Any = None
+        self.best_occurred: Timestamp | None = None
+
+    def _judge(self, value: Any, at: Timestamp, state: State) -> None:
+        is_better = self.best is None or (
+            bool(self.comp_func(value, self.best)) and abs(value - self.best) > self.min_delta
+        )
+        if is_better or self.best_occurred is None:
+            self.best, self.best_occurred = value, at
+            return
+        if at.get(self.patience.unit) - self.best_occurred.get(self.patience.unit) > self.patience:
+            state.stop_training(
+                f"EarlyStopper: {self.monitor} of {self.dataloader_label!r} has not improved on "
+                f"{float(self.best):g} since batch {self.best_occurred.batch.value} "
+                f"(patience {self.patience})."
+            )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the best value and its time."""
+        if self.best_occurred is None:
+            return {}
+        return {"best": float(self.best), "best_occurred": self.best_occurred.to_numbers()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restores the best value and its time."""
+        self.best = state["best"]
+        self.best_occurred = Timestamp.from_state_dict(state["best_occurred"])
+
+
+class ThresholdStopper(_MetricWatcher):
+    """Stops training when a metric reaches a threshold.
+
+    ```python
+    ThresholdStopper("accuracy", "eval", 0.95)
+    ```
+
+    Args:
+        monitor: the name of the metric; "loss" with "train" is the training loss.
+        dataloader_label: "train", "eval", or the label of an evaluation dataloader.
+        threshold: the value to reach.
+        comp: "less" or "greater": on which side of the threshold to stop; or a function of the current value
+            and the threshold. Default: "less" for names with "loss", "error" or "perplexity".
+        stop_on_batch: look at a training metric with each batch rather than each epoch.
+
+    Raises:
+        ValueError: the comparison is unknown.
+    """
+
+    def __init__(
+        self,
+        monitor: str,
+        dataloader_label: str,
+        threshold: float,
+        *,
+        comp: str | Comparison | None = None,
+        stop_on_batch: bool = False,
+    ) -> None:
+        super().__init__(monitor, dataloader_label, every_batch=stop_on_batch)
+        self.threshold = threshold
+        self.stop_on_batch = stop_on_batch
+        self.comp_func = _comparison(comp, monitor)
+
+    def _judge(self, value: Any, at: Timestamp, state: State) -> None:
+        if bool(self.comp_func(value, self.threshold)):
+            state.stop_training(
+                f"ThresholdStopper: {self.monitor} of {self.dataloader_label!r} is {float(value):g} "
+                f"at batch {at.batch.value} (threshold {self.threshold:g})."
+            )
+
+
+class LossSpike(Callback):
+    """Detects jumps of the training loss, and losses that stay high.
+
+    A loss is an outlier if it is `outlier_multiplier` times the mean of the last `window_size` others; more
+    than `patience` outliers in a row are a spike. The loss is high if half of the window is above `loss_cap`.
+    Logs `loss_spike/outliers`, the current number in a row, when it changes.
+
+    Args:
+        log_only: whether a spike or a high loss is only reported; otherwise it stops training.
+        patience: how many outliers in a row are tolerated.
+        outlier_multiplier: what makes an outlier.
+        window_size: the number of batches of the mean; nothing is judged before there are as many.
+        loss_cap: the loss above which one is high; None for none.
+    """
+
+    def __init__(
+        self,
+        log_only: bool = True,
+        patience: int = 4,
+        outlier_multiplier: float = 2.0,
+        window_size: int = 100,
+        loss_cap: float | None = 10.0,
+    ) -> None:
+        super().__init__()
+        if window_size < 1:
+            raise ValueError(f"window_size must be at least 1, got {window_size}.")
+        self._log_only = log_only
+        self._patience = patience
+        self._outlier_multiplier = outlier_multiplier
+        self._loss_cap = loss_cap
+        self._window: deque[float] = deque(maxlen=window_size)
+        self._outliers = 0
+        self._arrivals = _Arrivals()
+
+    def batch_end(self, state: State, logger: Logger) -> None:
+        """Looks at the losses that have arrived."""
+        self._arrivals.put(state.timestamp.batch.value, state.loss)
+        for batch, loss in self._arrivals.take():
+            self._judge(float(loss), batch, state, logger)
+
+    def fit_end(self, state: State, logger: Logger) -> None:
+        """Waits for the last losses."""
+        for batch, loss in self._arrivals.take_all():
+            self._judge(float(loss), batch, state, logger)
+
+    def _judge(self, loss: float, batch: int, state: State, logger: Logger) -> None:
+        if len(self._window) < (self._window.maxlen or 0):
+            self._window.append(loss)
+            return
+        mean = math.fsum(self._window) / len(self._window)
+        before = self._outliers
+        if loss > mean * self._outlier_multiplier or not math.isfinite(loss):
+            # Not part of the mean, which a jump would soon make look normal.
+            self._outliers += 1
+        else:
+            self._outliers = 0
+            self._window.append(loss)
+        if self._outliers != before:
+            logger.log_metrics({"loss_spike/outliers": self._outliers}, batch)
+        if self._outliers > self._patience:
+            self._report(
+                f"{self._outliers} losses in a row are more than {self._outlier_multiplier:g} times the mean "
+                f"of {mean:g}, the last {loss:g} at batch {batch}.",
+                state,
+            )
+        elif self._loss_cap is not None:
+            high = sum(one > self._loss_cap for one in self._window)
+            if high * 2 >= len(self._window):
+                self._report(
+                    f"{high} of the last {len(self._window)} losses are above {self._loss_cap:g}, "
+                    f"at batch {batch}.",
+                    state,
+                )
+
+    def _report(self, text: str, state: State) -> None:
+        # Starts afresh: one report for a jump, not one for each batch after it.
+        self._window.clear()
+        self._outliers = 0
+        if self._log_only:
+            _log.warning("LossSpike: %s", text)
+        else:
+            state.stop_training(f"LossSpike: {text}")
+
+
+class NaNMonitor(Callback):
+    """Raises when the training loss is NaN, and names the first module whose output is not finite.
+
+    To find the module, the outputs of all innermost modules are reduced in one multi-tensor operation per
+    microbatch, which reads each of them once and waits for nothing. The model must be one that runs forward
+    hooks: `torch.compile` does so with graph breaks; `find_module=False` does without.
+
+    **Errors.** `RuntimeError`, which ends the run as failed; on a GPU a few batches after the NaN.
+
+    Args:
+        find_module: whether to name the module.
+    """
+
+    def __init__(self, find_module: bool = True) -> None:
+        super().__init__()
+        self._find_module = find_module
+        self._arrivals = _Arrivals()
+        self._handles: list[Any] = []
+        # The outputs of the current forward pass by module; None outside of one in training.
+        self._outputs: list[tuple[str, Any]] | None = None
+
+    def fit_start(self, state: State, logger: Logger) -> None:
+        """Adds hooks to the innermost modules."""
+        if not self._find_module or state.model is None:
+            return
+        self._remove_hooks()
+        for name, module in state.model.named_modules():
+            if next(module.children(), None) is None:
+                self._handles.append(module.register_forward_hook(self._hook_of(name)))
+
+    def before_forward(self, state: State, logger: Logger) -> None:
+        """Starts to collect outputs."""
+        self._outputs = []
+
+    def after_loss(self, state: State, logger: Logger) -> None:
+        """Starts the copy of the loss, and looks at those that have arrived."""
+        import torch
+
+        outputs, self._outputs = self._outputs or [], None
+        values = [value for _, value in outputs]
+        losses = [one.detach().sum().reshape(1) for one in _losses_in(state.loss)]
+        largest = torch._foreach_norm(values, math.inf) if values else []  # noqa: SLF001
+        found = torch.cat([*losses, *(one.reshape(1).to(losses[0].device) for one in largest)])
+        names = [name for name, _ in outputs]
+        self._arrivals.put((state.timestamp.batch.value, len(losses), names), found)
+        for note, arrived in self._arrivals.take():
+            self._judge(note, arrived.tolist(), state)
+
+    def batch_end(self, state: State, logger: Logger) -> None:
+        """Looks at the losses that have arrived."""
+        for note, arrived in self._arrivals.take():
+            self._judge(note, arrived.tolist(), state)
+
+    def fit_end(self, state: State, logger: Logger) -> None:
+        """Waits for the last losses; removes the hooks."""
+        self._remove_hooks()
+        for note, arrived in self._arrivals.take_all():
+            self._judge(note, arrived.tolist(), state)
+
+    def close(self, state: State, logger: Logger) -> None:
+        """Removes the hooks."""
+        self._remove_hooks()
+
+    def _hook_of(self, name: str) -> Callable[[Any, Any, Any], None]:
+        def keep(_module: Any, _inputs: Any, output: Any) -> None:
+            if self._outputs is not None:
+                for one in output if isinstance(output, list | tuple) else (output,):
+                    if hasattr(one, "is_floating_point") and one.is_floating_point() and one.numel():
+                        self._outputs.append((name, one.detach()))
+
+        return keep
+
+    def _judge(self, note: tuple[int, int, list[str]], values: list[float], state: State) -> None:
+        batch, count, names = note
+        if not any(math.isnan(loss) for loss in values[:count]):
+            return
+        text = f"Train loss contains a NaN (batch {batch})."
+        first = next(
+            (name for name, value in zip(names, values[count:], strict=True) if not math.isfinite(value)),
+            None,
+        )
+        if first is not None and state.model is not None:
+            module = state.model.get_submodule(first)
+            text += (
+                f" The first output that is not finite is that of module {first!r} ({type(module).__name__})."
+            )
+            bad = [name for name, one in module.named_parameters() if not bool(one.isfinite().all())]
+            if bad:
+                text += f" Its parameters are not finite either: {', '.join(bad[:_MAX_SHOWN_PARAMETERS])}."
+        elif names:
+            text += " The outputs of all modules are finite: the loss function made it."
+        raise RuntimeError(text)
+
+    def _remove_hooks(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        self._outputs = None
+
+
+def _losses_in(loss: Any) -> list[Any]:
+    """Returns the tensors of a loss.
+
+    Raises:
+        TypeError: it has none.
+    """
+    if isinstance(loss, Mapping):
+        loss = list(loss.values())
+    losses = list(loss) if isinstance(loss, list | tuple) else [loss]
+    if not losses or not all(hasattr(one, "detach") for one in losses):
+        raise TypeError(f"loss must be a tensor, or several, got {type(loss).__name__}.")
+    return losses
