@@ -2,6 +2,7 @@
 #             STORE=s3://bucket/prefix uploads what it leaves there, and not to store/
 # make test   set up, then lint, check types, run the tests
 # make test-composer   what a trainer of Composer's says, in an environment of its own: it needs an older torch
+# make test-lowest   the tests of the core with the lowest versions of its dependencies, but for torch
 # make test-package   wheel and sdist: built, checked, installed into an empty environment, used there; pyright
 # make soak   trainers and upload workers killed at random for SOAK_MINUTES (3): nothing that was accepted may be lost
 # make bench  the measured claims of the docs, as ratios against whatever peers are installed
@@ -10,8 +11,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 COMPOSER := .venv-composer
+LOWEST := .venv-lowest
 
-.PHONY: demo test test-composer test-package lint types bench soak format clean
+.PHONY: demo test test-composer test-lowest test-package lint types bench soak format clean
 
 demo: $(READY)
 	$(BIN)/python docs/examples/digits.py $(if $(STORE),--store "$(STORE)")
@@ -21,6 +23,9 @@ test: lint types
 
 test-composer: $(COMPOSER)/.ready
 	$(COMPOSER)/bin/python -m pytest tests/test_composer
+
+test-lowest: $(LOWEST)/.ready
+	$(LOWEST)/bin/python -m pytest -n auto --dist loadgroup -p no:cacheprovider --ignore tests/test_events/logger/test_host_values.py tests/test_events tests/test_uploads tests/test_destinations/run_directory tests/test_destinations/text
 
 test-package:
 	PYTHON=$(PYTHON) .ci/package
@@ -62,5 +67,12 @@ $(COMPOSER)/.ready: .ci/composer.txt pyproject.toml
 	$(COMPOSER)/bin/python -m pip install --quiet --no-compile --disable-pip-version-check --no-deps --editable .
 	@touch $(COMPOSER)/.ready
 
+$(LOWEST)/.ready: .ci/lowest.txt pyproject.toml
+	$(PYTHON) -m venv $(LOWEST)
+	$(LOWEST)/bin/python -m pip install --quiet --no-compile --disable-pip-version-check --constraint .ci/constraints.txt torch
+	$(LOWEST)/bin/python -m pip install --quiet --no-compile --disable-pip-version-check --requirement .ci/lowest.txt
+	$(LOWEST)/bin/python -m pip install --quiet --no-compile --disable-pip-version-check --no-deps --editable .
+	@touch $(LOWEST)/.ready
+
 clean:
-	rm -rf $(VENV) $(COMPOSER) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(COMPOSER) $(LOWEST) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache
