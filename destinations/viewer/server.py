@@ -123,7 +123,11 @@ class Viewer:
             guard,
             lifespan="off",
             ws="none",
+            # An HTTP server without options of its own: what is installed beside it makes no difference.
+            http="h11",
+            loop="asyncio",
             log_config=None,
+            log_level="error",
             access_log=False,
             server_header=False,
             date_header=False,

@@ -1,0 +1,187 @@
+"""What changed, told while it happens: runs that come, log, die and go."""
+
+import os
+import shutil
+import threading
+
+import pytest
+
+from destinations.runs import open_runs
+from destinations.viewer.catalog import Catalog
+from destinations.viewer.changes import Changes
+from destinations.viewer.columns import ColumnCache
+from tests.test_destinations.runs.folders import HOUR, NOW, write_run
+from tests.test_destinations.runs.written import Written
+from tests.test_destinations.viewer.served import served
+
+
+class Clock:
+    """A clock that a test moves."""
+
+    def __init__(self, now=NOW):
+        self.now = now
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def root(tmp_path):
+    """Gives a folder with one finished run."""
+    write_run(tmp_path / "runs" / "old")
+    return tmp_path / "runs"
+
+
+class Looker:
+    """Looks for changes when a test says so."""
+
+    def __init__(self, root, cache):
+        self.clock = Clock()
+        self.ticks = Clock(0.0)
+        self.runs = open_runs(root, cache=cache, clock=self.clock)
+        self.catalog = Catalog(self.runs, clock=self.clock)
+        self.columns = ColumnCache()
+        self.changes = Changes(self.catalog, self.columns, clock=self.ticks)
+        self.changes.look()
+        self.version = self.changes.version
+
+    def news(self, version=None):
+        """Returns what a look a minute later finds."""
+        self.ticks.now += 60
+        self.changes.look()
+        return self.changes.since(version or self.version)
+
+    def id_of(self, path):
+        return self.catalog.id_at(path.resolve())
+
+
+@pytest.fixture
+def looker(root, tmp_path):
+    """Gives one that has looked once."""
+    found = Looker(root, tmp_path / "cache")
+    yield found
+    found.changes.close()
+    found.runs.close()
+
+
+def test_nothing_is_new_where_nothing_changed(looker):
+    """And the version stays."""
+    assert looker.news() is None
+    assert looker.changes.version == looker.version
+
+
+def test_a_run_that_comes_changes_and_goes_is_told(looker, root):
+    """Each time its id, and that the table changed."""
+    run = write_run(root / "new")
+    came = looker.news()
+    write_run(root / "new", status="failed", old=False)
+    changed = looker.news(came["version"])
+    shutil.rmtree(run)
+    gone = looker.news(changed["version"])
+
+    run_id = looker.id_of(run)
+    assert (came["table"], came["runs"]) == (True, {run_id: {"record": True}})
+    assert (changed["table"], changed["runs"]) == (True, {run_id: {"record": True}})
+    assert (gone["table"], gone["runs"]) == (True, {run_id: {"gone": True}})
+
+
+def test_a_killed_run_is_told_to_be_dead_after_its_threshold(looker, root):
+    """Nothing of its folder changes; only the clock."""
+    looker.clock.now = NOW
+    run = write_run(root / "killed", status="running", beat=NOW)
+    alive = looker.news()
+    looker.clock.now = NOW + 179
+    before = looker.news(alive["version"])
+    looker.clock.now = NOW + 181
+    after = looker.news(alive["version"])
+    (row,) = [row for row in looker.catalog.page()["rows"] if row["name"] == "killed"]
+
+    assert before is None
+    assert after["runs"] == {looker.id_of(run): {"record": True}}
+    assert (row["status"], row["alive"]) == ("killed", False)
+
+
+def test_an_edit_by_another_program_is_told(looker, root):
+    """As by `destinations runs tag`, also where that program has updated the same index."""
+    with open_runs(root, cache=looker.runs._roots[0].index.database._path.parent) as others:
+        others.edit("old", tags=["new"])
+        os.utime(root / "old", (NOW - HOUR, NOW - HOUR))
+
+    assert looker.news()["runs"] == {looker.id_of(root / "old"): {"record": True}}
+
+
+def test_a_version_of_another_server_is_answered_with_everything(looker):
+    """So that a page that is left open finds its way after a restart."""
+    for version in ("", "other-3", f"{looker.version}9", "x", f"{looker.version.split('-')[0]}-{'9' * 400}"):
+        assert looker.changes.since(version) == {
+            "version": looker.version,
+            "table": True,
+            "all": True,
+            "runs": {},
+        }
+
+
+def test_more_changes_than_are_kept_are_everything(looker, root):
+    """A reader that slept for long reads all of it again."""
+    for _ in range(1001):
+        looker.changes._publish({"0" * 12: {"record": True}}, table=True)
+
+    assert looker.changes.since(looker.version)["all"]
+
+
+def test_new_rows_of_a_shown_run_wake_the_one_who_waits(tmp_path):
+    """While the run logs, long before anything else of its folder changes: rows are in the journal."""
+    root = tmp_path / "runs"
+    with Written(root / "one", flush_seconds=300) as run, served(root) as page:
+        run.log({"loss": 0.0}, 0)
+        page.viewer.runs.scan()
+        run_id = page.run_id("one")
+        asked = {"run": run_id, "metric": "loss"}
+        (series,) = page.get("/api/series", asked)["series"]
+        version = page.get("/api/info")["version"]
+        seen, steps = list(series["y"]), 1
+        has_waited = threading.Event()
+        while len(seen) < 4:
+            run.log({"loss": float(steps)}, steps)
+            steps += 1
+            change = page.get("/api/changes", {"since": version, "run": run_id})
+            version = change["version"]
+            if "rows" in change["runs"].get(run_id, {}):
+                has_waited.set()
+                (series,) = page.get("/api/series", asked | {"after": series["cursor"]})["series"]
+                assert series["append"]
+                seen += series["y"]
+
+    assert has_waited.is_set()
+    assert seen == [float(step) for step in range(len(seen))]
+
+
+def test_an_edit_on_the_page_wakes_other_pages(root):
+    """Without waiting for the next scan."""
+    with served(root) as page:
+        run_id = page.run_id("old")
+        version = page.get("/api/changes", {"since": ""})["version"]
+        version = (
+            page.get("/api/changes", {"since": version})["version"] if version.endswith("-0") else version
+        )
+        found = []
+        waiting = threading.Thread(target=lambda: found.append(page.get("/api/changes", {"since": version})))
+        waiting.start()
+        page.request("PATCH", f"/api/runs/{run_id}", body={"note": "new"})
+        waiting.join(60)
+
+    assert found[0]["runs"] == {run_id: {"record": True}}
+
+
+def test_the_thread_ends_with_the_viewer(root):
+    """And those who wait are let go."""
+    with served(root) as page:
+        version = page.get("/api/changes", {"since": ""})["version"]
+        waiting = threading.Thread(
+            target=page.request, args=("GET", "/api/changes", {"since": version}), daemon=True
+        )
+        waiting.start()
+
+    waiting.join(60)
+    assert not waiting.is_alive()
+    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("viewer")]

@@ -1,0 +1,292 @@
+"""Who may talk to the page, and what it never shows as a document: asked over HTTP as an attacker would."""
+
+import http.client
+import json
+import os
+import socket
+
+import pytest
+
+from destinations import cli
+from destinations.runs import open_runs
+from destinations.viewer import Viewer
+from tests.test_destinations.runs.folders import write_run
+from tests.test_destinations.viewer.served import served
+
+SECRET = "the secret of the machine"
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    """Gives a folder with a run that means harm, and a secret beside it."""
+    base = tmp_path_factory.mktemp("hostile")
+    (base / "secret.txt").write_text(SECRET)
+    run = write_run(base / "runs" / "one")
+    (run / "media").mkdir()
+    (run / "media" / "picture.svg").write_text("<svg onload='alert(1)'/>")
+    (run / "media" / "page.html").write_text("<script>alert(1)</script>")
+    (run / "media" / "picture.png").write_text("<script>alert(1)</script>")
+    (run / "media" / "link.png").symlink_to(base / "secret.txt")
+    (run / "media" / "folder").symlink_to(base)
+    (run / ".hidden").write_text(SECRET)
+    os.mkfifo(run / "media" / "fifo.png")
+    return base / "runs"
+
+
+@pytest.fixture(scope="module")
+def page(root):
+    """Gives a page that shows it."""
+    with served(root) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def run_id(page):
+    """Gives the id of the run."""
+    return page.run_id("one")
+
+
+EVERYTHING = [
+    "/",
+    "/static/app.css",
+    "/static/plotly.min.js",
+    "/api/info",
+    "/api/runs",
+    "/api/fields",
+    "/nothing",
+]
+
+
+@pytest.mark.parametrize("path", EVERYTHING)
+@pytest.mark.parametrize("token", [None, "", "wrong", "ö"])
+def test_without_the_token_nothing_is_read(page, path, token):
+    """401 for every address, also with a wrong one, in a header, a cookie or the URL."""
+    headers = {"Authorization": token and f"Bearer {token}".encode()}
+    cookie = {"Cookie": token and f"destinations-{page.viewer.port}={token}".encode()}
+
+    answers = [
+        page.request("GET", path, headers=headers, token=False),
+        page.request("GET", path, headers=cookie, token=False),
+        page.request("GET", path, {"token": token or ""}, token=False),
+    ]
+
+    assert [answer.status for answer in answers] == [401] * 3
+    assert all("needs the token" in json.loads(answer.content)["error"] for answer in answers)
+
+
+def test_without_the_token_nothing_is_written(page, run_id, root):
+    """Also from the page's own origin."""
+    answer = page.request(
+        "PATCH",
+        f"/api/runs/{run_id}",
+        body={"note": "x"},
+        headers={"Origin": f"http://{page.host}"},
+        token=False,
+    )
+
+    assert answer.status == 401
+    assert not (root / "one" / "edits.json").exists()
+
+
+def test_the_token_of_the_url_becomes_a_cookie_that_scripts_and_other_sites_do_not_have(page):
+    """The address without the token is the one that is shown, with the rest of its view."""
+    answer = page.request("GET", "/", {"run": "a b", "token": page.viewer.token}, token=False)
+    cookie = answer.headers["Set-Cookie"]
+    value = cookie.partition(";")[0]
+    again = page.request("GET", "/api/info", headers={"Cookie": f"other=1; {value}"}, token=False)
+
+    assert (answer.status, answer.headers["Location"]) == (303, "/?run=a+b")
+    assert {part.strip().lower() for part in cookie.split(";")} >= {"httponly", "samesite=strict", "path=/"}
+    assert again.status == 200
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("localhost:1", 200),
+        ("127.0.0.1", 200),
+        ("[::1]:80", 200),
+        ("192.168.0.7:8377", 200),
+        ("allowed.example", 200),
+        ("ALLOWED.example.:99", 200),
+        ("evil.example", 403),
+        ("localhost.evil.example", 403),
+        ("127.0.0.1.evil.example", 403),
+        ("", 403),
+        (None, 400),
+    ],
+)
+def test_a_foreign_host_is_refused(root, host, status):
+    """A foreign name that resolves to this machine reaches nothing, even with the token."""
+    with served(root, allowed_hosts=["Allowed.Example"]) as page:
+        answer = page.request("GET", "/api/info", headers={"Host": host})
+
+    assert answer.status == status
+
+
+@pytest.mark.parametrize(
+    ("origin", "status"),
+    [("own", 200), ("http://evil.example", 403), ("null", 403), (None, 403), ("http://127.0.0.1:1", 403)],
+)
+def test_a_change_must_come_from_the_page(page, run_id, origin, status):
+    """With the cookie, as a browser sends it."""
+    headers = {
+        "Cookie": f"destinations-{page.viewer.port}={page.viewer.token}",
+        "Origin": f"http://{page.host}" if origin == "own" else origin,
+    }
+    answer = page.request("PATCH", f"/api/runs/{run_id}", body={"note": "ours"}, headers=headers, token=False)
+
+    assert answer.status == status
+
+
+@pytest.mark.parametrize("site", ["cross-site", "same-site"])
+def test_another_site_reads_nothing(page, site):
+    """Not even the page of another port of this machine; but a link to the page may be followed."""
+    headers = {"Sec-Fetch-Site": site, "Sec-Fetch-Mode": "no-cors"}
+
+    refused = page.request("GET", "/api/runs", headers=headers)
+    followed = page.request("GET", "/api/info", headers=headers | {"Sec-Fetch-Mode": "navigate"})
+
+    assert (refused.status, followed.status) == (403, 200)
+
+
+OUTSIDE = [
+    "../../secret.txt",
+    "..%2f..%2fsecret.txt",
+    "%2e%2e/%2e%2e/secret.txt",
+    "..%252f..%252fsecret.txt",
+    "media/../../../secret.txt",
+    "media/link.png",
+    "media/folder/secret.txt",
+    "media/fifo.png",
+    "media/picture.png%00.txt",
+    "media",
+    "",
+    "/etc/passwd",
+    "%2fetc%2fpasswd",
+    ".hidden",
+    "media/" + "a" * 5000,
+    "%ff%fe",
+]
+
+
+@pytest.mark.parametrize("path", OUTSIDE)
+def test_no_path_leaves_a_run(page, run_id, path):
+    """404, whatever way the path is written; links and devices are not followed."""
+    answer = page.request("GET", f"/api/runs/{run_id}/files/{path}")
+
+    assert answer.status == 404
+    assert SECRET.encode() not in answer.content
+
+
+@pytest.mark.parametrize("name", ["../app.py", "..%2fapp.py", "%00", ".", "app.py", "x/../app.css", ""])
+def test_the_files_of_the_page_are_those_of_its_folder(page, name):
+    """No Python, nothing above."""
+    answer = page.request("GET", f"/static/{name}")
+
+    assert answer.status == 404
+    assert b"import" not in answer.content
+
+
+@pytest.mark.parametrize("run", ["..", "%2e%2e", "one", "../one", "0" * 12, "0" * 11, "a" * 10_000, "%00"])
+def test_a_run_is_asked_for_by_its_id_only(page, run):
+    """A name or a path is none."""
+    assert page.request("GET", f"/api/runs/{run}").status == 404
+
+
+@pytest.mark.parametrize("kind", ["points", "wave"])
+@pytest.mark.parametrize(
+    "path", ["../../secret.txt", "media/link.png", "media/fifo.png", "/etc/passwd", "\0"]
+)
+def test_no_decoder_reads_outside(page, run_id, kind, path):
+    """As for files."""
+    answer = page.request("GET", f"/api/runs/{run_id}/{kind}", {"file": path})
+
+    assert answer.status in {400, 404}
+    assert SECRET.encode() not in answer.content
+
+
+@pytest.mark.parametrize("name", ["picture.svg", "page.html"])
+def test_documents_of_a_run_are_saved_and_never_shown(page, run_id, name):
+    """As bytes, in a sandbox."""
+    answer = page.file(run_id, f"media/{name}")
+
+    assert answer.status == 200
+    assert answer.headers["Content-Type"] == "application/octet-stream"
+    assert answer.headers["Content-Disposition"].startswith("attachment")
+    assert answer.headers["Content-Security-Policy"] == "default-src 'none'; sandbox"
+
+
+def test_a_picture_that_is_a_script_is_still_a_picture(page, run_id):
+    """Its type is that of its name, and browsers are told not to guess."""
+    answer = page.file(run_id, "media/picture.png")
+
+    assert answer.headers["Content-Type"] == "image/png"
+    assert answer.headers["X-Content-Type-Options"] == "nosniff"
+
+
+@pytest.mark.parametrize("path", ["/api/info", "/api/nothing", "/api/runs/0/files/x", "/nothing"])
+def test_every_answer_says_what_a_browser_may_do_with_it(page, path):
+    """No script but our own, no frame, nothing told to others, nothing kept by proxies."""
+    headers = page.request("GET", path).headers
+
+    policy = dict(part.strip().split(" ", 1) for part in headers["Content-Security-Policy"].split(";"))
+    assert (policy["default-src"], policy["script-src"], policy["frame-ancestors"]) == (
+        "'none'",
+        "'self'",
+        "'none'",
+    )
+    assert headers["X-Content-Type-Options"] == "nosniff"
+    assert headers["Referrer-Policy"] == "no-referrer"
+    assert headers["Cross-Origin-Resource-Policy"] == "same-origin"
+    assert "private" in headers["Cache-Control"]
+
+
+def test_an_edit_of_many_megabytes_is_refused(page, run_id):
+    """413, before it is read to its end."""
+    answer = page.request("PATCH", f"/api/runs/{run_id}", body={"note": "x" * (2 << 20)})
+
+    assert answer.status == 413
+
+
+def test_broken_requests_end_alone(page):
+    """Garbage, half a request, a header without end: the server still answers others."""
+    for garbage in (
+        b"\x00\xff\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: x",
+        b"GET /" + b"a" * 200_000,
+        b"PATCH / HTTP/9",
+    ):
+        with socket.create_connection(("127.0.0.1", page.viewer.port), 30) as connection:
+            connection.sendall(garbage)
+
+    assert page.get("/api/info")["name"] == "runs"
+
+
+def test_it_listens_on_this_machine_only(root, tmp_path):
+    """Unless another address was given; the token is there all the same, and must be long."""
+    with open_runs(root, cache=tmp_path) as runs:
+        with Viewer(runs, port=0) as viewer:
+            assert viewer._socket.getsockname()[0] == "127.0.0.1"
+            assert viewer.is_local
+        with Viewer(runs, port=0, host="0.0.0.0") as viewer:  # noqa: S104  # what is tested
+            assert not viewer.is_local
+            assert len(viewer.token) == 32
+            connection = http.client.HTTPConnection("127.0.0.1", viewer.port, timeout=30)
+            connection.request("GET", "/api/info")
+            assert connection.getresponse().status == 401
+            connection.close()
+        with pytest.raises(ValueError, match="token must have at least 16 characters, got 3"):
+            Viewer(runs, token="abc")
+
+
+def test_a_port_that_is_taken_is_named(root, tmp_path, capsys):
+    """With exit code 1."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+
+        assert cli.main(["view", str(root), "--port", str(port)]) == 1
+
+    assert f"port {port} of 127.0.0.1 cannot be bound" in capsys.readouterr().err
