@@ -4,6 +4,7 @@ Readers never write into a run, and keep no file open. Importing this module doe
 metrics does.
 """
 
+import importlib
 import math
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -341,6 +342,69 @@ class Run:
             self.path, rank, is_over=is_over, poll_seconds=poll_seconds, stop=stop, last=last, wanted=wanted
         )
         return rows if name is None else follow_metric(rows, name)
+
+    def to_dataframe(self, rank: int = 0) -> Any:
+        """Returns all rows of a rank as a `pandas.DataFrame` with `step`, `time` and a column for each metric.
+
+        A missing value is NaN, as is one that was logged as NaN.
+
+        Raises:
+            ImportError: pandas is not installed.
+        """
+        try:
+            import pandas as pd
+        except ImportError as error:
+            raise ImportError(
+                f"to_dataframe needs pandas ({error}). Install pandas, or use blocks()."
+            ) from error
+        from .series import MISSING_STEP
+
+        frames = []
+        for block in self.blocks(rank):
+            columns = {name: values for name, (values, _) in block.columns.items()}
+            steps = pd.Series(block.step, dtype="Int64").mask(block.step == MISSING_STEP)
+            frames.append(pd.DataFrame({"step": steps, "time": block.time, **columns}))
+        if not frames:
+            return pd.DataFrame({"step": pd.Series(dtype="Int64"), "time": pd.Series(dtype="float64")})
+        return pd.concat(frames, ignore_index=True)
+
+    def plot(self, *names: str, x: str = "step", is_logarithmic: bool = False) -> Any:
+        """Returns a matplotlib figure of metrics, which a notebook shows.
+
+        Args:
+            names: of the metrics.
+            x: "step", or "time" for seconds since the start of the run.
+            is_logarithmic: use a logarithmic y axis.
+
+        Raises:
+            MetricNotFoundError: the run has no such metric.
+            ImportError: matplotlib is not installed.
+        """
+        from .notebook import axis_of, draw, label_of, require_matplotlib
+
+        require_matplotlib()
+        label = label_of(self.record)
+        lines = []
+        for name in names:
+            found = self.series(name)
+            lines.append((label if len(names) == 1 else name, axis_of(self.record, found, x), found.value))
+        return draw(lines, names[0] if len(names) == 1 else label, x=x, is_logarithmic=is_logarithmic)
+
+    def view(self, *, port: int | None = None) -> Any:
+        """Serves the page of this run, and returns the `destinations.viewer.Viewer`; `close` ends it.
+
+        Raises:
+            ImportError: a package of the extra `viewer` is not installed.
+        """
+        # By its name: the page imports this module.
+        return importlib.import_module("destinations.viewer.server").view_run(self, port=port)
+
+    def _repr_html_(self) -> str:
+        from .notebook import run_html, sparks_of
+
+        summary = self.summary
+        sparks = sparks_of(self.path, self.blocks(), summary)
+        return run_html(self.record, summary, sparks, is_running=self.alive)
 
     # --- records --------------------------------------------------------------------------------------------
 

@@ -1,5 +1,6 @@
 """`Runs`: the runs below some roots, to query, compare and edit."""
 
+import importlib
 import os
 import sqlite3
 import threading
@@ -73,6 +74,8 @@ def matches(record: RunRecord, where: str, now: float) -> bool:
 
 
 _TRIES = 3
+# In a notebook.
+_SHOWN = 20
 _LAST_CHARACTER = "\U0010ffff"
 # Groups sorted in descending order by default.
 _DESCENDING_GROUPS = frozenset({"summary"})
@@ -318,6 +321,54 @@ class Runs:
                     if name.startswith(group):
                         columns.setdefault(name, len(columns))
         return pd.DataFrame(rows, columns=list(columns))
+
+    def plot(
+        self, metric: str, *, x: str = "step", is_logarithmic: bool = False, limit: int = 20, **query: Any
+    ) -> Any:
+        """Returns a matplotlib figure of a metric of several runs, which a notebook shows.
+
+        Args:
+            metric: its name; runs without it are left out.
+            x: "step", or "time" for seconds since the start of each run.
+            is_logarithmic: use a logarithmic y axis.
+            limit: the largest number of runs.
+            query: as for `query`.
+
+        Raises:
+            MetricNotFoundError: no run has the metric.
+            ImportError: matplotlib is not installed.
+        """
+        from .notebook import axis_of, draw, label_of, require_matplotlib
+
+        require_matplotlib()
+        lines: list[tuple[str, Any, Any]] = []
+        for run in self.query(**query):
+            if metric in run.record.summary and len(lines) < limit:
+                found = run.series(metric)
+                lines.append((label_of(run.record), axis_of(run.record, found, x), found.value))
+        if not lines:
+            raise MetricNotFoundError(metric, self.metric_names())
+        return draw(lines, metric, x=x, is_logarithmic=is_logarithmic)
+
+    def view(self, *, port: int | None = None) -> Any:
+        """Serves the page of these runs, and returns the `destinations.viewer.Viewer`; `close` ends it.
+
+        The runs must stay open.
+
+        Args:
+            port: to bind; None for 8377, or any free one if that is taken.
+
+        Raises:
+            ImportError: a package of the extra `viewer` is not installed.
+        """
+        # By its name: the page imports this module.
+        return importlib.import_module("destinations.viewer.server").Viewer(self, port=port).start()
+
+    def _repr_html_(self) -> str:
+        from .notebook import runs_html
+
+        records, total = self.page(0, _SHOWN)
+        return runs_html(records, total, map(str, self.roots), self._clock())
 
     def edit(
         self,

@@ -428,6 +428,11 @@ class Series:
     def __repr__(self) -> str:
         return f"Series({self.name!r}, {len(self)} values)"
 
+    def _repr_html_(self) -> str:
+        from .notebook import series_html
+
+        return series_html(self.name, self.value)
+
     @property
     def has_step(self) -> "np.ndarray[Any, np.dtype[np.bool_]]":
         """A mask of the values that have a step, bool `(n,)`."""

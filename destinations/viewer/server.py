@@ -11,7 +11,7 @@ from typing import Self
 
 import uvicorn
 
-from destinations.runs import Runs
+from destinations.runs import Run, Runs, open_runs
 
 from .app import App
 from .catalog import Catalog
@@ -20,7 +20,7 @@ from .charts import ChartReader
 from .files import plotly_file
 from .security import Guard, new_token
 
-__all__ = ["DEFAULT_PORT", "Viewer"]
+__all__ = ["DEFAULT_PORT", "Viewer", "view_run"]
 
 DEFAULT_PORT = 8377
 _START_SECONDS = 10.0
@@ -29,6 +29,16 @@ _BACKLOG = 2048
 _ALL_ADDRESSES = ("0.0.0.0", "::")  # noqa: S104  # compared with what the user gave
 
 _log = logging.getLogger("destinations")
+
+
+def view_run(run: Run, *, port: int | None = None) -> "Viewer":
+    """Serves the page of one run; see `Run.view`."""
+    runs = open_runs(run.path)
+    try:
+        return Viewer(runs, port=port, owns_runs=True).start()
+    except BaseException:
+        runs.close()
+        raise
 
 
 class Viewer:
@@ -49,6 +59,7 @@ class Viewer:
         port: to bind; None for 8377, or any free one if that is taken.
         token: of the URL; None for a random one.
         allowed_hosts: names by which the server may be asked for, beside addresses and `localhost`.
+        owns_runs: whether `close` closes the runs.
         clock: returns the time in seconds since 1970.
 
     Raises:
@@ -63,6 +74,7 @@ class Viewer:
         port: int | None = None,
         token: str | None = None,
         allowed_hosts: Collection[str] = (),
+        owns_runs: bool = False,
         clock: Callable[[], float] = time.time,
     ) -> None:
         if token is not None and len(token) < 16:  # noqa: PLR2004  # characters
@@ -73,6 +85,7 @@ class Viewer:
         self.token = new_token() if token is None else token
         self._wanted_port = port
         self._allowed_hosts = allowed_hosts
+        self._owns_runs = owns_runs
         self._clock = clock
         self._server: uvicorn.Server | None = None
         self._thread: threading.Thread | None = None
@@ -150,7 +163,7 @@ class Viewer:
             self._thread.join(0.5)
 
     def close(self) -> None:
-        """Ends the server; idempotent. The runs stay open."""
+        """Ends the server; idempotent."""
         if self._changes is not None:
             self._changes.close()
         if self._server is not None:
@@ -162,6 +175,8 @@ class Viewer:
         if self._socket is not None:
             self._socket.close()
         self._thread = self._server = self._socket = None
+        if self._owns_runs:
+            self.runs.close()
 
     def __enter__(self) -> Self:
         return self.start()

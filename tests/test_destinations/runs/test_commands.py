@@ -375,12 +375,10 @@ def test_plot_draws_a_picture(runs, tmp_path, name, start):
 
 def test_plot_draws_the_points_of_the_run(root):
     """Lines with the steps, or seconds, and values of the series."""
-    from destinations.runs.commands.plot import draw
-
     run = Run.open(root / "alpha")
     series = run.series("loss")
 
-    (axes,) = draw([(run, series.step, series.value)], "loss").axes
+    (axes,) = run.plot("loss").axes
 
     (line,) = axes.lines
     assert (line.get_xdata().tolist(), line.get_ydata().tolist()) == (

@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from destinations.runs import Run
+from destinations.runs import Run, open_runs
 from tests.test_destinations.runs.folders import write_run
 from tests.test_destinations.runs.written import Written
-from tests.test_destinations.viewer.served import served, write_demo
+from tests.test_destinations.viewer.served import Client, served, write_demo
 
 
 @pytest.fixture(scope="module")
@@ -558,3 +558,12 @@ def test_open_files_are_closed(page, digits):
     open_files = [str(link.readlink()) for link in links if link.is_symlink()]
 
     assert [path for path in open_files if path.endswith(image.rsplit("/", 1)[1])] == []
+
+
+def test_runs_and_a_run_open_their_page_from_python(demo, tmp_path):
+    """`view` serves until it is closed; the page of a run has that run only."""
+    with open_runs(demo, cache=tmp_path / "cache") as runs, runs.view(port=0) as viewer:
+        assert Client(viewer).get("/api/runs")["total"] == 2
+        assert viewer.address in viewer._repr_html_()
+    with Run.open(demo / "digits").view(port=0) as viewer:
+        assert [row["name"] for row in Client(viewer).get("/api/runs")["rows"]] == ["digits"]

@@ -1,0 +1,257 @@
+"""Runs as they show themselves in a notebook: HTML tables with sparklines, and figures of matplotlib.
+
+What comes from a run is text: it is escaped. Nothing is read from elsewhere, and no script is run.
+"""
+
+import html
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from destinations.run_directory.layout import metrics_name
+from destinations.text.formatting import one_line
+
+from .commands.text import age_text, duration_text, value_text
+from .record import RunRecord, is_alive
+
+if TYPE_CHECKING:
+    from .series import Block, Series
+
+__all__ = [
+    "axis_of",
+    "draw",
+    "label_of",
+    "require_matplotlib",
+    "run_html",
+    "runs_html",
+    "series_html",
+    "sparkline_svg",
+    "sparks_of",
+]
+
+_MAX_ROWS = 20
+_MAX_METRICS = 40
+_MAX_HPARAMS = 100
+_MAX_CELL = 200
+# A run of more is shown without sparklines, which need all of its rows.
+_MAX_SPARK_BYTES = 64 << 20
+_WIDTH, _HEIGHT = 160, 24
+_SIZE_INCHES = (8.0, 4.5)
+
+
+def runs_html(records: Sequence[RunRecord], total: int, roots: Iterable[str], now: float) -> str:
+    """Returns the newest runs as a table.
+
+    Args:
+        records: of the runs to show.
+        total: how many runs there are.
+        roots: where they are.
+        now: seconds since 1970.
+    """
+    metrics = list(dict.fromkeys(name for record in records for name in record.summary))[:4]
+    head = ["run", "status", "started", "took", "tags", *metrics]
+    rows = []
+    for record in records[:_MAX_ROWS]:
+        started = None if record.created_at is None else now - record.created_at
+        end = record.ended_at or record.heartbeat_at
+        took = None if record.created_at is None or end is None else end - record.created_at
+        is_running = is_alive(record.status, record.heartbeat_at, now)
+        status = "killed" if record.status == "running" and not is_running else record.status
+        rows.append(
+            [
+                record.name,
+                status,
+                "" if started is None else f"{age_text(started)} ago",
+                "" if took is None else duration_text(took),
+                ", ".join(record.tags),
+                *(value_text(record.summary[name]) if name in record.summary else "" for name in metrics),
+            ]
+        )
+    left = total - len(rows)
+    more = f"<p>and {left} more. </p>" if left > 0 else ""
+    command = f"destinations view {' '.join(map(str, roots))}"
+    return f"{_table(head, [[_text(cell) for cell in row] for row in rows])}{more}{_command(command)}"
+
+
+def run_html(
+    record: RunRecord, summary: Mapping[str, Any], sparks: Mapping[str, str], *, is_running: bool
+) -> str:
+    """Returns a run as tables of hyperparameters and metrics.
+
+    Args:
+        record: of the run.
+        summary: statistics by metric, as `Run.summary`.
+        sparks: SVG by metric.
+        is_running: whether it is being written.
+    """
+    status = "running" if is_running else "killed" if record.status == "running" else record.status
+    title = f"<b>{_text(record.name)}</b> {_text(status)} <small>{_text(str(record.path))}</small>"
+    hparams = [[_text(name), _text(value_text(value))] for name, value in record.hparams.items()]
+    numbers = [
+        [
+            _text(name),
+            *(_text(value_text(value)) for value in (one.last, one.min, one.max, one.count)),
+            sparks.get(name, ""),
+        ]
+        for name, one in list(summary.items())[:_MAX_METRICS]
+    ]
+    return "".join(
+        (
+            f"<p>{title}</p>",
+            _table(["hyperparameter", "value"], hparams[:_MAX_HPARAMS]) if hparams else "",
+            _table(["metric", "last", "min", "max", "values", ""], numbers) if numbers else "",
+            _command(f"destinations view {record.path}"),
+        )
+    )
+
+
+def series_html(name: str, values: Any) -> str:
+    """Returns a series as a sparkline.
+
+    Args:
+        name: of the metric.
+        values: float64 `(n,)`.
+    """
+    last = value_text(float(values[-1])) if len(values) else ""
+    count = f"<small>{len(values)} values</small>"
+    return f"<p><b>{_text(name)}</b> {sparkline_svg(values)} {_text(last)} {count}</p>"
+
+
+def sparks_of(path: Path, blocks: "Iterable[Block]", names: Iterable[str]) -> dict[str, str]:
+    """Returns a sparkline of each metric as SVG; none for a run of more than 64 MiB.
+
+    Args:
+        path: the folder of the run.
+        blocks: its rows.
+        names: of the metrics.
+    """
+    import numpy as np
+
+    try:
+        if (path / metrics_name(0)).stat().st_size > _MAX_SPARK_BYTES:
+            return {}
+        parts: dict[str, list[Any]] = {name: [] for name in list(names)[:_MAX_METRICS]}
+        for block in blocks:
+            for name, (values, present) in block.columns.items():
+                if name in parts:
+                    parts[name].append(values[present])
+    except OSError:
+        return {}
+    return {name: sparkline_svg(np.concatenate(found)) for name, found in parts.items() if found}
+
+
+def sparkline_svg(values: Any) -> str:
+    """Returns values as a line of SVG that keeps each spike; "" if none is finite.
+
+    Args:
+        values: float64 `(n,)`.
+    """
+    import numpy as np
+
+    values = np.asarray(values, np.float64)
+    finite = values[np.isfinite(values)]
+    if not len(finite):
+        return ""
+    starts = np.arange(0, len(finite), math.ceil(len(finite) / _WIDTH))
+    low, high = np.minimum.reduceat(finite, starts), np.maximum.reduceat(finite, starts)
+    x = np.linspace(1, _WIDTH - 1, len(starts))
+    least, span = float(low.min()), float(high.max()) - float(low.min())
+    if not (span > 0 and math.isfinite(span)):
+        least, span = least - 0.5, 1.0
+    points = " ".join(
+        f"{place:.1f},{_HEIGHT - 2 - (value - least) / span * (_HEIGHT - 4):.1f}"
+        for place, pair in zip(x, zip(low, high, strict=True), strict=True)
+        for value in dict.fromkeys(pair)
+    )
+    return (
+        f'<svg width="{_WIDTH}" height="{_HEIGHT}" role="img" aria-label="trend">'
+        f'<polyline points="{points}" fill="none" stroke="currentColor" stroke-width="1"/></svg>'
+    )
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Returns a table; cells are HTML."""
+    left = ' style="text-align:left"'
+    titles = "".join(f"<th{left}>{_text(title)}</th>" for title in head)
+    body = "".join(f"<tr>{''.join(f'<td{left}>{cell}</td>' for cell in row)}</tr>" for row in rows)
+    return f"<table><thead><tr>{titles}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _command(command: str) -> str:
+    return f"<p><small>In a browser: <code>{_text(command)}</code>, or <code>.view()</code></small></p>"
+
+
+def _text(text: str) -> str:
+    shown = one_line(text)
+    return html.escape(shown if len(shown) <= _MAX_CELL else f"{shown[:_MAX_CELL]}…")
+
+
+# --- figures ------------------------------------------------------------------------------------------------
+
+
+def require_matplotlib() -> None:
+    """Checks that matplotlib is there, before anything is read.
+
+    Raises:
+        ImportError: it is not.
+    """
+    try:
+        import matplotlib.figure  # noqa: F401  # checked only
+    except ImportError as error:
+        raise ImportError(
+            f"package 'matplotlib' must be installed for plot, got: {error}. "
+            'Run: pip install "training-destinations[plot]"',
+            name="matplotlib",
+        ) from error
+
+
+def draw(
+    series: Sequence[tuple[str, Any, Any]], label: str, *, x: str = "step", is_logarithmic: bool = False
+) -> Any:
+    """Returns a matplotlib figure, which a notebook shows.
+
+    Args:
+        series: (label, x, y) with x and y of shape `(N,)`.
+        label: of the y axis.
+        x: "step", or "time" for seconds since the start of the run.
+        is_logarithmic: use a logarithmic y axis.
+    """
+    from matplotlib.figure import Figure
+
+    # Without pyplot, which would select a GUI backend and keep the figure alive.
+    figure = Figure(figsize=_SIZE_INCHES)
+    axes = figure.subplots()
+    for name, points, values in series:
+        # matplotlib omits labels that begin with "_" from the legend.
+        axes.plot(points, values, label=_plain(f" {name}" if name.startswith("_") else name), linewidth=1.2)
+    axes.set_xlabel("step" if x == "step" else "seconds since start")
+    axes.set_ylabel(_plain(label))
+    if is_logarithmic:
+        axes.set_yscale("log")
+    axes.grid(visible=True, alpha=0.3)
+    axes.legend(loc="best", fontsize="small")
+    return figure
+
+
+def axis_of(record: RunRecord, series: "Series", x: str) -> Any:
+    """Returns the x axis of a series: its steps, or for "time" seconds since the start of the run.
+
+    Raises:
+        ValueError: there is no such axis.
+    """
+    if x == "step":
+        return series.step
+    if x != "time":
+        raise ValueError(f"x must be 'step' or 'time', got {x!r}.")
+    return series.time - (record.created_at or (series.time[0] if len(series.time) else 0.0))
+
+
+def label_of(record: RunRecord) -> str:
+    """Returns the name of a run, with its id where that is another one."""
+    return record.run_id if record.name == record.run_id else f"{record.name} ({record.run_id})"
+
+
+def _plain(text: str) -> str:
+    """Returns the text escaped for matplotlib: no formulas, no control characters."""
+    return one_line(text).replace("$", r"\$")
