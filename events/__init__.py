@@ -60,6 +60,15 @@ if TYPE_CHECKING:
         ThresholdStopper,
     )
     from .trainer.checkpoint import CheckpointSaver, read_checkpoint
+    from .trainer.evaluator import Evaluator
+    from .trainer.schedulers import (
+        ConstantScheduler,
+        ConstantWithWarmupScheduler,
+        CosineAnnealingScheduler,
+        CosineAnnealingWithWarmupScheduler,
+        LinearScheduler,
+        LinearWithWarmupScheduler,
+    )
     from .trainer.trainer import Trainer
 
 __all__ = [
@@ -71,12 +80,17 @@ __all__ = [
     "CheckpointError",
     "CheckpointSaver",
     "CodeSnapshot",
+    "ConstantScheduler",
+    "ConstantWithWarmupScheduler",
+    "CosineAnnealingScheduler",
+    "CosineAnnealingWithWarmupScheduler",
     "Destination",
     "DeviceCopies",
     "EarlyStopper",
     "Engine",
     "EngineClosedError",
     "EvalOutputLogging",
+    "Evaluator",
     "Event",
     "EventsError",
     "ExportForInferenceCallback",
@@ -84,6 +98,8 @@ __all__ = [
     "ImageVisualizer",
     "Interval",
     "LRMonitor",
+    "LinearScheduler",
+    "LinearWithWarmupScheduler",
     "Logger",
     "LossSpike",
     "MemoryMonitor",
@@ -135,8 +151,15 @@ __project__ = "training-destinations"
 
 _TORCH_EXPORTS = {
     "CheckpointSaver": ".trainer.checkpoint",
+    "Evaluator": ".trainer.evaluator",
     "Trainer": ".trainer.trainer",
     "read_checkpoint": ".trainer.checkpoint",
+    "ConstantScheduler": ".trainer.schedulers",
+    "ConstantWithWarmupScheduler": ".trainer.schedulers",
+    "CosineAnnealingScheduler": ".trainer.schedulers",
+    "CosineAnnealingWithWarmupScheduler": ".trainer.schedulers",
+    "LinearScheduler": ".trainer.schedulers",
+    "LinearWithWarmupScheduler": ".trainer.schedulers",
 }
 
 

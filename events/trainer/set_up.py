@@ -1,7 +1,6 @@
 """Checks and normalizes the arguments of the trainer."""
 
 import os
-from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -9,7 +8,7 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from events.state import State
+from events.state import Precision, State
 from events.timestamp import TimeUnit
 
 from . import distributed
@@ -20,28 +19,39 @@ __all__ = [
     "check_can_fit",
     "check_choices",
     "find_device",
-    "labelled",
     "learning_rates",
     "length_of",
     "move_optimizers",
     "without_gradient_sync",
 ]
 
-AUTOCAST_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+AUTOCAST_DTYPES = {
+    Precision.BF16: torch.bfloat16,
+    Precision.AMP_BF16: torch.bfloat16,
+    Precision.FP16: torch.float16,
+    Precision.AMP_FP16: torch.float16,
+}
 
 
 def check_choices(
-    precision: str,
-    microbatch_size: int | None,
+    microbatch_size: int | str | None,
     save_folder: str | Path | None,
     run_name: str | None,
     *,
     autoresume: bool,
 ) -> None:
     """Raises ValueError for values out of range, or for `autoresume` without what it needs."""
-    if precision != "fp32" and precision not in AUTOCAST_DTYPES:
-        raise ValueError(f"precision must be 'fp32', 'bf16' or 'fp16', got {precision!r}.")
-    if microbatch_size is not None and microbatch_size < 1:
+    if isinstance(microbatch_size, str):
+        if microbatch_size != "auto":
+            raise ValueError(
+                f"device_train_microbatch_size must be a number or 'auto', got {microbatch_size!r}."
+            )
+        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            raise ValueError(
+                "device_train_microbatch_size='auto' needs a single rank: one that runs out of memory would "
+                "leave the others waiting for its gradients. Pass a number."
+            )
+    elif microbatch_size is not None and microbatch_size < 1:
         raise ValueError(f"device_train_microbatch_size must be at least 1, got {microbatch_size}.")
     if autoresume and (save_folder is None or run_name is None):
         missing = "save_folder" if save_folder is None else "run_name"
@@ -84,13 +94,6 @@ def as_tuple(one_or_more: Any) -> tuple[Any, ...]:
     if one_or_more is None:
         return ()
     return tuple(one_or_more) if isinstance(one_or_more, list | tuple) else (one_or_more,)
-
-
-def labelled(dataloader: Any) -> dict[str, Any]:
-    """Returns dataloaders by label; a single one is labelled "eval"."""
-    if dataloader is None:
-        return {}
-    return dict(dataloader) if isinstance(dataloader, Mapping) else {"eval": dataloader}
 
 
 def length_of(dataloader: Any) -> int | None:

@@ -3,6 +3,8 @@
 It gives the events a loop to run in and does not compete with larger trainers. Use it from one thread.
 """
 
+import logging
+import sys
 import time
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -10,7 +12,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
@@ -28,15 +30,16 @@ from events.timestamp import Time, Timestamp
 from . import distributed
 from .batches import move, samples_in, split, train_batches
 from .checkpoint import CheckpointSaver, find_checkpoint, load_checkpoint, read_checkpoint
+from .evaluator import ComposerSteps, Evaluator, as_evaluators
 from .metrics import WeightedMeans, as_metrics
 from .random_state import restore_random_state, seed_all
+from .schedulers import BoundSchedule, bind_schedules
 from .set_up import (
     AUTOCAST_DTYPES,
     as_tuple,
     check_can_fit,
     check_choices,
     find_device,
-    labelled,
     learning_rates,
     length_of,
     move_optimizers,
@@ -44,6 +47,10 @@ from .set_up import (
 )
 
 __all__ = ["Trainer"]
+
+_log = logging.getLogger("events")
+
+_MIN_TO_HALVE = 2
 
 
 class Trainer:
@@ -58,7 +65,8 @@ class Trainer:
     **Batches.** A batch is a pair `(inputs, targets)`, of tensors or of containers of tensors, or a mapping.
     The loss of a pair is `loss_fn(model(inputs), targets)`, that of a mapping
     `loss_fn(model(**batch), batch)`; without `loss_fn` it is the model's `outputs.loss` or `outputs["loss"]`.
-    For other batches, override `forward`, `targets`, `loss` and `tokens_in`.
+    A model with `loss` and `eval_forward` of its own gets whole batches, and its `get_metrics` and
+    `update_metric` are used. For other batches, override `forward`, `targets`, `loss` and `tokens_in`.
 
     **Metrics.** Logged with each batch, at the step that counts the batches before it: `loss/train/total`,
     `metrics/train/<name>`, `lr/<optimizer>/group<i>`, `time/epoch`, `time/sample`; with each epoch
@@ -74,11 +82,14 @@ class Trainer:
     Args:
         model: the model; moved to the device, not copied.
         train_dataloader: yields training batches.
-        eval_dataloader: yields evaluation batches; or several dataloaders by label.
+        eval_dataloader: yields evaluation batches; or several dataloaders by label, or `Evaluator`s.
         max_duration: when training ends, such as "5ep", "1000ba" or "2h"; a bare integer counts epochs.
-        loss_fn: takes outputs and targets, returns the mean loss of a (micro)batch.
+        loss_fn: takes outputs and targets, returns the mean loss of a (micro)batch. Not needed for a model
+            with `loss(outputs, batch)` and `eval_forward(batch, outputs)`, such as Composer's.
         optimizers: one or several; all step with each batch.
-        schedulers: one or several; all step with each batch, or with each epoch.
+        schedulers: torch's, one or several; or schedules of training time, such as
+            `CosineAnnealingWithWarmupScheduler("100ba")`, "linear", "cosine", "constant", or a function of
+            the state that returns a factor. All step with each batch, or with each epoch.
         step_schedulers_every_batch: whether schedulers step with each batch rather than each epoch.
         metrics: by name, functions of outputs and targets that return a batch's mean, or torchmetrics.
         eval_interval: how often to evaluate within `fit`, such as "1ep" or "500ba"; the end of training is
@@ -89,8 +100,9 @@ class Trainer:
         run_name: the name of the run, the same on all ranks. Default: the environment variable `RUN_NAME`,
             else a new one.
         device: where to train. Default: the accelerator that torch finds, else the CPU.
-        device_train_microbatch_size: samples per forward pass; gradients accumulate over a batch.
-        precision: "fp32", or "bf16" or "fp16" for `torch.autocast`.
+        device_train_microbatch_size: samples per forward pass; gradients accumulate over a batch. "auto":
+            halved whenever memory runs out, for the rest of the run; on a single rank.
+        precision: "fp32", or "bf16" or "fp16" (also "amp_bf16", "amp_fp16") for `torch.autocast`.
         seed: seeds Python's, numpy's and torch's generators, differently on each rank.
         save_folder: where to save checkpoints, such as "{run_name}/checkpoints"; None for no checkpoints.
         save_interval: how often to save.
@@ -107,7 +119,7 @@ class Trainer:
         self,
         model: torch.nn.Module,
         train_dataloader: Iterable[Any] | None = None,
-        eval_dataloader: Iterable[Any] | Mapping[str, Iterable[Any]] | None = None,
+        eval_dataloader: Any = None,
         *,
         max_duration: str | int | Time | None = None,
         loss_fn: Any = None,
@@ -121,7 +133,7 @@ class Trainer:
         loggers: Destination | Iterable[Destination] | None = None,
         run_name: str | None = None,
         device: str | torch.device | None = None,
-        device_train_microbatch_size: int | None = None,
+        device_train_microbatch_size: int | Literal["auto"] | None = None,
         precision: str = "fp32",
         seed: int | None = None,
         save_folder: str | Path | None = None,
@@ -130,7 +142,7 @@ class Trainer:
         load_path: str | Path | None = None,
         autoresume: bool = False,
     ) -> None:
-        check_choices(precision, device_train_microbatch_size, save_folder, run_name, autoresume=autoresume)
+        check_choices(device_train_microbatch_size, save_folder, run_name, autoresume=autoresume)
         savers = (
             []
             if save_folder is None
@@ -143,8 +155,11 @@ class Trainer:
         self._loss_fn = loss_fn
         self._metrics = metrics
         self._microbatch_size = device_train_microbatch_size
+        # The size that "auto" has come to.
+        self._auto_size = sys.maxsize
         self._step_schedulers_every_batch = step_schedulers_every_batch
-        self._evaluated_at: Time | None = None
+        # The batch after which each evaluator was run last, by label.
+        self._evaluated_at: dict[str, int] = {}
         # When the current lap began; evaluation moves it, for the clock of a run counts training alone.
         self._lap_start = 0.0
         self._device = find_device(device)
@@ -158,14 +173,15 @@ class Trainer:
             None if max_duration is None else Time.from_input(max_duration, "ep"),
             model=model.module if isinstance(model, DistributedDataParallel) else model,
             optimizers=as_tuple(optimizers),
-            schedulers=as_tuple(schedulers),
             device=self._device,
             precision=precision,
             train_dataloader=train_dataloader,
             eval_dataloader=eval_dataloader,
         )
+        self.state.schedulers = bind_schedules(schedulers, self.state)
         if seed is not None:
-            seed_all(seed + self.state.rank)
+            self.state.seed = seed + self.state.rank
+            seed_all(self.state.seed)
         self.logger = Logger(self.state, loggers)
         # The saver comes last: a checkpoint includes what other callbacks do at its events.
         self.engine = Engine(self.state, self.logger, (*as_tuple(callbacks), *savers))
@@ -178,11 +194,12 @@ class Trainer:
         model.to(self._device)
         move_optimizers(state.optimizers, self._device)
         self._module = distributed.wrap(model, self._device)
-        state.train_metrics = as_metrics(self._metrics, self._device)
-        state.eval_metrics = {
-            label: as_metrics(self._metrics, self._device) for label in labelled(state.eval_dataloader)
-        }
-        if state.precision == "fp16" and self._device.type != "cpu":
+        self._steps = None if self._loss_fn is not None else ComposerSteps.of(state.model)
+        own = {} if self._steps is None else self._steps.metrics(is_train=True)
+        state.train_metrics = as_metrics({**own, **(self._metrics or {})}, self._device)
+        state.evaluators = as_evaluators(state.eval_dataloader)
+        state.eval_metrics = {one.label: self._eval_metrics(one) for one in state.evaluators}
+        if AUTOCAST_DTYPES.get(state.precision) is torch.float16 and self._device.type != "cpu":
             state.scaler = torch.amp.GradScaler(self._device.type)
         self.engine.run_event(Event.INIT)
         self.logger.log_hyperparameters({"trainer": self._description()})
@@ -239,13 +256,17 @@ class Trainer:
             state.begin_training()
             self._module.train()
             self._eval_interval.start(state)
+            for evaluator in state.evaluators:
+                evaluator.start(state)
+            for scheduler in state.schedulers:
+                if isinstance(scheduler, BoundSchedule):
+                    scheduler.step()
             self.engine.run_event(Event.FIT_START)
             self._restore_random_state()
             self._lap_start = time.perf_counter()
             while not state.is_done:
                 self._train_epoch()
-            if state.eval_dataloader is not None and self._evaluated_at != state.timestamp.batch:
-                self._evaluate_all()
+            self._evaluate([one for one in state.evaluators if not self._is_evaluated(one)])
             self.engine.run_event(Event.FIT_END)
             state.end_training()
 
@@ -281,13 +302,12 @@ class Trainer:
         }
         if epoch_metrics:
             self.logger.log_metrics(epoch_metrics)
+        state.timestamp = state.timestamp.to_next_epoch(self._lap())
         if not self._step_schedulers_every_batch:
             for scheduler in state.schedulers:
                 scheduler.step()
-        state.timestamp = state.timestamp.to_next_epoch(self._lap())
         self.engine.run_event(Event.EPOCH_END)
-        if self._eval_interval.passed(state):
-            self._evaluate_all()
+        self._evaluate_due()
         self.engine.run_event(Event.EPOCH_CHECKPOINT)
         if (
             self._iteration_length is not None
@@ -320,14 +340,13 @@ class Trainer:
                 "time/sample": state.timestamp.sample.value,
             }
         )
+        tokens = self.tokens_in(state.batch) * state.world_size
+        state.timestamp = state.timestamp.to_next_batch(state.batch_samples, tokens, self._lap())
         if self._step_schedulers_every_batch:
             for scheduler in state.schedulers:
                 scheduler.step()
-        tokens = self.tokens_in(state.batch) * state.world_size
-        state.timestamp = state.timestamp.to_next_batch(state.batch_samples, tokens, self._lap())
         self.engine.run_event(Event.BATCH_END)
-        if self._eval_interval.passed(state):
-            self._evaluate_all()
+        self._evaluate_due()
         self.engine.run_event(Event.BATCH_CHECKPOINT)
         self._agree_on_stopping()
 
@@ -337,22 +356,45 @@ class Trainer:
         for optimizer in state.optimizers:
             optimizer.zero_grad()
         self.engine.run_event(Event.BEFORE_TRAIN_BATCH)
-        microbatches = split(batch, self._microbatch_size)
-        samples = samples_in(batch)
-        means = WeightedMeans()
-        for index, microbatch in enumerate(microbatches):
-            state.batch = microbatch
-            is_last = index == len(microbatches) - 1
-            with nullcontext() if is_last else without_gradient_sync(self._module):
-                self._microbatch(samples_in(microbatch) / samples, means)
+        means = self._accumulate(batch)
         state.batch = batch
         if state.scaler is not None:
             for optimizer in state.optimizers:
                 state.scaler.unscale_(optimizer)
         averages = means.over_ranks()
         state.loss = averages.pop("loss")
+        # The model's own metrics take batches and return nothing: their value so far.
+        own = set() if self._steps is None else state.train_metrics.keys() - (self._metrics or {}).keys()
+        averages |= {f"metrics/train/{name}": state.train_metrics[name].compute() for name in own}
         self.engine.run_event(Event.AFTER_TRAIN_BATCH)
         return averages
+
+    def _accumulate(self, batch: Any) -> WeightedMeans:
+        """Runs the passes over the microbatches, smaller ones if memory runs out and the size is "auto"."""
+        samples = samples_in(batch)
+        size = min(samples, self._auto_size) if self._microbatch_size == "auto" else self._microbatch_size
+        while True:
+            try:
+                return self._pass_over(split(batch, size), samples)
+            except RuntimeError as error:
+                if self._microbatch_size != "auto" or not size or size < _MIN_TO_HALVE or not _is_oom(error):
+                    raise
+            # Outside of the handler: the exception holds the activations.
+            size = self._auto_size = (size + 1) // 2
+            _log.warning("out of memory: device_train_microbatch_size is now %d.", size)
+            for optimizer in self.state.optimizers:
+                optimizer.zero_grad()
+            if self._device.type == "cuda":
+                torch.cuda.empty_cache()
+
+    def _pass_over(self, microbatches: Sequence[Any], samples: int) -> WeightedMeans:
+        means = WeightedMeans()
+        for index, microbatch in enumerate(microbatches):
+            self.state.batch = microbatch
+            is_last = index == len(microbatches) - 1
+            with nullcontext() if is_last else without_gradient_sync(self._module):
+                self._microbatch(samples_in(microbatch) / samples, means)
+        return means
 
     def _microbatch(self, share: float, means: WeightedMeans) -> None:
         state = self.state
@@ -370,9 +412,23 @@ class Trainer:
         state.loss = state.loss.detach()
         means.add("loss", state.loss, share)
         with torch.no_grad():
-            targets = self.targets(state.batch)
-            for name, metric in state.train_metrics.items():
-                means.add(f"metrics/train/{name}", metric(state.outputs, targets), share)
+            for name, value in self._update(state.train_metrics).items():
+                means.add(f"metrics/train/{name}", value, share)
+
+    def _update(self, metrics: Mapping[str, Any]) -> dict[str, Any]:
+        """Adds the batch to metrics; returns the values for it of those that tell."""
+        state, steps = self.state, self._steps
+        own = frozenset() if steps is None else metrics.keys() - (self._metrics or {}).keys()
+        outputs = (
+            state.outputs if steps is None or not own else steps.eval_forward(state.batch, state.outputs)
+        )
+        values = {}
+        for name, metric in metrics.items():
+            if steps is not None and name in own:
+                steps.update(metric, outputs, state.batch)
+            else:
+                values[name] = metric(state.outputs, self.targets(state.batch))
+        return values
 
     def _lap(self) -> timedelta:
         """Returns the time since the last lap, averaged over ranks so that their timestamps agree."""
@@ -385,9 +441,7 @@ class Trainer:
         if distributed.any_rank(self.state.is_stopping):
             self.state.stop_training()
 
-    def eval(
-        self, eval_dataloader: Iterable[Any] | Mapping[str, Iterable[Any]] | None = None
-    ) -> dict[str, dict[str, float]]:
+    def eval(self, eval_dataloader: Any = None) -> dict[str, dict[str, float]]:
         """Evaluates, outside of `fit`.
 
         Args:
@@ -400,37 +454,51 @@ class Trainer:
             ValueError: there is no dataloader.
             EngineClosedError: the trainer is closed.
         """
-        dataloader = self.state.eval_dataloader if eval_dataloader is None else eval_dataloader
-        if dataloader is None:
+        evaluators = self.state.evaluators if eval_dataloader is None else as_evaluators(eval_dataloader)
+        if not evaluators:
             raise ValueError("eval_dataloader must be given to eval or to the Trainer.")
         self.engine.run_event(Event.EVAL_STANDALONE_START)
-        results = {label: self._evaluate(label, one) for label, one in labelled(dataloader).items()}
+        results = {one.label: self._evaluate_one(one) for one in evaluators}
         self.engine.run_event(Event.EVAL_STANDALONE_END)
         return results
 
-    def _evaluate_all(self) -> None:
-        if self.state.eval_dataloader is None:
+    def _evaluate_due(self) -> None:
+        is_due = self._eval_interval.passed(self.state)
+        due = [one for one in self.state.evaluators if one.is_due(self.state, by_default=is_due)]
+        self._evaluate(due)
+
+    def _is_evaluated(self, evaluator: Evaluator) -> bool:
+        return self._evaluated_at.get(evaluator.label) == self.state.timestamp.batch.value
+
+    def _evaluate(self, evaluators: Sequence[Evaluator]) -> None:
+        if not evaluators:
             return
         started = time.perf_counter()
         self.engine.run_event(Event.EVAL_BEFORE_ALL)
-        for label, dataloader in labelled(self.state.eval_dataloader).items():
-            self._evaluate(label, dataloader)
+        for evaluator in evaluators:
+            self._evaluate_one(evaluator)
+            self._evaluated_at[evaluator.label] = int(self.state.timestamp.batch)
         self.engine.run_event(Event.EVAL_AFTER_ALL)
-        self._evaluated_at = self.state.timestamp.batch
         self._lap_start += time.perf_counter() - started
 
-    def _evaluate(self, label: str, dataloader: Iterable[Any]) -> dict[str, float]:
-        state = self.state
+    def _eval_metrics(self, evaluator: Evaluator) -> dict[str, Any]:
+        own = {} if self._steps is None else self._steps.metrics(is_train=False)
+        return as_metrics(evaluator.chosen({**own, **(self._metrics or {})}), self._device)
+
+    def _evaluate_one(self, evaluator: Evaluator) -> dict[str, float]:
+        state, label = self.state, evaluator.label
         if label not in state.eval_metrics:
-            state.eval_metrics = {**state.eval_metrics, label: as_metrics(self._metrics, self._device)}
+            state.eval_metrics = {**state.eval_metrics, label: self._eval_metrics(evaluator)}
         metrics = state.eval_metrics[label]
         for metric in metrics.values():
             metric.reset()
         losses = WeightedMeans()
-        with self._reading(dataloader, Phase.EVAL, label), self._inference():
+        with self._reading(evaluator.dataloader, Phase.EVAL, label), self._inference():
+            if state.dataloader_len is not None and (evaluator.subset_num_batches or -1) >= 0:
+                state.dataloader_len = min(int(state.dataloader_len), evaluator.subset_num_batches or 0)
             state.eval_timestamp = Timestamp()
             self.engine.run_event(Event.EVAL_START)
-            for batch in dataloader:
+            for batch in evaluator.batches:
                 self._evaluate_batch(batch, metrics, losses)
             results = {f"loss/{label}/total": loss for loss in losses.over_ranks().values()}
             results |= {f"metrics/{label}/{name}": metric.compute() for name, metric in metrics.items()}
@@ -450,12 +518,14 @@ class Trainer:
         started = time.perf_counter()
         with self._autocast():
             self.engine.run_event(Event.EVAL_BEFORE_FORWARD)
-            state.outputs = self.forward(self._bare_module, state.batch)
+            if self._steps is None:
+                state.outputs = self.forward(self._bare_module, state.batch)
+            else:
+                state.outputs = self._steps.eval_forward(state.batch)
             self.engine.run_event(Event.EVAL_AFTER_FORWARD)
             if self._loss_fn is not None:
                 losses.add("loss", self.loss(state.outputs, state.batch), samples)
-        for metric in metrics.values():
-            metric(state.outputs, self.targets(state.batch))
+        self._update(metrics)
         seconds = timedelta(seconds=time.perf_counter() - started)
         state.eval_timestamp = state.eval_timestamp.to_next_batch(state.batch_samples, 0, seconds)
         self.engine.run_event(Event.EVAL_BATCH_END)
@@ -501,6 +571,8 @@ class Trainer:
             module: the model, possibly wrapped for distributed training.
             batch: a (micro)batch on the device.
         """
+        if self._steps is not None:
+            return module(batch)
         if isinstance(batch, Mapping):
             return module(**batch)
         if isinstance(batch, list | tuple):
@@ -520,6 +592,8 @@ class Trainer:
         if self._loss_fn is not None:
             loss: torch.Tensor = self._loss_fn(outputs, self.targets(batch))
             return loss
+        if self._steps is not None:
+            return self._steps.loss(outputs, batch)
         found = outputs.get("loss") if isinstance(outputs, Mapping) else getattr(outputs, "loss", None)
         if found is None:
             raise ValueError(
@@ -608,3 +682,8 @@ class Trainer:
         except BaseException as error:
             self._close(error)
             raise
+
+
+def _is_oom(error: RuntimeError) -> bool:
+    """Returns whether an error says that a device is out of memory."""
+    return isinstance(error, torch.OutOfMemoryError) or "out of memory" in str(error).lower()

@@ -172,7 +172,7 @@ def test_training_may_last_for_a_time(make_trainer):
     assert trainer.state.timestamp.total_wct.total_seconds() >= 0.05
 
 
-@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+@pytest.mark.parametrize("precision", ["bf16", "fp16", "amp_bf16", "amp_fp16"])
 def test_mixed_precision_runs_the_model_under_autocast(make_trainer, precision):
     """Outputs have the lower precision, weights keep theirs."""
     dtypes = []
@@ -185,7 +185,7 @@ def test_mixed_precision_runs_the_model_under_autocast(make_trainer, precision):
 
     trainer.fit()
 
-    assert dtypes == [{"bf16": torch.bfloat16, "fp16": torch.float16}[precision]]
+    assert dtypes == [{"bf16": torch.bfloat16, "fp16": torch.float16}[precision.removeprefix("amp_")]]
     assert next(trainer.state.model.parameters()).dtype is torch.float32
 
 
@@ -309,7 +309,10 @@ class TestBadInput:
     @pytest.mark.parametrize(
         ("arguments", "message"),
         [
-            ({"precision": "int4"}, "precision must be 'fp32', 'bf16' or 'fp16', got 'int4'"),
+            (
+                {"precision": "int4"},
+                "precision must be one of fp32, bf16, fp16, amp_bf16, amp_fp16, got 'int4'",
+            ),
             ({"device_train_microbatch_size": 0}, "device_train_microbatch_size must be at least 1, got 0"),
             ({"autoresume": True}, "autoresume needs save_folder to find the run"),
             ({"max_duration": "10"}, "time must be a number with a unit, got '10'"),

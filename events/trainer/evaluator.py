@@ -1,0 +1,149 @@
+"""`Evaluator`: a dataloader to evaluate on, with its label, metrics and interval.
+
+`ComposerSteps` is what the trainer asks of a model that computes its own loss and metrics, as Composer's do.
+"""
+
+import itertools
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import attrs
+import torch
+
+from events.interval import Interval
+from events.state import State
+from events.timestamp import Time
+
+__all__ = ["ComposerSteps", "Evaluator", "as_evaluators"]
+
+
+@attrs.define(eq=False, kw_only=True)
+class Evaluator:
+    """A dataloader to evaluate on.
+
+    ```python
+    Trainer(model, data, [Evaluator(label="near", dataloader=near, metric_names=["accuracy"]),
+                          Evaluator(label="far", dataloader=far, eval_interval="5ep")], ...)
+    ```
+
+    Args:
+        label: names it in metrics (`metrics/<label>/…`) and in `state.dataloader_label`.
+        dataloader: yields evaluation batches.
+        metric_names: regular expressions that the names of its metrics must contain a match of. Default: all
+            metrics.
+        subset_num_batches: how many batches to evaluate on; None or -1 for all.
+        eval_interval: how often, such as "1ep" or "500ba"; a bare integer counts epochs. Default: that of the
+            trainer. The end of training is always evaluated.
+    """
+
+    label: str
+    dataloader: Iterable[Any]
+    metric_names: list[str] | None = None
+    subset_num_batches: int | None = None
+    eval_interval: str | int | Time | None = None
+    _interval: Interval | None = attrs.field(default=None, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        if isinstance(self.metric_names, str):
+            raise TypeError(f"metric_names must be a list of names, got {self.metric_names!r}.")
+        if self.eval_interval is not None:
+            self._interval = Interval(self.eval_interval, "ep")
+
+    @property
+    def batches(self) -> Iterator[Any]:
+        """The batches of one evaluation."""
+        limit = self.subset_num_batches
+        return itertools.islice(self.dataloader, None if limit is None or limit < 0 else limit)
+
+    def start(self, state: State) -> None:
+        """Starts its own interval, if it has one."""
+        if self._interval is not None:
+            self._interval.start(state)
+
+    def is_due(self, state: State, *, by_default: bool) -> bool:
+        """Returns whether its interval has passed, or what the trainer's says."""
+        return by_default if self._interval is None else self._interval.passed(state)
+
+    def chosen(self, metrics: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns its metrics among all.
+
+        Raises:
+            ValueError: one of `metric_names` matches none.
+        """
+        if self.metric_names is None:
+            return dict(metrics)
+        for pattern in self.metric_names:
+            if not any(re.search(pattern, name) for name in metrics):
+                raise ValueError(
+                    f"metric_names of evaluator {self.label!r} must match metrics, got {pattern!r}. "
+                    f"There are: {', '.join(metrics) or 'none'}."
+                )
+        return {
+            name: metric
+            for name, metric in metrics.items()
+            if any(re.search(pattern, name) for pattern in self.metric_names)
+        }
+
+
+def as_evaluators(eval_dataloader: Any) -> tuple[Evaluator, ...]:
+    """Returns evaluators for a dataloader (labelled "eval"), several by label, or evaluators.
+
+    Raises:
+        ValueError: two have the same label.
+    """
+    if eval_dataloader is None:
+        return ()
+    if isinstance(eval_dataloader, Evaluator):
+        return (eval_dataloader,)
+    if isinstance(eval_dataloader, Mapping):
+        return tuple(
+            one if isinstance(one, Evaluator) else Evaluator(label=label, dataloader=one)
+            for label, one in eval_dataloader.items()
+        )
+    several = isinstance(eval_dataloader, list | tuple) and eval_dataloader
+    if several and all(isinstance(one, Evaluator) for one in eval_dataloader):
+        labels = [one.label for one in eval_dataloader]
+        if len(set(labels)) < len(labels):
+            raise ValueError(f"labels of evaluators must differ, got {labels}.")
+        return tuple(eval_dataloader)
+    return (Evaluator(label="eval", dataloader=eval_dataloader),)
+
+
+class ComposerSteps:
+    """The steps of a model that computes its own loss and metrics, under Composer's names.
+
+    `forward(batch)` and `loss(outputs, batch)` are needed; `eval_forward(batch, outputs)`,
+    `get_metrics(is_train)` and `update_metric(batch, outputs, metric)` are used where the model has them.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+
+    @classmethod
+    def of(cls, model: Any) -> "ComposerSteps | None":
+        """Returns the steps of a model, or None if it is not of that shape."""
+        has_steps = all(callable(getattr(model, name, None)) for name in ("loss", "eval_forward"))
+        return cls(model) if has_steps else None
+
+    def loss(self, outputs: Any, batch: Any) -> torch.Tensor:
+        """Returns the loss of the model: the entry "total" of several, else their sum."""
+        loss = self._model.loss(outputs, batch)
+        if isinstance(loss, Mapping):
+            loss = loss["total"] if "total" in loss else list(loss.values())
+        if isinstance(loss, list | tuple):
+            loss = torch.stack([one.mean() for one in loss]).sum()
+        return torch.as_tensor(loss).mean()
+
+    def eval_forward(self, batch: Any, outputs: Any = None) -> Any:
+        """Returns the outputs that metrics take."""
+        return self._model.eval_forward(batch, outputs)
+
+    def metrics(self, *, is_train: bool) -> Mapping[str, Any]:
+        """Returns the metrics of the model by name."""
+        get: Any = getattr(self._model, "get_metrics", None)
+        return {} if get is None else get(is_train=is_train)
+
+    def update(self, metric: Any, outputs: Any, batch: Any) -> None:
+        """Adds a batch to a metric of the model."""
+        self._model.update_metric(batch, outputs, metric)
