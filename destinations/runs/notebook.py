@@ -7,16 +7,13 @@ import html
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from destinations.run_directory.layout import metrics_name
 from destinations.text.formatting import one_line
 
 from .commands.text import age_text, duration_text, value_text
 from .record import RunRecord, is_alive
-
-if TYPE_CHECKING:
-    from .series import Block, Series
 
 __all__ = [
     "axis_of",
@@ -118,12 +115,12 @@ def series_html(name: str, values: Any) -> str:
     return f"<p><b>{_text(name)}</b> {sparkline_svg(values)} {_text(last)} {count}</p>"
 
 
-def sparks_of(path: Path, blocks: "Iterable[Block]", names: Iterable[str]) -> dict[str, str]:
+def sparks_of(path: Path, blocks: Iterable[Any], names: Iterable[str]) -> dict[str, str]:
     """Returns a sparkline of each metric as SVG; none for a run of more than 64 MiB.
 
     Args:
         path: the folder of the run.
-        blocks: its rows.
+        blocks: its rows, as `Run.blocks`.
         names: of the metrics.
     """
     import numpy as np
@@ -234,8 +231,8 @@ def draw(
     return figure
 
 
-def axis_of(record: RunRecord, series: "Series", x: str) -> Any:
-    """Returns the x axis of a series: its steps, or for "time" seconds since the start of the run.
+def axis_of(record: RunRecord, series: Any, x: str) -> Any:
+    """Returns the x axis of a `Series`: its steps, or for "time" seconds since the start of the run.
 
     Raises:
         ValueError: there is no such axis.

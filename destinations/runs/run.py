@@ -344,7 +344,7 @@ class Run:
         return rows if name is None else follow_metric(rows, name)
 
     def to_dataframe(self, rank: int = 0) -> Any:
-        """Returns all rows of a rank as a `pandas.DataFrame` with `step`, `time` and a column for each metric.
+        """Returns all rows of a rank as a `pandas.DataFrame`: `step`, `time`, a column for each metric.
 
         A missing value is NaN, as is one that was logged as NaN.
 

@@ -64,7 +64,7 @@ def view(options: argparse.Namespace, session: Any) -> int:
         if not viewer.is_local:
             session.note(
                 f"warning: everybody who has this address and can reach {viewer.address} can read these runs "
-                "and edit their tags and notes, and the connection is not encrypted. Leave out --host to serve "
+                "and edit their tags and notes. The connection is not encrypted. Leave out --host to serve "
                 "this machine only."
             )
         if options.open:
