@@ -12,10 +12,19 @@ trainer = Trainer(..., callbacks=[monitor.ForwardMonitor()])
 Everything here may be called from any thread. No thread is started before the first `Stat` is made.
 """
 
-from .bridges import ForwardMonitor, FromTorchMonitor, ToTorchMonitor, forward_to, from_torch, to_torch
+from .bridges import (
+    ForwardMonitor,
+    FromTorchMonitor,
+    TensorboardEventHandler,
+    ToTorchMonitor,
+    forward_to,
+    from_torch,
+    to_torch,
+)
 from .monitor_event import (
     Event,
     EventHandlerHandle,
+    data_value_t,
     log_event,
     register_event_handler,
     unregister_event_handler,
@@ -29,7 +38,9 @@ __all__ = [
     "ForwardMonitor",
     "FromTorchMonitor",
     "Stat",
+    "TensorboardEventHandler",
     "ToTorchMonitor",
+    "data_value_t",
     "flush",
     "forward_to",
     "from_torch",

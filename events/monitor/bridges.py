@@ -32,12 +32,13 @@ from events.redaction import redact_text
 
 from . import stat
 from .monitor_event import (
+    STAT_EVENT,
+    TORCH_STAT_EVENT,
     Event,
     EventHandlerHandle,
     register_reentrant_handler,
     unregister_event_handler,
 )
-from .stat import STAT_EVENT
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -52,6 +53,7 @@ __all__ = [
     "ForwardMonitor",
     "FromTorchMonitor",
     "QueuedCallback",
+    "TensorboardEventHandler",
     "ToTorchMonitor",
     "forward_to",
     "from_torch",
@@ -515,3 +517,32 @@ def _torch_value(value: str | float) -> str | float:
     if isinstance(value, bool):
         return int(value)
     return float(value) if isinstance(value, int) and value not in _INT64 else value
+
+
+class TensorboardEventHandler:
+    """Writes the windows of Stats to a `SummaryWriter`, as the class of this name in `torch.monitor`.
+
+    ```python
+    handle = monitor.register_event_handler(monitor.TensorboardEventHandler(SummaryWriter("logs")))
+    ```
+
+    The step of a scalar counts the windows in which it came, from 0; torch's handler gives none, so that all
+    windows are at step 0. Other events are ignored.
+
+    Args:
+        writer: has `add_scalar(tag, value, global_step=..., walltime=...)`.
+    """
+
+    def __init__(self, writer: Any) -> None:
+        self._writer = writer
+        self._windows: collections.Counter[str] = collections.Counter()
+
+    def __call__(self, event: Event) -> None:
+        """Writes the scalars of a window."""
+        if event.name not in {STAT_EVENT, TORCH_STAT_EVENT}:
+            return
+        for name, value in event.data.items():
+            self._writer.add_scalar(
+                name, value, global_step=self._windows[name], walltime=event.timestamp.timestamp()
+            )
+            self._windows[name] += 1

@@ -6,6 +6,7 @@ run.
 
 import itertools
 import logging
+import sys
 import threading
 import traceback
 from collections.abc import Callable, Mapping
@@ -20,6 +21,7 @@ from events.redaction import redact_text
 __all__ = [
     "Event",
     "EventHandlerHandle",
+    "data_value_t",
     "log_event",
     "register_event_handler",
     "register_reentrant_handler",
@@ -29,7 +31,11 @@ __all__ = [
 _log = logging.getLogger("events")
 
 Value = str | float | int | bool
+data_value_t = Value
+"""The type of a value in an event's data, under the name that it has in `torch.monitor`."""
 
+STAT_EVENT = "events.monitor.Stat"
+TORCH_STAT_EVENT = "torch.monitor.Stat"
 _PLAIN_TYPES = frozenset({str, float, int, bool})
 
 
@@ -148,7 +154,7 @@ def register_event_handler(handler: Callable[[Event], object]) -> EventHandlerHa
     `Stat` are logged in a background thread. Do slow work elsewhere, behind a queue.
 
     Args:
-        handler: takes the event. Its exceptions are counted and reported, and never reach the caller of
+        handler: takes the event; `torch.monitor.TensorboardEventHandler` works too. Its exceptions are counted and reported, and never reach the caller of
             `log_event`. It may log events, which go to all handlers but the running ones, and may register
             and unregister, itself included.
 
@@ -160,7 +166,27 @@ def register_event_handler(handler: Callable[[Event], object]) -> EventHandlerHa
     """
     if not callable(handler):
         raise TypeError(f"event handler must be a function that takes an event, got {handler!r}.")
-    return _handlers.add(EventHandlerHandle(handler))
+    return _handlers.add(EventHandlerHandle(_for_torch_handler(handler)))
+
+
+def _for_torch_handler(handler: Callable[[Event], object]) -> Callable[[Event], object]:
+    """Returns a handler; for torch's own, one that gives windows the name by which it knows them."""
+    # Not imported here: without torch's monitor, the handler cannot be one of its handlers.
+    torch_monitor = sys.modules.get("torch.monitor")
+    if torch_monitor is None or not isinstance(handler, torch_monitor.TensorboardEventHandler):
+        return handler
+
+    def renaming(event: Event) -> None:
+        handler(attrs.evolve(event, name=TORCH_STAT_EVENT) if event.name == STAT_EVENT else event)
+
+    return renaming
+
+
+def _from_torch(event: Any) -> Any:
+    """Returns an event of `torch.monitor` as ours, and anything else as it is."""
+    if type(event).__module__ != "torch._C._monitor":
+        return event
+    return Event(event.name, event.timestamp, dict(event.data))
 
 
 def register_reentrant_handler(handler: Callable[[Event], object]) -> EventHandlerHandle:
@@ -184,9 +210,13 @@ def unregister_event_handler(handle: EventHandlerHandle) -> None:
 def log_event(event: Event) -> None:
     """Calls every registered handler with an event, in this thread; returns when all have returned.
 
+    Args:
+        event: ours; an event of `torch.monitor` is passed on as one of ours.
+
     Raises:
         TypeError: the argument is not an event.
     """
+    event = event if isinstance(event, Event) else _from_torch(event)
     if not isinstance(event, Event):
         raise TypeError(
             f"event must be an events.MonitorEvent, got {type(event).__name__}. "

@@ -22,7 +22,7 @@ from typing import Any
 
 import attrs
 
-from .monitor_event import Event, log_event
+from .monitor_event import STAT_EVENT, Event, log_event
 
 __all__ = [
     "MAX_PENDING_SAMPLES",
@@ -37,8 +37,6 @@ __all__ = [
 ]
 
 _log = logging.getLogger("events")
-
-STAT_EVENT = "events.monitor.Stat"
 
 # Percentiles are exact up to this many samples.
 RESERVOIR_SAMPLES = 10_000
@@ -105,7 +103,7 @@ class Stat:
 
     Args:
         name: the name of the measurement, including its unit.
-        aggregations: what to compute for each window.
+        aggregations: what to compute for each window; members of `torch.monitor.Aggregation` are taken too.
         window_size: the length of a window, more than zero.
         max_samples: the limit of samples per window: the window is logged when it is reached, and further
             samples are discarded and counted until its time is over. None for no limit.
@@ -134,18 +132,18 @@ class Stat:
         # At interpreter exit all windows are closed at once.
         finalizer.atexit = False
 
-    def add(self, value: float) -> None:
+    def add(self, v: float) -> None:
         """Adds a sample.
 
         Args:
-            value: a number; a tensor of one element is read, which for a CUDA tensor waits for the device.
+            v: a number; a tensor of one element is read, which for a CUDA tensor waits for the device.
 
         Raises:
             TypeError: the value is not a number.
         """
         # `append` is atomic.
         samples = self._samples
-        samples.append(value if value.__class__ is float else self._float(value))
+        samples.append(v if v.__class__ is float else self._float(v))
         if len(samples) >= self._window.max_pending:
             self._window.collect()
 
@@ -192,6 +190,14 @@ def flush() -> None:
     _closer.flush()
 
 
+def _aggregation(given: Any) -> Aggregation:
+    """Returns an aggregation by its value, or that of the same name in `torch.monitor`."""
+    name = getattr(given, "name", None)
+    if type(given).__module__ == "torch._C._monitor" and name in Aggregation.__members__:
+        return Aggregation[name]
+    return Aggregation(given)
+
+
 def _check(
     name: str, aggregations: Iterable[Aggregation], window_size: timedelta, max_samples: int | None
 ) -> tuple[Aggregation, ...]:
@@ -199,7 +205,7 @@ def _check(
         raise TypeError(f"name of a stat must be a string, got {name!r} ({type(name).__name__}).")
     if isinstance(aggregations, str) or not isinstance(aggregations, Iterable):
         raise TypeError(f"aggregations of stat {name!r} must be a list, got {aggregations!r}.")
-    wanted = tuple(dict.fromkeys(Aggregation(aggregation) for aggregation in aggregations))
+    wanted = tuple(dict.fromkeys(map(_aggregation, aggregations)))
     if not wanted:
         raise ValueError(
             f"aggregations of stat {name!r} must not be empty. Choose from {', '.join(Aggregation)}."
