@@ -7,13 +7,15 @@ raise `OSError` as the operating system does. Nothing here knows the layout of a
   (`append_line`).
 - A file that others may have put there is opened with `open_regular`: it never follows a symlink and never
   waits for a FIFO. Documents are read up to a limit (`read_regular`, `read_json`).
-- A lock is flock(2): it ends with the process that holds it (`try_lock`, `is_locked`).
+- A lock is flock(2): it ends with the process that holds it (`try_lock`, `is_locked`). Where there is no
+  flock, as on Windows, taking one raises `OSError` with `ENOSYS`.
+
+Calls that only Linux has, and `/proc`, are replaced by slower ones elsewhere.
 """
 
 import contextlib
 import ctypes
 import errno
-import fcntl
 import itertools
 import json
 import os
@@ -23,7 +25,14 @@ import weakref
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
+
+fcntl: ModuleType | None
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
 
 __all__ = [
     "DISK",
@@ -39,10 +48,12 @@ __all__ = [
     "call_in_forked_children",
     "copy_all",
     "crc32_of",
+    "duplicate_above",
     "end_of_last_line",
     "exists",
     "file_system_of",
     "fsync_path",
+    "has_process_ended",
     "is_locked",
     "is_network_file_system",
     "lock",
@@ -53,6 +64,7 @@ __all__ = [
     "read_open",
     "read_regular",
     "reflink",
+    "release_record_lock",
     "rename",
     "replace_file",
     "replace_json",
@@ -62,6 +74,7 @@ __all__ = [
     "sync_disk_of",
     "to_utf8",
     "try_lock",
+    "try_record_lock",
     "unlink",
     "unlock",
     "write_all",
@@ -92,6 +105,8 @@ _NETWORK_FILE_SYSTEMS = frozenset(
     }
 )
 
+# macOS and Windows have no fdatasync(2).
+_fdatasync: Callable[[int], None] = getattr(os, "fdatasync", os.fsync)
 _temporary_numbers = itertools.count()
 _buffers = threading.local()
 # By the id of the object and the name of the method. No `WeakMethod`: its callback raises where the object
@@ -220,7 +235,7 @@ class Disk:
 
     def sync(self, fd: int) -> None:
         """Waits until the content of a file is on the disk, whether it was written or mapped."""
-        os.fdatasync(fd)
+        _fdatasync(fd)
 
     def sync_folder(self, path: Path) -> None:
         """Waits until the names in a folder are on the disk, where the file system supports it."""
@@ -386,10 +401,15 @@ def fsync_path(path: str | Path) -> None:
 def sync_disk_of(path: Path) -> None:
     """Calls syncfs(2) for the file system of `path`. Since Linux 5.8 it reports write errors.
 
+    Elsewhere it calls sync(2), which does not.
+
     Raises:
         OSError: Something could not be written.
     """
     library = ctypes.CDLL(None, use_errno=True)
+    if not hasattr(library, "syncfs"):
+        os.sync()
+        return
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         if library.syncfs(descriptor) != 0:
@@ -432,6 +452,8 @@ def rmdir(path: str) -> None:
 
 def reflink(source: int, target: int) -> bool:
     """Makes `target` share the blocks of `source`; returns False where the file system cannot (ext4, NFS)."""
+    if fcntl is None:
+        return False
     try:
         fcntl.ioctl(target, _FICLONE, source)
     except OSError:
@@ -470,6 +492,8 @@ def _copy_stride(source: int, target: int, offset: int) -> int:
     """Copies up to one stride and returns its size; 0 at the end of the source."""
     try:
         return os.copy_file_range(source, target, _STRIDE_BYTES, offset, offset)
+    except AttributeError:  # not Linux
+        pass
     except OSError as error:
         if error.errno not in _NO_KERNEL_COPY:
             raise
@@ -506,8 +530,9 @@ def try_lock(descriptor: int, *, shared: bool = False) -> bool:
     Raises:
         OSError: The file system has no locks.
     """
+    calls = _lock_calls()
     try:
-        fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        calls.flock(descriptor, (calls.LOCK_SH if shared else calls.LOCK_EX) | calls.LOCK_NB)
     except BlockingIOError:
         return False
     return True
@@ -519,12 +544,53 @@ def lock(descriptor: int) -> None:
     Raises:
         OSError: The file system has no locks.
     """
-    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    calls = _lock_calls()
+    calls.flock(descriptor, calls.LOCK_EX)
 
 
 def unlock(descriptor: int) -> None:
     """Releases a flock(2), also for those who share the open file."""
-    fcntl.flock(descriptor, fcntl.LOCK_UN)
+    calls = _lock_calls()
+    calls.flock(descriptor, calls.LOCK_UN)
+
+
+def try_record_lock(descriptor: int) -> bool:
+    """Takes a POSIX record lock without waiting; returns False if another process holds it.
+
+    Unlike `try_lock`, a forked child does not share it.
+
+    Raises:
+        OSError: The system or the file system has no locks.
+    """
+    calls = _lock_calls()
+    try:
+        calls.lockf(descriptor, calls.LOCK_EX | calls.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def release_record_lock(descriptor: int) -> None:
+    """Releases a POSIX record lock."""
+    calls = _lock_calls()
+    calls.lockf(descriptor, calls.LOCK_UN)
+
+
+def duplicate_above(descriptor: int, lowest: int) -> int:
+    """Returns a duplicate with a number of at least `lowest`, which child programs do not inherit."""
+    calls = _lock_calls()
+    number: int = calls.fcntl(descriptor, calls.F_DUPFD_CLOEXEC, lowest)
+    return number
+
+
+def _lock_calls() -> Any:
+    if fcntl is None:
+        raise OSError(
+            errno.ENOSYS,
+            "this Python has no module fcntl, and therefore no file locks, which uploads need: "
+            "they work on Linux and macOS",
+        )
+    return fcntl
 
 
 def is_locked(path: str | Path) -> bool:
@@ -572,6 +638,21 @@ def _call_fork_handlers() -> None:
 
 
 # The machine.
+
+
+def has_process_ended(pid: int) -> bool | None:
+    """Returns whether a process of this machine has ended; None where the system does not tell."""
+    if os.name == "nt":  # There, signal 0 ends a process.
+        return None
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:  # It is another user's.
+        return False
+    except OverflowError:
+        return None
+    return False
 
 
 def file_system_of(path: Path, mounts: Path = MOUNTS) -> str:

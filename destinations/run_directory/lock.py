@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from uploads.disk import read_json, try_lock
+from uploads.disk import has_process_ended, read_json, try_lock
 
 from .errors import RunInUseError
 from .layout import HEARTBEAT
@@ -142,7 +142,9 @@ class WriterLock:
     def _is_stale(self) -> bool:
         owner = self.owner()
         if owner.get("host") == socket.gethostname() and isinstance(owner.get("pid"), int):
-            return not Path(f"/proc/{owner['pid']}").exists()
+            has_ended = has_process_ended(owner["pid"])
+            if has_ended is not None:
+                return has_ended
         with contextlib.suppress(OSError):
             return time.time() - (self._path.parent / HEARTBEAT).stat().st_mtime > _STALE_SECONDS
         return False

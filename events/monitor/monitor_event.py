@@ -184,7 +184,7 @@ def _for_torch_handler(handler: Callable[[Event], object]) -> Callable[[Event], 
 
 def _from_torch(event: Any) -> Any:
     """Returns an event of `torch.monitor` as ours, and anything else as it is."""
-    if type(event).__module__ != "torch._C._monitor":
+    if isinstance(event, Event) or type(event).__module__ != "torch._C._monitor":
         return event
     return Event(event.name, event.timestamp, dict(event.data))
 
@@ -207,7 +207,7 @@ def unregister_event_handler(handle: EventHandlerHandle) -> None:
     _handlers.remove(handle)
 
 
-def log_event(event: Event) -> None:
+def log_event(event: Any) -> None:
     """Calls every registered handler with an event, in this thread; returns when all have returned.
 
     Args:
@@ -216,7 +216,7 @@ def log_event(event: Event) -> None:
     Raises:
         TypeError: the argument is not an event.
     """
-    event = event if isinstance(event, Event) else _from_torch(event)
+    event = _from_torch(event)
     if not isinstance(event, Event):
         raise TypeError(
             f"event must be an events.MonitorEvent, got {type(event).__name__}. "

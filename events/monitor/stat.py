@@ -192,7 +192,7 @@ def flush() -> None:
 
 def _aggregation(given: Any) -> Aggregation:
     """Returns an aggregation by its value, or that of the same name in `torch.monitor`."""
-    name = getattr(given, "name", None)
+    name = str(getattr(given, "name", ""))
     if type(given).__module__ == "torch._C._monitor" and name in Aggregation.__members__:
         return Aggregation[name]
     return Aggregation(given)

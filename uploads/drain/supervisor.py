@@ -10,7 +10,6 @@ seconds as a heartbeat.
 """
 
 import contextlib
-import fcntl
 import json
 import logging
 import os
@@ -25,6 +24,7 @@ from typing import Any, BinaryIO
 
 import attrs
 
+from uploads.disk import duplicate_above
 from uploads.handle import Outcome
 from uploads.messages import log_safely
 
@@ -172,7 +172,7 @@ class WorkerSupervisor:
             ours, low = os.pipe()
             afterwards.callback(os.close, low)
             answers = open(ours, "rb", buffering=0)  # noqa: PTH123, SIM115  # `_listen` closes it
-            theirs = fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, _FIRST_FREE)
+            theirs = duplicate_above(low, _FIRST_FREE)
             afterwards.callback(os.close, theirs)
             try:
                 process = self._popen(  # our own interpreter and module

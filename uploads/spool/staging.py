@@ -14,7 +14,6 @@ times, and a file on a file system whose times are coarser than that, or come fr
 
 import contextlib
 import errno
-import fcntl
 import logging
 import os
 import shutil
@@ -29,7 +28,15 @@ from typing import Literal
 
 import attrs
 
-from uploads.disk import READ_BYTES, copy_all, crc32_of, open_regular, reflink
+from uploads.disk import (
+    READ_BYTES,
+    copy_all,
+    crc32_of,
+    open_regular,
+    reflink,
+    release_record_lock,
+    try_record_lock,
+)
 from uploads.errors import InvalidSourceError, SpoolFullError, UnstableSourceError
 
 from .entry import DATA_FILE, MAX_SEQUENCE, Entry, utc_now
@@ -287,19 +294,17 @@ class _SequenceCounter:
                     os.pwrite(self._descriptor, b"%0*d" % (_DIGITS, self._last), 0)
         finally:
             if has_lock:
-                fcntl.lockf(self._descriptor, fcntl.LOCK_UN)
+                release_record_lock(self._descriptor)
         return self._last
 
     def _acquire(self) -> bool:
         for _ in range(_LOCK_TRIES):
             try:
-                fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                time.sleep(_LOCK_RETRY_SECONDS)
+                if try_record_lock(self._descriptor):
+                    return True
             except OSError:
                 return False
-            else:
-                return True
+            time.sleep(_LOCK_RETRY_SECONDS)
         return False
 
 

@@ -28,7 +28,8 @@ __all__ = ["LocalStore"]
 
 _CHUNK_BYTES = 1 << 20
 _PARTIAL = ".uploads-partial-"
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+# Windows has none of these flags, and no store of this kind; the module can be imported there.
+_FOLDER = os.O_RDONLY | sum(getattr(os, name, 0) for name in ("O_DIRECTORY", "O_NOFOLLOW", "O_CLOEXEC"))
 _NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 _RENAME_NOREPLACE = 1
 _YOUNG_SECONDS = 60.0  # A file that was just made is not locked yet, or about to get its name.
