@@ -7,6 +7,7 @@ Everything runs in the training thread.
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from destinations.base import LoggerDestination
@@ -73,6 +74,8 @@ class ComposerDestination(TheirDestination):
         self._callbacks = as_tuple(callbacks)
         self._raise_errors = raise_errors
         self._session: Session | None = None
+        # Composer's state, which may be ahead of the last event: its callbacks log before we hear of one.
+        self._theirs: Any = None
         self._timestamps: dict[str, Any] = {}
         self._saved: Mapping[str, Any] | None = None
         self._exception: BaseException | None = None
@@ -100,6 +103,7 @@ class ComposerDestination(TheirDestination):
         self._session = Session(
             self._destinations, self._callbacks, state.run_name, raise_errors=self._raise_errors
         )
+        self._theirs = state
         self._exception = getattr(sys, "last_value", None)
         own = self._session.state
         own.rank, own.local_rank = dist.get_global_rank(), dist.get_local_rank()
@@ -110,12 +114,7 @@ class ComposerDestination(TheirDestination):
 
     def _sync(self, state: Any, event: Event) -> None:
         own = self._own
-        for name in ("timestamp", "eval_timestamp", "predict_timestamp"):
-            theirs = getattr(state, name)
-            # Immutable: replaced as training progresses.
-            if self._timestamps.get(name) is not theirs:
-                self._timestamps[name] = theirs
-                setattr(own, name, Timestamp(**theirs.state_dict()))
+        self._sync_timestamps(state)
         for name in _SHARED:
             setattr(own, name, getattr(state, name, None))
         length = state.dataloader_len
@@ -124,6 +123,19 @@ class ComposerDestination(TheirDestination):
             None if state.max_duration is None else Time.from_timestring(str(state.max_duration))
         )
         own.phase = Phase.EVAL if event.is_eval else Phase.PREDICT if event.is_predict else Phase.TRAIN
+
+    def _sync_timestamps(self, state: Any) -> None:
+        for name in ("timestamp", "eval_timestamp", "predict_timestamp"):
+            theirs = getattr(state, name)
+            # Immutable: replaced as training progresses.
+            if self._timestamps.get(name) is not theirs:
+                self._timestamps[name] = theirs
+                setattr(self._own, name, Timestamp(**theirs.state_dict()))
+
+    def _logger_now(self, session: Session) -> Any:
+        """Returns our logger, with the timestamps that Composer has at this call."""
+        self._sync_timestamps(self._theirs)
+        return session.logger
 
     @property
     def _own(self) -> State:
@@ -137,22 +149,22 @@ class ComposerDestination(TheirDestination):
     def log_hyperparameters(self, hyperparameters: dict[str, Any]) -> None:
         """Adds hyperparameters; Composer calls this several times."""
         if self._session is not None:
-            self._session.logger.log_hyperparameters(hyperparameters)
+            self._logger_now(self._session).log_hyperparameters(hyperparameters)
 
     def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
         """Logs scalars, also those on a device, as metrics, and other values as traces."""
         if self._session is not None:
             scalars, others = plain_values(metrics)
-            self._session.logger.log_metrics(scalars, step)
+            self._logger_now(self._session).log_metrics(scalars, step)
             if others:
-                self._session.logger.log_traces(others)
+                self._logger_now(self._session).log_traces(others)
 
     def log_table(
         self, columns: list[str], rows: list[list[Any]], name: str = "Table", step: int | None = None
     ) -> None:
         """Logs a table."""
         if self._session is not None:
-            self._session.logger.log_table(columns, rows, name, step)
+            self._logger_now(self._session).log_table(columns, rows, name, step)
 
     def log_images(
         self,
@@ -166,19 +178,19 @@ class ComposerDestination(TheirDestination):
     ) -> None:
         """Logs images."""
         if self._session is not None:
-            self._session.logger.log_images(
+            self._logger_now(self._session).log_images(
                 images, name, channels_last, step, masks, mask_class_labels, use_table
             )
 
     def log_traces(self, traces: dict[str, Any]) -> None:
         """Logs traces."""
         if self._session is not None:
-            self._session.logger.log_traces(traces)
+            self._logger_now(self._session).log_traces(traces)
 
     def upload_file(self, state: Any, remote_file_name: str, file_path: Path, *, overwrite: bool) -> None:
         """Passes a file to destinations that accept files; they have their own copy when the call returns."""
         if self._session is not None:
-            self._session.logger.upload_file(remote_file_name, file_path, overwrite=overwrite)
+            self._logger_now(self._session).upload_file(remote_file_name, file_path, overwrite=overwrite)
 
     def download_file(
         self, remote_file_name: str, destination: str, overwrite: bool = False, progress_bar: bool = True
@@ -321,6 +333,8 @@ class _StateView:
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(self._state, name)
+        if name == "evaluators":
+            return self._evaluators(value)
         if isinstance(value, Timestamp):
             return TheirTimestamp(**value.state_dict())
         if isinstance(value, Time):
@@ -329,3 +343,11 @@ class _StateView:
 
     def __setattr__(self, name: str, value: Any) -> None:
         setattr(self._state, name, value)
+
+    def _evaluators(self, evaluators: tuple[Any, ...]) -> list[Any]:
+        """Returns the evaluators, with one for the current label: a `Run` has none."""
+        label, length = self._state.dataloader_label, self._state.dataloader_len
+        if any(one.label == label for one in evaluators):
+            return list(evaluators)
+        batches = None if length is None else int(length)
+        return [*evaluators, SimpleNamespace(label=label, subset_num_batches=batches)]

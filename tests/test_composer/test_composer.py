@@ -16,7 +16,7 @@ import torch
 from composer import Callback as TheirCallback
 from composer import Trainer as TheirTrainer
 from composer.core import Timestamp as TheirTimestamp
-from composer.loggers import FileLogger, InMemoryLogger
+from composer.loggers import ConsoleLogger, FileLogger, InMemoryLogger
 from composer.loggers import LoggerDestination as TheirDestination
 from composer.models import ComposerClassifier
 
@@ -250,3 +250,55 @@ def test_the_docs_say_that_composer_has_every_event():
     rows = [line for line in page.splitlines() if line.startswith("| `") and line.endswith("| the same |")]
 
     assert len(rows) == len(Event)
+
+
+class LogsAtEnds(TheirCallback):
+    """Logs where Composer's own callbacks do: after a batch and after an epoch have been counted."""
+
+    def batch_end(self, state, logger):
+        logger.log_metrics({"at_batch_end": int(state.timestamp.epoch)})
+
+    def epoch_end(self, state, logger):
+        logger.log_metrics({"at_epoch_end": int(state.timestamp.epoch)})
+
+
+def test_what_a_callback_logs_at_an_end_has_the_timestamp_that_composer_has_there():
+    """The epoch is already counted at EPOCH_END, and the batch at BATCH_END."""
+    memory = InMemory()
+    trainer = make_trainer(
+        ComposerDestination(memory, raise_errors=True), callbacks=[LogsAtEnds()], eval_dataloader=None
+    )
+    trainer.fit()
+    trainer.close()
+
+    assert [(int(at.epoch), int(at.batch)) for at, _ in memory.data["at_batch_end"]] == [(0, 1), (0, 2)]
+    assert [(int(at.epoch), value) for at, value in memory.data["at_epoch_end"]] == [(1, 1)]
+
+
+def test_composers_console_prints_our_evaluations(capsys):
+    """In our Trainer and in a Run, each evaluation and its metrics are printed."""
+    model = torch.nn.Linear(3, 2)
+    data = [(torch.zeros(4, 3), torch.zeros(4, dtype=torch.long))] * 3
+    trainer = Trainer(
+        model,
+        data,
+        data,
+        max_duration="1ep",
+        loss_fn=torch.nn.functional.cross_entropy,
+        optimizers=torch.optim.SGD(model.parameters(), 0.1),
+        loggers=from_composer(ConsoleLogger(log_interval="1ba", stream="stdout")),
+        device="cpu",
+    )
+    trainer.fit()
+    trainer.close()
+
+    printed = capsys.readouterr().out
+    assert "[Eval batch=3/3] Eval on eval data" in printed
+    assert "Eval loss/eval/total" in printed
+
+    with Run(from_composer(ConsoleLogger(log_interval="1ba", stream="stdout")), run_name="r") as run:
+        run.eval_start("test", length=2)
+        run.eval_batch_end(4)
+        run.log_metrics({"metrics/test/accuracy": 0.5})
+        run.eval_end()
+    assert "Eval metrics/test/accuracy" in capsys.readouterr().out

@@ -1,0 +1,162 @@
+"""`RemoteUploaderDownloader`: `Artifacts` with the arguments of Composer's class of that name.
+
+It needs nothing of Composer. See docs/coming-from.md for what each argument becomes.
+"""
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import urlsplit
+
+from destinations.artifacts import Artifacts
+from uploads import RetryPolicy
+
+__all__ = ["RemoteUploaderDownloader"]
+
+_log = logging.getLogger("destinations")
+
+_DEFAULT_ATTEMPTS = 3
+_WAIT_SECONDS = 86_400.0
+# Composer's arguments of a store and ours, by scheme.
+_STORE_OPTIONS: dict[str, dict[str, str]] = {
+    "s3": {
+        "region_name": "region",
+        **{
+            name: name
+            for name in (
+                "endpoint_url",
+                "profile",
+                "aws_access_key_id",
+                "aws_secret_access_key",
+                "aws_session_token",
+                "addressing_style",
+            )
+        },
+    },
+    "gs": {},
+    "sftp": {
+        "port": "port",
+        "username": "username",
+        "known_hosts_filename": "known_hosts",
+        "key_filename": "key_filename",
+    },
+}
+# Parts of boto3's `TransferConfig` and botocore's `Config`, as dictionaries.
+_S3_CONFIGS = {
+    "transfer_config": {"multipart_chunksize": "part_bytes", "max_concurrency": "part_threads"},
+    "client_config": {
+        "connect_timeout": "connect_timeout_seconds",
+        "read_timeout": "read_timeout_seconds",
+        "region_name": "region",
+    },
+}
+# What names the place itself, and is part of our URI.
+_PLACE = {"s3": ("bucket", "prefix"), "gs": ("bucket", "prefix"), "sftp": ("host", "cwd")}
+
+
+class RemoteUploaderDownloader(Artifacts):
+    """Uploads the files of a run, constructed as Composer's class of that name.
+
+    ```python
+    from destinations.adapters.remote_uploader_downloader import RemoteUploaderDownloader
+
+    loggers = [RemoteUploaderDownloader("s3://my-bucket", num_concurrent_uploads=4)]
+    ```
+
+    The end of `fit` waits until every file is in the store, as Composer's does, for a day at most. Everything
+    else is `Artifacts`: files survive the process, transient failures are retried without limit, and a file
+    that fails for good does not end training.
+
+    Args:
+        bucket_uri: the bucket or host: "s3://…", "gs://…", "sftp://…", or any other URI that
+            `uploads.open_store` knows.
+        backend_kwargs: the arguments of Composer's store; those of `uploads`' store are taken too.
+        file_path_format_string: what a file is called there, around "{remote_file_name}".
+        num_concurrent_uploads: how many files are uploaded at a time.
+        upload_staging_folder: the spool: a folder for this run alone, which must outlive the process.
+        use_procs: whether uploads run in a process of their own.
+        num_attempts: how many failures of an unknown kind reject a file. Others are retried without limit.
+        options: further arguments of `Artifacts`.
+
+    Raises:
+        ValueError: the URI is none, or an argument of the backend has no equivalent.
+    """
+
+    def __init__(
+        self,
+        bucket_uri: str,
+        backend_kwargs: Mapping[str, Any] | None = None,
+        file_path_format_string: str = "{remote_file_name}",
+        num_concurrent_uploads: int = 4,
+        upload_staging_folder: str | None = None,
+        use_procs: bool = True,
+        num_attempts: int = _DEFAULT_ATTEMPTS,
+        **options: Any,
+    ) -> None:
+        uri, store_options = _store(bucket_uri, dict(backend_kwargs or {}))
+        if num_attempts < 1:
+            raise ValueError(f"num_attempts must be at least 1, got {num_attempts}.")
+        if num_attempts != _DEFAULT_ATTEMPTS:
+            _log.warning(
+                "RemoteUploaderDownloader: num_attempts=%d counts failures of an unknown kind; transient ones "
+                "are retried without limit.",
+                num_attempts,
+            )
+            options.setdefault("policy", RetryPolicy(unknown_tries=num_attempts))
+        super().__init__(
+            uri,
+            remote_file_name=file_path_format_string.lstrip("/"),
+            **{
+                "wait": "uploaded",
+                "wait_seconds": _WAIT_SECONDS,
+                "workers": num_concurrent_uploads,
+                "spool": upload_staging_folder,
+                "isolation": "process" if use_procs else "threads",
+                "store_options": store_options,
+                **options,
+            },
+        )
+
+
+def _store(bucket_uri: str, given: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Returns the URI and the options of our store for the arguments of Composer's.
+
+    Raises:
+        ValueError: one has no equivalent.
+    """
+    scheme = urlsplit(bucket_uri).scheme
+    if scheme not in _STORE_OPTIONS:
+        if scheme in {"libcloud", "oci", "mlflow", "dbfs", "hf"}:
+            raise ValueError(
+                f"bucket_uri must be one of s3://, gs://, sftp://, got {bucket_uri!r}. "
+                "Many other stores speak S3: give s3://bucket and backend_kwargs={'endpoint_url': …}."
+            )
+        return bucket_uri, given
+    place, folder = _PLACE[scheme]
+    own = urlsplit(bucket_uri).netloc
+    named = str(given.pop(place, own)).removeprefix("sftp://")
+    if named != own:
+        raise ValueError(f"backend_kwargs[{place!r}] must be that of the URI, {own!r}, got {named!r}.")
+    uri = bucket_uri.rstrip("/")
+    if below := str(given.pop(folder, "")).strip("/"):
+        uri = f"{uri}/{below}"
+    options: dict[str, Any] = {}
+    for config, names in _S3_CONFIGS.items() if scheme == "s3" else ():
+        parts = given.pop(config, None) or {}
+        if not isinstance(parts, Mapping):
+            raise ValueError(f"backend_kwargs[{config!r}] must be a dict, got {type(parts).__name__}.")  # noqa: TRY004
+        options |= _renamed(parts, names, f"backend_kwargs[{config!r}]")
+    # The arguments of our own stores have no equivalent to look for.
+    ours = {"part_bytes", "part_threads", "create_only", "checksum", "client", "timeout_seconds", "password"}
+    options |= {name: given.pop(name) for name in list(given) if name in ours}
+    return uri, options | _renamed(given, _STORE_OPTIONS[scheme], "backend_kwargs")
+
+
+def _renamed(given: Mapping[str, Any], names: Mapping[str, str], where: str) -> dict[str, Any]:
+    unknown = sorted(given.keys() - names.keys())
+    if unknown:
+        raise ValueError(
+            f"{where} must be among {', '.join(names) or 'none'}, got {', '.join(unknown)}. "
+            "See docs/coming-from.md."
+        )
+    return {names[name]: value for name, value in given.items() if value is not None}

@@ -1,0 +1,93 @@
+"""Composer's uploader, by its arguments: none is ignored, and the end of training waits for the store."""
+
+import pytest
+
+from destinations.adapters.remote_uploader_downloader import RemoteUploaderDownloader
+from events import Run
+from tests.servers import s3_servers
+
+
+@pytest.fixture(scope="module")
+def moto():
+    """A server that speaks S3."""
+    with pytest.MonkeyPatch.context() as patch, s3_servers.moto() as server:
+        patch.setenv("AWS_ACCESS_KEY_ID", s3_servers.ACCESS_KEY)
+        patch.setenv("AWS_SECRET_ACCESS_KEY", s3_servers.SECRET_KEY)
+        patch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+        patch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+        yield server
+
+
+def test_every_argument_reaches_the_store(moto, tmp_path, monkeypatch):
+    """Names, prefix, endpoint, region, staging folder; at `FIT_END` the files are there."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    uploader = RemoteUploaderDownloader(
+        "s3://bucket",
+        backend_kwargs={
+            "bucket": "bucket",
+            "prefix": "theirs",
+            "region_name": "us-east-1",
+            "endpoint_url": moto.endpoint_url,
+            "addressing_style": "path",
+            "transfer_config": {"multipart_chunksize": 8 << 20, "max_concurrency": 2},
+            "client_config": {"connect_timeout": 5},
+        },
+        file_path_format_string="/{run_name}/rank_{rank}/{remote_file_name}",
+        num_concurrent_uploads=2,
+        upload_staging_folder=str(tmp_path / "staging"),
+        use_procs=False,
+        progress_bar=False,
+    )
+    (tmp_path / "file").write_bytes(b"content")
+
+    with Run(uploader, run_name="mine") as run:
+        run.fit_start()
+        run.logger.upload_file("ep1.pt", tmp_path / "file")
+        queue = uploader.queue
+        run.run_event("fit_end")
+        uploaded = moto.objects("theirs")
+        assert queue.spool.path == tmp_path / "staging"
+
+    assert uploaded == {"mine/rank_0/ep1.pt": b"content"}
+
+
+def test_a_folder_and_the_defaults_work_too(tmp_path):
+    """Any URI that `uploads` knows is taken."""
+    uploader = RemoteUploaderDownloader(f"file://{tmp_path}/store", use_procs=False, progress_bar=False)
+    (tmp_path / "file").write_bytes(b"content")
+
+    with Run(uploader, run_name="mine") as run:
+        run.fit_start()
+        run.logger.upload_file("ep1.pt", tmp_path / "file")
+
+    assert (tmp_path / "store/ep1.pt").read_bytes() == b"content"
+
+
+def test_attempts_are_counted_where_ours_are(tmp_path, caplog):
+    """Failures of an unknown kind; that transient ones are retried on is said."""
+    uploader = RemoteUploaderDownloader(str(tmp_path), num_attempts=7)
+
+    assert uploader._queue_options["policy"].unknown_tries == 7
+    assert "num_attempts=7 counts failures of an unknown kind" in caplog.text
+    with pytest.raises(ValueError, match="num_attempts must be at least 1"):
+        RemoteUploaderDownloader(str(tmp_path), num_attempts=0)
+
+
+@pytest.mark.parametrize(
+    ("uri", "backend", "message"),
+    [
+        ("s3://bucket", {"regoin": "x"}, "backend_kwargs must be among region_name, .*, got regoin"),
+        ("s3://bucket", {"bucket": "other"}, r"backend_kwargs\['bucket'\] must be that of the URI, 'bucket'"),
+        ("s3://bucket", {"transfer_config": {"max_io_queue": 1}}, r"\['transfer_config'\] must be among"),
+        ("s3://bucket", {"client_config": object()}, r"\['client_config'\] must be a dict, got object"),
+        ("gs://bucket", {"key": "x"}, "backend_kwargs must be among none, got key"),
+        ("libcloud://bucket", {}, "must be one of s3://, gs://, sftp://, got 'libcloud://bucket'"),
+        ("s3://bucket", {}, "must contain {remote_file_name}"),
+    ],
+)
+def test_what_has_no_equivalent_is_refused(uri, backend, message):
+    """Where it is constructed, with its name."""
+    options = {"file_path_format_string": "x"} if not backend and uri.startswith("s3") else {}
+
+    with pytest.raises(ValueError, match=message):
+        RemoteUploaderDownloader(uri, backend_kwargs=backend, **options)
