@@ -3,6 +3,7 @@
 `upload_file` copies a file into the queue's spool in the training thread; everything else happens elsewhere.
 """
 
+import logging
 import re
 import time
 from collections import OrderedDict
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from events import Time
 
 __all__ = ["Artifacts"]
+
+_log = logging.getLogger("destinations")
 
 _PLACEHOLDER = re.compile(r"\{[^{}]*\}")
 _POINTER_SUFFIX = ".symlink"
@@ -46,8 +49,9 @@ class Artifacts(LoggerDestination):
     `CheckpointSaver` writes it, is not visible before what it points to; `download_file` of its name without
     that ending brings what it points to.
 
-    **Threading.** `upload_file` blocks for as long as the copy takes, never for the network. `fit_end` waits
-    for the network only with `wait="uploaded"`, and then up to `wait_seconds`.
+    **Threading.** `upload_file` blocks for as long as the copy takes, never for the network. A file that may
+    be linked, as those of `CheckpointSaver`, is not copied where the spool is on its file system. `fit_end`
+    waits for the network only with `wait="uploaded"`, and then up to `wait_seconds`.
 
     **Ranks.** Rank 0 opens its queue at `init`, another rank with its first file; each has a spool of its
     own. No rank waits for another.
@@ -117,6 +121,7 @@ class Artifacts(LoggerDestination):
         self._handles: OrderedDict[str, UploadHandle | FolderHandle] = OrderedDict()
         self._files = 0
         self._bytes = 0
+        self._has_said_copy = False
 
     @property
     def queue(self) -> UploadQueue | None:
@@ -135,14 +140,26 @@ class Artifacts(LoggerDestination):
     def can_upload_files(self) -> bool:
         return True
 
-    def upload_file(self, state: State, remote_file_name: str, file_path: Path, *, overwrite: bool) -> None:
+    def upload_file(
+        self,
+        state: State,
+        remote_file_name: str,
+        file_path: Path,
+        *,
+        overwrite: bool,
+        link: bool = False,
+        crc32: int | None = None,
+    ) -> None:
         name = self._name(remote_file_name)
         queue = self._open()
         size = file_path.stat().st_size
         target = self._target_of(remote_file_name, file_path)
         handle: UploadHandle | FolderHandle
         if target is None:
-            handle = queue.submit(file_path, name, overwrite=overwrite)
+            link = link and self._is_beside_spool(file_path, queue)
+            handle = queue.submit(
+                file_path, name, overwrite=overwrite, link=link, crc32=crc32 if link else None
+            )
         else:
             handle = queue.submit_pointer(name.removesuffix(_POINTER_SUFFIX), target)
         self._handles[remote_file_name] = handle
@@ -218,6 +235,20 @@ class Artifacts(LoggerDestination):
     def _name(self, remote_file_name: str) -> str:
         name = self._remote_file_name.replace("{remote_file_name}", remote_file_name)
         return name if self._state is None else format_run_name(name, self._state)
+
+    def _is_beside_spool(self, file_path: Path, queue: UploadQueue) -> bool:
+        """Returns whether a file can be linked into the spool; says once what it costs where it cannot."""
+        if file_path.stat().st_dev == queue.spool.path.stat().st_dev:
+            return True
+        if not self._has_said_copy:
+            self._has_said_copy = True
+            _log.warning(
+                "Training waits while %s is copied to the spool %s, which is on another file system. "
+                "Artifacts(spool=...) on the same one takes it by a link.",
+                file_path,
+                queue.spool.path,
+            )
+        return False
 
     def _target_of(self, remote_file_name: str, file_path: Path) -> UploadHandle | None:
         """Returns the upload that a pointer points to, where this session has it."""

@@ -59,7 +59,8 @@ if TYPE_CHECKING:
         StragglerDetector,
         ThresholdStopper,
     )
-    from .trainer.checkpoint import CheckpointSaver, read_checkpoint
+    from .trainer.checkpoint.reading import read_checkpoint
+    from .trainer.checkpoint.saver import CheckpointSaver
     from .trainer.evaluator import Evaluator
     from .trainer.schedulers import (
         ConstantScheduler,
@@ -150,10 +151,10 @@ __all__ = [
 __project__ = "training-destinations"
 
 _TORCH_EXPORTS = {
-    "CheckpointSaver": ".trainer.checkpoint",
-    "Evaluator": ".trainer.evaluator",
+    "CheckpointSaver": ".trainer.checkpoint.saver",
     "Trainer": ".trainer.trainer",
-    "read_checkpoint": ".trainer.checkpoint",
+    "read_checkpoint": ".trainer.checkpoint.reading",
+    "Evaluator": ".trainer.evaluator",
     "ConstantScheduler": ".trainer.schedulers",
     "ConstantWithWarmupScheduler": ".trainer.schedulers",
     "CosineAnnealingScheduler": ".trainer.schedulers",

@@ -481,6 +481,7 @@ class UploadQueue:
         overwrite: bool = False,
         move: bool = False,
         link: bool = False,
+        crc32: int | None = None,
         after: Sequence[UploadHandle | FolderHandle] = (),
         durability: Durability | None = None,
     ) -> UploadHandle | FolderHandle:
@@ -493,9 +494,12 @@ class UploadQueue:
                 superseded.
             move: Whether to move the file into the spool: instant, and the source is gone. Files of a folder
                 are moved one by one.
-            link: Takes the file by hard link: instant but for one reading. **Dangerous** where the file is
+            link: Takes the file by hard link: instant but for one reading, without it if `crc32` is given.
+                **Dangerous** where the file is
                 later rewritten in place (as `torch.save` to the same path does): the upload then fails as
                 corrupt. Safe for writers that replace by rename.
+            crc32: The CRC-32 of a file to move or to link, where the caller computed it while writing: saves
+                reading the file. Where it is wrong, the upload fails as corrupt. Ignored for copies.
             after: Handles of uploads of this queue that must be in the store first. If one was refused, so is
                 this one. Handles of another queue must be done.
             durability: Overrides that of the queue.
@@ -523,7 +527,9 @@ class UploadQueue:
             return self._refused(name, 0, error)
         to_disk = (durability or self._durability) == "power"
         if not source.is_dir():
-            return self._submit_file(source, name, how, overwrite=overwrite, after=names, to_disk=to_disk)
+            return self._submit_file(
+                source, name, how, overwrite=overwrite, after=names, to_disk=to_disk, crc32=crc32
+            )
         files = [(path, check_remote_name(f"{name}/{inner}")) for path, inner in files_of(source)]
         for path, inner in files:  # Before staging the first: a folder is refused whole.
             self._check_name(inner, overwrite=overwrite)
@@ -651,7 +657,15 @@ class UploadQueue:
     # Submitting.
 
     def _submit_file(
-        self, source: Path, name: str, how: How, *, overwrite: bool, after: dict[str, str], to_disk: bool
+        self,
+        source: Path,
+        name: str,
+        how: How,
+        *,
+        overwrite: bool,
+        after: dict[str, str],
+        to_disk: bool,
+        crc32: int | None = None,
     ) -> UploadHandle:
         self._check_name(name, overwrite=overwrite)
         identifier = uuid.uuid4().hex[:16]
@@ -669,6 +683,7 @@ class UploadQueue:
                 overwrite=overwrite,
                 after=after,
                 to_disk=to_disk,
+                crc32=crc32,
                 register=lambda entry: self._track(entry, handle),
                 announce=self._announce,
             )

@@ -476,9 +476,19 @@ class RunDirectory(LoggerDestination):
         """Appends traces to `traces.jsonl`."""
         self._with_media(lambda media, at: media.log_traces(traces, at), None)
 
-    def upload_file(self, state: State, remote_file_name: str, file_path: Path, *, overwrite: bool) -> None:
-        """Copies or links a file into `artifacts/`, according to `keep_files`."""
+    def upload_file(
+        self,
+        state: State,
+        remote_file_name: str,
+        file_path: Path,
+        *,
+        overwrite: bool,
+        link: bool = False,
+    ) -> None:
+        """Copies or links a file into `artifacts/`, according to `keep_files`; `link` allows it to link."""
         keeping = self._keeping
+        if link and keeping == "copy" and self._run_dir is not None:
+            keeping = "link" if file_path.stat().st_dev == self._run_dir.stat().st_dev else "copy"
         if keeping != "off":
             self._with_media(
                 lambda media, at: media.keep_file(

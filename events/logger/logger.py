@@ -4,6 +4,7 @@ Training thread only. `log_metrics` is the hot path: about a microsecond for ten
 what the destinations take.
 """
 
+import inspect
 import logging
 import operator
 import os
@@ -414,8 +415,20 @@ class Logger:
 
         self._record("log_traces", "", (traces,), prepare)
 
-    def upload_file(self, remote_file_name: str, file_path: Path | str, *, overwrite: bool = False) -> None:
-        """Uploads a file to every destination that takes files; they have copied it when the call returns.
+    def upload_file(
+        self,
+        remote_file_name: str,
+        file_path: Path | str,
+        *,
+        overwrite: bool = False,
+        link: bool = False,
+        crc32: int | None = None,
+    ) -> None:
+        """Uploads a file to every destination that takes files; they have taken it when the call returns.
+
+        With `link=True`, `Artifacts` and `RunDirectory` take it by hard link where it is on their file
+        system, which needs no time and no room. The caller may delete or replace the file, as always, but
+        must never write into it.
 
         Both names may contain placeholders such as `{run_name}`, `{rank}`, `{epoch}` and `{batch}`; see
         `format_name`.
@@ -424,6 +437,8 @@ class Logger:
             remote_file_name: the name in the destination.
             file_path: the local path.
             overwrite: whether it may replace an older file of that name.
+            link: whether destinations may link the file instead of copying it.
+            crc32: of the file, where the caller knows it: saves a destination that links it reading it.
 
         Raises:
             FileNotFoundError: there is no such file, and a destination takes files.
@@ -447,10 +462,16 @@ class Logger:
             if not is_there:
                 raise FileNotFoundError(f"file to upload as {name!r} must exist, got {str(path)!r}.")
             check_file(path, f"file to upload as {name!r}")
-        self._each(
-            "upload_file",
-            lambda destination: destination.upload_file(self._state, name, path, overwrite=overwrite),
-        )
+
+        def upload(destination: Destination) -> None:
+            # Destinations written for Composer know neither.
+            known = inspect.signature(destination.upload_file).parameters if link else ()
+            more: dict[str, Any] = {
+                key: value for key, value in (("link", link), ("crc32", crc32)) if key in known
+            }
+            destination.upload_file(self._state, name, path, overwrite=overwrite, **more)
+
+        self._each("upload_file", upload)
 
     def download_file(
         self,

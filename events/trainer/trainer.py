@@ -29,7 +29,9 @@ from events.timestamp import Time, Timestamp
 
 from . import distributed
 from .batches import move, samples_in, split, train_batches
-from .checkpoint import CheckpointSaver, find_checkpoint, load_checkpoint, read_checkpoint
+from .checkpoint.contents import load_checkpoint
+from .checkpoint.reading import find_checkpoint, read_checkpoint
+from .checkpoint.saver import CheckpointSaver
 from .evaluator import ComposerSteps, Evaluator, as_evaluators
 from .metrics import WeightedMeans, as_metrics
 from .random_state import restore_random_state, seed_all

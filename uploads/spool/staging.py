@@ -174,6 +174,7 @@ class Stager:
         overwrite: bool,
         after: dict[str, str],
         to_disk: bool,
+        crc32: int | None = None,
         register: Callable[[Entry], None],
         announce: Callable[[Entry], None] = lambda _: None,
     ) -> Entry:
@@ -188,6 +189,7 @@ class Stager:
             overwrite: For the manifest.
             after: For the manifest: remote names by identifier.
             to_disk: Whether to wait for the disk.
+            crc32: Of the bytes, where the caller knows it and the file is moved or linked: it is not read.
             register: Called just before the entry becomes visible; where it raises, nothing has changed.
             announce: Called when the entry is visible, in the order of numbers: of two entries with the same
                 name, the older one first.
@@ -209,6 +211,7 @@ class Stager:
                     how,
                     is_renamed=is_renamed,
                     checksum=to_disk or self._is_child,
+                    crc32=crc32,
                 )
                 with self._lock:
                     entry = Entry(
@@ -317,11 +320,13 @@ class StagedData:
     staging: str
 
 
-def _stage_data(source: Path, target: Path, how: How, *, is_renamed: bool, checksum: bool) -> StagedData:
+def _stage_data(
+    source: Path, target: Path, how: How, *, is_renamed: bool, checksum: bool, crc32: int | None
+) -> StagedData:
     if is_renamed:
-        return measure_to_move(source, checksum=checksum)
+        return measure_to_move(source, checksum=checksum, crc32=crc32)
     if how == "link":
-        return stage_link(source, target)
+        return stage_link(source, target, crc32=crc32)
     return stage_copy(source, target, checksum=checksum, is_given_up=how == "move")
 
 
@@ -360,8 +365,10 @@ def stage_copy(
     )
 
 
-def measure_to_move(source: Path, *, checksum: bool = False) -> StagedData:
-    """Returns what a rename will bring, without changing the file; a small one is read for its checksum.
+def measure_to_move(source: Path, *, checksum: bool = False, crc32: int | None = None) -> StagedData:
+    """Returns what a rename will bring, without changing the file.
+
+    A small one is read for its checksum, unless the caller knows it.
 
     Raises:
         InvalidSourceError: Not a readable regular file, or a symlink: only the link would be moved.
@@ -372,7 +379,9 @@ def measure_to_move(source: Path, *, checksum: bool = False) -> StagedData:
         )
     with _opened(source) as descriptor:
         size = os.fstat(descriptor).st_size
-        return StagedData(size, crc32_of(descriptor) if checksum or size < READ_BYTES else None, "moved")
+        if crc32 is None and (checksum or size < READ_BYTES):
+            crc32 = crc32_of(descriptor)
+        return StagedData(size, crc32, "moved")
 
 
 def is_on_same_disk(source: Path, folder: Path) -> bool:
@@ -380,8 +389,8 @@ def is_on_same_disk(source: Path, folder: Path) -> bool:
     return source.lstat().st_dev == folder.stat().st_dev
 
 
-def stage_link(source: Path, target: Path) -> StagedData:
-    """Hard-links a file and reads it once for its checksum.
+def stage_link(source: Path, target: Path, *, crc32: int | None = None) -> StagedData:
+    """Hard-links a file and reads it once for its checksum, unless the caller knows it.
 
     An in-place rewrite of the source reaches the link: the upload detects it, nothing prevents it.
 
@@ -390,7 +399,8 @@ def stage_link(source: Path, target: Path) -> StagedData:
         OSError: The spool could not be written.
     """
     with _opened(source) as descriptor:
-        size, crc32 = os.fstat(descriptor).st_size, crc32_of(descriptor)
+        size = os.fstat(descriptor).st_size
+        crc32 = crc32_of(descriptor) if crc32 is None else crc32
     try:
         os.link(source.resolve(), target)
     except OSError as error:

@@ -1,0 +1,1 @@
+"""Checkpoints: copied in the training thread, written in the background, found and read again."""

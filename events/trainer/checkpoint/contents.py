@@ -1,0 +1,118 @@
+"""What a checkpoint holds: collected from a run, and restored into one.
+
+Everything runs in the training thread.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from events.callback import Callback
+from events.errors import CheckpointError
+from events.logger.logger import Logger
+from events.state import State
+from events.timestamp import Timestamp
+from events.trainer import distributed
+from events.trainer.random_state import random_state_of
+
+from .snapshot import plain_values
+
+__all__ = ["VERSION", "checkpoint_of", "load_checkpoint"]
+
+VERSION = 1
+"""The version of the format."""
+
+
+def checkpoint_of(state: State, logger: Logger) -> dict[str, Any]:
+    """Returns everything that `load_checkpoint` and the trainer restore; every rank must call it.
+
+    Its tensors are those of the run, not copies.
+    """
+    model: Any = state.model
+    return {
+        "version": VERSION,
+        "run_name": state.run_name,
+        "timestamp": state.timestamp.to_numbers(),
+        "model": model.state_dict(),
+        "optimizers": [optimizer.state_dict() for optimizer in state.optimizers],
+        "schedulers": [scheduler.state_dict() for scheduler in state.schedulers],
+        "scaler": None if state.scaler is None else state.scaler.state_dict(),
+        "train_metrics": {
+            name: metric.state_dict()
+            for name, metric in state.train_metrics.items()
+            if hasattr(metric, "state_dict")
+        },
+        "callbacks": _callback_states(state, logger),
+        # One per rank.
+        "random": distributed.gather(random_state_of(state.train_dataloader)),
+        "random_at_epoch_start": distributed.gather(state.random_at_epoch_start),
+    }
+
+
+def load_checkpoint(checkpoint: Mapping[str, Any], state: State, logger: Logger) -> None:
+    """Restores a run from a checkpoint, except the random state, which is restored when training starts.
+
+    Raises:
+        CheckpointError: the model, optimizers or schedulers do not match the saved ones.
+    """
+    parts: list[tuple[str, Any, Any]] = [("model", state.model, checkpoint["model"])]
+    for kind in ("optimizers", "schedulers"):
+        current, saved = getattr(state, kind), checkpoint[kind]
+        if len(current) != len(saved):
+            raise CheckpointError(
+                f"checkpoint must fit the trainer's {len(current)} {kind}, got {len(saved)}."
+            )
+        parts += [(kind, one, dictionary) for one, dictionary in zip(current, saved, strict=True)]
+    if state.scaler is not None and checkpoint["scaler"] is not None:
+        parts.append(("scaler", state.scaler, checkpoint["scaler"]))
+    parts += [
+        (f"metric {name!r}", metric, checkpoint["train_metrics"][name])
+        for name, metric in state.train_metrics.items()
+        if name in checkpoint["train_metrics"]
+    ]
+    for name, callback in _by_name(state.callbacks).items():
+        if name not in checkpoint["callbacks"]:
+            continue
+        if _is_destination(callback, logger):
+            logger.faults.guard(callback, "load_state_dict", callback.load_state_dict)(
+                checkpoint["callbacks"][name]
+            )
+        else:
+            parts.append((f"callback {name!r}", callback, checkpoint["callbacks"][name]))
+    for what, part, dictionary in parts:
+        try:
+            part.load_state_dict(dictionary)
+        except (KeyError, RuntimeError, ValueError, TypeError) as error:
+            raise CheckpointError(f"checkpoint must fit the trainer's {what}, got: {error}") from error
+    state.timestamp = Timestamp.from_state_dict(checkpoint["timestamp"])
+    at_epoch_start = checkpoint["random_at_epoch_start"]
+    state.random_at_epoch_start = at_epoch_start[state.rank] if state.rank < len(at_epoch_start) else None
+
+
+def _by_name(callbacks: tuple[Any, ...]) -> dict[str, Any]:
+    """Returns callbacks by class name; further ones of a class are numbered."""
+    named: dict[str, Any] = {}
+    for callback in callbacks:
+        base = type(callback).__name__
+        count = sum(name == base or name.startswith(f"{base}#") for name in named)
+        named[f"{base}#{count + 1}" if count else base] = callback
+    return named
+
+
+def _callback_states(state: State, logger: Logger) -> dict[str, Any]:
+    """Returns the states of the callbacks; one of a destination that cannot be saved is left out."""
+    states: dict[str, Any] = {}
+
+    def save(name: str, callback: Callback) -> None:
+        if saved := callback.state_dict():
+            states[name] = plain_values(saved, f"callbacks/{name}")
+
+    for name, callback in _by_name(state.callbacks).items():
+        take = (
+            logger.faults.guard(callback, "state_dict", save) if _is_destination(callback, logger) else save
+        )
+        take(name, callback)
+    return states
+
+
+def _is_destination(callback: object, logger: Logger) -> bool:
+    return any(callback is destination for destination in logger.destinations)

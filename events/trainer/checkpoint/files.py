@@ -1,0 +1,140 @@
+"""Writes checkpoint files, the pointers to them, and removes what a killed writer left.
+
+A file is written under a temporary name, `.NAME.PID-NUMBER.tmp`, and renamed when it is complete and on the
+disk: neither it nor its pointer is ever seen in part. The writer holds a lock on the temporary file, so that
+one without a lock is known to be abandoned. Knows nothing of a run; any thread or process may call it.
+"""
+
+import contextlib
+import os
+import re
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import attrs
+import torch
+
+__all__ = ["POINTER_SUFFIX", "AbandonedError", "Written", "read_pointer", "sweep", "write_checkpoint"]
+
+POINTER_SUFFIX = ".symlink"
+"""The end of a pointer's name: a text file with the name of another file, as Composer writes it."""
+
+# No store has longer names.
+_MAX_POINTER_BYTES = 1024
+_TEMPORARY = re.compile(r"\..+\.\d+-\d+\.tmp")
+
+
+class AbandonedError(Exception):
+    """The file is not wanted any more."""
+
+
+@attrs.frozen
+class Written:
+    """A file that is complete and on the disk: its size in bytes and the CRC-32 of its bytes."""
+
+    size: int
+    crc32: int
+
+
+class _Checksummed:
+    """A file to write to, for `torch.save`, that computes the checksum of what passes."""
+
+    def __init__(self, descriptor: int, is_wanted: Callable[[], bool]) -> None:
+        self._descriptor = descriptor
+        self._is_wanted = is_wanted
+        self.size = 0
+        self.crc32 = 0
+
+    def write(self, data: Any) -> int:
+        from uploads.disk import write_all
+
+        if not self._is_wanted():
+            raise AbandonedError
+        view = memoryview(data)
+        write_all(self._descriptor, view)  # type: ignore[arg-type]  # any buffer
+        self.crc32 = zlib.crc32(view, self.crc32)
+        self.size += len(view)
+        return len(view)
+
+    def flush(self) -> None:
+        """Does nothing: there is no buffer."""
+
+
+def write_checkpoint(
+    values: Any,
+    path: Path,
+    *,
+    pointer: tuple[Path, str] | None = None,
+    surplus: tuple[Path, ...] = (),
+    is_wanted: Callable[[], bool] = lambda: True,
+) -> Written:
+    """Writes a file, waits for the disk, gives it its name, moves the pointer, then removes older files.
+
+    Args:
+        values: for `torch.save`.
+        path: the file; replaced in one step if it exists.
+        pointer: its path, and the text it gets.
+        surplus: files to remove; one that cannot be removed stays.
+        is_wanted: asked before each write and before the file gets its name.
+
+    Raises:
+        OSError: the file could not be written; nothing has changed.
+        AbandonedError: it was not wanted any more; nothing has changed.
+    """
+    from uploads.disk import replace_file, replacement, try_lock
+
+    with replacement(path, durable=True) as descriptor:
+        with contextlib.suppress(OSError):  # Some network file systems have no locks.
+            try_lock(descriptor)
+        file = _Checksummed(descriptor, is_wanted)
+        try:
+            torch.save(values, file)  # type: ignore[arg-type]  # it needs only these two methods
+        except RuntimeError as error:
+            # torch's writer reports its own error when it is closed after one of the file.
+            if isinstance(error.__context__, OSError | AbandonedError):
+                raise error.__context__ from None
+            raise
+        if not is_wanted():
+            raise AbandonedError
+    if pointer is not None:
+        replace_file(pointer[0], pointer[1].encode(), durable=True)
+    for old in surplus:
+        with contextlib.suppress(OSError):
+            old.unlink()
+    return Written(file.size, file.crc32)
+
+
+def sweep(folder: Path) -> list[Path]:
+    """Removes the temporary files of writers that were killed; returns their paths.
+
+    A temporary file that is being written has a lock and stays, as does every other kind of file.
+    """
+    from uploads.disk import open_regular, try_lock
+
+    removed = []
+    with contextlib.suppress(OSError):
+        for path in sorted(folder.iterdir()):
+            if not _TEMPORARY.fullmatch(path.name) or f"{POINTER_SUFFIX}." in path.name:
+                continue
+            with contextlib.suppress(OSError):
+                descriptor = open_regular(path)
+                try:
+                    if try_lock(descriptor):
+                        path.unlink()
+                        removed.append(path)
+                finally:
+                    os.close(descriptor)
+    return removed
+
+
+def read_pointer(path: Path) -> str | None:
+    """Returns the name in a pointer, or None if the file is not a pointer."""
+    with path.open("rb") as file:
+        start = file.read(_MAX_POINTER_BYTES + 1)
+    try:
+        text = start.decode().strip()
+    except UnicodeDecodeError:
+        return None
+    return None if len(start) > _MAX_POINTER_BYTES or "\0" in text or "\n" in text else text

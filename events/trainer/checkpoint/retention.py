@@ -1,0 +1,95 @@
+"""Which checkpoints of a run are kept: the newest, the best by a metric, and every n-th for ever."""
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import attrs
+
+__all__ = ["Retention", "SavedCheckpoint"]
+
+
+@attrs.frozen
+class SavedCheckpoint:
+    """A checkpoint that was saved.
+
+    Attributes:
+        path: its local path.
+        remote_name: its name in the destinations, or "" where it is not known.
+        number: how many were saved before it, plus one.
+        batch: the batches that were trained before it.
+        metric: the value of the metric that decides which is best, or None.
+    """
+
+    path: str
+    remote_name: str = ""
+    number: int = 0
+    batch: int = 0
+    metric: float | None = None
+
+    @classmethod
+    def from_state(cls, state: Any) -> "SavedCheckpoint":
+        """Returns what `attrs.asdict` made plain, or that of a bare path."""
+        return cls(**state) if isinstance(state, Mapping) else cls(str(state))
+
+
+@attrs.frozen
+class Retention:
+    """A rule; a checkpoint that any part of it wants stays.
+
+    Args:
+        newest: how many of the newest; None for all.
+        best: how many of the best by `metric`.
+        metric: the name of the metric, such as "metrics/eval/accuracy"; None for none.
+        mode: whether more of it is better ("max") or less ("min").
+        every: each n-th stays for ever; None for none.
+
+    Raises:
+        ValueError: a number is less than one, the mode is neither, or the metric is not one of an evaluation.
+    """
+
+    newest: int | None = None
+    best: int = 1
+    metric: str | None = None
+    mode: Literal["max", "min"] = "max"
+    every: int | None = None
+
+    def __attrs_post_init__(self) -> None:
+        for name, value in (
+            ("keep", self.newest),
+            ("keep_best_count", self.best),
+            ("keep_every", self.every),
+        ):
+            if value is not None and value < 1:
+                hint = " Write None to keep all." if name == "keep" else ""
+                raise ValueError(f"{name} must be at least 1, got {value}.{hint}")
+        if self.metric is not None and not re.fullmatch(r"metrics/[^/]+/.+", self.metric):
+            raise ValueError(
+                f"keep_best must be a metric of an evaluation, got {self.metric!r}. "
+                'Write "metrics/eval/accuracy".'
+            )
+        if self.mode not in {"max", "min"}:
+            raise ValueError(f"keep_best_mode must be 'max' or 'min', got {self.mode!r}.")
+
+    def surplus(self, saved: Sequence[SavedCheckpoint]) -> list[SavedCheckpoint]:
+        """Returns those that no part of the rule wants, oldest first.
+
+        Args:
+            saved: oldest first.
+        """
+        if self.newest is None:
+            return []
+        kept = {one.path for one in saved[-self.newest :]}
+        kept |= {one.path for one in self.ranked(saved)[: self.best]}
+        if self.every is not None:
+            kept |= {one.path for one in saved if one.number % self.every == 0}
+        return [one for one in saved if one.path not in kept]
+
+    def ranked(self, saved: Sequence[SavedCheckpoint]) -> list[SavedCheckpoint]:
+        """Returns those that have the metric, the best first; of equal ones the newer first, NaN nowhere."""
+        if self.metric is None:
+            return []
+        sign = 1 if self.mode == "max" else -1
+        known = [one for one in saved if one.metric is not None and not math.isnan(one.metric)]
+        return sorted(known, key=lambda one: (sign * (one.metric or 0.0), one.number), reverse=True)

@@ -1,0 +1,367 @@
+"""`CheckpointSaver`: decides when a checkpoint is saved, has it written, and hands it on.
+
+A checkpoint is one file that `torch.load(weights_only=True)` reads: tensors and plain values, no code. A
+pointer in the same folder names the newest: a text file with the name under which the checkpoint is uploaded,
+as Composer writes it. The training thread copies the state; the file is written in the background
+(`writer`); once it is complete the training thread hands it on, at the next batch.
+"""
+
+import concurrent.futures
+import logging
+import threading
+from pathlib import Path
+from typing import Any, Literal
+
+import attrs
+
+from events.callback import Callback
+from events.errors import CheckpointError
+from events.interval import Interval
+from events.logger.logger import Logger
+from events.names import format_name
+from events.state import State
+from events.timestamp import Time, Timestamp
+from events.trainer import distributed
+
+from .contents import checkpoint_of
+from .files import POINTER_SUFFIX, Written, sweep, write_checkpoint
+from .retention import Retention, SavedCheckpoint
+from .snapshot import NotEnoughMemoryError, SnapshotBuffer, plain_values, size_of
+from .writer import CheckpointWriter, Request
+
+__all__ = ["CheckpointCounts", "CheckpointSaver"]
+
+_log = logging.getLogger("events")
+
+_PROCESS_BYTES = 32 << 20
+# Of the size: for what else is in a checkpoint, as states of callbacks and of random number generators.
+_SPARE = 32
+
+
+@attrs.define
+class CheckpointCounts:
+    """How often something happened to the checkpoints of a run.
+
+    Attributes:
+        saved: they are complete on the disk.
+        failed: they could not be written.
+        waited: training waited for the one before.
+        skipped: they were left out, since the one before was still being written.
+        synchronous: they were written while training waited, for want of memory.
+    """
+
+    saved: int = 0
+    failed: int = 0
+    waited: int = 0
+    skipped: int = 0
+    synchronous: int = 0
+
+
+@attrs.frozen
+class _Pending:
+    """A checkpoint that is being written."""
+
+    future: "concurrent.futures.Future[Written]"
+    path: Path
+    remote_name: str
+    # What was there before.
+    saved: list[SavedCheckpoint]
+
+
+class CheckpointSaver(Callback):
+    """Saves a checkpoint at an interval and when training ends, and uploads it through the destinations.
+
+    Training waits while the state is copied in memory, not while the file is written: a state of 32 MiB and
+    more by a process of its own, a smaller one by a thread. Rank 0 writes; all ranks contribute the states of
+    their random number generators.
+
+    **Memory.** The copy takes as much memory as the state, and keeps it from the first batch on. Where that
+    is not available, training waits for the file to be written; this is reported once.
+
+    **Errors.** A full disk costs this one checkpoint, not the run: the error is reported, older checkpoints
+    stay, and the next interval tries again. Where training ends it is raised.
+
+    **Threading.** Hooks run in the training thread. `state.last_checkpoint` names a checkpoint once it is
+    complete, and only then is it uploaded. `close` waits for one that is being written.
+
+    Args:
+        folder: where to save; may contain placeholders such as `{run_name}`.
+        filename: the name of a checkpoint in it; must be unique, for example by `{batch}`.
+        save_interval: how often, such as "1ep", "500ba" or "30m".
+        latest_filename: the name of the pointer to the newest; None for no pointer.
+        keep: how many of the newest to keep locally; None for all. Uploaded files are never deleted.
+        keep_best: the name of a metric of the evaluation, such as "metrics/eval/accuracy": the best
+            checkpoints by its last value stay too.
+        keep_best_mode: whether the best has the largest value ("max") or the smallest ("min").
+        keep_best_count: how many of the best stay.
+        keep_every: each n-th checkpoint stays for ever; None for none.
+        remote_folder: the folder of the uploaded files.
+        overwrite: whether a new run may save into a folder where another run has saved.
+        asynchronous: whether the file is written in the background.
+        when_busy: what happens where the checkpoint before is still being written: training waits for it
+            ("wait"), or this one is left out ("skip"); the one where training ends never is.
+        process_bytes: the size from which on a process writes and not a thread.
+        close_seconds: how long `close` may wait.
+
+    Raises:
+        ValueError: one of the numbers is less than one, or a choice is none of those named.
+        TimeStringError: the interval has no unit.
+        FileExistsError: at `FIT_START`, the folder holds checkpoints of another run.
+        CheckpointError: the state holds something that is neither a tensor nor a plain value.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path = "{run_name}/checkpoints",
+        filename: str = "ep{epoch}-ba{batch}.pt",
+        *,
+        save_interval: str | int | Time = "1ep",
+        latest_filename: str | None = f"latest{POINTER_SUFFIX}",
+        keep: int | None = None,
+        keep_best: str | None = None,
+        keep_best_mode: Literal["max", "min"] = "max",
+        keep_best_count: int = 1,
+        keep_every: int | None = None,
+        remote_folder: str = "{run_name}/checkpoints",
+        overwrite: bool = False,
+        asynchronous: bool = True,
+        when_busy: Literal["wait", "skip"] = "wait",
+        process_bytes: int = _PROCESS_BYTES,
+        close_seconds: float = 600.0,
+    ) -> None:
+        if when_busy not in {"wait", "skip"}:
+            raise ValueError(f"when_busy must be 'wait' or 'skip', got {when_busy!r}.")
+        self._folder = str(folder)
+        self._filename = filename
+        self._interval = Interval(save_interval, default_unit="ep")
+        self._latest_filename = latest_filename
+        self._retention = Retention(keep, keep_best_count, keep_best, keep_best_mode, keep_every)
+        self._remote_folder = remote_folder
+        self._overwrite = overwrite
+        self._asynchronous = asynchronous
+        self._when_busy = when_busy
+        self._process_bytes = process_bytes
+        self._close_seconds = close_seconds
+        self._saved: list[SavedCheckpoint] = []
+        self._number = 0
+        self._saved_at: Timestamp | None = None
+        self._is_resumed = False
+        self._pending: _Pending | None = None
+        self._writer: CheckpointWriter | None = None
+        self._buffer: SnapshotBuffer | None = None
+        self.counts = CheckpointCounts()
+
+    @property
+    def writer_pid(self) -> int | None:
+        """The id of the process that writes, if there is one."""
+        return None if self._writer is None else self._writer.pid
+
+    def fit_start(self, state: State, logger: Logger) -> None:
+        """Removes half-written files; raises FileExistsError for a folder with another run's checkpoints."""
+        self._interval.start(state)
+        folder = Path(format_name(self._folder, state))
+        if state.rank != 0:
+            return
+        for path in sweep(folder):
+            _log.info("removed %s, which a process that was killed left half written", path)
+        if self._latest_filename is None or self._overwrite or self._is_resumed or self._saved:
+            return
+        pointer = folder / self._latest_filename
+        if pointer.exists():
+            raise FileExistsError(
+                f"checkpoint folder must be new for a new run, but {folder} holds "
+                f"{pointer.read_text(encoding='utf-8').strip()!r} of another run. Pass autoresume=True or "
+                "load_path to resume that run, another run_name, or CheckpointSaver(overwrite=True)."
+            )
+
+    def batch_checkpoint(self, state: State, logger: Logger) -> None:
+        """Saves if the interval has passed, and hands on the checkpoint before once it is complete."""
+        if self._pending is not None and self._pending.future.done():
+            self._finish(state, logger)
+        if self._interval.passed(state):
+            self._save(state, logger)
+        elif self._buffer is None and self._asynchronous and state.rank == 0:
+            self._prepare(state)
+
+    def epoch_checkpoint(self, state: State, logger: Logger) -> None:
+        """Saves if the interval has passed."""
+        if self._interval.passed(state):
+            self._save(state, logger)
+
+    def fit_end(self, state: State, logger: Logger) -> None:
+        """Saves the final state; an error is raised here, as no later checkpoint replaces this one."""
+        self._save(state, logger, is_last=True)
+
+    def close(self, state: State, logger: Logger) -> None:
+        """Waits for the checkpoint that is being written, and hands it on."""
+        if self._pending is not None:
+            concurrent.futures.wait([self._pending.future], self._close_seconds)
+            if self._pending.future.done():
+                self._finish(state, logger)
+            else:
+                _log.error(
+                    "Checkpoint %s was not complete after %.0f s and is abandoned.",
+                    self._pending.path,
+                    self._close_seconds,
+                )
+                self.counts.failed += 1
+
+    def post_close(self) -> None:
+        """Ends the process that writes, and gives its memory back."""
+        self._pending = None
+        writer, self._writer = self._writer, None
+        buffer, self._buffer = self._buffer, None
+        if writer is not None:
+            writer.close()
+        if buffer is not None:
+            buffer.release()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the checkpoints that are there, so that `keep` works across sessions."""
+        return {"saved": [attrs.asdict(one) for one in self._saved], "number": self._number}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restores what `state_dict` returned."""
+        self._saved = [SavedCheckpoint.from_state(one) for one in state["saved"]]
+        self._number = int(state.get("number", len(self._saved)))
+
+    def after_load(self, state: State, logger: Logger) -> None:
+        """Notes a loaded checkpoint: it need not be saved again."""
+        self._is_resumed = state.last_checkpoint is not None
+        if self._is_resumed:
+            self._saved_at = state.timestamp
+
+    def _save(self, state: State, logger: Logger, *, is_last: bool = False) -> None:
+        # Only rank 0 knows whether the last save succeeded, and all ranks must decide alike.
+        if not distributed.from_rank_zero(self._is_to_save(state, logger, is_last=is_last)):
+            return
+        folder = Path(format_name(self._folder, state))
+        name = format_name(self._filename, state)
+        remote_name = f"{format_name(self._remote_folder, state).rstrip('/')}/{name}"
+        before = self._saved
+        surplus = self._note(str(folder / name), remote_name, state)
+        checkpoint = checkpoint_of(state, logger)
+        if state.rank != 0:
+            return
+        pointer = None if self._latest_filename is None else (folder / self._latest_filename, remote_name)
+        future = self._write(checkpoint, folder / name, pointer, surplus)
+        self._pending = _Pending(future, folder / name, remote_name, before)
+        self._saved_at = state.timestamp
+        if is_last or self._pending.future.done():
+            concurrent.futures.wait([self._pending.future])
+            self._finish(state, logger, is_last=is_last)
+
+    def _note(self, path: str, remote_name: str, state: State) -> tuple[Path, ...]:
+        """Adds a checkpoint to those that are there; returns the files to remove when it is complete."""
+        self._number += 1
+        metric = _value_of(self._retention.metric, state)
+        new = SavedCheckpoint(path, remote_name, self._number, int(state.timestamp.batch), metric)
+        self._saved = [*(one for one in self._saved if one.path != path), new]
+        surplus = self._retention.surplus(self._saved)
+        self._saved = [one for one in self._saved if one not in surplus]
+        return tuple(Path(one.path) for one in surplus)
+
+    def _is_to_save(self, state: State, logger: Logger, *, is_last: bool) -> bool:
+        """Returns whether to save now; before that, ends the checkpoint that is being written."""
+        if self._pending is not None:
+            is_busy = not self._pending.future.done()
+            if is_busy and self._when_busy == "skip" and not is_last:
+                self.counts.skipped += 1
+                return False
+            if is_busy and self._saved_at != state.timestamp:
+                self.counts.waited += 1
+            concurrent.futures.wait([self._pending.future])
+            # One that failed is tried again at once where training ends.
+            self._finish(state, logger)
+        return self._saved_at != state.timestamp
+
+    def _prepare(self, state: State) -> None:
+        """Makes memory for the copy, and starts the process that writes, before the first save needs them."""
+        model: Any = state.model
+        try:
+            size = size_of([model.state_dict(), [one.state_dict() for one in state.optimizers]])
+            buffer, writer = self._parts()
+            buffer.reserve(size + size // _SPARE + _PROCESS_BYTES // _SPARE)
+        except Exception as error:  # noqa: BLE001  # the save itself reports it
+            _log.debug("nothing is prepared for checkpoints: %s", error)
+            self._parts()
+            return
+
+        def prepare() -> None:
+            writer.start(size)
+            buffer.prepare()
+
+        threading.Thread(target=prepare, name="checkpoint-memory", daemon=True).start()
+
+    def _parts(self) -> tuple[SnapshotBuffer, CheckpointWriter]:
+        if self._buffer is None or self._writer is None:
+            self._buffer, self._writer = SnapshotBuffer(), CheckpointWriter(self._process_bytes)
+        return self._buffer, self._writer
+
+    def _write(
+        self,
+        checkpoint: dict[str, Any],
+        path: Path,
+        pointer: tuple[Path, str] | None,
+        surplus: tuple[Path, ...],
+    ) -> "concurrent.futures.Future[Written]":
+        if self._asynchronous:
+            buffer, writer = self._parts()
+            try:
+                snapshot, wait = buffer.take(checkpoint)
+            except NotEnoughMemoryError as error:
+                self.counts.synchronous += 1
+                if self.counts.synchronous == 1:
+                    _log.warning("Training waits while checkpoints are written: %s.", error)
+            else:
+                return writer.write(Request(snapshot, path, pointer, surplus), buffer, wait)
+        future: concurrent.futures.Future[Written] = concurrent.futures.Future()
+        try:
+            values = plain_values(checkpoint)
+            future.set_result(write_checkpoint(values, path, pointer=pointer, surplus=surplus))
+        except OSError as error:
+            future.set_exception(error)
+        return future
+
+    def _finish(self, state: State, logger: Logger, *, is_last: bool = False) -> None:
+        """Hands on a checkpoint that is complete, or reports that it could not be written."""
+        pending, self._pending = self._pending, None
+        if pending is None:
+            return
+        error = pending.future.exception()
+        if error is not None:
+            self.counts.failed += 1
+            self._saved_at = None
+            self._saved = pending.saved
+            if is_last or not isinstance(error, OSError | CheckpointError):
+                raise error
+            _log.error(
+                "Checkpoint %s could not be saved (%s); training continues.",
+                pending.path,
+                getattr(error, "strerror", None) or error,
+                exc_info=error,
+            )
+            return
+        self.counts.saved += 1
+        state.last_checkpoint = str(pending.path)
+        # The checkpoint before the pointer, so that a pointer never names a missing file.
+        logger.upload_file(
+            pending.remote_name,
+            pending.path,
+            overwrite=self._overwrite or self._is_resumed,
+            link=True,
+            crc32=pending.future.result().crc32,
+        )
+        if self._latest_filename is not None:
+            remote_pointer = f"{pending.remote_name.removesuffix(pending.path.name)}{self._latest_filename}"
+            logger.upload_file(remote_pointer, pending.path.parent / self._latest_filename, overwrite=True)
+
+
+def _value_of(metric: str | None, state: State) -> float | None:
+    """Returns the value of a metric of the last evaluation, by the name it is logged with, or None."""
+    if metric is None:
+        return None
+    kind, _, rest = metric.partition("/")
+    label, _, name = rest.partition("/")
+    found = state.eval_metrics.get(label, {}).get(name) if kind == "metrics" else None
+    return None if found is None else float(found.compute())

@@ -1,0 +1,283 @@
+"""Writes snapshots in the background: small ones in a thread, large ones in a process of their own.
+
+The process is a fresh interpreter, for a fork of a training process would inherit its locks and its GPU. It
+takes a second or two to import torch, for which nothing waits: what is to be written lies in shared memory
+until then. One is kept for the whole run, and replaced when it dies.
+
+The two talk over a pair of sockets, by `multiprocessing.connection`. To the process: `("buffer", identifier,
+bytes)` followed by the descriptor of the memory, once for each buffer, and `("write", Request)`. From the
+process, for each request: a `Written`, or an `OSError`, or another exception as text. The process ends with
+the socket, and writes nothing more once the training process has ended.
+"""
+
+import concurrent.futures
+import contextlib
+import logging
+import mmap
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from multiprocessing import reduction
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import attrs
+import torch
+
+from events.errors import CheckpointError
+
+from .files import AbandonedError, Written, write_checkpoint
+from .snapshot import Snapshot, SnapshotBuffer, rebuild
+
+__all__ = ["CheckpointWriter", "Request"]
+
+_log = logging.getLogger("events")
+
+_PARENT_CHECK_SECONDS = 5.0
+_END_SECONDS = 5.0
+_TRIES = 2
+
+
+@attrs.frozen
+class Request:
+    """A file to write.
+
+    Attributes:
+        snapshot: what is in it.
+        path: the file.
+        pointer: a file that names it, and the text of that, or None.
+        surplus: older files, to be removed when it is complete.
+    """
+
+    snapshot: Snapshot
+    path: Path
+    pointer: tuple[Path, str] | None = None
+    surplus: tuple[Path, ...] = ()
+
+    def write(self, memory: torch.Tensor, is_wanted: Callable[[], bool] = lambda: True) -> Written:
+        """Writes the file; see `write_checkpoint`.
+
+        Args:
+            memory: the buffer of the snapshot, `(bytes,)` uint8.
+            is_wanted: whether the file is still wanted.
+        """
+        values = rebuild(self.snapshot, memory)
+        return write_checkpoint(
+            values, self.path, pointer=self.pointer, surplus=self.surplus, is_wanted=is_wanted
+        )
+
+
+class CheckpointWriter:
+    """Writes one snapshot at a time; the lock guards the process and the connection to it.
+
+    Args:
+        process_bytes: a snapshot of at least this size is written by a process, a smaller one by a thread.
+    """
+
+    def __init__(self, process_bytes: int) -> None:
+        from uploads.disk import call_in_forked_children
+
+        self._process_bytes = process_bytes
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._connection: Connection | None = None
+        self._sent_buffer = 0
+        call_in_forked_children(self._forget_after_fork)
+
+    @property
+    def pid(self) -> int | None:
+        """The id of the process, or None if there is none."""
+        process = self._process
+        return None if process is None else process.pid
+
+    def start(self, size: int) -> None:
+        """Starts the process if snapshots of this size need it; does not wait for it. Any thread.
+
+        Where none can be started, a thread writes instead.
+        """
+        if size >= self._process_bytes:
+            with self._lock, contextlib.suppress(OSError):
+                self._connect()
+
+    def write(
+        self, request: Request, buffer: SnapshotBuffer, wait: Callable[[], None]
+    ) -> "concurrent.futures.Future[Written]":
+        """Writes a file in the background; the buffer must not change before the future is done.
+
+        Args:
+            request: what and where.
+            buffer: the memory of the snapshot.
+            wait: called in the background before the memory is read.
+
+        Returns:
+            The future; its exception is an `OSError` where the file could not be written.
+        """
+        future: concurrent.futures.Future[Written] = concurrent.futures.Future()
+        # Not a pool: at exit Python would wait for its threads for as long as a dead file system takes.
+        threading.Thread(
+            target=self._run, args=(future, request, buffer, wait), name="checkpoint-writer", daemon=True
+        ).start()
+        return future
+
+    def close(self) -> None:
+        """Ends the process; blocks for a few seconds at most."""
+        if not self._lock.acquire(timeout=_END_SECONDS):  # A request is on its way to a process that hangs.
+            with contextlib.suppress(AttributeError):
+                self._process.kill()  # type: ignore[union-attr]
+            self._lock.acquire()
+        try:
+            self._disconnect()
+        finally:
+            self._lock.release()
+
+    def _run(
+        self,
+        future: "concurrent.futures.Future[Written]",
+        request: Request,
+        buffer: SnapshotBuffer,
+        wait: Callable[[], None],
+    ) -> None:
+        try:
+            wait()
+            written = None
+            if request.snapshot.size >= self._process_bytes and buffer.descriptor is not None:
+                written = self._write_in_process(request, buffer, buffer.descriptor)
+            if written is None:
+                written = request.write(buffer.memory)
+        except BaseException as error:  # noqa: BLE001  # raised to who waits for the future
+            future.set_exception(error)
+        else:
+            future.set_result(written)
+
+    def _write_in_process(self, request: Request, buffer: SnapshotBuffer, descriptor: int) -> Written | None:
+        """Returns None where the process died twice, or cannot be started."""
+        for _ in range(_TRIES):
+            with self._lock:
+                try:
+                    connection = self._connect()
+                    if self._sent_buffer != buffer.identifier:
+                        connection.send(("buffer", buffer.identifier, len(buffer.memory)))
+                        reduction.send_handle(connection, descriptor, os.getpid())
+                        self._sent_buffer = buffer.identifier
+                    connection.send(("write", request))
+                except OSError as error:
+                    _log.debug("the process that writes checkpoints: %s", error)
+                    self._disconnect()
+                    continue
+            try:
+                answer = connection.recv()
+            except (EOFError, OSError):
+                with self._lock:
+                    pid, code = self.pid, self._disconnect()
+                _log.warning(
+                    "the process that writes checkpoints (pid %s) ended with exit code %s; "
+                    "the checkpoint is written again.",
+                    pid,
+                    code,
+                )
+                continue
+            if isinstance(answer, Written):
+                return answer
+            raise answer if isinstance(answer, OSError) else CheckpointError(str(answer))
+        return None
+
+    def _connect(self) -> Connection:
+        """Returns the connection to the process, which is started if there is none."""
+        if self._connection is not None:
+            return self._connection
+        home = str(Path(__file__).resolve().parents[3])
+        ours, theirs = socket.socketpair()
+        try:
+            # -P: a folder called `events` in the working directory must not stand in for this package.
+            # A session of its own: Ctrl-C in the terminal is for the training process.
+            # No streams: `python train.py 2>&1 | tee log` ends with the training process.
+            self._process = subprocess.Popen(  # noqa: S603  # our own interpreter and module
+                [sys.executable, "-P", "-m", __name__, str(theirs.fileno()), str(os.getpid())],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                env={
+                    **os.environ,
+                    "PYTHONPATH": os.pathsep.join(filter(None, [home, os.environ.get("PYTHONPATH")])),
+                    # It has nothing to do with the GPU, and would take memory there.
+                    "CUDA_VISIBLE_DEVICES": "",
+                },
+                start_new_session=True,
+                pass_fds=(theirs.fileno(),),
+            )
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        self._connection = Connection(ours.detach())
+        self._sent_buffer = 0
+        return self._connection
+
+    def _disconnect(self) -> int | None:
+        """Ends the process, if there is one; returns its exit code."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+        process, self._process = self._process, None
+        if process is None:
+            return None
+        try:
+            return process.wait(_END_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            return process.wait()
+
+    def _forget_after_fork(self) -> None:
+        """Closes the socket in a forked child, so that the process sees the end of the parent."""
+        self._lock = threading.Lock()
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+        if self._process is not None:
+            self._process.returncode = 0  # Not a child of this process: no wait, no ResourceWarning.
+            self._process = None
+
+
+def main(arguments: list[str]) -> None:
+    """Writes what it is told to until the training process ends.
+
+    Args:
+        arguments: the descriptor of the socket, and the id of the training process.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    torch.set_num_threads(1)
+    connection, parent = Connection(int(arguments[0])), int(arguments[1])
+    memory = torch.empty(0, dtype=torch.uint8)
+    # A forked sibling may keep the socket open after the death of the parent.
+    while os.getppid() == parent:
+        if not connection.poll(_PARENT_CHECK_SECONDS):
+            continue
+        message = connection.recv()
+        if message[0] == "buffer":
+            descriptor = reduction.recv_handle(connection)
+            memory = torch.frombuffer(mmap.mmap(descriptor, message[2]), dtype=torch.uint8)
+            os.close(descriptor)
+        else:
+            connection.send(_answer_to(message[1], memory, lambda: os.getppid() == parent))
+
+
+def _answer_to(request: Request, memory: torch.Tensor, is_wanted: Callable[[], bool]) -> object:
+    try:
+        return request.write(memory, is_wanted)
+    except OSError as error:
+        return OSError(error.errno, error.strerror or str(error), str(request.path))
+    except AbandonedError:
+        raise SystemExit(0) from None
+    except Exception:  # noqa: BLE001  # told to the training process
+        return traceback.format_exc()
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(EOFError, ConnectionError):  # The training process has ended.
+        main(sys.argv[1:])

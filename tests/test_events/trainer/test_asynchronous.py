@@ -1,0 +1,422 @@
+"""Checkpoints that are written while training goes on: by a thread, or by a process that may die."""
+
+import contextlib
+import gc
+import logging
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from destinations import Artifacts, LoggerDestination
+from events import Callback, CheckpointError, CheckpointSaver, read_checkpoint
+from events.trainer.checkpoint.files import sweep
+from events.trainer.checkpoint.snapshot import SnapshotBuffer
+from tests.test_events.trainer.conftest import dataset
+
+WAIT_SECONDS = 120.0
+
+
+def until(condition):
+    """Waits for something that another process does."""
+    deadline = time.monotonic() + WAIT_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, "it never happened"
+        os.sched_yield()
+
+
+def stopped(pid):
+    """Returns whether a process is stopped."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+
+
+def listing(folder):
+    """Returns the names of all files in a folder, hidden ones too."""
+    return sorted(path.name for path in folder.iterdir())
+
+
+class At(Callback):
+    """Calls functions when so many batches are trained, after the saver."""
+
+    def __init__(self, **calls):
+        self.calls = {int(name.removeprefix("ba")): call for name, call in calls.items()}
+
+    def before_dataloader(self, state, logger):
+        if call := self.calls.pop(int(state.timestamp.batch), None):
+            call()
+
+
+@pytest.fixture
+def make_run(make_trainer, tmp_path):
+    """Makes a trainer with a saver whose every checkpoint is written by a process."""
+
+    def make(*callbacks, trainer=None, **arguments):
+        settings = {"save_interval": "3ba", "process_bytes": 0} | arguments
+        saver = CheckpointSaver(tmp_path / "saved", **settings)
+        return saver, make_trainer(callbacks=[*callbacks, saver], **(trainer or {}))
+
+    return make
+
+
+@pytest.fixture
+def make_stopped(make_run):
+    """Makes a run whose process that writes is stopped (SIGSTOP) from its start until it is told to go on."""
+    pids = []
+
+    def make(**arguments):
+        def stop():
+            until(lambda: saver.writer_pid is not None)
+            pids.append(saver.writer_pid)
+            os.kill(saver.writer_pid, signal.SIGSTOP)
+            until(lambda: stopped(saver.writer_pid))
+
+        calls = {"ba2": stop, **arguments.pop("calls", {})}
+        saver, trainer = make_run(At(**calls), **arguments)
+        return saver, trainer
+
+    yield make
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+class TestWhileItIsWritten:
+    """Training goes on, and nobody sees a part of a file."""
+
+    def test_training_goes_on_while_the_process_writes(self, make_stopped, tmp_path):
+        """Five batches after the save there is no file yet; when training has ended, there is."""
+        seen = []
+
+        def look():
+            seen.append(
+                (listing(tmp_path / "saved") if (tmp_path / "saved").exists() else [], saver.counts.saved)
+            )
+            os.kill(saver.writer_pid, signal.SIGCONT)
+
+        saver, trainer = make_stopped(
+            save_interval="3ba", calls={"ba5": look}, trainer={"max_duration": "8ba"}
+        )
+        trainer.fit()
+
+        assert seen == [([], 0)]
+        assert listing(tmp_path / "saved") == ["ep0-ba3.pt", "ep1-ba6.pt", "ep1-ba8.pt", "latest.symlink"]
+        assert saver.counts.saved == 3
+
+    def test_what_is_saved_is_the_state_at_that_moment(self, make_stopped, make_trainer, tmp_path):
+        """The process writes batches later what a synchronous save wrote at once."""
+        saver, trainer = make_stopped(
+            calls={"ba5": lambda: os.kill(saver.writer_pid, signal.SIGCONT)}, trainer={"max_duration": "6ba"}
+        )
+        trainer.fit()
+        at_once = CheckpointSaver(tmp_path / "at_once", save_interval="3ba", asynchronous=False)
+        make_trainer(callbacks=[At(ba99=None), at_once], max_duration="6ba").fit()
+
+        later, reference = (read_checkpoint(tmp_path / name / "ep0-ba3.pt") for name in ("saved", "at_once"))
+
+        assert later["timestamp"]["batch"] == reference["timestamp"]["batch"] == 3
+        for part in ("model", "optimizers", "random"):
+            torch.testing.assert_close(later[part], reference[part], rtol=0, atol=0)
+
+    def test_a_save_that_finds_another_in_the_air_is_left_out(self, make_stopped, tmp_path):
+        """With when_busy="skip"; the one where training ends is saved nevertheless."""
+        saver, trainer = make_stopped(
+            when_busy="skip",
+            calls={"ba7": lambda: os.kill(saver.writer_pid, signal.SIGCONT)},
+            trainer={"max_duration": "8ba"},
+        )
+
+        trainer.fit()
+
+        assert listing(tmp_path / "saved") == ["ep0-ba3.pt", "ep1-ba8.pt", "latest.symlink"]
+        assert (saver.counts.saved, saver.counts.skipped) == (2, 1)
+
+    def test_a_file_is_handed_on_when_it_is_complete(self, make_trainer, tmp_path):
+        """A destination gets whole files, before the pointer to them, and one may still be linked by then."""
+
+        class Links(LoggerDestination):
+            def __init__(self):
+                self.files = []
+
+            def can_upload_files(self):
+                return True
+
+            def upload_file(self, state, remote_file_name, file_path, *, overwrite, link=False, crc32=None):
+                if file_path.suffix == ".pt":
+                    import zlib
+
+                    assert link
+                    assert crc32 == zlib.crc32(file_path.read_bytes())
+                self.files.append(remote_file_name)
+
+        links = Links()
+
+        make_trainer(save_folder=tmp_path, save_interval="4ba", loggers=links).fit()
+
+        assert links.files == [
+            f"test/checkpoints/{name}"
+            for name in (
+                "ep0-ba4.pt",
+                "latest.symlink",
+                "ep1-ba8.pt",
+                "latest.symlink",
+                "ep2-ba10.pt",
+                "latest.symlink",
+            )
+        ]
+
+
+class TestTheProcessThatWrites:
+    """It may die at any moment, and is replaced."""
+
+    def test_killed_with_a_checkpoint_in_its_hands(self, make_stopped, tmp_path, caplog):
+        """Another writes it."""
+
+        def kill():
+            until(lambda: saver._writer._sent_buffer and not saver._writer._lock.locked())
+            os.kill(saver.writer_pid, signal.SIGKILL)
+
+        saver, trainer = make_stopped(calls={"ba4": kill}, trainer={"max_duration": "5ba"})
+
+        trainer.fit()
+
+        assert listing(tmp_path / "saved") == ["ep0-ba3.pt", "ep1-ba5.pt", "latest.symlink"]
+        assert read_checkpoint(tmp_path / "saved" / "ep0-ba3.pt")["timestamp"]["batch"] == 3
+        assert "ended with exit code -9; the checkpoint is written again" in caplog.text
+
+    def test_killed_between_two_saves(self, make_run, tmp_path):
+        """The next save starts another."""
+        pids = []
+
+        def kill():
+            until(lambda: saver.counts.saved or saver._pending.future.done())
+            pids.append(saver.writer_pid)
+            os.kill(saver.writer_pid, signal.SIGKILL)
+
+        saver, trainer = make_run(
+            At(ba4=kill, ba7=lambda: pids.append(saver.writer_pid)), trainer={"max_duration": "8ba"}
+        )
+
+        trainer.fit()
+
+        assert listing(tmp_path / "saved") == ["ep0-ba3.pt", "ep1-ba6.pt", "ep1-ba8.pt", "latest.symlink"]
+        assert pids[0] != pids[1]
+        assert saver.counts.failed == 0
+
+    def test_where_none_can_be_started_a_thread_writes(self, make_run, tmp_path, monkeypatch):
+        """An interpreter that is gone costs no checkpoint."""
+        monkeypatch.setattr("sys.executable", str(tmp_path / "gone"))
+        saver, trainer = make_run()
+
+        trainer.fit()
+
+        assert saver.counts.saved == 4
+        assert read_checkpoint(tmp_path / "saved" / "latest.symlink")["timestamp"]["batch"] == 10
+
+    def test_it_ends_with_the_run(self, make_run):
+        """Nothing is left behind, neither process nor memory."""
+        before = set(Path("/proc/self/fd").iterdir())
+        saver, trainer = make_run(At(ba9=lambda: pids.append(saver.writer_pid)))
+        pids = []
+
+        trainer.fit()
+        trainer.close()
+
+        assert not Path(f"/proc/{pids[0]}").exists()
+        assert set(Path("/proc/self/fd").iterdir()) == before
+
+    @pytest.mark.parametrize("method", ["fork", "spawn"])
+    def test_workers_of_dataloaders_do_not_disturb_it(self, make_run, tmp_path, method):
+        """They live across saves, and hold neither its socket nor its memory."""
+        loader = DataLoader(
+            dataset(20), batch_size=4, num_workers=1, multiprocessing_context=method, persistent_workers=True
+        )
+        saver, trainer = make_run(trainer={"train_dataloader": loader, "max_duration": "8ba"})
+
+        trainer.fit()
+        trainer.close()
+
+        assert saver.counts.saved == 3
+        assert listing(tmp_path / "saved") == ["ep0-ba3.pt", "ep1-ba6.pt", "ep1-ba8.pt", "latest.symlink"]
+
+
+class TestMemory:
+    """It is bounded, and flat."""
+
+    def test_where_there_is_none_training_waits_and_says_so_once(self, make_run, tmp_path, caplog):
+        """Every checkpoint is written all the same."""
+        saver, trainer = make_run()
+        saver._buffer, saver._writer = SnapshotBuffer(available=lambda: 0), saver._parts()[1]
+
+        trainer.fit()
+
+        assert saver.counts.synchronous == saver.counts.saved == 4
+        assert caplog.text.count("Training waits while checkpoints are written") == 1
+        assert read_checkpoint(tmp_path / "saved" / "latest.symlink")["timestamp"]["batch"] == 10
+
+    @pytest.mark.parametrize("process_bytes", [0, 1 << 30], ids=["process", "thread"])
+    def test_it_is_the_same_after_many_saves(self, make_run, process_bytes):
+        """Descriptors and memory maps after the 20th save are those after the last."""
+        many = int(os.environ.get("CHECKPOINT_SAVES", "40"))
+        seen = []
+
+        def count():
+            until(lambda: saver._pending is None or saver._pending.future.done())
+            gc.collect()  # What earlier tests left.
+            mapped = Path("/proc/self/maps").read_text().count("memfd:checkpoint")
+            seen.append(
+                (
+                    len(list(Path("/proc/self/fd").iterdir())),
+                    mapped,
+                    saver._buffer.identifier,
+                    saver.writer_pid,
+                )
+            )
+
+        saver, trainer = make_run(
+            At(**{"ba20": count, f"ba{many}": count}),
+            save_interval="1ba",
+            keep=1,
+            process_bytes=process_bytes,
+            trainer={"max_duration": f"{many + 1}ba"},
+        )
+
+        trainer.fit()
+
+        assert seen[0] == seen[1]
+        assert seen[0][1:3] == (1, 1)
+        assert saver.counts.saved == many + 1
+
+
+class TestWhatCannotBeSaved:
+    """It costs itself."""
+
+    def test_a_state_dict_that_raises_leaves_the_saver_as_it_was(self, make_run, tmp_path):
+        """The error is the caller's; a later save is whole."""
+        saver, trainer = make_run(save_interval="5ba")
+        fails = [True]
+
+        def hook(module, state, prefix, metadata):
+            if fails and int(trainer.state.timestamp.batch) == 5:
+                raise RuntimeError("not now")
+
+        trainer.state.model.register_state_dict_post_hook(hook)
+        trainer.engine.run_event("fit_start")
+        for _ in range(5):
+            trainer.state.timestamp = trainer.state.timestamp.to_next_batch(4, 0)
+        with pytest.raises(RuntimeError, match="not now"):
+            trainer.engine.run_event("batch_checkpoint")
+        fails.clear()
+
+        trainer.engine.run_event("fit_end")
+
+        assert listing(tmp_path / "saved") == ["ep0-ba5.pt", "latest.symlink"]
+        assert saver.counts.saved == 1
+
+    def test_an_object_in_the_state_of_a_callback_is_named(self, make_run):
+        """Before a file is written that could not be read again."""
+
+        class Keeps(Callback):
+            def state_dict(self):
+                return {"thing": object()}
+
+        _, trainer = make_run(Keeps())
+
+        with pytest.raises(CheckpointError, match="got a object at callbacks/Keeps/thing"):
+            trainer.fit()
+
+    def test_one_in_the_state_of_a_destination_is_left_out(self, make_run, tmp_path):
+        """A destination never stops training."""
+
+        class Keeps(LoggerDestination):
+            def state_dict(self):
+                return {"thing": object()}
+
+        _, trainer = make_run(trainer={"loggers": Keeps()})
+
+        trainer.fit()
+
+        assert "Keeps" not in read_checkpoint(tmp_path / "saved" / "latest.symlink")["callbacks"]
+
+    @pytest.mark.parametrize("process_bytes", [0, 1 << 30], ids=["process", "thread"])
+    def test_a_full_disk_costs_the_checkpoint(self, make_run, tmp_path, caplog, process_bytes):
+        """RLIMIT_FSIZE is a disk that is full after so many bytes: no part of a file is left."""
+        import resource
+
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+        def limit():
+            resource.prlimit(saver.writer_pid or os.getpid(), resource.RLIMIT_FSIZE, (1000, before[1]))
+
+        def lift():
+            until(lambda: saver.counts.failed or saver._pending.future.done())
+            resource.prlimit(saver.writer_pid or os.getpid(), resource.RLIMIT_FSIZE, before)
+
+        saver, trainer = make_run(
+            At(ba2=limit, ba4=lift), process_bytes=process_bytes, trainer={"max_duration": "6ba"}
+        )
+        try:
+            trainer.fit()
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+        assert listing(tmp_path / "saved") == ["ep1-ba6.pt", "latest.symlink"]
+        assert "ep0-ba3.pt could not be saved (File too large); training continues" in caplog.text
+        assert saver.counts.failed == 1
+
+
+class TestHalfWritten:
+    """What a writer that was killed leaves."""
+
+    def test_is_swept_and_what_is_being_written_is_not(self, tmp_path):
+        """The lock tells them apart; other files are not touched."""
+        from uploads.disk import try_lock
+
+        for name in (
+            ".ep1.pt.77-0.tmp",
+            ".ep2.pt.78-1.tmp",
+            ".latest.symlink.77-2.tmp",
+            ".mine.tmp",
+            "ep0.pt",
+        ):
+            (tmp_path / name).write_bytes(b"half")
+        (tmp_path / ".dir.1-1.tmp").mkdir()
+        with (tmp_path / ".ep2.pt.78-1.tmp").open() as file:
+            try_lock(file.fileno())
+
+            removed = sweep(tmp_path)
+
+        assert removed == [tmp_path / ".ep1.pt.77-0.tmp"]
+        assert len(listing(tmp_path)) == 5
+
+    def test_is_swept_when_training_starts(self, make_run, tmp_path):
+        """By the next process that saves there."""
+        (tmp_path / "saved").mkdir()
+        (tmp_path / "saved" / ".ep0-ba3.pt.4194999-0.tmp").write_bytes(b"half")
+
+        make_run()[1].fit()
+
+        assert all(not name.startswith(".") for name in listing(tmp_path / "saved"))
+
+
+def test_the_checkpoint_is_the_staged_file(make_run, tmp_path, caplog):
+    """With a store that is away the spool has it by a link: its bytes are on the disk once."""
+    caplog.set_level(logging.CRITICAL)
+    artifacts = Artifacts(
+        "s3://bucket/x?endpoint_url=http://127.0.0.1:9&aws_access_key_id=a&aws_secret_access_key=b",
+        spool=tmp_path / "spool",
+        isolation="threads",
+        close_seconds=0.0,
+        free_bytes=0,
+    )
+    saver, trainer = make_run(trainer={"loggers": artifacts, "max_duration": "3ba"})
+
+    trainer.fit()
+    trainer.close()
+
+    staged = {path.stat().st_ino for path in (tmp_path / "spool").rglob("data")}
+    assert (tmp_path / "saved" / "ep0-ba3.pt").stat().st_ino in staged
+    assert saver.counts.saved == 1
