@@ -141,6 +141,8 @@ class Runs:
         where: str | None = None,
         tag: str | None = None,
         status: str | None = None,
+        alive: bool | None = None,
+        hparams: Mapping[str, Any] | None = None,
         sort_by: str | None = None,
         descending: bool | None = None,
         archived: bool | None = False,
@@ -152,6 +154,8 @@ class Runs:
             where: a filter, such as `hparams.optim.lr >= 1e-3 and summary.val/acc > 0.9`; see docs/runs.md.
             tag: a tag of the runs.
             status: of the runs.
+            alive: only runs that are being written, or only others; None for both.
+            hparams: values of hyperparameters by dotted name, or nested; a run has all of them.
             sort_by: a field (`created_at`), hyperparameter (`hparams.optim.lr`) or metric
                 (`summary.val/acc`). Default: newest first. Runs without a value come last in both directions,
                 preceded by those with NaN.
@@ -167,6 +171,8 @@ class Runs:
             where=where,
             tag=tag,
             status=status,
+            alive=alive,
+            hparams=hparams,
             sort_by=sort_by,
             descending=descending,
             archived=archived,
@@ -180,6 +186,8 @@ class Runs:
         where: str | None = None,
         tag: str | None = None,
         status: str | None = None,
+        alive: bool | None = None,
+        hparams: Mapping[str, Any] | None = None,
         sort_by: str | None = None,
         descending: bool | None = None,
         archived: bool | None = False,
@@ -187,7 +195,16 @@ class Runs:
     ) -> list[RunRecord]:
         """Returns the records of the runs that match; see `query`."""
         return self._with_retry(
-            lambda: self._fetch(self._select(where, tag, status, sort_by, descending, archived, limit))
+            lambda: self._fetch(
+                self._select(
+                    where,
+                    (*_tests(tag, status), *_more_tests(alive, hparams)),
+                    sort_by,
+                    descending,
+                    archived,
+                    limit,
+                )
+            )
         )
 
     def page(
@@ -212,7 +229,7 @@ class Runs:
         """
 
         def ask() -> tuple[list[RunRecord], int]:
-            found = self._select(where, None, None, sort_by, descending, archived, None)
+            found = self._select(where, (), sort_by, descending, archived, None)
             return self._fetch(found[offset : offset + limit]), len(found)
 
         return self._with_retry(ask)
@@ -230,15 +247,15 @@ class Runs:
     def _select(
         self,
         where: str | None,
-        tag: str | None,
-        status: str | None,
+        tests: tuple[Node, ...],
         sort_by: str | None,
         descending: bool | None,
         archived: bool | None,
         limit: int | None,
     ) -> list[tuple[Root, int]]:
         now = self._clock()
-        node = _node(where, tag, status, now)
+        nodes = (*(() if where is None else (parse_filter(where, now).node,)), *tests)
+        node = All(nodes) if nodes else None
         field = self._order_field(sort_by)
         if descending is None:
             descending = field.group in _DESCENDING_GROUPS or field.type == "time"
@@ -270,6 +287,17 @@ class Runs:
             AmbiguousRunError: several runs match.
         """
         return Run(self._find(wanted))
+
+    def get(self, wanted: str | os.PathLike[str]) -> Run | None:
+        """Returns one run, as `runs[wanted]` does, or None if there is none.
+
+        Raises:
+            AmbiguousRunError: several runs match.
+        """
+        try:
+            return self[wanted]
+        except RunNotFoundError:
+            return None
 
     def __len__(self) -> int:
         return self._with_retry(lambda: sum(root.index.count() for root in self._roots))
@@ -542,15 +570,26 @@ class Runs:
         return {run_id: tuple(found) for run_id, found in paths.items() if len(found) > 1}
 
 
-def _node(where: str | None, tag: str | None, status: str | None, now: float) -> Node | None:
-    nodes: list[Node] = []
-    if where is not None:
-        nodes.append(parse_filter(where, now).node)
+def _tests(tag: str | None, status: str | None) -> Iterator[Node]:
     if tag is not None:
-        nodes.append(In(Field("run", "tags"), (tag,), negated=False))
+        yield In(Field("run", "tags"), (tag,), negated=False)
     if status is not None:
-        nodes.append(Compare(Field("run", "status"), "==", status))
-    return All(tuple(nodes)) if nodes else None
+        yield Compare(Field("run", "status"), "==", status)
+
+
+def _more_tests(alive: bool | None, hparams: Mapping[str, Any] | None) -> Iterator[Node]:
+    if alive is not None:
+        yield Compare(Field("run", "alive"), "==", alive)
+    for name, value in (hparams or {}).items():
+        if isinstance(value, Mapping):
+            yield from _more_tests(None, {f"{name}.{key}": inner for key, inner in value.items()})
+        elif value is None or isinstance(value, bool | int | float | str):
+            yield Compare(Field("hparams", str(name)), "==", value)
+        else:
+            raise TypeError(
+                f"hparams must have numbers, texts or None as values, got {name}={value!r:.60}. "
+                "Use where= for other tests."
+            )
 
 
 def _merged(

@@ -264,6 +264,11 @@ def _add_upkeep(commands: _Commands) -> None:
         action="store_true",
         help="include rows abandoned when training resumed from an earlier step",
     )
+    parser = commands.add(
+        "migrate", "send.migrate", "copy the runs of a stable-pretraining registry or of CSVLogger into ours"
+    )
+    parser.add_argument("source", metavar="SOURCE", help="folder that holds them, at any depth")
+    parser.add_argument("target", metavar="DEST", help="folder for the copies, a subfolder for each run")
 
 
 def _seconds(text: str) -> float:

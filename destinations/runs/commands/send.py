@@ -1,14 +1,16 @@
-"""`send`: sends a run to a tracker or to another folder."""
+"""`send`: sends a run to a tracker or to another folder; `migrate`: copies runs of others into ours."""
 
 import argparse
+from pathlib import Path
 
+from destinations.runs import open_runs
 from destinations.runs.send import TargetError
 from destinations.runs.send import send as send_run
 
-from .running import EXIT_FAILED, EXIT_OK, UsageError, find_runs
+from .running import EXIT_FAILED, EXIT_OK, UsageError, find_runs, skip_if_damaged
 from .screen import Session
 
-__all__ = ["send"]
+__all__ = ["migrate", "send"]
 
 EXIT_INTERRUPTED = 130
 
@@ -62,3 +64,35 @@ def send(options: argparse.Namespace, session: Session) -> int:
     if report.was_interrupted:
         return EXIT_INTERRUPTED
     return EXIT_FAILED if report.failures else EXIT_OK
+
+
+def migrate(options: argparse.Namespace, session: Session) -> int:
+    """Copies runs that other loggers wrote to run folders; the originals stay as they are.
+
+    Repeated, it copies what is new.
+    """
+    if not Path(options.source).is_dir():
+        raise UsageError(f"no folder {options.source!r} to migrate runs from.")
+    if Path(options.target).resolve().is_relative_to(Path(options.source).resolve()):
+        raise UsageError(f"{options.target!r} is in {options.source!r}. Choose a folder beside it.")
+    copied, failed, rows = 0, 0, 0
+    with open_runs(options.source, clock=session.clock) as runs:
+        for path, problem in runs.report.problems:
+            session.note(f"{path}: {problem}")
+        found = [run for run in runs.query(archived=None) if run.record.kind != "run-directory"]
+    for run in found:
+        failed += 1
+        with skip_if_damaged(run, session):
+            report = send_run(
+                run, f"run:{options.target}", abandoned=True, wait=session.wait, now=session.clock
+            )
+            for text in (*report.missing, *report.failed):
+                session.note(f"{run.run_id}: {text}")
+            failed -= not report.failures
+            copied += 1
+            rows += report.rows
+    if options.json:
+        session.screen.json({"runs": copied, "rows": rows, "failures": failed, "target": options.target})
+    else:
+        session.screen.line(f"copied {rows} new rows of {copied} runs to {options.target}")
+    return EXIT_FAILED if failed else EXIT_OK
