@@ -62,6 +62,7 @@ class Run:
         model: the model, for callbacks that use it.
         optimizers: the optimizers, likewise.
         raise_errors: raises the exceptions of destinations, for tests.
+        strict: raises `RecordError` for values that cannot be logged, for tests and notebooks.
         name: prepended to the name of each metric and record; see `Logger`.
         device_copies: how values are copied from a device.
 
@@ -80,6 +81,7 @@ class Run:
         model: Any = None,
         optimizers: Any = (),
         raise_errors: bool = False,
+        strict: bool = False,
         name: str = "",
         device_copies: DeviceCopies = DeviceCopies(),  # noqa: B008  # frozen
     ) -> None:
@@ -96,7 +98,12 @@ class Run:
                 'Pass run_name="...", the same on each.'
             )
         self.logger = Logger(
-            self.state, loggers, raise_errors=raise_errors, name=name, device_copies=device_copies
+            self.state,
+            loggers,
+            raise_errors=raise_errors,
+            strict=strict,
+            name=name,
+            device_copies=device_copies,
         )
         several = (callbacks,) if isinstance(callbacks, Callback) else tuple(callbacks)
         self.engine = Engine(self.state, self.logger, several)

@@ -8,7 +8,7 @@ beside it, an appended row took a mean of 10 to 194 µs with stalls of 5 ms, a m
 (docs/performance.md).
 
 **Threading.** Any thread may call `append`. `try_append` takes no lock: one call into the mapping writes the
-whole row, or fails if the segment is full. Everything else (new names, the next segment, pending rows) happens
+whole row, or fails if the segment is full. All else (new names, the next segment, pending rows) happens
 under one lock. `prepare`, `request_sample` and `SegmentReader` belong to the writer thread.
 
 **Signals.** A handler may log or raise between any two instructions. Therefore the steps of switching to the
@@ -313,7 +313,7 @@ class Journal:
         return try_append
 
     def _append_slow(self, metrics: Mapping[str, float], step: int | None) -> None:
-        """Handles what the fast path cannot: other number types, new names, a new segment, a timing sample."""
+        """Handles what the fast path cannot: other numbers, new names, a new segment, a timing sample."""
         if step is not None and type(step) is not int:
             step = operator.index(step)
         row = _plain(metrics)

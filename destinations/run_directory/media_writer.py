@@ -423,6 +423,8 @@ def _size_of(value: Any) -> int:
 
 def _cell(value: Any) -> Any:
     """Returns a value for the CSV module: numbers and strings unchanged, other types as text."""
+    if hasattr(value, "getbands"):  # An image of PIL.
+        return f"{value.mode} image {value.size[0]}x{value.size[1]}"
     return value if value is None or isinstance(value, str | int | float) else safe_text(value)
 
 

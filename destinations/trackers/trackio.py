@@ -20,6 +20,7 @@ from destinations.media import (
     overlay_png,
     wav_bytes,
 )
+from destinations.text.formatting import describe
 from events import State, format_run_name
 
 from .tracker import Row, Sink, Stamp, Tracker, require_package
@@ -77,7 +78,8 @@ class _TrackioSink(Sink):
             self._log({"hyperparameters": self._markdown(named)}, self._last_step)
 
     def log_table(self, stamp: Stamp, columns: list[str], rows: list[list[Any]]) -> None:
-        self._log({stamp.name: self._package().Table(columns=columns, data=rows)}, stamp.step)
+        cells = [[describe(cell) for cell in row] for row in rows]
+        self._log({stamp.name: self._package().Table(columns=columns, data=cells)}, stamp.step)
 
     def log_text(self, stamp: Stamp, text: str) -> None:
         self._log({stamp.name: self._package().Markdown(text)}, stamp.step)

@@ -1,71 +1,129 @@
 """Checks of records other than metrics, at the call, before any destination gets them.
 
 They check types and shapes, never the values of arrays: a check takes microseconds, and does not wait for a
-device. Each raises `RecordError`.
+device. Each raises `RecordError`; `valid_images` and `valid_table` leave out what is invalid.
 """
 
 import itertools
 import math
 import stat
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from numbers import Integral, Real
 from pathlib import Path, PurePath
 from typing import Any
 
 from events.errors import RecordError
 
-from .values import BinnedValues, short_repr
+from .values import BinnedValues, safe_text, short_repr
 
 __all__ = [
     "check_audio",
     "check_file",
     "check_histogram",
-    "check_images",
     "check_point_cloud",
-    "check_table",
     "check_text",
     "check_traces",
     "check_video",
+    "valid_images",
+    "valid_table",
 ]
+
+Refuse = Callable[[str, Exception], None]
+"""Takes the name and the error of a value that is left out."""
 
 _CHANNELS = (1, 3, 4)
 _MAX_BINS = 100_000
 
 
-def check_table(columns: Any, rows: Any, name: str) -> None:
-    """Checks that columns are strings, and that each row has a value per column."""
-    if not _is_list(columns) or not all(isinstance(column, str) for column in columns):
+def valid_table(columns: Any, rows: Any, name: str, refuse: Refuse) -> tuple[list[str], list[Any]]:
+    """Returns columns, and the rows that have a value for each; other rows are refused one by one.
+
+    A column whose name is not a string gets the text of what was given.
+    """
+    if not _is_list(columns):
         raise RecordError(
             f"table {name!r} must have a list of strings as its columns, got {short_repr(columns, 80)}."
         )
+    columns = list(columns)
+    if not all(isinstance(column, str) for column in columns):
+        text = f"table {name!r} must have strings as its columns, got {short_repr(columns, 80)}."
+        refuse(name, RecordError(text))
+        columns = [column if isinstance(column, str) else safe_text(column) for column in columns]
     if not _is_list(rows):
         # The check would consume a generator.
         raise RecordError(
             f"table {name!r} must have a list of rows, got {type(rows).__name__}. Write list(...)."
         )
+    valid = []
     for index, row in enumerate(rows):
         if not _is_list(row):
-            raise RecordError(
-                f"table {name!r} must have a list for each row, got {short_repr(row, 80)} as row {index}."
-            )
-        if len(row) != len(columns):
-            raise RecordError(
+            text = f"table {name!r} must have a list for each row, got {short_repr(row, 80)} as row {index}."
+        elif len(row) != len(columns):
+            text = (
                 f"table {name!r} must have {len(columns)} values in each row, got {len(row)} in row {index}. "
                 f"The columns are {', '.join(columns)}."
             )
+        else:
+            valid.append(row)
+            continue
+        refuse(name, RecordError(text))
+    if len(rows) and not valid:
+        raise RecordError(f"table {name!r} must have a valid row, got {len(rows)} invalid ones.")
+    return columns, valid
 
 
-def check_images(images: Any, name: str, channels_last: bool, masks: Any) -> None:
-    """Checks images, and that masks have the number and size of the images."""
-    sizes = _image_sizes(images, f"images {name!r}", channels_last=channels_last)
+def valid_images(
+    images: Any, name: str, channels_last: bool, masks: Any, refuse: Refuse
+) -> tuple[Any, dict[str, Any] | None]:
+    """Returns the valid images of a list with their masks; other images and masks are refused one by one."""
+    what = f"images {name!r}"
+    if not isinstance(images, list | tuple) or not images:
+        sizes = _image_sizes(images, what, channels_last=channels_last)
+        return images, _valid_masks(masks, name, sizes, (), refuse)
+    valid: list[Any] = []
+    sizes = []
+    left_out: list[int] = []
+    for index, image in enumerate(images):
+        try:
+            found = _image_sizes(image, f"image {index} of {what}", channels_last=channels_last)
+        except RecordError as error:
+            if len(images) == 1:
+                raise
+            refuse(name, error)
+            left_out.append(len(sizes))
+            sizes.append(None)
+        else:
+            valid.append(image)
+            sizes += found
+    if not valid:
+        raise RecordError(f"{what} must have at least one valid image, got {len(images)} invalid ones.")
+    return valid, _valid_masks(masks, name, sizes, left_out, refuse)
+
+
+def _valid_masks(
+    masks: Any, name: str, sizes: list[tuple[int, int] | None], left_out: Sequence[int], refuse: Refuse
+) -> dict[str, Any] | None:
+    """Returns the masks that fit, without those of the images that are left out."""
     if masks is None:
-        return
+        return None
     if not isinstance(masks, Mapping):
-        raise RecordError(
-            f"masks of {name!r} must be a dict from mask name to mask, got {type(masks).__name__}."
-        )
+        text = f"masks of {name!r} must be a dict from mask name to mask, got {type(masks).__name__}."
+        refuse(name, RecordError(text))
+        return None
+    valid = {}
     for mask_name, mask in masks.items():
-        _check_mask(mask, f"mask {mask_name!r} of {name!r}", sizes)
+        try:
+            _check_mask(mask, f"mask {mask_name!r} of {name!r}", sizes)
+            kept = [index for index in range(len(sizes)) if index not in left_out]
+            valid[mask_name] = mask if not left_out else [list(mask)[index] for index in kept]
+        except RecordError as error:
+            refuse(name, error)
+        except Exception as error:  # noqa: BLE001  # methods of a value that only looks like an array
+            refuse(
+                name,
+                RecordError(f"mask {safe_text(mask_name)!r} of {name!r} cannot be read: {error!r:.200}."),
+            )
+    return valid or None
 
 
 def _image_sizes(images: Any, what: str, *, channels_last: bool) -> list[tuple[int, int] | None]:

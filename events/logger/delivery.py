@@ -35,7 +35,7 @@ from .pacing import (
     restore_position,
     snapshot,
 )
-from .values import flatten_metrics, is_function, to_host
+from .values import flatten_metrics, is_function, short_repr, to_host
 
 __all__ = ["Delivery", "without_compile"]
 
@@ -177,41 +177,52 @@ class Delivery:
         self._idle = _IdleWindow(state.phase, targets[0].clock, min(known), pending)
 
     @without_compile
-    def log_metrics(self, metrics: Any, prefix: str, step: int) -> list[str]:
-        """Delivers metrics, or keeps them; returns an error message for each invalid one."""
+    def log_metrics(self, metrics: Any, prefix: str, step: int) -> None:
+        """Delivers metrics, or keeps them; invalid ones are refused."""
         self._store_deferred()
-        due = [target for target in self._metric_targets if self._is_due(target, step, metrics.keys())]
+        try:
+            flat = flatten_metrics(metrics, prefix)
+            names = list(metrics.keys())
+        except Exception as error:  # noqa: BLE001  # a mapping's own methods
+            text = (
+                f"metrics must be a dict from name to number, got {short_repr(metrics, 80)}: {error!r:.200}."
+            )
+            self._faults().refuse("log_metrics", RecordError(text))
+            return
+        due = [target for target in self._metric_targets if self._is_due(target, step, names)]
         if not due:
             self._open_idle_window()
-        flat = flatten_metrics(metrics, prefix)
         try:
             self._start_copies(flat.values, flat.on_device)
         except RecordError as error:
-            flat.errors.append(str(error))
+            self._faults().refuse("log_metrics", error)
+            if not flat.values:
+                return
+        for name, message in flat.errors:
+            self._faults().refuse(name, RecordError(message))
         if not flat.values and flat.errors:
-            return flat.errors
+            return
         if flat.on_device or flat.functions or self.is_paced or self.is_busy:
             call = MetricsCall(
                 flat.values, set(flat.functions), step, position_of(self._state), next(self._orders)
             )
-            refusal = self._distribute(call, due)
+            self._distribute(call, due)
         else:
-            refusal = self._call(due, "log_metrics", (flat.values, step))
-        return flat.errors if refusal is None else [*flat.errors, str(refusal)]
+            self._call(due, "log_metrics", (flat.values, step))
 
-    def _distribute(self, call: MetricsCall, due: list[PacedDestination]) -> RecordError | None:
+    def _distribute(self, call: MetricsCall, due: list[PacedDestination]) -> None:
         for target in self._metric_targets:
             if target not in due:
                 target.hold(call)
         if any(not self._faults().is_parked(target.destination) for target in due):
             self._evaluate(call, list(call.functions))
         direct = [target for target in due if not target.has_more_to_write(phase_of(call.position))]
-        refusal = self._submit(self._metrics_entry(direct, call, call.values)) if direct else None
+        if direct:
+            self._submit(self._metrics_entry(direct, call, call.values))
         for target in due:
             if target not in direct:
                 target.hold(call)
-                refusal = self._write_waiting(target, phase_of(call.position)) or refusal
-        return refusal
+                self._write_waiting(target, phase_of(call.position))
 
     @without_compile
     def log_record(
@@ -228,13 +239,12 @@ class Delivery:
             name: the name of the record.
             given: the values that may be functions.
             prepare: checks them, and returns the arguments of the method.
-
-        Raises:
-            RecordError: a value is invalid.
         """
         call = RecordCall(action, name, given, prepare, position_of(self._state), next(self._orders))
         if not any(map(is_function, given)):
-            call.arguments = prepare(*given)
+            self._prepare(call)
+            if call.is_lost:
+                return
         step = int(self._state.timestamp.batch)
         can_wait = RECORD_KINDS[action].can_wait
         targets = [target for target in self._targets if target.takes(action)]
@@ -254,9 +264,8 @@ class Delivery:
                 self._write_waiting(target, phase_of(call.position))
         if call.arguments is None and any(not self._faults().is_parked(target.destination) for target in due):
             self._prepare(call)
-        refusal = self._submit(self._media_entry(due, call)) if due else None
-        if refusal is not None:
-            raise refusal
+        if due:
+            self._submit(self._media_entry(due, call))
 
     def to_host(self, value: Any) -> Any:
         """Returns tensors in host memory, those on a device as a `PendingCopy`."""
@@ -267,11 +276,7 @@ class Delivery:
         """Delivers the records that are complete, without waiting."""
         self._copies.collect()
         while self._outbox and self._outbox[0].is_ready:
-            entry = self._outbox.popleft()
-            refusal = self._deliver(entry)
-            if refusal is not None:
-                # The call that logged it has returned.
-                self._faults().count_bad_value(entry.action, refusal)
+            self._deliver(self._outbox.popleft())
 
     @without_compile
     def wait_for_copies(self, *, is_last: bool = False) -> None:
@@ -304,9 +309,9 @@ class Delivery:
             self._faults().failed(target.destination, "should_write", error)
             return False
 
-    def _write_waiting(self, target: PacedDestination, phase: Any) -> RecordError | None:
+    def _write_waiting(self, target: PacedDestination, phase: Any) -> None:
         self._store_deferred()
-        refusal, self._idle = None, None
+        self._idle = None
         for taken in target.take(phase, self._evaluate):
             if isinstance(taken, RecordCall):
                 if taken.arguments is None:
@@ -314,8 +319,7 @@ class Delivery:
                 entry = self._media_entry([target], taken)
             else:
                 entry = self._metrics_entry([target], *taken)
-            refusal = self._submit(entry) or refusal
-        return refusal
+            self._submit(entry)
 
     def _evaluate(self, call: MetricsCall, names: list[str]) -> None:
         """Calls functions of a call; one that raises or returns no number loses only its own value."""
@@ -329,7 +333,7 @@ class Delivery:
                 self._faults().count_bad_value(name, error)
                 del call.values[name]
                 continue
-            for text in flat.errors:
+            for _, text in flat.errors:
                 self._faults().count_bad_value(name, RecordError(text))
             for again in flat.functions:
                 self._faults().count_bad_value(
@@ -342,11 +346,15 @@ class Delivery:
                 del call.values[name]
 
     def _prepare(self, call: RecordCall) -> None:
+        has_function = any(map(is_function, call.given))
         try:
             call.arguments = call.prepare(*(value() if is_function(value) else value for value in call.given))
         except Exception as error:  # noqa: BLE001  # as above
-            self._faults().count_bad_value(call.name or call.action, error)
             call.is_lost = True
+            if has_function:
+                self._faults().count_bad_value(call.name or call.action, error)
+            else:
+                self._faults().refuse(call.name or call.action, error)
 
     def _start_copies(self, values: dict[str, Any], names: list[str]) -> None:
         """Replaces each tensor on a device by a `PendingCopy`."""
@@ -382,37 +390,36 @@ class Delivery:
             call.arguments = snapshot(call.arguments)
         return _Delivery(targets, call.action, finish, pending, call.position)
 
-    def _submit(self, entry: _Delivery) -> RecordError | None:
+    def _submit(self, entry: _Delivery) -> None:
         """Delivers a record now, or later if it or an earlier one is incomplete."""
         if self._outbox or not entry.is_ready:
             self._outbox.append(entry)
             self.poll()
-            return None
-        return self._deliver(entry)
+        else:
+            self._deliver(entry)
 
-    def _deliver(self, entry: _Delivery) -> RecordError | None:
+    def _deliver(self, entry: _Delivery) -> None:
         arguments = entry.finish()
         if arguments is None:
-            return None
+            return
         now = position_of(self._state)
         if entry.position == now:
-            return self._call(entry.targets, entry.action, arguments)
+            self._call(entry.targets, entry.action, arguments)
+            return
         restore_position(entry.position, self._state)
         try:
-            return self._call(entry.targets, entry.action, arguments)
+            self._call(entry.targets, entry.action, arguments)
         finally:
             restore_position(now, self._state)
 
-    def _call(
-        self, targets: Sequence[PacedDestination], action: str, arguments: tuple[Any, ...]
-    ) -> RecordError | None:
+    def _call(self, targets: Sequence[PacedDestination], action: str, arguments: tuple[Any, ...]) -> None:
         def call(destination: Destination) -> None:
             # By position, as Composer calls it: a subclass may have renamed its arguments.
             getattr(destination, action)(*arguments)
 
         faults = self._faults()
-        refusals = [faults.attempt(target.destination, action, call) for target in targets]
-        return next((refusal for refusal in refusals if refusal is not None), None)
+        for target in targets:
+            faults.attempt(target.destination, action, call)
 
 
 def _numbers(values: dict[str, Any]) -> dict[str, Any]:

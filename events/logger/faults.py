@@ -6,6 +6,7 @@ Training thread only. Costs nothing while no destination fails.
 import functools
 import logging
 import signal
+import sys
 import time
 import traceback
 from collections import Counter
@@ -18,8 +19,9 @@ from events.errors import RecordError
 from events.redaction import redact_text
 
 from .destination import RECORD_KINDS, Destination
+from .values import safe_text
 
-__all__ = ["Faults"]
+__all__ = ["Faults", "caller"]
 
 P = ParamSpec("P")
 
@@ -28,6 +30,9 @@ _log = logging.getLogger("events")
 FAILURES_BEFORE_PARKING = 10
 FIRST_PARKING_SECONDS = 60.0
 MAX_PARKING_SECONDS = 600.0
+# More kinds of invalid values than this are counted together: names may contain the step.
+_MAX_VALUE_KINDS = 1000
+_OWN_PACKAGES = {"events", "destinations", "torch"}
 _REACHES_PARKED = frozenset(action for action, kind in RECORD_KINDS.items() if kind.reaches_parked)
 
 
@@ -60,8 +65,21 @@ def _code_of(handler: Callable[..., object]) -> object:
     return code or getattr(type(handler).__call__, "__code__", None)
 
 
+def caller() -> str:
+    """Returns file and line of the code that called this project, such as "train.py:12"."""
+    frame = sys._getframe(1)  # noqa: SLF001  # `inspect.stack` reads the source of every frame
+    while (
+        frame.f_back is not None and str(frame.f_globals.get("__name__")).partition(".")[0] in _OWN_PACKAGES
+    ):
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
 class Faults:
-    """Catches and counts the failures of one logger's destinations.
+    """Catches and counts the failures of one logger's destinations, and the values that cannot be logged.
+
+    An invalid value costs itself: it is counted, reported once with the line that logged it, and does not
+    reach a destination; the rest of its call does. With `strict` it is also raised, at the end of the call.
 
     Every exception of a destination is caught, `SystemExit` and other `BaseException`s too. Ctrl-C and what a
     signal handler raises propagate.
@@ -74,9 +92,13 @@ class Faults:
     records are counted.
     """
 
-    def __init__(self, *, raise_errors: bool, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, *, raise_errors: bool, strict: bool = False, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         redact_text("")  # Imports `uploads` now: during a failure it may be impossible.
         self._raise_errors = raise_errors
+        self._strict = strict
+        self._refused: list[Exception] = []
         self._clock = clock
         self._counts: Counter[tuple[str, str, str]] = Counter()
         self._missed: Counter[str] = Counter()
@@ -93,7 +115,7 @@ class Faults:
 
     @property
     def value_counts(self) -> dict[tuple[str, str], int]:
-        """The number of values that could not be evaluated, by name and exception."""
+        """The number of values that could not be logged, by name and exception."""
         return dict(self._values)
 
     @property
@@ -122,22 +144,19 @@ class Faults:
 
         return guarded
 
-    def attempt(
-        self, destination: Destination, action: str, call: Callable[[Destination], object]
-    ) -> RecordError | None:
-        """Calls a destination with a record; returns its `RecordError`, which is for the caller."""
+    def attempt(self, destination: Destination, action: str, call: Callable[[Destination], object]) -> None:
+        """Calls a destination with a record; a `RecordError` is an invalid value, and no failure."""
         if self.consecutive_failures and not self.may_call(destination, action):
-            return None
+            return
         try:
             call(destination)
         except RecordError as error:
-            return error
+            self.refuse(f"{type(destination).__name__}.{action}", error, raises=self._raise_errors)
         except BaseException as error:  # noqa: BLE001  # as in guard
             self.failed(destination, action, error)
         else:
             if self.consecutive_failures:
                 self.succeeded(destination)
-        return None
 
     def failed(self, destination: Destination, action: str, error: BaseException) -> None:
         """Counts a failure, and parks a destination that keeps failing.
@@ -205,13 +224,43 @@ class Faults:
         parking = self._parked.get(id(destination))
         return parking is not None and self._clock() < parking.until
 
+    def refuse(self, name: str, error: Exception, *, raises: bool = False) -> None:
+        """Counts an invalid value of the call in progress; the first of a name is reported with its line.
+
+        Args:
+            name: the name of the value.
+            error: what is wrong with it.
+            raises: whether `raise_refused` raises it also without `strict`.
+        """
+        if self._strict or raises:
+            self._refused.append(error)
+        if self._is_first(name, error):
+            _log.error(
+                "%s: %s It is not logged; training continues. More of the same are only counted.",
+                caller(),
+                redact_text(safe_text(error)),
+            )
+
+    def raise_refused(self) -> None:
+        """Raises what was refused since the last call, with `strict`; does nothing otherwise."""
+        if self._refused:
+            errors, self._refused = self._refused, []
+            raise errors[0] if len(errors) == 1 else RecordError(" ".join(map(safe_text, errors)))
+
     def count_bad_value(self, name: str, error: Exception) -> None:
-        """Counts a value that could not be evaluated: its function raised, or returned no valid value."""
-        kind = (name, type(error).__name__)
-        self._values[kind] += 1
-        if self._values[kind] == 1:
+        """Counts a function whose value could not be logged: it raised, or returned no valid value."""
+        if self._strict:
+            self._refused.append(error)
+        if self._is_first(name, error):
             text = "".join(traceback.format_exception(error)).rstrip()
             _log.error("could not evaluate %r; the other values are logged.\n%s", name, redact_text(text))
+
+    def _is_first(self, name: str, error: Exception) -> bool:
+        kind = (name, type(error).__name__)
+        if kind not in self._values and len(self._values) >= _MAX_VALUE_KINDS:
+            kind = ("other names", "errors")
+        self._values[kind] += 1
+        return self._values[kind] == 1
 
     def summary(self, destinations: Iterable[Destination]) -> list[str]:
         """Returns a line per kind of failure, and per destination that missed records."""
@@ -226,7 +275,7 @@ class Faults:
             for (name, action, error), count in sorted(self._counts.items())
         ]
         lines += [
-            f"{name!r} could not be evaluated {count:,} time{'s' if count > 1 else ''}: {error}."
+            f"{name!r} could not be logged {count:,} time{'s' if count > 1 else ''}: {error}."
             for (name, error), count in sorted(self._values.items())
         ]
         missed = [

@@ -34,6 +34,7 @@ __all__ = [
     "is_function",
     "is_on_device",
     "is_plain",
+    "plain_cell",
     "plain_config",
     "quick_host_metrics",
     "read_numbers",
@@ -55,18 +56,11 @@ def plain_config(config: Any) -> dict[str, Any]:
     models and OmegaConf, nested in any way. Enum members become their values; paths, dtypes, devices and
     other objects their `str`. A value that contains itself, is nested more than a hundred levels deep, or
     cannot be read, becomes a text that says so; the others are not affected. The configuration is not
-    changed, and the result shares nothing with it.
-
-    Raises:
-        TypeError: the configuration itself is none of these.
+    changed, and the result shares nothing with it. A number, text, list or any other single object becomes
+    `{"value": ...}`, and None an empty dict.
     """
-    plain = _plain(config)
-    if not isinstance(plain, dict):
-        raise TypeError(
-            f"hyperparameters must be a mapping or a config object, got {type(config).__name__}. "
-            'Write log_hyperparameters({"name": value}).'
-        )
-    return plain
+    plain = {} if config is None else _plain(config)
+    return plain if isinstance(plain, dict) else {"value": plain}
 
 
 def safe_text(value: Any) -> str:
@@ -151,7 +145,9 @@ def _leaf(value: Any, parents: tuple[Any, ...]) -> Any:
     if isinstance(value, PurePath):
         return str(value)
     if hasattr(value, "item") and getattr(value, "shape", None) == ():
-        return _plain(value.item(), parents)
+        item = value.item()
+        # `longdouble` and `clongdouble` of numpy are their own items: Python has no number as precise.
+        return str(value) if type(item) is type(value) else _plain(item, parents)
     if hasattr(value, "tolist") and hasattr(value, "dtype"):
         return _plain(value.tolist(), parents)
     if isinstance(value, bool | int | float | str):
@@ -161,6 +157,36 @@ def _leaf(value: Any, parents: tuple[Any, ...]) -> Any:
     if callable(value) and hasattr(value, "__qualname__"):
         return f"{value.__module__}.{value.__qualname__}"
     return safe_text(value)
+
+
+_MAX_CELL_VALUES = 10_000
+
+
+def plain_cell(value: Any, depth: int = 0) -> Any:
+    """Returns a cell of a table as a value that shares nothing with the given one.
+
+    Arrays and tensors in host memory become numbers, or nested lists of up to 10,000 numbers, and a text that
+    names dtype and shape above that. Images of PIL are copied. Lists, tuples and mappings are converted
+    item by item, and other objects become their text. Tensors on a device are left to be copied.
+    """
+    if type(value) in {str, bool, int, float, type(None)} or is_on_device(value):
+        return value
+    if depth > _MAX_DEPTH:
+        return f"<{type(value).__name__} nested too deeply>"
+    try:
+        if isinstance(value, Mapping):
+            return {safe_text(key): plain_cell(item, depth + 1) for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            return [plain_cell(item, depth + 1) for item in value]
+        if hasattr(value, "getbands"):
+            return value.copy()
+        if hasattr(value, "tolist") and hasattr(value, "shape"):
+            if math.prod(value.shape) > _MAX_CELL_VALUES:
+                return f"<{type(value).__name__} of {value.dtype}, shape {tuple(value.shape)}>"
+            return _plain(value.tolist())
+        return _plain(value)
+    except Exception:  # noqa: BLE001  # a value's own methods
+        return safe_text(value)
 
 
 _MAX_SAMPLES = 10_000
@@ -396,14 +422,14 @@ class FlatMetrics:
         values: numbers, tensors on a device, and functions.
         on_device: the names of tensors on a device.
         functions: the names of functions.
-        errors: a message for each invalid value.
+        errors: name and message of each invalid value.
         separator: what joins the names of nested metrics.
     """
 
     values: dict[str, Any] = attrs.field(factory=dict)
     on_device: list[str] = attrs.field(factory=list)
     functions: list[str] = attrs.field(factory=list)
-    errors: list[str] = attrs.field(factory=list)
+    errors: list[tuple[str, str]] = attrs.field(factory=list)
     separator: str = "/"
 
 
@@ -430,8 +456,8 @@ def host_metrics(metrics: Mapping[str, Any], *, keys_sep: str = "/") -> tuple[di
     for name in flat.on_device:
         flat.values[name] = flat.values[name].item()
     for name in flat.functions:
-        flat.errors.append(_scalar_error(name, flat.values.pop(name)))
-    return flat.values, flat.errors
+        flat.errors.append((name, _scalar_error(name, flat.values.pop(name))))
+    return flat.values, [message for _, message in flat.errors]
 
 
 def is_on_device(value: Any) -> bool:
@@ -479,15 +505,15 @@ def _collect(
 ) -> None:
     for key, value in items:
         if not isinstance(key, str):
-            flat.errors.append(
-                f"metric must have a string as its name, got {short_repr(key)} ({type(key).__name__})."
-            )
+            text = f"metric must have a string as its name, got {short_repr(key)} ({type(key).__name__})."
+            flat.errors.append((short_repr(key), text))
             continue
         name = prefix + key
         try:
             _collect_item(name, value, flat, parents)
         except Exception as error:  # noqa: BLE001  # a value's own methods; the others are logged
-            flat.errors.append(f"metric {name!r} must be a scalar, got {short_repr(value)}: {error!r:.200}.")
+            text = f"metric {name!r} must be a scalar, got {short_repr(value)}: {error!r:.200}."
+            flat.errors.append((name, text))
 
 
 def _collect_item(name: str, value: Any, flat: FlatMetrics, parents: tuple[Any, ...]) -> None:
@@ -495,13 +521,13 @@ def _collect_item(name: str, value: Any, flat: FlatMetrics, parents: tuple[Any, 
     kind = type(value)
     if kind not in _PLAIN_TYPES and kind not in tensor_types and isinstance(value, Mapping):
         if len(parents) > _MAX_DEPTH or any(value is parent for parent in parents):
-            flat.errors.append(f"metric {name!r:.80} must be a scalar, got a dict that contains itself.")
+            text = f"metric {name!r:.80} must be a scalar, got a dict that contains itself."
+            flat.errors.append((name[:80], text))
         else:
             _collect(value.items(), f"{name}{flat.separator}", flat, (*parents, value))
     elif name in flat.values:
-        flat.errors.append(
-            f"metric {name!r} must be given once, got it again from a nested dict. Rename one of them."
-        )
+        text = f"metric {name!r} must be given once, got it again from a nested dict. Rename one of them."
+        flat.errors.append((name, text))
     elif kind in _PLAIN_TYPES:
         flat.values[name] = value
     elif kind not in tensor_types or not _collect_tensor(name, value, flat):
@@ -528,14 +554,14 @@ def _collect_one(name: str, value: Any, flat: FlatMetrics) -> None:
             flat.values[name] = value
             flat.on_device.append(name)
         else:
-            flat.errors.append(_scalar_error(name, value))
+            flat.errors.append((name, _scalar_error(name, value)))
     elif is_function(value):
         flat.values[name] = value
         flat.functions.append(name)
     else:
         number = _number(value)
         if number is None:
-            flat.errors.append(_scalar_error(name, value))
+            flat.errors.append((name, _scalar_error(name, value)))
         else:
             flat.values[name] = number
 

@@ -22,6 +22,7 @@ from events.engine import Engine
 from events.event import Event
 from events.interval import Interval
 from events.logger.destination import Destination
+from events.logger.device import DeviceCopies
 from events.logger.logger import Logger
 from events.run import new_run_name
 from events.state import Phase, State
@@ -111,6 +112,7 @@ class Trainer:
         save_num_checkpoints_to_keep: how many of the newest to keep locally; None for all.
         load_path: the checkpoint to start from: a local path, or a name that a destination can download.
         autoresume: resumes from the newest checkpoint in `save_folder`, if there is one; needs `run_name`.
+        raise_errors, strict, name, device_copies: those of the `Logger`.
 
     Raises:
         ValueError: the arguments are invalid or inconsistent.
@@ -143,6 +145,10 @@ class Trainer:
         save_num_checkpoints_to_keep: int | None = None,
         load_path: str | Path | None = None,
         autoresume: bool = False,
+        raise_errors: bool = False,
+        strict: bool = False,
+        name: str = "",
+        device_copies: DeviceCopies = DeviceCopies(),  # noqa: B008  # frozen
     ) -> None:
         check_choices(device_train_microbatch_size, save_folder, run_name, autoresume=autoresume)
         savers = (
@@ -184,7 +190,14 @@ class Trainer:
         if seed is not None:
             self.state.seed = seed + self.state.rank
             seed_all(self.state.seed)
-        self.logger = Logger(self.state, loggers)
+        self.logger = Logger(
+            self.state,
+            loggers,
+            raise_errors=raise_errors,
+            strict=strict,
+            name=name,
+            device_copies=device_copies,
+        )
         # The saver comes last: a checkpoint includes what other callbacks do at its events.
         self.engine = Engine(self.state, self.logger, (*as_tuple(callbacks), *savers))
         with self._closing_on_error():

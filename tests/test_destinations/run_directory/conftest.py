@@ -19,7 +19,7 @@ class Driven:
     ) -> None:
         self.destination = destination
         self.state = State("test", rank=rank, world_size=max(1, rank + 1), timestamp=Timestamp(batch=batch))
-        self.logger = Logger(self.state, [destination, *others], raise_errors=True)
+        self.logger = Logger(self.state, [destination, *others], raise_errors=True, strict=True)
         self.engine = Engine(self.state, self.logger)
         self.engine.run_event("init")
 

@@ -135,13 +135,21 @@ def test_keys_become_strings(key, name):
     assert plain_config({key: 1}) == {name: 1}
 
 
-@pytest.mark.parametrize("config", [5, "lr=1", [1], None, object(), Slotted, {1, 2}])
-def test_what_has_no_names_is_refused(config):
-    """The message says what was given and what to write."""
-    with pytest.raises(
-        TypeError, match=r"must be a mapping or a config object, got .*log_hyperparameters\(\{"
-    ):
-        plain_config(config)
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        (5, {"value": 5}),
+        ("lr=1", {"value": "lr=1"}),
+        ([1, {"a": 2}], {"value": [1, {"a": 2}]}),
+        (None, {}),
+        (Slotted, {"value": f"{Slotted.__module__}.Slotted"}),
+        ({1, 2}, {"value": [1, 2]}),
+        (np.longdouble(1.5), {"value": "1.5"}),
+    ],
+)
+def test_what_has_no_names_is_one_value(config, expected):
+    """Nothing that is given as hyperparameters is lost."""
+    assert plain_config(config) == expected
 
 
 def test_nothing_is_shared_with_the_configuration():

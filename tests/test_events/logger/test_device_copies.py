@@ -67,6 +67,7 @@ class Setup:
             self.state,
             self.received,
             raise_errors=True,
+            strict=True,
             device_copies=DeviceCopies(clock=self.clock, sleep=self.clock.sleep, **policy),
         )
 
@@ -511,7 +512,11 @@ def test_media_on_a_device_are_snapshotted_too():
     """Images, masks and histograms arrive as host tensors, as they were at the call."""
     memory, device = InMemory(), FakeDevice()
     logger = Logger(
-        State("r"), memory, raise_errors=True, device_copies=DeviceCopies(open_device=lambda _: device)
+        State("r"),
+        memory,
+        raise_errors=True,
+        strict=True,
+        device_copies=DeviceCopies(open_device=lambda _: device),
     )
     array = torch.zeros(3, 2, 2)
 
@@ -552,7 +557,7 @@ def test_a_refusal_that_comes_late_is_reported():
     device.land()
     logger.poll()
 
-    assert logger.faults.value_counts == {("log_metrics", "RecordError"): 1}
+    assert logger.faults.value_counts == {("RefusesLate.log_metrics", "RecordError"): 1}
 
 
 def test_a_forked_child_touches_no_device(monkeypatch):

@@ -25,7 +25,7 @@ class Received(LoggerDestination):
 
 def _logged(metrics):
     received = Received()
-    Logger(State("r"), received, raise_errors=True).log_metrics(metrics)
+    Logger(State("r"), received, raise_errors=True, strict=True).log_metrics(metrics)
     (only,) = received.metrics
     return only
 
@@ -146,7 +146,7 @@ def test_the_callers_dictionary_is_not_changed():
 def test_what_is_no_scalar_is_named_and_the_others_are_logged(value, complaint):
     """The message has the name, the shape and what to use instead; siblings arrive."""
     received = Received()
-    logger = Logger(State("r"), received, raise_errors=True)
+    logger = Logger(State("r"), received, raise_errors=True, strict=True)
 
     with pytest.raises(RecordError, match=complaint):
         logger.log_metrics({"before": 1, "bad": value, "after": torch.tensor(2)})
@@ -157,7 +157,7 @@ def test_what_is_no_scalar_is_named_and_the_others_are_logged(value, complaint):
 def test_every_bad_metric_is_named_at_once():
     """The caller mends all of them in one go."""
     with pytest.raises(RecordError, match=r"'a'.* 'b'.*must have a string as its name, got 3 \(int\)"):
-        Logger(State("r")).log_metrics({"a": "x", "b": [1], 3: 1.0})
+        Logger(State("r"), strict=True).log_metrics({"a": "x", "b": [1], 3: 1.0})
 
 
 def test_nothing_is_delivered_where_nothing_is_good():
@@ -165,7 +165,7 @@ def test_nothing_is_delivered_where_nothing_is_good():
     received = Received()
 
     with pytest.raises(RecordError):
-        Logger(State("r"), received).log_metrics({"a": "x"})
+        Logger(State("r"), received, strict=True).log_metrics({"a": "x"})
 
     assert received.metrics == []
 
@@ -174,7 +174,7 @@ def test_nothing_is_delivered_where_nothing_is_good():
 def test_metrics_without_names_are_refused(metrics):
     """The message says what was given."""
     with pytest.raises(RecordError, match="metrics must be a dict from name to number, got"):
-        Logger(State("r")).log_metrics(metrics)
+        Logger(State("r"), strict=True).log_metrics(metrics)
 
 
 @pytest.mark.parametrize(
@@ -245,7 +245,7 @@ def test_a_tensordict_is_flattened_at_any_depth():
 def test_a_tensordict_with_a_batch_has_no_scalars():
     """Each of its entries is named."""
     with pytest.raises(RecordError, match=r"metric 'a' must be a scalar, got shape \(4,\)\."):
-        Logger(State("r")).log_metrics(TensorDict({"a": torch.zeros(4)}, [4]))
+        Logger(State("r"), strict=True).log_metrics(TensorDict({"a": torch.zeros(4)}, [4]))
 
 
 @pytest.mark.parametrize(
@@ -262,7 +262,7 @@ def test_two_values_of_one_name_are_an_error(metrics):
     received = Received()
 
     with pytest.raises(RecordError, match="metric 'a/b' must be given once, got it again"):
-        Logger(State("r"), received).log_metrics(metrics)
+        Logger(State("r"), received, strict=True).log_metrics(metrics)
 
     assert received.metrics == [{"a/b": 1}]
 
@@ -280,7 +280,7 @@ def test_results_of_torchmetrics_are_logged():
         "all/mean": 2.0,
     }
     with pytest.raises(RecordError, match=r"got a BinaryAccuracy\. Log what its compute\(\) returns\."):
-        Logger(State("r")).log_metrics({"accuracy": accuracy})
+        Logger(State("r"), strict=True).log_metrics({"accuracy": accuracy})
 
 
 def test_of_a_dtensor_the_local_part_is_logged():
@@ -306,7 +306,7 @@ def test_a_tensor_without_data_is_named():
     received = Received()
 
     with pytest.raises(RecordError, match="metric 'a' must be a scalar, got a tensor on the meta device"):
-        Logger(State("r"), received).log_metrics({"a": torch.zeros((), device="meta"), "b": 1})
+        Logger(State("r"), received, strict=True).log_metrics({"a": torch.zeros((), device="meta"), "b": 1})
 
     assert received.metrics == [{"b": 1}]
 

@@ -40,7 +40,9 @@ def test_a_function_is_called_and_its_value_logged(value):
     """Whatever scalar it returns, at its place among the others."""
     memory = InMemory()
 
-    Logger(State("r"), memory, raise_errors=True).log_metrics({"a": 1, "b": lambda: value, "c": 2}, 7)
+    Logger(State("r"), memory, raise_errors=True, strict=True).log_metrics(
+        {"a": 1, "b": lambda: value, "c": 2}, 7
+    )
 
     assert list(_metrics(memory)[0][1].items()) == [("a", 1), ("b", 0.5), ("c", 2)]
 
@@ -50,7 +52,7 @@ def test_a_function_is_called_once_for_all_destinations():
     function = Counted(1.0, 2.0)
     first, second = InMemory(), InMemory()
 
-    Logger(State("r"), [first, second], raise_errors=True).log_metrics({"a": function})
+    Logger(State("r"), [first, second], raise_errors=True, strict=True).log_metrics({"a": function})
 
     assert function.calls == 1
     assert _metrics(first) == _metrics(second) == [(0, {"a": 1.0})]
@@ -60,7 +62,7 @@ def test_a_function_that_returns_a_dict_is_flattened():
     """Below its own name."""
     memory = InMemory()
 
-    Logger(State("r"), memory, raise_errors=True).log_metrics(
+    Logger(State("r"), memory, raise_errors=True, strict=True).log_metrics(
         {"norm": lambda: {"w": torch.tensor(1.0), "b": 2}}
     )
 
@@ -89,7 +91,7 @@ def test_a_function_that_raises_costs_its_own_value(caplog):
     assert _metrics(memory) == [(step, {"a": 1, "c": 2}) for step in range(3)]
     assert logger.faults.value_counts == {("bad", "ZeroDivisionError"): 3}
     assert sum("Traceback" in message for message in caplog.messages) == 1
-    assert caplog.messages[-1] == "'bad' could not be evaluated 3 times: ZeroDivisionError."
+    assert caplog.messages[-1] == "'bad' could not be logged 3 times: ZeroDivisionError."
 
 
 @pytest.mark.parametrize("returned", [torch.zeros(3), "x", None, lambda: 1.0])
@@ -108,7 +110,7 @@ def test_while_no_destination_is_due_nothing_is_called():
     """Twenty functions, a thousand times."""
     functions = {str(index): Counted(1.0) for index in range(20)}
     memory = InMemory(write_rate=WriteRate(every_seconds=10, clock=Clock()))
-    logger = Logger(State("r"), memory, raise_errors=True)
+    logger = Logger(State("r"), memory, raise_errors=True, strict=True)
     logger.log_metrics({"first": 1}, 0)
 
     for step in range(1, 1000):
@@ -123,7 +125,7 @@ def test_one_destination_that_is_due_is_enough_and_the_others_get_the_same_value
     function = Counted(1.0, 2.0)
     fast = InMemory()
     slow = InMemory(write_rate=WriteRate(every_seconds=10, clock=clock))
-    logger = Logger(State("r"), [slow, fast], raise_errors=True)
+    logger = Logger(State("r"), [slow, fast], raise_errors=True, strict=True)
     logger.log_metrics({"first": 1}, 0)
 
     logger.log_metrics({"a": function}, 1)
@@ -139,7 +141,7 @@ def test_a_function_that_waited_is_called_when_it_is_written():
     clock = Clock()
     early, late = Counted(1.0), Counted(2.0)
     memory = InMemory(write_rate=WriteRate(every_seconds=10, clock=clock))
-    logger = Logger(State("r"), memory, raise_errors=True)
+    logger = Logger(State("r"), memory, raise_errors=True, strict=True)
     logger.log_metrics({"first": 1}, 0)
 
     logger.log_metrics({"a": early}, 1)
@@ -186,11 +188,11 @@ MEDIA = [
 def test_the_value_of_any_record_may_be_a_function(method, arguments):
     """It arrives as if it had been given itself."""
     lazy, plain = InMemory(), InMemory()
-    logger = Logger(State("r"), lazy, raise_errors=True)
+    logger = Logger(State("r"), lazy, raise_errors=True, strict=True)
     values = [one() if callable(one) else one for one in arguments]
 
     getattr(logger, method)(*arguments)
-    getattr(Logger(State("r"), plain, raise_errors=True), method)(*values)
+    getattr(Logger(State("r"), plain, raise_errors=True, strict=True), method)(*values)
 
     assert repr(lazy.records) == repr(plain.records)
     assert len(lazy.records) == 1
@@ -228,7 +230,7 @@ def test_a_function_of_a_record_that_raises_or_returns_nonsense_costs_that_recor
 def test_what_can_be_called_but_is_no_such_function_is_refused(value):
     """A model or a class given by mistake is an error at the call."""
     with pytest.raises(RecordError, match="metric 'a' must be a scalar"):
-        Logger(State("r"), InMemory()).log_metrics({"a": value})
+        Logger(State("r"), InMemory(), strict=True).log_metrics({"a": value})
 
 
 def test_a_metric_object_is_not_computed():
@@ -242,7 +244,7 @@ def test_a_metric_object_is_not_computed():
             raise AssertionError
 
     with pytest.raises(RecordError, match=r"got a Accuracy\. Log what its compute\(\) returns\."):
-        Logger(State("r"), InMemory()).log_metrics({"a": Accuracy()})
+        Logger(State("r"), InMemory(), strict=True).log_metrics({"a": Accuracy()})
 
 
 def test_ctrl_c_in_a_function_goes_to_the_loop():
@@ -259,7 +261,7 @@ def test_a_function_left_at_the_end_of_fit_is_called():
     """What waits is written there."""
     state = State("r")
     memory = InMemory(write_rate=WriteRate(every_seconds=10, clock=Clock()))
-    logger = Logger(state, memory, raise_errors=True)
+    logger = Logger(state, memory, raise_errors=True, strict=True)
     engine = Engine(state, logger)
     logger.log_metrics({"first": 1}, 0)
     logger.log_metrics({"a": lambda: 3.0}, 1)
@@ -267,3 +269,13 @@ def test_a_function_left_at_the_end_of_fit_is_called():
     engine.run_event(Event.FIT_END)
 
     assert _metrics(memory)[1:] == [(1, {"a": 3.0})]
+
+
+def test_strict_raises_what_a_function_raised_once_the_others_are_logged():
+    """The error itself, not a word about it."""
+    memory = InMemory()
+
+    with pytest.raises(ZeroDivisionError):
+        Logger(State("r"), memory, strict=True).log_metrics({"bad": lambda: 1 / 0, "good": 1.0})
+
+    assert _metrics(memory) == [(0, {"good": 1.0})]

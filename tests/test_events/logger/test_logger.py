@@ -132,7 +132,7 @@ def state():
 def test_every_destination_gets_the_record_by_position(state, method, args, kwargs, expected):
     """With all arguments filled in, in Composer's order, so that a subclass may name them as it likes."""
     first, second = Records(), Records()
-    logger = Logger(state, [first, second], raise_errors=True)
+    logger = Logger(state, [first, second], raise_errors=True, strict=True)
 
     getattr(logger, method)(*args, **kwargs)
 
@@ -146,9 +146,9 @@ def test_every_destination_gets_the_record_by_position(state, method, args, kwar
 def test_a_record_that_one_destination_refuses_still_reaches_the_others(
     state, method, args, kwargs, expected
 ):
-    """The caller hears of the refusal, once everybody was asked."""
+    """With `strict` the refusal is raised, once all were called."""
     before, after = Records(), Records()
-    logger = Logger(state, [before, RefusesAll(), after])
+    logger = Logger(state, [before, RefusesAll(), after], strict=True)
 
     with pytest.raises(RecordError, match=r"record must be better, got this\."):
         getattr(logger, method)(*args, **kwargs)
@@ -181,7 +181,7 @@ def test_after_close_every_call_is_refused(state, method, args, kwargs, expected
 def test_a_refusal_and_a_bad_metric_are_both_told(state):
     """Neither hides the other."""
     with pytest.raises(RecordError, match=r"metric 'bad' must be a scalar.* record must be better"):
-        Logger(state, RefusesAll()).log_metrics({"good": 1, "bad": "x"})
+        Logger(state, RefusesAll(), strict=True).log_metrics({"good": 1, "bad": "x"})
 
 
 @pytest.mark.parametrize("kind", [list, tuple])
@@ -245,15 +245,18 @@ def test_a_step_of_zero_is_a_step(state, step):
 
 @pytest.mark.parametrize("step", [1.0, "3", np.float32(1), [3]])
 @pytest.mark.parametrize("method", ["log_metrics", "log_text"])
-def test_a_step_that_is_no_integer_is_refused(state, step, method):
-    """At the call, and nobody gets the record."""
-    destination = Records()
+def test_a_step_that_is_no_integer_costs_itself(state, step, method, caplog):
+    """The record gets the default step; with `strict` the call raises, and nothing is logged."""
+    destination, other = Records(), Records()
     value = {"a": 1.0} if method == "log_metrics" else "x"
 
+    getattr(Logger(state, destination), method)(value, step=step)
     with pytest.raises(RecordError, match="step must be a whole number, got"):
-        getattr(Logger(state, destination), method)(value, step=step)
+        getattr(Logger(state, other, strict=True), method)(value, step=step)
 
-    assert destination.calls == []
+    assert [given[-1] for _, given, _ in destination.calls] == [int(state.timestamp.batch)]
+    assert other.calls == []
+    assert "step must be a whole number, got" in caplog.text
 
 
 # Values
@@ -261,15 +264,14 @@ def test_a_step_that_is_no_integer_is_refused(state, step, method):
 
 
 def test_tensors_arrive_detached_on_the_host(state):
-    """In images, masks, tables, sounds, videos, histograms with their edges, and point clouds."""
+    """In images, masks, sounds, videos, histograms with their edges, and point clouds."""
     destination = Records()
-    logger = Logger(state, destination, raise_errors=True)
+    logger = Logger(state, destination, raise_errors=True, strict=True)
 
     def tensor(*shape):
         return torch.zeros(*shape, requires_grad=True)
 
     logger.log_images([tensor(3, 4, 5)], masks={"m": [tensor(4, 5)]})
-    logger.log_table(["a"], [[tensor(2)]])
     logger.log_audio(tensor(5), 8000)
     logger.log_video(tensor(2, 3, 4, 5), 30)
     logger.log_histogram(tensor(5), bins=torch.linspace(0, 1, 5, requires_grad=True))
@@ -283,7 +285,7 @@ def test_tensors_arrive_detached_on_the_host(state):
     tensors = [
         one for _, args, _ in destination.calls for one in leaves(args) if isinstance(one, torch.Tensor)
     ]
-    assert len(tensors) == 9
+    assert len(tensors) == 8
     assert not any(one.requires_grad for one in tensors)
 
 
@@ -319,10 +321,13 @@ def test_hyperparameters_are_plain_and_hold_no_secret(state):
     assert hyperparameters["wandb"] == {"api_key": "xyz"}
 
 
-def test_what_holds_no_hyperparameters_is_refused(state):
-    """At the call."""
-    with pytest.raises(TypeError, match="hyperparameters must be a mapping or a config object, got int"):
-        Logger(state, Records()).log_hyperparameters(5)
+def test_hyperparameters_without_names_are_one_value(state):
+    """As those of other loggers."""
+    destination = Records()
+
+    Logger(state, destination).log_hyperparameters(5)
+
+    assert destination.calls[0][1] == ({"value": 5},)
 
 
 # Files
@@ -334,7 +339,7 @@ def test_a_file_is_handed_over_with_state_name_path_and_overwrite(state, tmp_pat
     file = tmp_path / "a.pt"
     file.write_text("x")
     destination = Records()
-    logger = Logger(state, destination, raise_errors=True)
+    logger = Logger(state, destination, raise_errors=True, strict=True)
 
     logger.upload_file("b.pt", str(file))
     logger.upload_file("b.pt", file, overwrite=True)

@@ -26,7 +26,7 @@ class Run:
         self.clock = Clock()
         self.state = State("r")
         self.memory = destination or InMemory(write_rate=WriteRate(**rate, clock=self.clock))
-        self.logger = Logger(self.state, self.memory, raise_errors=True)
+        self.logger = Logger(self.state, self.memory, raise_errors=True, strict=True)
         self.engine = Engine(self.state, self.logger)
         self.memory.init(self.state, self.logger)
 
@@ -316,7 +316,7 @@ def test_one_destination_waits_and_the_other_does_not():
     """Each has its own rate."""
     run = Run(every_seconds=10)
     other = InMemory()
-    run.logger = Logger(run.state, [run.memory, other], raise_errors=True)
+    run.logger = Logger(run.state, [run.memory, other], raise_errors=True, strict=True)
 
     for value in range(3):
         run.log({"loss": value})
@@ -446,7 +446,7 @@ def test_a_destination_that_knows_nothing_of_rates_may_have_one():
     theirs, paced, free = Theirs(), Paced(), Theirs()
     theirs.write_rate = WriteRate(every_steps=3)
     state = State("r")
-    logger = Logger(state, [theirs, paced, free], raise_errors=True)
+    logger = Logger(state, [theirs, paced, free], raise_errors=True, strict=True)
 
     for _ in range(5):
         logger.log_metrics({"a": 1})
@@ -471,6 +471,6 @@ def test_a_second_run_begins_anew():
     memory = InMemory(write_rate=WriteRate(every_seconds=1e9))
 
     for _ in range(2):
-        Logger(State("r"), memory, raise_errors=True).log_metrics({"a": 1})
+        Logger(State("r"), memory, raise_errors=True, strict=True).log_metrics({"a": 1})
 
     assert len(memory.records) == 2

@@ -1,0 +1,153 @@
+"""A bad value costs itself: the rest of its call is logged, it is counted and reported once, nothing is raised."""
+
+import csv
+import inspect
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from destinations import InMemory, LoggerDestination, RunDirectory
+from destinations.run_directory import read_series
+from events import Engine, Logger, RecordError, Run, State, Trainer
+
+
+def test_one_bad_metric_among_good_ones(tmp_path, caplog):
+    """The good ones are on disk; the bad one is reported once, with the line that logged it."""
+    with Run(RunDirectory(tmp_path / "run"), run_name="mine") as run:
+        for _ in range(3):
+            run.batch_start()
+            run.log_metrics({"loss": 0.5, "note": "blue", "accuracy": torch.tensor(0.25)})
+            line = inspect.currentframe().f_lineno - 1
+            run.batch_end()
+
+    assert [value for _, value in read_series(tmp_path / "run", "loss")] == [0.5] * 3
+    assert [value for _, value in read_series(tmp_path / "run", "accuracy")] == [0.25] * 3
+    assert run.logger.faults.value_counts == {("note", "RecordError"): 3}
+    reports = [message for message in caplog.messages if "'note'" in message]
+    assert len(reports) == 2
+    assert reports[0].startswith(f"{__file__}:{line}: metric 'note' must be a scalar, got the string 'blue'.")
+    assert reports[1] == "'note' could not be logged 3 times: RecordError."
+
+
+def test_one_bad_image_of_a_list_costs_itself():
+    """Its siblings are logged, each with its own mask; so are images of which a mask is bad."""
+    memory = InMemory()
+    logger = Logger(State("mine"), memory)
+    images = [np.full((4, 5), index / 4) for index in range(3)]
+    masks = [np.full((4, 5), index) for index in range(3)]
+
+    logger.log_images([images[0], np.zeros(3), images[2]], "few", masks={"true": masks})
+    logger.log_images(images, "all", masks={"true": masks, "pred": masks[:2]})
+
+    few, every = (record.value for record in memory.records)
+    assert [image.mean() for image in few["images"]] == [0.0, 0.5]
+    assert [mask.mean() for mask in few["masks"]["true"]] == [0.0, 2.0]
+    assert len(every["images"]) == 3
+    assert list(every["masks"]) == ["true"]
+    assert logger.faults.value_counts == {("few", "RecordError"): 1, ("all", "RecordError"): 1}
+
+
+def test_one_bad_row_of_a_table_costs_itself():
+    """And a column that is no text gets one."""
+    memory = InMemory()
+
+    Logger(State("mine"), memory).log_table(["a", 2], [[1, 2], [3], "no row", [4, 5]])
+
+    (table,) = memory.tables["Table"]
+    assert (table.columns, table.rows) == (["a", "2"], [[1, 2], [4, 5]])
+
+
+def test_the_cells_of_a_table_are_those_of_the_call(tmp_path):
+    """Tensors, arrays and images that the caller changes afterwards do not change what is written."""
+    tensor, array, image = torch.tensor([1.0, 2.0]), np.array([[1, 2]]), Image.new("RGB", (3, 2))
+    memory = InMemory()
+    seen = []
+
+    class Late(LoggerDestination):
+        def log_table(self, columns, rows, name="Table", step=None):
+            seen.append(rows)
+
+    logger = Logger(State("mine"), [RunDirectory(tmp_path / "run"), memory, Late()])
+    engine = Engine(logger.state, logger)
+    engine.run_event("init")
+
+    cells = [tensor, {"nested": [array]}, image, torch.tensor(3), np.float32(0.5), None, "text"]
+    logger.log_table([*"abcdefg"], [cells])
+    tensor.fill_(9)
+    array.fill(9)
+    image.putpixel((0, 0), (255, 255, 255))
+    engine.close()
+
+    ((*plain, picture, number, half, none, text),) = seen[0]
+    assert plain == [[1.0, 2.0], {"nested": [[[1, 2]]]}]
+    assert picture.getpixel((0, 0)) == (0, 0, 0)
+    assert (number, half, none, text) == (3, 0.5, None, "text")
+    assert memory.tables["Table"][0].rows[0][:2] == plain
+    (path,) = (tmp_path / "run" / "tables").rglob("*.csv")
+    assert list(csv.reader(path.read_text().splitlines()))[1] == [
+        "[1.0, 2.0]", "{'nested': [[[1, 2]]]}", "RGB image 3x2", "3", "0.5", "", "text",
+    ]  # fmt: skip
+
+
+def test_a_table_cell_of_many_values_is_described():
+    """A cell is no place for a batch of images."""
+    memory = InMemory()
+
+    Logger(State("mine"), memory).log_table(["a"], [[torch.zeros(3, 64, 64)]])
+
+    assert memory.tables["Table"][0].rows == [["<Tensor of torch.float32, shape (3, 64, 64)>"]]
+
+
+@pytest.mark.parametrize("name", [None, 3, ["a"]])
+def test_a_record_without_a_name_gets_the_text_of_what_was_given(name):
+    """It is kept, and found."""
+    memory = InMemory()
+    logger = Logger(State("mine"), memory)
+
+    logger.log_text("hello", name=name)
+    logger.log_scalar(name, 1.0)
+
+    assert [record.name for record in memory.records] == [repr(name), ""]
+    assert memory.most_recent_values == {repr(name): 1.0}
+    assert logger.faults.value_counts == {("name", "RecordError"): 2}
+
+
+def test_what_the_run_and_the_trainer_pass_to_their_logger(tmp_path):
+    """`strict`, `raise_errors` and a name."""
+
+    class Broken(LoggerDestination):
+        def log_text(self, text, name="Text", step=None):
+            raise OSError("disk full")
+
+    for owner in (
+        Run([Broken(), InMemory()], run_name="mine", strict=True, raise_errors=True, name="agent"),
+        Trainer(
+            torch.nn.Linear(1, 1),
+            loggers=[Broken(), InMemory()],
+            strict=True,
+            raise_errors=True,
+            name="agent",
+        ),
+    ):
+        memory = owner.logger.destinations[1]
+        with pytest.raises(RecordError, match="agent/bad"):
+            owner.logger.log_metrics({"good": 1.0, "bad": "x"})
+        with pytest.raises(OSError, match="disk full"):
+            owner.logger.log_text("hello")
+        owner.close()
+
+        assert memory.most_recent_values == {"agent/good": 1.0}
+
+
+def test_names_that_contain_the_step_are_counted_together(caplog):
+    """A month of bad values under a million names takes neither memory nor log."""
+    logger = Logger(State("mine"), InMemory())
+
+    for step in range(1500):
+        logger.log_metrics({f"bad/{step}": None})
+
+    assert len(logger.faults.value_counts) == 1001
+    assert logger.faults.value_counts["other names", "errors"] == 500
+    assert len(caplog.messages) == 1001
