@@ -1,9 +1,12 @@
 """The command `destinations view`. Imports the server when it runs."""
 
 import argparse
+from pathlib import Path
 from typing import Any
 
 __all__ = ["add_options"]
+
+_MAX_NOTES = 20
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -26,6 +29,23 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="name by which browsers reach this server, such as that of a proxy; repeatable",
     )
     parser.add_argument("--open", action="store_true", help="open the page in a browser")
+    parser.add_argument(
+        "--export", metavar="SITE", help="write the page as static files to this folder, and exit"
+    )
+    parser.add_argument("--where", default="", metavar="FILTER", help="with --export: only runs that match")
+    parser.add_argument(
+        "--limit", type=int, default=100, metavar="N", help="with --export: at most N runs (default: 100)"
+    )
+    parser.add_argument(
+        "--media-mib",
+        type=int,
+        default=200,
+        metavar="N",
+        help="with --export: at most N MiB of media (default: 200)",
+    )
+    parser.add_argument(
+        "--overwrite", action="store_true", help="with --export: replace a site that is there"
+    )
     parser.set_defaults(run=_Command())
 
 
@@ -39,7 +59,7 @@ class _Command:
 
 
 def view(options: argparse.Namespace, session: Any) -> int:
-    """Serves the page until Ctrl-C."""
+    """Serves the page until Ctrl-C, or exports it."""
     from destinations.runs import open_runs
     from destinations.runs.commands.running import EXIT_OK, roots_of
 
@@ -47,6 +67,9 @@ def view(options: argparse.Namespace, session: Any) -> int:
 
     options.root = options.root or None
     roots = roots_of(options, session)
+    if options.export is not None:
+        with open_runs(*roots, clock=session.clock) as runs:
+            return _export(runs, options, session)
     with (
         open_runs(*roots, clock=session.clock) as runs,
         Viewer(
@@ -72,4 +95,32 @@ def view(options: argparse.Namespace, session: Any) -> int:
 
             webbrowser.open(viewer.url)
         viewer.wait()
+    return EXIT_OK
+
+
+def _export(runs: Any, options: argparse.Namespace, session: Any) -> int:
+    from destinations.runs.commands.running import EXIT_OK, UsageError
+    from destinations.runs.commands.text import bytes_text
+
+    from .catalog import Catalog
+    from .site import export_site
+
+    for name, value in (("--limit", options.limit), ("--media-mib", options.media_mib)):
+        if value < 0:
+            raise UsageError(f"{name} must be 0 or more, got {value}.")
+    report = export_site(
+        Catalog(runs, clock=session.clock),
+        Path(options.export).absolute(),
+        where=options.where,
+        limit=options.limit,
+        media_bytes=options.media_mib << 20,
+        overwrite=options.overwrite,
+    )
+    media = f"{report.media_files} files of media, {bytes_text(report.media_bytes)}"
+    session.screen.line(f"{report.runs} {'run' if report.runs == 1 else 'runs'}, {media}")
+    for left in report.left_out[:_MAX_NOTES]:
+        session.note(f"left out: {left}")
+    if len(report.left_out) > _MAX_NOTES:
+        session.note(f"and {len(report.left_out) - _MAX_NOTES} more")
+    session.screen.line(str(Path(options.export) / "index.html"))
     return EXIT_OK

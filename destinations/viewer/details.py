@@ -24,7 +24,7 @@ from .charts import Axis, Rows, rows_of
 from .columns import ColumnCache, branches_of
 from .downsampling import Array, downsample
 
-__all__ = ["KINDS", "compare", "details", "log", "media", "plain", "points", "table", "wave"]
+__all__ = ["KINDS", "LOG_BYTES", "compare", "details", "log", "media", "plain", "points", "table", "wave"]
 
 KINDS = (
     "images",
@@ -43,7 +43,7 @@ _MAX_COMPARED = 200
 _MAX_LOGS = 100
 _MAX_CHECKPOINTS = 1000
 _MAX_SESSIONS = 1000
-_LOG_BYTES = 256 << 10
+LOG_BYTES = 256 << 10
 _LOG_SUFFIXES = (".log", ".txt", ".out", ".err")
 _CHECKPOINT_SUFFIXES = (".ckpt", ".pt", ".pth", ".safetensors", ".symlink")
 _MAX_SAMPLES = 1 << 26
@@ -194,7 +194,7 @@ def _errors(run: Run, sidecar: Mapping[str, Any]) -> list[dict[str, Any]]:
 # --- the log ------------------------------------------------------------------------------------------------
 
 
-def log(run: Run, name: str = "", offset: int = 0, limit: int = _LOG_BYTES) -> dict[str, Any]:
+def log(run: Run, name: str = "", offset: int = 0, limit: int = LOG_BYTES) -> dict[str, Any]:
     """Returns the answer of `/api/runs/ID/log`.
 
     Args:
@@ -214,7 +214,7 @@ def log(run: Run, name: str = "", offset: int = 0, limit: int = _LOG_BYTES) -> d
     try:
         size = os.fstat(fd).st_size
         start = max(0, size + offset) if offset < 0 else min(offset, size)
-        data = os.pread(fd, max(0, min(limit, _LOG_BYTES)), start)
+        data = os.pread(fd, max(0, min(limit, LOG_BYTES)), start)
     finally:
         os.close(fd)
     # Up to a whole line, so that no character is cut in two; unless it is one very long line.
@@ -446,6 +446,9 @@ def _part(one: Run, other: Run, cache: ColumnCache) -> dict[str, Any]:
 
 
 def _first_difference(one: Rows, other: Rows) -> int | None:
+    if len(one.x) == len(other.x) and (one.x == other.x).all() and (np.diff(one.x) > 0).all():
+        differs = ~((one.y == other.y) | (np.isnan(one.y) & np.isnan(other.y)))
+        return int(one.x[np.argmax(differs)]) if differs.any() else None
     (steps, values), (other_steps, other_values) = _last_by_step(one), _last_by_step(other)
     common, at, other_at = np.intersect1d(steps, other_steps, assume_unique=True, return_indices=True)
     values, other_values = values[at], other_values[other_at]

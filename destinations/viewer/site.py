@@ -1,0 +1,391 @@
+"""The exported site: the page of some runs as static files, which open from a folder or any web server.
+
+A browser refuses modules and `fetch` for files: the modules of the page become one classic script, and each
+answer of the API becomes a script that hands it over. See docs/viewer-api.md for the keys.
+"""
+
+import contextlib
+import itertools
+import json
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from destinations.runs import Run, RunsError
+from destinations.runs.files import path_inside
+from uploads.disk import open_regular
+
+from . import details
+from .answers import encode
+from .catalog import Catalog
+from .charts import AXES, Axis, Rows, rows_of
+from .columns import ColumnCache
+from .downsampling import downsample
+from .files import STATIC, TYPES, plotly_file
+
+__all__ = ["Site", "SiteReport", "classic_script", "export_site"]
+
+_MANIFEST = "data/manifest.js"
+_MODULE_TAG = '<script type="module" src="static/app.js"></script>'
+_SITE_TAGS = f'<script src="{_MANIFEST}"></script>\n  <script src="static/app.js" defer></script>'
+_COPIED = {*TYPES, ".ply"}
+_MAX_METRICS = 1000
+_MAX_COMPARED = 20
+# All rows of all runs that are compared, where they fit.
+_CACHE_BYTES = 1 << 30
+_COPY_BYTES = 1 << 20
+_IMPORT = re.compile(r'^import\s*\{([^}]*)\}\s*from\s*"\./([\w-]+)\.js";[ \t]*$', re.MULTILINE)
+_EXPORT = re.compile(r"^export (?=(?:async function|function|const|let|class)\b)", re.MULTILINE)
+_EXPORTED = re.compile(r"^export (?:async function|function|const|let|class)\*?\s+([\w$]+)", re.MULTILINE)
+_OTHER_FORMS = re.compile(r"^(?:import|export)\b.*$", re.MULTILINE)
+
+
+@attrs.define
+class SiteReport:
+    """What an export wrote.
+
+    Attributes:
+        runs: how many runs.
+        answers: how many answers of the API.
+        media_files: how many files of media.
+        media_bytes: their size.
+        left_out: what was left out, in words.
+    """
+
+    runs: int = 0
+    answers: int = 0
+    media_files: int = 0
+    media_bytes: int = 0
+    left_out: list[str] = attrs.field(factory=list)
+
+
+def export_site(
+    catalog: Catalog,
+    target: Path,
+    *,
+    where: str = "",
+    limit: int = 100,
+    points: int = 1000,
+    media_bytes: int = 200 << 20,
+    media_per_name: int = 50,
+    overwrite: bool = False,
+) -> SiteReport:
+    """Writes a site; it appears when it is complete.
+
+    Args:
+        catalog: the runs.
+        target: the folder of the site, which must not exist or be empty.
+        where: a filter.
+        limit: the largest number of runs, the newest.
+        points: the largest number of points of a curve.
+        media_bytes: the largest size of all media together.
+        media_per_name: the largest number of steps of each name of media, evenly chosen.
+        overwrite: whether to replace a site that is there.
+
+    Raises:
+        FileExistsError: the folder has something in it, which is not a site or not to be replaced.
+        FilterError: the filter does not parse.
+        OSError: a file cannot be written.
+    """
+    _check_target(target, overwrite=overwrite)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent))
+    try:
+        folder.chmod(0o755)
+        site = Site(catalog, folder, points=points, media_bytes=media_bytes, media_per_name=media_per_name)
+        report = site.write(where, limit)
+        if target.exists():
+            _check_target(target, overwrite=overwrite)
+            shutil.rmtree(target)
+        folder.rename(target)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    return report
+
+
+def _check_target(target: Path, *, overwrite: bool) -> None:
+    if not target.exists() or (target.is_dir() and not any(target.iterdir())):
+        return
+    if not (target / _MANIFEST).is_file():
+        raise FileExistsError(f"{target} has other files in it. Give a new folder, or empty it.")
+    if not overwrite:
+        raise FileExistsError(f"{target} has a site in it. Give --overwrite to replace it.")
+
+
+class Site:
+    """A site that is being written.
+
+    Args:
+        catalog: the runs.
+        folder: an empty folder.
+        points: the largest number of points of a curve.
+        media_bytes: the largest size of all media together.
+        media_per_name: the largest number of steps of each name of media.
+    """
+
+    def __init__(
+        self, catalog: Catalog, folder: Path, *, points: int, media_bytes: int, media_per_name: int
+    ) -> None:
+        self._catalog = catalog
+        self._folder = folder
+        self._points = points
+        self._media_bytes = media_bytes
+        self._media_per_name = media_per_name
+        self._keys: dict[str, str] = {}
+        self._report = SiteReport()
+        self._skipped_bytes = 0
+
+    def write(self, where: str, limit: int) -> SiteReport:
+        """Writes everything; see `export_site`."""
+        catalog, report = self._catalog, self._report
+        (self._folder / "data").mkdir()
+        page = catalog.page(where=where, limit=limit)
+        runs = [(row["id"], catalog.run(row["id"])) for row in page["rows"]]
+        report.runs = len(runs)
+        if page["total"] > len(runs):
+            report.left_out.append(f"{page['total'] - len(runs)} of {page['total']} runs")
+        columns = dict.fromkeys(
+            name
+            for _, run in runs
+            for name in (
+                *(f"hparams.{name}" for name in run.hparams),
+                *(f"summary.{name}" for name in run.record.summary),
+            )
+        )
+        self._add("runs", {**catalog.page(where=where, limit=limit, columns=list(columns)), "version": "0"})
+        cache = ColumnCache(_CACHE_BYTES)
+        for run_id, run in runs:
+            self._write_run(run_id, run, cache)
+        self._write_comparisons(runs, cache)
+        if self._skipped_bytes:
+            report.left_out.append(
+                f"media of {self._skipped_bytes} bytes beyond {self._media_bytes >> 20} MiB"
+            )
+        fields = catalog.fields()
+        self._add(
+            "fields",
+            {
+                "fields": [
+                    field
+                    for field in fields["fields"]
+                    if "." not in field["name"] or field["name"] in columns
+                ],
+                "metrics": [name for name in fields["metrics"] if f"summary.{name}" in columns],
+            },
+        )
+        bounds = {
+            "points": self._points,
+            "media_bytes": self._media_bytes,
+            "media_per_name": self._media_per_name,
+            "left_out": report.left_out,
+        }
+        self._add(
+            "info", {**catalog.info(), "version": "0", "writable": False, "site": True, "bounds": bounds}
+        )
+        self._write_page()
+        return report
+
+    def _add(self, key: str, answer: Any) -> None:
+        """Writes an answer; its file has no name from a run."""
+        name = f"{len(self._keys):06}.js"
+        self._keys[key] = name
+        text = b"destinationsSite.add(%s, %s);\n" % (json.dumps(key).encode(), encode(answer))
+        (self._folder / "data" / name).write_bytes(text)
+        self._report.answers += 1
+
+    def _write_page(self) -> None:
+        static = self._folder / "static"
+        static.mkdir()
+        for path in STATIC.iterdir():
+            if path.suffix not in {".js", ".html"}:
+                shutil.copyfile(path, static / path.name)
+        shutil.copyfile(plotly_file(), static / "plotly.min.js")
+        modules = {path.stem: path.read_text(encoding="utf-8") for path in STATIC.glob("*.js")}
+        (static / "app.js").write_text(classic_script(modules, "app"), encoding="utf-8")
+        page = (STATIC / "index.html").read_text(encoding="utf-8")
+        if _MODULE_TAG not in page:
+            raise ValueError(f"index.html of the page must load its modules by {_MODULE_TAG}.")
+        (self._folder / "index.html").write_text(page.replace(_MODULE_TAG, _SITE_TAGS), encoding="utf-8")
+        manifest = json.dumps({"keys": self._keys})
+        (self._folder / _MANIFEST).write_text(
+            f"globalThis.destinationsSite = {manifest};\n", encoding="utf-8"
+        )
+
+    def _write_run(self, run_id: str, run: Run, cache: ColumnCache) -> None:
+        detail = details.details(self._catalog, run)
+        self._add(f"run/{run_id}", detail)
+        for name in detail["logs"]:
+            self._try(f"log/{run_id}/{name}", details.log, run, name, -details.LOG_BYTES)
+        metrics = detail["metrics"][:_MAX_METRICS]
+        if len(detail["metrics"]) > len(metrics):
+            self._report.left_out.append(f"{len(detail['metrics']) - len(metrics)} metrics of {run.name}")
+        axes = [rows_of(cache, run, metrics, Axis(kind), 0) for kind in AXES] if metrics else []
+        for place, metric in enumerate(metrics):
+            found = [axis[place] for axis in axes]
+            self._add(f"series/{run_id}/{metric}", _series(run_id, metric, found, self._points))
+        for kind, names in detail["media"].items():
+            for name in names if kind != "artifacts" else ():
+                self._try(f"media/{run_id}/{kind}/{name}", self._media, run_id, run, kind, name)
+
+    def _try(self, key: str, answer: Callable[..., Any], *arguments: Any) -> None:
+        """Writes an answer, unless it cannot be read."""
+        try:
+            found = answer(*arguments)
+        except (RunsError, OSError, ValueError) as error:
+            self._report.left_out.append(f"{key}: {error}")
+            return
+        self._add(key, found)
+
+    def _media(self, run_id: str, run: Run, kind: str, name: str) -> dict[str, Any]:
+        """Copies the files of a name as far as they fit, and returns the answer for these."""
+        answer = details.media(run, kind, name, limit=self._media_per_name)
+        if kind == "tables":
+            for item in answer["items"]:
+                key = f"table/{run_id}/{name}/{item['step']}"
+                self._try(key, details.table, run, name, item["step"])
+        if kind in {"tables", "histograms", "texts", "traces"}:
+            return answer
+        kept = []
+        for item in answer["items"]:
+            file = item["file"]
+            masks = [path for mask in (item.get("masks") or {}).values() for path in mask.values() if path]
+            if self._copy(run_id, run, [file, *masks]):
+                kept.append(item)
+                if kind == "point_clouds":
+                    self._try(f"points/{run_id}/{file}", details.points, run, file)
+                if kind == "audio":
+                    self._try(f"wave/{run_id}/{file}", details.wave, run, file)
+        return {**answer, "items": kept}
+
+    def _copy(self, run_id: str, run: Run, files: Sequence[str]) -> bool:
+        """Copies files of a run that belong together; returns whether they fit and could be read."""
+        with contextlib.ExitStack() as opened:
+            readers = []
+            for file in files:
+                # A web server would show a page of a run as one of its own.
+                if Path(file).suffix.lower() not in _COPIED:
+                    self._report.left_out.append(f"{run.name}: {file}, which is no image, sound or video")
+                    return False
+                try:
+                    fd = open_regular(path_inside(run.path, file))
+                except (OSError, ValueError) as error:
+                    self._report.left_out.append(f"{run.name}: {file}: {error}")
+                    return False
+                readers.append(opened.enter_context(os.fdopen(fd, "rb")))
+            size = sum(os.fstat(reader.fileno()).st_size for reader in readers)
+            if self._report.media_bytes + size > self._media_bytes:
+                self._skipped_bytes += size
+                return False
+            for file, reader in zip(files, readers, strict=True):
+                target = self._folder / "files" / run_id / file
+                target.parent.mkdir(parents=True, exist_ok=True)
+                with target.open("wb") as writer:
+                    shutil.copyfileobj(reader, writer, _COPY_BYTES)
+            self._report.media_files += len(files)
+            self._report.media_bytes += size
+        return True
+
+    def _write_comparisons(self, runs: Sequence[tuple[str, Run]], cache: ColumnCache) -> None:
+        if len(runs) > _MAX_COMPARED:
+            self._report.left_out.append(f"comparisons of more than {_MAX_COMPARED} runs")
+            return
+        for one, other in itertools.combinations(runs, 2):
+            found = details.compare([one, other], cache)
+            turned = [{**part, "a": part["b"], "b": part["a"]} for part in found["parts"]]
+            self._add(f"compare/{one[0]}/{other[0]}", found)
+            self._add(f"compare/{other[0]}/{one[0]}", {**found, "runs": found["runs"][::-1], "parts": turned})
+
+
+def _series(run_id: str, metric: str, axes: Sequence[Rows | str], points: int) -> dict[str, Any]:
+    """Returns the series of a metric with each x axis that all of its values have."""
+    first = axes[0]
+    answer: dict[str, Any] = {
+        "run": run_id,
+        "metric": metric,
+        "rank": 0,
+        "branch": None,
+        "cursor": "",
+        "append": False,
+    }
+    if isinstance(first, str):
+        return {
+            **answer,
+            "step": [],
+            "y": [],
+            "low": None,
+            "high": None,
+            "merged": 1,
+            "nan": [],
+            "inf": [],
+            "rows": 0,
+            "error": first,
+        }
+    for kind, rows in zip(AXES, axes, strict=True):
+        if not isinstance(rows, str) and len(rows.y) == len(first.y):
+            answer[kind] = downsample(rows.x, rows.y, points).x
+    curve = attrs.asdict(downsample(first.x, first.y, points), recurse=False)
+    del curve["x"]
+    return {**answer, **curve, "rows": len(first.y), "error": None}
+
+
+# --- the script ---------------------------------------------------------------------------------------------
+
+
+def classic_script(modules: dict[str, str], entry: str) -> str:
+    """Returns ES modules as one classic script; each keeps a scope of its own.
+
+    Args:
+        modules: source by name, without the suffix. Only `import {a} from "./b.js"` and exported functions,
+            constants and classes.
+        entry: the module that starts the page.
+
+    Raises:
+        ValueError: a module uses another form, is missing, or imports itself through others.
+    """
+    parts = [_as_function(name, modules[name]) for name in _in_order(modules, entry)]
+    return '"use strict";\n(() => {\n' + "\n".join(parts) + "})();\n"
+
+
+def _in_order(modules: dict[str, str], entry: str) -> list[str]:
+    """Returns the modules that are needed, each after those that it imports."""
+    ordered: list[str] = []
+
+    def add(name: str, path: tuple[str, ...]) -> None:
+        if name in path:
+            raise ValueError(f"modules of the page import each other: {' → '.join((*path, name))}.")
+        if name not in modules:
+            raise ValueError(f"module {name}.js of the page is missing.")
+        for found in _IMPORT.finditer(modules[name]):
+            if found[2] not in ordered:
+                add(found[2], (*path, name))
+        if name not in ordered:
+            ordered.append(name)
+
+    add(entry, ())
+    return ordered
+
+
+def _as_function(name: str, source: str) -> str:
+    exported = _EXPORTED.findall(source)
+    body = _EXPORT.sub("", _IMPORT.sub(_destructured, source))
+    other = _OTHER_FORMS.search(body)
+    if other is not None:
+        raise ValueError(f"module {name}.js of the page has a form that cannot be exported: {other[0]}")
+    return f"const {_variable(name)} = (() => {{\n{body}\nreturn {{ {', '.join(exported)} }};\n}})();\n"
+
+
+def _destructured(found: re.Match[str]) -> str:
+    names = [part.strip() for part in found[1].split(",") if part.strip()]
+    inner = ", ".join(re.sub(r"\s+as\s+", ": ", one) for one in names)
+    return f"const {{ {inner} }} = {_variable(found[2])};"
+
+
+def _variable(name: str) -> str:
+    return f"module_{name.replace('-', '_')}"

@@ -1,0 +1,217 @@
+"""The exported site: static files with the answers of the API."""
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from destinations import cli
+from destinations.runs import open_runs
+from destinations.viewer.catalog import Catalog
+from destinations.viewer.site import classic_script, export_site
+from tests.test_destinations.runs.folders import write_run
+from tests.test_destinations.runs.written import Written
+from tests.test_destinations.viewer.served import served, write_demo
+
+DOCS = Path(__file__).parents[3] / "docs"
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    """Gives a folder with two runs."""
+    root = tmp_path_factory.mktemp("site") / "runs"
+    write_demo(root, rows=2500)
+    with Written(root / "other") as run:
+        run.logger.log_hyperparameters({"optim": {"lr": 0.2}})
+        for step in range(50):
+            run.log({"loss": 2.0}, step)
+    (root / "digits" / "train.log").write_text("begun\n", encoding="utf-8")
+    return root
+
+
+@pytest.fixture(scope="module")
+def site(root, tmp_path_factory):
+    """Gives the folder of their site."""
+    target = tmp_path_factory.mktemp("exported") / "site"
+    with open_runs(root, cache=target.parent / "cache") as runs:
+        export_site(Catalog(runs), target)
+    return target
+
+
+def answers_of(site):
+    """Returns the answers of a site by key, as its scripts hand them over."""
+    manifest = (site / "data" / "manifest.js").read_text(encoding="utf-8")
+    keys = json.loads(re.fullmatch(r"globalThis\.destinationsSite = (.*);\n", manifest)[1])["keys"]
+    found = {}
+    for key, name in keys.items():
+        text = (site / "data" / name).read_text(encoding="utf-8")
+        call = re.fullmatch(r"destinationsSite\.add\((.*)\);\n", text, re.DOTALL)[1]
+        found[key] = json.loads(f"[{call}]")[1]
+        assert json.loads(f"[{call}]")[0] == key
+    return found
+
+
+def test_the_answers_of_a_site_are_those_of_the_server(root, site):
+    """The same runs, details, media, tables, sounds and comparisons, under the keys of the docs."""
+    found = answers_of(site)
+    with served(root) as page:
+        digits, other = page.run_id("digits"), page.run_id("other")
+        image = page.get(f"/api/runs/{digits}/media", {"kind": "images", "name": "Inputs"})
+        tone = page.get(f"/api/runs/{digits}/media", {"kind": "audio", "name": "tone"})
+        wave = page.get(f"/api/runs/{digits}/wave", {"file": tone["items"][0]["file"]})
+        table = page.get(f"/api/runs/{digits}/table", {"name": "Words", "step": 7})
+        detail = page.get(f"/api/runs/{digits}")
+        compared = page.get("/api/compare", {"run": [other, digits]})
+        (series,) = page.get("/api/series", {"run": digits, "metric": "loss"})["series"]
+
+    assert [row["id"] for row in found["runs"]["rows"]] == [other, digits]
+    assert found["runs"]["rows"][0]["values"] == {"hparams.optim.lr": 0.2, "summary.loss": 2.0}
+    assert found[f"run/{digits}"] == detail
+    assert found[f"media/{digits}/images/Inputs"] == image
+    assert found[f"wave/{digits}/{tone['items'][0]['file']}"] == wave
+    assert found[f"table/{digits}/Words/7"] == table
+    assert found[f"log/{digits}/train.log"]["text"] == "begun\n"
+    both = found[f"compare/{other}/{digits}"]
+    assert (both["runs"], both["parts"]) == (compared["runs"], compared["parts"])
+    curve = found[f"series/{digits}/loss"]
+    assert {name: curve[name] for name in ("y", "low", "high", "merged", "rows")} == {
+        name: series[name] for name in ("y", "low", "high", "merged", "rows")
+    }
+    assert curve["step"] == series["x"]
+    assert [len(curve[axis]) for axis in ("epoch", "time", "relative")] == [len(series["x"])] * 3
+    assert (found["info"]["site"], found["info"]["writable"]) == (True, False)
+    documented = (DOCS / "viewer-api.md").read_text(encoding="utf-8").split("## The exported site")[1]
+    kinds = {key.partition("/")[0] for key in found}
+    assert {kind for kind in kinds if f"`{kind}" not in documented} == set()
+
+
+def test_media_are_files_beside_the_page(root, site):
+    """Byte for byte."""
+    detail = next(
+        answer for key, answer in answers_of(site).items() if key.startswith("run/") and answer["media"]
+    )
+    (path,) = (site / "files" / detail["id"] / "media").glob("tone/*.wav")
+
+    assert (
+        path.read_bytes() == (root / "digits" / path.relative_to(site / "files" / detail["id"])).read_bytes()
+    )
+
+
+def test_the_page_of_a_site_loads_classic_scripts_only(site):
+    """No module, nothing from elsewhere; the data first."""
+    page = (site / "index.html").read_text(encoding="utf-8")
+
+    scripts = re.findall(r"<script[^>]*>", page)
+    assert 'type="module"' not in page
+    assert scripts[0] == '<script src="data/manifest.js">'
+    assert '<script src="static/app.js" defer>' in scripts
+    assert all((site / name).is_file() for name in re.findall(r'(?:src|href)="([^"#]+)"', page))
+    assert "//" not in "".join(re.findall(r'(?:src|href)="([^"]+)"', page))
+
+
+def test_the_command_exports_what_matches(root, tmp_path, capsys):
+    """It says what it wrote and what it left out; a second time needs `--overwrite`."""
+    target = tmp_path / "site"
+    command = ["view", str(root), "--export", str(target)]
+
+    first = cli.main([*command, "--where", 'name == "digits"', "--media-mib", "0"])
+    out = capsys.readouterr()
+    again = cli.main(command)
+    refused = capsys.readouterr().err
+    replaced = cli.main([*command, "--overwrite", "--limit", "1"])
+    last = capsys.readouterr()
+
+    assert (first, again, replaced) == (0, 1, 0)
+    assert out.out == f"1 run, 0 files of media, 0 B\n{target / 'index.html'}\n"
+    assert "left out: media of" in out.err
+    assert refused == f"{target} has a site in it. Give --overwrite to replace it.\n"
+    assert "left out: 1 of 2 runs" in last.err
+    assert [row["name"] for row in answers_of(target)["runs"]["rows"]] == ["other"]
+
+
+def test_a_folder_with_other_files_is_never_replaced(root, tmp_path, capsys):
+    """Not even with `--overwrite`; and nothing is left behind."""
+    target = tmp_path / "mine"
+    target.mkdir()
+    (target / "thesis.tex").write_text("x")
+
+    code = cli.main(["view", str(root), "--export", str(target), "--overwrite"])
+
+    assert code == 1
+    assert "has other files in it" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+    assert (target / "thesis.tex").read_text() == "x"
+
+
+def test_an_export_that_fails_leaves_nothing(root, tmp_path, capsys):
+    """A filter that does not parse, found after the folder was begun."""
+    code = cli.main(["view", str(root), "--export", str(tmp_path / "site"), "--where", "status ="])
+
+    assert code == 2
+    assert list(tmp_path.iterdir()) == []
+    assert "Write ==." in capsys.readouterr().err
+
+
+def test_a_hostile_run_writes_nothing_outside_and_no_page(tmp_path):
+    """Paths that lead out, pages and links among its media: left out; names are in the data only."""
+    root = tmp_path / "runs"
+    run = write_run(root / "one", hparams={"</script><script>alert(1)</script>": "\u2028"})
+    (tmp_path / "secret.txt").write_text("secret")
+    (run / "media").mkdir()
+    (run / "media" / "page.html").write_text("<script>alert(1)</script>")
+    (run / "media" / "link.png").symlink_to(tmp_path / "secret.txt")
+    lines = [
+        {"step": 1, "tag": "out", "type": "image", "path": "../../secret.txt"},
+        {"step": 1, "tag": "../../../x", "type": "image", "path": "media/link.png"},
+        {"step": 1, "tag": "page", "type": "video", "path": "media/page.html"},
+    ]
+    (run / "media.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    target = tmp_path / "site"
+
+    with open_runs(root, cache=tmp_path / "cache") as runs:
+        export_site(Catalog(runs), target)
+
+    written = {path.relative_to(target).parts[0] for path in target.rglob("*")}
+    assert written == {"index.html", "static", "data"}
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["cache", "runs", "secret.txt", "site"]
+    assert all(re.fullmatch(r"\d{6}\.js|manifest\.js", path.name) for path in (target / "data").iterdir())
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
+def test_modules_become_one_script_that_means_the_same(tmp_path):
+    """Names that two modules share stay apart; constants, functions and classes are handed over."""
+    modules = {
+        "app": 'import { twice as double, Pair } from "./tools.js";\nimport {\n  NAME,\n} from "./names.js";\n'
+        "const own = 1;\nconsole.log(double(own), new Pair().sum(), NAME);\n",
+        "tools": 'import { NAME } from "./names.js";\nconst own = 2;\n'
+        "export function twice(x) { return x * own; }\n"
+        "export class Pair { sum() { return own + NAME.length; } }\nexport async function later() {}\n",
+        "names": 'export const NAME = "import";\n',
+    }
+    script = tmp_path / "app.js"
+    script.write_text(classic_script(modules, "app"))
+
+    finished = subprocess.run(["node", str(script)], capture_output=True, text=True, check=True, timeout=60)
+
+    assert finished.stdout == "2 8 import\n"
+
+
+@pytest.mark.parametrize(
+    ("modules", "error"),
+    [
+        ({"app": 'import x from "./y.js";\n', "y": ""}, "a form that cannot be exported: import x"),
+        ({"app": "export default 1;\n"}, "a form that cannot be exported: export default 1"),
+        ({"app": 'import { a } from "./b.js";\n'}, "module b.js of the page is missing"),
+        (
+            {"app": 'import { a } from "./b.js";\n', "b": 'import { c } from "./app.js";\n'},
+            "import each other: app → b → app",
+        ),
+    ],
+)
+def test_a_module_that_cannot_be_joined_is_named(modules, error):
+    """Rather than a page that does not work."""
+    with pytest.raises(ValueError, match=re.escape(error)):
+        classic_script(modules, "app")
