@@ -231,6 +231,7 @@ export class MetricChart {
       fill(this.foot);
       return;
     }
+    this.box.hidden = true;
     const traces = this.bands ? this.bandTraces() : this.lineTraces();
     if (!this.isDrawn) fill(this.plot);
     await Plotly.react(this.plot, traces, this.layout(), PLOT_CONFIG);
@@ -340,9 +341,10 @@ export class MetricChart {
       el("b", {}, formatNumber(one.value)), one.low ? el("small", { class: "muted" }, `${formatNumber(one.low[one.index])} – ${formatNumber(one.high[one.index])}`) : null)),
     found.length > MOST_IN_HOVER && el("div", { class: "more" }, `and ${found.length - MOST_IN_HOVER} more`));
     this.box.hidden = false;
-    const room = this.plot.clientWidth, left = event.event ? event.event.clientX - this.plot.getBoundingClientRect().left : 0;
-    const width = this.box.offsetWidth;
-    this.box.style.left = `${left + 18 + width > room ? Math.max(0, left - width - 18) : left + 18}px`;
+    const across = event.event?.clientX ?? 0, width = this.box.offsetWidth;
+    const isRoom = across + 20 + width < document.documentElement.clientWidth;
+    const edge = this.plot.getBoundingClientRect().left;
+    this.box.style.left = `${Math.max(8, isRoom ? across + 20 : across - 20 - width) - edge}px`;
     this.box.style.top = "4px";
   }
 

@@ -9,6 +9,8 @@ import { link, onChange, state, toggle, update, visibleRuns } from "./state.js";
 const PINNED = "\u0000pinned";
 const X_AXES = [["step", "Step"], ["epoch", "Epoch"], ["time", "Wall time"], ["relative", "Relative time"]];
 const MOST_AXES = 200;
+const LEAST_WIDTH = 325;
+const GAP = 14;
 
 /** Shows the charts in an element until the returned function is called. */
 export function showCharts(root) {
@@ -18,7 +20,7 @@ export function showCharts(root) {
   let isGone = false;
 
   const aside = el("aside", { class: "sidebar" });
-  const sections = el("div", {});
+  const sections = el("div", { class: "sections" });
   const find = el("input", { type: "search", id: "search", placeholder: "Search metrics", "aria-label": "Search metrics", value: state.find, oninput: debounce(() => update({ find: find.value }), 120) });
   const axis = el("select", { "aria-label": "X axis", id: "x-axis", onchange: () => update({ x: axis.value, zoom: [] }) });
   const band = el("select", { "aria-label": "Band", id: "band", onchange: () => update({ band: band.value }) });
@@ -31,6 +33,15 @@ export function showCharts(root) {
     el("div", { class: "toolbar" }, el("label", { class: "field search" }, icon("search"), find), axis, logX, logY,
       el("label", { class: "slider button" }, "Smooth", smooth, said), !isExported && band, hidden), sections)));
   const leaveSidebar = showSidebar(aside);
+
+  // A section of few charts takes as many columns, so that small sections stand side by side.
+  const fitted = new ResizeObserver(fit);
+  fitted.observe(sections);
+  function fit() {
+    const columns = Math.max(1, Math.floor((sections.clientWidth + GAP) / (LEAST_WIDTH + GAP)));
+    sections.style.setProperty("--grid", String(columns));
+    for (const section of sections.querySelectorAll(".chart-section")) section.style.setProperty("--span", String(Math.min(columns, Number(section.style.getPropertyValue("--charts")))));
+  }
 
   const inView = new IntersectionObserver((entries) => {
     for (const entry of entries) charts.get(entry.target.dataset.metric)?.setVisible(entry.isIntersecting);
@@ -78,11 +89,13 @@ export function showCharts(root) {
     const nodes = order.map((prefix) => {
       const isFolded = state.fold.includes(`/${prefix}`);
       const title = prefix === PINNED ? "Pinned" : prefix || "Metrics";
-      return el("section", { "data-section": prefix },
+      const isWide = isFolded || groups.get(prefix).some((name) => state.open.includes(name));
+      return el("section", { "data-section": prefix, class: "chart-section", style: { "--charts": isWide ? 999 : groups.get(prefix).length } },
         el("div", { class: "section-head" }, el("button", { type: "button", "aria-expanded": String(!isFolded), onclick: () => toggle("fold", `/${prefix}`) }, icon("chevron"), shorten(title, 80)), el("span", { class: "muted" }, String(groups.get(prefix).length))),
         el("div", { class: "cards", hidden: isFolded }, groups.get(prefix).map((name) => chartOf(name).element)));
     });
     fill(sections, nodes.length ? nodes : el("div", { class: "empty" }, emptyText(), el("br", {}), visibleRuns().length ? null : el("a", { class: "button", href: link({ page: "runs" }) }, "Choose runs")));
+    fit();
     for (const chart of charts.values()) { chart.mark(); inView.observe(chart.element); }
   }
 
@@ -123,11 +136,10 @@ export function showCharts(root) {
       for (const chart of charts.values()) chart.isStale = true;
       arrange();
       for (const chart of charts.values()) if (chart.isVisible) chart.load();
-    } else if (["find", "pin", "hide", "fold"].some((name) => changed.has(name))) arrange();
+    } else if (["find", "pin", "hide", "fold", "open"].some((name) => changed.has(name))) arrange();
     if (changed.has("x") || changed.has("band")) for (const chart of charts.values()) chart.invalidate();
     else if (changed.has("zoom")) for (const chart of charts.values()) chart.followZoom();
     else if (["smooth", "logx", "logy"].some((name) => changed.has(name))) for (const chart of charts.values()) if (chart.isVisible) chart.draw();
-    if (changed.has("open")) for (const chart of charts.values()) chart.mark();
     drawTools();
   });
   const stopData = dataChanges(async (changed) => {
@@ -145,6 +157,7 @@ export function showCharts(root) {
     stopData();
     leaveSidebar();
     inView.disconnect();
+    fitted.disconnect();
     document.removeEventListener("themechange", themed);
     for (const chart of charts.values()) chart.remove();
   };

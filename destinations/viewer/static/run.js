@@ -56,7 +56,9 @@ export function showRun(root) {
     if (detail.checkpoints?.length) panel("Checkpoints", scroll(el("table", {}, el("tbody", {}, detail.checkpoints.map((one) => el("tr", {}, el("td", { dir: "auto", title: shorten(one.path, 500) }, shorten(one.name, 120)), el("td", { class: "number" }, formatBytes(one.size)), el("td", { class: "muted" }, formatTime(one.time)), el("td", { class: one.exists ? "good" : "bad" }, one.exists ? "there" : "missing")))))));
     if (detail.artifacts?.length) panel("Artifacts", scroll(el("table", {}, el("tbody", {}, detail.artifacts.map((one) => el("tr", {}, el("td", { dir: "auto" }, one.file ? el("a", { href: fileUrl(id, one.file), download: "" }, shorten(one.name, 120)) : shorten(one.name, 120), one.uri && el("div", { class: "muted mono" }, shorten(one.uri, 200))), el("td", { class: "number" }, formatBytes(one.size)), el("td", { class: one.arrived === false ? "bad" : one.arrived ? "good" : "muted" }, one.arrived ? "arrived" : one.arrived === false ? "not arrived" : "unknown")))))));
     const git = detail.git ?? {};
-    const environment = flatten(Object.fromEntries(Object.entries(detail.environment ?? {}).filter(([name]) => name !== "packages" && name !== "git")));
+    const startTime = detail.environment?.time;
+    const environment = flatten(Object.fromEntries(Object.entries(detail.environment ?? {}).filter(([name]) => !["packages", "git", "time"].includes(name))));
+    if (startTime) environment.unshift(["time", formatTime(startTime)]);
     if (Object.keys(git).length) panel("Code", scroll(pairTable(flatten(git))));
     if (environment.length > 1) panel("Environment", scroll(pairTable(environment)));
     const packages = Object.entries(detail.environment?.packages ?? {});

@@ -10,12 +10,12 @@ const BLOCK = 100;
 const OVERSCAN = 8;
 const MAX_AUTOMATIC = 4;
 const MAX_CANDIDATES = 100;
-const MOST_TITLE = 17;
+const MOST_TITLE = 16;
 const FIXED = {
   status: { title: "Status", width: "118px" },
   created_at: { title: "Begun", width: "116px" },
   duration: { title: "Duration", width: "104px" },
-  tags: { title: "Tags", width: "minmax(120px, 0.8fr)" },
+  tags: { title: "Tags", width: "minmax(150px, 0.9fr)" },
   note: { title: "Note", width: "minmax(140px, 1fr)" },
 };
 
@@ -42,7 +42,11 @@ function titleOf(name) {
 
 /** Returns the end of a long name, which says more than its beginning. */
 function tailOf(title) {
-  return title.length > MOST_TITLE ? `…${title.slice(1 - MOST_TITLE)}` : title;
+  if (title.length <= MOST_TITLE) return title;
+  const parts = title.split(/(?<=[./])/);
+  let tail = parts.pop();
+  while (parts.length && parts.at(-1).length + tail.length < MOST_TITLE) tail = parts.pop() + tail;
+  return tail.length < MOST_TITLE ? `…${tail}` : `…${tail.slice(1 - MOST_TITLE)}`;
 }
 
 /** Shows the table in an element until the returned function is called. */
@@ -197,7 +201,7 @@ export function showRuns(root) {
   // --- drawing ------------------------------------------------------------------------------------------------
 
   function template() {
-    const width = (name) => FIXED[name]?.width ?? "minmax(104px, 132px)";
+    const width = (name) => FIXED[name]?.width ?? "minmax(118px, 140px)";
     return `42px minmax(170px, 1.3fr) ${columns.map(width).join(" ")} 40px`;
   }
 
