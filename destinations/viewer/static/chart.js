@@ -105,7 +105,7 @@ export class MetricChart {
         iconButton("eyeOff", "Hide this chart", () => toggle("hide", metric)), this.pinButton, this.wideButton, save),
       this.plot, this.foot);
     this.plot.append(this.note);
-    this.resized = new ResizeObserver(debounce(() => { if (this.isDrawn) globalThis.Plotly.Plots.resize(this.plot); }, 60));
+    this.resized = new ResizeObserver(debounce(() => { if (this.isDrawn && this.plot.clientWidth) globalThis.Plotly.Plots.resize(this.plot); }, 60));
     this.resized.observe(this.plot);
     this.mark();
   }

@@ -35,7 +35,7 @@ export function showExplore(root) {
     el("section", { class: "card wide" }, el("div", { class: "card-head" }, title, saves([["PNG", () => savePlot(plot, title.textContent, "png")], ["SVG", () => savePlot(plot, title.textContent, "svg")], ["CSV", saveCsv]])), plot),
     el("section", { class: "card wide" }, el("div", { class: "card-head" }, el("h3", {}, "Parallel coordinates"), el("span", { class: "badge" }, "Drag along an axis to choose a range; click its name to leave it."), saves([["SVG", saveParallel], ["CSV", saveCsv]])), holder)));
 
-  const resized = new ResizeObserver(debounce(() => { if (plot.data) globalThis.Plotly.Plots.resize(plot); drawParallel(); }, 80));
+  const resized = new ResizeObserver(debounce(() => { if (plot.data && plot.clientWidth) globalThis.Plotly.Plots.resize(plot); drawParallel(); }, 80));
   resized.observe(holder);
 
   function hparams() {

@@ -176,7 +176,7 @@ export function showRuns(root) {
     const metrics = fields.filter(({ name, kind }) => name.startsWith("summary.") && kind === "number").map(({ name }) => name);
     const candidates = fields.map(({ name }) => name).filter((name) => name.startsWith("hparams.")).slice(0, MAX_CANDIDATES);
     const { rows } = await listRuns({ columns: candidates, limit: BLOCK });
-    const varied = candidates.filter((name) => new Set(rows.map((row) => row.values[name])).size > 1);
+    const varied = candidates.filter((name) => new Set(rows.map((row) => row.values[name]).filter((value) => value !== undefined)).size > 1);
     return ["status", "created_at", "duration", "tags", ...metrics.sort((one, other) => weight(one) - weight(other)).slice(0, MAX_AUTOMATIC), ...varied.slice(0, MAX_AUTOMATIC), "note"];
   }
 

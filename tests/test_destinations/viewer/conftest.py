@@ -1,0 +1,135 @@
+"""A real browser for the tests of the page; an error in its console fails the test."""
+
+import shutil
+
+import pytest
+
+from destinations.runs import open_runs
+from tests.our_log import caplog
+from tests.test_destinations.viewer.browser_runs import write_runs
+
+__all__ = ["caplog"]
+
+WAIT_MS = 8_000
+
+
+def browser_path():
+    """The browser of this machine; None where there is none."""
+    for name in ("chromium", "chromium-browser", "google-chrome"):
+        if found := shutil.which(name):
+            return found
+    return None
+
+
+@pytest.fixture(scope="module")
+def chromium():
+    """Headless Chromium, one for a module."""
+    api = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install playwright")
+    path = browser_path()
+    if path is None:
+        pytest.skip("needs a browser: apt-get install chromium")
+    with api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(
+            executable_path=path,
+            args=["--no-sandbox", "--autoplay-policy=no-user-gesture-required", "--disable-dev-shm-usage"],
+        )
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def run_root(tmp_path_factory):
+    """A folder of runs with everything that the page shows, the same for a module: tests that write make their own."""
+    root = tmp_path_factory.mktemp("browser") / "runs"
+    write_runs(root)
+    return root
+
+
+@pytest.fixture(scope="module")
+def viewer(run_root, tmp_path_factory):
+    """The server of the page, on `run_root`."""
+    server = pytest.importorskip("destinations.viewer.server")
+    with (
+        open_runs(run_root, cache=tmp_path_factory.mktemp("index")) as runs,
+        server.Viewer(runs, port=0) as viewer,
+    ):
+        yield viewer
+
+
+@pytest.fixture
+def console():
+    """What the console of the browser has said of errors; a test takes out what it expects."""
+    return []
+
+
+@pytest.fixture
+def new_page(chromium, console):
+    """Opens a page of its own context; arguments are those of Playwright's `new_context`."""
+    contexts = []
+
+    def opened(**options):
+        context = chromium.new_context(
+            **{"viewport": {"width": 1360, "height": 860}, "accept_downloads": True, **options}
+        )
+        context.set_default_timeout(WAIT_MS)
+        contexts.append(context)
+        page = context.new_page()
+        page.on(
+            "console", lambda said: console.append(said.text) if said.type in {"error", "warning"} else None
+        )
+        page.on("pageerror", lambda error: console.append(f"{error}\n{error.stack or ''}"))
+        return page
+
+    yield opened
+    for context in contexts:
+        context.close()
+    assert console == [], "the browser reported errors"
+
+
+class Opened:
+    """The page of a server, as tests use it."""
+
+    def __init__(self, page, viewer):
+        self.page = page
+        self.address = viewer.address
+        page.goto(viewer.url)
+
+    def go(self, fragment):
+        """Shows a view by its fragment, as someone does who was sent a link."""
+        self.page.goto(f"{self.address}/#/{fragment}")
+
+    def id_of(self, name):
+        """The id of a run in URLs."""
+        answer = self.page.request.get(f"{self.address}/api/runs?limit=1000&archived=all").json()
+        return next(row["id"] for row in answer["rows"] if row["name"] == name)
+
+    def traces(self, metric, part="line"):
+        """The data that Plotly has drawn for a metric: by run id, x and y of each trace of a kind."""
+        found = self.page.evaluate(
+            """([metric, part]) => [...document.querySelectorAll('.chart')].filter((card) => card.dataset.metric === metric)
+                .flatMap((card) => [...(card.querySelector('.plot').data ?? [])]).filter((trace) => trace.meta?.part === part)
+                .map((trace) => ({run: trace.meta.run ?? trace.meta.band, branch: trace.meta.branch, x: [...trace.x], y: [...trace.y], color: trace.line?.color, dash: trace.line?.dash}))""",
+            [metric, part],
+        )
+        return {trace["run"] if trace.get("branch") is None else "left": trace for trace in found}
+
+    def until(self, condition, argument=None):
+        """Waits until an expression of JavaScript holds."""
+        self.page.wait_for_function(condition, arg=argument, timeout=WAIT_MS)
+
+    def drawn(self, metric, count=1):
+        """Waits until a chart has at least so many lines, and returns them."""
+        self.until(
+            """([metric, count]) => [...document.querySelectorAll('.chart')].some((card) => card.dataset.metric === metric
+                && (card.querySelector('.plot').data ?? []).filter((trace) => ['line', 'median'].includes(trace.meta?.part)).length >= count)""",
+            [metric, count],
+        )
+        return self.traces(metric)
+
+
+@pytest.fixture
+def opened(new_page, viewer):
+    """The page of `run_root`, with the table of runs shown."""
+    opened = Opened(new_page(), viewer)
+    opened.page.wait_for_selector(".grid-row[data-run]")
+    return opened

@@ -1,0 +1,300 @@
+"""Charts in a real browser: what Plotly has drawn, not only what is in the DOM."""
+
+import csv
+import io
+import re
+import xml.etree.ElementTree as ET
+
+import pytest
+
+from destinations.runs import open_runs
+from tests.test_destinations.runs.written import Written
+from tests.test_destinations.viewer.browser_runs import LONG, SPIKE_AT
+from tests.test_destinations.viewer.conftest import Opened
+
+pytestmark = pytest.mark.xdist_group("browser")
+
+
+def card(opened, metric):
+    """The card of a metric."""
+    return opened.page.locator(f'.chart[data-metric="{metric}"]')
+
+
+def show(opened, *names, more=""):
+    """Shows the charts of some runs; returns their ids."""
+    ids = [opened.id_of(name) for name in names]
+    opened.go("charts?" + "&".join(f"run={one}" for one in ids) + more)
+    return ids
+
+
+def axis_range(opened, metric):
+    """The range of the x axis that Plotly shows."""
+    return opened.page.evaluate(
+        "(metric) => [...document.querySelectorAll('.chart')].find((card) => card.dataset.metric === metric).querySelector('.plot')._fullLayout.xaxis.range",
+        metric,
+    )
+
+
+def test_two_selected_runs_are_two_lines(opened):
+    """Two runs that are selected in the table are two lines of the values that were logged, each in its colour."""
+    page = opened.page
+    ids = [opened.id_of("alpha"), opened.id_of("beta")]
+    for one in ids:
+        page.locator(f'.grid-row[data-run="{one}"] .pick input').check()
+    page.get_by_role("link", name="Charts").first.click()
+    lines = opened.drawn("loss", 2)
+    assert set(lines) == set(ids)
+    assert lines[ids[0]]["x"] == list(range(200))
+    assert lines[ids[0]]["y"] == [1 / (1 + step) for step in range(200)]
+    assert lines[ids[1]]["y"][10] == 2 / 11
+    assert lines[ids[0]]["color"] != lines[ids[1]]["color"]
+    assert (
+        page.locator(f'.legend [data-run="{ids[0]}"] .swatch path').get_attribute("stroke")
+        == lines[ids[0]]["color"]
+    )
+    sections = page.locator("[data-section] .section-head button").all_inner_texts()
+    assert sections == ["Metrics", "val"], "grouped by prefix"
+
+
+def test_nan_is_marked(opened):
+    """A NaN is a mark at its step, and no value of the line."""
+    _, beta = show(opened, "alpha", "beta")
+    opened.drawn("loss", 2)
+    assert opened.traces("loss", "NaN")[beta]["x"] == [50]
+    assert "NaN at 1 place" in card(opened, "loss").locator(".card-foot").inner_text()
+
+
+def test_merged_points_are_said_and_keep_spikes_and_zoom_loads_finer(opened):
+    """A long run is shown by merged points that keep a spike; a zoom brings every value, and is in the URL."""
+    page = opened.page
+    (long,) = show(opened, "long", more="&open=loss")
+    before = opened.drawn("loss")[long]
+    assert len(before["x"]) <= 1000 < LONG
+    assert max(opened.traces("loss", "range")[long]["y"]) == 1000.0
+    assert "mean of up to" in card(opened, "loss").locator(".card-foot").inner_text()
+    box = card(opened, "loss").locator(".nsewdrag").bounding_box()
+    left = box["x"] + box["width"] * (SPIKE_AT - 200) / LONG
+    page.mouse.move(left, box["y"] + 60)
+    page.mouse.down()
+    page.mouse.move(left + box["width"] * 400 / LONG, box["y"] + 62, steps=4)
+    page.mouse.up()
+    opened.until(
+        """(step) => { const line = document.querySelector('.chart .plot').data?.find((one) => one.meta.part === 'line');
+            return line && line.x.includes(step) && line.y[line.x.indexOf(step)] === 1000; }""",
+        SPIKE_AT,
+    )
+    after = opened.drawn("loss")[long]
+    assert after["x"] == list(range(round(after["x"][0]), round(after["x"][-1]) + 1)), "each step is a point"
+    assert opened.traces("loss", "range") == {}
+    zoom = axis_range(opened, "loss")
+    assert "zoom=" in page.url
+    page.reload()
+    assert opened.drawn("loss")[long]["x"] == after["x"]
+    assert axis_range(opened, "loss") == pytest.approx(zoom)
+    page.get_by_role("button", name="Reset zoom").click()
+    opened.until(
+        "() => document.querySelector('.chart .plot').data?.find((one) => one.meta.part === 'line').x[0] === 0"
+    )
+
+
+def test_smoothing_keeps_the_raw_line_behind(opened):
+    """Smoothing draws the moving average, corrected for its start, before the raw values."""
+    (alpha,) = show(opened, "alpha")
+    raw = opened.drawn("loss")[alpha]["y"]
+    opened.page.fill("#smooth", "0.9")
+    opened.until("() => document.querySelector('.chart .plot').data?.some((one) => one.meta.part === 'raw')")
+    assert opened.traces("loss", "raw")[alpha]["y"] == raw
+    last, expected = 0.0, []
+    for count, value in enumerate(raw, 1):
+        last = 0.9 * last + 0.1 * value
+        expected.append(last / (1 - 0.9**count))
+    assert opened.traces("loss")[alpha]["y"] == pytest.approx(expected)
+
+
+def test_x_axes_and_log_scales(opened):
+    """The x axis is relative time, wall time or another metric; both axes can be logarithmic."""
+    page = opened.page
+    (alpha,) = show(opened, "alpha")
+    opened.drawn("loss")
+    page.select_option("#x-axis", "metric:val/acc")
+    opened.until(
+        "() => Math.abs(document.querySelector('.chart .plot').data?.find((one) => one.meta.part === 'line').x[0] - 0.5) < 1e-9"
+    )
+    assert opened.traces("loss")[alpha]["x"] == pytest.approx([1 - 1 / (2 + step) for step in range(200)])
+    for axis in ("time", "relative"):
+        page.select_option("#x-axis", axis)
+        opened.until(
+            "(name) => document.querySelector('.chart .plot').layout?.xaxis.type === name",
+            "date" if axis == "time" else "linear",
+        )
+        x = opened.traces("loss")[alpha]["x"]
+        assert x == sorted(x)
+    page.select_option("#x-axis", "step")
+    page.click("#log-y")
+    page.click("#log-x")
+    opened.until(
+        "() => ['xaxis', 'yaxis'].every((axis) => document.querySelector('.chart .plot').layout?.[axis].type === 'log')"
+    )
+
+
+def test_hover_compares_runs(opened):
+    """Hovering shows the values of all runs at the step, sorted, by name."""
+    show(opened, "alpha", "beta")
+    opened.drawn("loss", 2)
+    box = card(opened, "loss").locator(".nsewdrag").bounding_box()
+    opened.page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2, steps=3)
+    card(opened, "loss").locator(".hover-box").wait_for(state="visible")
+    text = card(opened, "loss").locator(".hover-box").inner_text()
+    step = int(re.search(r"step (\d+)", text)[1])
+    assert 95 <= step <= 105
+    shown = [float(value) for value in re.findall(r"0\.\d+", text)]
+    assert shown == pytest.approx([2 / (1 + step), 1 / (1 + step)], rel=1e-3)
+    assert text.index("beta") < text.index("alpha")
+
+
+def test_band_over_seeds(opened):
+    """Runs alike but for the seed become a band of min, median and max; the straggler is named."""
+    show(opened, "alpha", "seed2", "seed3")
+    opened.drawn("loss", 3)
+    opened.page.select_option("#band", "over:hparams.seed")
+    opened.until(
+        "() => document.querySelector('.chart[data-metric=loss] .plot').data?.some((one) => one.meta.part === 'median')"
+    )
+    (median,) = opened.traces("loss", "median").values()
+    (band,) = opened.traces("loss", "range").values()
+    assert median["y"] == pytest.approx([2 / (1 + step) for step in range(200)])
+    assert band["y"][:200] == pytest.approx([3 / (1 + step) for step in range(200)])
+    assert band["y"][:-201:-1] == pytest.approx([1 / (1 + step) for step in range(200)])
+    assert "straggler is" in card(opened, "loss").locator(".card-foot").inner_text()
+
+
+def test_band_over_ranks_names_the_straggler(tmp_path, new_page):
+    """Ranks of one run become a band, and the rank that is farthest from the others is named."""
+    server = pytest.importorskip("destinations.viewer.server")
+    for rank in (0, 1, 2):
+        with Written(tmp_path / "runs" / "ranks", rank=rank, all_ranks=True) as run:
+            for step in range(20):
+                run.log({"seconds": 1.0 if rank < 2 else 5.0}, step)
+    with (
+        open_runs(tmp_path / "runs", cache=tmp_path / "index") as runs,
+        server.Viewer(runs, port=0) as viewer,
+    ):
+        opened = Opened(new_page(), viewer)
+        opened.go("charts?band=ranks")
+        opened.drawn("seconds")
+        (band,) = opened.traces("seconds", "range").values()
+        assert (max(band["y"]), min(band["y"])) == (5.0, 1.0)
+        assert "rank 2" in card(opened, "seconds").locator(".card-foot").inner_text()
+        opened.page.close()
+
+
+def test_pin_hide_and_search(opened):
+    """A pinned chart comes first, a hidden one goes, search leaves those of a name; all in the URL."""
+    page = opened.page
+    show(opened, "alpha")
+    opened.drawn("loss")
+    card(opened, "val/acc").hover()
+    card(opened, "val/acc").get_by_label("Pin").click()
+    assert page.locator("[data-section] .section-head button").all_inner_texts() == ["Pinned", "Metrics"]
+    card(opened, "loss").hover()
+    card(opened, "loss").get_by_label("Hide this chart").click()
+    assert card(opened, "loss").count() == 0
+    page.get_by_role("button", name="Show 1 hidden").click()
+    page.fill("#search", "acc")
+    opened.until("() => document.querySelectorAll('.chart').length === 1")
+    page.reload()
+    opened.until(
+        "() => document.querySelectorAll('.chart').length === 1 && document.querySelector('[data-section] button').innerText === 'Pinned'"
+    )
+
+
+def test_saved_as_csv_svg_and_png(opened):
+    """A chart is saved as the points drawn, as SVG, and as PNG."""
+    alpha, _ = show(opened, "alpha", "beta")
+    opened.drawn("loss", 2)
+    found = {}
+    for kind in ("CSV of the points drawn", "SVG", "PNG"):
+        card(opened, "loss").hover()
+        card(opened, "loss").get_by_label("Save loss").click()
+        with opened.page.expect_download() as download:
+            opened.page.get_by_role("button", name=kind, exact=True).click()
+        found[kind] = download.value.path().read_bytes()
+    rows = list(csv.DictReader(io.StringIO(found["CSV of the points drawn"].decode())))
+    assert [float(row["value"]) for row in rows if row["run"] == alpha] == [
+        1 / (1 + step) for step in range(200)
+    ]
+    assert ET.fromstring(found["SVG"]).tag == "{http://www.w3.org/2000/svg}svg"  # noqa: S314  # our own
+    assert b"alpha" in found["SVG"]
+    assert found["PNG"].startswith(b"\x89PNG")
+
+
+def test_only_charts_in_view_are_drawn(tmp_path, new_page):
+    """Of sixty charts only those in the viewport ask for data and are drawn; the others follow when scrolled to."""
+    server = pytest.importorskip("destinations.viewer.server")
+    with Written(tmp_path / "runs" / "many") as run:
+        run.log({f"layer/{index:02}": float(index) for index in range(60)}, 0)
+    with (
+        open_runs(tmp_path / "runs", cache=tmp_path / "index") as runs,
+        server.Viewer(runs, port=0) as viewer,
+    ):
+        opened = Opened(new_page(), viewer)
+        asked = []
+        opened.page.on("request", lambda request: asked.append(request.url))
+        opened.go("charts")
+        opened.drawn("layer/00")
+        assert opened.page.locator(".chart").count() == 60
+        assert (
+            opened.page.evaluate(
+                "[...document.querySelectorAll('.chart .plot')].filter((plot) => plot.data).length"
+            )
+            < 20
+        )
+        assert len([url for url in asked if "/api/series" in url]) < 20
+        opened.page.evaluate("scrollTo(0, document.documentElement.scrollHeight)")
+        opened.drawn("layer/59")
+        opened.until("() => !document.querySelector('.chart[data-metric=\"layer/00\"] .plot').data", None)
+        opened.page.close()
+
+
+def test_rows_left_by_a_resume_are_dotted(tmp_path, new_page):
+    """The rows that a resumed run has left are drawn beside the line, dotted."""
+    server = pytest.importorskip("destinations.viewer.server")
+    with Written(tmp_path / "runs" / "resumed") as run:
+        for step in range(100):
+            run.log({"loss": float(step)}, step)
+    with Written(tmp_path / "runs" / "resumed", batch=50) as run:
+        for step in range(50, 100):
+            run.log({"loss": 0.0}, step)
+    with (
+        open_runs(tmp_path / "runs", cache=tmp_path / "index") as runs,
+        server.Viewer(runs, port=0) as viewer,
+    ):
+        opened = Opened(new_page(), viewer)
+        opened.go("charts")
+        lines = opened.drawn("loss", 2)
+        assert lines["left"]["y"][-1] == 99.0
+        assert lines["left"]["dash"] == "dot"
+        opened.page.close()
+
+
+def test_explore_draws_hyperparameters_against_a_metric(opened):
+    """A scatter plot and parallel coordinates of the runs that match; a range on an axis fades the others."""
+    page = opened.page
+    opened.go("explore?sx=hparams.lr&sy=summary.loss")
+    opened.until("() => document.querySelector('#scatter').data?.[0].x.length === 4")
+    points = page.evaluate(
+        "(() => { const {x, y} = document.querySelector('#scatter').data[0]; return x.map((value, at) => [value, y[at]]); })()"
+    )
+    assert sorted(points) == [[0.01, 0.01], [0.1, 0.005], [0.1, 0.01], [0.1, 0.015]]
+    assert page.locator("#parallel polyline").count() >= 4
+    box = page.locator('[data-axis="hparams.seed"] .brush-ground').bounding_box()
+    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + 2)
+    page.mouse.down()
+    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + 60, steps=3)
+    page.mouse.up()
+    left = page.evaluate(
+        "[...document.querySelectorAll('#parallel polyline:not(.out)')].map((line) => line.dataset.run)"
+    )
+    assert left == [opened.id_of("seed3")]
+    page.fill("#filter", "hparams.lr == 0.01")
+    opened.until("() => document.querySelector('#scatter').data[0].x.length === 1")

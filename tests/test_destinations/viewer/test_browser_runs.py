@@ -1,0 +1,232 @@
+"""The table of runs in a real browser: search, filter, columns, groups, selection, edits, and ten thousand rows."""
+
+import json
+import shutil
+import time
+
+import pytest
+
+from destinations.runs import open_runs
+from tests.test_destinations.viewer.browser_runs import HOSTILE
+from tests.test_destinations.viewer.conftest import Opened
+
+pytestmark = pytest.mark.xdist_group("browser")
+
+
+def names(page):
+    """Returns the names of the rows that exist."""
+    return page.locator(".grid-row .name").all_inner_texts()
+
+
+def wait_for_names(opened, *expected):
+    """Waits until the table has these runs, in any order."""
+    opened.until(
+        """(names) => JSON.stringify([...document.querySelectorAll('.grid-row .name')].map((node) => node.innerText).sort())
+            === JSON.stringify([...names].sort())""",
+        list(expected),
+    )
+
+
+def test_table(opened):
+    """Status, last values, tags, and the hyperparameters in which runs differ."""
+    assert {"alpha", "beta", "seed2", "seed3", "long", HOSTILE} == set(names(opened.page))
+    row = opened.page.locator(f'.grid-row[data-run="{opened.id_of("alpha")}"]')
+    assert row.locator('[data-column="status"]').inner_text() == "completed"
+    assert row.locator('[data-column="hparams.lr"]').inner_text() == "0.1"
+    assert row.locator('[data-column="summary.loss"]').inner_text() == "0.005"
+    assert row.locator('[data-column="hparams.model"]').count() == 0, "it is the same in all runs"
+    assert row.locator(".tag").all_inner_texts() == ["baseline"]
+
+
+def test_search(opened):
+    """`/` goes to the search, which leaves the runs whose name, tag or note has the text."""
+    opened.page.keyboard.press("/")
+    opened.page.keyboard.type("SEED")
+    wait_for_names(opened, "seed2", "seed3")
+    assert "q=SEED" in opened.page.url
+
+
+def test_filter(opened, console):
+    """The filter language of `destinations runs`; an error is shown, and goes when it is mended."""
+    page = opened.page
+    page.fill("#filter", "hparams.lr == 0.1 and summary.loss < 0.012")
+    wait_for_names(opened, "alpha", "seed2")
+    page.fill("#filter", "hparams.lr = 0.1")
+    page.wait_for_selector(".filter-error:visible")
+    assert "Write ==" in page.inner_text(".filter-error")
+    assert page.get_attribute("#filter", "aria-invalid") == "true"
+    page.fill("#filter", 'status == "completed" and summary.val/acc > 0.99')
+    wait_for_names(opened, "alpha", "beta")
+    assert not page.locator(".filter-error").is_visible()
+    assert all("400" in said for said in console)
+    console.clear()
+
+
+def test_filter_completes_names(opened):
+    """Tab takes the name of a column that the filter offers."""
+    page = opened.page
+    page.fill("#filter", "")
+    page.click("#filter")
+    page.keyboard.type("val/a")
+    page.wait_for_selector(".hints:visible")
+    page.keyboard.press("Tab")
+    page.keyboard.type(" > 0.99")
+    assert page.input_value("#filter") == "summary.val/acc > 0.99"
+    wait_for_names(opened, "alpha", "beta")
+
+
+def test_sort(opened):
+    """A click on a heading sorts, from max to min first."""
+    page = opened.page
+    page.get_by_role("columnheader", name="loss").get_by_role("button").click()
+    opened.until("() => document.querySelector('[aria-sort=descending]')")
+    opened.until("() => document.querySelector('#row-0 .name')?.innerText === 'long'")
+    page.get_by_role("columnheader", name="loss").get_by_role("button").click()
+    opened.until("() => document.querySelector('#row-0 .name')?.innerText === 'alpha'")
+    assert "sort=summary.loss" in page.url
+
+
+def test_columns(opened):
+    """Columns are chosen, and are in the URL."""
+    page = opened.page
+    page.get_by_role("button", name="Columns").click()
+    page.get_by_label("Find a column").fill("hparams.model")
+    page.get_by_label("hparams.model").check()
+    page.keyboard.press("Escape")
+    opened.until(
+        "() => [...document.querySelectorAll('[data-column=\"hparams.model\"]')].some((cell) => cell.innerText === 'small')"
+    )
+    page.reload()
+    opened.until(
+        "() => [...document.querySelectorAll('[data-column=\"hparams.model\"]')].some((cell) => cell.innerText === 'small')"
+    )
+
+
+def test_groups(opened):
+    """Runs are grouped by a hyperparameter; a fold survives a reload."""
+    page = opened.page
+    page.get_by_role("button", name="Group").click()
+    page.get_by_role("button", name="hparams.lr").click()
+    page.wait_for_selector(".group-row")
+    groups = page.locator(".group-row").all_inner_texts()
+    assert [text.split()[:2] for text in groups] == [["lr", "0.01"], ["lr", "0.1"], ["lr", "\N{EN DASH}"]]
+    page.locator(".group-row button").nth(1).click()
+    wait_for_names(opened, "beta", "long", HOSTILE)
+    page.reload()
+    wait_for_names(opened, "beta", "long", HOSTILE)
+
+
+def test_selection(opened):
+    """Arrows move, Space and x select, and the URL holds the selection."""
+    page = opened.page
+    page.focus(".grid")
+    for key in ("ArrowDown", "Space", "ArrowDown", "x"):
+        page.keyboard.press(key)
+    opened.until("() => document.querySelectorAll('.grid-row.chosen').length === 2")
+    chosen = [page.locator(".grid-row.chosen").nth(at).get_attribute("data-run") for at in (0, 1)]
+    assert all(f"run={one}" in page.url for one in chosen)
+    page.reload()
+    opened.until("() => document.querySelectorAll('.grid-row.chosen').length === 2")
+    assert "2 selected" in page.inner_text(".actions")
+
+
+def test_hostile_texts(opened):
+    """Names, tags and notes with markup are text in every view."""
+    page = opened.page
+    row = page.locator(f'.grid-row[data-run="{opened.id_of(HOSTILE)}"]')
+    assert row.locator(".name").inner_text() == HOSTILE
+    assert row.locator(".tag").all_inner_texts() == ["<b>bold</b>", "javascript:alert(1)"]
+    for view in ("run", "charts", "media", "explore", "compare"):
+        fragment = (
+            f"run/{opened.id_of(HOSTILE)}"
+            if view == "run"
+            else f"{view}?run={opened.id_of(HOSTILE)}&run={opened.id_of('alpha')}"
+        )
+        opened.go(fragment)
+        opened.until("(text) => document.querySelector('main').innerText.includes(text)", HOSTILE[:12])
+        assert (
+            page.evaluate(
+                "document.querySelectorAll('main img[src=x], main script, main b > b, [onerror]').length"
+            )
+            == 0
+        )
+        assert page.evaluate(
+            "[...document.querySelectorAll('a[href]')].every((link) => !link.href.startsWith('javascript:'))"
+        )
+        assert page.title() != "1"
+
+
+@pytest.fixture
+def own(run_root, tmp_path, new_page):
+    """The page of a copy of the runs, which the test may change."""
+    server = pytest.importorskip("destinations.viewer.server")
+    root = tmp_path / "runs"
+    for name in ("alpha", "beta"):
+        shutil.copytree(run_root / name, root / name)
+    with open_runs(root, cache=tmp_path / "index") as runs, server.Viewer(runs, port=0) as viewer:
+        opened = Opened(new_page(), viewer)
+        opened.root = root
+        opened.page.wait_for_selector(".grid-row[data-run]")
+        yield opened
+        opened.page.close()
+
+
+def test_edit(own):
+    """A note and tags are edited in place, and are in the folder of the run then."""
+    page = own.page
+    row = page.locator(f'.grid-row[data-run="{own.id_of("beta")}"]')
+    row.locator('[data-column="note"]').dblclick()
+    page.get_by_label("Note", exact=True).fill("diverged at 50")
+    page.keyboard.press("Enter")
+    own.until(
+        "() => [...document.querySelectorAll('[data-column=note]')].some((node) => node.innerText === 'diverged at 50')"
+    )
+    row.locator('[data-column="tags"]').dblclick()
+    page.get_by_label("Tags, separated by commas").fill("bad, again")
+    page.keyboard.press("Enter")
+    own.until("() => [...document.querySelectorAll('.tag')].some((node) => node.innerText === 'again')")
+    edits = json.loads((own.root / "beta" / "edits.json").read_text())
+    assert edits["notes"] == "diverged at 50"
+    assert edits["added_tags"] == ["bad", "again"]
+    page.reload()
+    own.until(
+        "() => [...document.querySelectorAll('[data-column=note]')].some((node) => node.innerText === 'diverged at 50')"
+    )
+
+
+def test_archive(own):
+    """An archived run leaves the table, and is among the archived ones."""
+    page = own.page
+    row = page.locator(f'.grid-row[data-run="{own.id_of("beta")}"]')
+    row.hover()
+    row.get_by_label("Archive", exact=True).click()
+    wait_for_names(own, "alpha")
+    page.check("#archived")
+    wait_for_names(own, "beta")
+
+
+def test_ten_thousand_runs(tmp_path, new_page):
+    """Ten thousand runs scroll; only the rows in view exist and are asked for."""
+    server = pytest.importorskip("destinations.viewer.server")
+    root = tmp_path / "runs"
+    now = time.time()
+    for index in range(10_000):
+        folder = root / f"run{index:05}"
+        folder.mkdir(parents=True)
+        (folder / "sidecar.json").write_text(json.dumps({
+            "schema_version": 1, "run_id": folder.name, "status": "completed", "created_at": now - index, "updated_at": now,
+            "tags": [], "notes": "", "hparams": {"lr": index % 7}, "summary": {"loss": 1 / (1 + index)},
+        }))  # fmt: skip
+    with open_runs(root, cache=tmp_path / "index") as runs, server.Viewer(runs, port=0) as viewer:
+        opened = Opened(new_page(), viewer)
+        opened.page.wait_for_selector(".grid-row[data-run]")
+        asked = []
+        opened.page.on("request", lambda request: asked.append(request.url))
+        assert opened.page.evaluate("document.querySelector('.grid').scrollHeight") > 300_000
+        opened.page.evaluate("document.querySelector('.grid').scrollTop = 1e9")
+        opened.until(
+            "() => [...document.querySelectorAll('.grid-row .name')].some((node) => node.innerText === 'run09999')"
+        )
+        assert opened.page.locator(".grid-body .grid-row").count() < 100
+        assert len([url for url in asked if "/api/runs?" in url]) <= 3, "only the window in view is asked for"
+        opened.page.close()
