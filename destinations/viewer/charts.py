@@ -112,6 +112,10 @@ class ChartReader:
             cursors: of the series that are no branches, in this order, of an earlier answer; may be fewer.
             branches: whether to return abandoned branches too, each after its series; only without cursors.
         """
+        # Charts are asked for one by one: those that wait are read in the same pass over a run.
+        for _, run in runs:
+            if type(run) is Run:
+                self.cache.announce(run.path, rank, [*metrics, *axis.columns])
         after = dict(zip(itertools.product([one for one, _ in runs], metrics), cursors, strict=False))
 
         def of_run(item: tuple[str, Run | None]) -> list[dict[str, Any]]:
@@ -159,7 +163,10 @@ class ChartReader:
             kept = [member for member, one in zip(members, found, strict=True) if isinstance(one, Rows)]
             errors = [one for one in found if isinstance(one, str)]
             if rows:
-                bands.append({"label": label, **_band(kept, rows, axis, points), "errors": errors})
+                # Of huge values.
+                with np.errstate(over="ignore", invalid="ignore"):
+                    band = _band(kept, rows, axis, points)
+                bands.append({"label": label, **band, "errors": errors})
         return bands
 
 

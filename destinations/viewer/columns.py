@@ -87,13 +87,19 @@ class ColumnCache:
         Raises:
             OSError: a file cannot be read.
         """
-        key = run_dir, rank
-        with self._lock:
-            held = self._ranks.setdefault(key, _Rank(run_dir, rank))
-            self._ranks.move_to_end(key)
-        frame = held.read(names)
-        self._trim(key, frame)
+        frame = self._held(run_dir, rank).read(names)
+        self._trim((run_dir, rank), frame)
         return frame
+
+    def announce(self, run_dir: Path, rank: int, names: Sequence[str]) -> None:
+        """Says which metrics will be read soon: the next read of the rank brings them in the same pass."""
+        self._held(run_dir, rank).announce(names)
+
+    def _held(self, run_dir: Path, rank: int) -> "_Rank":
+        with self._lock:
+            held = self._ranks.setdefault((run_dir, rank), _Rank(run_dir, rank))
+            self._ranks.move_to_end((run_dir, rank))
+            return held
 
     def rows(self, run_dir: Path) -> Hashable:
         """Returns a value that changes with the rows of the ranks that are held; None if none is."""
@@ -181,7 +187,8 @@ class _Rank:
     def __init__(self, run_dir: Path, rank: int) -> None:
         self._run_dir = run_dir
         self._rank = rank
-        self._lock = threading.Lock()  # Guards everything below.
+        self._lock = threading.Lock()  # Guards everything but `_announced`, which only grows by whole sets.
+        self._announced: frozenset[str] = frozenset()
         self._clear()
 
     def _clear(self) -> None:
@@ -207,11 +214,17 @@ class _Rank:
         with self._lock, take_snapshot(self._run_dir, self._rank) as snapshot:
             return _identity_of(snapshot), snapshot.csv.end, len(snapshot.records)
 
+    def announce(self, names: Sequence[str]) -> None:
+        """See `ColumnCache.announce`."""
+        self._announced |= frozenset(names)
+
     def read(self, names: Sequence[str]) -> Frame:
         with self._lock, take_snapshot(self._run_dir, self._rank) as snapshot:
             known = metric_columns(snapshot)
             wanted = _columns_of(names, known)
-            self._update(snapshot, wanted)
+            # One that is announced between these two lines is read when it is asked for.
+            announced, self._announced = self._announced, frozenset()
+            self._update(snapshot, _columns_of([*names, *announced], known))
             resumes = [record for record in snapshot.records if isinstance(record, Resume)]
             block = without_abandoned(self._block(wanted), resumes)
             rows = merge_journal([], snapshot.records)

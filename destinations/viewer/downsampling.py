@@ -56,14 +56,12 @@ def downsample(x: Array, y: Array, points: int) -> Curve:
     starts = np.arange(0, len(x), merged)
     # `fmin` and `fmax` ignore NaN unless all are.
     low, high = np.fmin.reduceat(finite, starts), np.fmax.reduceat(finite, starts)
-    if len(nan) or len(inf):
-        present = ~(are_nan | are_inf)
-        counts = np.add.reduceat(present, starts, dtype=np.int64)
+    present = np.isfinite(finite)
+    counts = np.add.reduceat(present, starts, dtype=np.int64)
+    # The sum of huge values overflows: their mean is then taken as the middle between the extremes.
+    with np.errstate(over="ignore", invalid="ignore"):
         sums = np.add.reduceat(np.where(present, finite, 0.0), starts)
         mean = np.divide(sums, counts, out=np.full(len(starts), np.nan), where=counts > 0)
-    else:
-        mean = np.add.reduceat(finite, starts) / np.diff(np.append(starts, len(x)))
-    # The sum of huge values overflows; the mean is between the extremes whatever the rounding.
     mean = np.where(np.isfinite(mean) | np.isnan(low), mean, low / 2 + high / 2)
     return Curve(x[starts], np.clip(mean, low, high), low, high, merged, nan, inf)
 
