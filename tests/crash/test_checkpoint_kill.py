@@ -1,0 +1,117 @@
+"""SIGKILL of the trainer, of the process that writes its checkpoints, and of both, at random moments."""
+
+import contextlib
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from events import read_checkpoint
+from tests.crash.checkpoint_child import BATCHES
+from uploads import UploadQueue
+
+ROOT = Path(__file__).parents[2]
+KILLS = int(os.environ.get("CHECKPOINT_KILLS", "6"))
+SEED = int(os.environ.get("CHECKPOINT_SEED", "0"))
+LONGEST_SECONDS = 4.0
+WAIT_SECONDS = 240.0
+
+
+@pytest.fixture
+def trainers(tmp_path):
+    """Starts the program that trains in a folder for each line that it reads."""
+    with (tmp_path / "errors").open("w") as errors:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tests.crash.checkpoint_child"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            cwd=ROOT,
+            env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        )
+        with process:
+            yield process
+            process.stdin.close()
+
+
+def start(trainers, folder):
+    """Returns the id of a process that trains in a folder."""
+    folder.mkdir(exist_ok=True)
+    trainers.stdin.write(f"{folder}\n")
+    trainers.stdin.flush()
+    return int(trainers.stdout.readline())
+
+
+def status(trainers):
+    """Waits for the process, and returns its wait status."""
+    return int(trainers.stdout.readline())
+
+
+def writer_of(pid):
+    """Returns the id of the process that writes the checkpoints of another, or None."""
+    with contextlib.suppress(OSError):
+        for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+            if b"checkpoint.writer" in Path(f"/proc/{child}/cmdline").read_bytes():
+                return int(child)
+    return None
+
+
+def kill(pid):
+    """Kills a process, if it is still there."""
+    if pid is not None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def check_folder(folder):
+    """Checks that every checkpoint is whole, and that the pointer, if there is one, names one of them."""
+    saved = folder / "saved"
+    whole = sorted(path.name for path in saved.glob("[!.]*.pt")) if saved.exists() else []
+    for name in whole:
+        assert read_checkpoint(saved / name)["run_name"] == "run"
+    if (saved / "latest.symlink").exists():
+        assert (saved / "latest.symlink").read_text().rpartition("/")[2] in whole
+    store = folder / "store"
+    if (store / "run/checkpoints/latest.symlink").exists():
+        read_checkpoint(store / (store / "run/checkpoints/latest.symlink").read_text().strip())
+
+
+def test_what_is_resumed_after_each_kill_is_the_run_that_was_not_killed(trainers, tmp_path):
+    """To the last bit; whatever is seen in between, here and in the store, is whole."""
+    start(trainers, tmp_path / "whole")
+    assert status(trainers) == 0, (tmp_path / "errors").read_text()
+    draw = random.Random(SEED)
+    kills = folders = 0
+
+    while kills < KILLS:
+        folders += 1
+        folder = tmp_path / f"killed{folders}"
+        ended = 1
+        while ended != 0:
+            trainer = start(trainers, folder)
+            victim = draw.choice(["trainer", "writer", "both"]) if kills < KILLS else "nobody"
+            if victim != "nobody":
+                time.sleep(draw.uniform(0.0, LONGEST_SECONDS))
+            writer = writer_of(trainer)
+            if victim in {"writer", "both"}:
+                kill(writer)
+            if victim in {"trainer", "both"}:
+                kill(trainer)
+            kills += victim != "nobody"
+            ended = status(trainers)
+            assert ended in {0, signal.SIGKILL}, (tmp_path / "errors").read_text()
+            check_folder(folder)
+        with UploadQueue(folder / "store", spool=folder / "spool", free_bytes=0) as queue:
+            assert queue.drain(WAIT_SECONDS).is_empty
+        check_folder(folder)
+
+        assert (folder / "weights").read_text() == (tmp_path / "whole" / "weights").read_text()
+        assert not list((folder / "saved").glob(".*"))
+        newest = (folder / "store/run/checkpoints/latest.symlink").read_text()
+        assert read_checkpoint(folder / "store" / newest)["timestamp"]["batch"] == BATCHES
