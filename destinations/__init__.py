@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from .text.console import Console
     from .text.progress_bar import ProgressBar
     from .text.text_file import TextFile
+    from .trackers.comet import Comet
     from .trackers.mlflow.destination import MLflow
     from .trackers.tensorboard.destination import TensorBoard
     from .trackers.trackio import Trackio
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Artifacts",
+    "Comet",
     "Console",
     "Functions",
     "InMemory",

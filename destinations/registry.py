@@ -22,6 +22,7 @@ ENTRY_POINT_GROUP = "training_destinations.destinations"
 
 MODULES = {
     "Artifacts": ".artifacts",
+    "Comet": ".trackers.comet",
     "Console": ".text.console",
     "Functions": ".functions",
     "InMemory": ".in_memory",

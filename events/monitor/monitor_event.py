@@ -154,9 +154,9 @@ def register_event_handler(handler: Callable[[Event], object]) -> EventHandlerHa
     `Stat` are logged in a background thread. Do slow work elsewhere, behind a queue.
 
     Args:
-        handler: takes the event; `torch.monitor.TensorboardEventHandler` works too. Its exceptions are counted and reported, and never reach the caller of
-            `log_event`. It may log events, which go to all handlers but the running ones, and may register
-            and unregister, itself included.
+        handler: takes the event; `torch.monitor.TensorboardEventHandler` works too. Its exceptions are
+            counted and reported, and never reach the caller of `log_event`. It may log events, which go to
+            all handlers but the running ones, and may register and unregister, itself included.
 
     Returns:
         The handle for `unregister_event_handler`; deleting it does not unregister.

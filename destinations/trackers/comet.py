@@ -1,0 +1,319 @@
+"""`Comet`: logs to an experiment of Comet, online or into an archive for `comet upload`.
+
+Its methods run in the training thread and queue records; a background thread calls comet_ml.
+"""
+
+import functools
+import io
+import itertools
+import json
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from destinations.media import (
+    histogram_record,
+    iter_images,
+    iter_masks,
+    iter_point_clouds,
+    mp4_file,
+    overlay_png,
+    wav_bytes,
+)
+from events import BinnedValues, State, format_run_name, redact
+
+from .tracker import Row, Sink, Stamp, Tracker, number, require_package
+
+__all__ = ["Comet"]
+
+# What Comet collects by itself. Nothing of it is logged: it patches other libraries, or may hold secrets.
+_OFF = dict.fromkeys(
+    (
+        "auto_histogram_activation_logging",
+        "auto_histogram_gradient_logging",
+        "auto_histogram_weight_logging",
+        "auto_metric_logging",
+        "auto_param_logging",
+        "log_code",
+        "log_env_details",
+        "log_git_metadata",
+        "log_git_patch",
+        "log_graph",
+        "parse_args",
+    ),
+    False,
+)
+
+
+class _CometSink(Sink):
+    """Writes to an experiment with comet_ml."""
+
+    def __init__(
+        self,
+        name: str,
+        tags: Sequence[str],
+        arguments: Mapping[str, Any],
+        *,
+        folder: str | None,
+        key: str | None,
+        is_continued: bool,
+    ) -> None:
+        self._name = name
+        self._tags = list(tags)
+        self._arguments = dict(arguments)
+        self._folder = folder
+        self._key = key
+        self._is_continued = is_continued
+        self._sounds: str | None = None
+        self._numbers = itertools.count()
+        self.experiment: Any = None
+
+    def open(self) -> None:
+        import comet_ml
+
+        online: Any
+        offline: Any
+        arguments: dict[str, Any] = {
+            **_OFF,
+            "auto_output_logging": False,
+            "display_summary_level": 0,
+            **self._arguments,
+        }
+        if self._folder is not None:
+            arguments["offline_directory"] = self._folder
+        if self._is_continued:
+            arguments["experiment_key"] = self._key
+            online, offline = comet_ml.ExistingExperiment, comet_ml.ExistingOfflineExperiment
+        else:
+            if self._key is not None:
+                arguments["experiment_key"] = self._key
+            online, offline = comet_ml.Experiment, comet_ml.OfflineExperiment
+        self.experiment = (online if self._folder is None else offline)(**arguments)
+        self.experiment.set_name(self._name)
+        if self._tags:
+            self.experiment.add_tags(self._tags)
+
+    def log_metrics(self, rows: Sequence[Row]) -> None:
+        for metrics, step, _ in rows:
+            self.experiment.log_metrics({name: number(value) for name, value in metrics.items()}, step=step)
+
+    def log_hyperparameters(self, hyperparameters: dict[str, Any], time: float) -> None:
+        self.experiment.log_parameters(hyperparameters, nested_support=True)
+
+    def log_table(self, stamp: Stamp, columns: list[str], rows: list[list[Any]]) -> None:
+        text = io.StringIO()
+        json.dump({"columns": columns, "data": rows}, text, default=str, ensure_ascii=False)
+        self._log_asset(stamp, text.getvalue(), f"{stamp.name}.json")
+
+    def log_text(self, stamp: Stamp, text: str) -> None:
+        self.experiment.log_text(text, step=stamp.step, metadata={"name": stamp.name})
+
+    def log_traces(self, stamp: Stamp, traces: dict[str, Any]) -> None:
+        text = json.dumps(traces, indent=2, default=str, ensure_ascii=False)
+        self.experiment.log_text(text, step=stamp.step, metadata={"name": "traces"})
+
+    def log_images(
+        self,
+        stamp: Stamp,
+        images: Any,
+        *,
+        channels_last: bool,
+        masks: Mapping[str, Any] | None,
+        mask_class_labels: Mapping[int, str] | None,
+        use_table: bool,
+    ) -> None:
+        from PIL import Image
+
+        pixels = [one.array for one in iter_images(images, channels_last)]
+        for name, one in _numbered(stamp.name, pixels):
+            # As a picture: Comet would stretch an array to its own least and greatest value.
+            self.experiment.log_image(Image.fromarray(one), name=name, step=stamp.step)
+        for mask_name, mask in (masks or {}).items():
+            overlays = [overlay_png(one, found) for one, found in zip(pixels, iter_masks(mask), strict=False)]
+            for name, overlay in _numbered(f"{stamp.name}/{mask_name}", overlays):
+                self.experiment.log_image(Image.open(io.BytesIO(overlay)), name=name, step=stamp.step)
+
+    def log_audio(self, stamp: Stamp, audio: Any, sample_rate: int) -> None:
+        # A file, kept until the end: Comet takes no open one here, and copies it later, in a thread.
+        path = Path(self._folder_of_sounds()) / f"{next(self._numbers)}.wav"
+        path.write_bytes(audio if isinstance(audio, bytes) else wav_bytes(audio, sample_rate))
+        self.experiment.log_audio(
+            str(path), sample_rate=sample_rate, file_name=f"{stamp.name}.wav", step=stamp.step
+        )
+
+    def _folder_of_sounds(self) -> str:
+        if self._sounds is None:
+            self._sounds = tempfile.mkdtemp(prefix="comet-")
+        return self._sounds
+
+    def log_video(self, stamp: Stamp, video: Any, fps: float | None) -> None:
+        if not isinstance(video, bytes):
+            with tempfile.TemporaryDirectory(prefix="comet-") as folder:
+                path = Path(folder) / "video.mp4"
+                mp4_file(video, fps or 1.0, path)
+                video = path.read_bytes()
+        kind = "gif" if video.startswith(b"GIF8") else "mp4"
+        self.experiment.log_video(
+            io.BytesIO(video), name=f"{stamp.name}.{kind}", format=kind, step=stamp.step
+        )
+
+    def log_histogram(self, stamp: Stamp, values: Any, bins: int | Sequence[float]) -> None:
+        # Comet counts in bins of its own, from values. Those given here are kept beside them.
+        numbers = np.asarray(values, np.float64).reshape(-1)
+        numbers = numbers[np.isfinite(numbers)]
+        if numbers.size:
+            self.experiment.log_histogram_3d(numbers, name=stamp.name, step=stamp.step)
+        if isinstance(values, BinnedValues) or not isinstance(bins, int):
+            record = json.dumps(histogram_record(values, bins), default=str)
+            self._log_asset(stamp, record, f"{stamp.name}.histogram.json")
+
+    def log_point_cloud(self, stamp: Stamp, points: Any, colors: Any) -> None:
+        clouds = list(iter_point_clouds(points, colors))
+        for name, (cloud, shades) in _numbered(stamp.name, clouds):
+            rows = cloud if shades is None else np.concatenate([cloud, shades[:, :3]], axis=1)
+            self.experiment.log_points_3d(name, points=np.asarray(rows, float).tolist(), step=stamp.step)
+
+    def _log_asset(self, stamp: Stamp, content: str, file_name: str) -> None:
+        self.experiment.log_asset(io.BytesIO(content.encode()), file_name=file_name, step=stamp.step)
+
+    def log_file(self, remote_file_name: str, copy: Path, *, overwrite: bool) -> None:
+        """Logs a copy of a file as an asset, and removes it: Comet copies what it reads from an open file."""
+        try:
+            with copy.open("rb") as file:
+                self.experiment.log_asset(file, file_name=remote_file_name, overwrite=overwrite)
+        finally:
+            shutil.rmtree(copy.parent, ignore_errors=True)
+
+    def flush(self) -> None:
+        if self.experiment is not None:
+            self.experiment.flush()
+
+    def finish(self, status: str, exception: str | None, time: float) -> None:
+        self.experiment.log_other("status", status)
+        if exception is not None:
+            self.experiment.log_other("exception", exception)
+
+    def close(self) -> None:
+        if self.experiment is not None:
+            self.experiment.end()
+        if self._sounds is not None:
+            shutil.rmtree(self._sounds, ignore_errors=True)
+
+
+class Comet(Tracker):
+    """Logs to an experiment of Comet, online or into an archive.
+
+    ```python
+    comet = Comet("digits", offline_dir="comet")
+    trainer = Trainer(model, train_dataloader, max_duration="5ep", loggers=[comet])
+    ```
+
+    Supports metrics, hyperparameters, images with masks as overlays, texts, audio, video, histograms, point
+    clouds and traces; tables are JSON assets; with `log_artifacts` also files passed to `upload_file`.
+    Metrics have the steps of their calls, but the times at which they are written. How the run ended is
+    "status" among the experiment's other values.
+
+    **Offline.** With `offline_dir`, nothing is sent: at close an archive `<key>.zip` is written to that
+    folder, which `comet upload` sends later. A process that is killed leaves no archive.
+
+    **Isolation.** Everything that comet_ml collects by itself is off: code, command line, environment, git,
+    output, and the metrics of other libraries. Importing it, which happens in the background thread, installs
+    its exception hook all the same.
+
+    Threading, bounds, failures, close and fork: see `Tracker`.
+
+    Args:
+        project: name of the project.
+        workspace: the workspace; default: that of the API key.
+        name: name of the experiment; placeholders as in `events.format_run_name`.
+        tags: tags of the experiment.
+        api_key: the key; default: `COMET_API_KEY`, or Comet's configuration file. Not needed offline.
+        offline_dir: folder for the archive; None to log online.
+        experiment_key: key of a new experiment, 32 to 50 letters and digits; or, with `resume`, of the one to
+            continue.
+        resume: continue the experiment of `experiment_key`.
+        log_artifacts: log files passed to `upload_file` as assets.
+        options: arguments of `Tracker`; with `all_ranks`, the name needs `{rank}`.
+
+    Raises:
+        ImportError: the package comet_ml is not installed.
+        ValueError: `resume` without `experiment_key`.
+    """
+
+    sink_class = _CometSink
+
+    def __init__(
+        self,
+        project: str,
+        *,
+        workspace: str | None = None,
+        name: str = "{run_name}",
+        tags: Sequence[str] = (),
+        api_key: str | None = None,
+        offline_dir: str | Path | None = None,
+        experiment_key: str | None = None,
+        resume: bool = False,
+        log_artifacts: bool = False,
+        **options: Any,
+    ) -> None:
+        require_package("comet_ml", "comet", "Comet")
+        if resume and experiment_key is None:
+            raise ValueError("resume needs the key of the experiment. Pass experiment_key=...")
+        self._name = name
+        self._tags = tuple(redact(tuple(tags)))
+        self._arguments = {"project_name": project, "workspace": workspace}
+        if api_key is not None:
+            self._arguments["api_key"] = api_key
+        self._offline_dir = None if offline_dir is None else str(Path(offline_dir).absolute())
+        self._experiment_key = experiment_key
+        self._is_continued = resume
+        self._log_artifacts = log_artifacts
+        super().__init__(**options)
+
+    def _forget(self) -> None:
+        super()._forget()
+        self._sink: _CometSink | None = None
+
+    @property
+    def experiment(self) -> Any:
+        """The experiment, for features without a method here; None until it is created, and after close."""
+        return None if self._sink is None else self._sink.experiment
+
+    def make_sink(self, state: State) -> Sink:
+        """Returns the sink of a run; comet_ml is imported in the background thread."""
+        if self._offline_dir is not None:
+            Path(self._offline_dir).mkdir(parents=True, exist_ok=True)
+        self._sink = _CometSink(
+            format_run_name(self._name, state),
+            self._tags,
+            self._arguments,
+            folder=self._offline_dir,
+            key=self._experiment_key,
+            is_continued=self._is_continued,
+        )
+        return self._sink
+
+    def can_upload_files(self) -> bool:
+        return self._log_artifacts
+
+    def upload_file(self, state: State, remote_file_name: str, file_path: Path, *, overwrite: bool) -> None:
+        """Copies the file, as fast as `cp`; a background thread logs it as an asset."""
+        feed, sink = self._feed, self._sink
+        if not self._log_artifacts or feed is None or sink is None:
+            return
+        copy = Path(tempfile.mkdtemp(prefix="comet-")) / "file"
+        shutil.copyfile(file_path, copy)
+        work = functools.partial(sink.log_file, remote_file_name, copy, overwrite=overwrite)
+        if not feed.put(f"file {remote_file_name!r}", 0, work, is_kept=True):
+            shutil.rmtree(copy.parent, ignore_errors=True)
+
+
+def _numbered(name: str, values: Sequence[Any]) -> list[tuple[str, Any]]:
+    """Returns (name, value) pairs for the values of one call; numbered unless there is only one."""
+    if len(values) == 1:
+        return [(name, values[0])]
+    return [(f"{name}/{index}", value) for index, value in enumerate(values)]
