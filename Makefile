@@ -13,10 +13,10 @@ READY := $(VENV)/.ready
 COMPOSER := .venv-composer
 LOWEST := .venv-lowest
 
-.PHONY: demo test test-composer test-lowest test-package lint types bench soak format clean
+.PHONY: demo test test-composer test-lowest test-package lint types bench soak format completions clean
 
 demo: $(READY)
-	$(BIN)/python docs/examples/digits.py $(if $(STORE),--store "$(STORE)")
+	$(BIN)/destinations demo $(if $(STORE),--store "$(STORE)")
 
 test: lint types
 	$(BIN)/python -m pytest -n auto --dist loadgroup
@@ -42,6 +42,12 @@ bench: $(READY)
 
 soak: $(READY)
 	$(BIN)/python -m tests.soak
+
+# The shell completion scripts come with the package.
+completions: $(READY)
+	for shell in bash fish tcsh zsh; do \
+	  $(BIN)/python -m shtab --shell $$shell destinations.cli.build_parser > destinations/completions/destinations.$$shell; \
+	done
 
 format: $(READY)
 	$(BIN)/ruff check --fix .

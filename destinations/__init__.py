@@ -1,5 +1,24 @@
 """Destinations: where the metrics, media and files of a training run go.
 
+| destination    | what it does                                                       |
+|----------------|--------------------------------------------------------------------|
+| `RunDirectory` | writes a run as a folder of plain files; survives `kill -9`         |
+| `Artifacts`    | uploads files to a folder, S3, Google Cloud, Azure or SFTP          |
+| `Console`      | prints metrics in short blocks, and a summary at the end            |
+| `ProgressBar`  | shows the progress on a terminal, in a notebook, or as lines        |
+| `TextFile`     | writes a log file: lines for people, or JSON                        |
+| `InMemory`     | keeps everything that was logged, for notebooks and tests           |
+| `TensorBoard`  | writes TensorBoard's event files                                    |
+| `WandB`        | logs to Weights & Biases                                            |
+| `MLflow`       | logs to MLflow                                                      |
+| `Trackio`      | logs to Trackio                                                     |
+| `Slack`        | tells a Slack channel how a run ended                               |
+| `Webhook`      | posts chosen events as JSON                                         |
+| `Functions`    | calls functions of yours                                            |
+
+Subclass `LoggerDestination` for one of your own. `create_destination` makes one by name, and
+`register_destination` adds a name.
+
 `import destinations` only defines names: a destination is imported when it is first used, and torch, numpy,
 tqdm and boto3 where they are needed.
 """
@@ -7,11 +26,10 @@ tqdm and boto3 where they are needed.
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from .guard import require_own
+from .guard import require_all
 from .registry import MODULES, create_destination, register_destination
 
-require_own("events")
-require_own("uploads")
+require_all()
 
 if TYPE_CHECKING:
     from .artifacts import Artifacts
@@ -54,3 +72,7 @@ def __getattr__(name: str) -> Any:
     if name in MODULES:
         return getattr(importlib.import_module(MODULES[name], __name__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

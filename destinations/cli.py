@@ -7,11 +7,13 @@ command imports what it needs when it runs.
 import argparse
 import contextlib
 import os
+import re
 import sys
 from collections.abc import Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, NoReturn
 
-__all__ = ["build_parser", "main"]
+__all__ = ["Parser", "build_parser", "main"]
 
 # 128 plus the signal number, as in shells.
 EXIT_INTERRUPTED = 130
@@ -19,10 +21,21 @@ EXIT_PIPE_CLOSED = 141
 
 GROUPS = {
     "runs": "runs written by RunDirectory, stable-pretraining and Lightning",
-    "uploads": "upload spools: files waiting to be uploaded",
     "view": "runs in a browser",
+    "uploads": "upload spools: files waiting to be uploaded",
+    "demo": "train a small network on handwritten digits, and log everything",
+    "doctor": "check the installation: packages, extras, disk, credentials, clock",
     "completion": "shell completion script",
 }
+SHELLS = ("bash", "fish", "tcsh", "zsh")
+
+_EXAMPLES = """examples:
+  destinations demo
+  destinations view runs
+
+`destinations GROUP --help` and `destinations GROUP COMMAND --help` say more.
+"""
+_QUOTED = re.compile(r"invalid choice: ('(?:[^'\\]|\\.)*')")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -48,38 +61,126 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(arguments: list[str]) -> int:
     group = next((argument for argument in arguments if not argument.startswith("-")), "")
-    parser = build_parser([group])
-    options, rest = parser.parse_known_args(arguments)
+    options, rest = build_parser([group]).parse_known_args(arguments)
     options.rest = rest
-    if rest and not getattr(options, "takes_rest", False):
-        parser.error(f"unrecognized arguments: {' '.join(rest)}")
     return int(options.run(options))
 
 
-def build_parser(groups: Sequence[str] | None = None) -> argparse.ArgumentParser:
+class Parser(argparse.ArgumentParser):
+    """A parser whose help ends with examples, and whose errors name what was probably meant.
+
+    Its subparsers are of this class too.
+
+    Args:
+        examples: arguments of the command, one line each, shown below its help.
+    """
+
+    def __init__(self, *args: Any, examples: Sequence[str] = (), **options: Any) -> None:
+        options.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
+        super().__init__(*args, **options)
+        self.examples = tuple(f"{self.prog} {example}".rstrip() for example in examples)
+        if self.examples:
+            lines = "".join(f"  {example}\n" for example in self.examples)
+            self.epilog = f"examples:\n{lines}{self.epilog or ''}"
+
+    def parse_known_args(  # type: ignore[override]  # the base has overloads
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        """Parses arguments; unknown ones are an error, unless the command takes any."""
+        found, rest = super().parse_known_args(args, namespace)
+        if rest and not getattr(found, "takes_rest", False):
+            known = [name for action in self._actions for name in action.option_strings]
+            words = [_with_hint(word, known) if word.startswith("-") else repr(word) for word in rest]
+            self.error(f"unknown argument {', '.join(words)}")
+        return found, rest
+
+    def error(self, message: str) -> NoReturn:
+        """Exits with code 2, and says what is wrong, what was probably meant, and where the help is."""
+        from uploads import encodable, one_line
+
+        found = _QUOTED.search(message)
+        if found and self._commands():
+            word = found[1][1:-1]
+            message = f"unknown command {_with_hint(word, self._commands())}"
+            if not _near(word, self._commands()) and word in _commands_of_runs():
+                message += f"; did you mean '{self.prog} runs {word}'?"
+        end = "" if message.endswith(("?", ".")) else "."
+        text = encodable(one_line(f"{message}{end} See: {self.prog} --help"), sys.stderr)
+        self.exit(2, f"{text}\n")
+
+    def _commands(self) -> list[str]:
+        return [
+            name
+            for action in self._actions
+            if isinstance(action, argparse._SubParsersAction)  # noqa: SLF001  # there is no other way
+            for name in action.choices
+        ]
+
+
+def _with_hint(word: str, known: Sequence[str]) -> str:
+    near = _near(word.partition("=")[0], known)
+    return f"{word!r}; did you mean {near!r}?" if near else repr(word)
+
+
+def _near(word: str, known: Sequence[str]) -> str:
+    import difflib
+
+    return next(iter(difflib.get_close_matches(word, known, n=1)), "")
+
+
+def _commands_of_runs() -> list[str]:
+    actions = build_parser(["runs"])._actions  # noqa: SLF001  # as above
+    subparsers = next(
+        action
+        for action in actions
+        if isinstance(action, argparse._SubParsersAction)  # noqa: SLF001
+    )
+    runs: Parser = subparsers.choices["runs"]
+    return runs._commands()  # noqa: SLF001  # same class
+
+
+def build_parser(groups: Sequence[str] | None = None) -> Parser:
     """Returns the parser of the command line.
 
     Args:
         groups: groups whose commands are added; all by default.
     """
-    parser = argparse.ArgumentParser(
-        prog="destinations", description="Inspect and manage training runs and uploads."
+    from .runs.commands import EXIT_CODES
+
+    parser = Parser(
+        prog="destinations",
+        description="Inspect and manage training runs and uploads.",
+        epilog=f"{_EXAMPLES}\n{EXIT_CODES}",
     )
     parser.add_argument("--version", action=_Version, nargs=0, help="show program's version number and exit")
-    subparsers = parser.add_subparsers(required=True, metavar="GROUP")
+    parser.set_defaults(run=_Help(parser))
+    subparsers = parser.add_subparsers(metavar="GROUP")
     wanted = GROUPS if groups is None else groups
+    builders = {
+        "runs": _add_runs,
+        "view": _add_view,
+        "uploads": _add_uploads,
+        "demo": _add_demo,
+        "doctor": _add_doctor,
+        "completion": _add_completion,
+    }
     for name, text in GROUPS.items():
-        build = {
-            "runs": _add_runs,
-            "uploads": _add_uploads,
-            "view": _add_view,
-            "completion": _add_completion,
-        }[name]
         if name in wanted:
-            build(subparsers, text)
+            builders[name](subparsers, text)
         else:
             subparsers.add_parser(name, help=text)
     return parser
+
+
+class _Help:
+    """Prints the help of a parser: what a group does without a command."""
+
+    def __init__(self, parser: Parser) -> None:
+        self._parser = parser
+
+    def __call__(self, _options: argparse.Namespace) -> int:
+        self._parser.print_help()
+        return 0
 
 
 class _Version(argparse.Action):
@@ -93,12 +194,19 @@ class _Version(argparse.Action):
 
 
 def _add_runs(subparsers: Any, text: str) -> None:
-    from .runs.commands import EXIT_CODES, add_commands
+    from .runs.commands import add_commands
 
     runs = subparsers.add_parser(
-        "runs", help=text, description="Find, compare and manage runs.", epilog=EXIT_CODES
+        "runs",
+        help=text,
+        description="Find, compare and manage runs.",
+        examples=("ls --where 'summary.loss < 1'", "--root /data/runs show digits"),
     )
-    add_commands(runs.add_subparsers(required=True, metavar="COMMAND"))
+    runs.add_argument(
+        "--root", action="append", dest="roots_before", metavar="FOLDER", help="folder to search; repeatable"
+    )
+    runs.set_defaults(run=_Help(runs))
+    add_commands(runs.add_subparsers(metavar="COMMAND"))
 
 
 def _add_uploads(subparsers: Any, text: str) -> None:
@@ -108,50 +216,113 @@ def _add_uploads(subparsers: Any, text: str) -> None:
         "uploads",
         help=text,
         description="Inspect and manage an upload spool.",
-        epilog="Exit codes: 0 everything was uploaded, 1 uploads are pending, 3 another process owns the "
-        "spool, 4 an upload failed permanently, or an object in the store is missing or differs.",
+        examples=("status SPOOL", "resume SPOOL --timeout 10m"),
     )
-    add_commands(uploads.add_subparsers(required=True, metavar="COMMAND"))
+    uploads.set_defaults(run=_Help(uploads))
+    add_commands(uploads.add_subparsers(metavar="COMMAND"))
 
 
 def _add_view(subparsers: Any, text: str) -> None:
-    from .runs.commands import EXIT_CODES
     from .viewer.commands import add_options
 
     view = subparsers.add_parser(
         "view",
         help=text,
         description="Show runs in a browser, live, until Ctrl-C. Needs the extra `viewer`.",
-        epilog=EXIT_CODES,
+        examples=("runs --open", "runs s3://bucket/dataset --port 8080"),
     )
     add_options(view)
+
+
+def _add_demo(subparsers: Any, text: str) -> None:
+    demo = subparsers.add_parser(
+        "demo",
+        help=text,
+        description="Train a small network on 1,797 handwritten digits, which are part of scikit-learn, and "
+        "log everything into the folder `runs`. Takes half a minute; needs the extra `demo`.",
+        examples=("", "--epochs 2 --store s3://bucket/prefix"),
+    )
+    demo.add_argument("--epochs", type=int, default=8, metavar="N", help="epochs to train (default: 8)")
+    demo.add_argument(
+        "--store",
+        default="store",
+        metavar="URI",
+        help="where checkpoints and the run are uploaded: a folder, s3://bucket/prefix, gs://, az://, "
+        "sftp:// (default: the folder `store`)",
+    )
+    demo.set_defaults(run=_run_demo)
+
+
+def _run_demo(options: argparse.Namespace) -> int:
+    try:
+        import sklearn  # noqa: F401  # checked before torch, which takes seconds
+    except ImportError as error:
+        sys.stderr.write(
+            f"demo needs the package 'scikit-learn': {error}. "
+            'Run: pip install "training-destinations[demo]"\n'
+        )
+        return 1
+    if options.epochs < 1:
+        sys.stderr.write(f"--epochs must be at least 1, got {options.epochs}.\n")
+        return 2
+    from .demo import main as demo
+
+    demo(options.store, epochs=options.epochs)
+    return 0
+
+
+def _add_doctor(subparsers: Any, text: str) -> None:
+    doctor = subparsers.add_parser(
+        "doctor",
+        help=text,
+        description="Check the installation, and say what will not work and what to do. The exit code is 1 "
+        "if something that every run needs is broken.",
+        examples=("", "--store s3://bucket/prefix"),
+    )
+    doctor.add_argument(
+        "--root", default="runs", metavar="FOLDER", help="folder of the runs, whose disk is checked"
+    )
+    doctor.add_argument("--store", metavar="URI", help="also ask this store for an object")
+    doctor.add_argument("--json", action="store_true", help="print JSON")
+    doctor.set_defaults(run=_run_doctor)
+
+
+def _run_doctor(options: argparse.Namespace) -> int:
+    import attrs
+
+    from .doctor import checks
+    from .runs.commands.screen import Screen
+
+    screen = Screen.of()
+    found = list(checks(Path(options.root), options.store))
+    if options.json:
+        screen.json([attrs.asdict(check) for check in found])
+    else:
+        styles = {"ok": "green", "warning": "yellow", "problem": "red"}
+        width = max(len(check.name) for check in found)
+        for check in found:
+            state = screen.styled(f"{check.state:<7}", styles[check.state])
+            screen.line(f"{state}  {check.name:<{width}}  {check.text}")
+    return int(any(check.state == "problem" for check in found))
 
 
 def _add_completion(subparsers: Any, text: str) -> None:
     completion = subparsers.add_parser(
         "completion",
         help=text,
-        description="Print a shell completion script. Needs the extra `completion`.",
+        description="Print a shell completion script.",
+        examples=(
+            "bash > ~/.local/share/bash-completion/completions/destinations",
+            "fish > ~/.config/fish/completions/destinations.fish",
+        ),
     )
-    completion.add_argument("shell", choices=("bash", "fish", "tcsh", "zsh"), help="shell")
+    completion.add_argument("shell", choices=SHELLS, help="shell")
     completion.set_defaults(run=_print_completion)
 
 
 def _print_completion(options: argparse.Namespace) -> int:
-    try:
-        import shtab
-    except ImportError as error:
-        sys.stderr.write(
-            f"completion needs the package 'shtab': {error}. "
-            'Run: pip install "training-destinations[completion]"\n'
-        )
-        return 1
-    if options.shell not in shtab.SUPPORTED_SHELLS:
-        sys.stderr.write(
-            f"shtab {shtab.__version__} does not support {options.shell}. Run: pip install --upgrade shtab\n"
-        )
-        return 1
-    sys.stdout.write(f"{shtab.complete(build_parser(), options.shell)}\n")
+    path = Path(__file__).parent / "completions" / f"destinations.{options.shell}"
+    sys.stdout.write(path.read_text(encoding="utf-8"))
     return 0
 
 

@@ -8,7 +8,7 @@ import importlib.util
 import sys
 from pathlib import Path
 
-__all__ = ["require_own"]
+__all__ = ["PROJECT", "require_all", "require_own"]
 
 PROJECT = "training-destinations"
 _MARK = f'__project__ = "{PROJECT}"'
@@ -34,12 +34,51 @@ def require_own(name: str) -> None:
         found = getattr(module, "__file__", None) or next(
             iter(getattr(module, "__path__", ())), "an unknown place"
         )
+        owner = _owner_of(name)
+        cure = (
+            f"Run: pip uninstall -y {owner} && pip install --force-reinstall --no-deps {PROJECT}"
+            if owner
+            else f"Rename that file, or uninstall that package, then install {PROJECT} again."
+        )
         raise ImportError(
-            f"package {name!r} must be the one that comes with {PROJECT}, got {found}. "
-            f"Rename that file, or uninstall that package, then install {PROJECT} again.",
+            f"package {name!r} must be the one that comes with {PROJECT}, got {found}"
+            f"{f' of the package {owner}' if owner else ''}. {cure}",
             name=name,
             path=found,
         )
+
+
+def require_all() -> None:
+    """Checks `events` and `uploads`; a command line ends with one sentence instead of a traceback.
+
+    Raises:
+        ImportError: as `require_own`.
+        SystemExit: in `destinations …` and `python -m destinations …`.
+    """
+    try:
+        require_own("events")
+        require_own("uploads")
+    except ImportError as error:
+        if _is_command_line():
+            raise SystemExit(str(error)) from None
+        raise
+
+
+def _is_command_line() -> bool:
+    program = sys.argv[0] if sys.argv else ""
+    if program == "-m":
+        arguments = sys.orig_argv
+        module = arguments[arguments.index("-m") + 1] if "-m" in arguments[:-1] else ""
+        return module in {"destinations", "destinations.cli"}
+    return Path(program).name in {"destinations", "destinations.exe"}
+
+
+def _owner_of(name: str) -> str:
+    """Returns the installed distribution other than ours that has a package of this name, or ""."""
+    import importlib.metadata
+
+    owners = importlib.metadata.packages_distributions().get(name, [])
+    return next((owner for owner in owners if owner != PROJECT), "")
 
 
 def _has_mark(name: str) -> bool:

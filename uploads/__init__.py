@@ -12,17 +12,18 @@ used: `destinations` needs `uploads.disk` and the redaction alone.
 """
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from .command_line import add_commands
-from .download import download_file
-from .drain.retry import RetryPolicy
-from .errors import RemoteConflictError, UploadError
-from .handle import Backlog, FolderHandle, Outcome, UploadHandle, UploadState
-from .messages import encodable, one_line, one_line_json
-from .redaction import redact, redact_arguments, redact_table, redact_text
-from .stores import LocalStore, RemoteObject, Store, StoreLocation, open_store, register_store
-from .upload_queue import UploadQueue, exit_on_sigterm
+if TYPE_CHECKING:
+    from .command_line import add_commands
+    from .download import download_file
+    from .drain.retry import RetryPolicy
+    from .errors import RemoteConflictError, UploadError
+    from .handle import Backlog, FolderHandle, Outcome, UploadHandle, UploadState
+    from .messages import encodable, one_line, one_line_json, parse_seconds
+    from .redaction import redact, redact_arguments, redact_table, redact_text
+    from .stores import LocalStore, RemoteObject, Store, StoreLocation, open_store, register_store
+    from .upload_queue import UploadQueue, exit_on_sigterm
 
 __all__ = [
     "Backlog",
@@ -45,6 +46,7 @@ __all__ = [
     "one_line",
     "one_line_json",
     "open_store",
+    "parse_seconds",
     "redact",
     "redact_arguments",
     "redact_table",
@@ -73,6 +75,7 @@ _MODULES = {
     "one_line": ".messages",
     "one_line_json": ".messages",
     "open_store": ".stores",
+    "parse_seconds": ".messages",
     "redact": ".redaction",
     "redact_arguments": ".redaction",
     "redact_table": ".redaction",

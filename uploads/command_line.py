@@ -30,7 +30,7 @@ from .errors import (
     UploadError,
 )
 from .handle import Outcome, UploadState, check_seconds, check_workers
-from .messages import encodable, one_line, one_line_json
+from .messages import encodable, one_line, one_line_json, parse_seconds
 from .names import check_remote_name
 from .spool.entry import Entry, key_of, read_attempts, read_reason
 from .spool.ownership import OwnerLock, owner_of
@@ -62,6 +62,13 @@ EXIT_OWNED = 3
 EXIT_FAILED = 4
 
 _ENTRIES_SHOWN = 20
+_EXAMPLES = {
+    "status": ("SPOOL", "SPOOL --json"),
+    "resume": ("SPOOL", "SPOOL --workers 8 --timeout 10m"),
+    "retry": ("SPOOL", "SPOOL checkpoints/ep1.pt"),
+    "verify": ("SPOOL", "SPOOL --store s3://bucket/prefix"),
+    "gc": ("SPOOL --failed", "SPOOL --failed --delete"),
+}
 
 
 @attrs.frozen
@@ -185,6 +192,7 @@ def gc(
     failed: bool = False,
     delivered: bool = False,
     trust: bool = False,
+    delete: bool = True,
 ) -> dict[str, int]:
     """Removes what dead processes left half staged and, if asked, more; returns the number of each kind.
 
@@ -194,12 +202,16 @@ def gc(
         failed: Whether to remove the entries that failed, with their bytes, and what is half sent of them.
         delivered: Whether to delete the log of deliveries, which `verify` reads.
         trust: Whether the spool may belong to another user.
+        delete: Whether to remove them; False only counts them.
 
     Raises:
         SpoolOwnedError: Another process drains it.
         StoreError: What is half sent could not be removed from the store; its entry is kept.
     """
     spool = existing(path, trust=trust)
+    if not delete:
+        entries = sum(len(folders) for folders in spool.list_failed().values())
+        return {"half_staged": len(spool.list_half_staged()), "failed": entries if failed else 0}
     spool.create(trust=trust)  # Repairs what is missing or corrupt.
     lock = OwnerLock(spool.drain_lock, "gc")
     lock.acquire()
@@ -410,9 +422,20 @@ def add_commands(subparsers: Any) -> None:
         ("resume", _run_resume, "upload what is pending"),
         ("retry", _run_retry, "make failed entries pending again, for resume or the next queue"),
         ("verify", _run_verify, "compare delivered files with the objects in the store"),
-        ("gc", _run_gc, "remove leftovers of dead processes and, if asked, failed entries"),
+        (
+            "gc",
+            _run_gc,
+            "list leftovers of dead processes and, if asked, failed entries; delete them with --delete",
+        ),
     ):
-        command = subparsers.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
+        command = subparsers.add_parser(
+            name,
+            help=text,
+            description=f"{text[0].upper()}{text[1:]}.",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        lines = "".join(f"  {command.prog} {example}\n" for example in _EXAMPLES[name])
+        command.epilog = f"examples:\n{lines}"
         command.add_argument("spool", metavar="SPOOL", help="folder of the spool")
         command.add_argument("--json", action="store_true", help="print JSON")
         command.set_defaults(run=functools.partial(_with_exit_code, run))
@@ -430,7 +453,7 @@ def add_commands(subparsers: Any) -> None:
                 "--workers", type=_workers, default=4, metavar="N", help="concurrent uploads (4)"
             )
             command.add_argument(
-                "--timeout", type=_seconds, metavar="SECONDS", help="stop after this many seconds"
+                "--timeout", type=_seconds, metavar="TIME", help="stop after this time: 30s, 5m, 1h30m"
             )
             command.add_argument("--follow", action="store_true", help="keep running and upload new entries")
         if name == "retry":
@@ -438,10 +461,9 @@ def add_commands(subparsers: Any) -> None:
                 "names", metavar="NAME", nargs="*", help="remote names (default: all failed entries)"
             )
         if name == "gc":
-            command.add_argument(
-                "--failed", action="store_true", help="remove failed entries with their bytes"
-            )
-            command.add_argument("--delivered", action="store_true", help="delete the log of deliveries")
+            command.add_argument("--failed", action="store_true", help="also failed entries with their bytes")
+            command.add_argument("--delivered", action="store_true", help="also the log of deliveries")
+            command.add_argument("--delete", action="store_true", help="delete them permanently")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -465,7 +487,7 @@ def _workers(text: str) -> int:
 
 def _seconds(text: str) -> float:
     with _argument():
-        return check_seconds("SECONDS", float(text))
+        return parse_seconds(text)
 
 
 @contextlib.contextmanager
@@ -540,12 +562,16 @@ def _run_gc(options: argparse.Namespace) -> int:
         failed=options.failed,
         delivered=options.delivered,
         trust=options.trust,
+        delete=options.delete,
     )
     if options.json:
-        _print_json(removed, indent=None)
+        _print_json(removed | {"deleted": options.delete}, indent=None)
     else:
-        counts = (f"{count} {kind.replace('_', ' ')}" for kind, count in removed.items())
-        _print([", ".join(counts) + " removed"])
+        counts = ", ".join(f"{count} {kind.replace('_', ' ')}" for kind, count in removed.items())
+        counts += ", and the log of deliveries" if options.delivered else ""
+        _print(
+            [f"{counts}: " + ("deleted" if options.delete else "not deleted; add --delete to delete them")]
+        )
     return EXIT_OK
 
 

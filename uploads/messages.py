@@ -1,11 +1,12 @@
-"""Text for people: log records that never raise, and output without control characters of others."""
+"""Text for people and by people: safe log records, output without control characters of others, durations."""
 
 import contextlib
 import logging
+import math
 import re
 from typing import Any
 
-__all__ = ["encodable", "log_safely", "one_line", "one_line_json"]
+__all__ = ["encodable", "log_safely", "one_line", "one_line_json", "parse_seconds"]
 
 _log = logging.getLogger("uploads")
 
@@ -20,6 +21,11 @@ _CONTROLS = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0
         for code in (0x61C, 0x200E, 0x200F, *range(0x2028, 0x202F), *range(0x2066, 0x206A))
     },
 }
+_UNIT_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
+_PART = re.compile(
+    r"(?P<number>\d+(?:\.\d*)?|\.\d+)\s*"
+    r"(?P<unit>s|secs?|seconds?|m|mins?|minutes?|h|hrs?|hours?|d|days?|w|weeks?)(?![a-z])\s*"
+)
 _NOT_ESCAPED_BY_JSON = re.compile("[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
 
@@ -43,6 +49,28 @@ def encodable(text: str, stream: Any) -> str:
     except UnicodeEncodeError:
         return text.encode(encoding, "backslashreplace").decode(encoding)
     return text
+
+
+def parse_seconds(text: str) -> float:
+    """Parses a duration into seconds: "30", "30s", "5m", "1h30m", "7d", "2 weeks".
+
+    Raises:
+        ValueError: It is none, or infinite.
+    """
+    given = text.strip().lower()
+    parts = list(_PART.finditer(given))
+    try:
+        if parts and "".join(part[0] for part in parts) == given:
+            seconds = sum(float(part["number"]) * _UNIT_SECONDS[part["unit"][0]] for part in parts)
+        else:
+            seconds = float(given)
+    except ValueError:
+        seconds = math.nan
+    if not 0 <= seconds < math.inf:
+        raise ValueError(
+            f"invalid duration {text!r}: expected a number with a unit, such as 30s, 5m, 1h30m or 7d"
+        )
+    return seconds
 
 
 def log_safely(level: int, message: str, *arguments: object, error: BaseException | None = None) -> None:

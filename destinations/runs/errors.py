@@ -113,8 +113,12 @@ class DatasetError(RunsError, ValueError):
 
 
 def near_names(wanted: str, known: Iterable[str], limit: int = 3) -> tuple[str, ...]:
-    """Returns the most similar names, the closest first."""
-    return tuple(difflib.get_close_matches(wanted, list(known), n=limit, cutoff=0.6))
+    """Returns the most similar names, the closest first: "val/accuracy" for "accuracy"."""
+    names = list(known)
+    _, _, last = wanted.rpartition(".")
+    ending = [name for name in names if name.endswith((f"/{last}", f".{last}"))]
+    close = difflib.get_close_matches(wanted, names, n=limit, cutoff=0.6)
+    return tuple(dict.fromkeys((*ending, *close)))[:limit]
 
 
 def _suggestion(near: tuple[str, ...], start: str = " Did you mean") -> str:

@@ -141,8 +141,12 @@ class Filter:
     text: str
     node: Node
 
-    def fields(self) -> Iterator[Field]:
-        """Yields the fields of its tests."""
+    def fields(self, *, with_exists: bool = True) -> Iterator[Field]:
+        """Yields the fields of its tests.
+
+        Args:
+            with_exists: also those of which only the existence is tested.
+        """
         pending: list[Node] = [self.node]
         while pending:
             node = pending.pop()
@@ -150,7 +154,7 @@ class Filter:
                 pending.append(node.node)
             elif isinstance(node, All | Any_):
                 pending.extend(node.nodes)
-            else:
+            elif with_exists or not isinstance(node, Exists):
                 yield node.field
 
 

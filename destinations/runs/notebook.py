@@ -214,20 +214,36 @@ def draw(
         x: "step", or "time" for seconds since the start of the run.
         is_logarithmic: use a logarithmic y axis.
     """
+    return draw_all({label: series}, x=x, is_logarithmic=is_logarithmic)
+
+
+def draw_all(
+    charts: Mapping[str, Sequence[tuple[str, Any, Any]]], *, x: str = "step", is_logarithmic: bool = False
+) -> Any:
+    """Returns a matplotlib figure with several charts below each other.
+
+    Args:
+        charts: the series of each, as for `draw`, by the label of its y axis.
+        x: as for `draw`.
+        is_logarithmic: as for `draw`.
+    """
     from matplotlib.figure import Figure
 
+    width, height = _SIZE_INCHES
     # Without pyplot, which would select a GUI backend and keep the figure alive.
-    figure = Figure(figsize=_SIZE_INCHES)
-    axes = figure.subplots()
-    for name, points, values in series:
-        # matplotlib omits labels that begin with "_" from the legend.
-        axes.plot(points, values, label=_plain(f" {name}" if name.startswith("_") else name), linewidth=1.2)
-    axes.set_xlabel("step" if x == "step" else "seconds since start")
-    axes.set_ylabel(_plain(label))
-    if is_logarithmic:
-        axes.set_yscale("log")
-    axes.grid(visible=True, alpha=0.3)
-    axes.legend(loc="best", fontsize="small")
+    figure = Figure(figsize=(width, height * len(charts)))
+    rows = figure.subplots(len(charts), squeeze=False)[:, 0]
+    for axes, (label, series) in zip(rows, charts.items(), strict=True):
+        for name, points, values in series:
+            # matplotlib omits labels that begin with "_" from the legend.
+            shown = f" {name}" if name.startswith("_") else name
+            axes.plot(points, values, label=_plain(shown), linewidth=1.2)
+        axes.set_xlabel("step" if x == "step" else "seconds since start")
+        axes.set_ylabel(_plain(label))
+        if is_logarithmic:
+            axes.set_yscale("log")
+        axes.grid(visible=True, alpha=0.3)
+        axes.legend(loc="best", fontsize="small")
     return figure
 
 

@@ -18,6 +18,7 @@ from .formatting import (
     describe,
     elapsed_text,
     header,
+    metric_direction,
     one_line,
     pad,
     short,
@@ -26,7 +27,7 @@ from .formatting import (
     width_of,
     yaml_text,
 )
-from .run_summary import RunSummary, is_main_metric
+from .run_summary import RunSummary
 from .streams import columns_of, has_colors, write_text
 
 __all__ = ["Console"]
@@ -139,7 +140,7 @@ class _BlockStyle:
         rest = len(shown) - self._max_metrics
         if rest > 0:
             # The main ones first, in the order in which they were logged.
-            kept = set(sorted(shown, key=lambda name: not is_main_metric(name))[: self._max_metrics])
+            kept = set(sorted(shown, key=lambda name: not metric_direction(name))[: self._max_metrics])
             shown = {name: value for name, value in shown.items() if name in kept}
         if not shown and rest <= 0:
             return text

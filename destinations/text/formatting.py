@@ -3,8 +3,10 @@
 Never touches a device and imports neither torch nor numpy: arrays are described by `shape` and `dtype`.
 """
 
+import functools
 import json
 import math
+import re
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import PurePath
@@ -19,6 +21,7 @@ __all__ = [
     "elapsed_text",
     "exact",
     "header",
+    "metric_direction",
     "one_line",
     "pad",
     "plain",
@@ -33,6 +36,13 @@ ELLIPSIS = "…"
 
 _WIDE = frozenset("WF")
 _ASCII = 0x7F
+_WORD_BREAKS = re.compile(r"[^a-z0-9]+")
+_LOWER = frozenset({"loss", "losses", "error", "err", "perplexity", "ppl", "nll", "bpb"}) | frozenset(
+    {"mse", "rmse", "mae", "wer", "cer", "fid"}
+)
+_HIGHER = frozenset(
+    {"accuracy", "acc", "acc1", "acc5", "top1", "top5", "f1", "auc", "auroc", "map", "iou"}
+) | (frozenset({"miou", "dice", "precision", "recall", "bleu", "rouge", "reward", "return", "psnr", "ssim"}))
 _DIGITS = 4
 _SMALLEST_PLAIN, _LARGEST_PLAIN, _LARGEST_WHOLE = 1e-4, 1e4, 1e6
 
@@ -56,6 +66,17 @@ def short(value: Any) -> str:
         rounded = f"{value:#.{_DIGITS}g}" if is_plain else f"{value:.{_DIGITS}g}"
     # The largest numbers would be rounded to infinity.
     return full if len(full) <= len(rounded) or math.isinf(float(rounded)) else rounded
+
+
+@functools.lru_cache(1024)
+def metric_direction(name: str) -> int:
+    """Returns 1 if higher values of a metric are better, -1 if lower ones are, 0 if its name does not say.
+
+    A name says so if one of its words is that of a loss, an error, an accuracy or another score. Such metrics
+    are shown first.
+    """
+    words = set(_WORD_BREAKS.split(name.lower()))
+    return -1 if words & _LOWER else 1 if words & _HIGHER else 0
 
 
 def width_of(text: str) -> int:

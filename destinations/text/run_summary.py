@@ -7,6 +7,7 @@ digits completed: 8 epochs, 168 batches, 0:29
   RunDirectory           runs/digits
   Artifacts              s3://bucket/digits: 9 files
 Look at it: destinations runs show runs/digits
+In a browser: destinations view runs
 ```
 
 Of several destinations that could print it, the first `Console` does, else the first `ProgressBar`, on rank
@@ -14,10 +15,8 @@ Of several destinations that could print it, the first `Console` does, else the 
 """
 
 import contextlib
-import functools
 import math
 import os
-import re
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
@@ -26,34 +25,15 @@ import attrs
 
 from events import Logger, RunStatus, State, redact_text, safe_text
 
-from .formatting import elapsed_text, one_line, pad, short, shortened, width_of
+from .formatting import elapsed_text, metric_direction, one_line, pad, short, shortened, width_of
 
-__all__ = ["RunSummary", "is_main_metric"]
+__all__ = ["RunSummary"]
 
 _MAX_TRACKED = 100
 _MAX_SHOWN = 6
 _MAX_PROBLEMS = 5
 _MAX_LINE = 300
 _NAME_WIDTH = 36
-_WORD_BREAKS = re.compile(r"[^a-z0-9]+")
-_LOWER = frozenset({"loss", "losses", "error", "err", "perplexity", "ppl", "nll", "bpb"}) | frozenset(
-    {"mse", "rmse", "mae", "wer", "cer", "fid"}
-)
-_HIGHER = frozenset(
-    {"accuracy", "acc", "acc1", "acc5", "top1", "top5", "f1", "auc", "auroc", "map", "iou"}
-) | (frozenset({"miou", "dice", "precision", "recall", "bleu", "rouge", "reward", "return", "psnr", "ssim"}))
-
-
-def is_main_metric(name: str) -> bool:
-    """Returns whether a name is that of a loss, an error, an accuracy or another score."""
-    return _sign(name) != 0
-
-
-@functools.lru_cache(1024)
-def _sign(name: str) -> int:
-    """Returns 1 if higher values of the metric are better, -1 if lower ones are, 0 if unknown."""
-    words = set(_WORD_BREAKS.split(name.lower()))
-    return -1 if words & _LOWER else 1 if words & _HIGHER else 0
 
 
 @attrs.define
@@ -109,7 +89,7 @@ class RunSummary:
 
     def _learn(self, metrics: Mapping[str, float], *, is_evaluation: bool) -> None:
         for name in metrics:
-            if len(self._seen) < _MAX_TRACKED and name not in self._seen and (sign := _sign(name)):
+            if len(self._seen) < _MAX_TRACKED and name not in self._seen and (sign := metric_direction(name)):
                 self._tracked[name] = _Best(sign, is_evaluation)
         self._seen.update(metrics)
 
@@ -132,6 +112,7 @@ class RunSummary:
         folder = self._folder(logger)
         if folder:
             lines.append(f"Look at it: destinations runs show {shlex.quote(folder)}")
+            lines.append(f"In a browser: destinations view {shlex.quote(str(Path(folder).parent))}")
         return "".join(f"{one_line(line)[:_MAX_LINE]}\n" for line in lines)
 
     def _metric_lines(self) -> list[str]:

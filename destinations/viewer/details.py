@@ -14,7 +14,7 @@ import numpy as np
 
 from destinations.run_directory.layout import SIDECAR
 from destinations.runs import Run
-from destinations.runs.commands.diff import differing_fields
+from destinations.runs.commands.show import differing_fields
 from destinations.runs.files import path_inside, read_object_file
 from destinations.runs.media import Image, read_points, read_sound
 from uploads.disk import open_regular

@@ -1,7 +1,6 @@
 """What the core destinations add to a training step of the demo: the same loop with them and without, in turns."""
 
 import contextlib
-import importlib.util
 import io
 import os
 import statistics
@@ -31,16 +30,6 @@ class _Steps(Callback):
             self.milliseconds.append(state.timestamp.batch_wct.total_seconds() * 1000)
 
 
-def _load_demo() -> Any:
-    path = Path(__file__).parents[2] / "docs" / "examples" / "digits.py"
-    spec = importlib.util.spec_from_file_location("digits", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def _steps(demo: Any, loggers: list[Any]) -> list[float]:
     steps = _Steps()
     with demo.trainer(loggers, [steps], epochs=_EPOCHS, save_folder=None) as trainer:
@@ -53,7 +42,8 @@ def main() -> bool:
 
     Says whether it is in the budget.
     """
-    demo = _load_demo()
+    from destinations import demo
+
     # One thread: with several, what is measured is how they wait for each other.
     torch.set_num_threads(1)
     home = Path.cwd()

@@ -59,7 +59,9 @@ def test_wrong_usage_is_exit_code_2(capsys):
         cli.main(["downloads"])
 
     assert ended.value.code == 2
-    assert "invalid choice: 'downloads'" in capsys.readouterr().err
+    assert capsys.readouterr().err == (
+        "unknown command 'downloads'; did you mean 'uploads'? See: destinations --help\n"
+    )
 
 
 def test_help_loads_neither_torch_nor_a_client_of_a_store():

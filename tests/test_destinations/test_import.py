@@ -104,3 +104,42 @@ def test_everything_that_is_exported_is_there():
     for module in (destinations, destinations.testing):
         assert list(module.__all__) == sorted(module.__all__)
         assert [name for name in module.__all__ if not hasattr(module, name)] == []
+
+
+@pytest.mark.parametrize("module", ["destinations", "events", "uploads"])
+def test_completion_lists_what_there_is(module):
+    """`dir`, which `destinations.<TAB>` asks, has each public name before it is imported."""
+    finished = run_python(f"import {module} as m; print(set(m.__all__) <= set(dir(m)))")
+
+    assert finished.stdout == "True\n"
+
+
+@pytest.mark.parametrize("use_jedi", [True, False])
+def test_ipython_completes_names(use_jedi):
+    """With jedi, which reads the source, and without, which asks the module."""
+    pytest.importorskip("IPython")
+    code = f"""
+from IPython.core.completer import IPCompleter, provisionalcompleter
+from IPython.core.interactiveshell import InteractiveShell
+shell = InteractiveShell.instance()
+shell.run_cell("import destinations")
+shell.Completer.use_jedi = {use_jedi}
+with provisionalcompleter():
+    found = [one.text for one in shell.Completer.completions("destinations.", len("destinations."))]
+print([name for name in ("Console", "RunDirectory", "WandB") if name not in found and "." + name not in found])
+"""
+
+    finished = run_python(code)
+
+    assert finished.stdout.splitlines()[-1] == "[]", finished.stderr
+
+
+def test_help_lists_the_destinations_in_a_table():
+    """Each class has its line."""
+    import destinations
+
+    lines = [line for line in destinations.__doc__.splitlines() if line.startswith("| `")]
+
+    assert {line.split("`")[1] for line in lines} == {
+        name for name in destinations.__all__ if name[0].isupper() and name != "LoggerDestination"
+    }

@@ -86,9 +86,12 @@ def test_resume_uploads_the_rest(spool, tmp_path, capsys):
     assert "0 pending" in capsys.readouterr().out
 
 
-def test_resume_of_a_clean_spool_is_fine(spool):
-    """After gc --failed and resume the exit code is 0."""
+def test_resume_of_a_clean_spool_is_fine(spool, capsys):
+    """After gc --failed --delete and resume the exit code is 0; without --delete, gc only counts."""
     assert main(["gc", str(spool), "--failed"]) == EXIT_OK
+    assert capsys.readouterr().out == ("0 half staged, 1 failed: not deleted; add --delete to delete them\n")
+    assert sum(status(spool)["failed"].values()) == 1
+    assert main(["gc", str(spool), "--failed", "--delete"]) == EXIT_OK
 
     assert main(["resume", str(spool)]) == EXIT_OK
     assert main(["status", str(spool)]) == EXIT_OK

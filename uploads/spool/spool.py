@@ -400,18 +400,20 @@ class Spool:
                 else:
                     raise
 
+    def list_half_staged(self) -> list[Path]:
+        """Returns what dead processes left in `tmp/`."""
+        found = _children(self.tmp)
+        tokens = {path.name.removesuffix(_LOCK).partition("-")[0] for path in found}
+        dead = {token for token in tokens if not self._is_staging(token)}
+        return [folder for folder in found if folder.name.partition("-")[0] in dead]
+
     def sweep_tmp(self) -> int:
         """Removes what dead processes left half staged; returns the number removed.
 
         A file that had been moved here is nowhere else: its entry is complete, and becomes pending.
         """
         swept = 0
-        found = _children(self.tmp)
-        tokens = {path.name.removesuffix(_LOCK).partition("-")[0] for path in found}
-        dead = {token for token in tokens if not self._is_staging(token)}
-        for folder in found:
-            if folder.name.partition("-")[0] not in dead:
-                continue
+        for folder in self.list_half_staged():
             try:
                 entry = _moved_entry(folder)
             except ManifestError as error:  # What it holds may be a file that was moved, and is nowhere else.

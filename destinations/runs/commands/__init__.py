@@ -11,13 +11,14 @@ if TYPE_CHECKING:
 
 __all__ = ["EXIT_CODES", "add_commands"]
 
-EXIT_CODES = (
-    "Exit codes: 0 success; 1 failure: unknown run or metric, a file that cannot be written, a missing "
-    "package, or a run that ended before the condition of `wait` held; 2 usage error: an invalid argument or "
-    "filter, a missing root; 124 `wait` timed out; 130 Ctrl-C; 141 broken pipe."
-)
+EXIT_CODES = """Exit codes: 0 success; 1 failure: unknown run or metric, a file that cannot be written, a
+missing package, or a run that ended before the condition of `wait` held; uploads that are pending;
+2 usage error: an invalid argument or filter, a missing root; 3 another process owns the spool;
+4 an upload failed permanently, or an object in the store is missing or differs;
+124 `wait` timed out; 130 Ctrl-C; 141 broken pipe.
+"""
 
-_SECONDS = "30, 30s, 5m, 12h, 7d or 2w"
+_SECONDS = "30, 30s, 5m, 1h30m, 7d or '2 weeks'"
 
 
 def add_commands(subparsers: Any) -> None:
@@ -33,6 +34,36 @@ def add_commands(subparsers: Any) -> None:
     _add_upkeep(commands)
 
 
+_EXAMPLES = {
+    "ls": (
+        "--where 'summary.loss < 1' --sort summary.loss --limit 10",
+        "--columns hparams.lr,summary.loss,age",
+    ),
+    "best": ("val/acc --max", "loss --min --tag sweep:7 --limit 3"),
+    "diff": ("first second", "first second --json"),
+    "show": ("digits", "runs/digits --json"),
+    "plot": ("loss", "loss 'val/*' first second -o plot.png"),
+    "tail": ("digits", "digits --metric loss --lines 100 --no-follow"),
+    "wait": ("'not alive' digits", "'summary.loss < 0.1' digits --timeout 2h"),
+    "export": ("-o runs.csv", "first second --metrics -o metrics.parquet"),
+    "tag": ("digits +good -new", "digits"),
+    "note": ("digits 'with the new loss'", "digits"),
+    "rename": ("digits 'The first'", "digits ''"),
+    "archive": ("digits", "first second"),
+    "unarchive": ("digits", "first second"),
+    "rm": ("digits", "first second --yes"),
+    "gc": ("--older-than 7d", "--older-than 7d --delete"),
+    "scan": ("", "--full"),
+    "compact": ("runs dataset", "runs s3://bucket/dataset"),
+    "sql": (
+        "'select run_id, min(value) from metrics group by run_id' --dataset dataset",
+        "'select count(*) from runs' --dataset s3://bucket/dataset --json",
+    ),
+    "migrate": ("lightning_logs runs", "~/.cache/stable-pretraining runs"),
+    "send": ("digits --to tensorboard:tb", "digits --to wandb:my-team/my-project --follow"),
+}
+
+
 class _Commands:
     """Builds the parser of each command with the options that all share."""
 
@@ -42,7 +73,11 @@ class _Commands:
     def add(self, name: str, place: str, text: str, **options: Any) -> argparse.ArgumentParser:
         """Adds a command implemented by `place`, "module.function", with the options of all commands."""
         parser: argparse.ArgumentParser = self._subparsers.add_parser(
-            name, help=text, description=f"{text[0].upper()}{text[1:]}.", epilog=EXIT_CODES, **options
+            name,
+            help=text,
+            description=f"{text[0].upper()}{text[1:]}.",
+            examples=_EXAMPLES[name],
+            **options,
         )
         parser.add_argument(
             "--root",
@@ -93,7 +128,7 @@ def _add_selection(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_finding(commands: _Commands) -> None:
-    parser = commands.add("ls", "listing.ls", "list runs, newest first")
+    parser = commands.add("ls", "listing.ls", "list runs, newest first", aliases=["list"])
     _add_selection(parser)
     parser.add_argument(
         "--columns", "-c", metavar="NAMES", help="comma-separated columns: hparams.lr,summary.loss,status,age"
@@ -129,24 +164,31 @@ def _add_finding(commands: _Commands) -> None:
     direction.add_argument("--min", dest="is_max", action="store_false", help="lower is better")
     direction.add_argument("--max", dest="is_max", action="store_true", help="higher is better")
     _add_selection(parser)
-    parser = commands.add("diff", "diff.diff", "show only the differences between runs")
+    parser = commands.add("diff", "show.diff", "show only the differences between runs", aliases=["compare"])
     _add_run(parser, nargs="+")
 
 
 def _add_reading(commands: _Commands) -> None:
     parser = commands.add("show", "show.show", "show the details of a run")
     _add_run(parser)
-    parser = commands.add(
-        "plot", "plot.plot", "plot a metric of one or more runs to a file; needs the extra `plot`"
+    parser = commands.add("plot", "plot.plot", "plot metrics of runs, in the terminal or to a file")
+    parser.add_argument(
+        "metrics", metavar="METRIC", nargs="+", help="metric name, or a pattern: 'loss/*'; runs may follow"
     )
-    parser.add_argument("metric", metavar="METRIC", help="metric name")
-    _add_run(parser, nargs="+")
+    parser.add_argument(
+        "--run",
+        "-r",
+        dest="run_name",
+        action="append",
+        metavar="RUN",
+        help="only this run; repeatable (default: all runs, or those selected)",
+    )
+    _add_selection(parser)
     parser.add_argument(
         "--output",
         "-o",
-        default="plot.png",
         metavar="FILE",
-        help=".png, .svg or .pdf file (default: plot.png)",
+        help=".png, .svg or .pdf file; needs the extra `plot` (default: the terminal)",
     )
     parser.add_argument("--x", choices=("step", "time"), default="step", help="x axis (default: step)")
     parser.add_argument("--log", action="store_true", help="logarithmic y axis")
@@ -218,6 +260,9 @@ def _add_editing(commands: _Commands) -> None:
 
 
 def _add_upkeep(commands: _Commands) -> None:
+    parser = commands.add("rm", "gc.rm", "delete runs with everything in their folders")
+    _add_run(parser, nargs="+")
+    parser.add_argument("--yes", "-y", action="store_true", help="do not ask")
     parser = commands.add(
         "gc",
         "gc.gc",
@@ -272,10 +317,10 @@ def _add_upkeep(commands: _Commands) -> None:
 
 
 def _seconds(text: str) -> float:
-    from .text import seconds_of
+    from uploads import parse_seconds
 
     try:
-        return seconds_of(text)
+        return parse_seconds(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
 

@@ -5,11 +5,13 @@ from typing import Any
 
 import attrs
 
-from destinations.runs import RunRecord, is_alive
+from destinations.runs import MetricNotFoundError, RunRecord, Runs, is_alive
 from destinations.runs.errors import near_names
+from destinations.runs.filters import parse_filter
 from destinations.runs.record import FIELDS
 
 from .running import UsageError
+from .screen import Session
 from .table import Cell, Column
 from .text import NOTHING, age_text, duration_text, value_text
 
@@ -18,6 +20,7 @@ __all__ = [
     "as_json",
     "cell_of",
     "check_fields",
+    "check_filter",
     "column_of",
     "field_of",
     "status_of",
@@ -105,7 +108,11 @@ def column_of(name: str, values: Iterable[Any]) -> Column:
         and all(isinstance(value, int | float) or value is None for value in values)
     )
     return Column(
-        name.removeprefix("hparams.").removeprefix("summary."), is_right, is_whole=name in {"run", "name"}
+        name.removeprefix("hparams.").removeprefix("summary."),
+        is_right,
+        is_whole=name in {"run", "name"},
+        # "completed"
+        narrowest=9 if name == "status" else 5,
     )
 
 
@@ -126,6 +133,27 @@ def check_fields(names: Iterable[str], hparams: Iterable[str], metrics: Iterable
             near = bare or near_names(name, known)
             offer = f" Did you mean {' or '.join(map(repr, near[:3]))}?" if near else ""
             raise UsageError(f"unknown column {name!r}.{offer} Use a field, hparams.NAME or summary.NAME.")
+
+
+def check_filter(text: str | None, runs: Runs, session: Session) -> None:
+    """Checks that each hyperparameter and metric whose value a filter tests occurs in some run.
+
+    A misspelt name would silently select no run. `exists` may name what no run has yet.
+
+    Raises:
+        MetricNotFoundError: no run has the name; the message suggests the closest.
+    """
+    if text is None or not len(runs):
+        return
+    known: dict[str, list[str]] = {}
+    for field in parse_filter(text, session.clock()).fields(with_exists=False):
+        if field.group == "run":
+            continue
+        names = known.setdefault(
+            field.group, runs.hparam_names() if field.group == "hparams" else runs.metric_names()
+        )
+        if field.name not in names:
+            raise MetricNotFoundError(str(field), [f"{field.group}.{name}" for name in names])
 
 
 def as_json(record: RunRecord, now: float) -> dict[str, Any]:

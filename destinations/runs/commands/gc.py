@@ -1,14 +1,15 @@
-"""`gc`: lists run folders that can be deleted, and deletes them with `--delete`.
+"""`gc`: lists run folders that can be deleted, and deletes them with `--delete`. `rm`: deletes named runs.
 
-Deletes only files that a run wrote: those of `run_directory.layout`, and those listed in the indexes of the
-run. A folder that contains anything else, such as code, weights or another run, is kept, and the command says
-why.
+`gc` deletes only files that a run wrote: those of `run_directory.layout`, and those listed in the indexes of
+the run. A folder that contains anything else, such as code, weights or another run, is kept, and the command
+says why.
 """
 
 import argparse
 import contextlib
 import os
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -41,12 +42,12 @@ from destinations.runs.files import json_lines
 from uploads.disk import is_locked
 
 from .fields import status_of, status_style
-from .running import EXIT_FAILED, EXIT_OK, open_selected
+from .running import EXIT_FAILED, EXIT_OK, UsageError, find_runs, open_selected
 from .screen import Session
 from .table import Cell, Column, table_lines
 from .text import age_text, bytes_text
 
-__all__ = ["gc"]
+__all__ = ["gc", "rm"]
 
 _INDEXES = (ARTIFACTS_INDEX, HISTOGRAMS_INDEX, MEDIA_INDEX, TABLES_INDEX, TEXTS_INDEX, TRACES_INDEX)
 # "unknown" may well be a success.
@@ -346,3 +347,44 @@ def _delete(folder: Path, now: float) -> None:
     for name in folders:
         (folder / name).rmdir()
     folder.rmdir()
+
+
+def rm(options: argparse.Namespace, session: Session) -> int:
+    """Deletes runs with everything in their folders, after asking."""
+    runs = find_runs(options.run_name, options, session)
+    paths = list(dict.fromkeys(run.path.resolve() for run in runs))
+    for run in runs:
+        _require_removable(run, session.clock())
+    if not options.yes:
+        for path in paths:
+            size, _ = _size_and_time(path)
+            session.note(f"{path}: {sum(1 for _ in _content(path))} entries, {bytes_text(size)}")
+        if session.ask is None:
+            raise UsageError("cannot ask without a terminal. Add --yes to delete these runs.")
+        what = "this run" if len(paths) == 1 else f"these {len(paths)} runs"
+        if session.ask(f"Delete {what} permanently? [y/N] ").strip().lower() not in {"y", "yes"}:
+            session.note("nothing was deleted")
+            return EXIT_FAILED
+    deleted = []
+    for run, path in zip(runs, (run.path.resolve() for run in runs), strict=True):
+        if path.exists():
+            # Again: it may have been resumed while the question was open.
+            _require_removable(Run.open(path), session.clock())
+            shutil.rmtree(path)
+            deleted.append({"run_id": run.record.run_id, "path": str(path)})
+    if options.json:
+        session.screen.json(deleted)
+    else:
+        session.screen.lines(f"deleted {one['path']}" for one in deleted)
+    return EXIT_OK
+
+
+def _require_removable(run: Run, now: float) -> None:
+    record, folder = run.record, run.path
+    if is_alive(record.status, record.heartbeat_at, now) or any(map(is_locked, folder.glob(".lock*"))):
+        raise UsageError(f"run {record.run_id} is running, and was not deleted. Stop it first.")
+    if folder.is_symlink() or not folder.is_dir():
+        raise UsageError(f"run {record.run_id} was not deleted: {str(folder)!r} is no folder of its own.")
+    nested = next((path.parent for path in folder.rglob(SIDECAR) if path.parent != folder), None)
+    if nested is not None:
+        raise UsageError(f"run {record.run_id} was not deleted: another run is in {str(nested)!r}.")

@@ -6,8 +6,9 @@ from collections import Counter
 from typing import Any
 
 from destinations.runs import MetricNotFoundError, Run, RunRecord, Runs
+from destinations.text.formatting import metric_direction
 
-from .fields import as_json, cell_of, check_fields, column_of, field_of
+from .fields import as_json, cell_of, check_fields, check_filter, column_of, field_of
 from .running import EXIT_OK, open_selected, skip_if_damaged
 from .screen import Session
 from .table import Cell, Column, table_lines
@@ -15,7 +16,8 @@ from .text import value_text
 
 __all__ = ["best", "ls", "selection_of"]
 
-_COLUMNS = ("run", "status", "age", "duration", "tags")
+_COLUMNS = ("run", "status", "age", "duration")
+_MAX_HPARAMS = 3
 _MAX_METRICS = 3
 
 
@@ -47,6 +49,7 @@ def ls(options: argparse.Namespace, session: Session) -> int:
 def _list_once(runs: Runs, options: argparse.Namespace, session: Session) -> None:
     names = [name.strip() for name in (options.columns or "").split(",") if name.strip()]
     check_fields(names, runs.hparam_names() if names else (), runs.metric_names() if names else ())
+    check_filter(options.where, runs, session)
     records = runs.records(**selection_of(options), sort_by=options.sort, descending=options.descending)
     now = session.clock()
     if options.json:
@@ -62,20 +65,32 @@ def _list_once(runs: Runs, options: argparse.Namespace, session: Session) -> Non
     if not records:
         session.note("no runs" if len(runs) == 0 else f"none of {len(runs)} runs match")
         return
-    names = (
-        ["run", *(name for name in names if name != "run")]
-        if names
-        else [*_COLUMNS, *_common_metrics(records)]
-    )
+    names = ["run", *(name for name in names if name != "run")] if names else _columns_of(records)
     columns = [column_of(name, [field_of(record, name, now) for record in records]) for name in names]
     rows = [[cell_of(record, name, now) for name in names] for record in records]
     session.screen.lines(table_lines(columns, rows, session.screen))
 
 
-def _common_metrics(records: list[RunRecord]) -> list[str]:
-    """Returns the most common metrics of the runs."""
-    counts = Counter(name for record in records for name in record.summary)
-    return [f"summary.{name}" for name, _ in counts.most_common(_MAX_METRICS)]
+def _columns_of(records: list[RunRecord]) -> list[str]:
+    """Returns the columns that tell runs apart: hyperparameters that vary, and the main metrics."""
+    columns = list(_COLUMNS)
+    if any(record.tags for record in records):
+        columns.append("tags")
+    values: dict[str, Counter[str]] = {}
+    for record in records:
+        for name, value in record.hparams.items():
+            values.setdefault(name, Counter())[repr(value)] += 1
+    varying = [
+        name
+        for name, counts in values.items()
+        if len(counts) > 1 or (len(records) > 1 and counts.total() < len(records))
+    ]
+    # Those that all runs have, before those of a few.
+    varying.sort(key=lambda name: -values[name].total())
+    metrics = Counter(name for record in records for name in record.summary)
+    main = sorted(metrics, key=lambda name: (not metric_direction(name), -metrics[name]))
+    columns += [f"hparams.{name}" for name in varying[:_MAX_HPARAMS]]
+    return columns + [f"summary.{name}" for name in main[:_MAX_METRICS]]
 
 
 def best(options: argparse.Namespace, session: Session) -> int:

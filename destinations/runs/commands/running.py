@@ -28,6 +28,7 @@ __all__ = [
     "EXIT_USAGE",
     "Command",
     "UsageError",
+    "at_path",
     "find_runs",
     "open_selected",
     "roots_of",
@@ -72,8 +73,9 @@ def run_command(command: Command, options: argparse.Namespace, session: Session 
 
 def roots_of(options: argparse.Namespace, session: Session) -> list[str]:
     """Returns the roots given by `--root`, else by `DESTINATIONS_ROOT`, else `runs`."""
-    if options.root:
-        return list(options.root)
+    # `--root` may stand before the command and after it.
+    if roots := [*(getattr(options, "roots_before", None) or ()), *(options.root or ())]:
+        return roots
     # A colon before two slashes is part of a URI.
     given = session.environment.get("DESTINATIONS_ROOT", "")
     named = [part for part in re.split(rf"{os.pathsep}(?!//)", given) if part]
@@ -113,14 +115,15 @@ def find_runs(names: Sequence[str], options: argparse.Namespace, session: Sessio
         RunNotFoundError: no run matches.
         AmbiguousRunError: several runs match.
     """
-    opened = [_at_path(name) for name in names]
+    opened = [at_path(name) for name in names]
     if all(run is not None for run in opened):
         return [run for run in opened if run is not None]
     with open_selected(options, session) as runs:
         return [runs[name] if run is None else run for name, run in zip(names, opened, strict=True)]
 
 
-def _at_path(name: str) -> Run | None:
+def at_path(name: str) -> Run | None:
+    """Returns the run at a path with a "/", or None."""
     if os.sep not in name:
         return None
     try:

@@ -115,6 +115,7 @@ class Session:
         errors: messages (stderr).
         clock: returns the time in seconds since 1970.
         wait: sleeps for a number of seconds.
+        ask: asks a question in a terminal and returns the answer; None where there is none.
         environment: environment variables.
     """
 
@@ -122,11 +123,16 @@ class Session:
     errors: IO[str] = attrs.field(factory=lambda: sys.stderr)
     clock: Callable[[], float] = time.time
     wait: Callable[[float], None] = time.sleep
+    ask: Callable[[str], str] | None = attrs.field(factory=lambda: input if _is_interactive() else None)
     environment: "os._Environ[str] | dict[str, str]" = attrs.field(factory=lambda: os.environ)
 
     def note(self, text: str) -> None:
         """Writes a one-line message to `errors`."""
         self.errors.write(f"{encodable(one_line(text), self.errors)}\n")
+
+
+def _is_interactive() -> bool:
+    return sys.stdin is not None and sys.stdin.isatty()
 
 
 class NotesHandler(logging.Handler):

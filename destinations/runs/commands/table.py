@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import attrs
 
-from destinations.text.formatting import ELLIPSIS, cut, one_line, pad, width_of
+from destinations.text.formatting import ELLIPSIS, cut, one_line, pad, shortened, width_of
 
 from .screen import Screen
 
@@ -21,12 +21,14 @@ class Column:
     Attributes:
         title: the header.
         is_right: right-aligned.
-        is_whole: truncated only after all other columns.
+        is_whole: truncated only after all other columns, and in the middle: both ends of a name matter.
+        narrowest: never narrower than this, unless its content is.
     """
 
     title: str
     is_right: bool = False
     is_whole: bool = False
+    narrowest: int = _NARROWEST
 
 
 @attrs.frozen
@@ -73,8 +75,9 @@ def _fitting(widths: list[int], columns: Sequence[Column], room: int) -> int:
     def room_between(shown: int) -> int:
         return len(_GAP) * (shown - 1) + (0 if shown == len(columns) else len(_GAP) + len(ELLIPSIS))
 
+    least = [min(width, column.narrowest) for width, column in zip(widths, columns, strict=True)]
     shown = len(columns)
-    while shown > 1 and sum(min(width, _NARROWEST) for width in widths[:shown]) + room_between(shown) > room:
+    while shown > 1 and sum(least[:shown]) + room_between(shown) > room:
         shown -= 1
     free = room - room_between(shown)
     for may_cut_whole in (False, True):
@@ -82,21 +85,21 @@ def _fitting(widths: list[int], columns: Sequence[Column], room: int) -> int:
             candidates = [
                 index
                 for index in range(shown)
-                if widths[index] > _NARROWEST and (may_cut_whole or not columns[index].is_whole)
+                if widths[index] > least[index] and (may_cut_whole or not columns[index].is_whole)
             ]
             if not candidates:
                 break
             widest = max(candidates, key=widths.__getitem__)
-            second = max((widths[index] for index in candidates if index != widest), default=_NARROWEST)
+            second = max((widths[index] for index in candidates if index != widest), default=least[widest])
             # In one step down to the next widest, but no further than needed.
-            widths[widest] -= max(1, min(excess, widths[widest] - max(second, _NARROWEST)))
+            widths[widest] -= max(1, min(excess, widths[widest] - max(second, least[widest])))
     return shown
 
 
 def _line(row: Sequence[Cell], columns: Sequence[Column], widths: Sequence[int], screen: Screen) -> str:
     cells = []
     for index, cell in enumerate(row):
-        text = cut(cell.text, widths[index])
+        text = (shortened if columns[index].is_whole else cut)(cell.text, widths[index])
         is_last = index == len(row) - 1
         padded = (
             text

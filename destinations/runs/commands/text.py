@@ -14,7 +14,6 @@ __all__ = [
     "age_text",
     "bytes_text",
     "duration_text",
-    "seconds_of",
     "sparkline",
     "value_text",
 ]
@@ -23,7 +22,6 @@ NOTHING = "–"  # noqa: RUF001  # an en dash, unlike the minus sign of a number
 
 _BARS = "▁▂▃▄▅▆▇█"
 _GAP = " "
-_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
 _KIB = 1024.0
 
@@ -51,24 +49,6 @@ def duration_text(seconds: float | None) -> str:
     if whole >= _MINUTE:
         return f"{whole // _MINUTE}m{whole % _MINUTE:02d}s"
     return f"{whole}s"
-
-
-def seconds_of(text: str) -> float:
-    """Parses a duration such as "30", "30s", "5m", "12h", "7d" or "2w" into seconds.
-
-    Raises:
-        ValueError: invalid, negative or infinite duration.
-    """
-    number, unit = (text[:-1], text[-1]) if text and text[-1] in _UNITS else (text, "s")
-    try:
-        seconds = float(number) * _UNITS[unit]
-    except ValueError:
-        seconds = math.nan
-    if not 0 <= seconds < math.inf:
-        raise ValueError(
-            f"invalid duration {text!r}: expected a number followed by s, m, h, d or w, such as 7d."
-        )
-    return seconds
 
 
 def bytes_text(size: float) -> str:

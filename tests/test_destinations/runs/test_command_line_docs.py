@@ -11,6 +11,8 @@ from destinations.cli import EXIT_INTERRUPTED, EXIT_PIPE_CLOSED, GROUPS, build_p
 from destinations.runs.commands import EXIT_CODES
 from destinations.runs.commands.fields import OWN_FIELDS
 from destinations.runs.commands.running import EXIT_FAILED, EXIT_OK, EXIT_TIMEOUT, EXIT_USAGE
+from uploads.command_line import EXIT_FAILED as EXIT_LEFT_FAILED
+from uploads.command_line import EXIT_OWNED
 
 PAGE = (Path(__file__).parents[3] / "docs/command-line.md").read_text(encoding="utf-8")
 SHARED = {"--help", "--root", "--json"}
@@ -28,7 +30,7 @@ COMMANDS = subparsers_of(subparsers_of(build_parser())["runs"])
 def section_of(name):
     """Returns the part of the page about a command: below its own title, or the line of the table that shows it."""
     for title in re.findall(r"^### (.+)$", PAGE, re.MULTILINE):
-        if name in title.split(" and "):
+        if name in re.split(" and |, ", title):
             return PAGE.split(f"\n### {title}\n")[1].split("\n### ")[0].split("\n## ")[0]
     return "\n".join(line for line in PAGE.splitlines() if line.startswith(f"| `destinations runs {name} "))
 
@@ -53,6 +55,7 @@ def test_every_option_of_a_command_is_on_the_page(name):
     assert (
         f"destinations runs {name} " in section
         or f"`{name} " in section
+        or f"`{name}`" in section
         or f"`destinations runs {name}`" in section
     )
     assert options_of(COMMANDS[name]) <= shown
@@ -86,7 +89,35 @@ def test_every_column_is_on_the_page():
 
 def test_every_exit_code_is_on_the_page_and_in_the_help():
     """And no other."""
-    codes = [EXIT_OK, EXIT_FAILED, EXIT_USAGE, EXIT_TIMEOUT, EXIT_INTERRUPTED, EXIT_PIPE_CLOSED]
+    codes = [
+        *(EXIT_OK, EXIT_FAILED, EXIT_USAGE, EXIT_OWNED, EXIT_LEFT_FAILED),
+        *(EXIT_TIMEOUT, EXIT_INTERRUPTED, EXIT_PIPE_CLOSED),
+    ]
 
     assert [int(code) for code in re.findall(r"^\| (\d+) \|", PAGE, re.MULTILINE)] == codes
-    assert [int(code) for code in re.findall(r"(?:^Exit codes: |[;,] )(\d+) ", EXIT_CODES)] == codes
+    assert [int(code) for code in re.findall(r"(?:^Exit codes: |[;,]\s)(\d+) ", EXIT_CODES)] == codes
+
+
+def every_parser():
+    """Yields each parser that runs something, with the words that lead to it."""
+    for group, parser in subparsers_of(build_parser()).items():
+        if any(isinstance(one, argparse._SubParsersAction) for one in parser._actions):
+            for name, command in subparsers_of(parser).items():
+                yield pytest.param(command, id=f"{group} {name}")
+        else:
+            yield pytest.param(parser, id=group)
+
+
+@pytest.mark.parametrize("parser", list(every_parser()))
+def test_every_help_page_has_two_examples_that_parse(parser):
+    """And no table of exit codes, which has one place: `destinations --help`."""
+    text = parser.format_help()
+
+    lines = [line.strip() for line in text.split("examples:\n")[1].splitlines()]
+    assert len(lines) == 2
+    for line in lines:
+        _, *words = shlex.split(line.split(" > ")[0])
+        options, rest = build_parser().parse_known_args(words)
+        assert options.run, line
+        assert not rest or options.takes_rest, line
+    assert "Exit codes" not in text

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import math
 import os
 import shutil
 import signal
@@ -10,7 +11,9 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from unittest.mock import ANY
 
+import attrs
 import pytest
 
 from destinations import RunDirectory, cli
@@ -133,17 +136,17 @@ def run_in(session, *arguments):
 
 
 def test_ls_lists_the_newest_first(root):
-    """By name, with status, age, duration, tags, and the metrics that most runs have."""
+    """By name, with status, age, duration, tags, the hyperparameters that vary, and the main metrics."""
     session = session_of(NOW + 3660)
 
     assert run_in(session, "ls") == 0
 
     assert session.screen.stream.getvalue().replace(NOTHING, "-") == (
-        "run    status     age  duration  tags             loss  val/acc\n"
-        "empty  failed     56m        0s  -                   -        -\n"
-        "gamma  failed     57m        5s  -              0.8125     0.25\n"
-        "beta   completed  59m        5s  sweep:7        0.5625      0.5\n"
-        "alpha  completed   1h        5s  sweep:7, good  0.3125     0.75\n"
+        "run    status     age  duration  tags           optim.lr    loss  val/acc\n"
+        "empty  failed     56m        0s  -                   1.0       -        -\n"
+        "gamma  failed     57m        5s  -                  0.75  0.8125     0.25\n"
+        "beta   completed  59m        5s  sweep:7             0.5  0.5625      0.5\n"
+        "alpha  completed   1h        5s  sweep:7, good      0.25  0.3125     0.75\n"
     )
 
 
@@ -749,8 +752,12 @@ def test_scan_says_what_it_found(runs, root):
         (("ls", "-c", "lr"), 2, "unknown column 'lr'. Did you mean 'hparams.optim.lr'?"),
         (("ls", "--root", "nowhere"), 2, "root 'nowhere' does not exist."),
         (("wait", "loss <", "alpha"), 2, ""),
-        (("gc", "--older-than", "5y"), 2, "usage:"),
-        (("ls", "-n", "-1"), 2, "usage:"),
+        (("gc", "--older-than", "5y"), 2, "argument --older-than: invalid duration '5y'"),
+        (("ls", "-n", "-1"), 2, "argument --limit/-n: expected a whole number"),
+        (("ls", "--statsu", "x"), 2, "unknown argument '--statsu'; did you mean '--status'?"),
+        (("lss",), 2, "unknown command 'lss'; did you mean 'ls'?"),
+        (("ls", "--where", "summary.los < 1"), 1, "unknown metric 'summary.los'; did you mean 'summary.loss'"),
+        (("best", "acc", "--max"), 1, "unknown metric 'acc'; did you mean 'val/acc'?"),
         (("send", "alpha", "--to", "neptune:x"), 2, "unknown target 'neptune:x'"),
     ],
 )  # fmt: skip
@@ -799,7 +806,7 @@ def test_without_any_root_it_says_what_to_do(runs, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("module", "arguments", "extra"),
     [
-        ("matplotlib", ("plot", "loss", "alpha"), "plot"),
+        ("matplotlib", ("plot", "loss", "alpha", "-o", "a.png"), "plot"),
         ("duckdb", ("export", "-o", "a.parquet"), "query"),
         ("duckdb", ("compact", "runs", "dataset"), "query"),
         ("tensorboard", ("send", "alpha", "--to", "tensorboard:tb"), "tensorboard"),
@@ -948,9 +955,9 @@ def test_send_tells_what_did_not_arrive(runs, root, tmp_path):
 
 
 @pytest.mark.parametrize("shell", ["bash", "fish", "tcsh", "zsh"])
-def test_a_shell_gets_its_script(shell, capsys):
-    """It names the commands and their options."""
-    pytest.importorskip("shtab")
+def test_a_shell_gets_its_script(shell, capsys, monkeypatch):
+    """It names the commands and their options; no package is needed for it."""
+    monkeypatch.setitem(sys.modules, "shtab", None)
 
     assert cli.main(["completion", shell]) == 0
 
@@ -961,9 +968,18 @@ def test_a_shell_gets_its_script(shell, capsys):
     assert all(word in script for word in words)
 
 
+@pytest.mark.parametrize("shell", ["bash", "fish", "tcsh", "zsh"])
+def test_the_scripts_know_the_commands_of_today(shell):
+    """They are made from the parser. After a change of commands or options, run `make completions`."""
+    shtab = pytest.importorskip("shtab")
+
+    stored = (ROOT / "destinations/completions" / f"destinations.{shell}").read_text()
+
+    assert stored.strip() == shtab.complete(cli.build_parser(), shell).strip()
+
+
 def said_by(shell, more):
     """Returns what a shell prints that reads its script, and then more."""
-    pytest.importorskip("shtab")
     if shutil.which(shell) is None:
         pytest.skip(f"needs {shell}")
     script = subprocess.run(
@@ -994,18 +1010,173 @@ def test_fish_understands_the_script():
     assert [line.partition("\t")[0] for line in said.splitlines()] == ["unarchive"]
 
 
-def test_a_shell_that_the_package_does_not_know(monkeypatch, capsys):
-    """Exit code 1, and what to do: older versions know fewer shells."""
-    shtab = pytest.importorskip("shtab")
-    monkeypatch.setattr(shtab, "SUPPORTED_SHELLS", ["bash"])
-
-    assert cli.main(["completion", "fish"]) == 1
-    assert "pip install --upgrade shtab" in capsys.readouterr().err
+# --- the terminal, mistakes, deletion
+# ------------------------------------------------------------------------------------------------------------
 
 
-def test_completion_without_its_package_names_the_extra(monkeypatch, capsys):
-    """Exit code 1."""
-    monkeypatch.setitem(sys.modules, "shtab", None)
+@pytest.mark.parametrize("arguments", [[], ["runs"], ["uploads"]])
+def test_without_a_command_there_is_help(arguments, capsys):
+    """And exit code 0."""
+    assert cli.main(arguments) == 0
 
-    assert cli.main(["completion", "bash"]) == 1
-    assert 'pip install "training-destinations[completion]"' in capsys.readouterr().err
+    assert capsys.readouterr().out.startswith(f"usage: {' '.join(['destinations', *arguments])} ")
+
+
+def test_a_command_of_runs_without_its_group_is_recognised(capsys):
+    """`destinations ls` says what to type."""
+    with pytest.raises(SystemExit):
+        cli.main(["ls"])
+
+    assert "did you mean 'destinations runs ls'?" in capsys.readouterr().err
+
+
+def test_roots_may_stand_before_the_command_and_after_it(runs, root, tmp_path):
+    """Both are searched; `list` is `ls`."""
+    (tmp_path / "more").mkdir()
+    write_run(tmp_path / "more/delta")
+
+    before = runs("--root", root, "list", "-c", "run")
+    both = runs("--root", root, "ls", "-c", "run", "--root", tmp_path / "more")
+
+    assert before[1].split()[1:] == ["empty", "gamma", "beta", "alpha"]
+    assert "delta" in both[1]
+    assert "alpha" in both[1]
+
+
+def test_ls_shows_the_hyperparameters_that_vary(runs, root, tmp_path):
+    """Not those that all runs share."""
+    for name in ("one", "two"):
+        write_run(tmp_path / "same" / name, lr=0.5)
+
+    _, out, _ = runs("ls", "--root", tmp_path / "same")
+
+    assert "lr" not in out.splitlines()[0].split()
+
+
+def test_a_long_name_is_cut_in_the_middle_and_the_status_is_whole(root, monkeypatch):
+    """In a narrow terminal."""
+    write_run(root / f"{'x' * 60}-the-end")
+    session = session_of(width=50)
+
+    run_in(session, "ls")
+
+    lines = session.screen.stream.getvalue().splitlines()
+    assert any("…" in line and "nd " in line for line in lines)
+    assert all(status in session.screen.stream.getvalue() for status in ("completed", "failed"))
+    assert max(map(len, lines)) <= 50
+
+
+def test_diff_has_the_names_that_were_typed(runs):
+    """As columns."""
+    _, out, _ = runs("compare", "alpha", "id-beta")
+
+    assert out.splitlines()[0].split() == ["alpha", "id-beta"]
+
+
+def test_plot_draws_all_runs_in_the_terminal(root):
+    """Several metrics, by name and pattern, below each other, each with its range and a legend."""
+    session = session_of(width=60)
+
+    assert run_in(session, "plot", "loss", "val/*") == 0
+
+    lines = session.screen.stream.getvalue().splitlines()
+    assert [line for line in lines if line in {"loss", "val/acc"}] == ["loss", "val/acc"]
+    assert sum("━━" in line for line in lines) == 6
+    assert any("alpha (id-alpha)  last 0.3125" in line for line in lines)
+    assert max(map(len, lines)) <= 60
+
+
+def test_a_chart_rises_where_its_values_do():
+    """A rising line begins below at the left and ends above at the right; the range is that of the values."""
+    from destinations.runs.commands.plot import chart_lines
+
+    screen = Screen(io.StringIO(), 60)
+    lines = chart_lines([("a", [0, 10], [1.0, 3.0])], "loss", screen)
+
+    rows = [line.partition("┤")[2] for line in lines[1:-3]]
+    firsts = [len(row) - len(row.lstrip()) for row in rows]
+    assert lines[1].startswith("3.0 ┤")
+    assert lines[12].startswith("1.0 ┤")
+    assert firsts == sorted(firsts, reverse=True)
+    assert firsts[-1] == 0
+    assert all(len(row) - position < 8 for row, position in zip(rows, firsts, strict=True))
+
+
+@pytest.mark.parametrize("values", [[], [math.nan], [1.0], [2.0, 2.0], [-1e308, 1e308], [0.0, math.inf]])
+def test_a_chart_of_odd_values(values):
+    """None, one, all alike, the largest numbers: a chart, and no exception."""
+    from destinations.runs.commands.plot import chart_lines
+
+    for is_logarithmic in (False, True):
+        lines = chart_lines(
+            [("a", list(range(len(values))), values)],
+            "loss",
+            Screen(io.StringIO(), 60),
+            is_logarithmic=is_logarithmic,
+        )
+        assert lines[0] == "loss"
+
+
+def test_plot_takes_runs_after_the_metric(runs, tmp_path):
+    """By name, by path, and with --run."""
+    _, out, _ = runs("plot", "loss", "alpha", "runs/beta", "--run", "id-gamma", "--json")
+
+    assert {one["run"] for one in json.loads(out)["metrics"]["loss"]} == {
+        "gamma (id-gamma)",
+        "beta (id-beta)",
+        "alpha (id-alpha)",
+    }
+
+
+def answering(text):
+    """Returns a session in whose terminal somebody answers."""
+    return attrs.evolve(session_of(), ask=lambda _question: text)
+
+
+def test_rm_asks_and_deletes(root):
+    """With everything in the folder; another answer than yes deletes nothing."""
+    (root / "alpha/weights.pt").write_bytes(b"w")
+
+    kept = run_in(answering(""), "rm", "alpha", "beta")
+    both_there = (root / "alpha").exists() and (root / "beta").exists()
+    session = answering("y")
+    code = run_in(session, "rm", "alpha", "beta")
+
+    assert (kept, both_there, code) == (1, True, 0)
+    assert not (root / "alpha").exists()
+    assert not (root / "beta").exists()
+    assert (root / "group/gamma").exists()
+    assert "alpha: " in session.errors.getvalue()
+
+
+def test_rm_without_a_terminal_needs_yes(runs, root, monkeypatch):
+    """It does not wait for an answer that cannot come."""
+    monkeypatch.setattr(sys, "stdin", io.StringIO())
+
+    assert runs("rm", "alpha") == (2, "", ANY)
+    assert (root / "alpha").exists()
+    assert runs("rm", "alpha", "--yes")[0] == 0
+    assert not (root / "alpha").exists()
+
+
+def test_rm_refuses_a_run_that_runs(runs, root):
+    """Also where another of the names could go: nothing is deleted."""
+    live = WritingRun(loggers=RunDirectory(root / "live"), run_name="live")
+    with live:
+        code, _, err = runs("rm", "alpha", "live", "--yes")
+
+    assert code == 2
+    assert "is running, and was not deleted" in err
+    assert (root / "alpha").exists()
+    assert (root / "live").exists()
+
+
+def test_rm_refuses_a_folder_with_another_run(runs, root):
+    """A run may have been started inside the folder of another."""
+    write_run(root / "alpha/nested")
+
+    code, _, err = runs("rm", root / "alpha", "--yes")
+
+    assert code == 2
+    assert "another run is in" in err
+    assert (root / "alpha").exists()

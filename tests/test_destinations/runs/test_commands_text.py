@@ -16,11 +16,11 @@ from destinations.runs.commands.text import (
     age_text,
     bytes_text,
     duration_text,
-    seconds_of,
     sparkline,
     value_text,
 )
 from destinations.text.formatting import cut, pad, width_of
+from uploads import parse_seconds
 
 # Neither a slow machine nor a busy one makes a property wrong.
 SLOW = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -223,7 +223,7 @@ def test_sizes():
 )
 def test_durations_are_read(text, seconds):
     """A number is seconds."""
-    assert seconds_of(text) == seconds
+    assert parse_seconds(text) == seconds
 
 
 @pytest.mark.parametrize("text", ["", "d", "-1", "nan", "inf", "1y", "five"])
@@ -231,9 +231,9 @@ def test_what_is_no_duration_is_refused(text):
     """With an example."""
     with pytest.raises(
         ValueError,
-        match=r"^invalid duration .*: expected a number followed by s, m, h, d or w, such as 7d\.$",
+        match=r"^invalid duration .*: expected a number with a unit, such as 30s, 5m, 1h30m or 7d$",
     ):
-        seconds_of(text)
+        parse_seconds(text)
 
 
 @pytest.mark.parametrize(

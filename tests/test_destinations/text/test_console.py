@@ -264,15 +264,16 @@ def test_the_summary_says_how_the_run_went(tmp_path, monkeypatch):
     run.logger.upload_file("weights.pt", tmp_path / "weights.pt")
     run.close()
 
-    lines = console._stream.getvalue().splitlines()[-5:]
+    lines = console._stream.getvalue().splitlines()[-6:]
     assert lines == [
         "digits completed: 3 epochs, 6 batches, 0:06",
         "  accuracy  best 0.9 at step 4, last 0.8",
         f"  Artifacts     file://{tmp_path}/store: 1 file",
         "  RunDirectory  runs/digits",
         "Look at it: destinations runs show runs/digits",
+        "In a browser: destinations view runs",
     ]
-    assert main(lines[-1].split()[4:]) == 0
+    assert main(lines[-2].split()[4:]) == 0
 
 
 def test_a_failed_run_says_why():

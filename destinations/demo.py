@@ -1,11 +1,10 @@
-"""Trains a small convolutional network on real handwritten digits, with every core destination attached.
+"""`destinations demo`: trains a small network on handwritten digits, with every core destination attached.
 
-The images are scikit-learn's: 1,797 of them, 8 by 8 pixels, bundled, nothing is downloaded. Run it with
-`make demo`.
+The images are scikit-learn's: 1,797 of them, 8 by 8 pixels, part of the package; nothing is downloaded.
 """
 
-import argparse
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +14,18 @@ from sklearn.model_selection import train_test_split
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from destinations import Artifacts, Console, InMemory, LoggerDestination, ProgressBar, RunDirectory, TextFile
 from events import Callback, Logger, State, Trainer
 from uploads import UploadQueue
+
+from .artifacts import Artifacts
+from .base import LoggerDestination
+from .in_memory import InMemory
+from .run_directory import RunDirectory
+from .text.console import Console
+from .text.progress_bar import ProgressBar
+from .text.text_file import TextFile
+
+__all__ = ["main", "network", "trainer"]
 
 INK = 0.5
 
@@ -124,18 +132,26 @@ def trainer(
     )
 
 
-def main(store: str) -> None:
-    """Trains, brings checkpoints and the run's folder to the store, and says where everything is."""
+def main(store: str = "store", *, epochs: int = 8) -> Path:
+    """Trains, uploads checkpoints and the folder of the run, and says where everything is.
+
+    Args:
+        store: a folder or URI.
+        epochs: how long to train.
+
+    Returns:
+        The folder of the run.
+    """
     memory = InMemory()
     loggers = [
         ProgressBar(),
-        Console(log_interval="1ep"),
+        Console(),
         memory,
         RunDirectory("runs/{run_name}"),
         TextFile("runs/{run_name}/log.txt"),
         Artifacts(store),
     ]
-    with trainer(loggers, [Misclassified(), Weights()]) as digits_trainer:
+    with trainer(loggers, [Misclassified(), Weights()], epochs=epochs) as digits_trainer:
         digits_trainer.logger.log_hyperparameters({"data": "scikit-learn digits", "dropout": 0.3})
         digits_trainer.fit()
         run_name = digits_trainer.state.run_name
@@ -144,51 +160,30 @@ def main(store: str) -> None:
         queue.submit(folder, run_name)
 
     show_folder(folder)
-    show_metrics(memory)
     show_receipt(folder)
-    print(f"\nuploaded to {queue.uri(run_name)}")
+    sys.stdout.write(f"\nuploaded to {queue.uri(run_name)}\n")
+    return folder
 
 
 def show_folder(folder: Path) -> None:
     """Prints what the run left on disk."""
-    print(f"\n{folder}/")
+    sys.stdout.write(f"\n{folder}/\n")
     for path in sorted(folder.iterdir()):
         files = [file for file in path.rglob("*") if file.is_file()] if path.is_dir() else [path]
         size = sum(file.stat().st_size for file in files)
         name = f"{path.name}/" if path.is_dir() else path.name
-        print(f"  {name:<20} {size:>10,} bytes" + (f" in {len(files)} files" if path.is_dir() else ""))
-
-
-def show_metrics(memory: InMemory) -> None:
-    """Prints, for each metric, its first, best and last value."""
-    print(f"\n{'metric':<30} {'first':>10} {'lowest':>10} {'highest':>10} {'last':>10}")
-    for name in sorted(memory.most_recent_values):
-        if name.startswith(("loss/", "metrics/")):
-            values = memory.get_timeseries(name)[name]
-            row = (values[0], values.min(), values.max(), values[-1])
-            print(f"{name:<30} " + " ".join(f"{value:>10.4f}" for value in row))
+        count = f" in {len(files)} files" if path.is_dir() else ""
+        sys.stdout.write(f"  {name:<20} {size:>10,} bytes{count}\n")
 
 
 def show_receipt(folder: Path) -> None:
     """Prints what logging cost the training thread, and what is safe."""
     receipt = json.loads((folder / "sidecar.json").read_text(encoding="utf-8"))["overhead"]
     media = receipt["media"]
-    print(
+    sys.stdout.write(
         f"\n{receipt['calls']} rows of metrics, {receipt['p50_us']:.1f} µs each (median), "
-        f"{receipt['dropped']} dropped"
-    )
-    print(
+        f"{receipt['dropped']} dropped\n"
         f"{media['accepted']} records of media in {media['files']} files, "
-        f"{media['failed']} failed, {media['dropped']} dropped"
+        f"{media['failed']} failed, {media['dropped']} dropped\n"
+        f"safe on disk to step {receipt['safe_on_disk_to_step']}\n"
     )
-    print(f"safe on disk to step {receipt['safe_on_disk_to_step']}")
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--store", default="store", help="a folder, or s3://bucket/prefix, gs://, az://, sftp://"
-    )
-    main(parser.parse_args().store)

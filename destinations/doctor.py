@@ -1,0 +1,240 @@
+"""`destinations doctor`: checks the installation, and says what will not work and what to do.
+
+Asks nobody but the disk, unless a store is given.
+"""
+
+import contextlib
+import importlib
+import importlib.metadata
+import os
+import re
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from .guard import PROJECT, require_own
+
+__all__ = ["Check", "checks"]
+
+_MIN_PYTHON = (3, 11)
+_FREE_GIB = 1
+_GIB = 1 << 30
+_MAX_SKEW_SECONDS = 5.0
+# 2025-01-01, before the first release.
+_OLDEST_TIME = 1_735_689_600
+_REQUIREMENT = re.compile(
+    r"(?P<name>[\w.-]+)(\[[^\]]*\])?\s*(?P<limits>[<>=!~][^;]*)?;?.*?extra == ['\"](?P<extra>[\w-]+)['\"]"
+)
+_MINIMUM = re.compile(r">=\s*([\d.]+)")
+# Extras for those who develop this project.
+_OURS = frozenset({"all", "dev", "docs"})
+
+
+@attrs.frozen
+class Check:
+    """The result of a check.
+
+    Attributes:
+        name: what was checked.
+        state: "ok", "warning" (something optional will not work) or "problem".
+        text: what was found, and what to do.
+    """
+
+    name: str
+    state: str
+    text: str
+
+
+def checks(root: Path, store: str | None = None) -> Iterator[Check]:
+    """Yields the results.
+
+    Args:
+        root: the folder of the runs.
+        store: a URI or path; it is asked for an object.
+    """
+    for check in (_python, _packages, _torch):
+        yield check()
+    yield from _extras()
+    yield _disk(root)
+    yield _clock(root)
+    yield from _credentials()
+    if store is not None:
+        yield _store(store)
+
+
+def _python() -> Check:
+    version = ".".join(map(str, sys.version_info[:3]))
+    if sys.version_info < _MIN_PYTHON:
+        return Check("python", "problem", f"{version}; 3.11 or newer is needed.")
+    return Check("python", "ok", f"{version} at {sys.executable}")
+
+
+def _packages() -> Check:
+    places = set()
+    for name in ("destinations", "events", "uploads"):
+        try:
+            if name != "destinations":
+                require_own(name)
+        except ImportError as error:
+            return Check("packages", "problem", str(error))
+        module = importlib.import_module(name)
+        places.add(Path(str(module.__file__)).parent.parent)
+    if len(places) > 1:
+        return Check(
+            "packages",
+            "problem",
+            f"destinations, events and uploads are in several places: {', '.join(map(str, sorted(places)))}. "
+            f"Install {PROJECT} again: pip install --force-reinstall --no-deps {PROJECT}",
+        )
+    (place,) = places
+    try:
+        version = importlib.metadata.version(PROJECT)
+    except importlib.metadata.PackageNotFoundError:
+        return Check(
+            "packages",
+            "warning",
+            f"in {place}, but not installed: extras and entry points are unknown. "
+            f"Run: pip install -e {place}",
+        )
+    return Check("packages", "ok", f"{PROJECT} {version} in {place}")
+
+
+def _torch() -> Check:
+    try:
+        import torch
+    except (ImportError, OSError) as error:
+        return Check("torch", "problem", f"cannot be imported: {error}. Trainer and Run need it.")
+    devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return Check("torch", "ok", f"{torch.__version__}, {devices} CUDA devices")
+
+
+def _extras() -> Iterator[Check]:
+    try:
+        requirements = importlib.metadata.requires(PROJECT) or []
+    except importlib.metadata.PackageNotFoundError:
+        return
+    missing: dict[str, list[str]] = {}
+    complete: list[str] = []
+    for requirement in requirements:
+        found = _REQUIREMENT.fullmatch(requirement.strip())
+        if found is None or found["extra"] in _OURS or found["name"] == PROJECT:
+            continue
+        if found["extra"] not in complete:
+            complete.append(found["extra"])
+        if problem := _problem_of(found["name"], found["limits"] or ""):
+            missing.setdefault(found["extra"], []).append(problem)
+    complete = [extra for extra in complete if extra not in missing]
+    if complete:
+        yield Check("extras", "ok", ", ".join(complete))
+    for extra, problems in missing.items():
+        command = f'pip install "{PROJECT}[{extra}]"'
+        yield Check(f"extra {extra}", "warning", f"{', '.join(problems)}. If you need it, run: {command}")
+
+
+def _problem_of(package: str, limits: str) -> str:
+    """Returns what is wrong with an installed package, or ""."""
+    try:
+        version = importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return f"{package} is not installed"
+    minimum = _MINIMUM.search(limits)
+    if minimum and _numbers(version) < _numbers(minimum[1]):
+        return f"{package} {version} is older than {minimum[1]}"
+    return ""
+
+
+def _numbers(version: str) -> list[int]:
+    return [int(part) for part in re.findall(r"\d+", version.split("+", maxsplit=1)[0])[:3]]
+
+
+def _existing(path: Path) -> Path:
+    """Returns the path, or the nearest folder above it that exists."""
+    path = path.expanduser().absolute()
+    return next(one for one in (path, *path.parents) if one.is_dir())
+
+
+def _disk(root: Path) -> Check:
+    from uploads.disk import file_system_of, is_network_file_system
+
+    folder = _existing(root)
+    if not os.access(folder, os.W_OK):
+        return Check("disk", "problem", f"{folder} is not writable. Choose another folder for runs.")
+    free = shutil.disk_usage(folder).free / _GIB
+    kind = file_system_of(folder)
+    text = f"{free:.1f} GiB free in {folder}"
+    if free < _FREE_GIB:
+        return Check("disk", "problem", f"{text}. Delete what you can spare: destinations runs gc")
+    if kind and is_network_file_system(kind):
+        return Check("disk", "warning", f"{text}, a network file system ({kind}): logging is slower there.")
+    return Check("disk", "ok", text)
+
+
+def _clock(root: Path) -> Check:
+    now = time.time()
+    if now < _OLDEST_TIME:
+        return Check("clock", "problem", f"it says {time.ctime(now)}: stores refuse requests. Set the clock.")
+    folder = _existing(root)
+    skew = 0.0
+    with contextlib.suppress(OSError), tempfile.NamedTemporaryFile(dir=folder, prefix=".doctor-") as file:
+        skew = os.fstat(file.fileno()).st_mtime - now
+    if abs(skew) > _MAX_SKEW_SECONDS:
+        return Check(
+            "clock",
+            "warning",
+            f"the file server of {folder} is {skew:+.0f} s off: running runs may be shown as killed. "
+            "Synchronise the clocks.",
+        )
+    return Check("clock", "ok", time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(now)))
+
+
+def _credentials() -> Iterator[Check]:
+    """Yields where credentials are found, by name only."""
+    home = Path.home()
+    aws = Path(os.environ.get("AWS_SHARED_CREDENTIALS_FILE", home / ".aws/credentials"))
+    if os.environ.get("AWS_ACCESS_KEY_ID"):
+        yield Check("s3", "ok", "credentials in AWS_ACCESS_KEY_ID")
+    elif aws.is_file() or (home / ".aws/config").is_file():
+        profile = os.environ.get("AWS_PROFILE", "default")
+        yield Check("s3", "ok", f"profile {profile!r} of {aws}")
+    else:
+        text = "no credentials found: s3:// works only on a machine with a role. Run: aws configure"
+        yield Check("s3", "warning", text)
+    key = os.environ.get("GOOGLE_APPLICATION_CREDENTIALS")
+    if key and not Path(key).is_file():
+        yield Check("gs", "warning", f"GOOGLE_APPLICATION_CREDENTIALS names {key!r}, which is no file.")
+    if _is_installed("wandb") and not (os.environ.get("WANDB_API_KEY") or _is_in_netrc("api.wandb.ai")):
+        yield Check("wandb", "warning", "no API key found. Run: wandb login, or set WANDB_MODE=offline")
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def _is_in_netrc(host: str) -> bool:
+    import netrc
+
+    try:
+        return host in netrc.netrc(os.environ.get("NETRC")).hosts
+    except (OSError, netrc.NetrcParseError):
+        return False
+
+
+def _store(uri: str) -> Check:
+    from uploads import UploadError, open_store, redact_text
+
+    try:
+        store: Any = open_store(uri)
+        store.head("destinations-doctor")
+    except (UploadError, OSError, ValueError, ImportError) as error:
+        return Check("store", "problem", redact_text(f"{uri}: {error}"))
+    return Check("store", "ok", redact_text(f"{store.uri()} answers"))

@@ -1,0 +1,177 @@
+"""`destinations doctor` and `destinations demo`, as a shell runs them."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from destinations import cli, doctor
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def examined(tmp_path, monkeypatch, capsys):
+    """Runs the doctor in an empty home; returns the exit code and the checks by name."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SHARED_CREDENTIALS_FILE", "GOOGLE_APPLICATION_CREDENTIALS"):
+        monkeypatch.delenv(name, raising=False)
+
+    def examine(*arguments):
+        code = cli.main(["doctor", "--json", *arguments])
+        found = json.loads(capsys.readouterr().out)
+        return code, {one["name"]: one for one in found}
+
+    return examine
+
+
+def test_a_healthy_machine_has_no_problem(examined):
+    """Each check has a text; what is optional and missing is a warning that says what to do."""
+    code, found = examined()
+
+    assert code == 0
+    assert {"python", "packages", "torch", "disk", "clock", "s3"} <= found.keys()
+    assert str(ROOT) in found["packages"]["text"]
+    assert found["s3"]["state"] == "warning"
+    assert "aws configure" in found["s3"]["text"]
+
+
+def test_the_table_is_one_line_for_each_check(examined, capsys):
+    """State, name, text."""
+    assert cli.main(["doctor"]) == 0
+
+    lines = capsys.readouterr().out.splitlines()
+    assert all(re.match(r"(ok|warning|problem) +[\w ]+  \S", line) for line in lines)
+
+
+def test_credentials_are_named_and_not_shown(examined, monkeypatch):
+    """Where they are, never what they are."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIAVERYSECRET123456")
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", "/nowhere/key.json")
+
+    _, found = examined()
+
+    assert found["s3"] == {"name": "s3", "state": "ok", "text": "credentials in AWS_ACCESS_KEY_ID"}
+    assert "which is no file" in found["gs"]["text"]
+    assert "AKIA" not in json.dumps(found)
+
+
+def test_a_store_is_asked(examined, tmp_path):
+    """A folder answers; a scheme that is unknown is a problem, and the exit code is 1."""
+    assert examined("--store", str(tmp_path / "store"))[1]["store"]["state"] == "ok"
+
+    code, found = examined("--store", "s4://bucket")
+
+    assert (code, found["store"]["state"]) == (1, "problem")
+
+
+def test_an_extra_that_is_missing_is_named(examined, monkeypatch):
+    """With what it lacks, and the command that installs it."""
+    real = doctor.importlib.metadata.version
+
+    def version(name):
+        if name == "mlflow":
+            raise doctor.importlib.metadata.PackageNotFoundError(name)
+        return "0.1" if name == "wandb" else real(name)
+
+    monkeypatch.setattr(doctor.importlib.metadata, "version", version)
+
+    _, found = examined()
+
+    assert found["extra mlflow"]["text"] == (
+        'mlflow is not installed. If you need it, run: pip install "training-destinations[mlflow]"'
+    )
+    assert "wandb 0.1 is older than" in found["extra wandb"]["text"]
+
+
+def test_a_clock_that_is_wrong_is_a_problem(examined, monkeypatch):
+    """Stores refuse requests of another decade."""
+    monkeypatch.setattr(time, "time", lambda: 86400.0)
+
+    assert examined()[1]["clock"]["state"] == "problem"
+
+
+def test_a_full_disk_is_a_problem(examined, monkeypatch):
+    """Before the run finds out."""
+    usage = doctor.shutil.disk_usage(".")._replace(free=1 << 20)
+    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda _: usage)
+
+    assert examined()[1]["disk"]["state"] == "problem"
+
+
+@pytest.mark.parametrize(
+    "start", [["-m", "destinations", "doctor"], ["-m", "destinations.cli", "runs", "ls"]]
+)
+def test_a_foreign_package_is_one_sentence_on_the_command_line(tmp_path, start):
+    """No traceback: what was found, and what to do."""
+    (tmp_path / "events.py").write_text("class Event: ...\n")
+
+    finished = subprocess.run(
+        [sys.executable, *start],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": f"{tmp_path}:{ROOT}"},
+    )
+
+    assert finished.returncode == 1
+    assert finished.stderr == (
+        "package 'events' must be the one that comes with training-destinations, got "
+        f"{tmp_path / 'events.py'}. Rename that file, or uninstall that package, then install "
+        "training-destinations again.\n"
+    )
+
+
+def test_the_distribution_of_a_foreign_package_is_named(tmp_path):
+    """PyPI's `Events` overwrites `events/__init__.py`: the sentence is a command to copy."""
+    (tmp_path / "events").mkdir()
+    (tmp_path / "events/__init__.py").write_text("from .events import Events\n")
+    (tmp_path / "events/events.py").write_text("class Events: ...\n")
+    info = tmp_path / "Events-0.5.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: Events\nVersion: 0.5\n")
+    (info / "RECORD").write_text("events/__init__.py,,\nevents/events.py,,\n")
+
+    finished = subprocess.run(
+        [sys.executable, "-m", "destinations", "doctor"],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": f"{tmp_path}:{ROOT}"},
+    )
+
+    assert (
+        "Run: pip uninstall -y Events && pip install --force-reinstall --no-deps training-destinations"
+        in finished.stderr
+    )
+
+
+def test_the_demo_trains_and_leaves_a_run(tmp_path, monkeypatch, capsys):
+    """One epoch of real digits: metrics, images with masks, checkpoints, an upload; the summary's command works."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+    assert cli.main(["demo", "--epochs", "1"]) == 0
+
+    shown = capsys.readouterr()
+    (command,) = re.findall(r"^Look at it: destinations (.*)$", shown.err, re.MULTILINE)
+    assert cli.main(command.split()) == 0
+    assert "metrics/test/accuracy" in capsys.readouterr().out
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert (tmp_path / "store" / folder.name / "metrics.csv").is_file()
+
+
+def test_the_demo_without_its_package_names_the_extra(monkeypatch, capsys):
+    """Before it loads torch."""
+    monkeypatch.setitem(sys.modules, "sklearn", None)
+
+    assert cli.main(["demo"]) == 1
+    assert 'pip install "training-destinations[demo]"' in capsys.readouterr().err
