@@ -1,0 +1,145 @@
+"""Programs written for `ml.loggers`: their names, their order of arguments, their clocks."""
+
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import torch
+
+from destinations import InMemory
+from destinations.adapters.ml_logger import MlLogger
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+def of_kind(memory, kind):
+    """Returns the names, steps and values of the records of a kind."""
+    return [(one.name, one.step, one.value) for one in memory.records if one.kind == kind]
+
+
+def test_every_kind_of_record_has_the_names_of_ml():
+    """In any layout; a function may return a sound and its rate; floats beyond 1 are scaled."""
+    memory = InMemory()
+    with MlLogger(memory, raise_errors=True) as logger:
+        logger.log_scalar("loss", torch.tensor(0.5))
+        logger.log_scalar("lr", lambda: 0.1, namespace="optimizer")
+        logger.log_string("note", lambda: "fine")
+        logger.log_image("view", torch.full((4, 6, 3), 255.0))
+        logger.log_images("views", np.zeros((4, 5, 5), np.uint8), max_images=3, sep=1)
+        logger.log_labeled_image("cat", (np.zeros((3, 20, 40), np.uint8), "a cat"))
+        logger.log_labeled_images("pets", (np.zeros((2, 20, 40), np.uint8), ["a", "b"]))
+        logger.log_audio("tone", lambda: (np.zeros(100), 8000))
+        logger.log_video("clip", torch.zeros(4, 8, 8, 3))
+        logger.log_video("grey", torch.zeros(4, 8, 8), fps=5)
+        logger.log_histogram("weights", torch.arange(5.0))
+        logger.log_point_cloud("points", torch.zeros(2, 5000, 3))
+        logger.log_config({"lr": 0.1}, {"accuracy": 0.9})
+        logger.write(7)
+
+    metrics = [(step, value) for _, step, value in of_kind(memory, "metrics")]
+    assert metrics == [(0, {"accuracy": 0.9}), (7, {"value/loss": 0.5, "optimizer/lr": 0.1})]
+    assert memory.hyperparameters == {"lr": 0.1}
+    assert of_kind(memory, "text") == [("value/note", 7, "fine")]
+    images = {name: value["images"] for name, _, value in of_kind(memory, "images")}
+    assert list(images) == ["value/view", "value/views", "value/cat", "value/pets"]
+    assert tuple(images["value/view"].shape) == (3, 4, 6)
+    assert float(images["value/view"].max()) == 1.0
+    assert images["value/cat"].shape[0] > 20
+    ((name, _, sound),) = of_kind(memory, "audio")
+    assert (name, sound["sample_rate"]) == ("value/tone", 8000)
+    videos = {
+        name: (value["fps"], tuple(value["video"].shape)) for name, _, value in of_kind(memory, "video")
+    }
+    assert videos == {"value/clip": (30, (4, 3, 8, 8)), "value/grey": (5, (4, 1, 8, 8))}
+    ((_, _, cloud),) = of_kind(memory, "point_cloud")
+    assert tuple(cloud["points"].shape) == (2, 1000, 3)
+
+
+def test_each_label_has_its_own_clock_and_the_last_value_waits():
+    """`valid` and `test` too; a function is called once, where it is written; `close` writes the rest."""
+    memory, clock, calls = InMemory(), Clock(), []
+    logger = MlLogger(memory, clock=clock, write_every_n_seconds=10, raise_errors=True)
+
+    def log(step, phase):
+        logger.log_scalar("x", lambda: calls.append(step) or float(step))
+        logger.log_string("note", f"{phase} {step}")
+        logger.write(SimpleNamespace(num_steps=step, phase=phase))
+
+    for step in range(3):
+        log(step, "train")
+        log(step, "valid")
+    log(3, "test")
+    clock.now = 10.0
+    log(4, "train")
+    logger.close()
+
+    rows = [(step, value["value/x"]) for _, step, value in of_kind(memory, "metrics")]
+    assert rows == [(0, 0.0), (0, 0.0), (3, 3.0), (4, 4.0), (4, 2.0)]
+    assert calls == [0, 0, 3, 4, 2]
+    assert [value for _, _, value in of_kind(memory, "text")] == [
+        "train 0",
+        "valid 0",
+        "test 3",
+        "train 4",
+        "valid 2",
+    ]
+
+
+def test_the_interval_depends_on_the_length_of_the_run():
+    """Ten seconds for a long one, one second for a short one; other phases may have their own."""
+    due = []
+    for options in ({"num_steps": 5001}, {"num_steps": 5000}, {"write_val_every_n_seconds": 0}):
+        clock = Clock()
+        logger = MlLogger(InMemory(), clock=clock, **options)
+        for phase in ("train", "valid"):
+            logger.log_scalar("x", 1.0)
+            logger.write(0, phase)
+        clock.now = 1.0
+        due.append((logger.should_write("train"), logger.should_write("valid")))
+        logger.close()
+
+    assert due == [(False, False), (True, True), (True, True)]
+
+
+def test_namespaces_are_joined_as_in_ml():
+    """With an underscore; None leaves the outer ones out, inside its block."""
+    memory = InMemory()
+    with MlLogger(memory, default_namespace="model", raise_errors=True) as logger:
+        with logger.namespace_context("a"):
+            logger.log_scalar("x", 1)
+            with logger.namespace("b"):
+                logger.log_scalar("x", 2)
+                logger.log_scalar("x", 3, namespace="task")
+            with logger.namespace(None):
+                logger.log_scalar("x", 4)
+        logger.write(0)
+
+    assert memory.records[-1].value == {"model_a/x": 1, "model_a_b/x": 2, "task_a_b/x": 3, "model/x": 4}
+
+
+def test_a_program_that_never_closes_is_completed(tmp_path, environment, sidecar):
+    """And what still waited for a write is written when the interpreter ends."""
+    program = """
+import sys
+from destinations import RunDirectory
+from destinations.adapters.ml_logger import MlLogger
+logger = MlLogger(RunDirectory(sys.argv[1]))
+logger.log_scalar("loss", 1.0)
+logger.write(0)
+logger.log_scalar("loss", 2.0)
+logger.write(1)
+"""
+    subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path / "run")], env=environment, timeout=300, check=True
+    )
+
+    assert sidecar(tmp_path / "run")["status"] == "completed"
+    header, *rows = (tmp_path / "run" / "metrics.csv").read_text().splitlines()
+    assert header == "step,epoch,time,value/loss"
+    assert [line.split(",")[::3] for line in rows] == [["0", "1.0"], ["1", "2.0"]]
