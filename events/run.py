@@ -1,8 +1,11 @@
 """`Run`: state, logger and engine as one context manager, for a training loop of your own."""
 
+import functools
+import logging
 import os
 import secrets
 import time
+import weakref
 from collections.abc import Iterable
 from datetime import timedelta
 from types import TracebackType
@@ -11,13 +14,15 @@ from typing import Any, Self
 from .callback import Callback
 from .engine import Engine
 from .event import Event
-from .logger.destination import Destination
+from .logger.destination import RECORD_KINDS, Destination
 from .logger.device import DeviceCopies
 from .logger.logger import Logger
 from .state import Phase, State
 from .timestamp import Time, Timestamp
 
 __all__ = ["Run", "new_run_name"]
+
+_log = logging.getLogger("events")
 
 
 def new_run_name() -> str:
@@ -26,6 +31,17 @@ def new_run_name() -> str:
     A thousand runs started within one second collide with a probability of 1 in 9,000.
     """
     return os.environ.get("RUN_NAME") or f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(4)}"
+
+
+_LOGGER_METHODS = (*RECORD_KINDS, "log_scalar", "download_file", "flush", "namespace")
+
+
+def _say_unclosed(state: State, owner_pid: int) -> None:
+    if os.getpid() == owner_pid:
+        _log.warning(
+            "run %r was not closed: it is closed now. Write `with Run(...) as run:`, or call run.close().",
+            state.run_name,
+        )
 
 
 class Run:
@@ -40,6 +56,9 @@ class Run:
             run.log_metrics({"loss": loss})
             run.batch_end()
     ```
+
+    Without a `with` block, the run begins at its first use, and is closed by `close`, or when the object is
+    garbage-collected or the program exits, with a warning that says so.
 
     `INIT` runs when the block is entered, `FIT_START` when training begins: at `fit_start`, or the first
     `epoch_start`, `batch_start` or `batch_end`. A run that is reopened for an evaluation has no `FIT_START`,
@@ -108,6 +127,7 @@ class Run:
         several = (callbacks,) if isinstance(callbacks, Callback) else tuple(callbacks)
         self.engine = Engine(self.state, self.logger, several)
         self._lap_start = time.perf_counter()
+        self._is_open = False
         self._has_begun = False
         # The logger's own methods, not wrappers, which would make each call slower.
         self.log_hyperparameters = self.logger.log_hyperparameters
@@ -125,10 +145,16 @@ class Run:
         self.download_file = self.logger.download_file
         self.flush = self.logger.flush
         self.namespace = self.logger.namespace
+        # Until then, each of them begins the run.
+        for method in _LOGGER_METHODS:
+            setattr(self, method, functools.partial(self._begin_with, method))
+        self._unclosed: weakref.finalize[..., Run] | None = None
 
     def run_event(self, event: Event | str) -> None:
         """Runs any event; see `Engine.run_event`."""
-        self.engine.run_event(event)
+        self._begin()
+        if event != Event.INIT:
+            self.engine.run_event(event)
 
     def fit_start(self) -> None:
         """Begins training; a second call does nothing. `epoch_start`, `batch_start` and `batch_end` call it.
@@ -136,6 +162,7 @@ class Run:
         Needed only by a loop that calls none of these: destinations that resume a run remove the records here
         that training will produce again.
         """
+        self._begin()
         if not self._has_begun:
             self._has_begun = True
             self.engine.run_event(Event.FIT_START)
@@ -186,6 +213,7 @@ class Run:
             label: the label of the evaluation data.
             length: its number of batches, if known.
         """
+        self._begin()
         self.state.eval_timestamp = Timestamp()
         self._set_dataloader(None, Phase.EVAL, label, length)
         self.engine.run_event(Event.EVAL_START)
@@ -223,9 +251,18 @@ class Run:
         Raises:
             Exception: the first that a callback raised in its `close`.
         """
+        if self._unclosed is not None:
+            self._unclosed.detach()
+        self._bind_logger()
         self.engine.close(exception)
 
-    def __enter__(self) -> Self:
+    def _begin(self) -> None:
+        """Runs `INIT`, once."""
+        if self._is_open:
+            return
+        self._is_open = True
+        self._unclosed = weakref.finalize(self, _say_unclosed, self.state, os.getpid())
+        self._bind_logger()
         try:
             self._set_dataloader(self.state.train_dataloader, Phase.TRAIN, "train", None)
             self.engine.run_event(Event.INIT)
@@ -233,6 +270,19 @@ class Run:
             self.close(error)
             raise
         self._lap()
+
+    def _begin_with(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        """Begins the run, and calls a method of the logger."""
+        if not self.engine.is_closed:
+            self._begin()
+        return getattr(self.logger, method)(*args, **kwargs)
+
+    def _bind_logger(self) -> None:
+        for method in _LOGGER_METHODS:
+            setattr(self, method, getattr(self.logger, method))
+
+    def __enter__(self) -> Self:
+        self._begin()
         return self
 
     def __exit__(

@@ -3,7 +3,7 @@
 ```
 RunDirectoryError
 ├── RunInUseError      (RecordError)         another process writes to this folder
-├── RunExistsError     (FileExistsError)     the folder holds a run, and resume="never"
+├── RunExistsError     (FileExistsError)     the folder holds a run, and if_exists="error"
 ├── RunPathError       (NotADirectoryError)  the path cannot be a folder to write to
 └── RunNotOpenError    (RuntimeError)        something was logged before `init` or after `post_close`
 ```
@@ -21,11 +21,17 @@ class RunDirectoryError(RecordError):
 
 
 class RunInUseError(RunDirectoryError):
-    """Another process writes to this folder."""
+    """Another process writes to this folder, or another run of this process.
+
+    Attributes:
+        is_same_process: whether it is another run of this process.
+    """
+
+    is_same_process = False
 
 
 class RunExistsError(RunDirectoryError, FileExistsError):
-    """The folder holds a run, and `resume="never"`."""
+    """The folder holds a run, and `if_exists="error"`."""
 
 
 class RunPathError(RunDirectoryError, NotADirectoryError):

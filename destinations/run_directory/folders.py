@@ -68,8 +68,8 @@ def check_no_run(run_dir: Path, rank: int) -> None:
     """Raises RunExistsError if the folder holds a run."""
     if holds_run(run_dir, rank):
         raise RunExistsError(
-            f'run folder {str(run_dir)!r} holds a run already, and resume="never". '
-            "Choose another folder, or omit resume to continue the run."
+            f"run folder {str(run_dir)!r} holds a run already. Choose another folder, or pass "
+            'if_exists="resume" to continue that run, or if_exists="new" for a free name beside it.'
         )
 
 

@@ -156,7 +156,9 @@ class WriterLock:
     def _refusal(self) -> RunInUseError:
         owner = self.owner()
         who = f"process {owner.get('pid', '?')} on {owner.get('host', '?')}"
-        return RunInUseError(
+        error = RunInUseError(
             f"run folder {str(self._run_dir)!r} is in use: {who} writes to it. "
             "Wait until it ends, or choose another folder."
         )
+        error.is_same_process = (owner.get("pid"), owner.get("host")) == (os.getpid(), socket.gethostname())
+        return error

@@ -11,6 +11,7 @@ import os
 import shutil
 import time
 import uuid
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -29,11 +30,11 @@ from events import (
 )
 from uploads.disk import call_in_forked_children, stop_calling_in_forked_children
 
-from .documents import Documents, SessionLog
-from .errors import RunNotOpenError, RunPathError
+from .documents import Documents, SessionLog, read_json
+from .errors import RunExistsError, RunInUseError, RunNotOpenError, RunPathError
 from .folders import HeldFolder, check_no_run, check_path
 from .journal import Append
-from .layout import ARTIFACTS_FOLDER, lock_name
+from .layout import ARTIFACTS_FOLDER, SIDECAR, lock_name
 from .lock import WriterLock
 from .media_writer import FileKeeping, MediaWriter, artifact_path
 from .rank_writer import JournalKind, RankWriter, loss_text
@@ -44,6 +45,7 @@ __all__ = ["RunDirectory"]
 _log = logging.getLogger("destinations")
 
 _MAX_EARLY_RECORDS = 1000
+_MAX_NAMES_BESIDE = 10_000
 
 
 class RunDirectory(LoggerDestination):
@@ -61,7 +63,9 @@ class RunDirectory(LoggerDestination):
     records or 256 MiB), a call waits one second at most, then the record is dropped, counted and reported.
 
     **Resume.** A folder that holds a run is continued: rows of steps that training repeats are moved from
-    `metrics.csv` to `abandoned/`. One process writes at a time; a second one is refused.
+    `metrics.csv` to `abandoned/`. A warning says so if that run was completed; see `if_exists`. One process
+    writes at a time; a second one is refused. A second run of the same process, such as a notebook cell that
+    is run again, gets a free name beside the first, "digits-2", and a warning that says so.
 
     **Disk failures** do not reach training: rows are buffered in memory, up to 64 MiB, and written when the
     disk works again.
@@ -75,7 +79,9 @@ class RunDirectory(LoggerDestination):
         notes: the notes of the run, if it has none.
         flush_seconds: the interval at which rows are written to `metrics.csv`; bounds what a power loss
             costs.
-        resume: "allow" continues a run that is in the folder, "never" refuses it.
+        if_exists: what to do if the folder holds a run: "resume" continues it, "error" refuses it, "new"
+            takes a free name beside it, "digits-2"; `run_dir` tells which. "new" needs a single writing rank.
+        resume: "never" is `if_exists="error"`.
         all_ranks: also writes the metrics of ranks other than 0, one CSV per rank.
         keep_files: what to do with files given to `upload_file`: "copy", "link" (hard links; do not modify
             the file in place), "off", or "auto": "copy", but "off" if another destination takes files.
@@ -88,9 +94,9 @@ class RunDirectory(LoggerDestination):
     Raises:
         RunPathError: the path is a file, is not writable, or the run name leads out of the folder. Raised by
             the constructor if it can tell, else at `init`.
-        RunExistsError: at `init`, with `resume="never"`.
+        RunExistsError: at `init`, with `if_exists="error"`.
         RunInUseError: at `init`, another process writes to the folder.
-        ValueError: an argument has none of the values above.
+        ValueError: an argument has none of the values above, or `if_exists="new"` with `all_ranks`.
         TypeError: tags are one string.
     """
 
@@ -102,6 +108,7 @@ class RunDirectory(LoggerDestination):
         tags: Sequence[str] = (),
         notes: str = "",
         flush_seconds: float = 1.0,
+        if_exists: Literal["resume", "error", "new"] = "resume",
         resume: Literal["allow", "never"] = "allow",
         all_ranks: bool = False,
         keep_files: FileKeeping = "auto",
@@ -111,7 +118,10 @@ class RunDirectory(LoggerDestination):
         clock: Callable[[], float] = time.time,
     ) -> None:
         super().__init__(write_rate=write_rate)
+        _check_choice("if_exists", if_exists, ("resume", "error", "new"))
         _check_choice("resume", resume, ("allow", "never"))
+        if if_exists == "new" and all_ranks:
+            raise ValueError('if_exists must not be "new" with all_ranks=True: ranks cannot agree on a name.')
         _check_choice("keep_files", keep_files, ("auto", "copy", "link", "off"))
         _check_choice("journal", journal, ("auto", "mapped", "appended"))
         if not flush_seconds > 0:
@@ -124,7 +134,8 @@ class RunDirectory(LoggerDestination):
         self._more_tags: tuple[str, ...] = ()
         self._notes = redact_text(notes)
         self._flush_seconds = flush_seconds
-        self._resume = resume
+        self._if_exists = "error" if resume == "never" else if_exists
+        self._unopened: weakref.finalize[[str], RunDirectory] | None = None
         self._all_ranks = all_ranks
         self._keep_files: FileKeeping = keep_files
         self._journal_kind = journal
@@ -195,6 +206,7 @@ class RunDirectory(LoggerDestination):
     def init(self, state: State, logger: Any) -> None:
         """Opens the folder, then writes what was logged before."""
         self._state = state
+        self._was_used_alone(is_over=True)
         writes = state.rank == 0 or self._all_ranks
         if not writes:
             self._is_silent = True
@@ -206,7 +218,7 @@ class RunDirectory(LoggerDestination):
             raise RunPathError(str(error)) from error
         run_dir = Path(format_run_name(self._template, state))
         check_path(run_dir)
-        self._open(run_dir.absolute(), state)
+        self._open_as_asked(run_dir.absolute(), state)
         others = [one for one in state.callbacks if one is not self and hasattr(one, "can_upload_files")]
         if self._keep_files == "auto" and any(one.can_upload_files() for one in others):
             self._keeping = "off"
@@ -223,7 +235,29 @@ class RunDirectory(LoggerDestination):
                     redact_text(safe_text(error)),
                 )
 
-    def _open(self, run_dir: Path, state: State) -> None:
+    def _open_as_asked(self, run_dir: Path, state: State) -> None:
+        """Opens the folder, or one with a free name beside it."""
+        try:
+            self._open(run_dir, state)
+        except (RunExistsError, RunInUseError) as error:
+            is_again = isinstance(error, RunInUseError) and error.is_same_process and not self._all_ranks
+            if self._if_exists != "new" and not (is_again and self._if_exists == "resume"):
+                raise
+            taken: Exception = error
+        else:
+            return
+        for number in range(2, _MAX_NAMES_BESIDE):
+            beside = run_dir.with_name(f"{run_dir.name}-{number}")
+            try:
+                self._open(beside, state, must_be_new=True)
+            except (RunExistsError, RunInUseError) as error:
+                taken = error
+            else:
+                _log.warning("run folder %s is taken: this run is written to %s.", run_dir, beside)
+                return
+        raise taken
+
+    def _open(self, run_dir: Path, state: State, *, must_be_new: bool = False) -> None:
         try:
             run_dir.mkdir(parents=True, exist_ok=True)
             lock = WriterLock(run_dir / lock_name(state.rank))
@@ -231,8 +265,14 @@ class RunDirectory(LoggerDestination):
         except OSError as error:
             raise RunPathError(f"run folder {str(run_dir)!r} must be writable: {error}.") from error
         try:
-            if self._resume == "never":
+            if must_be_new or self._if_exists != "resume":
                 check_no_run(run_dir, state.rank)
+            elif state.rank == 0 and read_json(run_dir / SIDECAR).get("status") == "completed":
+                _log.warning(
+                    "run folder %s holds a run that was completed: it is continued. Pass "
+                    'if_exists="new" for a folder beside it, or "error" to refuse it.',
+                    run_dir,
+                )
             self._start(run_dir, state, lock)
         except BaseException as error:
             # All or nothing: a half-opened folder would accept records and lose them.
@@ -357,6 +397,7 @@ class RunDirectory(LoggerDestination):
 
         After a second Ctrl-C it returns at once; the threads finish on their own and release the folder then.
         """
+        self._was_used_alone(is_over=True)
         writer, self._early_lost = self._writer, self._early_lost + len(self._early)
         try:
             self._stop(self._close_seconds)
@@ -543,6 +584,7 @@ class RunDirectory(LoggerDestination):
             return
         if self._was_closed:
             raise RunNotOpenError(f"cannot log {what}: the run is closed. Log between init and post_close.")
+        self._was_used_alone(is_over=False)
         if len(self._early) < _MAX_EARLY_RECORDS:
             self._early.append(call)
             return
@@ -553,6 +595,14 @@ class RunDirectory(LoggerDestination):
                 _MAX_EARLY_RECORDS,
             )
         self._early_lost += 1
+
+    def _was_used_alone(self, *, is_over: bool) -> None:
+        """Says at garbage collection or exit that records were logged without a run, unless one begins."""
+        if is_over and self._unopened is not None:
+            self._unopened.detach()
+            self._unopened = None
+        elif not is_over and self._unopened is None:
+            self._unopened = weakref.finalize(self, _say_unopened, self._template)
 
     def _map_file(self, fd: int, size: int) -> mmap.mmap:
         """Maps a file for writing; raises OSError if the file system does not support it."""
@@ -593,10 +643,19 @@ class RunDirectory(LoggerDestination):
         closed.__dict__.update(self.__dict__)
         closed.__dict__.pop("try_log_metrics", None)
         closed._close_state()  # noqa: SLF001  # of this class
+        closed._unopened = None  # noqa: SLF001
         return closed.__dict__
 
     def __repr__(self) -> str:
         return f"RunDirectory({self._template!r})"
+
+
+def _say_unopened(template: str) -> None:
+    _log.error(
+        "run folder %s was never opened: what was logged to it is lost. Pass it to a Run or Trainer, "
+        "as in Run(loggers=[RunDirectory(...)]), and log to that.",
+        template,
+    )
 
 
 def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:

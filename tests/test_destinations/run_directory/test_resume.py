@@ -14,7 +14,7 @@ from destinations import RunDirectory
 from destinations.run_directory import RunExistsError, RunInUseError, RunPathError, read_rows, read_series
 from destinations.run_directory.documents import SessionLog
 from destinations.run_directory.lock import WriterLock
-from events import Timestamp
+from events import Run, Timestamp
 
 
 def sidecar(tmp_path):
@@ -187,16 +187,101 @@ def test_what_users_and_viewers_wrote_survives(drive, tmp_path):
 
 
 def test_a_second_writer_is_told_who_the_first_is(drive, tmp_path):
-    """A folder in use is refused with pid and host, also from the same process; afterwards it may be had."""
+    """A folder in use is refused with pid and host; afterwards it may be had. The first run is unharmed."""
     first = drive()
 
     with pytest.raises(RunInUseError, match=rf"process {os.getpid()} on \S+ writes to it"):
-        drive()
+        drive(if_exists="error")
+    assert sidecar(tmp_path)["status"] == "running"
     first.close()
     second = drive()
     second.close()
 
     assert sidecar(tmp_path)["status"] == "completed"
+
+
+def test_a_second_run_of_one_process_is_kept_beside_the_first(tmp_path, caplog):
+    """As where the cell of a notebook is run again; the log says where it is."""
+    runs = []
+    for value in (1.0, 2.0):
+        runs.append(Run(RunDirectory(tmp_path / "run"), run_name="cell"))
+        runs[-1].log_metrics({"loss": value}, 0)
+    folders = [run.logger.destinations[0].run_dir for run in runs]
+    for run in runs:
+        run.close()
+
+    assert folders == [tmp_path / "run", tmp_path / "run-2"]
+    assert [[row.metrics["loss"] for row in read_rows(folder)] for folder in folders] == [[1.0], [2.0]]
+    assert [message for message in caplog.messages if "run-2" in message] == [
+        f"run folder {folders[0]} is taken: this run is written to {folders[1]}."
+    ]
+
+
+def test_what_is_done_with_a_folder_that_holds_a_completed_run(tmp_path, caplog):
+    """It is refused, continued with a word, or left alone, as asked."""
+
+    def log(value, **options):
+        with Run(RunDirectory(tmp_path / "run", **options), run_name="mine") as run:
+            run.log_metrics({"loss": value}, int(value))
+            return run.logger.destinations[0].run_dir
+
+    log(1.0, if_exists="error")
+    assert caplog.messages == []
+    with pytest.raises(RunExistsError, match=r'if_exists="resume".*if_exists="new"'):
+        log(2.0, if_exists="error")
+    assert sidecar(tmp_path)["status"] == "completed"
+    folders = [log(3.0, if_exists="new"), log(4.0, if_exists="new"), log(5.0)]
+
+    assert [folder.name for folder in folders] == ["run-2", "run-3", "run"]
+    assert [[row.metrics["loss"] for row in read_rows(folder)] for folder in folders] == [
+        [3.0],
+        [4.0],
+        [1.0, 5.0],
+    ]
+    assert "holds a run that was completed: it is continued" in caplog.messages[-1]
+
+
+def test_a_folder_that_is_used_without_a_run_is_an_error(tmp_path):
+    """What was logged to it is lost, and said when the program ends."""
+    program = (
+        "import sys; from destinations import RunDirectory\n"
+        "destination = RunDirectory(sys.argv[1])\n"
+        "destination.log_metrics({'loss': 1.0}, 0)\n"
+    )
+
+    done = subprocess.run(
+        [sys.executable, "-c", program, tmp_path / "run"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+
+    assert f"run folder {tmp_path / 'run'} was never opened: what was logged to it is lost." in done.stderr
+
+
+def test_a_run_that_is_never_closed_is_completed_at_exit(tmp_path):
+    """Nothing that was logged is lost, and one line says so."""
+    program = (
+        "import sys; from destinations import RunDirectory; from events import Run\n"
+        "run = Run(RunDirectory(sys.argv[1]), run_name='mine')\n"
+        "for step in range(3):\n"
+        "    run.log_metrics({'loss': float(step)}, step)\n"
+    )
+
+    done = subprocess.run(
+        [sys.executable, "-c", program, tmp_path / "run"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+
+    assert [row.metrics["loss"] for row in read_rows(tmp_path / "run")] == [0.0, 1.0, 2.0]
+    assert sidecar(tmp_path)["status"] == "completed"
+    assert done.stderr.splitlines() == [
+        "run 'mine' was not closed: it is closed now. Write `with Run(...) as run:`, or call run.close()."
+    ]
 
 
 def test_a_lock_of_a_dead_process_is_taken_over_without_flock(tmp_path):

@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+from destinations import InMemory
 from events import Callback, EngineClosedError, Run
 from tests.test_events.trainer.conftest import EventList
 
@@ -186,3 +187,38 @@ def test_progress_can_be_shown(event_list):
         for _ in range(3):
             run.epoch_end()
         assert run.state.is_done
+
+
+def test_without_a_with_block_a_run_begins_at_its_first_use():
+    """`INIT` comes once, before the first record or event, whichever method is first."""
+    for use in (
+        lambda run: run.log_metrics({"a": 1.0}),
+        lambda run: run.log_text("x"),
+        lambda run: run.batch_start(),
+        lambda run: run.eval_start(),
+        lambda run: run.run_event("init"),
+        lambda run: run.namespace("x").__enter__(),
+        lambda run: run.flush(),
+    ):
+        events = []
+
+        class Hears(Callback):
+            def run_event(self, event, state, logger, events=events):
+                events.append(event.value)
+
+        run = Run(InMemory(), Hears(), "mine")
+        use(run)
+        run.log_metrics({"b": 2.0})
+        run.close()
+
+        assert events.count("init") == 1
+        assert events[0] == "init"
+        assert 2.0 in run.logger.destinations[0].most_recent_values.values()
+
+
+def test_a_run_that_was_never_used_says_nothing(caplog):
+    """There is nothing to close."""
+    run = Run(InMemory(), run_name="mine")
+    del run
+
+    assert caplog.messages == []
