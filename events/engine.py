@@ -187,6 +187,13 @@ def _require_callback(callback: Any) -> None:
     if not isinstance(callback, Callback):
         hint = f" Write {callback.__name__}(...)." if isinstance(callback, type) else ""
         raise TypeError(f"callback must be a Callback, got {callback!r}.{hint}")
+    for event in Event:
+        # The names of other frameworks: a hook that is never called is easily taken for one that is.
+        for name in (f"on_{event.value}", f"on_train_{event.value}"):
+            if hasattr(callback, name) and _overridden_hook(callback, event) is None:
+                _log.warning(
+                    "%s.%s is never called; did you mean %s?", type(callback).__name__, name, event.value
+                )
 
 
 def _claim(callbacks: tuple[Any, ...]) -> None:

@@ -1,11 +1,15 @@
 """Fills in placeholders in names and paths: "{run_name}/ep{epoch}.pt"."""
 
+import difflib
+import logging
 import re
 
 from .errors import RecordError
 from .state import State
 
 __all__ = ["check_run_name", "format_name", "format_run_name"]
+
+_log = logging.getLogger("events")
 
 _PLACEHOLDER = re.compile(r"\{(\w+)(:[^{}]*)?\}")
 _CONSTANTS = ("run_name", "rank", "local_rank", "world_size", "local_world_size", "node_rank")
@@ -36,9 +40,20 @@ def format_run_name(template: str, state: State) -> str:
 def check_run_name(template: str, state: State) -> None:
     """Refuses a run name that would lead out of the folder of a path template, such as `"runs/{run_name}"`.
 
+    Warns of placeholders that `format_run_name` leaves as they are, such as `{runname}`.
+
     Raises:
         RecordError: the template has `{run_name}`, and the name is an absolute path or contains ".." or NUL.
     """
+    for match in _PLACEHOLDER.finditer(template):
+        if match[1] not in _CONSTANTS:
+            near = difflib.get_close_matches(match[1], _CONSTANTS, n=1)
+            _log.warning(
+                "%r has {%s}, which is left as it is; %s",
+                template,
+                match[1],
+                f"did you mean {{{near[0]}}}?" if near else f"known are {', '.join(_CONSTANTS)}.",
+            )
     name = state.run_name
     is_used = any(match[1] == "run_name" for match in _PLACEHOLDER.finditer(template))
     is_absolute = name.startswith(("/", "\\")) or re.match(r"[A-Za-z]:[/\\]", name)

@@ -2,7 +2,7 @@
 
 import argparse
 import dataclasses
-import datetime
+import datetime as dt
 import decimal
 import fractions
 import json
@@ -58,7 +58,7 @@ VALUES = {
     "dataclass": Config(Config()),
     "decimal": decimal.Decimal("1.5"),
     "fraction": fractions.Fraction(1, 3),
-    "date": datetime.date(2026, 1, 1),
+    "date": dt.date(2026, 1, 1),
     "bytes": b"\x00\xff",
     "range": range(3),
     "generator": (index for index in range(3)),

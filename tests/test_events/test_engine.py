@@ -934,3 +934,22 @@ def test_an_engine_takes_the_callbacks_of_the_state_as_composers_does():
     again.run_event("fit_start")
     again.close()
     assert len(heard) == 3
+
+
+def test_a_hook_with_the_name_of_another_framework_is_said(caplog):
+    """With the name that is called; not where both are there."""
+
+    class Lost(Callback):
+        def on_batch_end(self, state, logger):
+            pass
+
+    class Both(Callback):
+        def on_train_batch_end(self):
+            pass
+
+        def batch_end(self, state, logger):
+            pass
+
+    _engine([Lost(), Both()], []).close()
+
+    assert caplog.messages == ["Lost.on_batch_end is never called; did you mean batch_end?"]

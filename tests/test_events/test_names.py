@@ -4,7 +4,7 @@ from datetime import timedelta
 
 import pytest
 
-from events import State, Timestamp, format_name, format_run_name
+from events import State, Timestamp, check_run_name, format_name, format_run_name
 
 
 def _state(run_name="mine"):
@@ -84,3 +84,13 @@ def test_other_braces_stay_as_they_are(template):
 def test_a_run_name_with_braces_is_not_filled_in_again():
     """What a user's run is called is not a template."""
     assert format_name("{run_name}/{epoch}", _state("lr{batch}")) == "lr{batch}/2"
+
+
+def test_an_unknown_placeholder_of_a_folder_is_said(caplog):
+    """With the nearest that is known; the folder is made as it is written."""
+    check_run_name("runs/{runname}/{rank}", State("mine"))
+    check_run_name("runs/{run_name}", State("mine"))
+
+    assert caplog.messages == [
+        "'runs/{runname}/{rank}' has {runname}, which is left as it is; did you mean {run_name}?"
+    ]
