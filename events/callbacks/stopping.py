@@ -400,7 +400,7 @@ class NaNMonitor(Callback):
         batch, count, names = note
         if not any(math.isnan(loss) for loss in values[:count]):
             return
-        text = f"Train loss contains a NaN (batch {batch})."
+        text = f"Train loss contains a NaN. It is that of batch {batch}."
         first = next(
             (name for name, value in zip(names, values[count:], strict=True) if not math.isfinite(value)),
             None,

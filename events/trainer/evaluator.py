@@ -3,9 +3,8 @@
 `ComposerSteps` is what the trainer asks of a model that computes its own loss and metrics, as Composer's do.
 """
 
-import itertools
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import attrs
@@ -32,7 +31,7 @@ class Evaluator:
         dataloader: yields evaluation batches.
         metric_names: regular expressions that the names of its metrics must contain a match of. Default: all
             metrics.
-        subset_num_batches: how many batches to evaluate on; None or -1 for all.
+        subset_num_batches: how many batches to evaluate on; -1 for all. Default: that of the trainer.
         eval_interval: how often, such as "1ep" or "500ba"; a bare integer counts epochs. Default: that of the
             trainer. The end of training is always evaluated.
     """
@@ -49,12 +48,6 @@ class Evaluator:
             raise TypeError(f"metric_names must be a list of names, got {self.metric_names!r}.")
         if self.eval_interval is not None:
             self._interval = Interval(self.eval_interval, "ep")
-
-    @property
-    def batches(self) -> Iterator[Any]:
-        """The batches of one evaluation."""
-        limit = self.subset_num_batches
-        return itertools.islice(self.dataloader, None if limit is None or limit < 0 else limit)
 
     def start(self, state: State) -> None:
         """Starts its own interval, if it has one."""

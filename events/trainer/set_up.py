@@ -74,11 +74,16 @@ def check_can_fit(state: State) -> None:
     distributed.check_sampler(state.train_dataloader)
 
 
-def find_device(device: str | torch.device | None) -> torch.device:
-    """Returns the given device, else this rank's accelerator, else the CPU."""
+def find_device(device: Any) -> torch.device:
+    """Returns the given device ("gpu" is this rank's CUDA device), else this rank's accelerator, else the CPU."""
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    if device is not None and not isinstance(device, str | torch.device):
+        # One of Composer's devices.
+        device = str(getattr(device, "name", device))
+    if device == "gpu":
+        return torch.device("cuda", local_rank)
     if device is not None:
         return torch.device(device)
-    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     if torch.cuda.is_available():
         return torch.device("cuda", local_rank)
     # New in torch 2.6.

@@ -3,6 +3,7 @@
 It gives the events a loop to run in and does not compete with larger trainers. Use it from one thread.
 """
 
+import itertools
 import logging
 import sys
 import time
@@ -97,6 +98,8 @@ class Trainer:
         metrics: by name, functions of outputs and targets that return a batch's mean, or torchmetrics.
         eval_interval: how often to evaluate within `fit`, such as "1ep" or "500ba"; the end of training is
             always evaluated.
+        train_subset_num_batches: ends each epoch after as many batches; None or -1 for all.
+        eval_subset_num_batches: ends each evaluation after as many; an `Evaluator`'s own number goes first.
         iteration_length: the length of an iteration in epochs ("3ep"); None for no iterations.
         callbacks: the callbacks.
         loggers: the destinations.
@@ -132,6 +135,8 @@ class Trainer:
         step_schedulers_every_batch: bool = True,
         metrics: Mapping[str, Any] | None = None,
         eval_interval: str | int | Time = "1ep",
+        train_subset_num_batches: int | None = None,
+        eval_subset_num_batches: int | None = None,
         iteration_length: str | int | Time | None = None,
         callbacks: Callback | Sequence[Callback] = (),
         loggers: Destination | Iterable[Destination] | None = None,
@@ -166,6 +171,8 @@ class Trainer:
         # The size that "auto" has come to.
         self._auto_size = sys.maxsize
         self._step_schedulers_every_batch = step_schedulers_every_batch
+        self._train_subset = _limit(train_subset_num_batches)
+        self._eval_subset = _limit(eval_subset_num_batches)
         # The batch after which each evaluator was run last, by label.
         self._evaluated_at: dict[str, int] = {}
         # When the current lap began; evaluation moves it, for the clock of a run counts training alone.
@@ -185,6 +192,9 @@ class Trainer:
             precision=precision,
             train_dataloader=train_dataloader,
             eval_dataloader=eval_dataloader,
+            dataloader=train_dataloader,
+            dataloader_label=None if train_dataloader is None else "train",
+            dataloader_len=_shorter(length_of(train_dataloader), self._train_subset),
         )
         self.state.schedulers = bind_schedules(schedulers, self.state)
         if seed is not None:
@@ -269,6 +279,7 @@ class Trainer:
         check_can_fit(state)
         with self._closing_on_error(), self._reading(state.train_dataloader, Phase.TRAIN, "train"):
             state.begin_training()
+            state.dataloader_len = _shorter(state.dataloader_len, self._train_subset)
             self._module.train()
             self._eval_interval.start(state)
             for evaluator in state.evaluators:
@@ -305,6 +316,8 @@ class Trainer:
             if state.is_done:
                 if state.timestamp.batch_in_epoch != state.dataloader_len:
                     return
+                break
+            if state.timestamp.batch_in_epoch.value == self._train_subset:
                 break
         if state.timestamp.batch_in_epoch == 0:
             raise ValueError("train_dataloader must yield at least one batch in each epoch, got none.")
@@ -509,11 +522,12 @@ class Trainer:
             metric.reset()
         losses = WeightedMeans()
         with self._reading(evaluator.dataloader, Phase.EVAL, label), self._inference():
-            if state.dataloader_len is not None and (evaluator.subset_num_batches or -1) >= 0:
-                state.dataloader_len = min(int(state.dataloader_len), evaluator.subset_num_batches or 0)
+            own = evaluator.subset_num_batches
+            limit = self._eval_subset if own is None else _limit(own)
+            state.dataloader_len = _shorter(state.dataloader_len, limit)
             state.eval_timestamp = Timestamp()
             self.engine.run_event(Event.EVAL_START)
-            for batch in evaluator.batches:
+            for batch in itertools.islice(evaluator.dataloader, limit):
                 self._evaluate_batch(batch, metrics, losses)
             results = {f"loss/{label}/total": loss for loss in losses.over_ranks().values()}
             results |= {f"metrics/{label}/{name}": metric.compute() for name, metric in metrics.items()}
@@ -697,6 +711,16 @@ class Trainer:
         except BaseException as error:
             self._close(error)
             raise
+
+
+def _limit(batches: int | None) -> int | None:
+    """Returns a number of batches, or None for all."""
+    return None if batches is None or batches < 0 else batches
+
+
+def _shorter(length: Time | int | None, limit: int | None) -> Time | int | None:
+    """Returns the length of a dataloader of which only so many batches are read."""
+    return limit if limit is not None and (length is None or length > limit) else length
 
 
 def _is_oom(error: RuntimeError) -> bool:

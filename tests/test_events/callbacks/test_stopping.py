@@ -183,7 +183,7 @@ def test_nan_monitor_names_the_first_module(make_trainer):
         trainer.fit()
 
     assert str(caught.value) == (
-        "Train loss contains a NaN (batch 2). "
+        "Train loss contains a NaN. It is that of batch 2. "
         "The first output that is not finite is that of module '0.1' (Breaks)."
     )
     assert trainer.state.status == "failed"
@@ -203,7 +203,7 @@ def test_nan_monitor_says_when_the_loss_itself_is_to_blame(make_trainer):
     with pytest.raises(RuntimeError, match="outputs of all modules are finite: the loss function made it"):
         make_trainer(callbacks=NaNMonitor(), loss_fn=bad).fit()
     trainer = make_trainer(callbacks=NaNMonitor(find_module=False), loss_fn=bad)
-    with pytest.raises(RuntimeError, match=r"NaN \(batch 0\)\.$"):
+    with pytest.raises(RuntimeError, match=r"NaN\. It is that of batch 0\.$"):
         trainer.fit()
     assert not any(module._forward_hooks for module in trainer.state.model.modules())
 

@@ -1,5 +1,7 @@
 """A model, evaluators and schedules written for Composer train here as they do there."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
@@ -18,6 +20,7 @@ from events import (
     Timestamp,
     Trainer,
 )
+from events.trainer.set_up import find_device
 
 from .conftest import accuracy, dataset
 
@@ -102,6 +105,34 @@ def test_evaluators_have_their_own_metrics_intervals_and_lengths(metric_list):
     assert set(trainer.state.eval_metrics["near"]) == {"accuracy"}
     assert not metric_list.series("metrics/near/recall")
     assert len(metric_list.series("metrics/far/recall")) == 3
+
+
+def test_epochs_and_evaluations_may_be_cut_short(metric_list):
+    """The length is that of the part; an evaluator's own number goes first, and -1 is all."""
+    lengths = []
+
+    class Lengths(Callback):
+        def epoch_end(self, state, logger):
+            lengths.append((state.dataloader_len.value, int(state.timestamp.batch)))
+
+        def eval_end(self, state, logger):
+            lengths.append((state.dataloader_len.value, int(state.eval_timestamp.batch)))
+
+    data = DataLoader(dataset(8), batch_size=2)
+    evaluators = [
+        Evaluator(label="all", dataloader=data, subset_num_batches=-1),
+        Evaluator(label="default", dataloader=data),
+    ]
+    train(
+        Shaped(),
+        metric_list,
+        eval_dataloader=evaluators,
+        callbacks=Lengths(),
+        train_subset_num_batches=3,
+        eval_subset_num_batches=2,
+    )
+
+    assert lengths == [(3, 3), (4, 4), (2, 2), (3, 6), (4, 4), (2, 2)]
 
 
 def test_wrong_evaluators_are_refused(make_trainer):
@@ -238,6 +269,18 @@ def test_the_seed_and_the_precision_are_in_the_state(metric_list):
 
     assert (trainer.state.seed, trainer.state.precision.value) == (7, "amp_bf16")
     assert metric_list.hyperparameters["trainer"]["precision"] == "amp_bf16"
+
+
+def test_devices_are_taken_as_composer_names_them(metric_list):
+    """An object with a name, and "gpu"; the state has a dataloader before and after training."""
+    trainer = train(Shaped(), metric_list, device=SimpleNamespace(name="cpu"), max_duration="1ba")
+
+    assert (trainer.state.device, trainer.state.dataloader_label) == ("cpu", "train")
+    assert (trainer.state.dataloader is trainer.state.train_dataloader, trainer.state.dataloader_len) == (
+        True,
+        5,
+    )
+    assert find_device("gpu") == torch.device("cuda", 0)
 
 
 def test_two_ranks_refuse_auto(monkeypatch):
