@@ -163,6 +163,11 @@ class InMemory(LoggerDestination):
         self._keep("traces", "", None, own_copy(dict(traces)))
 
     @property
+    def state(self) -> State | None:
+        """The state of the run, while it is open; None before and after."""
+        return self._state
+
+    @property
     def records(self) -> list[Record]:
         """Every record that is kept, oldest first."""
         return list(self._records)

@@ -10,7 +10,7 @@ from PIL import Image
 
 from destinations import InMemory
 from destinations.testing import DryRun
-from events import Timestamp
+from events import Run, Timestamp
 
 
 def test_keeps_metrics_with_step_and_timestamp():
@@ -276,3 +276,13 @@ def test_lets_go_of_the_run():
     run.close()
 
     assert memory._state is None
+
+
+def test_the_state_is_there_while_the_run_is_open():
+    """As Composer's has it, so that code that sets the timestamp works; it does not keep the model alive."""
+    memory = InMemory()
+    assert memory.state is None
+
+    with Run(memory, run_name="r") as run:
+        assert memory.state is run.state
+    assert memory.state is None
