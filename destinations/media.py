@@ -187,11 +187,16 @@ def _png(image: Image.Image) -> bytes:
 # --- masks --------------------------------------------------------------------------------------------------
 
 
+# Wider than a mask of int8, which cannot hold it.
+_IGNORED = np.int32(255)
+
+
 def iter_masks(masks: Any) -> Iterator[Array]:
     """Yields each mask as uint16 `(H, W)`.
 
     Args:
         masks: class indices `(H, W)` or `(N, H, W)`, or a list of these; integers, bools or integral floats.
+            -1, by which some libraries mark pixels to ignore, becomes 255, by which others do.
 
     Raises:
         RecordError: the values are not class indices.
@@ -205,6 +210,8 @@ def iter_masks(masks: Any) -> Iterator[Array]:
         raise RecordError(
             "mask must hold class indices, got fractions. Write mask.argmax(...) or mask > 0.5."
         )
+    if array.dtype.kind in "if" and array.size and array.min() == -1:
+        array = np.where(array == -1, _IGNORED, array)
     if array.dtype.kind not in "biuf" or (array.size and not 0 <= array.min() <= array.max() <= _UINT16_MAX):
         raise RecordError(f"mask must hold class indices from 0 to 65535, got dtype {array.dtype} or others.")
     whole = array.astype(np.uint16)

@@ -111,8 +111,9 @@ def _valid_masks(
         refuse(name, RecordError(text))
         return None
     valid = {}
-    for mask_name, mask in masks.items():
+    for mask_name, given in masks.items():
         try:
+            mask = _without_channel(given)
             _check_mask(mask, f"mask {mask_name!r} of {name!r}", sizes)
             kept = [index for index in range(len(sizes)) if index not in left_out]
             valid[mask_name] = mask if not left_out else [list(mask)[index] for index in kept]
@@ -124,6 +125,12 @@ def _valid_masks(
                 RecordError(f"mask {safe_text(mask_name)!r} of {name!r} cannot be read: {error!r:.200}."),
             )
     return valid or None
+
+
+def _without_channel(mask: Any) -> Any:
+    """Returns masks `(N, 1, H, W)` as `(N, H, W)`; others as they are."""
+    shape = None if isinstance(mask, list | tuple) else _shape(mask)
+    return mask[:, 0] if shape is not None and len(shape) == 4 and shape[1] == 1 else mask  # noqa: PLR2004
 
 
 def _image_sizes(images: Any, what: str, *, channels_last: bool) -> list[tuple[int, int] | None]:
@@ -247,6 +254,8 @@ def check_histogram(values: Any, bins: Any, name: str) -> None:
         raise RecordError(f"histogram {name!r} must have at least one value, got an empty list.")
     if shape is not None and 0 in shape:
         raise RecordError(f"histogram {name!r} must have at least one value, got shape {shape}.")
+    if isinstance(bins, str) and bins == "auto":
+        return
     if _is_number(bins, Integral):
         if bins < 1:
             raise RecordError(f"histogram {name!r} must have at least one bin, got bins={short_repr(bins)}.")

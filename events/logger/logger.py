@@ -6,6 +6,7 @@ what the destinations take.
 
 import inspect
 import logging
+import math
 import operator
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -355,7 +356,11 @@ class Logger:
         self._record("log_video", name, (video,), prepare)
 
     def log_histogram(
-        self, values: Any, name: str = "Histogram", step: int | None = None, bins: int | Sequence[float] = 64
+        self,
+        values: Any,
+        name: str = "Histogram",
+        step: int | None = None,
+        bins: int | str | Sequence[float] = 64,
     ) -> None:
         """Logs a histogram of values.
 
@@ -363,7 +368,8 @@ class Logger:
             values: numbers in any shape; or `BinnedValues`, if only counts and edges are known.
             name: the name of the histogram.
             step: as for `log_metrics`.
-            bins: a number of bins of equal width, or increasing edges; ignored for `BinnedValues`.
+            bins: a number of bins of equal width, increasing edges, or "auto": one more than the binary
+                logarithm of the number of values (Sturges' rule). Ignored for `BinnedValues`.
 
         Raises:
             EngineClosedError: the run is closed.
@@ -373,7 +379,8 @@ class Logger:
 
         def prepare(values: Any) -> tuple[Any, ...]:
             checks.check_histogram(values, bins, name)
-            return to_host(values), name, step, to_host(bins)
+            number = _auto_bins(values) if isinstance(bins, str) else bins
+            return to_host(values), name, step, to_host(number)
 
         self._record("log_histogram", name, (values,), prepare)
 
@@ -706,6 +713,12 @@ def whole_step(step: SupportsIndex) -> int:
         raise RecordError(
             f"step must be a whole number, got {short_repr(step)} ({type(step).__name__})."
         ) from None
+
+
+def _auto_bins(values: Any) -> int:
+    shape = getattr(values, "shape", None)
+    count = math.prod(shape) if shape is not None else len(values) if isinstance(values, list | tuple) else 1
+    return math.ceil(math.log2(max(1, count))) + 1
 
 
 def _unreadable(action: str, name: str, error: Exception) -> RecordError:

@@ -158,7 +158,15 @@ def test_masks_of_many_classes_are_grey_of_16_bits():
     assert np.asarray(image).tolist() == [[0, 40_000]]
 
 
-@pytest.mark.parametrize("mask", [np.array([[0.5]]), np.array([[-1]]), np.array([[70_000]])])
+@pytest.mark.parametrize("dtype", [np.int8, np.int64, np.float32])
+def test_pixels_to_ignore_keep_their_mask(dtype):
+    """-1 is written as 255."""
+    (mask,) = media.iter_masks(np.array([[-1, 3]], dtype))
+
+    assert (mask.dtype, mask.tolist()) == (np.uint16, [[255, 3]])
+
+
+@pytest.mark.parametrize("mask", [np.array([[0.5]]), np.array([[-2]]), np.array([[70_000]])])
 def test_what_is_no_mask_is_refused(mask):
     """Fractions, negative and huge classes are errors."""
     with pytest.raises(RecordError, match="mask must hold class indices"):

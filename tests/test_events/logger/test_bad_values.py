@@ -151,3 +151,23 @@ def test_names_that_contain_the_step_are_counted_together(caplog):
     assert len(logger.faults.value_counts) == 1001
     assert logger.faults.value_counts["other names", "errors"] == 500
     assert len(caplog.messages) == 1001
+
+
+def test_masks_with_a_channel_are_those_without():
+    """`(N, 1, H, W)`, as losses take them."""
+    memory = InMemory()
+
+    Logger(State("mine"), memory, strict=True).log_images(
+        torch.zeros(2, 3, 4, 5), masks={"true": torch.ones(2, 1, 4, 5)}
+    )
+
+    assert memory.records[0].value["masks"]["true"].shape == (2, 4, 5)
+
+
+def test_the_number_of_bins_may_follow_that_of_the_values():
+    """By Sturges' rule, without a look at the values."""
+    memory = InMemory()
+
+    Logger(State("mine"), memory, strict=True).log_histogram(torch.zeros(10, 100), bins="auto")
+
+    assert memory.records[0].value["bins"] == 11
