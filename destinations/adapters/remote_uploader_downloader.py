@@ -98,8 +98,8 @@ class RemoteUploaderDownloader(Artifacts):
             raise ValueError(f"num_attempts must be at least 1, got {num_attempts}.")
         if num_attempts != _DEFAULT_ATTEMPTS:
             _log.warning(
-                "RemoteUploaderDownloader: num_attempts=%d counts failures of an unknown kind; transient ones "
-                "are retried without limit.",
+                "RemoteUploaderDownloader: num_attempts=%d counts failures of an unknown kind; transient "
+                "ones are retried without limit.",
                 num_attempts,
             )
             options.setdefault("policy", RetryPolicy(unknown_tries=num_attempts))
@@ -144,7 +144,8 @@ def _store(bucket_uri: str, given: dict[str, Any]) -> tuple[str, dict[str, Any]]
     for config, names in _S3_CONFIGS.items() if scheme == "s3" else ():
         parts = given.pop(config, None) or {}
         if not isinstance(parts, Mapping):
-            raise ValueError(f"backend_kwargs[{config!r}] must be a dict, got {type(parts).__name__}.")  # noqa: TRY004
+            kind = type(parts).__name__
+            raise ValueError(f"backend_kwargs[{config!r}] must be a dict, got {kind}.")  # noqa: TRY004
         options |= _renamed(parts, names, f"backend_kwargs[{config!r}]")
     # The arguments of our own stores have no equivalent to look for.
     ours = {"part_bytes", "part_threads", "create_only", "checksum", "client", "timeout_seconds", "password"}

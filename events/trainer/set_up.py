@@ -75,7 +75,7 @@ def check_can_fit(state: State) -> None:
 
 
 def find_device(device: Any) -> torch.device:
-    """Returns the given device ("gpu" is this rank's CUDA device), else this rank's accelerator, else the CPU."""
+    """Returns the given device ("gpu": CUDA), else this rank's accelerator, else the CPU."""
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     if device is not None and not isinstance(device, str | torch.device):
         # One of Composer's devices.
