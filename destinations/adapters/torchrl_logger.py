@@ -71,6 +71,8 @@ class TorchRLLogger(TorchRLBase):
             `RunDirectory`, else a generated name, which is an error with several ranks.
         log_dir: the value of `log_dir`, and, where no destination is given, the parent of the run's folder,
             `<log_dir>/<exp_name>`. Default: the folder of a `RunDirectory`.
+        video_fps: frames per second of videos that are logged without `fps`.
+        video_format: ignored, as of `CSVLogger`: the destinations choose, `RunDirectory` writes MP4.
         callbacks: callbacks of this project.
         raise_errors: raise errors of destinations instead of reporting them; for tests.
     """
@@ -80,6 +82,8 @@ class TorchRLLogger(TorchRLBase):
         *given: Destination | str,
         exp_name: str | None = None,
         log_dir: str | None = None,
+        video_fps: float = _VIDEO_FPS,
+        video_format: str | None = None,
         callbacks: Callback | Iterable[Callback] = (),
         raise_errors: bool = False,
     ) -> None:
@@ -98,6 +102,7 @@ class TorchRLLogger(TorchRLBase):
             # Such a process ends without the interpreter's own exit, which would close the run.
             multiprocessing.util.Finalize(session, _finish, (session,), exitpriority=_CLOSE_PRIORITY)
         self._counts: Counter[str] = Counter()
+        self._video_fps = video_fps
         folder = self._session.folder
         super().__init__(self._session.state.run_name, log_dir or (None if folder is None else str(folder)))
 
@@ -157,9 +162,9 @@ class TorchRLLogger(TorchRLBase):
         return int(step)
 
     def log_video(self, name: str, video: Any, step: int | None = None, **kwargs: Any) -> None:
-        """Logs videos `(T, C, H, W)` or `(N, T, C, H, W)`; `fps` defaults to 30."""
+        """Logs videos `(T, C, H, W)` or `(N, T, C, H, W)`; `fps` defaults to `video_fps`."""
         step = self._step([name], step)
-        log_videos(self.experiment, name, video, step, fps=kwargs.get("fps") or _VIDEO_FPS)
+        log_videos(self.experiment, name, video, step, fps=kwargs.get("fps") or self._video_fps)
 
     def log_image(self, name: str, image: Any, step: int | None = None, **kwargs: Any) -> None:
         """Logs one image or a list of images; torchrl's own loggers cannot."""

@@ -125,6 +125,17 @@ def test_a_collector_and_a_recorder_log_through_it():
     assert (video.name, tuple(video.value["video"].shape)) == ("view", (3, 3, 8, 8))
 
 
+def test_arguments_of_their_csv_logger_are_taken():
+    """The rate of videos counts, their format is the destination's."""
+    memory = InMemory()
+    logger = TorchRLLogger(memory, video_format="pt", video_fps=12, raise_errors=True)
+
+    logger.log_video("clip", torch.zeros(1, 2, 3, 4, 4, dtype=torch.uint8))
+    logger.log_video("clip", torch.zeros(1, 2, 3, 4, 4, dtype=torch.uint8), fps=6)
+
+    assert [one.value["fps"] for one in memory.records] == [12, 6]
+
+
 @pytest.mark.parametrize("by_position", [True, False])
 def test_strings_build_a_folder(tmp_path, sidecar, by_position):
     """`Logger(exp_name, log_dir)`, as torchrl makes its own."""
