@@ -3,6 +3,7 @@
 # make test   set up, then lint, check types, run the tests
 # make test-composer   what a trainer of Composer's says, in an environment of its own: it needs an older torch
 # make test-lowest   the tests of the core with the lowest versions of its dependencies, but for torch
+# make test-engines   Daft on Ray and Spark over a dataset, in an environment of its own: 1.4 GB; Spark needs a JRE
 # make test-package   wheel and sdist: built, checked, installed into an empty environment, used there; pyright
 # make soak   trainers and upload workers killed at random for SOAK_MINUTES (3): nothing that was accepted may be lost
 # make bench  the measured claims of the docs, as ratios against whatever peers are installed
@@ -12,8 +13,9 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 COMPOSER := .venv-composer
 LOWEST := .venv-lowest
+ENGINES := .venv-engines
 
-.PHONY: demo test test-composer test-lowest test-package lint types bench soak format completions clean
+.PHONY: demo test test-composer test-engines test-lowest test-package lint types bench soak format completions clean
 
 demo: $(READY)
 	$(BIN)/destinations demo $(if $(STORE),--store "$(STORE)")
@@ -26,6 +28,9 @@ test-composer: $(COMPOSER)/.ready
 
 test-lowest: $(LOWEST)/.ready
 	$(LOWEST)/bin/python -m pytest -n auto --dist loadgroup -p no:cacheprovider --ignore tests/test_events/logger/test_host_values.py tests/test_events tests/test_uploads tests/test_destinations/run_directory tests/test_destinations/text
+
+test-engines: $(ENGINES)/.ready
+	$(ENGINES)/bin/python -m pytest tests/test_engines
 
 test-package:
 	PYTHON=$(PYTHON) .ci/package
@@ -80,5 +85,11 @@ $(LOWEST)/.ready: .ci/lowest.txt pyproject.toml
 	$(LOWEST)/bin/python -m pip install --quiet --no-compile --disable-pip-version-check --no-deps --editable .
 	@touch $(LOWEST)/.ready
 
+$(ENGINES)/.ready: .ci/engines.txt pyproject.toml
+	$(PYTHON) -m venv $(ENGINES)
+	$(ENGINES)/bin/python -m pip install --quiet --no-compile --disable-pip-version-check --requirement .ci/engines.txt
+	$(ENGINES)/bin/python -m pip install --quiet --no-compile --disable-pip-version-check --no-deps --editable .
+	@touch $(ENGINES)/.ready
+
 clean:
-	rm -rf $(VENV) $(COMPOSER) $(LOWEST) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(COMPOSER) $(ENGINES) $(LOWEST) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache

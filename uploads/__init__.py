@@ -22,7 +22,15 @@ if TYPE_CHECKING:
     from .handle import Backlog, FolderHandle, Outcome, UploadHandle, UploadState
     from .messages import encodable, one_line, one_line_json, parse_seconds
     from .redaction import redact, redact_arguments, redact_table, redact_text
-    from .stores import LocalStore, RemoteObject, Store, StoreLocation, open_store, register_store
+    from .stores import (
+        LocalStore,
+        RemoteObject,
+        Store,
+        StoreLocation,
+        object_store_location,
+        open_store,
+        register_store,
+    )
     from .upload_queue import UploadQueue, exit_on_sigterm
 
 __all__ = [
@@ -43,6 +51,7 @@ __all__ = [
     "download_file",
     "encodable",
     "exit_on_sigterm",
+    "object_store_location",
     "one_line",
     "one_line_json",
     "open_store",
@@ -72,6 +81,7 @@ _MODULES = {
     "download_file": ".download",
     "encodable": ".messages",
     "exit_on_sigterm": ".upload_queue",
+    "object_store_location": ".stores",
     "one_line": ".messages",
     "one_line_json": ".messages",
     "open_store": ".stores",

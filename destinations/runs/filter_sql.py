@@ -2,9 +2,9 @@
 
 Hyperparameters and metrics of a run are one JSON array, `cells`; the table `places` has the path of a name in
 it. SQLite reads the array once per run and statement, whatever the number of fields: a filter of two fields
-and a sort by a third take 0.35 s of processor time for 100,000 runs of 80 values (docs/runs.md). A cell is a number, a
-text, or a blob for what SQLite has no type for (true, false, none, NaN). SQLite orders numbers before texts
-before blobs: `value < ''` selects numbers, `value >= x''` blobs.
+and a sort by a third take 0.35 s of processor time for 100,000 runs of 80 values (docs/runs.md). A cell is a
+number, a text, or a blob for what SQLite has no type for (true, false, none, NaN). SQLite orders numbers
+before texts before blobs: `value < ''` selects numbers, `value >= x''` blobs.
 """
 
 # ruff: noqa: S608  # Statements are built from names of our own columns, numbers and question marks only.

@@ -283,8 +283,8 @@ def _matches_pattern(pattern: str, value: Any) -> bool:
 class Index:
     """The index of one root: runs in the table `runs`, their hyperparameters and metrics in `cells`.
 
-    The values of a run are one JSON array, and the names of these values a row of `layouts`, which runs of the
-    same names share: without the names, a run is written and read in half the time. `places` says where a
+    The values of a run are one JSON array, and the names of these values a row of `layouts`, which runs of
+    the same names share: without the names, a run is written and read in half the time. `places` says where a
     value is: the JSON path of a name in a layout.
 
     Args:

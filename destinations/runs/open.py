@@ -17,6 +17,7 @@ def open_runs(
     *roots: str | os.PathLike[str],
     cache: str | os.PathLike[str] | None = None,
     scan: bool = True,
+    version: int | None = None,
     clock: Callable[[], float] = time.time,
 ) -> Runs:
     """Opens the runs below some folders, and scans for changes since the last time.
@@ -34,15 +35,21 @@ def open_runs(
             `~/.cache`. It may be deleted at any time. If it is not writable, the index is in memory, and
             `report.warnings` says so.
         scan: whether to scan; otherwise queries answer from the last scan.
+        version: of a dataset, an earlier one.
         clock: returns the time in seconds since 1970, which heartbeats are compared with.
 
     Raises:
+        DatasetError: the dataset cannot be read, or has no such version.
         RootError: a root is missing or not a folder, or no root is given.
     """
     if len(roots) == 1 and _is_dataset(roots[0]):
         from .dataset import open_dataset
 
-        return open_dataset(roots[0])
+        return open_dataset(roots[0], version=version)
+    if version is not None:
+        raise RootError(
+            f"only a dataset has versions, got version={version} for {', '.join(map(str, roots))}."
+        )
     folders, warnings = _folders(roots)
     try:
         place: Path | None = cache_folder() if cache is None else Path(cache).absolute()
@@ -56,9 +63,9 @@ def open_runs(
 
 
 def _is_dataset(root: str | os.PathLike[str]) -> bool:
-    """Returns whether this is a dataset: any URI, or a folder with manifests."""
+    """Returns whether this is a dataset: any URI, or a folder with its tables."""
     text = os.fspath(root)
-    return "://" in text or any(Path(text, "manifests").glob("[0-9]*.json"))
+    return "://" in text or Path(text, "runs", "_delta_log").is_dir()
 
 
 def _folders(roots: Sequence[str | os.PathLike[str]]) -> tuple[list[str], list[str]]:

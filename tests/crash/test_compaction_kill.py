@@ -1,21 +1,18 @@
 """Processes that compact runs are killed: a dataset is as before or as after, and the next compaction does the rest."""
 
-import json
-
 import pytest
 
-pytest.importorskip("duckdb")
+pytest.importorskip("deltalake")
 
 from destinations.runs import Run, open_runs
 from destinations.runs.dataset import compact, open_dataset
-from destinations.runs.dataset.manifest import all_names
+from tests.servers import s3_servers
 from tests.test_destinations.runs.written import write_csv
-from uploads import LocalStore
 
 pytestmark = pytest.mark.xdist_group("duckdb")
 
-KILLS = 8
-ROWS = 200
+KILLS = 20
+ROWS = 50
 
 # Imports once; each line that it reads is a moment, as a share of what the first compaction took, at which a
 # fork of it is killed.
@@ -23,8 +20,8 @@ SERVER = """
 import os, signal, sys, time
 from destinations.runs import open_runs
 from destinations.runs.dataset import compact
-import duckdb
-root, place, scratch = sys.argv[1:]
+import deltalake, duckdb, pyarrow.dataset
+root, place = sys.argv[1:]
 took = None
 for line in sys.stdin:
     begun = time.monotonic()
@@ -32,7 +29,7 @@ for line in sys.stdin:
     if not child:
         try:
             with open_runs(root) as runs:
-                compact(runs, place, scratch=scratch)
+                compact(runs, place)
             os._exit(0)
         finally:
             os._exit(3)
@@ -47,38 +44,59 @@ for line in sys.stdin:
 """
 
 
-def write_run(root, number):
-    """Makes a run that has ended, of some hundred rows that no other run has."""
-    rows = [f"{step},{number + step / 1024},{number}" for step in range(ROWS)]
+@pytest.fixture(params=["folder", "bucket"])
+def place(request, tmp_path, monkeypatch):
+    """Where the dataset is: a folder, or a bucket of a server that knows conditional puts."""
+    if request.param == "folder":
+        yield str(tmp_path / "data")
+        return
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", s3_servers.ACCESS_KEY)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", s3_servers.SECRET_KEY)
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    with s3_servers.moto() as server:
+        yield server.uri("data")
+
+
+def write_run(root, number, shift=0):
+    """Makes a run that has ended, of some rows that no other run has; more of them with each shift."""
+    rows = [f"{step},{number + shift + step / 1024},{number + shift}" for step in range(ROWS + shift)]
     write_csv(root / f"run{number}", ["step,loss,acc", *rows])
 
 
-def points_in(place):
-    """Returns the values of each run in the dataset, by its id; and looks at each of them."""
+def values_in(place):
+    """Returns the values of each run in the dataset, by its id; and checks that the tables agree."""
     with open_dataset(place) as dataset:
+        rows = dataset.sql("SELECT run_id, metric, step, value FROM metrics ORDER BY ALL").rows
         found = {}
-        for run in dataset.query():
-            series = run.series("loss")
-            assert list(series.step) == list(range(ROWS))
-            found[run.run_id] = list(series.value)
-            assert list(run.series("acc").value) == [series.value[0]] * ROWS
+        for run_id, metric, step, value in rows:
+            found.setdefault(run_id, []).append((metric, step, value))
+        ids = dataset.sql("SELECT DISTINCT run_id FROM runs ORDER BY 1").rows
+        assert ids == dataset.sql("SELECT DISTINCT run_id FROM summary ORDER BY 1").rows
+        assert {run_id for (run_id,) in ids} == set(found)
+        assert dataset.sql("SELECT count(*) FROM runs").rows == ((len(found),),)
+        assert dataset.sql("SELECT sum(points) FROM runs").rows == ((len(rows),),)
         return found
 
 
 def expected_of(root):
     """Returns what a dataset of all runs has."""
-    return {run.run_id: list(run.series("loss").value) for run in map(Run.open, sorted(root.iterdir()))}
+    found = {}
+    for run in map(Run.open, root.iterdir()):
+        found[run.run_id] = sorted(
+            (name, step, value)
+            for name in ("acc", "loss")
+            for step, value in zip(run.series(name).step, run.series(name).value, strict=True)
+        )
+    return found
 
 
-def test_a_compaction_that_is_killed_loses_no_row_and_has_none_twice(tmp_path, start):
-    """SIGKILL at spread moments: readers see all rows of the state before or after.
-
-    In the end each row is there once, and no rest.
-    """
-    root, place = tmp_path / "runs", tmp_path / "data"
+def test_a_compaction_that_is_killed_loses_no_row_and_has_none_twice(tmp_path, start, place):
+    """SIGKILL at spread moments, with a new and a changed run: readers see all rows of before or after."""
+    root = tmp_path / "runs"
     for number in range(4):
         write_run(root, number)
-    server = start(SERVER, root, place, tmp_path, stdin=-1)
+    server = start(SERVER, root, place, stdin=-1)
 
     def turn(share):
         server.stdin.write(f"{share}\n")
@@ -88,32 +106,25 @@ def test_a_compaction_that_is_killed_loses_no_row_and_has_none_twice(tmp_path, s
         return int(line)
 
     assert turn(2) == 0
-    before, killed = points_in(place), 0
+    before, killed = values_in(place), 0
     for number in range(KILLS):
         write_run(root, 4 + number)
+        write_run(root, 0, shift=number + 1)
         ended = turn(number / KILLS)
         assert ended in {0, 9}
         killed += ended == 9
-        now = points_in(place)
-        assert now in (before, expected_of(root))
+        now = values_in(place)
+        # New runs are written before changed ones, in a transaction of their own.
+        wanted = expected_of(root)
+        assert now in (before, {**wanted, "run0": before["run0"]}, wanted)
         before = now
 
     assert turn(2) == 0
-    assert points_in(place) == expected_of(root)
+    assert values_in(place) == expected_of(root)
     assert len(expected_of(root)) == 4 + KILLS
     assert killed > 0
-    # A last one puts away what killed ones have left.
+    # What killed ones have left is removed, and nothing that is needed.
     with open_runs(root) as runs:
-        report = compact(runs, str(place))
+        report = compact(runs, place, vacuum_days=0)
     assert report.unchanged == 4 + KILLS
-    check_names(place)
-
-
-def check_names(place):
-    """Checks that the dataset holds what its states name, and nothing else."""
-    manifests = {path: json.loads(path.read_bytes()) for path in (place / "manifests").glob("*.json")}
-    named = {path.relative_to(place).as_posix() for path in manifests}
-    for one in manifests.values():
-        named |= {file["name"] for part in one["parts"] for file in part["files"]}
-        named |= set(one["tables"].values())
-    assert set(all_names(LocalStore(place))) == named
+    assert values_in(place) == expected_of(root)

@@ -1,6 +1,7 @@
 """Stores: the protocol, the table of URI schemes, and ours: a folder, S3, other clouds, SFTP."""
 
 from .local import LocalStore
+from .object_store import object_store_location
 from .registry import open_store, register_store
 from .store import Body, Digest, RemoteObject, Store
 from .uri import StoreLocation
@@ -12,6 +13,7 @@ __all__ = [
     "RemoteObject",
     "Store",
     "StoreLocation",
+    "object_store_location",
     "open_store",
     "register_store",
 ]

@@ -279,17 +279,28 @@ def _add_upkeep(commands: _Commands) -> None:
     parser = commands.add("scan", "upkeep.scan", "update the index and report what changed")
     parser.add_argument("--full", action="store_true", help="rebuild the index from scratch")
     parser = commands.add(
-        "compact", "upkeep.compact", "write finished runs to a Parquet dataset; needs the extra `query`"
+        "compact", "upkeep.compact", "write finished runs to Delta Lake tables; needs the extra `query`"
     )
     parser.add_argument("source", metavar="ROOT", help="folder of runs")
-    parser.add_argument("target", metavar="DEST", help="folder, or s3://bucket/prefix")
+    parser.add_argument("target", metavar="DATASET", help="folder, s3://bucket/prefix, gs://… or az://…")
+    parser.add_argument(
+        "--optimize", action="store_true", help="sort the values by metric and run, in few files"
+    )
+    parser.add_argument(
+        "--vacuum", type=float, metavar="DAYS", help="remove files that only versions older than this need"
+    )
+    parser.add_argument(
+        "--single-writer",
+        action="store_true",
+        help="write to a server without conditional puts; no other compaction may run",
+    )
     parser = commands.add(
         "sql", "upkeep.sql", "query a dataset written by `compact`; needs the extra `query`"
     )
     parser.add_argument(
         "query", metavar="SQL", help="e.g. 'select run_id, min(value) from metrics group by run_id'"
     )
-    parser.add_argument("--dataset", metavar="DEST", help="dataset (default: the first root)")
+    parser.add_argument("--dataset", metavar="DATASET", help="dataset (default: the first root)")
     parser = commands.add(
         "send", "send.send", "send a run to a tracker or to another folder; incremental when repeated"
     )

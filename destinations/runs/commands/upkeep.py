@@ -50,12 +50,23 @@ def compact(options: argparse.Namespace, session: Session) -> int:
     options.root = [options.source]
     try:
         with open_selected(options, session) as runs:
-            report = compact_runs(runs.query(archived=None), options.target, clock=session.clock)
+            report = compact_runs(
+                runs.query(archived=None),
+                options.target,
+                optimize=options.optimize,
+                vacuum_days=options.vacuum,
+                single_writer=options.single_writer,
+                clock=session.clock,
+            )
     except (UploadError, ValueError) as error:
         raise DatasetError(str(error)) from error
     if options.json:
         session.screen.json(
-            {**attrs.asdict(report, recurse=False), "duplicates": list(map(str, report.duplicates))}
+            {
+                **attrs.asdict(report, recurse=False),
+                "duplicates": list(map(str, report.duplicates)),
+                "damaged": [[str(path), problem] for path, problem in report.damaged],
+            }
         )
         return EXIT_OK
     session.screen.line(
@@ -65,6 +76,8 @@ def compact(options: argparse.Namespace, session: Session) -> int:
     )
     for path in report.duplicates:
         session.note(f"skipped {path}: a newer run has the same id")
+    for path, problem in report.damaged:
+        session.note(f"skipped {path}: {problem}")
     return EXIT_OK
 
 

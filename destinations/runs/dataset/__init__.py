@@ -1,7 +1,7 @@
-"""Runs as a Parquet dataset, local or in a bucket: `compact` writes it, `open_dataset` and `sql` read it.
+"""Runs as Delta Lake tables in a folder or a bucket: `compact` writes, `open_dataset` and `sql` read them.
 
-Needs DuckDB: `pip install "training-destinations[query]"`. docs/scale.md says how other engines take the
-dataset over.
+Needs deltalake and DuckDB: `pip install "training-destinations[query]"`. docs/scale.md has queries in other
+engines.
 """
 
 import importlib

@@ -1,57 +1,46 @@
-"""`compact`: finished runs become a Parquet dataset, in a folder or a bucket.
+"""`compact`: writes finished runs to the Delta tables of a dataset, in a folder or a bucket.
 
-What is new or changed since the last time is read, and nothing else. The files of a compaction are put first,
-then the manifest that names them: whoever reads sees the state before or the one after, whatever happens in
-between, and a compaction that was killed is simply done again. See `manifest.py`.
+Reads the runs that are new or changed since the last compaction. They are written in groups; the rows of a
+group are streamed to each table in one transaction, and replace what the table had of these runs. See
+`tables.py` for what readers see meanwhile. Every commit names the same application: if another compaction
+commits first, this one starts over with what is left to do.
 """
 
+import contextlib
 import hashlib
-import logging
-import tempfile
+import itertools
+import os
+import random
 import time
-import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import attrs
+import numpy as np
 
 from destinations.run_directory.layout import JOURNAL_FOLDER
-from destinations.runs.errors import DatasetError
+from destinations.runs.errors import DatasetError, RunsError
 from destinations.runs.record import RunRecord
 from destinations.runs.run import Run
-from destinations.runs.series import run_blocks
-from destinations.runs.sql import PARQUET, quoted
-from uploads import RemoteConflictError, Store, UploadQueue, open_store
+from destinations.runs.series import MISSING_STEP, Block, run_blocks
+from uploads import UploadError, open_store, redact
 
-from .manifest import (
-    TABLES,
-    DataFile,
-    Manifest,
-    Part,
-    all_names,
-    latest_manifest,
-    manifest_name,
-    manifests,
-    read_manifest,
-)
-from .staging import Staging
-from .store_files import connect, path_of
-from .tables import RunRow, write_batch, write_rows, write_table
+from .tables import APPLICATION, COLUMNS, Location, Snapshot, delta_errors, json_of, load
 
 __all__ = ["CompactReport", "compact"]
 
-_log = logging.getLogger("destinations")
+_GROUP_POINTS = 50_000_000
+_GROUP_RUNS = 5_000
+# Their ids are in the predicate of a transaction.
+_REPLACED_RUNS = 500
+_BATCH_POINTS = 200_000
+_BATCH_ROWS = 10_000
+_TRIES = 20
+_MAX_TIME = 1e12
+_SPILL_BYTES = 1 << 30
 
-_FILE_POINTS = 4_000_000
-_PART_POINTS = 50_000_000
-_PART_RUNS = 5_000
-_SMALL_PART_POINTS = 1_000_000
-_MOST_SMALL_PARTS = 16
-_UPLOAD_SECONDS = 24 * 3600.0
-_MEMORY = "1GB"
-_ORDER = "metric, run_id, rank, step NULLS FIRST, row"
+Change = Literal["added", "changed", "updated"]
 
 
 @attrs.frozen
@@ -60,22 +49,23 @@ class CompactReport:
 
     Attributes:
         uri: of the dataset.
-        generation: of the state that it has now.
-        runs: how many runs it has now.
-        points: how many points it has now.
-        size: bytes of the points.
+        version: of the dataset, for `open_runs(uri, version=…)`.
+        runs: how many runs the dataset has.
+        points: how many values the dataset has.
+        size: bytes of the table `metrics`.
         added: runs that were not in it before.
-        changed: runs whose points were replaced.
-        updated: runs of which only what is said about them was replaced, such as notes.
-        unchanged: runs that cost a look.
-        alive: runs that are being written; left out, with what the dataset has of them.
+        changed: runs whose values were replaced.
+        updated: runs of which only the record was replaced, such as notes.
+        unchanged: runs that were not read.
+        alive: runs that are being written, which were left out.
         empty: runs without metrics.
-        duplicates: paths left out, for another run has the same id and is newer.
-        seconds: how long it took.
+        damaged: path and problem of runs that cannot be read, which were left out.
+        duplicates: paths left out, because another run has the same id and is newer.
+        seconds: duration.
     """
 
     uri: str
-    generation: int
+    version: int
     runs: int
     points: int
     size: int
@@ -85,323 +75,517 @@ class CompactReport:
     unchanged: int = 0
     alive: int = 0
     empty: int = 0
+    damaged: tuple[tuple[Path, str], ...] = ()
     duplicates: tuple[Path, ...] = ()
     seconds: float = 0.0
 
 
 def compact(
-    runs: "Iterable[Run]",
-    dest: "str | PathLike[str] | Store",
+    runs: Iterable[Run],
+    dest: str | os.PathLike[str],
     *,
     store_options: dict[str, Any] | None = None,
-    scratch: "str | PathLike[str] | None" = None,
-    memory_limit: str = _MEMORY,
-    file_points: int = _FILE_POINTS,
-    small_parts: int = _MOST_SMALL_PARTS,
+    optimize: bool = False,
+    vacuum_days: float | None = None,
+    single_writer: bool = False,
+    group_points: int = _GROUP_POINTS,
     clock: Callable[[], float] = time.time,
 ) -> CompactReport:
-    """Brings finished runs into a dataset: those that are new in it, or have changed.
+    """Writes finished runs to a dataset: those that are new in it, or have changed.
 
     A run has ended, or its process has (its heartbeat is old). What the dataset has of runs that are gone
     from `runs` stays. Run ids tell runs apart.
 
-    Blocks until everything is in the store; one compaction of a dataset at a time, a second one fails at its
-    end.
+    Blocks until everything is in the store. Any number of compactions may run at once: of two that commit at
+    the same time one starts over. Memory does not grow with the runs.
 
     Args:
-        runs: what to put into it, as `open_runs` returns them.
-        dest: a path, or what `uploads.open_store` takes: `s3://bucket/dataset`; or a store.
-        store_options: for `uploads.open_store`.
-        scratch: where to keep files while they are made, about 40 bytes a point of a part of at most 50
-            million points.
-        memory_limit: of DuckDB; about 200 bytes a point of `file_points` come on top.
-        file_points: about how many points a file has.
-        small_parts: how many parts of less than a million points there may be, before they are made one.
+        runs: what to write, as `open_runs` returns them.
+        dest: a path, or `s3://bucket/dataset`, `gs://…`, `az://…` with options as `uploads.open_store`
+            takes them.
+        store_options: more options, also credentials.
+        optimize: whether to sort the values by metric and run afterwards (Z-order), in files of about 100 MB.
+        vacuum_days: removes what versions older than this many days need; None removes nothing. 0 also
+            removes the files of a compaction that is running.
+        single_writer: whether no other compaction ever writes to `dest`; needed for a server that overwrites
+            what a put should only create.
+        group_points: about how many values are written in one transaction.
         clock: the time in seconds since 1970.
 
     Raises:
-        DatasetError: `dest` holds something else, or another compaction was faster.
-        ImportError: DuckDB is not installed.
-        uploads.UploadError: the store refuses.
+        DatasetError: `dest` has something else, cannot be written, or others committed first again and
+            again.
+        ImportError: deltalake is not installed.
     """
     started = clock()
-    store = open_store(str(dest), **(store_options or {})) if isinstance(dest, str | PathLike) else dest
-    before = latest_manifest(store)
-    with tempfile.TemporaryDirectory(prefix="compact-", dir=scratch) as name:
-        connection = connect(store, memory_limit=memory_limit, temp_directory=f"{name}/spill")
+    location = Location.of(dest, store_options or {})
+    work = _Compaction(location, list(runs), group_points)
+    if not single_writer:
+        _check_store(dest, store_options or {})
+    with delta_errors(location.uri):
+        _create(location)
+        work.repeat(work.write_runs)
+        if optimize:
+            work.repeat(work.optimize)
+        if vacuum_days is not None:
+            work.repeat(lambda: work.vacuum(vacuum_days))
+    return attrs.evolve(work.report(), seconds=clock() - started)
+
+
+def _create(location: Location) -> None:
+    """Creates the tables that are missing; `runs` last, which makes it a dataset."""
+    import pyarrow as pa
+    from deltalake import DeltaTable
+    from deltalake.exceptions import TableNotFoundError
+
+    missing = []
+    for name in COLUMNS:
         try:
-            work = _Compaction(
-                store, connection, Path(name), before, file_points=file_points, small_parts=small_parts
-            )
-            after = work.run(runs, clock)
-        finally:
-            connection.close()
-    _remove_old(store, after.generation)
-    return attrs.evolve(
-        work.report,
-        generation=after.generation,
-        runs=after.runs,
-        points=after.points,
-        size=sum(file.size for part in after.parts for file in part.files),
-        seconds=clock() - started,
+            DeltaTable(location.table(name), storage_options=location.options)
+        except TableNotFoundError:
+            missing.append(name)
+    if not missing:
+        return
+    _check_folder(location)
+    for name in missing:
+        if "://" not in location.uri:
+            Path(location.table(name)).mkdir(parents=True, exist_ok=True)
+        DeltaTable.create(
+            location.table(name),
+            pa.schema(_arrow_fields(name)),
+            mode="ignore",
+            storage_options=location.options,
+        )
+
+
+def _check_folder(location: Location) -> None:
+    """Refuses a folder that has something else."""
+    if "://" in location.uri:
+        return
+    try:
+        others = sorted({entry.name for entry in Path(location.uri).iterdir()} - set(COLUMNS))
+    except FileNotFoundError:
+        return
+    if others:
+        raise DatasetError(
+            f"{location.uri} has something else than a dataset: {', '.join(others[:3])}. "
+            "Choose a new or empty folder."
+        )
+
+
+def _check_store(place: str | os.PathLike[str], options: dict[str, Any]) -> None:
+    """Refuses a server that overwrites what a put should only create."""
+    try:
+        store = open_store(str(place), **options)
+        if getattr(store, "refuses_overwrite", lambda: True)():
+            return
+    except UploadError as error:
+        raise DatasetError(f"dataset {redact(str(place))} cannot be written: {error}") from error
+    raise DatasetError(
+        f"{store.uri()} overwrites what a put should only create, so that two compactions at once would lose "
+        "data. Pass single_writer=True if there is only one at a time."
     )
+
+
+def _arrow_fields(name: str) -> list[tuple[str, Any]]:
+    import pyarrow as pa
+
+    types = {
+        "string": pa.string(),
+        "int32": pa.int32(),
+        "int64": pa.int64(),
+        "double": pa.float64(),
+        "bool": pa.bool_(),
+        "list": pa.list_(pa.string()),
+        "timestamp": pa.timestamp("us", "UTC"),
+    }
+    return [(column, types[kind]) for column, kind in COLUMNS[name].items()]
+
+
+class _ConflictError(Exception):
+    """Another compaction committed first."""
+
+
+class _RunFailedError(Exception):
+    """A run of the group cannot be read."""
 
 
 @attrs.frozen
 class _Known:
-    part: str
     metrics_state: str
     record_state: str
     points: int
 
 
+@attrs.define
+class _Item:
+    """A run to write."""
+
+    run: Run
+    change: Change
+    metrics_state: str
+    record_state: str
+    points: int = 0
+
+
 class _Compaction:
-    """One compaction, from what was found to the next manifest."""
+    """One compaction, over as many attempts as it takes."""
 
-    def __init__(
-        self,
-        store: Store,
-        connection: Any,
-        folder: Path,
-        before: Manifest,
-        *,
-        file_points: int,
-        small_parts: int,
-    ) -> None:
-        self._store = store
-        self._connection = connection
-        self._folder = folder
-        self._before = before
-        self._file_points = file_points
-        self._small_parts = small_parts
-        self._generation = before.generation + 1
-        self._token = uuid.uuid4().hex[:8]
-        self._made = 0
-        self._new_files: dict[str, Path] = {}
-        self._renamed: dict[str, str] = {}
-        self.report = CompactReport(store.uri(), before.generation, before.runs, before.points, 0)
+    def __init__(self, location: Location, runs: Sequence[Run], group_points: int) -> None:
+        self._location = location
+        self._runs = runs
+        self._group_points = group_points
+        self._snapshot: Snapshot
+        self._done: dict[str, str] = {}
+        self._counts = dict.fromkeys(("alive", "empty"), 0)
+        self._duplicates: tuple[Path, ...] = ()
+        self._damaged: dict[str, tuple[Path, str]] = {}
+        self._failed: list[tuple[Run, Exception]] = []
 
-    def run(self, runs: Iterable[Run], clock: Callable[[], float]) -> Manifest:
-        """Does everything; returns the state that the dataset has afterwards."""
-        known = self._known()
-        new, told = self._choose(runs, known)
-        if not new and not told:
-            return self._before
-        replaced = [run.run_id for run, _, _ in new if run.run_id in known]
-        affected = {known[run_id].part for run_id in replaced}
-        parts = [part for part in self._before.parts if part.id not in affected]
-        kept = [self._without(part, replaced) for part in self._before.parts if part.id in affected]
-        parts += [part for part in kept if part.files]
-        rows: list[RunRow] = []
-        for group in _groups(new):
-            part, found = self._part(group)
-            rows += found
-            parts += [part] if part.files else []
-        parts = self._merged(parts)
-        rows += [
-            RunRow.of(run, known[run.run_id].points, known[run.run_id].part, states[0], states[1])
-            for run, *states in told
-        ]
-        rows = [attrs.evolve(row, part=self._renamed.get(row.part, row.part)) for row in rows]
-        tables = self._tables(rows)
-        counted = len(known.keys() | {row.record.run_id for row in rows})
-        after = Manifest(self._generation, clock(), counted, tuple(parts), tables)
-        self._commit(after)
-        return after
+    def repeat(self, act: Callable[[], None]) -> None:
+        """Acts on the newest version; starts over while others commit first."""
+        for attempt in range(_TRIES):
+            self._snapshot = load(self._location)
+            try:
+                return act()
+            except _ConflictError:
+                time.sleep(random.uniform(0, min(0.1 * 2**attempt, 10.0)))  # noqa: S311  # only to spread
+        raise DatasetError(
+            f"other compactions of {self._location.uri} committed first {_TRIES} times. Run this one again."
+        )
 
-    # --- what there is
-    # ---------------------------------------------------------------------------------------------
+    def report(self) -> CompactReport:
+        """Returns what was done."""
+        snapshot = load(self._location)
+        points = snapshot.arrow("runs").to_table(columns=["points"])["points"].to_numpy()
+        files = snapshot.tables["metrics"].get_add_actions(flatten=True)
+        size = sum(files.column("size_bytes").to_pylist())
+        done = list(self._done.values())
+        counts = {name: done.count(name) for name in ("added", "changed", "updated", "unchanged")}
+        return CompactReport(
+            self._location.uri,
+            snapshot.version,
+            len(points),
+            int(points.sum()),
+            size,
+            damaged=tuple(self._damaged.values()),
+            duplicates=self._duplicates,
+            **counts,
+            **self._counts,
+        )
 
-    def _known(self) -> dict[str, _Known]:
-        if not self._before.tables:
-            return {}
-        path = path_of(self._store, self._before.tables["runs"])
-        found = self._connection.execute(
-            f"SELECT run_id, part, metrics_state, record_state, points FROM read_parquet({quoted(path)})"
-        ).fetchall()
-        return {run_id: _Known(*rest) for run_id, *rest in found}
+    # --- runs -----------------------------------------------------------------------------------------------
 
-    def _choose(
-        self, runs: Iterable[Run], known: dict[str, _Known]
-    ) -> tuple[list[tuple[Run, str, str]], list[tuple[Run, str, str]]]:
-        """Returns the runs whose points are to be read, and those of which only the record is another."""
+    def write_runs(self) -> None:
+        """Writes the runs that are new or changed."""
+        for change, items in self._choose().items():
+            for group in _groups(items, change, self._group_points):
+                left = group
+                while left:
+                    try:
+                        self._write_group(left, change)
+                        break
+                    except _RunFailedError:
+                        left = [item for item in left if item.run.run_id not in self._damaged]
+
+    def _choose(self) -> dict[Change, list[_Item]]:
+        """Returns the runs to write."""
+        table = self._snapshot.arrow("runs").to_table(
+            columns=["run_id", "metrics_state", "record_state", "points"]
+        )
+        known = {run_id: _Known(*rest) for run_id, *rest in zip(*table.to_pydict().values(), strict=True)}
         newest: dict[str, Run] = {}
         duplicates = []
-        counts = dict.fromkeys(("added", "changed", "updated", "unchanged", "alive", "empty"), 0)
-        for run in runs:
-            if run.alive:
-                counts["alive"] += 1
-                continue
-            other = newest.get(run.run_id)
-            if other is not None:
-                older, run = sorted((other, run), key=lambda one: one.updated_at or 0.0)  # noqa: PLW2901
-                duplicates.append(older.path)
-            newest[run.run_id] = run
-        new, told = [], []
+        self._counts = dict.fromkeys(self._counts, 0)
+        for run in self._runs:
+            if run.record.problem is not None:
+                self._damaged[str(run.path)] = run.path, run.record.problem
+            elif run.alive:
+                self._counts["alive"] += 1
+            else:
+                other = newest.get(run.run_id)
+                if other is None:
+                    newest[run.run_id] = run
+                else:
+                    older, newer = sorted((other, run), key=lambda one: one.updated_at or 0.0)
+                    duplicates.append(older.path)
+                    newest[run.run_id] = newer
+        self._duplicates = tuple(duplicates)
+        chosen: dict[Change, list[_Item]] = {"added": [], "changed": [], "updated": []}
         for run_id, run in newest.items():
             states = _metrics_state(run.path), _record_state(run.record)
             before = known.get(run_id)
-            if before is None or before.metrics_state != states[0]:
-                counts["added" if before is None else "changed"] += 1
-                new.append((run, *states))
+            self._counts["empty"] += not states[0]
+            if run_id in self._damaged:
+                continue
+            if before is None:
+                chosen["added"].append(_Item(run, "added", *states))
+            elif before.metrics_state != states[0]:
+                chosen["changed"].append(_Item(run, "changed", *states))
             elif before.record_state != states[1]:
-                counts["updated"] += 1
-                told.append((run, *states))
+                chosen["updated"].append(_Item(run, "updated", *states, points=before.points))
             else:
-                counts["unchanged"] += 1
-            counts["empty"] += not states[0]
-        changed: dict[str, Any] = {"duplicates": tuple(duplicates), **counts}
-        self.report = attrs.evolve(self.report, **changed)
-        return new, told
+                self._done.setdefault(run_id, "unchanged")
+        return chosen
 
-    # --- points
-    # ----------------------------------------------------------------------------------------------------
+    def _write_group(self, items: Sequence[_Item], change: Change) -> None:
+        replaced = [] if change == "added" else [item.run.run_id for item in items]
+        if change != "updated":
+            self._write("metrics", self._metric_batches(items), replaced)
+        self._write("hparams", self._row_batches("hparams", items, _hparam_rows), replaced)
+        self._write("summary", self._row_batches("summary", items, _summary_rows), replaced)
+        self._write("runs", self._row_batches("runs", items, _run_rows), replaced)
+        self._done |= {item.run.run_id: change for item in items}
 
-    def _part(self, group: Sequence[tuple[Run, str, str]]) -> tuple[Part, list[RunRow]]:
-        """Writes the points of some runs."""
-        identifier = f"{self._generation:08d}-{self._token}-{self._next()}"
-        rows, files = [], []
-        with Staging(self._folder / "points.bin") as staging:
-            for run, metrics_state, record_state in group:
-                points = _stage(staging, run)
-                rows.append(RunRow.of(run, points, identifier, metrics_state, record_state))
-            for batch in staging.batches(self._file_points):
-                name, path = self._new_file("metrics")
-                write_batch(self._connection, batch, path)
-                files.append(DataFile(name, len(batch), path.stat().st_size))
-        return Part(identifier, tuple(files)), rows
+    def _metric_batches(self, items: Sequence[_Item]) -> Iterator[Any]:
+        """Yields the values of runs as record batches."""
+        import pyarrow as pa
 
-    def _without(self, part: Part, run_ids: Sequence[str]) -> Part:
-        """Writes the files of a part again, without some runs."""
-        files = []
-        for file in part.files:
-            name, path = self._new_file("metrics")
-            source = f"read_parquet({quoted(path_of(self._store, file.name))})"
-            condition = "run_id NOT IN (SELECT unnest($runs::VARCHAR[]))"
-            files += self._copied(
-                f"SELECT * FROM {source} WHERE {condition} ORDER BY {_ORDER}", name, path, run_ids
-            )
-        return Part(part.id, tuple(files))
+        schema = pa.schema(_arrow_fields("metrics"))
+        pending: list[Any] = []
+        count = 0
+        for item in items:
+            item.points = 0
+            with self._naming(item.run):
+                for batch in _batches_of_run(item.run, schema):
+                    pending.append(batch)
+                    item.points += len(batch)
+                    count += len(batch)
+                    if count >= _BATCH_POINTS:
+                        yield pa.concat_batches(pending)
+                        pending, count = [], 0
+        if pending:
+            yield pa.concat_batches(pending)
 
-    def _merged(self, parts: list[Part]) -> list[Part]:
-        """Makes one part of many small ones, which many small compactions have left."""
-        small = [part for part in parts if part.points < _SMALL_PART_POINTS]
-        if len(small) <= self._small_parts:
-            return parts
-        name, path = self._new_file("metrics")
-        sources = ", ".join(quoted(self._path_of(file.name)) for part in small for file in part.files)
-        files = self._copied(f"SELECT * FROM read_parquet([{sources}]) ORDER BY {_ORDER}", name, path, None)
-        identifier = f"{self._generation:08d}-{self._token}-{self._next()}"
-        self._renamed = {part.id: identifier for part in small}
-        for part in small:
-            for file in part.files:
-                self._new_files.pop(file.name, None)
-        return [part for part in parts if part not in small] + [Part(identifier, tuple(files))]
+    def _row_batches(
+        self, name: str, items: Iterable[_Item], rows_of: Callable[[_Item], Iterable[tuple[Any, ...]]]
+    ) -> Iterator[Any]:
+        """Yields the rows of runs in a table as record batches."""
+        import pyarrow as pa
 
-    def _copied(self, query: str, name: str, path: Path, run_ids: Sequence[str] | None) -> list[DataFile]:
-        parameters = None if run_ids is None else {"runs": list(run_ids)}
-        self._connection.execute(f"COPY ({query}) TO {quoted(path)} {PARQUET}", parameters)
-        # All is fetched: DuckDB refuses other work while there may be more.
-        ((points,),) = self._connection.execute(
-            f"SELECT count(*) FROM read_parquet({quoted(path)})"
-        ).fetchall()
-        if not points:
-            del self._new_files[name]
-            return []
-        return [DataFile(name, points, path.stat().st_size)]
+        schema = pa.schema(_arrow_fields(name))
 
-    # --- tables
-    # ----------------------------------------------------------------------------------------------------
+        def rows() -> Iterator[tuple[Any, ...]]:
+            for item in items:
+                with self._naming(item.run):
+                    yield from rows_of(item)
 
-    def _tables(self, rows: Sequence[RunRow]) -> dict[str, str]:
-        lines = write_rows(rows, self._folder)
-        self._connection.execute(
-            "CREATE TEMP TABLE replaced AS SELECT unnest($runs::VARCHAR[]) AS run_id",
-            {"runs": [row.record.run_id for row in rows]},
-        )
-        tables = {}
-        for table in TABLES:
-            name, path = self._new_file("tables")
-            old = self._before.tables.get(table)
-            old_path = None if old is None else path_of(self._store, old)
-            write_table(self._connection, table, lines[table], old_path, self._renamed, path)
-            tables[table] = name
-        return tables
+        pending = rows()
+        while chunk := list(itertools.islice(pending, _BATCH_ROWS)):
+            columns = zip(*chunk, strict=True)
+            arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
+            yield pa.record_batch(arrays, schema=schema)
 
-    # --- files
-    # -----------------------------------------------------------------------------------------------------
-
-    def _next(self) -> int:
-        self._made += 1
-        return self._made
-
-    def _new_file(self, folder: str) -> tuple[str, Path]:
-        name = f"{folder}/{self._generation:08d}-{self._token}-{self._next():05d}.parquet"
-        path = self._folder / name.replace("/", "-")
-        self._new_files[name] = path
-        return name, path
-
-    def _path_of(self, name: str) -> str:
-        path = self._new_files.get(name)
-        return path_of(self._store, name) if path is None else str(path)
-
-    def _commit(self, manifest: Manifest) -> None:
-        """Puts everything, then the manifest."""
-        name = manifest_name(manifest.generation)
-        text = self._folder / "manifest.json"
-        text.write_text(manifest.to_json(), encoding="utf-8")
-        wanted = manifest.names()
-        queue = UploadQueue(
-            self._store, spool=self._folder / "spool", isolation="threads", free_bytes=0, close_at_exit=False
-        )
+    @contextlib.contextmanager
+    def _naming(self, run: Run) -> Iterator[None]:
+        """Notes which run an error is of: the writer of Delta, which runs the iterator, raises another."""
         try:
-            handles = [
-                queue.submit(path, remote, move=True)
-                for remote, path in self._new_files.items()
-                if remote in wanted
+            yield
+        except (OSError, ValueError, RunsError, LookupError, TypeError, ArithmeticError) as error:
+            self._failed.append((run, error))
+            raise
+
+    # --- transactions ---------------------------------------------------------------------------------------
+
+    def _write(self, name: str, batches: Iterator[Any], replaced: Sequence[str]) -> None:
+        """Writes rows to a table in one transaction, in place of those of some runs."""
+        import pyarrow as pa
+        from deltalake import write_deltalake
+        from deltalake.exceptions import CommitFailedError
+
+        self._return_to_pinned(name)
+        ids = ", ".join("'" + run_id.replace("'", "''") + "'" for run_id in replaced)
+        mode: dict[str, Any] = (
+            {"mode": "overwrite", "predicate": f"run_id IN ({ids})"} if ids else {"mode": "append"}
+        )
+        self._failed.clear()
+        try:
+            write_deltalake(
+                self._snapshot.tables[name],
+                pa.RecordBatchReader.from_batches(pa.schema(_arrow_fields(name)), batches),
+                commit_properties=self._commit_of(name),
+                writer_properties=_writer_properties(name),
+                **mode,
+            )
+        except CommitFailedError as error:
+            raise _ConflictError from error
+        except Exception as error:
+            if not self._failed:
+                raise
+            run, cause = self._failed[0]
+            self._damaged[run.run_id] = run.path, str(cause)
+            raise _RunFailedError from error
+        self._snapshot.heads[name] = self._snapshot.tables[name].version()
+
+    def _return_to_pinned(self, name: str) -> None:
+        """Undoes what a compaction that was killed, or has lost, left in a table."""
+        from deltalake import DeltaTable
+        from deltalake.exceptions import CommitFailedError
+
+        table = self._snapshot.tables[name]
+        pinned = table.version()
+        if self._snapshot.heads[name] == pinned:
+            return
+        head = DeltaTable(self._location.table(name), storage_options=self._location.options)
+        try:
+            head.restore(pinned, commit_properties=self._commit_of(name))
+        except CommitFailedError as error:
+            raise _ConflictError from error
+        head.update_incremental()
+        self._snapshot.tables[name] = head
+        self._snapshot.heads[name] = head.version()
+
+    def _commit_of(self, name: str) -> Any:
+        """Returns the properties of a commit: our application; for `runs`, the versions of the others."""
+        from deltalake import CommitProperties, Transaction
+
+        transactions = [Transaction(APPLICATION, time.time_ns())]
+        if name == "runs":
+            transactions += [
+                Transaction(f"{APPLICATION}.{other}", self._snapshot.tables[other].version())
+                for other in COLUMNS
+                if other != "runs"
             ]
-            for handle in handles:
-                handle.result(_UPLOAD_SECONDS)
-            queue.submit(text, name).result(_UPLOAD_SECONDS)
-        except RemoteConflictError as error:
-            raise DatasetError(
-                f"another compaction of {self._store.uri()} finished first. Run this one again."
-            ) from error
-        finally:
-            queue.close(timeout_seconds=0)
+        return CommitProperties(app_transactions=transactions)
+
+    def optimize(self) -> None:
+        """Sorts the values by metric and run, and makes few files of many."""
+        from deltalake.exceptions import CommitFailedError
+
+        orders = {"metrics": ["metric", "run_id"], "hparams": ["name"], "summary": ["metric"]}
+        try:
+            for name, order in orders.items():
+                self._return_to_pinned(name)
+                table = self._snapshot.tables[name]
+                if table.file_uris():
+                    table.optimize.z_order(
+                        order,
+                        max_concurrent_tasks=1,
+                        max_spill_size=_SPILL_BYTES,
+                        writer_properties=_writer_properties(name),
+                        commit_properties=self._commit_of(name),
+                    )
+                    self._snapshot.heads[name] = table.version()
+        except CommitFailedError as error:
+            raise _ConflictError from error
+        self._write("runs", iter(()), ())
+
+    def vacuum(self, days: float) -> None:
+        """Removes the files that no version of the last days needs."""
+        for name in COLUMNS:
+            self._return_to_pinned(name)
+            table = self._snapshot.tables[name]
+            table.vacuum(
+                retention_hours=int(days * 24),
+                dry_run=False,
+                enforce_retention_duration=False,
+                full=True,
+                commit_properties=self._commit_of("metrics"),
+            )
+            table.update_incremental()
+            self._snapshot.heads[name] = table.version()
+        self._write("runs", iter(()), ())
 
 
-def _stage(staging: Staging, run: Run) -> int:
+def _groups(items: Sequence[_Item], change: Change, group_points: int) -> Iterator[list[_Item]]:
+    """Yields runs in groups that are written in one transaction; points are guessed by the size of files."""
+    most = _GROUP_RUNS if change == "added" else _REPLACED_RUNS
+    group: list[_Item] = []
     points = 0
-    for rank in run.ranks():
-        first_row = 0
-        for block in run_blocks(run.path, rank):
-            if len(block):
-                points += staging.add(run.run_id, rank, block, first_row)
-                first_row += len(block)
-    return points
-
-
-def _groups(found: Sequence[tuple[Run, str, str]]) -> Iterator[list[tuple[Run, str, str]]]:
-    """Returns runs in groups that make a part each.
-
-    How many points a run has is guessed by the size of its files.
-    """
-    group: list[tuple[Run, str, str]] = []
-    points = 0
-    for one in found:
-        guess = sum(path.stat().st_size for path in one[0].path.glob("metrics*.csv")) // 10
-        if group and (points + guess > _PART_POINTS or len(group) >= _PART_RUNS):
+    for item in items:
+        guess = 0 if change == "updated" else _bytes_of(item.run.path) // 10
+        if group and (points + guess > group_points or len(group) >= most):
             yield group
             group, points = [], 0
-        group.append(one)
+        group.append(item)
         points += guess
     if group:
         yield group
 
 
+def _bytes_of(run_dir: Path) -> int:
+    size = 0
+    for path in run_dir.glob("metrics*.csv"):
+        try:
+            size += path.stat().st_size
+        except OSError:
+            continue
+    return size
+
+
+def _writer_properties(name: str) -> Any:
+    from deltalake import ColumnProperties, WriterProperties
+
+    columns = {}
+    if name == "metrics":
+        # These halve the size of steps, times and values.
+        delta = ColumnProperties(dictionary_enabled=False, encoding="DELTA_BINARY_PACKED")
+        columns = dict.fromkeys(("step", "row", "time"), delta)
+        columns["value"] = ColumnProperties(dictionary_enabled=False, encoding="BYTE_STREAM_SPLIT")
+    return WriterProperties(compression="ZSTD", column_properties=columns)
+
+
+# --- rows ---------------------------------------------------------------------------------------------------
+
+
+def _batches_of_run(run: Run, schema: Any) -> Iterator[Any]:
+    """Yields the values of a run, one record batch for each block of rows and metric."""
+    for rank in run.ranks():
+        first_row = 0
+        for block in run_blocks(run.path, rank):
+            yield from _batches_of_block(run.run_id, rank, block, first_row, schema)
+            first_row += len(block)
+
+
+def _batches_of_block(run_id: str, rank: int, block: Block, first_row: int, schema: Any) -> Iterator[Any]:
+    import pyarrow as pa
+
+    fits = np.abs(block.time) < _MAX_TIME
+    micros = np.rint(np.where(fits, block.time, 0.0) * 1e6).astype(np.int64)
+    times = pa.array(micros, pa.int64(), mask=~fits).cast(pa.timestamp("us", "UTC"))
+    steps = pa.array(block.step, pa.int64(), mask=block.step == MISSING_STEP)
+    rows = pa.array(np.arange(first_row, first_row + len(block)), pa.int64())
+    for name, (values, present) in block.columns.items():
+        count = int(np.count_nonzero(present))
+        if not count:
+            continue
+        columns = [steps, rows, times, pa.array(values, pa.float64(), from_pandas=False)]
+        if count < len(block):
+            mask = pa.array(present)
+            columns = [column.filter(mask) for column in columns]
+        names = [
+            pa.repeat(name, count),
+            pa.repeat(run_id, count),
+            pa.repeat(pa.scalar(rank, pa.int32()), count),
+        ]
+        yield pa.record_batch([*names, *columns], schema=schema)
+
+
+def _run_rows(item: _Item) -> Iterator[tuple[Any, ...]]:
+    record = item.run.record
+    own = {
+        "path": str(record.path).encode("utf-8", "backslashreplace").decode(),
+        "tags": list(record.tags),
+        "points": item.points,
+        "metrics_state": item.metrics_state,
+        "record_state": item.record_state,
+    }
+    yield tuple(own[name] if name in own else getattr(record, name) for name in COLUMNS["runs"])
+
+
+def _hparam_rows(item: _Item) -> Iterator[tuple[Any, ...]]:
+    for name, value in item.run.record.hparams.items():
+        yield (item.run.run_id, name, *json_of(value))
+
+
+def _summary_rows(item: _Item) -> Iterator[tuple[Any, ...]]:
+    for name, metric in item.run.summary.items():
+        values = attrs.asdict(metric)
+        yield (item.run.run_id, name, *(values[column] for column in list(COLUMNS["summary"])[2:]))
+
+
 def _metrics_state(run_dir: Path) -> str:
-    """Returns a text that is another when the metrics are; empty where there are none."""
+    """Returns a text that changes when the metrics do; empty if there are none."""
     found = []
     for path in sorted([*run_dir.glob("metrics*.csv"), *(run_dir / JOURNAL_FOLDER).glob("*/*.journal")]):
         try:
@@ -421,20 +605,3 @@ def _record_state(record: RunRecord) -> str:
         if name not in {"heartbeat_at", "problem"}
     ]
     return hashlib.sha256(repr(values).encode("utf-8", "backslashreplace")).hexdigest()[:16]
-
-
-def _remove_old(store: Store, generation: int) -> None:
-    """Removes files that neither this state nor the one before it names.
-
-    Those of a later number belong to a compaction that is at work; those of this number or an earlier one to
-    states that are gone, or to a compaction that was killed or has lost.
-    """
-    if generation == 0:
-        return
-    wanted: set[str] = set()
-    for number in manifests(store)[-2:]:
-        wanted |= read_manifest(store, number).names()
-    for name in all_names(store):
-        digits = name.rpartition("/")[2][:8]
-        if name not in wanted and digits.isdecimal() and int(digits) <= generation:
-            store.delete(name)

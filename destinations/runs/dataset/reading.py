@@ -1,4 +1,4 @@
-"""Reading a dataset: its runs, their series, and SQL over all of it.
+"""Reads a dataset: its runs, their series, and SQL over all of it.
 
 ```python
 with open_dataset("s3://bucket/dataset") as dataset:
@@ -7,12 +7,13 @@ with open_dataset("s3://bucket/dataset") as dataset:
     dataset.sql("SELECT run_id, min(value) FROM metrics WHERE metric = 'loss' GROUP BY run_id").to_dicts()
 ```
 
-A dataset that is open shows the state that it was opened in, and can be read until the second compaction
-after that.
+An open dataset shows the version that it was opened at, until a compaction with `vacuum_days` removes it.
+DuckDB reads the tables through Arrow: it downloads no extension, and a bucket is read with the same options
+as by `uploads`.
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -27,12 +28,8 @@ from destinations.runs.root import Root
 from destinations.runs.run import MetricSummary, Run
 from destinations.runs.runs import Runs
 from destinations.runs.scan import ScanChange, ScanReport
-from destinations.runs.sql import quoted
-from uploads import Store, open_store
 
-from .manifest import Manifest, latest_manifest, manifests
-from .store_files import connect, path_of
-from .tables import COLUMNS, METRIC_COLUMNS, scalar_of
+from .tables import COLUMNS, Location, Snapshot, load, scalar_of
 
 if TYPE_CHECKING:
     from destinations.runs.series import Block, Series
@@ -100,7 +97,7 @@ class DatasetRun(Run):
         return dict(self.hparams)
 
     def summary_of(self, rank: int) -> dict[str, MetricSummary]:
-        """Returns what is known of each metric of rank 0; nothing of other ranks."""
+        """Returns the summary of each metric of rank 0; empty for other ranks."""
         return self._tables.summary(self.run_id) if rank == 0 else {}
 
     def ranks(self) -> list[int]:
@@ -129,38 +126,33 @@ class DatasetRun(Run):
             yield Block(series.step, series.time, {name: (series.value, np.ones(len(series), np.bool_))})
 
 
-def open_dataset(uri: str | PathLike[str], **options: Any) -> "Dataset":
+def open_dataset(uri: str | PathLike[str], *, version: int | None = None, **options: Any) -> "Dataset":
     """Opens a dataset that `compact` has written.
 
     Args:
-        uri: a path, or what `uploads.open_store` takes.
-        options: for `uploads.open_store`.
+        uri: a path, `s3://`, `gs://` or `az://`, with options as `uploads.open_store` takes them.
+        version: an earlier one, as in `CompactReport.version`; None for the newest.
+        options: more of these options, also credentials.
 
     Raises:
-        DatasetError: there is no dataset.
-        ImportError: DuckDB is not installed.
+        DatasetError: there is no dataset, or no such version.
+        ImportError: deltalake or DuckDB is not installed.
     """
-    return Dataset(_open_tables(uri, options))
-
-
-def _open_tables(uri: str | PathLike[str], options: Mapping[str, Any]) -> "Tables":
-    store = open_store(str(uri), **options)
-    manifest = latest_manifest(store)
-    if manifest.generation == 0:
-        raise DatasetError(
-            f"{store.uri()} must hold a dataset, got none. Make one: destinations runs compact ROOT DEST"
-        )
-    return Tables(store, manifest)
+    return Dataset(Tables(load(Location.of(uri, options), version)))
 
 
 def is_dataset(uri: str | PathLike[str], **options: Any) -> bool:
-    """Says whether there is a dataset; asks the store."""
-    return bool(manifests(open_store(str(uri), **options)))
+    """Returns whether there is a dataset; asks the store."""
+    try:
+        load(Location.of(uri, options))
+    except DatasetError:
+        return False
+    return True
 
 
 def sql(uri: str | PathLike[str], query: str, parameters: Sequence[Any] = (), **options: Any) -> SqlResult:
     """Opens a dataset for one query; see `Tables.sql`."""
-    with _open_tables(uri, options) as tables:
+    with Tables(load(Location.of(uri, options))) as tables:
         return tables.sql(query, parameters)
 
 
@@ -170,35 +162,49 @@ class Tables:
     **Threading.** One thread at a time.
 
     Args:
-        store: which has the files.
-        manifest: the state to show.
+        snapshot: the tables.
         memory_limit: of DuckDB.
     """
 
-    def __init__(self, store: Store, manifest: Manifest, *, memory_limit: str = _MEMORY) -> None:
-        self._store = store
-        self.manifest = manifest
-        self._connection = connect(store, memory_limit=memory_limit)
+    def __init__(self, snapshot: Snapshot, *, memory_limit: str = _MEMORY) -> None:
+        try:
+            import duckdb
+        except ImportError as error:
+            raise ImportError(
+                f'datasets need DuckDB ({error}). Run: pip install "training-destinations[query]"'
+            ) from error
+        self._snapshot = snapshot
+        self._connection = duckdb.connect(config={"memory_limit": memory_limit})
+        # What DuckDB cannot do by itself is an error at once, and not a download.
+        self._connection.execute("SET autoinstall_known_extensions = false")
         self._connection.execute("SET TimeZone = 'UTC'")
-        for table in COLUMNS:
-            path = quoted(path_of(store, manifest.tables[table]))
-            self._connection.execute(f"CREATE VIEW {table} AS FROM read_parquet({path})")
-        self._connection.execute(f"CREATE VIEW metrics AS {self._metrics()}")
+        for name in COLUMNS:
+            self._connection.register(f"{name}_in_delta", snapshot.arrow(name))
+            # As a timestamp without a zone, which Python reads without another package.
+            columns = "* REPLACE (CAST(time AS TIMESTAMP) AS time)" if name == "metrics" else "*"
+            self._connection.execute(f"CREATE VIEW {name} AS SELECT {columns} FROM {name}_in_delta")
 
     @property
     def uri(self) -> str:
         """Where it is."""
-        return self._store.uri()
+        return self._snapshot.location.uri
+
+    @property
+    def versions(self) -> dict[str, int]:
+        """The version of each table, for another engine; that of `runs` is the version of the dataset."""
+        return {name: table.version() for name, table in self._snapshot.tables.items()}
 
     def files(self, table: str = "metrics") -> list[str]:
-        """Returns the files of a table, for another engine: paths of a local dataset, else URIs.
+        """Returns the Parquet files of a table, for an engine that does not know Delta Lake.
 
         Args:
             table: "metrics", "runs", "hparams" or "summary".
         """
-        names = self.manifest.metric_files if table == "metrics" else (self.manifest.tables[table],)
-        root = getattr(self._store, "root", None)
-        return [str(root / name) if isinstance(root, Path) else self._store.uri(name) for name in names]
+        return list(self._snapshot.tables[table].file_uris())
+
+    def arrow(self, table: str = "metrics") -> Any:
+        """Returns a table as a `pyarrow.dataset.Dataset`."""
+        return self._snapshot.arrow(table)
 
     def sql(self, query: str, parameters: Sequence[Any] = ()) -> SqlResult:
         """Runs a query over the tables `metrics`, `runs`, `hparams` and `summary`; whatever DuckDB can.
@@ -253,13 +259,13 @@ class Tables:
         return [name for (name,) in found.rows]
 
     def summary(self, run_id: str) -> dict[str, MetricSummary]:
-        """Returns what is known of each metric of a run, rank 0."""
+        """Returns the summary of each metric of a run, rank 0."""
         names = [field.name for field in attrs.fields(MetricSummary)]
         found = self.sql(f"SELECT metric, {', '.join(names)} FROM summary WHERE run_id = ?", [run_id])
         return {name: MetricSummary(*rest) for name, *rest in found.rows}
 
     def close(self) -> None:
-        """Lets go of everything."""
+        """Closes the tables."""
         self._connection.close()
 
     def __enter__(self) -> Self:
@@ -267,16 +273,6 @@ class Tables:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    # --- inside
-    # ----------------------------------------------------------------------------------------------------
-
-    def _metrics(self) -> str:
-        files = [quoted(path_of(self._store, name)) for name in self.manifest.metric_files]
-        if files:
-            return f"FROM read_parquet([{', '.join(files)}])"
-        columns = ", ".join(f"NULL::{kind} AS {name}" for name, kind in METRIC_COLUMNS.items())
-        return f"SELECT {columns} WHERE false"
 
     def found(self) -> Iterator[RunRecord]:
         """Yields the record of each run."""
@@ -288,7 +284,7 @@ class Tables:
             "SELECT run_id, metric, last FROM summary WHERE last IS NOT NULL"
         ).rows:
             summary.setdefault(run_id, {})[name] = last
-        names = [field for field in COLUMNS["runs"] if field in _RECORD_FIELDS]
+        names = [name for name in COLUMNS["runs"] if name in _RECORD_FIELDS]
         for run_id, path, *rest in self.sql(f"SELECT run_id, path, {', '.join(names)} FROM runs").rows:
             values = dict(zip(names, rest, strict=True))
             values |= {"tags": tuple(values["tags"] or ()), "notes": values["notes"] or ""}
@@ -301,8 +297,8 @@ class Dataset(Runs):
 
     `sql` reads everything.
 
-    Opening it reads what is known of all runs into an index in memory, some 100 µs for each. It shows the
-    state that it was opened in.
+    Opening it reads the records of all runs into an index in memory, some 100 µs for each. It shows the
+    version that it was opened at.
 
     **Threading.** One thread at a time.
 
@@ -334,9 +330,9 @@ class Dataset(Runs):
         return self.tables.uri
 
     @property
-    def manifest(self) -> Manifest:
-        """What it consists of."""
-        return self.tables.manifest
+    def version(self) -> int:
+        """The version that it shows."""
+        return self.tables.versions["runs"]
 
     @property
     def roots(self) -> tuple[Path, ...]:
@@ -363,22 +359,19 @@ class Dataset(Runs):
         return self.tables.series(run_id, name, rank)
 
     def files(self, table: str = "metrics") -> list[str]:
-        """Returns the files of a table, for another engine; see `Tables.files`."""
+        """Returns the Parquet files of a table; see `Tables.files`."""
         return self.tables.files(table)
 
     def edit(self, run: Any, **changes: Any) -> Run:
-        """Refuses: what a user says of a run is written into its folder, and compacted with it."""
+        """Raises `EditError`: edits are written to the folder of a run, and compacted with it."""
         raise EditError(
             f"runs of the dataset {self.uri} are read-only. Edit the run in its folder, then compact again."
         )
 
     def close(self) -> None:
-        """Lets go of everything."""
+        """Closes the tables."""
         super().close()
         self.tables.close()
-
-    # --- inside
-    # ----------------------------------------------------------------------------------------------------
 
     def _find(self, wanted: Any) -> RunRecord:
         if isinstance(wanted, Run | RunRecord):

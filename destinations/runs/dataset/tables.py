@@ -1,190 +1,199 @@
-"""The tables of a dataset: their columns, and how they are written.
+"""The four Delta tables of a dataset: their columns, and the versions that belong together.
 
 | table | a row is |
 |---|---|
-| metrics | a point: metric, run_id, rank, step, row, time, value |
-| runs | a run: what `RunRecord` has of it |
+| metrics | a value: metric, run_id, rank, step, row, time, value |
+| runs | a run: the fields of `RunRecord`, and what a compaction compares |
 | hparams | a hyperparameter of a run: type, as JSON, and as a number where it is one |
-| summary | a metric of a run: last, least, greatest, mean, and how many |
+| summary | a metric of a run: last, min, max, mean, and how many values |
+
+Delta Lake commits one table at a time. A compaction commits `runs` last, and each commit of `runs` names the
+versions of the other three that belong to it, as application transactions (the `txn` action of the protocol,
+which checkpoints keep). A reader opens these versions. So a compaction that is killed between two tables
+changes nothing for readers, and the next one begins from the versions that `runs` names.
+See https://github.com/delta-io/delta/blob/master/PROTOCOL.md#transaction-identifiers.
 """
 
+import contextlib
 import json
 import math
-from collections.abc import Iterable, Mapping
-from pathlib import Path
-from typing import Any
+import re
+from collections.abc import Iterator, Mapping
+from os import PathLike
+from typing import Any, Self
 
 import attrs
 
-from destinations.runs.record import RunRecord, Scalar
-from destinations.runs.run import MetricSummary, Run
-from destinations.runs.sql import NOT_A_NUMBER, PARQUET, quoted
+from destinations.runs.errors import DatasetError
+from destinations.runs.record import FIELDS, FieldType, Scalar
+from uploads import object_store_location, one_line, redact_text
 
-from .staging import Batch
+__all__ = ["APPLICATION", "COLUMNS", "Location", "Snapshot", "delta_errors", "json_of", "load", "scalar_of"]
 
-__all__ = [
-    "COLUMNS",
-    "METRIC_COLUMNS",
-    "RunRow",
-    "json_of",
-    "scalar_of",
-    "write_batch",
-    "write_rows",
-    "write_table",
-]
+APPLICATION = "training-destinations"
+"""The application id of our commits: of two at once, one fails."""
 
+_ARROW: Mapping[FieldType, str] = {"text": "string", "texts": "list", "time": "double", "bool": "bool"}
+_NOT_STORED = {"name", "alive", "path", "heartbeat_at", "problem", "run_id"}
 COLUMNS: Mapping[str, Mapping[str, str]] = {
-    "runs": {
-        "run_id": "VARCHAR",
-        "path": "VARCHAR",
-        "kind": "VARCHAR",
-        "status": "VARCHAR",
-        "created_at": "DOUBLE",
-        "ended_at": "DOUBLE",
-        "updated_at": "DOUBLE",
-        "tags": "VARCHAR[]",
-        "notes": "VARCHAR",
-        "display_name": "VARCHAR",
-        "archived": "BOOLEAN",
-        "checkpoint_path": "VARCHAR",
-        "points": "BIGINT",
-        "part": "VARCHAR",
-        "metrics_state": "VARCHAR",
-        "record_state": "VARCHAR",
+    "metrics": {
+        "metric": "string",
+        "run_id": "string",
+        "rank": "int32",
+        "step": "int64",
+        "row": "int64",
+        "time": "timestamp",
+        "value": "double",
     },
-    "hparams": {
-        "run_id": "VARCHAR",
-        "name": "VARCHAR",
-        "type": "VARCHAR",
-        "json": "VARCHAR",
-        "number": "DOUBLE",
-    },
+    "hparams": {"run_id": "string", "name": "string", "type": "string", "json": "string", "number": "double"},
     "summary": {
-        "run_id": "VARCHAR",
-        "metric": "VARCHAR",
-        "last": "DOUBLE",
-        "min": "DOUBLE",
-        "max": "DOUBLE",
-        "min_step": "BIGINT",
-        "max_step": "BIGINT",
-        "count": "BIGINT",
-        "non_finite": "BIGINT",
-        "mean": "DOUBLE",
+        "run_id": "string",
+        "metric": "string",
+        "last": "double",
+        "min": "double",
+        "max": "double",
+        "min_step": "int64",
+        "max_step": "int64",
+        "count": "int64",
+        "non_finite": "int64",
+        "mean": "double",
+    },
+    "runs": {
+        "run_id": "string",
+        "path": "string",
+        **{name: _ARROW[field.type] for name, field in FIELDS.items() if name not in _NOT_STORED},
+        "points": "int64",
+        "metrics_state": "string",
+        "record_state": "string",
     },
 }
+"""The columns of each table, in the order in which a compaction commits the tables."""
 
-METRIC_COLUMNS: Mapping[str, str] = {
-    "metric": "VARCHAR",
-    "run_id": "VARCHAR",
-    "rank": "INTEGER",
-    "step": "BIGINT",
-    "row": "BIGINT",
-    "time": "TIMESTAMP",
-    "value": "DOUBLE",
-}
-
-_MISSING = "nullif({}, -9223372036854775808)"
+# Delta's writer takes a path for the name of a host, where these are not allowed.
+_REFUSED = re.compile(r"[\[\]^|\\\x00-\x1f]")
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
 @attrs.frozen
-class RunRow:
-    """A run as the tables have it.
+class Location:
+    """Where a dataset is.
 
     Attributes:
-        record: of the run.
-        summary: of its metrics, rank 0.
-        points: how many points it has.
-        part: which part has them.
-        metrics_state: changes when the metrics do.
-        record_state: changes when the record does.
+        uri: a path, or a URI without options.
+        options: for delta-rs.
     """
 
-    record: RunRecord
-    summary: Mapping[str, MetricSummary]
-    points: int
-    part: str
-    metrics_state: str
-    record_state: str
+    uri: str
+    options: dict[str, str] = attrs.field(repr=False)
 
     @classmethod
-    def of(cls, run: Run, points: int, part: str, metrics_state: str, record_state: str) -> "RunRow":
-        """Returns the row of a run; a summary that its end did not write is computed."""
-        return cls(run.record, run.summary, points, part, metrics_state, record_state)
+    def of(cls, place: str | PathLike[str], options: Mapping[str, Any]) -> Self:
+        """Returns the location of a path or URI.
 
-
-def write_batch(connection: Any, batch: Batch, path: Path) -> None:
-    """Writes points to a Parquet file, in the order that they have."""
-    columns = {
-        name: batch.columns[name] for name in ("metric", "run", "rank", "step", "row", "time", "value")
-    }
-    connection.register("points", columns)
-    # Names by index, for a join would not keep the order.
-    connection.execute(
-        f"""COPY (SELECT metrics[metric + 1] AS metric, runs[run + 1] AS run_id, rank,
-            {_MISSING.format("step")} AS step,
-            row, make_timestamp({_MISSING.format("time")}) AS time,
-            {NOT_A_NUMBER} AS value
-            FROM points, (SELECT $metrics::VARCHAR[] AS metrics, $runs::VARCHAR[] AS runs))
-            TO {quoted(path)} {PARQUET}""",
-        {"metrics": list(batch.metrics), "runs": list(batch.runs)},
-    )
-    connection.unregister("points")
-
-
-def write_rows(rows: Iterable[RunRow], folder: Path) -> dict[str, Path]:
-    """Writes rows as lines of JSON, a file for each table; returns their paths."""
-    paths = {table: folder / f"{table}.jsonl" for table in COLUMNS}
-    files = {table: path.open("w", encoding="utf-8") for table, path in paths.items()}
-    try:
-        for row in rows:
-            files["runs"].write(_line(_run(row)))
-            run_id = row.record.run_id
-            files["hparams"].writelines(_line(_hparam(run_id, *one)) for one in row.record.hparams.items())
-            files["summary"].writelines(
-                _line({"run_id": run_id, "metric": name, **attrs.asdict(metric)})
-                for name, metric in row.summary.items()
+        Raises:
+            DatasetError: Delta tables cannot be there.
+        """
+        try:
+            uri, found = object_store_location(str(place), **options)
+        except ValueError as error:
+            raise DatasetError(f"a dataset cannot be in {redact_text(str(place))!r}: {error}.") from error
+        if "://" not in uri and (refused := _REFUSED.search(uri)):
+            raise DatasetError(
+                f"the path of a dataset cannot contain {refused[0]!r}, which Delta Lake does not write to, "
+                f"got {uri!r}. Choose another folder."
             )
-    finally:
-        for file in files.values():
-            file.close()
-    return paths
+        return cls(uri, found)
+
+    def table(self, name: str) -> str:
+        """Returns the URI of a table."""
+        return f"{self.uri}/{name}"
 
 
-def write_table(
-    connection: Any, table: str, lines: Path, old: str | None, parts: Mapping[str, str], path: Path
-) -> None:
-    """Writes a table: the rows of its last version, those of some runs replaced.
+@contextlib.contextmanager
+def delta_errors(uri: str) -> Iterator[None]:
+    """Turns the errors of delta-rs into ours.
+
+    Raises:
+        DatasetError: there is no dataset, or it cannot be read or written.
+        ImportError: deltalake is not installed.
+    """
+    try:
+        import pyarrow.dataset  # noqa: F401  # so that its absence is told here
+        from deltalake.exceptions import DeltaError, TableNotFoundError
+    except ImportError as error:
+        raise ImportError(
+            f'datasets need deltalake and pyarrow ({error}). Run: pip install "training-destinations[query]"'
+        ) from error
+    try:
+        yield
+    except TableNotFoundError as error:
+        raise DatasetError(
+            f"{uri} must hold a dataset, got none. Make one: destinations runs compact ROOT DATASET"
+        ) from error
+    except (DeltaError, OSError) as error:
+        text = one_line(" ".join(_COLOURS.sub("", redact_text(str(error))).split()))
+        raise DatasetError(f"dataset {uri} cannot be read or written: {text[:600]}") from error
+
+
+@attrs.frozen
+class Snapshot:
+    """The four tables at versions that belong together.
+
+    Attributes:
+        location: of the dataset.
+        tables: `deltalake.DeltaTable`, by name.
+        heads: the newest version of each table; another than that of `tables` after a compaction was killed.
+    """
+
+    location: Location
+    tables: dict[str, Any]
+    heads: dict[str, int]
+
+    @property
+    def version(self) -> int:
+        """The version of the dataset, which is that of its table `runs`."""
+        return int(self.tables["runs"].version())
+
+    def arrow(self, name: str) -> Any:
+        """Returns a table as a `pyarrow.dataset.Dataset`."""
+        return self.tables[name].to_pyarrow_dataset()
+
+
+def load(location: Location, version: int | None = None) -> Snapshot:
+    """Opens the tables.
 
     Args:
-        connection: of DuckDB; it has a table `replaced` of the ids of these runs.
-        table: its name.
-        lines: the rows of these runs, from `write_rows`.
-        old: the last version, as DuckDB calls it; None where there is none.
-        parts: parts that have another id now.
-        path: the new version.
+        location: of the dataset.
+        version: of the dataset; None for the newest.
+
+    Raises:
+        DatasetError: there is no dataset, or no such version.
+        ImportError: deltalake is not installed.
     """
-    columns = COLUMNS[table]
-    types = ", ".join(f"'{name}': '{kind}'" for name, kind in columns.items())
-    names = ", ".join(columns)
-    new = f"SELECT {names} FROM read_json({quoted(lines)}, columns={{{types}}}, format='newline_delimited')"
-    source = new
-    parameters: dict[str, Any] = {}
-    if old is not None:
-        kept = names
-        if table == "runs":
-            kept = names.replace(
-                ", part,",
-                ", coalesce(map_extract_value(map($old::VARCHAR[], $new::VARCHAR[]), part), part) AS part,",
-            )
-            parameters |= {"old": list(parts), "new": list(parts.values())}
-        source = (
-            f"SELECT {kept} FROM read_parquet({quoted(old)}) "
-            f"WHERE run_id NOT IN (FROM replaced) UNION ALL {new}"
-        )
-    order = "run_id" if table == "runs" else ", ".join(list(columns)[:2])
-    connection.execute(
-        f"COPY (SELECT * FROM ({source}) ORDER BY {order}) TO {quoted(path)} {PARQUET}", parameters or None
-    )
+    with delta_errors(location.uri):
+        from deltalake import DeltaTable
+
+        def opened(name: str, at: int | None) -> Any:
+            return DeltaTable(location.table(name), version=at, storage_options=location.options)
+
+        runs = opened("runs", version)
+        tables, heads = {"runs": runs}, {"runs": runs.version()}
+        for name in list(COLUMNS)[:-1]:
+            pinned = runs.transaction_version(f"{APPLICATION}.{name}") or 0
+            if version is None:
+                newest = opened(name, None)
+                heads[name] = newest.version()
+                tables[name] = newest if newest.version() == pinned else opened(name, pinned)
+            else:
+                tables[name] = opened(name, pinned)
+        for name, table in tables.items():
+            columns = [field.name for field in table.schema().fields]
+            if columns != list(COLUMNS[name]):
+                raise DatasetError(
+                    f"table {location.table(name)} is not one of this package: expected the columns "
+                    f"{', '.join(COLUMNS[name])}, got {one_line(', '.join(columns))}. Choose another place."
+                )
+        return Snapshot(location, tables, heads)
 
 
 def json_of(value: Scalar) -> tuple[str, str, float | None]:
@@ -197,7 +206,9 @@ def json_of(value: Scalar) -> tuple[str, str, float | None]:
         except OverflowError:
             return "int", json.dumps(value), None
     if isinstance(value, float):
-        return "float", json.dumps(value if math.isfinite(value) else _non_finite(value)), value
+        if math.isfinite(value):
+            return "float", json.dumps(value), value
+        return "float", '"NaN"' if math.isnan(value) else f'"{"-" * (value < 0)}Infinity"', value
     return ("null", "null", None) if value is None else ("str", json.dumps(str(value)), None)
 
 
@@ -205,37 +216,3 @@ def scalar_of(kind: str, value: str) -> Scalar:
     """Returns what `json_of` took."""
     found: Scalar = json.loads(value)
     return float(found) if kind == "float" and found is not None else found
-
-
-def _run(row: RunRow) -> dict[str, Any]:
-    record = row.record
-    own = {
-        "path": str(record.path),
-        "tags": list(record.tags),
-        "points": row.points,
-        "part": row.part,
-        "metrics_state": row.metrics_state,
-        "record_state": row.record_state,
-    }
-    return {name: own[name] if name in own else getattr(record, name) for name in COLUMNS["runs"]}
-
-
-def _hparam(run_id: str, name: str, value: Scalar) -> dict[str, Any]:
-    kind, text, number = json_of(value)
-    return {"run_id": run_id, "name": name, "type": kind, "json": text, "number": number}
-
-
-def _line(record: Mapping[str, Any]) -> str:
-    return (
-        json.dumps(
-            {
-                name: _non_finite(value) if isinstance(value, float) and not math.isfinite(value) else value
-                for name, value in record.items()
-            }
-        )
-        + "\n"
-    )
-
-
-def _non_finite(value: float) -> str:
-    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"

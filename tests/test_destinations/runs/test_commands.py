@@ -562,7 +562,7 @@ def test_export_refuses(runs, arguments, message):
 
 def test_compact_and_sql(runs, tmp_path):
     """What is compacted can be queried; a second time nothing changes."""
-    pytest.importorskip("duckdb")
+    pytest.importorskip("deltalake")
     code, first, _ = runs("compact", tmp_path / "runs", tmp_path / "dataset")
     _, second, _ = runs("compact", tmp_path / "runs", tmp_path / "dataset", "--json")
     query = (
@@ -571,12 +571,17 @@ def test_compact_and_sql(runs, tmp_path):
 
     _, table, _ = runs("sql", query, "--dataset", tmp_path / "dataset")
     _, rows, _ = runs("sql", query, "--root", tmp_path / "dataset", "--json")
+    _, third, _ = runs(
+        "compact", tmp_path / "runs", tmp_path / "dataset", "--optimize", "--vacuum", "0", "--json"
+    )
     wrong = runs("sql", "SELEC", "--dataset", tmp_path / "dataset")
     nowhere = runs("sql", query, "--dataset", tmp_path)
 
     assert code == 0
     assert "3 new" in first or "4 new" in first
     assert json.loads(second)["added"] == json.loads(second)["changed"] == 0
+    assert json.loads(third)["version"] > json.loads(second)["version"]
+    assert len(list((tmp_path / "dataset" / "metrics").glob("*.parquet"))) == 1
     assert table.splitlines()[:2] == ["run_id     least", "id-alpha  0.3125"]
     assert [row["run_id"] for row in json.loads(rows)] == ["id-alpha", "id-beta", "id-gamma"]
     assert wrong[0] == nowhere[0] == 1
@@ -808,7 +813,7 @@ def test_without_any_root_it_says_what_to_do(runs, tmp_path, monkeypatch):
     [
         ("matplotlib", ("plot", "loss", "alpha", "-o", "a.png"), "plot"),
         ("duckdb", ("export", "-o", "a.parquet"), "query"),
-        ("duckdb", ("compact", "runs", "dataset"), "query"),
+        ("deltalake", ("compact", "runs", "dataset"), "query"),
         ("tensorboard", ("send", "alpha", "--to", "tensorboard:tb"), "tensorboard"),
         ("wandb", ("send", "alpha", "--to", "wandb:p"), "wandb"),
         ("mlflow", ("send", "alpha", "--to", "mlflow:sqlite:///a.db"), "mlflow"),

@@ -1,20 +1,16 @@
-"""Runs as a Parquet dataset, in a folder and in buckets."""
+"""Runs as Delta tables, in a folder and in a bucket."""
 
-import json
+import threading
 
 import numpy as np
 import pytest
 
-pytest.importorskip("duckdb")
+pytest.importorskip("deltalake")
 
-from destinations.runs import DatasetError, EditError, FilterError, MetricNotFoundError, Run, open_runs
-from destinations.runs.dataset import compact, is_dataset, open_dataset, sql
-from destinations.runs.dataset.manifest import all_names, latest_manifest
-from destinations.runs.dataset.store_files import StoreFile
+from destinations.runs import DatasetError, EditError, FilterError, MetricNotFoundError, RootError, Run, open_runs
+from destinations.runs.dataset import compact, compaction, is_dataset, open_dataset, sql
 from tests.servers import s3_servers
 from tests.test_destinations.runs.written import Written, change_sidecar, copy_as, write_csv, write_stable_pretraining
-from uploads import LocalStore, open_store
-from uploads.errors import RejectedByStoreError, TransientStoreError
 
 pytestmark = pytest.mark.xdist_group("duckdb")
 
@@ -80,25 +76,20 @@ def files(place):
 
 
 def test_a_dataset_has_what_the_runs_have(root, tmp_path):
-    """Series, hyperparameters with their types, summaries and fields come back.
-
-    Points are sorted in the files.
-    """
+    """Series, hyperparameters with their types, summaries and fields come back."""
     runs = runs_of(root)
 
-    report = compact(runs, str(tmp_path / "data [set]'s"))
+    report = compact(runs, str(tmp_path / "data #1's"))
 
-    assert (report.generation, report.runs, report.added, report.alive) == (1, 4, 4, 0)
+    assert (report.version, report.runs, report.added, report.alive) == (1, 4, 4, 0)
     assert report.points == 3 * (50 + 50 + 5 + 2) + 2
-    with open_dataset(tmp_path / "data [set]'s") as dataset:
+    with open_dataset(tmp_path / "data #1's") as dataset:
         assert_same_metrics(dataset, runs)
         run = dataset["id-b"]
         assert run.hparams == {"optim.lr": 0.1, "optim.name": "adam"}
         assert run.summary["loss"] == Run.open(root / "b").summary["loss"]
         assert (run.record.tags, run.record.notes, run.path) == (("sweep:7",), "notes", root / "b")
         assert not run.alive
-        rows = dataset.sql("SELECT metric, run_id, rank, coalesce(step, -1), row FROM metrics").rows
-        assert list(rows) == sorted(rows)
         assert dataset.sql("SELECT count(*) AS n FROM runs").to_dicts() == [{"n": 4}]
 
 
@@ -170,7 +161,7 @@ def test_nothing_new_is_nothing_written(root, tmp_path):
 
     report = compact(runs_of(root), str(tmp_path / "data"))
 
-    assert (report.generation, report.unchanged, report.added, report.changed) == (1, 4, 0, 0)
+    assert (report.version, report.unchanged, report.added, report.changed) == (1, 4, 0, 0)
     assert files(tmp_path / "data") == before
 
 
@@ -191,7 +182,7 @@ def test_only_what_changed_is_read_again(root, template, tmp_path):
 
     report = compact(runs, str(tmp_path / "data"))
 
-    assert (report.generation, report.runs) == (2, 5)
+    assert report.runs == 5
     assert (report.added, report.changed, report.updated, report.unchanged) == (1, 1, 1, 1)
     with open_dataset(tmp_path / "data") as dataset:
         assert_same_metrics(dataset, runs)
@@ -204,31 +195,25 @@ def test_only_what_changed_is_read_again(root, template, tmp_path):
         assert [run_id for (run_id,) in rows] == ["id-a", "id-b", "id-c", "id-d", "spt"]
 
 
-def test_old_states_are_removed_and_the_last_one_stays_readable(root, template, tmp_path):
-    """Whoever has a dataset open reads on through the next compaction; after that nothing of it is left."""
+def test_an_open_dataset_and_earlier_versions_stay_readable(root, tmp_path):
+    """A reader keeps its version while others compact; `open_runs` opens an earlier one, or says there is none."""
     place = tmp_path / "data"
-    compact([Run.open(root / "a")], str(place))
-    with open_dataset(place) as first:
-        compact([Run.open(root / "b")], str(place))
-        with (root / "a" / "metrics.csv").open("a") as file:
-            file.write("\n")
-        assert len(first["id-a"].series("loss")) == 50
-        compact([Run.open(root / "a")], str(place))
+    first = compact([Run.open(root / "a")], str(place))
+    with open_dataset(place) as dataset:
+        change_sidecar(root / "a", notes="later")
+        second = compact(runs_of(root), str(place))
+        assert [run.run_id for run in dataset.query()] == ["id-a"]
+        assert len(dataset["id-a"].series("loss")) == 50
 
-    store = LocalStore(place)
-    present = latest_manifest(store)
-    assert present.generation == 3
-    assert sorted(name for name in files(place) if name.startswith("manifests/")) == [
-        "manifests/00000002.json",
-        "manifests/00000003.json",
-    ]
-    assert present.names() <= set(all_names(store))
-    compact([Run.open(root / "c")], str(place))
-    assert not any(
-        "00000001-" in name and name not in latest_manifest(store).names()
-        for name in files(place)
-        if "tables" in name
-    )
+    with open_runs(place, version=first.version) as old, open_runs(place) as new:
+        assert [run.run_id for run in old.query()] == ["id-a"]
+        assert (old["id-a"].record.notes, new["id-a"].record.notes) == ("notes", "later")
+        assert old.sql("SELECT count(DISTINCT run_id) FROM metrics").rows == ((1,),)
+        assert (old.version, new.version) == (first.version, second.version)
+    with pytest.raises(DatasetError, match="version"):
+        open_runs(place, version=99)
+    with pytest.raises(RootError, match="only a dataset has versions"):
+        open_runs(root, version=1)
 
 
 def test_runs_that_are_alive_are_left_out(root, tmp_path):
@@ -272,130 +257,155 @@ def test_a_run_without_metrics(tmp_path):
         assert [run.status for run in dataset.query()] == ["completed"]
 
 
-def test_many_small_parts_become_one(root, tmp_path):
-    """After many small compactions there are few files, and nothing is lost."""
-    folders = []
+def test_many_small_files_become_few(tmp_path):
+    """After many small compactions, `optimize` leaves one file, and `vacuum_days` removes the others."""
+    runs = []
     for index in range(6):
-        write_csv(
-            tmp_path / "many" / f"r{index:02d}", ["step,loss", *(f"{step},{index}.5" for step in range(5))]
-        )
-        folders.append(Run.open(tmp_path / "many" / f"r{index:02d}"))
-        compact([folders[-1]], str(tmp_path / "data"), small_parts=4)
+        folder = tmp_path / "many" / f"r{index}"
+        write_csv(folder, ["step,loss,acc", *(f"{step},{index}.5,{step}" for step in range(5))])
+        runs.append(Run.open(folder))
+        compact([runs[-1]], str(tmp_path / "data"))
+    assert len(list((tmp_path / "data" / "metrics").glob("*.parquet"))) == 6
 
+    report = compact(runs, str(tmp_path / "data"), optimize=True, vacuum_days=0)
+
+    assert (report.unchanged, report.points) == (6, 60)
+    assert len(list((tmp_path / "data" / "metrics").glob("*.parquet"))) == 1
     with open_dataset(tmp_path / "data") as dataset:
-        assert len(dataset.files()) == 2
-        assert_same_metrics(dataset, folders)
-        assert dataset.sql("SELECT count(*), count(DISTINCT run_id) FROM metrics").rows == ((30, 6),)
-        assert dataset.sql("SELECT count(DISTINCT part) FROM runs").rows == ((len(dataset.manifest.parts),),)
+        assert len(dataset.files()) == 1
+        assert_same_metrics(dataset, runs)
+        assert dataset.sql("SELECT count(*), count(DISTINCT run_id) FROM metrics").rows == ((60, 6),)
+    again = compact(runs, str(tmp_path / "data"))
+    assert (again.version, again.unchanged) == (report.version, 6)
 
 
-class StoreThatFailsAt(LocalStore):
-    """Fails for good at a certain put, as a process that ends there."""
+def test_two_compactions_at_once_lose_nothing_and_write_nothing_twice(root, template, tmp_path):
+    """While one reads its runs, another writes the same ones and more; the first starts over."""
+    place = tmp_path / "data"
+    copy_as(template, root / "d", "id-d")
 
-    def __init__(self, root, puts):
-        super().__init__(root)
-        self.puts = puts
+    class RunWithARival(Run):
+        """Another compaction begins and ends while this run is read."""
 
-    def put(self, name, body, *, overwrite, notes=None):
-        if self.puts == 0:
-            raise RejectedByStoreError("no room")
-        self.puts -= 1
-        return super().put(name, body, overwrite=overwrite, notes=notes)
+        is_first = True
+
+        def ranks(self):
+            if RunWithARival.is_first:
+                RunWithARival.is_first = False
+                rival = threading.Thread(
+                    target=compact, args=([Run.open(root / name) for name in "abd"], str(place))
+                )
+                rival.start()
+                rival.join()
+            return super().ranks()
+
+    report = compact([RunWithARival(Run.open(root / name).record) for name in "abc"], str(place))
+
+    assert (report.runs, report.points) == (4, 4 * 107)
+    with open_dataset(place) as dataset:
+        assert_same_metrics(dataset, [Run.open(root / name) for name in "abcd"])
+        assert dataset.sql("SELECT count(*) FROM metrics").rows == ((4 * 107,),)
+        assert dataset.sql("SELECT count(*) FROM runs").rows == ((4,),)
 
 
-@pytest.mark.parametrize("puts", range(5))
-def test_a_compaction_that_ends_anywhere_changes_nothing(root, tmp_path, puts):
-    """Whichever put was the last one, readers see the state before.
-
-    The next compaction does it all, and leaves no rest.
-    """
+@pytest.mark.parametrize("table", ["metrics", "hparams", "summary"])
+def test_a_compaction_that_ended_between_two_tables_changes_nothing(root, tmp_path, monkeypatch, table):
+    """What it left in a table is not seen, also where its runs are gone when the next one begins."""
     place = tmp_path / "data"
     compact([Run.open(root / "a")], str(place))
+    write = compaction._Compaction._write
 
-    with pytest.raises(RejectedByStoreError):
-        compact(runs_of(root), StoreThatFailsAt(place, puts))
+    def write_and_end(self, name, *more):
+        write(self, name, *more)
+        if name == table:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(compaction._Compaction, "_write", write_and_end)
+    with pytest.raises(KeyboardInterrupt):
+        compact([Run.open(root / "b")], str(place))
+    monkeypatch.undo()
 
     with open_dataset(place) as dataset:
-        assert [run.run_id for run in dataset.query()] == ["id-a"]
         assert_same_metrics(dataset, [Run.open(root / "a")])
-    report = compact(runs_of(root), str(place))
-    assert (report.generation, report.runs, report.added) == (2, 4, 3)
+        assert dataset.sql("SELECT DISTINCT run_id FROM metrics").rows == (("id-a",),)
+    report = compact([Run.open(root / "c")], str(place))
+    assert (report.runs, report.added) == (2, 1)
     with open_dataset(place) as dataset:
-        assert_same_metrics(dataset, runs_of(root))
-    store = LocalStore(place)
-    manifests = [json.loads((place / f"manifests/0000000{number}.json").read_bytes()) for number in (1, 2)]
-    named = {file["name"] for one in manifests for part in one["parts"] for file in part["files"]}
-    named |= {name for one in manifests for name in one["tables"].values()}
-    assert set(all_names(store)) == named | {"manifests/00000001.json", "manifests/00000002.json"}
+        assert_same_metrics(dataset, [Run.open(root / "a"), Run.open(root / "c")])
+        for name in ("metrics", "hparams", "summary", "runs"):
+            rows = dataset.sql(f"SELECT DISTINCT run_id FROM {name} ORDER BY 1").rows
+            assert rows == (("id-a",), ("id-c",))
 
 
-class StoreWithARival(LocalStore):
-    """Another compaction commits just before this one's manifest is put."""
+def test_damaged_runs_are_reported_and_the_others_taken(root, tmp_path):
+    """A sidecar and a file of metrics that cannot be read cost their own runs."""
+    (root / "a" / "sidecar.json").write_text("{")
+    (root / "b" / "metrics.csv").unlink()
+    (root / "b" / "metrics.csv").mkdir()
 
-    def __init__(self, root, rival):
-        super().__init__(root)
-        self.rival = rival
+    with open_runs(root, cache=tmp_path / "cache") as runs:
+        report = compact(runs, str(tmp_path / "data"))
 
-    def put(self, name, body, *, overwrite, notes=None):
-        if name.startswith("manifests/") and self.rival is not None:
-            rival, self.rival = self.rival, None
-            rival()
-        return super().put(name, body, overwrite=overwrite, notes=notes)
-
-
-def test_of_two_compactions_at_once_one_fails(root, tmp_path):
-    """The slower one is told, and what the faster one wrote is whole."""
-    place = tmp_path / "data"
-
-    with pytest.raises(DatasetError, match="Run this one again"):
-        compact(
-            [Run.open(root / "a")],
-            StoreWithARival(place, lambda: compact([Run.open(root / "b")], str(place))),
-        )
-
-    with open_dataset(place) as dataset:
-        assert_same_metrics(dataset, [Run.open(root / "b")])
-    assert compact([Run.open(root / "a")], str(place)).runs == 2
+    assert {path.name for path, _ in report.damaged} == {"a", "b"}
+    assert (report.runs, report.added) == (2, 2)
+    with open_dataset(tmp_path / "data") as dataset:
+        assert_same_metrics(dataset, [Run.open(root / "c"), Run.open(root / "spt")])
 
 
-def test_what_is_no_dataset_is_refused(tmp_path):
-    """A folder without one, a manifest of a later version, and a damaged one are errors that say so."""
+def test_what_is_no_dataset_is_refused(root, tmp_path):
+    """A folder without one, one with other files, a table of others, and a path that Delta cannot write to."""
+    import pyarrow as pa
+    from deltalake import write_deltalake
+
     with pytest.raises(DatasetError, match="destinations runs compact"):
-        open_dataset(tmp_path)
+        open_dataset(tmp_path / "none")
     assert not is_dataset(tmp_path)
-    (tmp_path / "manifests").mkdir()
-    manifest = tmp_path / "manifests" / "00000001.json"
-    for text, problem in (
-        ('{"format_version": 2}', "version 2, not 1"),
-        ("{", "something else"),
-        ('{"format_version": 1}', "damaged"),
-    ):
-        manifest.write_text(text)
-        with pytest.raises(DatasetError, match=problem):
-            open_dataset(tmp_path)
+    with pytest.raises(DatasetError, match="something else than a dataset: a, b, c"):
+        compact(runs_of(root), str(root))
+    assert not (root / "metrics").exists()
+    for name in ("metrics", "hparams", "summary", "runs"):
+        write_deltalake(str(tmp_path / "other" / name), pa.table({"x": [1]}))
+    with pytest.raises(DatasetError, match="not one of this package.*got x"):
+        compact(runs_of(root), str(tmp_path / "other"))
+    with pytest.raises(DatasetError, match="cannot contain '\\['"):
+        compact(runs_of(root), str(tmp_path / "a[1]"))
+    with pytest.raises(DatasetError, match="sftp"):
+        compact(runs_of(root), "sftp://host/folder")
 
 
-class StoreThatStutters(LocalStore):
-    """Gives a few bytes, then fails for a moment; every time."""
+def test_values_that_are_no_numbers_come_back(tmp_path):
+    """NaN and infinities are themselves, and no value is none."""
+    write_csv(tmp_path / "run", ["step,a,b", "0,nan,1", "1,inf,", "2,-inf,2"])
 
-    def get(self, name, offset=0, version=None):
-        for chunk in super().get(name, offset, version):
-            yield chunk[:700]
-            raise TransientStoreError("reset by peer")
+    compact([Run.open(tmp_path / "run")], str(tmp_path / "data"))
+
+    with open_dataset(tmp_path / "data") as dataset:
+        values = dataset["run"].series("a").value
+        assert np.array_equal(values, [np.nan, np.inf, -np.inf], equal_nan=True)
+        assert list(dataset["run"].series("b").step) == [0, 2]
+        assert dataset.sql("SELECT count(*) FROM metrics WHERE value IS NULL").rows == ((0,),)
 
 
-def test_ranges_are_read_through_failures(tmp_path):
-    """A file of a store reads any range, as often as the store fails on the way, and sees no more than there is."""
-    content = bytes(range(256)) * 20
-    (tmp_path / "file").write_bytes(content)
-    file = StoreFile(StoreThatStutters(tmp_path), "file", sleep=lambda _: None)
+def test_polars_and_duckdb_have_the_same_answer(root, tmp_path):
+    """Polars reads the tables as Delta Lake at the version of the dataset; so may any engine that knows it."""
+    polars = pytest.importorskip("polars")
+    compact(runs_of(root), str(tmp_path / "data"))
 
-    file.seek(100)
-    middle = file.read(3000)
-    file.seek(-10, 2)
-    end = file.read()
+    with open_dataset(tmp_path / "data") as dataset:
+        wanted = dataset.sql(
+            "SELECT run_id, min(value) FROM metrics WHERE metric = 'loss' AND rank = 0 GROUP BY ALL ORDER BY 1"
+        ).rows
+        version = dataset.tables.versions["metrics"]
 
-    assert (middle, end, file.read(5)) == (content[100:3100], content[-10:], b"")
+    found = (
+        polars.scan_delta(str(tmp_path / "data" / "metrics"), version=version)
+        .filter((polars.col("metric") == "loss") & (polars.col("rank") == 0))
+        .group_by("run_id")
+        .agg(polars.col("value").min())
+        .sort("run_id")
+        .collect()
+    )
+    assert tuple(found.rows()) == wanted
 
 
 @pytest.fixture(scope="module")
@@ -422,14 +432,13 @@ def rclone(_credentials, tmp_path_factory):
         yield server
 
 
-@pytest.mark.parametrize("server", ["moto", "rclone"])
-def test_a_dataset_in_a_bucket(request, server, root, template):
-    """Compaction, a second one, queries, series and SQL work over S3, by ranged reads, without any download beforehand."""
-    uri = request.getfixturevalue(server).uri("datasets/one")
+def test_a_dataset_in_a_bucket(moto, root):
+    """Compaction, a second one, queries, series and SQL work over S3, with the options of the URI."""
+    uri = moto.uri("datasets/one")
     runs = runs_of(root)
 
     first = compact(runs[:3], uri)
-    second = compact(runs, uri)
+    second = compact(runs, uri, optimize=True, vacuum_days=0)
 
     assert (first.runs, second.runs, second.added, second.unchanged) == (3, 4, 1, 3)
     with open_runs(uri) as dataset:
@@ -438,4 +447,34 @@ def test_a_dataset_in_a_bucket(request, server, root, template):
         assert [run.hparams["optim.lr"] for run in best] == [0.1, 0.2, 1.0]
         assert dataset.files()[0].startswith("s3://bucket/datasets/one/metrics/")
     assert sql(uri, "SELECT count(*) FROM metrics").rows == ((second.points,),)
-    assert latest_manifest(open_store(uri)).generation == 2
+
+
+def test_a_bucket_that_is_missing_is_named(moto, root):
+    """The error names the bucket, and shows no credentials."""
+    uri = moto.uri("data").replace("//bucket", "//nowhere")
+
+    with pytest.raises(DatasetError, match="s3://nowhere/data.*does not exist") as caught:
+        compact(runs_of(root), uri, store_options={"aws_access_key_id": "key", "aws_secret_access_key": "topsecret0123456789"})
+
+    assert "topsecret" not in str(caught.value)
+    with pytest.raises(DatasetError, match="does not exist"):
+        open_runs(uri)
+    with pytest.raises(DatasetError, match="must hold a dataset, got none"):
+        open_runs(moto.uri("nothing-here"))
+
+
+def test_a_server_that_overwrites_is_refused(rclone, root):
+    """Without conditional puts two compactions would lose data: nothing is written."""
+    with pytest.raises(DatasetError, match="single_writer=True"):
+        compact(runs_of(root), rclone.uri("careless"))
+
+    assert rclone.objects("careless") == {}
+
+
+def test_a_single_writer_needs_no_conditional_puts(moto, root):
+    """Who is alone writes without them."""
+    report = compact(runs_of(root), moto.uri("alone"), single_writer=True)
+
+    assert report.runs == 4
+    with open_dataset(moto.uri("alone")) as dataset:
+        assert_same_metrics(dataset, runs_of(root))

@@ -134,6 +134,16 @@ class S3Store:
             self._put(name, body, {}, notes)
         return RemoteObject(name, body.digest.size, body.identifier, body.digest.sha256)
 
+    def refuses_overwrite(self) -> bool:
+        """Returns whether the server refuses a create-only put of a name that exists.
+
+        Asks a server that is not AWS itself, once.
+        """
+        try:
+            return self._create_only.check(self.uri(), self)
+        except RejectedByStoreError:
+            return False
+
     def replace(self, name: str, body: Body, *, notes: Path | None = None) -> RemoteObject:
         for _ in range(_REPLACE_TRIES):
             condition = self._condition_now(name) if self._takes_conditions else {}

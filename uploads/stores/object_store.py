@@ -1,0 +1,84 @@
+"""Translates URIs of stores for `object_store`, the library of Delta Lake, Polars, Daft and others."""
+
+import os
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote_to_bytes
+
+from .uri import options_of
+
+__all__ = ["object_store_location"]
+
+_S3_NAMES = {
+    "endpoint_url": "aws_endpoint",
+    "region": "aws_region",
+    "aws_access_key_id": "aws_access_key_id",
+    "aws_secret_access_key": "aws_secret_access_key",
+    "aws_session_token": "aws_session_token",
+}
+# Options of our own clients, which mean nothing elsewhere.
+_OUR_OPTIONS = frozenset(
+    {
+        *("client", "create_only", "checksum", "part_bytes", "part_threads", "profile", "addressing_style"),
+        *("connect_timeout_seconds", "read_timeout_seconds"),
+    }
+)
+
+
+def object_store_location(uri: str | Path, **options: Any) -> tuple[str, dict[str, str]]:
+    """Returns a path or URI without options, and the options by the names of `object_store`.
+
+    Credentials that neither the URI nor the call gives are left to the other library, which looks in the
+    environment and where its cloud keeps them; those of a `profile` are looked up by boto3.
+
+    Args:
+        uri: as `open_store` takes it: a path, `file://`, `s3://`, `gs://` or `az://`.
+        options: as `open_store` takes them; they win over those of the URI.
+
+    Raises:
+        ValueError: the scheme is another.
+    """
+    text = str(uri)
+    scheme, separator, rest = text.partition("://")
+    if not separator:
+        return os.path.abspath(text), {}  # noqa: PTH100  # a Path would lose a trailing line feed
+    if scheme == "file":
+        return os.fsdecode(unquote_to_bytes(os.fsencode("/" + rest.partition("/")[2]))), {}
+    if scheme not in {"s3", "gs", "az"}:
+        raise ValueError(f"expected a path, s3://, gs:// or az://, got {scheme}://")
+    options = {**options_of(text), **options}
+    base = text.partition("?")[0].rstrip("/")
+    names = _S3_NAMES if scheme == "s3" else {"endpoint_url": "endpoint"}
+    if scheme == "s3":
+        from .s3.store import configured_endpoint
+
+        options.setdefault("endpoint_url", configured_endpoint())
+        options = {**_keys_of(options.get("profile")), **options}
+    found = {
+        names.get(name, name): str(value)
+        for name, value in options.items()
+        if value is not None and name not in _OUR_OPTIONS
+    }
+    if str(options.get("endpoint_url") or "").startswith("http://"):
+        found["aws_allow_http" if scheme == "s3" else "allow_http"] = "true"
+    if options.get("addressing_style") == "virtual":
+        found["aws_virtual_hosted_style_request"] = "true"
+    return base, found
+
+
+def _keys_of(profile: str | None) -> dict[str, str | None]:
+    """Returns the region and the credentials of a profile in the configuration of boto3."""
+    if profile is None:
+        return {}
+    import boto3
+
+    session = boto3.Session(profile_name=profile)
+    found: dict[str, str | None] = {"region": session.region_name}
+    if (credentials := session.get_credentials()) is not None:
+        keys = credentials.get_frozen_credentials()
+        found |= {
+            "aws_access_key_id": keys.access_key,
+            "aws_secret_access_key": keys.secret_key,
+            "aws_session_token": keys.token,
+        }
+    return found
