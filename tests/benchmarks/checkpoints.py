@@ -1,0 +1,305 @@
+"""What a checkpoint costs training: `python -m tests.benchmarks.checkpoints [GiB …]`.
+
+A model of so many GiB of parameters with Adam, which makes the state three times as large, is saved by each of
+several libraries, each in a process of its own. The stall is the time in which training can do nothing; the
+total ends when the file is complete. "Copy" is the bare copy of the same tensors into memory that is there.
+"Written" are bytes in files until then, "memory" is the peak less what was there before.
+"""
+
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+
+SIZES = (0.1, 1.0, 4.0)
+SAVES = 8
+BUDGET = 1.5
+GIBIBYTE = 1 << 30
+# Of the state: itself, the copy, and the page cache of a file that is being written.
+MEMORY = 4
+COLUMNS = ("copy", "stall", "/ copy", "first", "total", "in store", "written", "memory")
+PARTS = 32
+
+
+def main(sizes=()) -> bool:
+    """Prints a table for each size that fits into memory; returns whether the budget was kept."""
+    is_kept = True
+    for size in [float(one) for one in sizes] or SIZES:
+        needed = size * 3 * MEMORY * GIBIBYTE
+        if needed > _available():
+            print(f"\n{size:g} GiB of parameters: left out, it needs {needed / GIBIBYTE:.0f} GiB of memory")
+            continue
+        print(f"\n{size:g} GiB of parameters with Adam, {size * 3:g} GiB of state", flush=True)
+        print(f"{'':30}" + "".join(f"{name:>11}" for name in COLUMNS), flush=True)
+        for kind in SAVERS:
+            found = _in_a_process(kind, size)
+            if found is not None:
+                print(f"{kind:30}" + "".join(_cell(found.get(name), name) for name in COLUMNS), flush=True)
+                is_kept = is_kept and (kind != "ours" or found["/ copy"] <= BUDGET)
+    print(f"\nThe budget of the stall is {BUDGET} of the copy{'.' if is_kept else ': OVER'}")
+    return is_kept
+
+
+def _cell(value, name: str) -> str:
+    if value is None:
+        return f"{'-':>11}"
+    if name in {"written", "memory"}:
+        return f"{value / GIBIBYTE:>7.2f} GiB"
+    return f"{value:>11.2f}" if name == "/ copy" else f"{value:>9.3f} s"
+
+
+def _available() -> int:
+    text = Path("/proc/meminfo").read_text(encoding="ascii")
+    return next(int(line.split()[1]) << 10 for line in text.splitlines() if line.startswith("MemAvailable"))
+
+
+def _in_a_process(kind: str, size: float):
+    """Returns what one library takes, or None where it is not installed."""
+    finished = subprocess.run(
+        [sys.executable, "-m", "tests.benchmarks.checkpoints", "--one", kind, str(size)],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    return json.loads(finished.stdout.splitlines()[-1]) if finished.returncode == 0 else None
+
+
+class _State:
+    """A model, its optimizer after a step, and the folder to save to."""
+
+    def __init__(self, size: float, folder: Path):
+        torch.manual_seed(0)
+        numbers = int(size * GIBIBYTE) // 4 // PARTS
+        self.folder = folder
+        self.model = torch.nn.ParameterList([torch.nn.Parameter(torch.randn(numbers)) for _ in range(PARTS)])
+        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=1e-3)
+        for parameter in self.model:
+            parameter.grad = torch.zeros_like(parameter)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def values(self):
+        """Returns what is saved."""
+        return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
+
+    def tensors(self):
+        """Returns all tensors of it."""
+        moments = [value for one in self.optimizer.state.values() for value in one.values()]
+        return [*self.model.state_dict().values(), *moments]
+
+
+def _one(kind: str, size: float) -> None:
+    """Saves several times; prints the medians of all but the first as JSON.
+
+    The bare copy is measured before each save, so that what else the machine does is in both.
+    """
+    with tempfile.TemporaryDirectory(prefix="checkpoints-", dir=os.environ.get("BENCHMARK_FOLDER")) as name:
+        state = _State(size, Path(name))
+        targets = [torch.zeros_like(one) for one in state.tensors()]
+        saver = SAVERS[kind](state)
+        before, written = _field("self", "VmRSS:"), 0
+        rows = []
+        for number in range(SAVES):
+            saver.before(number)
+            os.sync()
+            begin = time.perf_counter()
+            for target, source in zip(targets, state.tensors(), strict=True):
+                target.copy_(source)
+            copied = time.perf_counter() - begin
+            written -= _written("self") + _written(saver.writer_pid)
+            begin = time.perf_counter()
+            saver.save(number)
+            # A training loop would be busy meanwhile; this one is not.
+            stall = time.perf_counter() - begin
+            saver.complete()
+            rows.append([copied, stall, stall / copied, time.perf_counter() - begin])
+            written += _written("self") + _written(saver.writer_pid)
+            if saver.has_store:
+                saver.store()
+                rows[-1].append(time.perf_counter() - begin)
+        medians = [statistics.median(column) for column in zip(*rows[1:], strict=True)]
+        found = dict(zip(("copy", "stall", "/ copy", "total", "in store"), medians, strict=False))
+        # Of the other process what it does not share.
+        memory = _field("self", "VmHWM:") - before
+        memory += _field(saver.writer_pid, "RssAnon:") if saver.writer_pid else 0
+        found |= {"first": rows[0][1], "written": written / SAVES, "memory": memory}
+        saver.close()
+        print(json.dumps(found))
+
+
+def _written(process) -> int:
+    """Returns the bytes that a process has written to files."""
+    if process is None:
+        return 0
+    return int(Path(f"/proc/{process}/io").read_text(encoding="ascii").split("wchar: ")[1].split()[0])
+
+
+def _field(process, name: str) -> int:
+    lines = Path(f"/proc/{process}/status").read_text(encoding="utf-8").splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith(name))
+
+
+class _Saver:
+    """Saves a state in one way."""
+
+    has_store = False
+    writer_pid = None
+
+    def __init__(self, state):
+        self.state = state
+
+    def before(self, number):
+        """Is not measured."""
+
+    def save(self, number):
+        """Returns when training may go on."""
+
+    def complete(self):
+        """Waits until the file is complete."""
+
+    def store(self):
+        """Waits until the file is in the store."""
+
+    def close(self):
+        """Ends what runs."""
+
+    def path(self, number):
+        """Returns where to save; the file before is removed, as retention would."""
+        shutil.rmtree(self.state.folder / "saved", ignore_errors=True)
+        (self.state.folder / "saved").mkdir()
+        return self.state.folder / "saved" / str(number)
+
+
+class _TorchSave(_Saver):
+    def save(self, number):
+        torch.save(self.state.values(), self.path(number))
+
+
+class _Ours(_Saver):
+    has_store = True
+    asynchronous = True
+
+    def __init__(self, state):
+        from destinations import Artifacts
+        from events import CheckpointSaver, Engine, Logger, State
+
+        super().__init__(state)
+        self.saver = CheckpointSaver(
+            state.folder / "saved", save_interval="2ba", keep=1, asynchronous=self.asynchronous
+        )
+        self.artifacts = Artifacts(
+            state.folder / "store", spool=state.folder / "spool", free_bytes=0, progress_bar=False
+        )
+        self.run = State("benchmark", model=state.model, optimizers=(state.optimizer,))
+        self.logger = Logger(self.run, [self.artifacts], raise_errors=True)
+        self.engine = Engine(self.run, self.logger, [self.saver])
+        self.engine.run_event("init")
+        self.engine.run_event("fit_start")
+
+    @property
+    def writer_pid(self):
+        return self.saver.writer_pid
+
+    def before(self, number):
+        """Trains a batch, after which memory is prepared; a run trains for longer before its first save."""
+        if number == 0:
+            self.save(number)
+            size = sum(one.nbytes for one in self.state.tensors())
+            while self.asynchronous and self._prepared() < size:
+                time.sleep(0.1)
+        for old in (self.state.folder / "store").rglob("*.pt"):
+            old.unlink()
+
+    def _prepared(self):
+        return _field("self", "RssShmem:")
+
+    def save(self, number):
+        self.run.timestamp = self.run.timestamp.to_next_batch(1)
+        self.engine.run_event("batch_checkpoint")
+
+    def complete(self):
+        if self.saver._pending is not None:
+            self.saver._pending.future.result()
+
+    def store(self):
+        self.save(0)  # The next batch, at which it is handed on; a save comes at the one after.
+        self.artifacts.queue.drain(600)
+
+    def close(self):
+        self.engine.close()
+
+
+class _OursSynchronous(_Ours):
+    asynchronous = False
+
+
+class _Distributed(_Saver):
+    def __init__(self, state):
+        super().__init__(state)
+        torch.distributed.init_process_group(
+            "gloo", init_method=f"file://{state.folder}/group", rank=0, world_size=1
+        )
+
+    def save(self, number):
+        import torch.distributed.checkpoint as dcp
+
+        dcp.save(self.state.values(), checkpoint_id=str(self.path(number)))
+
+    def close(self):
+        torch.distributed.destroy_process_group()
+
+
+class _DistributedAsynchronous(_Distributed):
+    def save(self, number):
+        import torch.distributed.checkpoint as dcp
+
+        self.future = dcp.async_save(self.state.values(), checkpoint_id=str(self.path(number)))
+
+    def complete(self):
+        self.future.result()
+
+
+class _Lightning(_Saver):
+    def __init__(self, state):
+        from lightning.pytorch.plugins.io import AsyncCheckpointIO, TorchCheckpointIO
+
+        super().__init__(state)
+        self.io = AsyncCheckpointIO(TorchCheckpointIO())
+
+    def save(self, number):
+        self.target = self.path(number)
+        self.io.save_checkpoint(self.state.values(), self.target)
+
+    def complete(self):
+        self.io._executor.submit(_nothing).result()
+
+    def close(self):
+        self.io.teardown()
+
+
+def _nothing():
+    return None
+
+
+SAVERS = {
+    "ours": _Ours,
+    "ours, asynchronous=False": _OursSynchronous,
+    "torch.save": _TorchSave,
+    "dcp.save": _Distributed,
+    "dcp.async_save": _DistributedAsynchronous,
+    "Lightning, AsyncCheckpointIO": _Lightning,
+}
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--one"]:
+        _one(sys.argv[2], float(sys.argv[3]))
+    else:
+        sys.exit(0 if main(sys.argv[1:]) else 1)
