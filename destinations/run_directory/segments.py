@@ -12,9 +12,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from uploads.disk import DISK, Disk, read_regular
+from uploads.disk import DISK, Disk, open_regular, read_regular
 
-from .frames import MAGIC, Follows, Keys, UnknownFrame, iter_frames
+from .frames import HEADER, MAGIC, Follows, Keys, UnknownFrame, iter_frames, keys_frame
 from .layout import POSITION, Position, segment_number, segment_paths
 
 __all__ = [
@@ -27,6 +27,7 @@ __all__ = [
     "allocate",
     "continues_from",
     "end_of_journal",
+    "journal_extent",
     "journal_records",
 ]
 
@@ -261,6 +262,8 @@ FIRST_BYTES = 128
 
 # A segment is as large as its largest row needs.
 _MAX_SEGMENT_BYTES = 1 << 30
+# How the payload of each frame of names begins.
+_KEYS_START = keys_frame(0, ()).partition(b"keys")[0][HEADER.size :] + b"keys"
 
 
 def continues_from(data: bytes, place: JournalPlace) -> bool:
@@ -326,14 +329,49 @@ def _segment_data(path: Path) -> bytes | None:
     return data if data.startswith(MAGIC) else b""
 
 
+def journal_extent(folder: Path, place: JournalPlace | None) -> JournalPlace:
+    """Returns another value when rows were added; reads and checks none of them.
+
+    Args:
+        folder: the journal of a rank.
+        place: where to begin, not beyond the end; None for the beginning.
+    """
+    paths = segment_paths(folder)
+    if not paths:
+        return 0, 0
+    number = segment_number(paths[-1])
+    offset = place[1] if place is not None and place[0] == number else len(MAGIC)
+    try:
+        fd = open_regular(paths[-1])
+    except (FileNotFoundError, NotADirectoryError):
+        return number, 0
+    try:
+        data = os.pread(fd, max(0, min(os.fstat(fd).st_size, _MAX_SEGMENT_BYTES) - offset), offset)
+    finally:
+        os.close(fd)
+    at, head, end = 0, HEADER.size, len(data)
+    while at + head <= end and (length := HEADER.unpack_from(data, at)[0]):
+        at += head + length
+    return number, offset + at
+
+
+def _names_before(data: bytes, start: int) -> dict[int, tuple[str, ...]]:
+    """Returns the names of schemas before an offset; does not decode the rows, which may be thousands."""
+    names = {}
+    at = data.find(_KEYS_START, len(MAGIC), start)
+    while at >= 0:
+        # The same bytes in a row have no fitting header before them.
+        end, record = next(iter_frames(data, at - HEADER.size), (0, None))
+        if isinstance(record, Keys) and end <= start:
+            names[record.schema] = record.names
+        at = data.find(_KEYS_START, at + 1, start)
+    return names
+
+
 def _segment_records(data: bytes, start: int) -> tuple[list[object], int]:
     """Returns the records of a segment from an offset on, and the offset where they end."""
     records: list[object] = []
-    names = {
-        record.schema: record.names
-        for _, record in iter_frames(data[:start], len(MAGIC))
-        if isinstance(record, Keys)
-    }
+    names = _names_before(data, start)
     for end, record in iter_frames(data, start):
         if isinstance(record, Keys):
             names[record.schema] = record.names

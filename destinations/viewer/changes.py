@@ -22,7 +22,7 @@ __all__ = ["Changes"]
 
 _log = logging.getLogger("destinations")
 
-_LOOK_SECONDS = 0.5
+_LOOK_SECONDS = 1.0
 _ASKED_SECONDS = 60.0
 # A scan of very many runs may take a twentieth of one processor.
 _SCAN_SECONDS = 2.0

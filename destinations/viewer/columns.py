@@ -21,8 +21,9 @@ import numpy as np
 
 from destinations.run_directory.csv_format import header_line, parse_header
 from destinations.run_directory.frames import Resume
-from destinations.run_directory.layout import ABANDONED_FOLDER, OWN_COLUMNS, column_of
+from destinations.run_directory.layout import ABANDONED_FOLDER, OWN_COLUMNS, column_of, journal_path
 from destinations.run_directory.reader import Snapshot, merge_journal, metric_columns, take_snapshot
+from destinations.run_directory.segments import journal_extent
 from destinations.runs.series import Block, block_of_rows, read_blocks, without_abandoned
 from uploads.disk import read_regular
 
@@ -211,8 +212,9 @@ class _Rank:
 
     def extent(self) -> Hashable:
         """Returns a value that changes when there are other rows."""
-        with self._lock, take_snapshot(self._run_dir, self._rank) as snapshot:
-            return _identity_of(snapshot), snapshot.csv.end, len(snapshot.records)
+        with take_snapshot(self._run_dir, self._rank, with_records=False) as snapshot:
+            extent = journal_extent(journal_path(self._run_dir, self._rank), snapshot.place)
+            return _identity_of(snapshot), snapshot.csv.end, extent
 
     def announce(self, names: Sequence[str]) -> None:
         """See `ColumnCache.announce`."""

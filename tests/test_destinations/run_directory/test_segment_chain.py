@@ -2,9 +2,15 @@
 
 import pytest
 
+from destinations.run_directory import frames
 from destinations.run_directory.frames import MAGIC, encode_frame, follows_frame, keys_frame
 from destinations.run_directory.layout import segment_path
-from destinations.run_directory.segments import continues_from, end_of_journal, journal_records
+from destinations.run_directory.segments import (
+    continues_from,
+    end_of_journal,
+    journal_extent,
+    journal_records,
+)
 
 START = (0, len(MAGIC))
 
@@ -92,3 +98,36 @@ def test_what_is_no_segment_follows_nothing(tmp_path, data):
 
     assert not continues_from(data, START)
     assert steps_in(tmp_path) == ([], START)
+
+
+def test_the_end_of_a_segment_is_read_without_its_beginning(tmp_path, monkeypatch):
+    """A reader that comes back decodes names and new rows only, however many rows were drained before."""
+    one = segment(*range(5000)) + keys_frame(1, ("b",)) + row(5001, 1)
+    start = len(one) - len(row(5001, 1))
+    folder = tmp_path
+    segment_path(folder, 1).write_bytes(one + row(5002, 0) + bytes(4096))
+    decoded = []
+    original = frames._record
+    monkeypatch.setattr(frames, "_record", lambda payload: decoded.append(1) or original(payload))
+
+    records, end, _ = journal_records(folder, (1, start))
+
+    assert records == [(("b",), 5001, 0, 1.0, (5001.0,)), (("a",), 5002, 0, 1.0, (5002.0,))]
+    assert end == (1, len(one) + len(row(5002)))
+    assert len(decoded) == 4
+
+
+def test_the_extent_of_a_journal_changes_with_each_row(tmp_path):
+    """Without reading the rows; it is the same for any place before."""
+    one = segment(1, 2)
+    write(tmp_path, s1=one)
+    before = journal_extent(tmp_path, START)
+    write(tmp_path, s1=one + row(3))
+    grown = journal_extent(tmp_path, (1, len(one)))
+    whole = journal_extent(tmp_path, None)
+    write(tmp_path, s2=segment(4))
+
+    assert before == (1, len(one))
+    assert grown == whole == (1, len(one + row(3)))
+    assert journal_extent(tmp_path, (1, len(one)))[0] == 2
+    assert journal_extent(tmp_path / "nothing", START) == (0, 0)
