@@ -11,6 +11,7 @@
 | `TensorBoard`  | writes TensorBoard's event files                                    |
 | `WandB`        | logs to Weights & Biases                                            |
 | `MLflow`       | logs to MLflow                                                      |
+| `Comet`        | logs to Comet                                                       |
 | `Trackio`      | logs to Trackio                                                     |
 | `Slack`        | tells a Slack channel how a run ended                               |
 | `Webhook`      | posts chosen events as JSON                                         |
@@ -71,7 +72,9 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name in MODULES:
         return getattr(importlib.import_module(MODULES[name], __name__), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from uploads import missing_name
+
+    raise missing_name(__name__, name, __all__)
 
 
 def __dir__() -> list[str]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import quote
 
-from events import Interval, Logger, State, WriteRate, format_run_name
+from events import Interval, Logger, State, WriteRate, check_placeholders, format_run_name
 from uploads import Backlog, FolderHandle, Store, UploadError, UploadHandle, UploadQueue, open_store
 
 from .base import LoggerDestination
@@ -100,6 +100,7 @@ class Artifacts(LoggerDestination):
                 "files would replace each other."
             )
         if isinstance(store, str | Path):
+            check_placeholders(str(store))
             # Reports a mistake in the URI here, not with the first checkpoint.
             open_store(store, **(queue_options.get("store_options") or {}))
         self._store = store

@@ -66,6 +66,10 @@ class LoggerDestination(Callback):
 
     def __init__(self, *args: Any, write_rate: WriteRate | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        if write_rate is not None and not isinstance(write_rate, WriteRate):
+            raise TypeError(
+                f"write_rate must be a WriteRate, got {write_rate!r}. Write WriteRate(train_seconds=10)."
+            )
         if write_rate is not None:
             self.write_rate = write_rate
 

@@ -33,7 +33,7 @@ from .logger.logger import Logger
 from .logger.values import BinnedValues, host_metrics, plain_config, safe_text
 from .monitor.monitor_event import Event as MonitorEvent
 from .monitor.stat import Aggregation, Stat
-from .names import check_run_name, format_name, format_run_name
+from .names import check_placeholders, check_run_name, format_name, format_run_name
 from .redaction import redact, redact_arguments, redact_text
 from .run import Run, new_run_name
 from .state import Phase, Precision, RunStatus, State
@@ -134,6 +134,7 @@ __all__ = [
     "WriteRate",
     "WriteSchedule",
     "callbacks",
+    "check_placeholders",
     "check_run_name",
     "format_name",
     "format_run_name",
@@ -169,7 +170,9 @@ def __getattr__(name: str) -> Any:
         return getattr(importlib.import_module(_TORCH_EXPORTS[name], __name__), name)
     if name in callbacks.__all__:
         return getattr(callbacks, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from uploads import missing_name
+
+    raise missing_name(__name__, name, __all__)
 
 
 def __dir__() -> list[str]:

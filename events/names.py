@@ -7,7 +7,7 @@ import re
 from .errors import RecordError
 from .state import State
 
-__all__ = ["check_run_name", "format_name", "format_run_name"]
+__all__ = ["check_placeholders", "check_run_name", "format_name", "format_run_name"]
 
 _log = logging.getLogger("events")
 
@@ -35,6 +35,19 @@ def format_run_name(template: str, state: State) -> str:
     specification may follow a colon, `{rank:03d}`; other braces are left as they are.
     """
     return _fill(template, _constants(state))
+
+
+def check_placeholders(template: str) -> None:
+    """Refuses a placeholder that is nearly one of ours, such as `{runname}`; other braces are left alone.
+
+    Raises:
+        ValueError: the message has the placeholder that was probably meant.
+    """
+    known = (*_CONSTANTS, *_COUNTS, *_DURATIONS)
+    for name, _ in _PLACEHOLDER.findall(template):
+        near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.8)
+        if near and name not in known:
+            raise ValueError(f"unknown placeholder {{{name}}} in {template!r}; did you mean {{{near[0]}}}?")
 
 
 def check_run_name(template: str, state: State) -> None:

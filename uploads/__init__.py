@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from .drain.retry import RetryPolicy
     from .errors import RemoteConflictError, UploadError
     from .handle import Backlog, FolderHandle, Outcome, UploadHandle, UploadState
-    from .messages import encodable, one_line, one_line_json, parse_seconds
+    from .messages import encodable, missing_name, one_line, one_line_json, parse_seconds
     from .redaction import redact, redact_arguments, redact_table, redact_text
     from .stores import (
         LocalStore,
@@ -51,6 +51,7 @@ __all__ = [
     "download_file",
     "encodable",
     "exit_on_sigterm",
+    "missing_name",
     "object_store_location",
     "one_line",
     "one_line_json",
@@ -81,6 +82,7 @@ _MODULES = {
     "download_file": ".download",
     "encodable": ".messages",
     "exit_on_sigterm": ".upload_queue",
+    "missing_name": ".messages",
     "object_store_location": ".stores",
     "one_line": ".messages",
     "one_line_json": ".messages",
@@ -100,7 +102,9 @@ def __getattr__(name: str) -> Any:
     if name in _MODULES:
         value = globals()[name] = getattr(importlib.import_module(_MODULES[name], __name__), name)
         return value
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from .messages import missing_name
+
+    raise missing_name(__name__, name, __all__)
 
 
 def __dir__() -> list[str]:

@@ -3,10 +3,12 @@
 import contextlib
 import logging
 import math
+import opcode
 import re
+from collections.abc import Iterable
 from typing import Any
 
-__all__ = ["encodable", "log_safely", "one_line", "one_line_json", "parse_seconds"]
+__all__ = ["encodable", "log_safely", "missing_name", "one_line", "one_line_json", "parse_seconds"]
 
 _log = logging.getLogger("uploads")
 
@@ -21,6 +23,7 @@ _CONTROLS = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0
         for code in (0x61C, 0x200E, 0x200F, *range(0x2028, 0x202F), *range(0x2066, 0x206A))
     },
 }
+_IMPORT_FROM = opcode.opmap["IMPORT_FROM"]
 _UNIT_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
 _PART = re.compile(
     r"(?P<number>\d+(?:\.\d*)?|\.\d+)\s*"
@@ -49,6 +52,25 @@ def encodable(text: str, stream: Any) -> str:
     except UnicodeEncodeError:
         return text.encode(encoding, "backslashreplace").decode(encoding)
     return text
+
+
+def missing_name(module: str, name: str, known: Iterable[str]) -> AttributeError | ImportError:
+    """Returns what a module's `__getattr__` raises for a name that it lacks, with the nearest name.
+
+    An ImportError for `from module import name`, whose own text has no hint; an AttributeError otherwise, as
+    `hasattr` needs it.
+    """
+    import difflib
+    import sys
+
+    folded = {one.lower(): one for one in known}
+    near = difflib.get_close_matches(name.lower(), folded, n=1, cutoff=0.7)
+    hint = f"; did you mean {folded[near[0]]!r}?" if near else ""
+    caller = sys._getframe(2)  # noqa: SLF001  # the only way to tell the two apart
+    code = caller.f_code.co_code
+    if near and 0 <= caller.f_lasti < len(code) and code[caller.f_lasti] == _IMPORT_FROM:
+        return ImportError(f"cannot import name {name!r} from {module!r}{hint}", name=module)
+    return AttributeError(f"module {module!r} has no attribute {name!r}{hint}")
 
 
 def parse_seconds(text: str) -> float:

@@ -23,6 +23,7 @@ from events import (
     RunStatus,
     State,
     WriteRate,
+    check_placeholders,
     check_run_name,
     format_run_name,
     redact_text,
@@ -128,7 +129,12 @@ class RunDirectory(LoggerDestination):
             raise ValueError(f"flush_seconds must be more than 0, got {flush_seconds}.")
         if isinstance(tags, str):
             raise TypeError(f"tags must be a list of strings, got {tags!r}. Write tags=[{tags!r}].")
+        if not isinstance(run_dir, str | os.PathLike):
+            raise TypeError(
+                f'run_dir must be a path, got {run_dir!r}. Write RunDirectory("runs/{{run_name}}").'
+            )
         self._template = os.fspath(run_dir)
+        check_placeholders(self._template)
         self._run_id = run_id
         self._tags = tuple(redact_text(str(tag)) for tag in tags)
         self._more_tags: tuple[str, ...] = ()
@@ -183,7 +189,12 @@ class RunDirectory(LoggerDestination):
         """
         if self._run_dir is not None:
             raise RunPathError(f"run folder {str(self._run_dir)!r} is open. Close its run first.")
+        if not isinstance(run_dir, str | os.PathLike):
+            raise TypeError(
+                f'run_dir must be a path, got {run_dir!r}. Write RunDirectory("runs/{{run_name}}").'
+            )
         self._template = os.fspath(run_dir)
+        check_placeholders(self._template)
         self._more_tags = tuple(redact_text(str(tag)) for tag in tags)
         if "{" not in self._template:
             check_path(Path(self._template))

@@ -78,13 +78,15 @@ class MetricNotFoundError(RunsError, KeyError):
     Args:
         wanted: the id, name or path that was asked for.
         known: existing names; the message suggests the closest.
+        hint: a sentence that the message ends with.
     """
 
-    def __init__(self, wanted: str, known: Iterable[str] = ()) -> None:
+    def __init__(self, wanted: str, known: Iterable[str] = (), hint: str = "") -> None:
         self.wanted = wanted
         self.near = near_names(wanted, known)
         kind = "hyperparameter" if wanted.startswith("hparams.") else "metric"
-        super().__init__(f"unknown {kind} {wanted!r}{_suggestion(self.near, '; did you mean')}")
+        text = f"unknown {kind} {wanted!r}{_suggestion(self.near, '; did you mean')}"
+        super().__init__(f"{text}. {hint}" if hint else text)
 
 
 class FilterError(RunsError, ValueError):

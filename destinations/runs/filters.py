@@ -321,6 +321,8 @@ def _field(token: _Token, text: str) -> Field:
         near_names(word.partition(".")[0], _GROUPS) if "." in word else ()
     )
     offer = f" Did you mean {' or '.join(near)}?" if near else ""
+    if not near and "." not in word:
+        offer = f" For a metric write summary.{word}, for a hyperparameter hparams.{word}."
     raise FilterError(
         f"unknown field {word!r}.{offer} Fields are {', '.join(FIELDS)}, hparams.NAME and summary.NAME.",
         text,

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from .edits import edit_run
-from .errors import AmbiguousRunError, FilterError, MetricNotFoundError, RunNotFoundError
+from .errors import AmbiguousRunError, FilterError, MetricNotFoundError, RunNotFoundError, RunsError
 from .filter_sql import Order, compile_query
 from .filters import All, Compare, Field, Filter, In, Node, parse_field, parse_filter
 from .index import Index
@@ -106,6 +106,7 @@ class Runs:
         self._warnings = tuple(warnings)
         # Guards the indexes and the report.
         self._lock = threading.RLock()
+        self._is_closed = False
         self.report = ScanReport()
 
     @property
@@ -444,6 +445,7 @@ class Runs:
     def close(self) -> None:
         """Closes the indexes; idempotent."""
         with self._lock:
+            self._is_closed = True
             for root in self._roots:
                 root.index.close()
 
@@ -459,8 +461,11 @@ class Runs:
             for attempt in range(_TRIES):
                 try:
                     return ask()
-                except sqlite3.ProgrammingError:
-                    # Closed, or a bug of ours.
+                except sqlite3.ProgrammingError as error:
+                    if self._is_closed:
+                        raise RunsError(
+                            "these runs are closed. Open them again with open_runs(...)."
+                        ) from error
                     raise
                 except sqlite3.DatabaseError as error:
                     if attempt == _TRIES - 1:

@@ -439,6 +439,10 @@ class Series:
         return np.not_equal(self.step, MISSING_STEP)
 
 
+def _no_rows_of(rank: int) -> str:
+    return f"Rank {rank} has no rows here. Write them with RunDirectory(..., all_ranks=True)."
+
+
 def read_series(run_dir: Path, name: str, rank: int = 0) -> Series:
     """Returns the values of a metric; see `Series`.
 
@@ -454,7 +458,7 @@ def read_series(run_dir: Path, name: str, rank: int = 0) -> Series:
         known = metric_columns(snapshot)
         column = next((one for one in (column_of(name), name) if one in known or one == "epoch"), None)
         if column is None:
-            raise MetricNotFoundError(name, known)
+            raise MetricNotFoundError(name, known, "" if known or not rank else _no_rows_of(rank))
         pieces: list[tuple[Steps, Floats, Floats]] = []
         for block in _blocks(snapshot, [column]):
             values, present = block.columns[column]

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from destinations.base import LoggerDestination
-from events import Logger, State, WriteRate, check_run_name, format_name, redact_text
+from events import Logger, State, WriteRate, check_placeholders, check_run_name, format_name, redact_text
 from uploads.disk import end_of_last_line
 
 from .formatting import exact, header, one_line, plain
@@ -410,6 +410,7 @@ class TextFile(LoggerDestination):
             raise ValueError("overwrite and append must not both be True.")
         if max_pending_records < 1:
             raise ValueError(f"max_pending_records must be at least 1, got {max_pending_records!r}.")
+        check_placeholders(str(filename))
         self._filename = str(filename)
         self._remote_file_name = remote_file_name
         self._format = format

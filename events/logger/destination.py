@@ -47,8 +47,8 @@ RECORD_KINDS = {
 """The kinds of records, by the method that `Logger` and `Destination` have for them."""
 
 
-def _check_seconds(_: Any, attribute: Any, value: float | None) -> None:
-    if value is not None and not value >= 0:
+def _check_seconds(_: Any, attribute: Any, value: Any) -> None:
+    if value is not None and not (isinstance(value, int | float) and value >= 0):
         raise ValueError(f"{attribute.name} must be a number of seconds, at least 0, got {value!r}.")
 
 

@@ -623,7 +623,11 @@ class Logger:
         else:
             got = f"{short_repr(metrics, 80)} ({type(metrics).__name__})"
             self.faults.refuse(
-                "log_metrics", RecordError(f"metrics must be a dict from name to number, got {got}.")
+                "log_metrics",
+                RecordError(
+                    f"metrics must be a dict from name to number, got {got}. "
+                    'Write log_metrics({"loss": 0.5}), or log_scalar("loss", 0.5).'
+                ),
             )
         self.faults.raise_refused()
 
@@ -749,10 +753,11 @@ def _as_destinations(destinations: Any) -> tuple[Destination, ...]:
     several = tuple(destinations) if isinstance(destinations, list | tuple | set) else (destinations,)
     for destination in several:
         if isinstance(destination, type) or not hasattr(destination, "log_metrics"):
-            hint = (
-                f"Write {destination.__name__}(...)."
-                if isinstance(destination, type)
-                else "See LoggerDestination."
-            )
+            if isinstance(destination, type):
+                hint = f"Write {destination.__name__}(...)."
+            elif isinstance(destination, str):
+                hint = f"For a name, write run_name={destination!r}; for a destination, Console() or another."
+            else:
+                hint = "See LoggerDestination."
             raise TypeError(f"logger destination must be a LoggerDestination, got {destination!r}. {hint}")
     return several

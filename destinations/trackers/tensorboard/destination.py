@@ -12,7 +12,7 @@ from typing import Any
 
 from destinations.background import WhenFull
 from destinations.trackers.tracker import Sink, Tracker, require_package
-from events import State, WriteRate, check_run_name, format_run_name
+from events import State, WriteRate, check_placeholders, check_run_name, format_run_name
 
 from .sink import TensorBoardSink
 
@@ -100,6 +100,7 @@ class TensorBoard(Tracker):
         )
         require_package("tensorboard", "tensorboard", "TensorBoard")
         self._template = os.fspath(log_dir)
+        check_placeholders(self._template)
         self._remote_folder = remote_folder
 
     def place(self) -> str:
