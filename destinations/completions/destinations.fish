@@ -51,7 +51,7 @@ function _shtab_destinations_using
 end
 
 set -g _shtab_destinations_commands runs 'runs ls' 'runs list' 'runs best' 'runs diff' 'runs compare' 'runs show' 'runs plot' 'runs tail' 'runs wait' 'runs export' 'runs tag' 'runs note' 'runs rename' 'runs archive' 'runs unarchive' 'runs rm' 'runs gc' 'runs scan' 'runs compact' 'runs sql' 'runs send' 'runs migrate' view uploads 'uploads status' 'uploads resume' 'uploads retry' 'uploads verify' 'uploads gc' demo doctor completion
-set -g _shtab_destinations_opts_with_value --allow-host --columns --dataset --epochs --host --interval --limit --lines --metric --older-than --output --port --root --run --sort --status --store --tag --timeout --to --watch --where --workers --x -c -m -n -o -r
+set -g _shtab_destinations_opts_with_value --allow-host --columns --dataset --epochs --export --host --interval --limit --lines --media-mib --metric --older-than --output --port --root --run --sort --status --store --tag --timeout --to --watch --where --workers --x -c -m -n -o -r
 
 complete -c destinations -e
 complete -c destinations -f
@@ -214,6 +214,11 @@ complete -c destinations -n '_shtab_destinations_using view' -l host -x -d 'addr
 complete -c destinations -n '_shtab_destinations_using view' -l port -x -d 'port (default: 8377, or a free one if that is taken)'
 complete -c destinations -n '_shtab_destinations_using view' -l allow-host -x -d 'name by which browsers reach this server, such as that of a proxy; repeatable'
 complete -c destinations -n '_shtab_destinations_using view' -l open -d 'open the page in a browser'
+complete -c destinations -n '_shtab_destinations_using view' -l export -x -d 'write the page as static files to this folder, and exit'
+complete -c destinations -n '_shtab_destinations_using view' -l where -x -d 'with --export: only runs that match'
+complete -c destinations -n '_shtab_destinations_using view' -l limit -x -d 'with --export: at most N runs (default: 100)'
+complete -c destinations -n '_shtab_destinations_using view' -l media-mib -x -d 'with --export: at most N MiB of media (default: 200)'
+complete -c destinations -n '_shtab_destinations_using view' -l overwrite -d 'with --export: replace a site that is there'
 complete -c destinations -n '_shtab_destinations_using; and test $_shtab_destinations_npos -eq 0' -a uploads -d 'Inspect and manage an upload spool.'
 complete -c destinations -n '_shtab_destinations_using uploads' -s h -l help -d 'show this help message and exit'
 complete -c destinations -n '_shtab_destinations_using uploads; and test $_shtab_destinations_npos -eq 0' -a status -d 'Show what is pending and what failed, and which process uploads it.'

@@ -9,7 +9,7 @@
 
 complete destinations \
         'c/--x=/(step time)/' \
-        'c/--/(abandoned again allow-host archived ascending columns dataset delete delivered descending epochs failed follow full help host interval json limit lines log max metric metrics min no-follow older-than open output overwrite port root run sort status store tag timeout to trust version watch where workers x yes)/' \
+        'c/--/(abandoned again allow-host archived ascending columns dataset delete delivered descending epochs export failed follow full help host interval json limit lines log max media-mib metric metrics min no-follow older-than open output overwrite port root run sort status store tag timeout to trust version watch where workers x yes)/' \
         'c/-/(- c h m n o r y)/' \
         'n/--x/(step time)/' \
         'p/1/(runs view uploads demo doctor completion)/' \

@@ -456,6 +456,11 @@ _shtab_destinations_view_options=(
   "--port[port (default\: 8377, or a free one if that is taken)]:N:"
   "*--allow-host[name by which browsers reach this server, such as that of a proxy\; repeatable]:NAME:"
   "--open[open the page in a browser]"
+  "--export[write the page as static files to this folder, and exit]:SITE:"
+  "--where[with --export\: only runs that match]:FILTER:"
+  "--limit[with --export\: at most N runs (default\: 100)]:N:"
+  "--media-mib[with --export\: at most N MiB of media (default\: 200)]:N:"
+  "--overwrite[with --export\: replace a site that is there]"
   "(*)::folder of runs, or s3\:\/\/bucket\/prefix (default\: \$DESTINATIONS_ROOT, else .\/runs):"
 )
 

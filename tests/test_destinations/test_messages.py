@@ -170,7 +170,7 @@ MISTAKES = {
         in_run(lambda run: run.upload_file("a.pt", "a.pt"), RunDirectory("runs/first")),
         "file to upload as 'a.pt' must exist",
     ),
-    "two writers": (two_writers, "is in use: process .*Wait until it ends, or choose another folder"),
+    "two writers": (two_writers, "runs/one is taken: this run is written to .*one-2"),
     "after the run": (closed_run, "log_metrics was called after the run was closed.*Make a new"),
     "runs after with": (stored(closed_runs), "these runs are closed. Open them again"),
     "root that is not there": (lambda: open_runs("nowhere"), "root 'nowhere' does not exist"),
