@@ -15,7 +15,7 @@ COMPOSER := .venv-composer
 LOWEST := .venv-lowest
 ENGINES := .venv-engines
 
-.PHONY: demo test test-composer test-engines test-lowest test-package lint types bench soak format completions clean
+.PHONY: demo test test-composer test-engines test-lowest test-package lint types bench soak format clean
 
 demo: $(READY)
 	$(BIN)/destinations demo $(if $(STORE),--store "$(STORE)")
@@ -47,12 +47,6 @@ bench: $(READY)
 
 soak: $(READY)
 	$(BIN)/python -m tests.soak
-
-# The shell completion scripts come with the package.
-completions: $(READY)
-	for shell in bash fish tcsh zsh; do \
-	  $(BIN)/python -m shtab --shell $$shell destinations.cli.build_parser > destinations/completions/destinations.$$shell; \
-	done
 
 format: $(READY)
 	$(BIN)/ruff check --fix .

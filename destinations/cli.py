@@ -321,8 +321,14 @@ def _add_completion(subparsers: Any, text: str) -> None:
 
 
 def _print_completion(options: argparse.Namespace) -> int:
-    path = Path(__file__).parent / "completions" / f"destinations.{options.shell}"
-    sys.stdout.write(path.read_text(encoding="utf-8"))
+    import shtab
+
+    if options.shell not in shtab.SUPPORTED_SHELLS:
+        sys.stderr.write(
+            f"shtab {shtab.__version__} does not support {options.shell}. Run: pip install --upgrade shtab\n"
+        )
+        return 1
+    sys.stdout.write(f"{shtab.complete(build_parser(), options.shell)}\n")
     return 0
 
 
