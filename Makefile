@@ -1,5 +1,6 @@
 # make demo   set up, then train a small network on real data with every core destination attached;
 #             STORE=s3://bucket/prefix uploads what it leaves there, and not to store/
+# make screenshots   pictures of the page for README and docs, from runs of the demo, by Chromium
 # make test   set up, then lint, check types, run the tests
 # make test-composer   what a trainer of Composer's says, in an environment of its own: it needs an older torch
 # make test-lowest   the tests of the core with the lowest versions of its dependencies, but for torch
@@ -15,10 +16,13 @@ COMPOSER := .venv-composer
 LOWEST := .venv-lowest
 ENGINES := .venv-engines
 
-.PHONY: demo test test-composer test-engines test-lowest test-package lint types bench soak format clean
+.PHONY: demo screenshots test test-composer test-engines test-lowest test-package lint types bench soak format clean
 
 demo: $(READY)
 	$(BIN)/destinations demo $(if $(STORE),--store "$(STORE)")
+
+screenshots: $(READY)
+	$(BIN)/python docs/screenshots.py
 
 test: lint types
 	$(BIN)/python -m pytest -n auto --dist loadgroup

@@ -1,4 +1,4 @@
-"""Shared by the tests of destinations: a terminal."""
+"""Shared by the tests of destinations: a terminal, and what is said where there is no browser."""
 
 import fcntl
 import os
@@ -12,6 +12,17 @@ import termios
 import pytest
 
 COLUMNS = 80
+NO_BROWSER = "needs a browser"
+
+
+def pytest_terminal_summary(terminalreporter):
+    """Says in the last lines that the tests of the page were skipped, and how to have them."""
+    skipped = [one for one in terminalreporter.stats.get("skipped", []) if NO_BROWSER in str(one.longrepr)]
+    if skipped:
+        terminalreporter.section("no browser")
+        terminalreporter.line(
+            f"{len(skipped)} tests of the page were skipped: no browser. To have them: apt-get install chromium"
+        )
 
 
 @pytest.fixture

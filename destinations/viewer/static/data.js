@@ -247,7 +247,7 @@ async function siteSeries(id, metric, x, from, to) {
     const low = from === undefined ? -Infinity : Number(from), high = to === undefined ? Infinity : Number(to);
     const inside = held[x].map((value, index) => ({ value, index })).filter(({ value }) => value >= low && value <= high).map(({ index }) => index);
     const of = (list) => list && inside.map((index) => list[index]);
-    return { ...held, x: of(held[x]), y: of(held.y), low: of(held.low), high: of(held.high), append: false };
+    return { ...held, x: of(held[x]), y: of(held.y), low: of(held.low), high: of(held.high), nan: x === "step" ? held.nan : [], inf: x === "step" ? held.inf : [], append: false };
   } catch (error) {
     return { run: id, metric, x: [], y: [], low: null, high: null, nan: [], inf: [], merged: 1, rows: 0, error: error.message };
   }

@@ -1,0 +1,117 @@
+"""Takes the pictures of the page that README and docs show: trains the demo's network some times, and opens the page.
+
+Run it with `make screenshots`; it needs Chromium (`apt-get install chromium fonts-inter`).
+"""
+
+import argparse
+import shutil
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from destinations import RunDirectory, TextFile
+from destinations.demo import Misclassified, Weights, trainer
+from destinations.runs import open_runs
+from destinations.viewer import Viewer
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+IMAGES = Path(__file__).resolve().parent / "images"
+SETTINGS = [(1e-2, 0.3, 1), (1e-2, 0.3, 2), (1e-2, 0.3, 3), (3e-3, 0.3, 1), (3e-2, 0.1, 1), (1e-1, 0.5, 1)]
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+DRAWN_MS = 1500
+
+
+def train(root: Path, epochs: int) -> None:
+    """Trains one network for each setting."""
+    torch.set_num_threads(1)
+    for lr, dropout, seed in SETTINGS:
+        name = f"lr{lr:g}-seed{seed}"
+        tags = ["baseline"] if (lr, seed) == (1e-2, 1) else []
+        with trainer(
+            [RunDirectory(root / name, tags=tags), TextFile(root / name / "log.txt")],
+            [Misclassified(), Weights()],
+            epochs=epochs,
+            lr=lr,
+            dropout=dropout,
+            seed=seed,
+            save_folder=str(root / name / "checkpoints"),
+            run_name=name,
+        ) as digits_trainer:
+            digits_trainer.logger.log_hyperparameters({"lr": lr, "dropout": dropout, "seed": seed})
+            digits_trainer.fit()
+        print(f"trained {name}")
+
+
+def shoot(page: "Page", viewer: Viewer, theme: str) -> None:
+    """Takes a picture of each view."""
+    page.goto(viewer.url)
+    page.wait_for_selector(".grid-row[data-run]")
+    rows = page.locator(".grid-row[data-run]")
+    ids = {
+        rows.nth(at).locator(".name").inner_text(): str(rows.nth(at).get_attribute("data-run"))
+        for at in range(rows.count())
+    }
+    chosen = [ids[f"lr{lr:g}-seed{seed}"] for lr, _, seed in SETTINGS]
+    query = "&".join(f"run={one}" for one in (*chosen[:1], *chosen[3:]))
+    metric = "summary.metrics/test/accuracy"
+    views = {
+        "runs": f"runs?{query}",
+        "charts": f"charts?{query}&smooth=0.6",
+        "media": f"media?{'&'.join(f'run={one}' for one in chosen[3:])}",
+        "explore": f"explore?{query}&sx=hparams.lr&sy={metric}&logx=1",
+        "run": f"run/{chosen[0]}",
+    }
+    for name, fragment in views.items():
+        page.goto(f"{viewer.address}/#/{fragment}")
+        page.wait_for_timeout(2 * DRAWN_MS)
+        if name == "charts":
+            box = page.locator('[data-metric="loss/train/total"] .nsewdrag').bounding_box()
+            assert box is not None  # noqa: S101  # the chart is there
+            page.mouse.move(box["x"] + box["width"] / 3, box["y"] + box["height"] / 2, steps=3)
+            page.wait_for_timeout(DRAWN_MS)
+        page.screenshot(path=IMAGES / f"{name}-{theme}.png")
+        page.mouse.move(0, 0)
+        print(f"{IMAGES.name}/{name}-{theme}.png")
+
+
+def main(epochs: int, root: Path | None) -> None:
+    """Trains where no runs are given, and takes the pictures, light and dark."""
+    from playwright.sync_api import sync_playwright
+
+    browser_path = next((found for name in BROWSERS if (found := shutil.which(name))), None)
+    if browser_path is None:
+        raise SystemExit("No browser: apt-get install chromium")
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = root or Path(scratch) / "digits"
+        if root is None:
+            train(folder, epochs)
+        with (
+            open_runs(folder, cache=Path(scratch) / "index") as runs,
+            Viewer(runs, port=0) as viewer,
+            sync_playwright() as playwright,
+        ):
+            browser = playwright.chromium.launch(executable_path=browser_path, args=["--no-sandbox"])
+            for theme in ("light", "dark"):
+                context = browser.new_context(
+                    viewport={"width": 1360, "height": 850},
+                    device_scale_factor=1.5,
+                    color_scheme="dark" if theme == "dark" else "light",
+                )
+                page = context.new_page()
+                shoot(page, viewer, theme)
+                context.close()
+            browser.close()
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--epochs", type=int, default=10, help="of each training (default: 10)")
+    parser.add_argument("--runs", type=Path, help="runs that are there already; nothing is trained")
+    given = parser.parse_args()
+    main(given.epochs, given.runs)

@@ -1,0 +1,170 @@
+"""The frame of the page in a real browser: run page, comparison, theme, keyboard, phone, and what helps to reach it all."""
+
+import re
+
+import pytest
+
+from tests.test_destinations.viewer.conftest import Opened
+
+pytestmark = pytest.mark.xdist_group("browser")
+
+VIEWS = ["runs", "charts", "media", "explore", "compare", "run"]
+
+
+def show(opened, view):
+    """Shows a view with two runs, and waits for what it shows last."""
+    query = f"run={opened.id_of('alpha')}&run={opened.id_of('beta')}"
+    opened.go(f"run/{opened.id_of('alpha')}" if view == "run" else f"{view}?{query}")
+    last = {
+        "runs": ".grid-row[data-run]", "charts": ".chart .plot .main-svg", "media": ".media figure", "explore": "#scatter .main-svg",
+        "compare": '[data-panel="Parting"]', "run": '[data-panel="Hyperparameters"]',
+    }  # fmt: skip
+    opened.page.locator(last[view]).first.wait_for(state="attached")
+
+
+def test_run_page_shows_what_a_run_was_and_left(opened):
+    """Hyperparameters, metrics with their extremes, sessions, and what logging cost."""
+    page = opened.page
+    show(opened, "run")
+    assert page.inner_text("h1") == "alpha"
+    hyperparameters = page.inner_text('[data-panel="Hyperparameters"]')
+    assert re.search(r"lr\s+0\.1\b", hyperparameters)
+    loss = (
+        page.locator('[data-panel="Metrics"] tbody tr')
+        .filter(has_text="loss")
+        .locator("td")
+        .all_inner_texts()
+    )
+    assert loss[:6] == ["loss", "0.005", "0.005", "199", "1", "0"]
+    cost = page.inner_text('[data-panel="What logging cost"]')
+    assert "Nothing was lost" in cost
+    assert re.search(r"Calls\s+200\b", cost)
+    assert page.locator('[data-panel="Sessions"] tbody tr').count() == 1
+
+
+def test_compare_shows_what_differs_and_where_runs_part(opened):
+    """Only hyperparameters that differ, and the first step at which a metric does."""
+    page = opened.page
+    show(opened, "compare")
+    rows = page.locator('[data-panel="Hyperparameters"] tbody tr').all_inner_texts()
+    assert [row.split() for row in rows] == [["lr", "0.1", "0.01"]]
+    assert "part at step 0, in loss" in " ".join(page.inner_text('[data-panel="Parting"]').split())
+
+
+def test_dark_and_light(new_page, viewer):
+    """The theme is that of the system until it is switched; the switch is remembered, and charts follow."""
+    opened = Opened(new_page(color_scheme="dark"), viewer)
+    page = opened.page
+    show(opened, "charts")
+    ground = "getComputedStyle(document.body).backgroundColor"
+    assert sum(map(int, re.findall(r"\d+", page.evaluate(ground))[:3])) < 100
+    opened.drawn("loss", 2)
+    dark = {trace["color"] for trace in opened.traces("loss").values()}
+    page.keyboard.press("t")
+    assert sum(map(int, re.findall(r"\d+", page.evaluate(ground))[:3])) > 600
+    opened.until(
+        "(dark) => !document.querySelector('.chart .plot').data.some((trace) => dark.includes(trace.line?.color))",
+        list(dark),
+    )
+    page.reload()
+    assert sum(map(int, re.findall(r"\d+", page.evaluate(ground))[:3])) > 600
+
+
+def test_keyboard_reaches_every_view(opened):
+    """Digits change the view, ? shows the keys and Escape closes them; the browser's back returns."""
+    page = opened.page
+    for key, heading in [("2", "charts"), ("3", "media"), ("4", "explore"), ("5", "compare"), ("1", "runs")]:
+        page.keyboard.press(key)
+        opened.until("(view) => document.querySelector('main').dataset.page === view", heading)
+    page.keyboard.press("?")
+    page.wait_for_selector("dialog[open]")
+    page.keyboard.press("Escape")
+    page.wait_for_selector("dialog", state="detached")
+    page.go_back()
+    opened.until("() => document.querySelector('main').dataset.page === 'compare'")
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_a_phone_shows_each_view_without_scrolling_sideways(new_page, viewer, view):
+    """At the width of a phone nothing lies beside the screen."""
+    opened = Opened(new_page(viewport={"width": 390, "height": 844}, is_mobile=True, has_touch=True), viewer)
+    show(opened, view)
+    assert opened.page.evaluate("document.documentElement.scrollWidth") <= 390
+    assert opened.page.evaluate("innerWidth") == 390
+
+
+CONTRAST = """
+() => {
+    // WCAG 2.2, 1.4.3: 4.5 to 1 for text, 3 to 1 for large text; relative luminance as defined there.
+    const canvas = document.createElement('canvas').getContext('2d', {willReadFrequently: true});
+    const rgba = (color) => { canvas.clearRect(0, 0, 1, 1); canvas.fillStyle = color; canvas.fillRect(0, 0, 1, 1); return [...canvas.getImageData(0, 0, 1, 1).data]; };
+    const over = (top, below) => { const share = top[3] / 255; return [0, 1, 2].map((at) => top[at] * share + below[at] * (1 - share)); };
+    const ground = (node) => {
+        const layers = [];
+        for (let one = node; one; one = one.parentElement) layers.push(rgba(getComputedStyle(one).backgroundColor));
+        return layers.reverse().reduce((below, top) => over(top, below), rgba(getComputedStyle(document.documentElement).colorScheme.includes('dark') && !getComputedStyle(document.documentElement).colorScheme.includes('light') ? '#000' : '#fff'));
+    };
+    const light = (color) => { const [r, g, b] = color.map((one) => { const share = one / 255; return share <= 0.04045 ? share / 12.92 : ((share + 0.055) / 1.055) ** 2.4; }); return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
+    const poor = [];
+    const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+    while (walker.nextNode()) {
+        const node = walker.currentNode.parentElement;
+        if (!walker.currentNode.data.trim() || !node.checkVisibility({opacityProperty: true, visibilityProperty: true}) || node.closest('svg, option, .off')) continue;
+        const below = ground(node), style = getComputedStyle(node);
+        const [one, other] = [light(over(rgba(style.color), below)), light(below)].sort((a, b) => b - a);
+        const least = parseFloat(style.fontSize) >= 24 ? 3 : 4.5;
+        if ((one + 0.05) / (other + 0.05) < least) poor.push(`${walker.currentNode.data.trim().slice(0, 40)}: ${((one + 0.05) / (other + 0.05)).toFixed(2)}`);
+    }
+    return [...new Set(poor)];
+}
+"""
+
+UNNAMED = """
+() => [...document.querySelectorAll('a[href], button, input, select, textarea, video, canvas:not([aria-hidden]), img, [role=grid], dialog')]
+    .filter((node) => node.checkVisibility() && !node.closest('.js-plotly-plot'))
+    .filter((node) => !(node.getAttribute('aria-label') || node.labels?.length || node.innerText?.trim() || node.hasAttribute('alt') || node.title))
+    .map((node) => node.outerHTML.slice(0, 120))
+"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_control_has_a_name_and_every_text_contrast(new_page, viewer, scheme):
+    """In all views, light and dark: names for screen readers, and the contrast that WCAG 2.2 (AA) asks for."""
+    opened = Opened(new_page(color_scheme=scheme), viewer)
+    for view in VIEWS:
+        show(opened, view)
+        assert opened.page.evaluate(UNNAMED) == [], view
+        assert opened.page.evaluate(CONTRAST) == [], view
+        assert opened.page.evaluate(
+            "document.querySelectorAll('[id]').length === new Set([...document.querySelectorAll('[id]')].map((node) => node.id)).size"
+        ), view
+
+
+def test_focus_is_seen_and_reaches_the_controls(opened):
+    """Tab goes through the controls, and the one that has the focus has an outline."""
+    page = opened.page
+    show(opened, "charts")
+    page.evaluate("document.activeElement.blur()")
+    seen = set()
+    for _ in range(30):
+        page.keyboard.press("Tab")
+        seen.add(
+            page.evaluate(
+                "(() => { const node = document.activeElement; return node.id || node.getAttribute('aria-label') || node.innerText; })()"
+            )
+        )
+        assert page.evaluate(
+            "(() => { const node = document.activeElement; const style = getComputedStyle(node); return style.outlineStyle !== 'none' || node.closest('.field') !== null; })()"
+        )
+    assert {"Skip to content", "search", "x-axis", "smooth"} <= seen
+
+
+def test_nothing_is_asked_of_other_servers(new_page, viewer):
+    """All that the page needs comes from its own server."""
+    page = new_page()
+    asked = []
+    page.on("request", lambda request: asked.append(request.url))
+    opened = Opened(page, viewer)
+    for view in VIEWS:
+        show(opened, view)
+    assert [url for url in asked if not url.startswith((viewer.address, "data:", "blob:"))] == []

@@ -1,0 +1,94 @@
+"""An exported site in a real browser, opened from a file: no server, no `fetch`, no modules."""
+
+import pytest
+
+from destinations.cli import main
+from tests.test_destinations.viewer.conftest import Opened
+
+pytestmark = pytest.mark.xdist_group("browser")
+
+
+class OpenedSite(Opened):
+    """A site that is opened from its folder."""
+
+    def __init__(self, page, folder):
+        self.page = page
+        self.address = (folder / "index.html").as_uri()
+        page.goto(self.address)
+
+    def go(self, fragment):
+        """Shows a view by its fragment."""
+        self.page.goto(f"{self.address}#/{fragment}")
+
+    def id_of(self, name):
+        """The id of a run in URLs."""
+        row = self.page.locator(".grid-row", has=self.page.get_by_role("link", name=name, exact=True))
+        return row.get_attribute("data-run")
+
+
+@pytest.fixture(scope="module")
+def site(run_root, tmp_path_factory):
+    """The exported site of the runs."""
+    folder = tmp_path_factory.mktemp("site") / "site"
+    assert main(["view", str(run_root), "--export", str(folder)]) == 0
+    return folder
+
+
+def test_a_site_from_a_file_shows_table_charts_and_media(new_page, site):
+    """Search, two lines, axes, zoom, images with masks, sounds, point clouds, tables, run page, comparison; and a reload."""
+    page = new_page()
+    asked = []
+    page.on("request", lambda request: asked.append(request.url))
+    opened = OpenedSite(page, site)
+    page.wait_for_selector(".grid-row[data-run]")
+    assert page.locator(".grid-row .name").count() == 6
+    assert page.inner_text("#live") == "exported"
+    alpha, beta = opened.id_of("alpha"), opened.id_of("beta")
+    page.fill("#search", "seed")
+    opened.until("() => document.querySelectorAll('.grid-row .name').length === 2")
+    opened.go(f"charts?run={alpha}&run={beta}")
+    lines = opened.drawn("loss", 2)
+    assert lines[alpha]["y"] == [1 / (1 + step) for step in range(200)]
+    page.select_option("#x-axis", "relative")
+    opened.until("() => document.querySelector('.chart .plot').layout.xaxis.title.text === 'seconds'")
+    page.select_option("#x-axis", "step")
+    opened.go(f"charts?run={alpha}&zoom=50~60~~~loss")
+    opened.until(
+        "() => document.querySelector('.chart .plot').data?.find((one) => one.meta.part === 'line').x.length === 11"
+    )
+    page.reload()
+    opened.until(
+        "() => document.querySelector('.chart .plot').data?.find((one) => one.meta.part === 'line').x.length === 11"
+    )
+    opened.go(f"media?run={alpha}")
+    opened.until("() => document.querySelector('.images img')?.naturalWidth === 8")
+    opened.until("() => document.querySelector('canvas.mask')?.width === 8")
+    for kind, ready in [
+        (
+            "audio",
+            "Number(document.querySelector('canvas.wave')?.dataset.points) > 100 && document.querySelector('audio').duration === 1",
+        ),
+        ("point_clouds", "document.querySelector('canvas.cloud')?.dataset.points === '2000'"),
+        ("tables", "document.querySelectorAll('.tables tbody tr').length === 3"),
+        ("texts", "document.querySelector('.text-record')?.innerText.startsWith('step 199')"),
+        ("histograms", "document.querySelector('.ridges')?.data?.length === 3"),
+    ]:
+        opened.go(f"media?run={alpha}&kind={kind}")
+        opened.until(f"() => {ready}")
+    opened.go(f"run/{alpha}")
+    page.wait_for_selector('[data-panel="Hyperparameters"]')
+    assert page.get_by_role("button", name="Edit note").count() == 0
+    opened.go(f"compare?run={alpha}&run={beta}")
+    opened.until("() => document.querySelector('[data-panel=Parting]')?.innerText.includes('step 0')")
+    opened.go(f"explore?run={alpha}")
+    opened.until("() => document.querySelector('#scatter').data?.[0].x.length > 0")
+    assert [url for url in asked if not url.startswith(("file:", "data:", "blob:"))] == []
+
+
+def test_a_site_says_what_needs_the_server(new_page, site):
+    """A filter needs the server, and is said to."""
+    opened = OpenedSite(new_page(), site)
+    opened.page.wait_for_selector(".grid-row[data-run]")
+    opened.page.fill("#filter", "hparams.lr > 0")
+    opened.page.wait_for_selector(".filter-error:visible")
+    assert "need the server" in opened.page.inner_text(".filter-error")
