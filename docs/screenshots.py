@@ -60,8 +60,8 @@ def shoot(page: "Page", viewer: Viewer, theme: str) -> None:
     metric = "summary.metrics/test/accuracy"
     views = {
         "runs": f"runs?{query}",
-        "charts": f"charts?{query}&smooth=0.6",
-        "media": f"media?{'&'.join(f'run={one}' for one in chosen[3:])}",
+        "charts": f"charts?{query}&smooth=0.4",
+        "media": f"media?{'&'.join(f'run={one}' for one in chosen[3:])}&step=84&opacity=0.35",
         "explore": f"explore?{query}&sx=hparams.lr&sy={metric}&logx=1",
         "run": f"run/{chosen[0]}",
     }
@@ -111,7 +111,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--epochs", type=int, default=10, help="of each training (default: 10)")
+    parser.add_argument("--epochs", type=int, default=16, help="of each training (default: 16)")
     parser.add_argument("--runs", type=Path, help="runs that are there already; nothing is trained")
     given = parser.parse_args()
     main(given.epochs, given.runs)

@@ -8,7 +8,7 @@ import { showExplore } from "./explore.js";
 import { showMedia } from "./media.js";
 import { showRun } from "./run.js";
 import { showRuns } from "./runs.js";
-import { changeAll, link, onChange, readUrl, selectedRuns, state, update } from "./state.js";
+import { link, onChange, readUrl, selectedRuns, state, update } from "./state.js";
 
 const PAGES = [["runs", "Runs", showRuns], ["charts", "Charts", showCharts], ["media", "Media", showMedia], ["explore", "Explore", showExplore], ["compare", "Compare", showCompare]];
 const KEYS = [
@@ -22,6 +22,8 @@ const main = document.getElementById("main");
 let leave = () => {};
 let isServed = true;
 let title = "";
+let leftOut = [];
+let seen = location.hash;
 
 function wordmark() {
   const mark = svg("svg", { viewBox: "0 0 32 32", class: "mark", "aria-hidden": "true" },
@@ -32,7 +34,7 @@ function wordmark() {
 function drawHeader() {
   const tabs = PAGES.map(([page, name]) => el("a", { href: link({ page, id: "" }), "aria-current": state.page === page || (page === "runs" && state.page === "run") ? "page" : null }, name));
   fill(header, wordmark(), el("span", { class: "place", title, dir: "auto" }, shorten(title, 60)), el("nav", { "aria-label": "Views" }, tabs),
-    el("span", { class: `live${isServed ? "" : " off"}`, id: "live", title: isExported ? "An exported site: nothing changes." : isServed ? "New rows appear by themselves." : "The server does not answer." },
+    el("span", { class: `live${isServed ? "" : " off"}`, id: "live", title: isExported ? ["An exported site: nothing changes.", ...(leftOut.length ? [`Left out: ${shorten(leftOut.join("; "), 600)}.`] : [])].join(" ") : isServed ? "New rows appear by themselves." : "The server does not answer." },
       el("i", {}), isExported ? "exported" : isServed ? "live" : "offline"),
     iconButton(isDark() ? "sun" : "moon", isDark() ? "Light" : "Dark", switchTheme, { id: "theme" }), iconButton("help", "Keys", showKeys, { id: "help" }));
   document.title = `${PAGES.find(([page]) => page === state.page)?.[1] ?? "Run"}${title ? ` – ${shorten(title, 60)}` : ""}`;
@@ -93,9 +95,10 @@ function pressed(event) {
 }
 
 function arrived() {
-  const before = JSON.stringify([state.page, state.id]);
+  // Browsers tell of one step in the history twice.
+  if (location.hash === seen) return;
+  seen = location.hash;
   readUrl();
-  if (before === JSON.stringify([state.page, state.id])) changeAll();
   showPage();
 }
 
@@ -108,6 +111,7 @@ async function begin() {
   }
   readUrl();
   onChange((changed) => {
+    seen = location.hash;
     if (changed.has("page") || changed.has("id")) showPage();
     else {
       drawHeader();
@@ -126,7 +130,9 @@ async function begin() {
     }
   });
   try {
-    title = (await serverInfo()).name;
+    const info = await serverInfo();
+    title = info.name;
+    leftOut = info.bounds?.left_out ?? [];
     drawHeader();
   } catch {
     // The views say what is wrong.

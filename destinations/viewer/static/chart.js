@@ -26,7 +26,7 @@ export function plotText(text) {
 }
 
 /** Returns a colour of the palette with some opacity. */
-export function faded(color, opacity) {
+function faded(color, opacity) {
   return color + Math.round(opacity * 255).toString(16).padStart(2, "0");
 }
 
@@ -56,7 +56,7 @@ export const PLOT_CONFIG = { displayModeBar: false, responsive: false, doubleCli
  * @param {(number|null)[]} values
  * @param {number} weight of the past, in [0, 1).
  */
-export function smoothed(values, weight) {
+function smoothed(values, weight) {
   let last = 0, count = 0;
   return values.map((value) => {
     if (value === null) return null;

@@ -24,7 +24,7 @@ export const isExported = site !== undefined;
 if (isExported) site.add = (key, answer) => added.set(key, answer);
 
 /** What went wrong, in words for the reader. */
-export class DataError extends Error {}
+class DataError extends Error {}
 
 /** Returns path and query; lists are repeated parameters, null and "" are left out. */
 function pathOf(path, query = {}) {

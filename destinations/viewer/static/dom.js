@@ -51,7 +51,7 @@ export function el(tag, props = {}, ...children) {
 }
 
 /** Appends children as `el` does. */
-export function add(node, children) {
+function add(node, children) {
   for (const child of children.flat(Infinity)) {
     if (child === null || child === undefined || child === false) continue;
     node.append(child instanceof Node ? child : document.createTextNode(String(child)));

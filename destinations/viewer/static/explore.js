@@ -8,7 +8,7 @@ import { onChange, state, styleOf, update } from "./state.js";
 
 const MOST_SHOWN = 1000;
 const MOST_AXES_SHOWN = 12;
-const HEIGHT = 380;
+const HEIGHT = 340;
 const MARGIN = { top: 46, bottom: 24, side: 60 };
 
 /** Shows the plots in an element until the returned function is called. */
@@ -26,7 +26,7 @@ export function showExplore(root) {
   const logY = el("button", { type: "button", class: "button", onclick: () => update({ logy: state.logy ? "" : "1" }) }, "log y");
   const count = el("span", { class: "muted count" });
   const problem = el("pre", { class: "filter-error", role: "alert", hidden: true });
-  const plot = el("div", { class: "plot", id: "scatter", style: { height: "380px" } });
+  const plot = el("div", { class: "plot", id: "scatter", style: { height: "310px" } });
   const holder = el("div", { id: "parallel", style: { padding: "0 8px 10px" } });
   const title = el("h3", {});
   const saves = (kinds) => kinds.map(([kind, act]) => el("button", { type: "button", class: "icon-button", style: { width: "auto", padding: "0 7px", "font-size": "11.5px" }, "aria-label": `Save as ${kind}`, onclick: act }, kind));
@@ -113,7 +113,7 @@ export function showExplore(root) {
     const trace = {
       type: "scatter", mode: "markers", x: xs, y: shown.map((row) => valueOf(row, sy)), hoverinfo: "text", customdata: shown.map(({ id }) => id),
       text: shown.map((row) => plotText(`${shorten(row.name, 60)}\n${bare(sy)} ${formatNumber(valueOf(row, sy))}`).replace("\n", "<br>")),
-      marker: { size: shown.map((row) => (state.run.includes(row.id) ? 13 : 9)), opacity: shown.map((row) => (isOut(row) ? 0.15 : 0.85)), color: shown.map((row) => (state.run.includes(row.id) ? styleOf(row.id, isDark()).color : isDark() ? "#8b93a5" : "#7b8496")), line: { width: 1, color: isDark() ? "#17181b" : "#ffffff" } },
+      marker: { size: shown.map((row) => (state.run.includes(row.id) ? 14 : 10)), opacity: shown.map((row) => (isOut(row) ? 0.15 : 0.85)), color: shown.map((row) => (state.run.includes(row.id) ? styleOf(row.id, isDark()).color : isDark() ? "#8b93a5" : "#7b8496")), line: { width: 1, color: isDark() ? "#17181b" : "#ffffff" } },
     };
     const isNew = !plot.data;
     await Plotly.react(plot, [trace], plotLayout({

@@ -12,6 +12,7 @@ const KINDS = [["images", "Images"], ["videos", "Videos"], ["audio", "Audio"], [
 const MOST_PICTURES = 64;
 const MOST_RIDGES = 40;
 const SMALL = 64;
+const FEW = 6;
 const CLASSES = classColors();
 
 /** Returns the 256 colours of classes, as `destinations.media` computes them. */
@@ -252,7 +253,7 @@ class Panel {
     node.dataset.step = String(own);
     if (total > items.length && steps.length > 1) node.title = `${items.length} of ${total} records, taken evenly.`;
     if (kind === "images") this.labels = Object.assign(this.labels ?? {}, ...now.map((item) => Object.fromEntries(Object.keys(item.masks ?? {}).map((mask) => [mask, item.labels ?? {}]))));
-    for (const item of now.slice(0, MOST_PICTURES)) node.append(figureOf(id, kind, item));
+    for (const item of now.slice(0, MOST_PICTURES)) node.append(figureOf(id, kind, item, now.length > FEW ? 64 : 96));
     if (now.length > MOST_PICTURES) node.append(el("p", { class: "muted" }, `and ${now.length - MOST_PICTURES} more`));
     return node;
   }
@@ -277,10 +278,10 @@ class Panel {
   }
 }
 
-function figureOf(id, kind, item) {
+function figureOf(id, kind, item, side) {
   const caption = item.caption ? el("figcaption", { dir: "auto" }, shorten(item.caption, 500)) : null;
   switch (kind) {
-    case "images": return el("figure", {}, picture(id, item), caption);
+    case "images": return el("figure", {}, picture(id, item, side), caption);
     case "videos": return el("figure", { style: { flex: "1 1 260px" } }, el("video", { controls: true, loop: true, muted: true, preload: "metadata", playsInline: true, src: fileUrl(id, item.file), "aria-label": item.caption ? shorten(item.caption, 100) : "Video" }), caption);
     case "audio": return el("div", { style: { flex: "1 1 260px" } }, sound(id, item.file, fileUrl(id, item.file), styleOf(id, isDark()).color), caption);
     case "point_clouds": return el("div", { style: { flex: "1 1 260px" } }, pointCloud(id, item.file), caption);
@@ -290,13 +291,13 @@ function figureOf(id, kind, item) {
   }
 }
 
-/** Returns an image with its masks above it; small ones are enlarged with hard pixels. */
-function picture(id, item) {
+/** Returns an image with its masks above it; small ones are enlarged to a side, with hard pixels. */
+function picture(id, item, side) {
   const frame = el("div", { class: "picture" });
   const image = el("img", { alt: item.caption ? shorten(item.caption, 200) : `Image ${item.index ?? 0} of step ${item.step}`, decoding: "async", src: fileUrl(id, item.file) });
   image.addEventListener("load", () => {
     const least = Math.max(image.naturalWidth, image.naturalHeight);
-    const width = least < SMALL ? Math.round(image.naturalWidth * (96 / least)) : Math.min(image.naturalWidth, 420);
+    const width = least < SMALL ? Math.round(image.naturalWidth * (side / least)) : Math.min(image.naturalWidth, 420);
     frame.style.width = `${width}px`;
     frame.style.aspectRatio = `${image.naturalWidth} / ${image.naturalHeight}`;
     frame.classList.toggle("pixelated", least < 2 * SMALL);

@@ -20,7 +20,7 @@ const FIXED = {
 };
 
 /** Returns the words for how a run stands, and the class of its mark. */
-export function statusOf(row) {
+function statusOf(row) {
   if (row.status === "killed" || (row.status === "running" && !row.alive)) return ["killed", "dead"];
   if (row.status === "running") return ["running", "running"];
   if (row.status === "completed" || row.status === "finished") return [row.status, "done"];
@@ -126,7 +126,7 @@ export function showRuns(root) {
   async function refresh() {
     if (isEditing) return;
     const mine = generation;
-    const wanted = [...blocks.keys()].slice(-3);
+    const wanted = [...new Set([...body.querySelectorAll("[aria-rowindex]")].map((node) => Math.floor((node.ariaRowIndex - 1) / BLOCK)))];
     const fresh = new Map();
     try {
       const [found] = await Promise.all([state.group ? listGroups(question()) : null, ...wanted.map(async (index) => {
@@ -216,7 +216,8 @@ export function showRuns(root) {
       return el("div", { role: "columnheader", class: isNumber ? "number" : "", "aria-sort": is, title: name },
         by ? el("button", { type: "button", onclick: by }, tailOf(titleOf(name)), el("i", { class: "sort", "aria-hidden": "true" }, is === "ascending" ? "↑" : is === "descending" ? "↓" : "")) : titleOf(name));
     };
-    fill(head, el("div", { role: "columnheader", "aria-label": "Selected" }), heading("name"), columns.map(heading), el("div", { role: "columnheader", "aria-label": "Actions" }));
+    const all = el("input", { type: "checkbox", "aria-label": `Select the first ${BLOCK} runs`, title: `Select the first ${BLOCK} runs`, onclick: (event) => pickAll(event.target.checked) });
+    fill(head, el("div", { role: "columnheader", class: "pick" }, all), heading("name"), columns.map(heading), el("div", { role: "columnheader", "aria-label": "Actions" }));
     drawActions();
   }
 
@@ -375,6 +376,11 @@ export function showRuns(root) {
     lastPicked = index;
     cursor = index;
     selectRuns([...new Set(ids.filter(Boolean))], isOn);
+  }
+
+  function pickAll(isOn) {
+    const rows = Array.from({ length: Math.min(total, BLOCK) }, (_, index) => rowAt(index)).filter(Boolean);
+    selectRuns(rows.map(({ id }) => id), isOn);
   }
 
   // --- choices ------------------------------------------------------------------------------------------------

@@ -75,11 +75,6 @@ export function onChange(listener) {
   return () => listeners.delete(listener);
 }
 
-/** Tells all that everything may have changed. */
-export function changeAll() {
-  for (const listener of [...listeners]) listener(new Set(["page", "id", ...Object.keys(DEFAULTS)]));
-}
-
 /** Returns the ids of the selected runs. Their place among `state.run` decides their colour. */
 export function selectedRuns() {
   return state.run.filter(Boolean);

@@ -1,0 +1,72 @@
+"""The modules of the page, read as text: no HTML from strings, one module that fetches, imports that are there and used."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import destinations.viewer
+
+STATIC = Path(destinations.viewer.__file__).parent / "static"
+MODULES = {path.name: path.read_text(encoding="utf-8") for path in sorted(STATIC.glob("*.js"))}
+IMPORT = re.compile(r'^import \{([^}]*)\} from "\./([\w-]+\.js)";$', re.MULTILINE)
+COMMENT = re.compile(r"/\*.*?\*/|^\s*//.*$", re.DOTALL | re.MULTILINE)
+MARKUP = r"innerHTML|outerHTML\s*=|insertAdjacentHTML|document\.write|DOMParser|createContextualFragment|srcdoc|\beval\(|new Function"
+
+
+def exports(source):
+    """The names that a module exports."""
+    return set(re.findall(r"^export (?:async )?(?:function|const|class) (\w+)", source, re.MULTILINE))
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_no_text_becomes_markup_or_code(name):
+    """Nothing parses a string as HTML or as a script."""
+    assert re.findall(MARKUP, COMMENT.sub("", MODULES[name])) == []
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_only_data_fetches(name):
+    """Every request is in `data.js`, which an exported site turns into scripts."""
+    found = re.findall(r"\bfetch\(|XMLHttpRequest|WebSocket|EventSource|\bimport\(", MODULES[name])
+    assert bool(found) == (name == "data.js")
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_imports_are_there_and_used(name):
+    """A name that is imported is exported there, and used here; every statement has the form that an export joins."""
+    source = MODULES[name]
+    rest = IMPORT.sub("", source)
+    assert not re.search(r"^import\b", rest, re.MULTILINE)
+    assert "export default" not in source
+    for names, module in IMPORT.findall(source):
+        for one in filter(None, map(str.strip, names.split(","))):
+            assert one in exports(MODULES[module]), f"{module} has no {one}"
+            assert re.search(rf"\b{one}\b", rest), f"{one} is not used"
+
+
+def test_every_export_is_used_elsewhere():
+    """What only its own module uses is not exported."""
+    imported = {
+        (module, one.strip())
+        for source in MODULES.values()
+        for names, module in IMPORT.findall(source)
+        for one in names.split(",")
+    }
+    spare = {(name, one) for name, source in MODULES.items() for one in exports(source)} - imported
+    assert spare == set()
+
+
+def test_the_page_names_only_files_that_are_there():
+    """Each file that index.html loads is beside it, or is Plotly's."""
+    page = (STATIC / "index.html").read_text(encoding="utf-8")
+    for name in re.findall(r'(?:src|href)="static/([^"]+)"', page):
+        assert name == "plotly.min.js" or (STATIC / name).is_file(), name
+    assert not re.search(r"<style|<script(?![^>]*\bsrc=)|\son\w+=|https?://", page)
+
+
+def test_the_files_are_in_the_package():
+    """The wheel has what the server serves."""
+    project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text(encoding="utf-8"))
+    assert "viewer/static/*" in project["tool"]["setuptools"]["package-data"]["destinations"]
