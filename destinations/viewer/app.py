@@ -1,8 +1,10 @@
 """The routes of the server: parameters in; answers of `catalog`, `details` and `charts` out, as JSON."""
 
+import contextlib
 import hashlib
 import json
 import math
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -45,6 +47,8 @@ class App:
 
     def __init__(self, catalog: Catalog, charts: ChartReader, changes: Changes) -> None:
         self.catalog = catalog
+        # A dataset is read by one thread at a time.
+        self._turns = contextlib.nullcontext() if catalog.runs.roots else threading.Lock()
         self.charts = charts
         self.changes = changes
         self.asgi = Starlette(
@@ -74,10 +78,10 @@ class App:
             exception_handlers={HTTPException: _http_error, Exception: _error_answer},
         )
 
-    @staticmethod
-    def _get(path: str, answer: _Answer) -> Route:
+    def _get(self, path: str, answer: _Answer) -> Route:
         def endpoint(request: Request) -> Response:
-            return _json(answer(request), request)
+            with self._turns:
+                return _json(answer(request), request)
 
         return Route(path, _guarded(endpoint), methods=["GET"])
 

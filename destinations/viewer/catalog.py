@@ -11,7 +11,16 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from destinations.runs import HEARTBEAT_SECONDS, FilterError, Run, RunNotFoundError, RunRecord, Runs, is_alive
+from destinations.runs import (
+    HEARTBEAT_SECONDS,
+    EditError,
+    FilterError,
+    Run,
+    RunNotFoundError,
+    RunRecord,
+    Runs,
+    is_alive,
+)
 from destinations.runs.commands.fields import OWN_FIELDS, check_fields, field_of, status_of
 from destinations.runs.filters import parse_filter
 from destinations.runs.record import FIELDS
@@ -45,11 +54,13 @@ class Catalog:
 
     Args:
         runs: open, and stays so.
+        source: where the runs come from, if they are copies: nothing can be edited then.
         clock: returns the time in seconds since 1970.
     """
 
-    def __init__(self, runs: Runs, *, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, runs: Runs, *, source: str = "", clock: Callable[[], float] = time.time) -> None:
         self.runs = runs
+        self._source = source or str(getattr(runs, "uri", ""))
         self.clock = clock
         self._lock = threading.Lock()  # Guards `_places`.
         self._places: dict[str, Path | str] = {}
@@ -188,11 +199,11 @@ class Catalog:
 
     def info(self) -> dict[str, Any]:
         """Returns the answer of `/api/info`, but for the version."""
-        roots = [str(root) for root in self.runs.roots] or [str(getattr(self.runs, "uri", ""))]
+        roots = [self._source] if self._source else [str(root) for root in self.runs.roots]
         return {
             "roots": roots,
             "name": ", ".join(root.rstrip("/").rpartition("/")[2] for root in roots),
-            "writable": bool(self.runs.roots),
+            "writable": not self._source,
             "dead_after_seconds": HEARTBEAT_SECONDS,
             "now": self.clock(),
         }
@@ -254,9 +265,11 @@ class Catalog:
             if name not in names:
                 raise ValueError(f"unknown field {name!r}. Fields to edit are {', '.join(names)}.")
             _check_edit(name, value)
+        if self._source:
+            raise EditError(f"these runs come from {self._source}, where nothing is edited.")
         run = self.run(run_id)
         edited = self.runs.edit(
-            run.path if self.runs.roots else run.run_id,
+            run.path,
             **{names[name]: value for name, value in changes.items()},
         )
         return self.row(edited.record)

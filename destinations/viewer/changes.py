@@ -179,11 +179,12 @@ class Changes:
     def _changed_records(self) -> tuple[dict[str, dict[str, bool]], bool]:
         catalog, now = self._catalog, self._clock()
         is_first = not self._known and self._version == 0
-        if now >= self._next_scan:
+        known = self._known
+        if now >= self._next_scan and catalog.runs.roots:
             catalog.runs.scan()
+            known = catalog.runs.fingerprints()
             took = self._clock() - now
             self._next_scan = now + max(_SCAN_SECONDS, _SCAN_SHARE * took)
-        known = catalog.runs.fingerprints() if catalog.runs.roots else {}
         alive = {record.path for record in catalog.runs.records(where="alive", archived=None)}
         previous, self._known = self._known, known
         was_alive, self._alive = self._alive, alive

@@ -1,7 +1,9 @@
 """Answers with curves: series of metrics, and bands over groups of runs or over ranks."""
 
+import contextlib
 import itertools
 import os
+import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -83,6 +85,8 @@ class ChartReader:
 
     def __init__(self, cache: ColumnCache | None = None) -> None:
         self.cache = ColumnCache() if cache is None else cache
+        # A dataset is read by one thread at a time.
+        self._turns = threading.Lock()
         # Much of the reading is numpy's, which lets other threads run.
         self._pool = ThreadPoolExecutor(min(4, os.cpu_count() or 1), "viewer-series")
 
@@ -120,7 +124,8 @@ class ChartReader:
 
         def of_run(item: tuple[str, Run | None]) -> list[dict[str, Any]]:
             run_id, run = item
-            found = rows_of(self.cache, run, metrics, axis, rank)
+            with contextlib.nullcontext() if type(run) is Run else self._turns:
+                found = rows_of(self.cache, run, metrics, axis, rank)
             answers = []
             for metric, rows in zip(metrics, found, strict=True):
                 named = {"run": run_id, "metric": metric, "rank": rank}
@@ -154,7 +159,8 @@ class ChartReader:
 
         def read(member: tuple[str, Run, int]) -> Rows | str:
             _, run, rank = member
-            return rows_of(self.cache, run, [metric], axis, rank)[0]
+            with contextlib.nullcontext() if type(run) is Run else self._turns:
+                return rows_of(self.cache, run, [metric], axis, rank)[0]
 
         bands = []
         for label, members in groups:

@@ -1,6 +1,7 @@
 """The command `destinations view`. Imports the server when it runs."""
 
 import argparse
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -60,26 +61,26 @@ class _Command:
 
 def view(options: argparse.Namespace, session: Any) -> int:
     """Serves the page until Ctrl-C, or exports it."""
-    from destinations.runs import open_runs
     from destinations.runs.commands.running import EXIT_OK, roots_of
 
     from .server import Viewer
 
     options.root = options.root or None
     roots = roots_of(options, session)
-    if options.export is not None:
-        with open_runs(*roots, clock=session.clock) as runs:
-            return _export(runs, options, session)
-    with (
-        open_runs(*roots, clock=session.clock) as runs,
-        Viewer(
-            runs,
-            host=options.host,
-            port=options.port,
-            allowed_hosts=options.allow_host,
-            clock=session.clock,
-        ) as viewer,
-    ):
+    with contextlib.ExitStack() as opened:
+        runs, source = _opened(roots, options, session, opened)
+        if options.export is not None:
+            return _export(runs, source, options, session)
+        viewer = opened.enter_context(
+            Viewer(
+                runs,
+                host=options.host,
+                port=options.port,
+                allowed_hosts=options.allow_host,
+                source=source,
+                clock=session.clock,
+            )
+        )
         count = runs.report.runs
         session.screen.line(f"{count} {'run' if count == 1 else 'runs'} in {', '.join(map(str, roots))}")
         session.screen.line(viewer.url)
@@ -98,7 +99,41 @@ def view(options: argparse.Namespace, session: Any) -> int:
     return EXIT_OK
 
 
-def _export(runs: Any, options: argparse.Namespace, session: Any) -> int:
+def _opened(
+    roots: list[str], options: argparse.Namespace, session: Any, opened: contextlib.ExitStack
+) -> tuple[Any, str]:
+    """Returns the runs below the roots, and the URI where they are copies; `opened` closes what is opened."""
+    from destinations.runs import DatasetError, open_runs
+    from destinations.runs.commands.running import UsageError
+    from uploads import redact_text
+
+    if not any("://" in root for root in roots):
+        return opened.enter_context(open_runs(*roots, clock=session.clock)), ""
+    if len(roots) > 1:
+        raise UsageError(f"one URI must be given by itself, got {', '.join(roots)}.")
+    try:
+        return opened.enter_context(open_runs(roots[0], clock=session.clock)), ""
+    except (DatasetError, ImportError):
+        # Not a dataset, or nothing here that reads one: folders of runs.
+        from .mirror import Mirror, mirror_folder
+
+    source = redact_text(roots[0].partition("?")[0])
+    mirror = Mirror(roots[0], mirror_folder(roots[0]))
+    session.note(f"copying runs from {source} …")
+    _note_left_out(mirror.refresh(), session)
+    if options.export is None:
+        opened.callback(mirror.start().close)
+    return opened.enter_context(open_runs(mirror.folder, clock=session.clock)), source
+
+
+def _note_left_out(left_out: list[str], session: Any) -> None:
+    for left in left_out[:_MAX_NOTES]:
+        session.note(f"left out: {left}")
+    if len(left_out) > _MAX_NOTES:
+        session.note(f"and {len(left_out) - _MAX_NOTES} more")
+
+
+def _export(runs: Any, source: str, options: argparse.Namespace, session: Any) -> int:
     from destinations.runs.commands.running import EXIT_OK, UsageError
     from destinations.runs.commands.text import bytes_text
 
@@ -109,7 +144,7 @@ def _export(runs: Any, options: argparse.Namespace, session: Any) -> int:
         if value < 0:
             raise UsageError(f"{name} must be 0 or more, got {value}.")
     report = export_site(
-        Catalog(runs, clock=session.clock),
+        Catalog(runs, source=source, clock=session.clock),
         Path(options.export).absolute(),
         where=options.where,
         limit=options.limit,
@@ -118,9 +153,6 @@ def _export(runs: Any, options: argparse.Namespace, session: Any) -> int:
     )
     media = f"{report.media_files} files of media, {bytes_text(report.media_bytes)}"
     session.screen.line(f"{report.runs} {'run' if report.runs == 1 else 'runs'}, {media}")
-    for left in report.left_out[:_MAX_NOTES]:
-        session.note(f"left out: {left}")
-    if len(report.left_out) > _MAX_NOTES:
-        session.note(f"and {len(report.left_out) - _MAX_NOTES} more")
+    _note_left_out(report.left_out, session)
     session.screen.line(str(Path(options.export) / "index.html"))
     return EXIT_OK

@@ -59,6 +59,7 @@ class Viewer:
         port: to bind; None for 8377, or any free one if that is taken.
         token: of the URL; None for a random one.
         allowed_hosts: names by which the server may be asked for, beside addresses and `localhost`.
+        source: where the runs come from, if they are copies: nothing can be edited then.
         owns_runs: whether `close` closes the runs.
         clock: returns the time in seconds since 1970.
 
@@ -74,6 +75,7 @@ class Viewer:
         port: int | None = None,
         token: str | None = None,
         allowed_hosts: Collection[str] = (),
+        source: str = "",
         owns_runs: bool = False,
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -85,6 +87,7 @@ class Viewer:
         self.token = new_token() if token is None else token
         self._wanted_port = port
         self._allowed_hosts = allowed_hosts
+        self._source = source
         self._owns_runs = owns_runs
         self._clock = clock
         self._server: uvicorn.Server | None = None
@@ -126,7 +129,7 @@ class Viewer:
         if self._thread is not None:
             return self
         self._socket = self._bound()
-        catalog = Catalog(self.runs, clock=self._clock)
+        catalog = Catalog(self.runs, source=self._source, clock=self._clock)
         self._charts = ChartReader()
         self._changes = Changes(catalog, self._charts.cache)
         app = App(catalog, self._charts, self._changes)

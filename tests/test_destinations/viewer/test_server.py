@@ -1,6 +1,7 @@
 """The JSON API of the page, asked over HTTP: each answer for a run that `RunDirectory` wrote."""
 
 import json
+import re
 import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -567,3 +568,20 @@ def test_runs_and_a_run_open_their_page_from_python(demo, tmp_path):
         assert viewer.address in viewer._repr_html_()
     with Run.open(demo / "digits").view(port=0) as viewer:
         assert [row["name"] for row in Client(viewer).get("/api/runs")["rows"]] == ["digits"]
+
+
+def test_each_address_of_the_api_is_documented(page):
+    """docs/viewer-api.md has a section for each, and none that is not there."""
+    text = (Path(__file__).parents[3] / "docs" / "viewer-api.md").read_text(encoding="utf-8")
+    documented = set(re.findall(r"^### (GET|PATCH) (/api/\S+)$", text, re.MULTILINE))
+
+    asgi = page.viewer._server.config.app._app
+    routes = {
+        (method, route.path.replace("{id}", "ID"))
+        for route in asgi.routes
+        if route.path.startswith("/api/")
+        for method in route.methods - {"HEAD"}
+    }
+    files = ("GET", "/api/runs/ID/files/{path:path}")
+    assert routes - {files} == documented
+    assert "`GET /api/runs/ID/files/FILE`" in text
