@@ -122,13 +122,13 @@ async function begin() {
   document.addEventListener("keydown", pressed);
   addEventListener("hashchange", arrived);
   addEventListener("popstate", arrived);
-  showPage();
   watchChanges((isAnswering) => {
     if (isAnswering !== isServed) {
       isServed = isAnswering;
       drawHeader();
     }
   });
+  showPage();
   try {
     const info = await serverInfo();
     title = info.name;

@@ -2,7 +2,7 @@
 
 import { readBands, readSeries, runInfo } from "./data.js";
 import { debounce, download, el, fill, formatDuration, formatNumber, formatTime, iconButton, isDark, popover, icon, shorten, toCsv, toast } from "./dom.js";
-import { selectedRuns, state, styleOf, toggle, update, visibleRuns } from "./state.js";
+import { keepNumbers, numbersOf, selectedRuns, state, styleOf, toggle, visibleRuns } from "./state.js";
 
 const POINTS = 1000;
 const GROW_MS = 900;
@@ -68,16 +68,8 @@ function smoothed(values, weight) {
 
 /** Returns the zoom of a metric that is in the URL: `[x0, x1, y0, y1]`, where a missing one is null. */
 function zoomOf(metric) {
-  for (const one of state.zoom) {
-    const found = one.match(/^([^~]*)~([^~]*)~([^~]*)~([^~]*)~(.*)$/s);
-    if (found && found[5] === metric) return found.slice(1, 5).map((part) => (part === "" || !Number.isFinite(Number(part)) ? null : Number(part)));
-  }
-  return null;
-}
-
-function keepZoom(metric, zoom) {
-  const others = state.zoom.filter((one) => one.replace(/^([^~]*~){4}/s, "") !== metric);
-  update({ zoom: zoom ? [...others, [...zoom.map((part) => part ?? ""), metric].join("~")] : others });
+  const zoom = numbersOf("zoom", metric);
+  return zoom?.length === 4 ? zoom : null;
 }
 
 /** A chart of one metric, as a card. It asks for data when it comes into view, and is taken down when it leaves. */
@@ -307,7 +299,7 @@ export class MetricChart {
   zoomed(event) {
     const isReset = event["xaxis.autorange"] || event["yaxis.autorange"];
     if (isReset) {
-      if (this.zoom) keepZoom(this.metric, null);
+      if (this.zoom) keepNumbers("zoom", this.metric, null);
       return;
     }
     const of = (axis, isLog) => {
@@ -319,7 +311,7 @@ export class MetricChart {
     if (!x && !y) return;
     const [x0, x1, y0, y1] = this.zoom ?? [null, null, null, null];
     const round = (value) => (value === null ? null : Number(Number(value).toPrecision(10)));
-    keepZoom(this.metric, [...(x ?? [x0, x1]), ...(y ?? (x ? [null, null] : [y0, y1]))].map(round));
+    keepNumbers("zoom", this.metric, [...(x ?? [x0, x1]), ...(y ?? (x ? [null, null] : [y0, y1]))].map(round));
   }
 
   hovered(event) {
@@ -362,7 +354,7 @@ export class MetricChart {
     }
     if (visibleRuns().length > MOST_RUNS) parts.push(`The first ${MOST_RUNS} runs.`);
     fill(this.foot, parts.join(" "));
-    fill(this.badge, this.zoom ? el("button", { type: "button", class: "button quiet", style: { height: "24px", "font-size": "11.5px", padding: "0 7px" }, onclick: () => keepZoom(this.metric, null) }, "Reset zoom") : null);
+    fill(this.badge, this.zoom ? el("button", { type: "button", class: "button quiet", style: { height: "24px", "font-size": "11.5px", padding: "0 7px" }, onclick: () => keepNumbers("zoom", this.metric, null) }, "Reset zoom") : null);
   }
 
   async save(kind) {

@@ -145,7 +145,7 @@ export function showCharts(root) {
   const stopData = dataChanges(async (changed) => {
     const ids = changed.all ? visibleRuns() : Object.keys(changed.runs);
     if (!ids.length) return;
-    if (Object.values(changed.runs).some(({ record }) => record) && await loadMetrics()) { arrange(); drawTools(); }
+    if ((changed.all || Object.values(changed.runs).some(({ record }) => record)) && await loadMetrics()) { arrange(); drawTools(); }
     for (const chart of charts.values()) chart.grow(ids);
   });
   const themed = () => { for (const chart of charts.values()) if (chart.isVisible) chart.draw(); };

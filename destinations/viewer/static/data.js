@@ -279,16 +279,15 @@ export function follow(ids) {
 /** Asks what is new, over and over; waits while the page is hidden. Calls `told` with whether the server answers. */
 export async function watchChanges(told) {
   if (isExported) return;
-  let since = "";
+  // From before the first data is asked for: what comes between is then told of.
+  let since = await serverInfo().then(({ version }) => version, () => "");
   for (;;) {
     if (document.hidden) await new Promise((resolve) => { document.addEventListener("visibilitychange", resolve, { once: true }); });
     try {
       polling = new AbortController();
       const answer = await ask(pathOf("api/changes", { since, run: [...followed] }), { signal: polling.signal });
       told(true);
-      const isFirst = since === "";
       since = answer.version;
-      if (isFirst) continue;
       for (const [id, what] of Object.entries(answer.runs)) if (what.record) forget(id);
       if (answer.all) answers.clear();
       if (answer.table) forget("fields");

@@ -4,7 +4,7 @@ import { PLOT_CONFIG, plotLayout, plotText, plotlyReady, savePlot } from "./char
 import { dataChanges, listFields, listRuns } from "./data.js";
 import { debounce, download, el, fill, formatNumber, icon, isDark, shorten, svg, toCsv } from "./dom.js";
 import { ramp } from "./points.js";
-import { onChange, state, styleOf, update } from "./state.js";
+import { keepNumbers, numbersOf, onChange, state, styleOf, update } from "./state.js";
 
 const MOST_SHOWN = 1000;
 const MOST_AXES_SHOWN = 12;
@@ -17,7 +17,6 @@ export function showExplore(root) {
   let rows = [];
   let total = 0;
   let isGone = false;
-  const brushes = new Map();
 
   const filter = el("input", { type: "text", class: "mono", id: "filter", placeholder: "Filter runs, as in  status == \"completed\"", "aria-label": "Filter runs", value: state.where, spellcheck: false, oninput: debounce(() => update({ where: filter.value.trim() }), 300) });
   const x = el("select", { id: "scatter-x", "aria-label": "Horizontal", onchange: () => update({ sx: x.value }) });
@@ -97,7 +96,9 @@ export function showExplore(root) {
   }
 
   function isOut(row) {
-    for (const [name, [low, high]] of brushes) {
+    for (const name of axes()) {
+      const [low, high] = numbersOf("brush", name) ?? [0, 1];
+      if (low === 0 && high === 1) continue;
       const place = axisOf(name).place(valueOf(row, name));
       if (place === null || place < low || place > high) return true;
     }
@@ -171,7 +172,7 @@ export function showExplore(root) {
       return line;
     });
     const groups = names.map((name, at) => {
-      const held = brushes.get(name);
+      const held = numbersOf("brush", name);
       const ground = svg("rect", { class: "brush-ground", x: left(at) - 14, y: MARGIN.top - 6, width: 28, height: inner + 12 });
       ground.addEventListener("pointerdown", (event) => startBrush(event, name, ground));
       return svg("g", { "data-axis": name }, svg("line", { class: "axis", x1: left(at), x2: left(at), y1: MARGIN.top, y2: MARGIN.top + inner }),
@@ -189,15 +190,11 @@ export function showExplore(root) {
     const from = placeAt(event.clientY);
     const move = (moved) => {
       const to = placeAt(moved.clientY);
-      if (Math.abs(to - from) < 0.015) brushes.delete(name);
-      else brushes.set(name, [Math.min(from, to), Math.max(from, to)]);
-      drawParallel();
+      keepNumbers("brush", name, Math.abs(to - from) < 0.015 ? null : [Math.min(from, to), Math.max(from, to)].map((place) => Number(place.toFixed(3))));
     };
     const end = (last) => {
       move(last);
       removeEventListener("pointermove", move);
-      const { sx, sy } = chosen();
-      drawScatter(sx, sy);
     };
     addEventListener("pointermove", move);
     addEventListener("pointerup", end, { once: true });
@@ -220,6 +217,7 @@ export function showExplore(root) {
     if (state.page !== "explore") return;
     if (changed.has("where")) load();
     else if (["sx", "sy", "logx", "logy", "hide", "run"].some((name) => changed.has(name))) draw();
+    else if (changed.has("brush")) { const { sx, sy } = chosen(); drawScatter(sx, sy); drawParallel(); }
   });
   const stopData = dataChanges((changed) => { if (changed.table) load(); });
   const themed = () => draw();

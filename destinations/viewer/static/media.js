@@ -6,7 +6,7 @@ import { debounce, el, fill, formatNumber, icon, iconButton, isDark, shorten } f
 import { pointCloud, ramp, sound } from "./points.js";
 import { ensureSelection, showSidebar, swatch } from "./sidebar.js";
 import { dataTable, flatten, pairTable } from "./table.js";
-import { link, onChange, state, styleOf, toggle, update, visibleRuns } from "./state.js";
+import { keepNumbers, link, numbersOf, onChange, state, styleOf, toggle, update, visibleRuns } from "./state.js";
 
 const KINDS = [["images", "Images"], ["videos", "Videos"], ["audio", "Audio"], ["point_clouds", "Point clouds"], ["histograms", "Histograms"], ["tables", "Tables"], ["texts", "Texts"], ["traces", "Traces"]];
 const MOST_PICTURES = 64;
@@ -33,7 +33,7 @@ export function showMedia(root) {
   const list = el("div", {});
   const find = el("input", { type: "search", id: "search", placeholder: "Search media", "aria-label": "Search media", value: state.find, oninput: debounce(() => update({ find: find.value }), 120) });
   const kinds = el("span", { class: "actions", role: "group", "aria-label": "Kinds" });
-  const linked = el("label", { class: "check" }, el("input", { type: "checkbox", id: "linked", checked: state.linked === "1", onchange: (event) => update({ linked: event.target.checked ? "1" : "", step: "" }) }), "Link steps");
+  const linked = el("label", { class: "check" }, el("input", { type: "checkbox", id: "linked", checked: state.linked === "1", onchange: (event) => update({ linked: event.target.checked ? "1" : "", step: "", at: [] }) }), "Link steps");
   const master = el("input", { type: "range", id: "step", "aria-label": "Step of all media", min: 0, step: 1 });
   const said = el("output", {});
   const bar = el("label", { class: "slider button" }, "Step", master, said);
@@ -119,7 +119,7 @@ export function showMedia(root) {
     if (changed.has("run") || changed.has("off")) await loadIndex();
     if (isGone) return;
     if (["run", "off", "kind", "find"].some((name) => changed.has(name))) arrange();
-    if (["step", "linked", "class", "opacity"].some((name) => changed.has(name))) for (const panel of panels.values()) panel.follow(changed);
+    if (["step", "linked", "at", "class", "opacity"].some((name) => changed.has(name))) for (const panel of panels.values()) panel.follow(changed);
     drawTools();
   });
   const stopData = dataChanges(async (changed) => {
@@ -153,7 +153,6 @@ function placeOf(steps, step) {
 class Panel {
   constructor(about) {
     this.about = about;
-    this.own = null;
     this.isVisible = false;
     this.shown = "";
     this.turn = 0;
@@ -181,7 +180,7 @@ class Panel {
   /** Returns the step to show: that of all panels, or this panel's own; null is the last. */
   step() {
     const { steps } = this.about;
-    const wanted = state.linked === "1" ? (state.step === "" ? null : Number(state.step)) : this.own;
+    const wanted = state.linked === "1" ? (state.step === "" ? null : Number(state.step)) : (numbersOf("at", this.about.key)?.[0] ?? null);
     return wanted === null ? steps.at(-1) : steps[placeOf(steps, wanted)];
   }
 
@@ -190,7 +189,7 @@ class Panel {
     const place = Number(this.slider.value);
     const step = place === steps.length - 1 ? null : steps[place];
     if (state.linked === "1") update({ step: step === null ? "" : String(step) });
-    else { this.own = step; this.show(); }
+    else keepNumbers("at", this.about.key, step === null ? null : [step]);
   }
 
   follow(changed) {
@@ -198,7 +197,7 @@ class Panel {
       this.drawClasses();
       for (const canvas of this.content.querySelectorAll("canvas.mask")) canvas.paint();
     }
-    if (changed.has("step") || changed.has("linked")) this.show();
+    if (["step", "linked", "at"].some((name) => changed.has(name))) this.show();
   }
 
   async show(isForced = false) {

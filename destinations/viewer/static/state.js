@@ -4,14 +4,14 @@
  * The fragment is used (`#/charts?run=a&run=b&x=time`), so that it works from a file as well.
  */
 
-const LISTS = ["run", "column", "pin", "hide", "off", "zoom", "class", "open", "metric", "fold"];
+const LISTS = ["run", "column", "pin", "hide", "off", "zoom", "class", "open", "fold", "at", "brush"];
 
 const DEFAULTS = {
   q: "", where: "", sort: "", group: "", archived: "", column: [], fold: [],
   run: [], off: [],
   x: "step", logx: "", logy: "", smooth: "0", find: "", pin: [], hide: [], open: [], zoom: [], band: "", ranks: "",
-  step: "", linked: "1", opacity: "0.5", class: [], kind: "",
-  sx: "", sy: "", metric: [], axis: "",
+  step: "", linked: "1", at: [], opacity: "0.5", class: [], kind: "",
+  sx: "", sy: "", brush: [],
 };
 
 /** Colours that the common kinds of colour blindness keep apart, for light and for dark ground. */
@@ -107,6 +107,21 @@ export function styleOf(id, isDarkNow) {
   const palette = isDarkNow ? PALETTE_DARK : PALETTE_LIGHT;
   const slot = Math.max(0, state.run.indexOf(id));
   return { color: palette[slot % palette.length], dash: DASHES[Math.floor(slot / palette.length) % DASHES.length] };
+}
+
+/** Returns the numbers that a list of the view holds for a name, as `1~2~name`; null if it holds none. */
+export function numbersOf(list, name) {
+  for (const one of state[list]) {
+    const found = one.match(/^((?:[-+.e\d]*~)+)(.*)$/s);
+    if (found && found[2] === name) return found[1].split("~").slice(0, -1).map((part) => (part === "" || !Number.isFinite(Number(part)) ? null : Number(part)));
+  }
+  return null;
+}
+
+/** Keeps numbers for a name in a list of the view; null takes them out. */
+export function keepNumbers(list, name, numbers) {
+  const others = state[list].filter((one) => one.replace(/^(?:[-+.e\d]*~)+/s, "") !== name);
+  update({ [list]: numbers ? [...others, [...numbers.map((part) => part ?? ""), name].join("~")] : others });
 }
 
 /** Adds a value to a list of the view, or takes it out. */

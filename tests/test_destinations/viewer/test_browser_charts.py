@@ -296,5 +296,10 @@ def test_explore_draws_hyperparameters_against_a_metric(opened):
         "[...document.querySelectorAll('#parallel polyline:not(.out)')].map((line) => line.dataset.run)"
     )
     assert left == [opened.id_of("seed3")]
+    assert "brush=" in page.url
+    page.reload()
+    opened.until(
+        "() => document.querySelectorAll('#parallel polyline:not(.out)').length === 1 && document.querySelectorAll('#parallel polyline.out').length >= 3"
+    )
     page.fill("#filter", "hparams.lr == 0.01")
     opened.until("() => document.querySelector('#scatter').data[0].x.length === 1")

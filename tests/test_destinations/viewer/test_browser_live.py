@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 
+import numpy as np
 import pytest
 
 from destinations.runs import open_runs
@@ -28,7 +29,7 @@ sys.stdin.read()
 
 
 def test_a_live_run_grows_by_what_is_new(tmp_path, new_page):
-    """Rows that are logged appear in the chart, the image of a later step too, and answers have only new rows."""
+    """Rows that are logged appear in the chart, and answers have only new rows; a later metric gets its chart, a later image is shown."""
     server = pytest.importorskip("destinations.viewer.server")
     root = tmp_path / "runs"
     with Written(root / "live") as run:
@@ -63,6 +64,17 @@ def test_a_live_run_grows_by_what_is_new(tmp_path, new_page):
             run.log({"val/acc": 0.5}, 520)
             run.flush()
             opened.drawn("val/acc")
+            run.logger.log_images(np.zeros((4, 4)), "Inputs", step=1)
+            run.flush()
+            opened.go("media")
+            image = "document.querySelector('.images img')"
+            opened.until(f"() => {image}?.naturalWidth === 4")
+            before = opened.page.evaluate(f"{image}.src")
+            run.logger.log_images(np.ones((4, 4)), "Inputs", step=2)
+            run.flush()
+            opened.until(f"(before) => {image}?.src !== before && {image}.naturalWidth === 4", before)
+            assert "step 2" in opened.page.inner_text(".images output")
+            assert opened.page.evaluate("globalThis.notReloaded")
             opened.page.close()
 
 

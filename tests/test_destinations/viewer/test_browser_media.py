@@ -175,3 +175,5 @@ def test_unlinked_panels_step_alone(opened):
     opened.until("() => document.querySelector('.images output').innerText.startsWith('step 0')")
     audio = panel(opened, "audio/Tone")
     assert audio.locator("output").inner_text().startswith("step 199")
+    page.reload()
+    opened.until("() => document.querySelector('.images output')?.innerText.startsWith('step 0')")
