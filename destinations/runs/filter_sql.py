@@ -2,7 +2,7 @@
 
 Hyperparameters and metrics of a run are one JSON array, `cells`; the table `places` has the path of a name in
 it. SQLite reads the array once per run and statement, whatever the number of fields: a filter of two fields
-and a sort by a third take 0.35 s of processor time for 100,000 runs of 80 values (docs/runs.md). A cell is a
+and a sort by a third take 0.4 s of processor time for 100,000 runs of 80 values (docs/runs.md). A cell is a
 number, a text, or a blob for what SQLite has no type for (true, false, none, NaN). SQLite orders numbers
 before texts before blobs: `value < ''` selects numbers, `value >= x''` blobs.
 """
@@ -78,21 +78,26 @@ def compile_query(
         condition, values = f"({condition}) AND r.archived = ?", [*values, int(archived)]
     column, more = compiler.column(order.field)
     direction = "DESC" if order.descending else "ASC"
-    # The rank orders values by kind: numbers, texts, NaN and the like, none.
-    rank, by = f"{column} IS NULL", f"{column} {direction} NULLS LAST, r.id {direction}"
-    more_rank = more
-    if order.field.group != "run":
-        rank = f"CASE typeof({column}) WHEN 'text' THEN 1 WHEN 'blob' THEN 2 WHEN 'null' THEN 3 ELSE 0 END"
-        by = f"1, 2 {direction}, iif({column} IS NULL, r.created_at, NULL) DESC, r.id {direction}"
-    elif more:
-        by = f"2 {direction} NULLS LAST, r.id {direction}"
     join = " LEFT JOIN cells c ON c.run = r.id" if compiler.uses_cells else ""
     for number in compiler.joined:
         join += f" LEFT JOIN places p{number} ON p{number}.name = {number} AND p{number}.layout = c.layout"
+    if order.field.group == "run":
+        # Without an inner statement, an index gives the first runs at once.
+        by = f"2 {direction} NULLS LAST" if more else f"{column} {direction} NULLS LAST"
+        statement = (
+            f"SELECT {column} IS NULL, {column}, r.created_at, r.id FROM runs r{join} WHERE {condition} "
+            f"ORDER BY {by}, r.id {direction}"
+        )
+        return Query(statement, (*more, *more, *values))
+    # The rank orders values by kind: numbers, texts, NaN and the like, none. The inner LIMIT keeps SQLite from
+    # merging the two statements, which would read the value once for each of its uses.
+    rank = "CASE typeof(value) WHEN 'text' THEN 1 WHEN 'blob' THEN 2 WHEN 'null' THEN 3 ELSE 0 END"
     statement = (
-        f"SELECT {rank}, {column}, r.created_at, r.id FROM runs r{join} WHERE {condition} ORDER BY {by}"
+        f"SELECT {rank}, value, created_at, id FROM (SELECT {column} AS value, r.created_at AS created_at, "
+        f"r.id AS id FROM runs r{join} WHERE {condition} LIMIT -1) "
+        f"ORDER BY 1, 2 {direction}, iif(value IS NULL, created_at, NULL) DESC, id {direction}"
     )
-    return Query(statement, (*more_rank, *more, *values))
+    return Query(statement, (*more, *values))
 
 
 class _Compiler:
