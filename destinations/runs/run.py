@@ -397,7 +397,7 @@ class Run:
             ImportError: a package of the extra `viewer` is not installed.
         """
         # By its name: the page imports this module.
-        return importlib.import_module("destinations.viewer.server").view_run(self, port=port)
+        return importlib.import_module("destinations.viewer").view_run(self, port=port)
 
     def _repr_html_(self) -> str:
         from .notebook import run_html, sparks_of

@@ -391,7 +391,7 @@ class Runs:
             ImportError: a package of the extra `viewer` is not installed.
         """
         # By its name: the page imports this module.
-        return importlib.import_module("destinations.viewer.server").Viewer(self, port=port).start()
+        return importlib.import_module("destinations.viewer").Viewer(self, port=port).start()
 
     def _repr_html_(self) -> str:
         from .notebook import runs_html

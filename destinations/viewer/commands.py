@@ -62,8 +62,7 @@ class _Command:
 def view(options: argparse.Namespace, session: Any) -> int:
     """Serves the page until Ctrl-C, or exports it."""
     from destinations.runs.commands.running import EXIT_OK, roots_of
-
-    from .server import Viewer
+    from destinations.viewer import Viewer
 
     options.root = options.root or None
     roots = roots_of(options, session)

@@ -1,0 +1,152 @@
+"""`destinations view`, as a shell runs it."""
+
+import http.client
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from destinations import cli
+from tests.test_destinations.runs.folders import write_run
+
+ROOT = Path(__file__).parents[3]
+PROGRAM = "import sys; from destinations.cli import main; sys.exit(main())"
+
+
+@pytest.fixture
+def root(tmp_path):
+    """Gives a folder with one run."""
+    write_run(tmp_path / "runs" / "one")
+    return tmp_path / "runs"
+
+
+def start(root, *options, **variables):
+    """Starts the command; returns its process and the address that it prints."""
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "XDG_CACHE_HOME": str(root.parent / "cache"),
+        **variables,
+    }
+    process = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, "view", *options],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+        cwd=root.parent,
+    )
+    lines = [process.stdout.readline().strip() for _ in range(2)]
+    return process, lines
+
+
+def status_of(url, host="127.0.0.1"):
+    """Returns the status of the page of an address, after its redirect."""
+    found = re.fullmatch(r"http://[^:/]+:(\d+)(/\?token=[\w-]+)", url)
+    connection = http.client.HTTPConnection("127.0.0.1", int(found[1]), timeout=60)
+    connection.request("GET", found[2], headers={"Host": host})
+    cookie = connection.getresponse().headers["Set-Cookie"].partition(";")[0]
+    connection.close()
+    connection = http.client.HTTPConnection("127.0.0.1", int(found[1]), timeout=60)
+    connection.request("GET", "/api/info", headers={"Host": host, "Cookie": cookie})
+    status = connection.getresponse().status
+    connection.close()
+    return status
+
+
+def test_it_prints_an_address_that_opens_and_ends_with_ctrl_c(root):
+    """The folder is `./runs` unless another is given."""
+    process, (count, url) = start(root, "--port", "0")
+    try:
+        status = status_of(url)
+    finally:
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+
+    assert count == "1 run in runs"
+    assert status == 200
+    assert (process.returncode, out, err) == (130, "", "")
+
+
+def test_a_server_for_others_says_so(root):
+    """Loudly, on stderr; names of other machines are refused unless they were allowed."""
+    process, (_, url) = start(
+        root, str(root), "--host", "0.0.0.0", "--port", "0", "--allow-host", "box.example"
+    )
+    try:
+        statuses = [status_of(url, host) for host in ("box.example", socket.gethostname())]
+    finally:
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+
+    assert statuses == [200, 200]
+    assert err.startswith("warning: everybody who has this address and can reach http://")
+    assert "not encrypted" in err
+
+
+def test_the_usual_port_may_be_taken(root):
+    """Two servers at once have two ports."""
+    first, (_, one) = start(root, str(root))
+    second, (_, other) = start(root, str(root))
+    try:
+        statuses = [status_of(one), status_of(other)]
+    finally:
+        for process in (first, second):
+            process.send_signal(signal.SIGINT)
+            process.communicate(timeout=60)
+
+    assert statuses == [200, 200]
+    assert one.partition("?")[0] != other.partition("?")[0]
+
+
+@pytest.mark.parametrize(
+    ("missing", "text"),
+    [
+        ("starlette", 'pip install "training-destinations[viewer]"'),
+        ("uvicorn", 'pip install "training-destinations[viewer]"'),
+        ("plotly", 'pip install "training-destinations[viewer]"'),
+    ],
+)
+def test_a_missing_package_is_named_with_what_to_install(root, missing, text):
+    """With exit code 1, and no traceback."""
+    program = (
+        "import sys, importlib.util\n"
+        f"sys.modules[{missing!r}] = None\n"
+        "find = importlib.util.find_spec\n"
+        f"importlib.util.find_spec = lambda name, *rest: None if name == {missing!r} else find(name, *rest)\n"
+        f"{PROGRAM}"
+    )
+    finished = subprocess.run(
+        [sys.executable, "-c", program, "view", str(root), "--port", "0"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        timeout=60,
+    )
+
+    assert finished.returncode == 1
+    assert missing in finished.stderr
+    assert text in finished.stderr
+    assert "Traceback" not in finished.stderr
+
+
+def test_a_root_that_is_not_there_is_wrong_usage(tmp_path, capsys):
+    """With its name."""
+    assert cli.main(["view", str(tmp_path / "nothing")]) == 2
+
+    assert "does not exist" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--limit", "--media-mib"])
+def test_a_negative_bound_is_wrong_usage(root, tmp_path, capsys, option):
+    """Nothing is written."""
+    assert cli.main(["view", str(root), "--export", str(tmp_path / "site"), option, "-1"]) == 2
+
+    assert f"{option} must be 0 or more, got -1" in capsys.readouterr().err
+    assert not (tmp_path / "site").exists()
