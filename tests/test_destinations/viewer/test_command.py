@@ -75,8 +75,9 @@ def test_it_prints_an_address_that_opens_and_ends_with_ctrl_c(root):
 
 def test_a_server_for_others_says_so(root):
     """Loudly, on stderr; names of other machines are refused unless they were allowed."""
+    everywhere = "0.0.0.0"  # noqa: S104  # what is tested
     process, (_, url) = start(
-        root, str(root), "--host", "0.0.0.0", "--port", "0", "--allow-host", "box.example"
+        root, str(root), "--host", everywhere, "--port", "0", "--allow-host", "box.example"
     )
     try:
         statuses = [status_of(url, host) for host in ("box.example", socket.gethostname())]
