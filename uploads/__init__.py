@@ -31,7 +31,7 @@ if TYPE_CHECKING:
         open_store,
         register_store,
     )
-    from .upload_queue import UploadQueue, exit_on_sigterm
+    from .upload_queue import UploadQueue, default_spools, exit_on_sigterm
 
 __all__ = [
     "Backlog",
@@ -48,6 +48,7 @@ __all__ = [
     "UploadQueue",
     "UploadState",
     "add_commands",
+    "default_spools",
     "download_file",
     "encodable",
     "exit_on_sigterm",
@@ -79,6 +80,7 @@ _MODULES = {
     "UploadQueue": ".upload_queue",
     "UploadState": ".handle",
     "add_commands": ".command_line",
+    "default_spools": ".upload_queue",
     "download_file": ".download",
     "encodable": ".messages",
     "exit_on_sigterm": ".upload_queue",

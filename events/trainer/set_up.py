@@ -2,7 +2,6 @@
 
 import os
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -35,9 +34,9 @@ AUTOCAST_DTYPES = {
 
 def check_choices(
     microbatch_size: int | str | None,
-    save_folder: str | Path | None,
     run_name: str | None,
     *,
+    saves: bool,
     autoresume: bool,
 ) -> None:
     """Raises ValueError for values out of range, or for `autoresume` without what it needs."""
@@ -53,8 +52,8 @@ def check_choices(
             )
     elif microbatch_size is not None and microbatch_size < 1:
         raise ValueError(f"device_train_microbatch_size must be at least 1, got {microbatch_size}.")
-    if autoresume and (save_folder is None or run_name is None):
-        missing = "save_folder" if save_folder is None else "run_name"
+    if autoresume and (not saves or run_name is None):
+        missing = "run_name" if saves else "save_folder"
         raise ValueError(f"autoresume needs {missing} to find the run. Pass it to the Trainer.")
 
 

@@ -32,7 +32,7 @@ from events.timestamp import Time, Timestamp
 from . import distributed
 from .batches import move, samples_in, split, train_batches
 from .checkpoint.contents import load_checkpoint
-from .checkpoint.reading import find_checkpoint, read_checkpoint
+from .checkpoint.reading import find_checkpoint
 from .checkpoint.saver import CheckpointSaver
 from .evaluator import ComposerSteps, Evaluator, as_evaluators
 from .metrics import WeightedMeans, as_metrics
@@ -110,11 +110,18 @@ class Trainer:
             halved whenever memory runs out, for the rest of the run; on a single rank.
         precision: "fp32", or "bf16" or "fp16" (also "amp_bf16", "amp_fp16") for `torch.autocast`.
         seed: seeds Python's, numpy's and torch's generators, differently on each rank.
-        save_folder: where to save checkpoints, such as "{run_name}/checkpoints"; None for no checkpoints.
+        save_folder: where to save checkpoints, such as "{run_name}/checkpoints", or the URI of a folder in a
+            store, "s3://bucket/{run_name}"; None for no checkpoints. See `CheckpointSaver`, which as a
+            callback has more options.
+        save_filename: the name of a checkpoint.
+        save_latest_filename: the name of the pointer to the newest; None for no pointer.
+        save_overwrite: whether a new run may save where another has saved.
         save_interval: how often to save.
         save_num_checkpoints_to_keep: how many of the newest to keep locally; None for all.
-        load_path: the checkpoint to start from: a local path, or a name that a destination can download.
-        autoresume: resumes from the newest checkpoint in `save_folder`, if there is one; needs `run_name`.
+        load_path: the checkpoint to start from: a local path, a URI in a store, "latest" for the newest where
+            this run saves, or a name that a destination can download.
+        autoresume: resumes from the newest whole checkpoint in `save_folder` or of a `CheckpointSaver`, if
+            there is one; needs `run_name`.
         raise_errors, strict, name, device_copies: those of the `Logger`.
 
     Raises:
@@ -146,6 +153,9 @@ class Trainer:
         precision: str = "fp32",
         seed: int | None = None,
         save_folder: str | Path | None = None,
+        save_filename: str = "ep{epoch}-ba{batch}.pt",
+        save_latest_filename: str | None = "latest.symlink",
+        save_overwrite: bool = False,
         save_interval: str | int | Time = "1ep",
         save_num_checkpoints_to_keep: int | None = None,
         load_path: str | Path | None = None,
@@ -155,12 +165,25 @@ class Trainer:
         name: str = "",
         device_copies: DeviceCopies = DeviceCopies(),  # noqa: B008  # frozen
     ) -> None:
-        check_choices(device_train_microbatch_size, save_folder, run_name, autoresume=autoresume)
-        savers = (
+        savers = [one for one in as_tuple(callbacks) if isinstance(one, CheckpointSaver)]
+        check_choices(
+            device_train_microbatch_size,
+            run_name,
+            saves=save_folder is not None or bool(savers),
+            autoresume=autoresume,
+        )
+        own_savers = (
             []
             if save_folder is None
             else [
-                CheckpointSaver(save_folder, save_interval=save_interval, keep=save_num_checkpoints_to_keep)
+                CheckpointSaver(
+                    save_folder,
+                    save_filename,
+                    save_interval=save_interval,
+                    latest_filename=save_latest_filename,
+                    keep=save_num_checkpoints_to_keep,
+                    overwrite=save_overwrite,
+                )
             ]
         )
         self._eval_interval = Interval(eval_interval, default_unit="ep")
@@ -209,10 +232,10 @@ class Trainer:
             device_copies=device_copies,
         )
         # The saver comes last: a checkpoint includes what other callbacks do at its events.
-        self.engine = Engine(self.state, self.logger, (*as_tuple(callbacks), *savers))
+        self.engine = Engine(self.state, self.logger, (*as_tuple(callbacks), *own_savers))
         with self._closing_on_error():
             self._set_up(model)
-            self._resumed = self._load(load_path, save_folder if autoresume else None)
+            self._resumed = self._load(load_path, [*own_savers, *savers], autoresume=autoresume)
 
     def _set_up(self, model: torch.nn.Module) -> None:
         state = self.state
@@ -250,14 +273,18 @@ class Trainer:
         }
 
     def _load(
-        self, load_path: str | Path | None, resume_folder: str | Path | None
+        self, load_path: str | Path | None, savers: list[CheckpointSaver], *, autoresume: bool
     ) -> Mapping[str, Any] | None:
         self.engine.run_event(Event.BEFORE_LOAD)
-        path = find_checkpoint(load_path, resume_folder, self.state, self.logger)
-        checkpoint = None if path is None else read_checkpoint(path)
+        is_latest = load_path == "latest" and bool(savers)
+        place = savers[0].place if autoresume or is_latest else None
+        found = find_checkpoint(None if is_latest else load_path, place, self.state, self.logger)
+        if found is None and is_latest and not autoresume:
+            raise FileNotFoundError(f"load_path='latest' found no checkpoint in {savers[0].place.folder!r}.")
+        checkpoint, path = (None, "") if found is None else found
         if checkpoint is not None:
             load_checkpoint(checkpoint, self.state, self.logger)
-            self.state.last_checkpoint = str(path)
+            self.state.last_checkpoint = path
         self.engine.run_event(Event.AFTER_LOAD)
         return checkpoint
 

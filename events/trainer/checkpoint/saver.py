@@ -24,7 +24,9 @@ from events.timestamp import Time, Timestamp
 from events.trainer import distributed
 
 from .contents import checkpoint_of
-from .files import POINTER_SUFFIX, Written, sweep, write_checkpoint
+from .files import POINTER_SUFFIX, Written, read_pointer, sweep, write_checkpoint
+from .reading import SavePlace
+from .remote import RemoteFolder, is_uri
 from .retention import Retention, SavedCheckpoint
 from .snapshot import NotEnoughMemoryError, SnapshotBuffer, plain_values, size_of
 from .writer import CheckpointWriter, Request
@@ -85,11 +87,15 @@ class CheckpointSaver(Callback):
     complete, and only then is it uploaded. `close` waits for one that is being written.
 
     Args:
-        folder: where to save; may contain placeholders such as `{run_name}`.
+        folder: where to save: a local folder, or the URI of one in a store, such as
+            "s3://bucket/{run_name}", to which an upload queue of its own brings them; destinations do not get
+            those. May contain placeholders such as `{run_name}`.
         filename: the name of a checkpoint in it; must be unique, for example by `{batch}`.
         save_interval: how often, such as "1ep", "500ba" or "30m".
-        latest_filename: the name of the pointer to the newest; None for no pointer.
-        keep: how many of the newest to keep locally; None for all. Uploaded files are never deleted.
+        latest_filename: the name of the pointer to the newest, which may contain placeholders; None for no
+            pointer.
+        keep: how many of the newest to keep locally; None for all, or for one where `folder` is in a store.
+            Uploaded files are never deleted.
         keep_best: the name of a metric of the evaluation, such as "metrics/eval/accuracy": the best
             checkpoints by its last value stay too.
         keep_best_mode: whether the best has the largest value ("max") or the smallest ("min").
@@ -101,10 +107,11 @@ class CheckpointSaver(Callback):
         when_busy: what happens where the checkpoint before is still being written: training waits for it
             ("wait"), or this one is left out ("skip"); the one where training ends never is.
         process_bytes: the size from which on a process writes and not a thread.
-        close_seconds: how long `close` may wait.
+        close_seconds: how long `close` may wait for the file, and for uploads to a store.
 
     Raises:
-        ValueError: one of the numbers is less than one, or a choice is none of those named.
+        ValueError: one of the numbers is less than one, a choice is none of those named, or the folder is a
+            URI without a store.
         TimeStringError: the interval has no unit.
         FileExistsError: at `FIT_START`, the folder holds checkpoints of another run.
         CheckpointError: the state holds something that is neither a tensor nor a plain value.
@@ -132,6 +139,12 @@ class CheckpointSaver(Callback):
         if when_busy not in {"wait", "skip"}:
             raise ValueError(f"when_busy must be 'wait' or 'skip', got {when_busy!r}.")
         self._folder = str(folder)
+        self._remote: RemoteFolder | None = None
+        if is_uri(self._folder):
+            from uploads import open_store
+
+            open_store(self._folder)  # Reports a mistake here, not with the first checkpoint.
+            keep = 1 if keep is None else keep
         self._filename = filename
         self._interval = Interval(save_interval, default_unit="ep")
         self._latest_filename = latest_filename
@@ -156,21 +169,45 @@ class CheckpointSaver(Callback):
         """The id of the process that writes, if there is one."""
         return None if self._writer is None else self._writer.pid
 
+    @property
+    def place(self) -> SavePlace:
+        """Where it saves."""
+        return SavePlace(self._folder, self._latest_filename, self._remote_folder)
+
+    def init(self, state: State, logger: Logger) -> None:
+        """Opens the queue to a store, which uploads what an earlier process left."""
+        if is_uri(self._folder) and state.rank == 0:
+            self._remote = RemoteFolder(self._folder, state)
+            self._remote.open()
+
+    def _local_folder(self, state: State) -> Path:
+        if is_uri(self._folder):
+            if self._remote is None:
+                self._remote = RemoteFolder(self._folder, state)
+            return self._remote.local
+        return Path(format_name(self._folder, state))
+
     def fit_start(self, state: State, logger: Logger) -> None:
         """Removes half-written files; raises FileExistsError for a folder with another run's checkpoints."""
         self._interval.start(state)
-        folder = Path(format_name(self._folder, state))
         if state.rank != 0:
             return
+        folder = self._local_folder(state)
         for path in sweep(folder):
             _log.info("removed %s, which a process that was killed left half written", path)
         if self._latest_filename is None or self._overwrite or self._is_resumed or self._saved:
             return
-        pointer = folder / self._latest_filename
-        if pointer.exists():
+        name = format_name(self._latest_filename, state)
+        if self._remote is not None and (self._remote.has(name) or (folder / name).exists()):
+            raise FileExistsError(
+                f"checkpoint folder must be new for a new run, but {self._remote.store.uri()} holds {name!r} "
+                "of another run. Pass autoresume=True or load_path to resume that run, another run_name, or "
+                "CheckpointSaver(overwrite=True)."
+            )
+        if self._remote is None and (folder / name).exists():
             raise FileExistsError(
                 f"checkpoint folder must be new for a new run, but {folder} holds "
-                f"{pointer.read_text(encoding='utf-8').strip()!r} of another run. Pass autoresume=True or "
+                f"{read_pointer(folder / name)!r} of another run. Pass autoresume=True or "
                 "load_path to resume that run, another run_name, or CheckpointSaver(overwrite=True)."
             )
 
@@ -215,6 +252,9 @@ class CheckpointSaver(Callback):
             writer.close()
         if buffer is not None:
             buffer.release()
+        remote, self._remote = self._remote, None
+        if remote is not None:
+            remote.close(self._close_seconds)
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the checkpoints that are there, so that `keep` works across sessions."""
@@ -235,15 +275,17 @@ class CheckpointSaver(Callback):
         # Only rank 0 knows whether the last save succeeded, and all ranks must decide alike.
         if not distributed.from_rank_zero(self._is_to_save(state, logger, is_last=is_last)):
             return
-        folder = Path(format_name(self._folder, state))
+        folder = self._local_folder(state)
         name = format_name(self._filename, state)
-        remote_name = f"{format_name(self._remote_folder, state).rstrip('/')}/{name}"
+        remote_folder = format_name(self._remote_folder, state).rstrip("/")
+        remote_name = name if self._remote is not None else f"{remote_folder}/{name}"
         before = self._saved
         surplus = self._note(str(folder / name), remote_name, state)
         checkpoint = checkpoint_of(state, logger)
         if state.rank != 0:
             return
-        pointer = None if self._latest_filename is None else (folder / self._latest_filename, remote_name)
+        latest = self._latest_filename
+        pointer = None if latest is None else (folder / format_name(latest, state), remote_name)
         future = self._write(checkpoint, folder / name, pointer, surplus)
         self._pending = _Pending(future, folder / name, remote_name, before)
         self._saved_at = state.timestamp
@@ -343,18 +385,25 @@ class CheckpointSaver(Callback):
             )
             return
         self.counts.saved += 1
+        latest = None if self._latest_filename is None else format_name(self._latest_filename, state)
+        overwrite = self._overwrite or self._is_resumed
+        if self._remote is not None:
+            state.last_checkpoint = self._remote.hand_on(
+                pending.path, latest, pending.future.result(), overwrite=overwrite
+            )
+            return
         state.last_checkpoint = str(pending.path)
         # The checkpoint before the pointer, so that a pointer never names a missing file.
         logger.upload_file(
             pending.remote_name,
             pending.path,
-            overwrite=self._overwrite or self._is_resumed,
+            overwrite=overwrite,
             link=True,
             crc32=pending.future.result().crc32,
         )
-        if self._latest_filename is not None:
-            remote_pointer = f"{pending.remote_name.removesuffix(pending.path.name)}{self._latest_filename}"
-            logger.upload_file(remote_pointer, pending.path.parent / self._latest_filename, overwrite=True)
+        if latest is not None:
+            remote_pointer = f"{pending.remote_name.removesuffix(pending.path.name)}{latest}"
+            logger.upload_file(remote_pointer, pending.path.parent / latest, overwrite=True)
 
 
 def _value_of(metric: str | None, state: State) -> float | None:

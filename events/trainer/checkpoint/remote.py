@@ -1,0 +1,155 @@
+"""A folder for checkpoints that is in a store: `save_folder="s3://bucket/runs/{run_name}"`.
+
+Checkpoints are written to a folder of this machine beside the spools, linked into the spool of an upload
+queue, and uploaded from there. The newest stays on this machine.
+"""
+
+import contextlib
+import logging
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from events.errors import CheckpointError
+from events.names import check_run_name, format_run_name
+from events.state import State
+
+from .files import POINTER_SUFFIX, Written
+
+if TYPE_CHECKING:
+    from uploads import UploadQueue
+
+__all__ = ["RemoteFolder", "is_uri", "newest_names"]
+
+_log = logging.getLogger("events")
+
+_PLACEHOLDER = re.compile(r"\{[^{}]*\}")
+_POINTER_BYTES = 1024
+
+
+def is_uri(folder: str) -> bool:
+    """Returns whether a folder is in a store."""
+    return "://" in folder
+
+
+class RemoteFolder:
+    """A folder in a store, and its copy on this machine.
+
+    Args:
+        template: the URI of the folder; placeholders such as `{run_name}` are filled in.
+        state: the run.
+
+    Raises:
+        ValueError: the URI is none, or the name of the run leads out of it.
+        ImportError: the client of the store is not installed.
+    """
+
+    def __init__(self, template: str, state: State) -> None:
+        from uploads import default_spools, open_store
+
+        check_run_name(template, state)
+        # A "#" or "?" of a name is one of the path, and begins no options.
+        uri = _PLACEHOLDER.sub(lambda match: quote(format_run_name(match[0], state)), template)
+        self._given = uri
+        self.store = open_store(uri)
+        spools = next(default_spools(self.store.uri())).parent
+        self.local = spools.with_name(f"{spools.name}.checkpoints")
+        self._queue: UploadQueue | None = None
+
+    def open(self) -> None:
+        """Opens the upload queue, which also uploads what an earlier process left behind."""
+        from uploads import UploadQueue
+
+        if self._queue is None:
+            self._queue = UploadQueue(self._given, close_at_exit=False, free_bytes=0)
+
+    def hand_on(self, path: Path, pointer: str | None, written: Written, *, overwrite: bool) -> str:
+        """Submits a checkpoint and its pointer; returns the URI it will have.
+
+        Args:
+            path: the file; not written to any more.
+            pointer: the name of the pointer, or None for none.
+            written: of the file.
+            overwrite: whether it may replace an older one of the same name.
+        """
+        self.open()
+        assert self._queue is not None  # noqa: S101  # opened above
+        handle: Any = self._queue.submit(path, path.name, overwrite=overwrite, link=True, crc32=written.crc32)
+        if pointer is not None:
+            self._queue.submit_pointer(pointer.removesuffix(POINTER_SUFFIX), handle)
+        return self.store.uri(path.name)
+
+    def names(self, pointer: str | None) -> list[str]:
+        """Returns the names of the checkpoints in the store, the newest first.
+
+        Raises:
+            CheckpointError: the store cannot be asked.
+        """
+        from uploads import UploadError
+
+        try:
+            names = [one.name for one in self.store.list("") if _is_checkpoint(one.name)]
+            target = None
+            if pointer is not None and self.store.head(pointer) is not None:
+                content = b""
+                for chunk in self.store.get(pointer):
+                    content += chunk
+                    if len(content) > _POINTER_BYTES:
+                        break
+                target = content.decode(errors="replace").strip()
+        except UploadError as error:
+            raise CheckpointError(f"cannot look for checkpoints in {self.store.uri()}: {error}") from error
+        return newest_names(names, target)
+
+    def download(self, name: str) -> Path:
+        """Downloads a checkpoint to the folder on this machine, verified by size and checksum.
+
+        Raises:
+            CheckpointError: it could not be downloaded.
+        """
+        from uploads import UploadError, download_file
+
+        try:
+            return download_file(
+                name, self.local / name, store=self.store, overwrite=True, progress_bar=False
+            )
+        except (UploadError, OSError) as error:
+            raise CheckpointError(f"cannot download {self.store.uri(name)}: {error}") from error
+
+    def has(self, name: str) -> bool:
+        """Returns whether the store has an object; False, with a warning, where it cannot be asked."""
+        from uploads import UploadError
+
+        try:
+            return self.store.head(name) is not None
+        except UploadError as error:
+            _log.warning("cannot ask the store for %s: %s", self.store.uri(name), error)
+            return False
+
+    def close(self, seconds: float) -> None:
+        """Uploads for up to so many seconds; what is left stays in the spool, and the log names it."""
+        queue, self._queue = self._queue, None
+        if queue is not None:
+            with contextlib.suppress(Exception):  # `close` says what is left.
+                queue.drain(seconds)
+            queue.close(0.0)
+
+
+def _is_checkpoint(name: str) -> bool:
+    return "/" not in name and not name.startswith(".") and not name.endswith(POINTER_SUFFIX)
+
+
+def newest_names(names: list[str], pointed: str | None) -> list[str]:
+    """Returns names in the order in which they are tried: the one that is pointed to, then by their numbers.
+
+    Args:
+        names: such as "ep1-ba5.pt" and "ep2-ba10.pt"; the latter is newer.
+        pointed: the one that a pointer names, or None.
+    """
+
+    def numbers(name: str) -> list[int]:
+        return [int(digits) for digits in re.findall(r"\d{1,18}", name)]
+
+    ordered = sorted(names, key=lambda name: (numbers(name), name), reverse=True)
+    return [*([pointed] if pointed in names else []), *(name for name in ordered if name != pointed)]

@@ -1,0 +1,205 @@
+"""Checkpoints in a store: `save_folder` and `load_path` as URIs, and resuming on a machine that has nothing."""
+
+import shutil
+
+import pytest
+
+from destinations import LoggerDestination
+from events import Callback, CheckpointError, CheckpointSaver, read_checkpoint
+from tests.servers import s3_servers
+from uploads import open_store
+
+
+@pytest.fixture(scope="module")
+def moto():
+    """A server that speaks S3."""
+    with s3_servers.moto() as server:
+        yield server
+
+
+@pytest.fixture(autouse=True)
+def machine(tmp_path, monkeypatch):
+    """The folder in which this machine keeps spools; removed, it is another machine."""
+    monkeypatch.setenv("UPLOADS_HOME", str(tmp_path / "machine"))
+    for name, value in {
+        "AWS_ACCESS_KEY_ID": s3_servers.ACCESS_KEY,
+        "AWS_SECRET_ACCESS_KEY": s3_servers.SECRET_KEY,
+        "AWS_DEFAULT_REGION": "us-east-1",
+    }.items():
+        monkeypatch.setenv(name, value)
+    return tmp_path / "machine"
+
+
+def names(uri):
+    """Returns the names of all objects in a folder of a store."""
+    return [one.name for one in open_store(uri).list("")]
+
+
+def flip_a_bit(path):
+    """Damages a file in its middle."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+EVERYTHING = ["ep0-ba4.pt", "ep1-ba8.pt", "ep2-ba10.pt", "latest.symlink"]
+
+
+class Dies(Callback):
+    """Ends a run as a machine does that fails."""
+
+    def batch_end(self, state, logger):
+        if state.timestamp.batch == 9:
+            raise OSError("node failure")
+
+
+def test_to_s3_and_back_on_an_empty_machine(make_trainer, metric_list, moto, machine, tmp_path):
+    """What is uploaded is all that the next machine needs; no destination is involved."""
+    settings = {"save_folder": moto.uri("checkpoints/{run_name}"), "save_interval": "4ba", "autoresume": True}
+    with pytest.raises(OSError, match="node failure"):
+        make_trainer(callbacks=Dies(), **settings).fit()
+    shutil.rmtree(machine)
+
+    trainer = make_trainer(loggers=metric_list, **settings)
+    trainer.fit()
+    trainer.close()
+
+    assert [step for step, _ in metric_list.series("loss/train/total")] == [8, 9]
+    assert names(moto.uri("checkpoints/test")) == EVERYTHING
+    assert read_checkpoint(moto.uri("checkpoints/test/latest"))["timestamp"]["batch"] == 10
+    assert trainer.state.last_checkpoint == moto.uri("checkpoints/test/ep2-ba10.pt")
+
+
+@pytest.fixture
+def uri(tmp_path):
+    """A folder as a URI."""
+    return f"file://{tmp_path}/store"
+
+
+def test_the_newest_stays_on_this_machine_and_is_taken_where_the_store_lags(
+    make_trainer, uri, machine, tmp_path
+):
+    """A store that lost its newest, or never got it, is behind what is here."""
+    with make_trainer(save_folder=uri, save_interval="4ba") as trainer:
+        trainer.fit()
+    (tmp_path / "store" / "ep2-ba10.pt").unlink()
+    (tmp_path / "store" / "latest.symlink").write_text("ep1-ba8.pt")
+
+    with make_trainer(save_folder=uri, autoresume=True, max_duration="3ep") as trainer:
+        batch = int(trainer.state.timestamp.batch)
+
+    assert batch == 10
+    [folder] = machine.glob("*.checkpoints")
+    assert sorted(path.name for path in folder.iterdir()) == ["ep2-ba10.pt", "latest.symlink"]
+
+
+def test_a_damaged_one_in_the_store_is_passed_over_and_said(make_trainer, uri, machine, tmp_path, caplog):
+    """The one before it is taken."""
+    with make_trainer(save_folder=uri, save_interval="4ba") as trainer:
+        trainer.fit()
+    shutil.rmtree(machine)
+    flip_a_bit(tmp_path / "store" / "ep2-ba10.pt")
+
+    trainer = make_trainer(save_folder=uri, autoresume=True)
+
+    assert trainer.state.timestamp.batch == 8
+    assert "ep2-ba10.pt" in caplog.text
+    assert "The checkpoint before it is tried." in caplog.text
+
+
+def test_a_damaged_one_in_a_folder_too(make_trainer, tmp_path, caplog):
+    """With a custom saver, that names things in its own way."""
+
+    def saver():
+        return CheckpointSaver(
+            tmp_path / "{run_name}",
+            "n{batch}.pt",
+            save_interval="4ba",
+            latest_filename="newest-rank{rank}.symlink",
+        )
+
+    make_trainer(callbacks=saver()).fit()
+    flip_a_bit(tmp_path / "test" / "n10.pt")
+
+    trainer = make_trainer(callbacks=saver(), autoresume=True)
+
+    assert trainer.state.timestamp.batch == 8
+    assert (tmp_path / "test" / "newest-rank0.symlink").read_text().endswith("n10.pt")
+    assert "bad CRC-32" in caplog.text
+
+
+def test_where_none_is_whole_the_run_does_not_begin_anew(make_trainer, tmp_path):
+    """That would throw away what can perhaps be repaired."""
+    make_trainer(save_folder=tmp_path).fit()
+    for path in tmp_path.glob("*.pt"):
+        flip_a_bit(path)
+
+    with pytest.raises(CheckpointError, match="ep2-ba10"):
+        make_trainer(save_folder=tmp_path, autoresume=True)
+
+
+def test_a_store_with_another_run_of_the_name_is_refused(make_trainer, uri, machine):
+    """Before training, and nothing is changed; save_overwrite=True allows it."""
+    with make_trainer(save_folder=uri, max_duration="1ep") as trainer:
+        trainer.fit()
+    shutil.rmtree(machine)
+
+    with pytest.raises(FileExistsError, match=r"must be new for a new run, but file://.*/store holds"):
+        make_trainer(save_folder=uri, max_duration="1ep").fit()
+    with make_trainer(save_folder=uri, max_duration="1ep", save_overwrite=True) as trainer:
+        trainer.fit()
+
+    assert trainer.state.timestamp.batch == 5
+
+
+def test_destinations_do_not_get_what_goes_to_a_store_of_its_own(make_trainer, uri):
+    """It would be there twice."""
+
+    class Files(LoggerDestination):
+        def __init__(self):
+            self.files = []
+
+        def can_upload_files(self):
+            return True
+
+        def upload_file(self, state, remote_file_name, file_path, *, overwrite):
+            self.files.append(remote_file_name)
+
+    files = Files()
+
+    make_trainer(save_folder=uri, loggers=files).fit()
+
+    assert files.files == []
+
+
+@pytest.mark.parametrize("name", ["store/ep1-ba8.pt", "store/latest", "store/latest.symlink"])
+def test_load_path_takes_a_uri(make_trainer, uri, tmp_path, name):
+    """Of a checkpoint, or of a pointer with or without its ending."""
+    with make_trainer(save_folder=uri, save_interval="4ba") as trainer:
+        trainer.fit()
+
+    trainer = make_trainer(load_path=f"file://{tmp_path}/{name}")
+
+    assert trainer.state.timestamp.batch == (8 if "ba8" in name else 10)
+
+
+def test_load_path_takes_a_folder_and_latest(make_trainer, tmp_path):
+    """The newest of a folder; and the newest of the run."""
+    make_trainer(save_folder=tmp_path, save_interval="4ba").fit()
+
+    assert make_trainer(load_path=tmp_path).state.timestamp.batch == 10
+    assert make_trainer(load_path="latest", save_folder=tmp_path).state.timestamp.batch == 10
+    with pytest.raises(FileNotFoundError, match="load_path='latest' found no checkpoint"):
+        make_trainer(load_path="latest", save_folder=tmp_path / "none")
+
+
+def test_a_uri_that_is_none_is_refused_at_once(make_trainer):
+    """Not with the first checkpoint."""
+    with pytest.raises(ValueError, match="did you mean 's3'"):
+        make_trainer(save_folder="s33://bucket/x")
+
+
+def test_a_uri_without_an_object_says_so(tmp_path):
+    """As a path without a file does."""
+    with pytest.raises(FileNotFoundError):
+        read_checkpoint(f"file://{tmp_path}/none.pt")
