@@ -89,8 +89,8 @@ def compile_query(
             f"ORDER BY {by}, r.id {direction}"
         )
         return Query(statement, (*more, *more, *values))
-    # The rank orders values by kind: numbers, texts, NaN and the like, none. The inner LIMIT keeps SQLite from
-    # merging the two statements, which would read the value once for each of its uses.
+    # The rank orders values by kind: numbers, texts, NaN and the like, none. The inner LIMIT keeps SQLite
+    # from merging the two statements, which would read the value once for each of its uses.
     rank = "CASE typeof(value) WHEN 'text' THEN 1 WHEN 'blob' THEN 2 WHEN 'null' THEN 3 ELSE 0 END"
     statement = (
         f"SELECT {rank}, value, created_at, id FROM (SELECT {column} AS value, r.created_at AS created_at, "
