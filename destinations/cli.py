@@ -27,7 +27,7 @@ GROUPS = {
     "doctor": "check the installation: packages, extras, disk, credentials, clock",
     "completion": "shell completion script",
 }
-SHELLS = ("bash", "fish", "tcsh", "zsh")
+SHELLS = ("bash", "fish", "zsh")
 
 _EXAMPLES = """examples:
   destinations demo
@@ -317,18 +317,18 @@ def _add_completion(subparsers: Any, text: str) -> None:
         ),
     )
     completion.add_argument("shell", choices=SHELLS, help="shell")
+    completion.add_argument("words", nargs="*", help=argparse.SUPPRESS)  # From the script, at each Tab.
     completion.set_defaults(run=_print_completion)
 
 
 def _print_completion(options: argparse.Namespace) -> int:
-    import shtab
+    from .completion import SCRIPTS, complete
 
-    if options.shell not in shtab.SUPPORTED_SHELLS:
-        sys.stderr.write(
-            f"shtab {shtab.__version__} does not support {options.shell}. Run: pip install --upgrade shtab\n"
-        )
-        return 1
-    sys.stdout.write(f"{shtab.complete(build_parser(), options.shell)}\n")
+    if options.words:
+        found = complete(build_parser(options.words[:1]), options.words)
+        sys.stdout.write("".join(f"{word}\n" for word in found))
+    else:
+        sys.stdout.write(SCRIPTS[options.shell])
     return 0
 
 
