@@ -1,6 +1,6 @@
 """Completes the command line in a shell: `destinations completion bash` prints the script that asks this module.
 
-The script calls `destinations completion SHELL -- WORD…` at each Tab, so that it never falls behind the parser.
+The script calls `destinations completion SHELL -- WORD…` at each Tab, so it never falls behind the parser.
 Only commands, options and their choices are offered, never names of runs, which a shell might interpret.
 """
 
