@@ -61,12 +61,14 @@ format: $(READY)
 # By the environment, what builds our own package is held to its version too; newer releases of pip read the second.
 $(READY): export PIP_CONSTRAINT = .ci/constraints.txt
 $(READY): export PIP_BUILD_CONSTRAINT = .ci/constraints.txt
-$(READY): pyproject.toml .ci/constraints.txt .ci/no-deps.txt
+# Peers that tests only read lie beside the environment: one of them would have Lightning load what it lacks.
+$(READY): pyproject.toml .ci/constraints.txt .ci/no-deps.txt .ci/peers.txt
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Python must be 3.11 or newer, got " + sys.version.split()[0] + ". Say which: make PYTHON=/path/to/python3.11")'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check --constraint .ci/constraints.txt torch
 	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check --constraint .ci/constraints.txt --editable '.[dev]'
 	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check --no-deps --requirement .ci/no-deps.txt
+	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check --no-deps --upgrade --target $(VENV)/peers --requirement .ci/peers.txt
 	@touch $(READY)
 
 # Where PyTorch's index of CPU builds can be reached, they are taken; else PyPI's, which bring CUDA and need 6 GB.

@@ -120,3 +120,14 @@ def test_every_test_that_reliability_names_is_there():
 
     assert [one for one in named if one not in tests] == []
     assert len(named) > 100
+
+
+def test_the_extras_of_the_readme_are_those_of_the_package():
+    """Each extra for users is in the table, and no other."""
+    import tomllib
+
+    table = (ROOT / "README.md").read_text(encoding="utf-8").split("| extra | for |")[1].split("\n\n")[0]
+    shown = set(re.findall(r"`([a-z]+)`", "".join(line.split("|")[1] for line in table.splitlines()[2:])))
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert shown == set(project["optional-dependencies"]) - {"dev", "docs"}

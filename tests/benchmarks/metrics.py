@@ -25,6 +25,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tests.peers import folder_of
+
 ROWS = 5000
 NAMES = [f"train/m{index}" for index in range(10)]
 ROUNDS = 3
@@ -134,10 +136,9 @@ def stable_pretraining(folder: str) -> tuple[Any, Any]:
 
     Its packages are passed by, which import much more.
     """
-    spec = importlib.util.find_spec("stable_pretraining")
-    if spec is None or spec.submodule_search_locations is None:
+    root = folder_of("stable_pretraining")
+    if root is None:
         raise ModuleNotFoundError("stable_pretraining")
-    (root,) = spec.submodule_search_locations
     for part in ("", ".registry", ".utils"):
         package = types.ModuleType(f"stable_pretraining{part}")
         package.__path__ = [root + part.replace(".", "/")]

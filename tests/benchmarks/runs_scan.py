@@ -6,7 +6,6 @@ afterwards; `BENCHMARK_FOLDER` says where they are meanwhile.
 """
 
 import importlib
-import importlib.util
 import json
 import logging
 import os
@@ -22,6 +21,7 @@ from pathlib import Path
 
 from destinations.runs import open_runs
 from tests.benchmarks.timing import Row, print_table
+from tests.peers import folder_of
 
 SIZES = (10_000, 100_000)
 NAMES = 40
@@ -227,10 +227,9 @@ def _measure_theirs(cache, changing):
 
 def _load_theirs():
     """Returns its module `registry.query`, without running its package, which wants Lightning, loguru and more."""
-    spec = importlib.util.find_spec("stable_pretraining")
-    if spec is None or not spec.submodule_search_locations:
+    root = folder_of("stable_pretraining")
+    if root is None:
         return None
-    root = spec.submodule_search_locations[0]
     for name, path in (("", root), (".registry", f"{root}/registry")):
         package = types.ModuleType(f"stable_pretraining{name}")
         package.__path__ = [path]

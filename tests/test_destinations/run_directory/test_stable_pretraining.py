@@ -1,10 +1,9 @@
 """stable-pretraining's own scanner, query and viewer read our folders.
 
-Its wheel is installed without its dependencies.
+Its wheel lies beside the environment, without its dependencies.
 """
 
 import importlib
-import importlib.util
 import logging
 import sys
 import types
@@ -12,17 +11,16 @@ import types
 import numpy as np
 import pytest
 
-SPEC = importlib.util.find_spec("stable_pretraining")
-pytestmark = pytest.mark.skipif(SPEC is None, reason="stable-pretraining is not installed (.ci/no-deps.txt)")
+from tests.peers import folder_of
+
+THEIRS = folder_of("stable_pretraining")
+pytestmark = pytest.mark.skipif(THEIRS is None, reason="stable-pretraining is not there (.ci/peers.txt)")
 
 
 @pytest.fixture
 def theirs(monkeypatch):
     """Imports modules of stable-pretraining without running its package, which wants Lightning, loguru and more."""
-    assert SPEC is not None
-    assert SPEC.submodule_search_locations is not None
-    (root,) = SPEC.submodule_search_locations
-    for name, path in (("", root), (".registry", f"{root}/registry"), (".web", f"{root}/web")):
+    for name, path in (("", THEIRS), (".registry", f"{THEIRS}/registry"), (".web", f"{THEIRS}/web")):
         package = types.ModuleType(f"stable_pretraining{name}")
         package.__path__ = [path]
         monkeypatch.setitem(sys.modules, package.__name__, package)

@@ -5,6 +5,7 @@ import io
 import json
 import math
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -1182,3 +1183,45 @@ def test_rm_refuses_a_folder_with_another_run(runs, root):
     assert code == 2
     assert "another run is in" in err
     assert (root / "alpha").exists()
+
+
+PAGE = (ROOT / "docs/command-line.md").read_text(encoding="utf-8")
+
+
+def documented(command):
+    """Returns the names that the page gives for the document of a command, outermost only."""
+    (row,) = [line for line in PAGE.split("\n## JSON\n")[1].splitlines() if line.startswith(f"| `{command}`")]
+    cell = re.sub(r"\([^()]*\)", "", row.split("|")[2])
+    return set(re.findall(r"`(\w+)`", cell))
+
+
+@pytest.mark.parametrize(
+    ("command", "arguments", "has_run"),
+    [
+        ("ls", (), True),
+        ("best", ("loss", "--min"), True),
+        ("show", ("alpha",), True),
+        ("diff", ("alpha", "beta"), False),
+        ("plot", ("loss", "alpha"), False),
+        ("wait", ("not alive", "alpha"), False),
+        ("tag", ("alpha",), False),
+        ("note", ("alpha",), False),
+        ("rename", ("alpha", "new"), False),
+        ("archive", ("alpha",), True),
+        ("rm", ("alpha", "--yes"), False),
+        ("gc", ("--older-than", "0s"), False),
+        ("scan", (), False),
+        ("export", ("-o", "a.csv"), False),
+        ("send", ("alpha", "--to", "run:elsewhere"), False),
+    ],
+)
+def test_the_json_of_a_command_is_documented(runs, command, arguments, has_run):
+    """Each name of the document is on the page, and each on the page is in the document."""
+    code, out, err = runs(command, *arguments, "--json")
+
+    assert code == 0, err
+    found = json.loads(out)
+    found = found[0] if isinstance(found, list) else found
+    fields = set(re.findall(r"`(\w+)`", PAGE.split("\nA run has ")[1].split("\n")[0]))
+    extra = fields if has_run else set()
+    assert set(found) == documented(command) | extra

@@ -533,3 +533,22 @@ assert log.handlers[0].stream is sys.stderr
     shown = without_numbers(screen)
     assert shown[:2] == ["warning 0", "warning 1"]
     assert sorted(shown[2:]) == ["", "Train: 100%2/2", "mine: 100%2/2"]
+
+
+@pytest.mark.parametrize("make", [ProgressBar, functools.partial(destinations.Console, summary=False)])
+def test_text_in_a_notebook_is_no_error_output(make, monkeypatch, capsys):
+    """Without widgets, lines go to the standard output of the cell: a notebook shows the other one in red."""
+    ipython = types.ModuleType("IPython")
+    ipython.get_ipython = lambda: types.SimpleNamespace(config={"IPKernelApp": {}})
+    monkeypatch.setitem(sys.modules, "IPython", ipython)
+    monkeypatch.setitem(sys.modules, "ipywidgets", None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
+    run = DryRun(make(), max_duration="1ep")
+    run.init()
+
+    run.fit()
+    run.close()
+
+    said = capsys.readouterr()
+    assert "Epoch 1/1" in said.out
+    assert said.err == ""
