@@ -1,4 +1,4 @@
-"""Completes the command line in a shell: `destinations completion bash` prints the script that asks this module.
+"""Completes commands in a shell: `destinations completion bash` prints the script that asks this module.
 
 The script calls `destinations completion SHELL -- WORD…` at each Tab, so it never falls behind the parser.
 Only commands, options and their choices are offered, never names of runs, which a shell might interpret.

@@ -102,8 +102,8 @@ def json_line(record: LineRecord) -> str:
     """Formats a record as one line of strict JSON.
 
     `kind` and `time` are always present, `step` and `name` if the record has them. The value is under its
-    kind (`metrics`, `hyperparameters`, `traces`, `text`, `stdout`, …); a table is under `columns` and `rows`,
-    media under the names of their arguments. Floats round-trip exactly.
+    kind (`metrics`, `hyperparameters`, `traces`, `text`, `stdout`, …); a table is under `columns` and
+    `rows`, media under the names of their arguments. Floats round-trip exactly.
     """
     fields: dict[str, Any] = {"kind": record.kind, "time": record.time}
     if record.step is not None:

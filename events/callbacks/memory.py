@@ -60,8 +60,8 @@ class MemoryMonitor(Callback):
     """Logs the statistics of the GPU's allocator with each batch, as `memory/<statistic>`.
 
     `current_allocated_mem`, `current_active_mem`, `current_inactive_mem`, `current_reserved_mem`, the same
-    with `peak_` (all in gigabytes, 10⁹ bytes), and `alloc_retries`, the number of allocations that succeeded
-    only after the cache was emptied: a sign that memory is nearly full.
+    with `peak_` (all in gigabytes, 10⁹ bytes), and `alloc_retries`, the number of allocations that
+    succeeded only after the cache was emptied: a sign that memory is nearly full.
 
     Args:
         memory_keys: which statistics of `torch.cuda.memory_stats`, and what they are logged as. Default:
@@ -212,8 +212,9 @@ class _SnapshotFiles:
 class MemorySnapshot(Callback):
     """Records the GPU's allocations over a few batches, and writes a snapshot with a picture of it.
 
-    `<filename>_snapshot.pickle`, for https://pytorch.org/memory_viz, and pages to open: `…_trace_plot.html`,
-    `…_segment_plot.html`. They are uploaded too. A failure to write them is reported, and training continues.
+    `<filename>_snapshot.pickle`, for https://pytorch.org/memory_viz, and pages to open:
+    `…_trace_plot.html`, `…_segment_plot.html`. They are uploaded too. A failure to write them is
+    reported, and training continues.
 
     Args:
         skip_batches: how many batches to skip first.

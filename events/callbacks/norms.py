@@ -145,9 +145,9 @@ def _norm_of(norms: list[Any]) -> Any:
 class ActivationMonitor(Callback):
     """Logs statistics of what goes into and comes out of each module, at an interval.
 
-    `activations/<statistic>/<module>_input.<i>` and `…_output.<i>`, for `l2_norm`, `max` and `kurtosis` over
-    the last dimension, each averaged over the others, and `average` over all. The outermost module has an
-    empty name. Floating-point tensors only.
+    `activations/<statistic>/<module>_input.<i>` and `…_output.<i>`, for `l2_norm`, `max` and `kurtosis`
+    over the last dimension, each averaged over the others, and `average` over all. The outermost module
+    has an empty name. Floating-point tensors only.
 
     **Cost.** Hooks are there for one forward pass per interval (the first microbatch); the statistics are
     about a dozen kernels per tensor, and are copied without waiting for the device.

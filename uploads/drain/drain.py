@@ -2,7 +2,7 @@
 
     pending ──claim──▶ inflight ──delivered──▶ done (logged in delivered.jsonl, removed)
        ▲                  │ ├── corrupt, conflicting, rejected ──▶ failed/…
-       └──── transient ───┘ └── a newer version of the name waits ──▶ done (superseded)
+       └──── transient ───┘ └── a newer version waits ──▶ done (superseded)
 
 A transient failure is retried after a delay; several in a row slow all threads down; a failure of the whole
 store parks it until a probe succeeds; a failure of the entry alone fails that entry alone.
