@@ -108,7 +108,13 @@ class LoggerDestination(Callback):
 
     @_default
     def log_table(
-        self, columns: "list[str]", rows: "list[list[Any]]", name: str = "Table", step: int | None = None
+        self,
+        columns: "list[str]",
+        rows: "list[list[Any]]",
+        name: str = "Table",
+        step: int | None = None,
+        *,
+        caption: str | None = None,
     ) -> None:
         """Takes a table.
 
@@ -117,6 +123,8 @@ class LoggerDestination(Callback):
             rows: for each row, a value for each column.
             name: the name of the table; it may come again with another step.
             step: the step that it belongs to.
+            caption: a text that belongs to it. Like `captions` and `format` below, it is passed only where
+                there is one, and only to a method that has this argument.
         """
 
     @_default
@@ -129,6 +137,8 @@ class LoggerDestination(Callback):
         masks: "dict[str, Any] | None" = None,
         mask_class_labels: "dict[int, str] | None" = None,
         use_table: bool = True,
+        *,
+        captions: "Sequence[str] | None" = None,
     ) -> None:
         """Takes images.
 
@@ -141,6 +151,7 @@ class LoggerDestination(Callback):
             masks: by name, class indices `(H, W)` or `(N, H, W)`, or a list of such.
             mask_class_labels: what a class index means.
             use_table: show the images in a table, where the destination can do either.
+            captions: a text for each image, "" for none.
         """
 
     @_default
@@ -154,7 +165,15 @@ class LoggerDestination(Callback):
         """
 
     @_default
-    def log_audio(self, audio: Any, sample_rate: int, name: str = "Audio", step: int | None = None) -> None:
+    def log_audio(
+        self,
+        audio: Any,
+        sample_rate: int,
+        name: str = "Audio",
+        step: int | None = None,
+        *,
+        caption: str | None = None,
+    ) -> None:
         """Takes a sound.
 
         Args:
@@ -163,11 +182,19 @@ class LoggerDestination(Callback):
             sample_rate: samples per second.
             name: its name.
             step: the step that it belongs to.
+            caption: a text that belongs to it.
         """
 
     @_default
     def log_video(
-        self, video: Any, fps: float | None = None, name: str = "Video", step: int | None = None
+        self,
+        video: Any,
+        fps: float | None = None,
+        name: str = "Video",
+        step: int | None = None,
+        *,
+        caption: str | None = None,
+        format: str = "mp4",
     ) -> None:
         """Takes a video.
 
@@ -176,6 +203,8 @@ class LoggerDestination(Callback):
             fps: frames per second, for frames.
             name: its name.
             step: the step that it belongs to.
+            caption: a text that belongs to it.
+            format: how frames are encoded, "mp4" or "gif"; a video file keeps its own.
         """
 
     @_default
@@ -198,7 +227,13 @@ class LoggerDestination(Callback):
 
     @_default
     def log_point_cloud(
-        self, points: Any, name: str = "Points", step: int | None = None, colors: Any = None
+        self,
+        points: Any,
+        name: str = "Points",
+        step: int | None = None,
+        colors: Any = None,
+        *,
+        caption: str | None = None,
     ) -> None:
         """Takes points in space.
 
@@ -207,6 +242,7 @@ class LoggerDestination(Callback):
             name: the name of the points.
             step: the step that they belong to.
             colors: `(N, 3)` or `(N, 4)`, with B where the points have it; uint8 or float in [0, 1].
+            caption: a text that belongs to them.
         """
 
     @_default

@@ -48,6 +48,7 @@ class Table:
     rows: list[list[Any]]
     step: int
     timestamp: Timestamp
+    caption: str | None = None
 
 
 class InMemory(LoggerDestination):
@@ -108,12 +109,18 @@ class InMemory(LoggerDestination):
         self._keep("hyperparameters", "", None, own)
 
     def log_table(
-        self, columns: "list[str]", rows: "list[list[Any]]", name: str = "Table", step: int | None = None
+        self,
+        columns: "list[str]",
+        rows: "list[list[Any]]",
+        name: str = "Table",
+        step: int | None = None,
+        *,
+        caption: str | None = None,
     ) -> None:
         timestamp = self._timestamp()
         step = int(timestamp.batch) if step is None else step
         own_rows = [[own_copy(value) for value in row] for row in rows]
-        self._keep("table", name, step, Table(list(columns), own_rows, step, timestamp))
+        self._keep("table", name, step, Table(list(columns), own_rows, step, timestamp, caption))
 
     def log_images(
         self,
@@ -124,6 +131,8 @@ class InMemory(LoggerDestination):
         masks: "dict[str, Any] | None" = None,
         mask_class_labels: "dict[int, str] | None" = None,
         use_table: bool = True,
+        *,
+        captions: "Sequence[str] | None" = None,
     ) -> None:
         value = {
             "images": images,
@@ -132,18 +141,38 @@ class InMemory(LoggerDestination):
             "mask_class_labels": mask_class_labels,
             "use_table": use_table,
         }
-        self._keep("images", name, step, own_copy(value))
+        self._keep("images", name, step, own_copy(_with_texts(value, captions=captions)))
 
     def log_text(self, text: str, name: str = "Text", step: int | None = None) -> None:
         self._keep("text", name, step, text)
 
-    def log_audio(self, audio: Any, sample_rate: int, name: str = "Audio", step: int | None = None) -> None:
-        self._keep("audio", name, step, own_copy({"audio": audio, "sample_rate": sample_rate}))
+    def log_audio(
+        self,
+        audio: Any,
+        sample_rate: int,
+        name: str = "Audio",
+        step: int | None = None,
+        *,
+        caption: str | None = None,
+    ) -> None:
+        self._keep(
+            "audio",
+            name,
+            step,
+            own_copy(_with_texts({"audio": audio, "sample_rate": sample_rate}, caption=caption)),
+        )
 
     def log_video(
-        self, video: Any, fps: float | None = None, name: str = "Video", step: int | None = None
+        self,
+        video: Any,
+        fps: float | None = None,
+        name: str = "Video",
+        step: int | None = None,
+        *,
+        caption: str | None = None,
+        format: str = "mp4",
     ) -> None:
-        self._keep("video", name, step, own_copy({"video": video, "fps": fps}))
+        self._keep("video", name, step, own_copy(_with_texts({"video": video, "fps": fps}, caption=caption)))
 
     def log_histogram(
         self,
@@ -155,9 +184,20 @@ class InMemory(LoggerDestination):
         self._keep("histogram", name, step, own_copy({"values": values, "bins": bins}))
 
     def log_point_cloud(
-        self, points: Any, name: str = "Points", step: int | None = None, colors: Any = None
+        self,
+        points: Any,
+        name: str = "Points",
+        step: int | None = None,
+        colors: Any = None,
+        *,
+        caption: str | None = None,
     ) -> None:
-        self._keep("point_cloud", name, step, own_copy({"points": points, "colors": colors}))
+        self._keep(
+            "point_cloud",
+            name,
+            step,
+            own_copy(_with_texts({"points": points, "colors": colors}, caption=caption)),
+        )
 
     def log_traces(self, traces: "dict[str, Any]") -> None:
         self._keep("traces", "", None, own_copy(dict(traces)))
@@ -288,3 +328,8 @@ def _near_miss(name: str, known: "Iterable[str]") -> str:
 
 def _number(value: Time | timedelta) -> int | float:
     return value.total_seconds() if isinstance(value, timedelta) else value.value
+
+
+def _with_texts(value: dict[str, Any], **texts: Any) -> dict[str, Any]:
+    """Returns a value with its captions, if it has any."""
+    return value | {key: text for key, text in texts.items() if text is not None}

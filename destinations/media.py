@@ -1,4 +1,4 @@
-"""Encodes arrays as PNG, WAV, MP4 and PLY, and computes histograms.
+"""Encodes arrays as PNG, WAV, MP4, GIF and PLY, and computes histograms.
 
 Pure functions over numpy arrays. Tensors of any library with `detach().cpu().numpy()` are accepted, including
 bfloat16, without importing torch. Arguments are neither kept nor changed.
@@ -32,6 +32,7 @@ __all__ = [
     "Pixels",
     "class_color",
     "copy_value",
+    "gif_bytes",
     "histogram_record",
     "iter_images",
     "iter_masks",
@@ -48,6 +49,8 @@ __all__ = [
 Array = np.ndarray[Any, Any]
 
 _CHANNELS = (1, 3, 4)
+# Browsers replace shorter durations by 100 ms.
+_MIN_MILLISECONDS = 20
 _INT16_MAX = 32767
 _UINT16_MAX = 65535
 _MAX_AUDIO_CHANNELS = 64
@@ -338,6 +341,56 @@ def mp4_file(frames: Any, fps: float, path: Path) -> None:
             )
             container.mux(stream.encode(picture))
         container.mux(stream.encode())
+
+
+def gif_bytes(video: Any, fps: float | None) -> bytes:
+    """Encodes a video as GIF.
+
+    Args:
+        video: frames `(T, C, H, W)` with 1, 3 or 4 channels, scaled by the value range of the whole video; or
+            the bytes of a file: GIF is returned unchanged, other formats are decoded by PyAV.
+        fps: frames per second, for frames.
+
+    Raises:
+        ImportError: PyAV is needed but not installed.
+        RecordError: invalid video.
+    """
+    if isinstance(video, bytes):
+        if video.startswith(b"GIF8"):
+            return video
+        video, fps = _frames_of(video)
+    array = to_numpy(video)
+    if array.ndim != 4 or 0 in array.shape:  # noqa: PLR2004  # T, C, H, W
+        raise RecordError(f"video must have shape (T, C, H, W), got {tuple(array.shape)}.")
+    count, channels, height, width = array.shape
+    # All frames as one tall image, so that they are scaled alike.
+    tall = next(iter_images(np.moveaxis(array, 1, 0).reshape(channels, count * height, width))).array
+    frames = [Image.fromarray(frame) for frame in tall.reshape(count, height, *tall.shape[1:])]
+    frames = [frame.convert("RGB") if frame.mode == "RGBA" else frame for frame in frames]
+    buffer = io.BytesIO()
+    duration = max(_MIN_MILLISECONDS, round(1000 / (fps or 1.0)))
+    frames[0].save(buffer, "GIF", save_all=True, append_images=frames[1:], duration=duration, loop=0)
+    return buffer.getvalue()
+
+
+def _frames_of(data: bytes) -> tuple[Any, float]:
+    """Decodes a video; returns its frames and frame rate."""
+    try:
+        import av
+    except ImportError as error:
+        raise ImportError(
+            "encoded video other than GIF needs the package 'av', which is not installed. "
+            'Run: pip install "training-destinations[video]".',
+            name="av",
+        ) from error
+    try:
+        with av.open(io.BytesIO(data), "r") as container:
+            stream = container.streams.video[0]
+            frames = [frame.to_ndarray(format="rgb24") for frame in container.decode(stream)]
+            rate = float(stream.average_rate or 1)
+    except (av.FFmpegError, IndexError) as error:
+        raise RecordError(f"PyAV cannot read the video: {error}.") from error
+    return np.moveaxis(np.stack(frames), -1, 1), rate
 
 
 # --- numbers and points -------------------------------------------------------------------------------------

@@ -280,12 +280,12 @@ class FromComposer(LoggerDestination):
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         self.wrapped.log_metrics(dict(metrics), step)
 
-    def log_table(
+    def log_table(  # type: ignore[override]  # as above
         self, columns: list[str], rows: list[list[Any]], name: str = "Table", step: int | None = None
     ) -> None:
         self.wrapped.log_table(columns, rows, name, step)
 
-    def log_images(
+    def log_images(  # type: ignore[override]  # Composer has no captions: the logger says so
         self,
         images: Any,
         name: str = "Images",

@@ -27,7 +27,7 @@ def log_images(
     captions: Sequence[str] | str | None = None,
     masks: Sequence[Mapping[str, Any]] | None = None,
 ) -> None:
-    """Logs images, each channels-first or -last, as one record, and captions as a text.
+    """Logs images, each channels-first or -last, as one record with captions.
 
     A batch of four dimensions is N images.
     """
@@ -45,8 +45,8 @@ def log_images(
         step=step,
         masks=by_name or None,
         mask_class_labels=labels or None,
+        captions=captions or None,
     )
-    _log_captions(logger, name, captions, step)
 
 
 def log_videos(
@@ -61,10 +61,11 @@ def log_videos(
     is_batch = len(getattr(videos, "shape", ())) == _VIDEOS_DIMENSIONS
     several = list(videos) if isinstance(videos, list | tuple) or is_batch else [videos]
     rates: list[Any] = list(fps) if isinstance(fps, list | tuple) else [fps] * len(several)
-    for video, rate in zip(several, rates, strict=True):
+    texts = _one_each(captions, len(several))
+    for video, rate, caption in zip(several, rates, texts, strict=True):
         is_encoded = isinstance(video, str | bytes | Path)
-        logger.log_video(video, rate if is_encoded or rate else _DEFAULT_FPS, name=name, step=step)
-    _log_captions(logger, name, captions, step)
+        fps_of_one = rate if is_encoded or rate else _DEFAULT_FPS
+        logger.log_video(video, fps_of_one, name=name, step=step, caption=caption)
 
 
 def log_audios(
@@ -75,7 +76,7 @@ def log_audios(
     captions: Sequence[str] | str | None = None,
     sample_rate: int | Sequence[int | None] | None = None,
 ) -> None:
-    """Logs each sound as a separate record, and captions as a text.
+    """Logs each sound as a separate record with its caption.
 
     Of a sound with two dimensions the smaller one is its channels: `(samples, channels)` as in W&B, or
     `(channels, samples)`.
@@ -83,13 +84,13 @@ def log_audios(
     several = list(audios) if isinstance(audios, list | tuple) else [audios]
     rates: list[Any] = list(sample_rate) if isinstance(sample_rate, list | tuple) else [sample_rate]
     rates = rates * len(several) if len(rates) == 1 else rates
-    for audio, rate in zip(several, rates, strict=True):
+    texts = _one_each(captions, len(several))
+    for audio, rate, caption in zip(several, rates, texts, strict=True):
         sound = audio
         shape: Any = getattr(audio, "shape", ())
         if len(shape) == _SOUND_DIMENSIONS and shape[0] > shape[1]:
             sound = audio.T
-        logger.log_audio(sound, rate or _DEFAULT_SAMPLE_RATE, name=name, step=step)
-    _log_captions(logger, name, captions, step)
+        logger.log_audio(sound, rate or _DEFAULT_SAMPLE_RATE, name=name, step=step, caption=caption)
 
 
 def log_table(
@@ -120,10 +121,12 @@ def _channels_first(image: Any) -> Any:
     return image.transpose(2, 0, 1)
 
 
-def _log_captions(logger: Logger, name: str, captions: Sequence[str] | str | None, step: int | None) -> None:
-    if captions:
-        lines = [captions] if isinstance(captions, str) else [str(caption) for caption in captions]
-        logger.log_text("\n".join(lines), name=f"{name}/caption", step=step)
+def _one_each(captions: Sequence[str] | str | None, count: int) -> list[str | None]:
+    """Returns a caption or None for each of `count` records; ones too many belong to the last."""
+    given = [captions] if isinstance(captions, str) else [str(caption) for caption in captions or ()]
+    if len(given) > count > 0:
+        given = [*given[: count - 1], "\n".join(given[count - 1 :])]
+    return [*given, *[None] * (count - len(given))]
 
 
 class WandbMedia:
@@ -167,7 +170,7 @@ class WandbMedia:
             audios: a list of arrays `(samples,)`, `(samples, channels)` or `(channels, samples)`, float in
                 [-1, 1] or int16; or of paths or bytes of WAV files.
             step: the step; default: the number of completed batches.
-            caption: one per sound; logged as the text `<key>/caption`.
+            caption: one per sound.
             sample_rate: samples per second, one for all or one per sound; default: 44,100, as in W&B.
         """
         log_audios(self.experiment, key, audios, step, caption, sample_rate)
@@ -187,7 +190,7 @@ class WandbMedia:
             key: the name.
             images: a list of arrays `(H, W, C)` or `(C, H, W)`, tensors `(C, H, W)`, PIL images, or paths.
             step: the step; default: the number of completed batches.
-            caption: one per image; logged as the text `<key>/caption`.
+            caption: one per image.
             masks: per image, by name, `{"mask_data": (H, W), "class_labels": {index: label}}`.
         """
         log_images(self.experiment, key, images, step, caption, masks)
@@ -199,7 +202,7 @@ class WandbMedia:
         step: int | None = None,
         caption: Sequence[str] | str | None = None,
         fps: float | Sequence[float] | None = None,
-        format: str | Sequence[str] | None = None,  # noqa: A002  # the name that callers use
+        format: str | Sequence[str] | None = None,  # the name that callers use
         **_: Any,
     ) -> None:
         """Logs videos, with the signature of `WandbLogger`.
@@ -208,7 +211,7 @@ class WandbMedia:
             key: the name.
             videos: a list of frames `(T, C, H, W)`, paths, or bytes of video files.
             step: the step; default: the number of completed batches.
-            caption: one per video; logged as the text `<key>/caption`.
+            caption: one per video.
             fps: frames per second, one for all or one per video; default for frames: 4, as in W&B.
             format: ignored; detected from the file.
         """

@@ -392,7 +392,7 @@ class FromTorchRL(LoggerDestination):
 
         self._call("log_histogram", name, np.asarray(values).reshape(-1), step=step, bins=bins)
 
-    def log_video(
+    def log_video(  # type: ignore[override]  # the logger says that it takes no caption
         self, video: Any, fps: float | None = None, name: str = "Video", step: int | None = None
     ) -> None:
         import torch

@@ -20,6 +20,7 @@ from typing import Any, Literal
 from destinations.background import Lane, RetryLaterError
 from destinations.media import (
     copy_value,
+    gif_bytes,
     histogram_record,
     iter_images,
     iter_masks,
@@ -98,6 +99,7 @@ class MediaWriter:
         step: int,
         masks: dict[str, Any] | None,
         mask_class_labels: dict[int, str] | None,
+        captions: Sequence[str] | None = None,
     ) -> None:
         """Writes each image, and each mask with its overlay, as PNG."""
         checked_name(name)
@@ -111,7 +113,15 @@ class MediaWriter:
             else {str(key): label for key, label in mask_class_labels.items()}
         )
         work = functools.partial(
-            self._images, images, name, channels_last, step, self._clock(), masks, labels
+            self._images,
+            images,
+            name,
+            channels_last,
+            step,
+            self._clock(),
+            masks,
+            labels,
+            list(captions or ()),
         )
         self._put(work, _size_of([images, masks]), f"image {name!r}")
 
@@ -124,12 +134,14 @@ class MediaWriter:
         at: float,
         masks: dict[str, Any] | None,
         labels: dict[str, str] | None,
+        captions: list[str],
     ) -> None:
         by_mask = {key: list(iter_masks(mask)) for key, mask in (masks or {}).items()}
         for index, pixels in enumerate(iter_images(images, channels_last)):
             path, size = self._write_media(name, step, ".png", png_bytes(pixels.array))
             record = _record("image", name, step, index, at, path, size)
-            record |= {"caption": None, "shape": list(pixels.shape)}
+            caption = captions[index] if index < len(captions) else None
+            record |= {"caption": caption or None, "shape": list(pixels.shape)}
             if pixels.value_range is not None:
                 record["value_range"] = list(pixels.value_range)
             if by_mask:
@@ -145,7 +157,9 @@ class MediaWriter:
         overlay, _ = self._write_media(name, step, ".overlay.png", overlay_png(pixels, mask))
         return {"path": path, "overlay": overlay}
 
-    def log_audio(self, audio: Any, sample_rate: int, name: str, step: int) -> None:
+    def log_audio(
+        self, audio: Any, sample_rate: int, name: str, step: int, caption: str | None = None
+    ) -> None:
         """Writes audio as WAV; encoded bytes and files are kept as they are."""
         checked_name(name)
         copied = _copied(audio)
@@ -157,13 +171,21 @@ class MediaWriter:
             record = _record("audio", name, step, 0, at, path, size)
             append_record(
                 self._run_dir / MEDIA_INDEX,
-                {**record, "caption": None, "sample_rate": sample_rate, "shape": shape},
+                {**record, "caption": caption, "sample_rate": sample_rate, "shape": shape},
             )
 
         self._put(work, _size_of(copied), f"sound {name!r}")
 
-    def log_video(self, video: Any, fps: float | None, name: str, step: int) -> None:
-        """Writes frames as MP4; encoded bytes and files are kept as they are."""
+    def log_video(
+        self,
+        video: Any,
+        fps: float | None,
+        name: str,
+        step: int,
+        caption: str | None = None,
+        video_format: str = "mp4",
+    ) -> None:
+        """Writes frames as MP4 or GIF; encoded bytes and files are kept as they are."""
         checked_name(name)
         given = Path(video).suffix if isinstance(video, str | Path) else ""
         copied = _copied(video)
@@ -173,16 +195,21 @@ class MediaWriter:
                 suffix = given or _VIDEO_SUFFIXES.get(copied[:4], ".mp4")
                 path, size = self._write_media(name, step, suffix, copied)
                 shape = None
+            elif video_format == "gif":
+                suffix, shape = ".gif", list(copied.shape)
+                path, size = self._write_media(name, step, suffix, gif_bytes(copied, fps))
             else:
                 suffix, shape = ".mp4", list(copied.shape)
                 path, size = self._write_video(name, step, copied, fps or 1.0)
             record = _record("video", name, step, 0, at, path, size)
-            record |= {"caption": None, "fps": fps, "format": suffix.removeprefix("."), "shape": shape}
+            record |= {"caption": caption, "fps": fps, "format": suffix.removeprefix("."), "shape": shape}
             append_record(self._run_dir / MEDIA_INDEX, record)
 
         self._put(work, _size_of(copied), f"video {name!r}")
 
-    def log_point_cloud(self, points: Any, name: str, step: int, colors: Any) -> None:
+    def log_point_cloud(
+        self, points: Any, name: str, step: int, colors: Any, caption: str | None = None
+    ) -> None:
         """Writes each point cloud as PLY."""
         checked_name(name)
         points, colors = _copied(points), None if colors is None else _copied(colors)
@@ -191,7 +218,7 @@ class MediaWriter:
             for index, (cloud, shades) in enumerate(iter_point_clouds(points, colors)):
                 path, size = self._write_media(name, step, ".ply", ply_bytes(cloud, shades))
                 record = _record("point_cloud", name, step, index, at, path, size)
-                record |= {"caption": None, "shape": list(cloud.shape), "has_colors": shades is not None}
+                record |= {"caption": caption, "shape": list(cloud.shape), "has_colors": shades is not None}
                 append_record(self._run_dir / MEDIA_INDEX, record)
 
         self._put(work, _size_of([points, colors]), f"point cloud {name!r}")
@@ -209,7 +236,9 @@ class MediaWriter:
 
         self._put(work, getattr(values, "nbytes", 0), f"histogram {name!r}")
 
-    def log_table(self, columns: list[str], rows: list[list[Any]], name: str, step: int) -> None:
+    def log_table(
+        self, columns: list[str], rows: list[list[Any]], name: str, step: int, caption: str | None = None
+    ) -> None:
         """Writes a table as CSV, and its column types to the index; the name may be any string."""
         rows = [list(row) for row in rows]
 
@@ -235,6 +264,7 @@ class MediaWriter:
                     "size": size,
                     "rows": len(rows),
                     "columns": types,
+                    **({} if caption is None else {"caption": caption}),
                 },
             )
 

@@ -477,32 +477,57 @@ class RunDirectory(LoggerDestination):
         masks: dict[str, Any] | None = None,
         mask_class_labels: dict[int, str] | None = None,
         use_table: bool = True,
+        *,
+        captions: Sequence[str] | None = None,
     ) -> None:
         """Writes images as PNG, masks as indexed PNG beside overlays."""
         self._with_media(
-            lambda media, at: media.log_images(images, name, channels_last, at, masks, mask_class_labels),
+            lambda media, at: media.log_images(
+                images, name, channels_last, at, masks, mask_class_labels, captions
+            ),
             step,
         )
 
-    def log_audio(self, audio: Any, sample_rate: int, name: str = "Audio", step: int | None = None) -> None:
+    def log_audio(
+        self,
+        audio: Any,
+        sample_rate: int,
+        name: str = "Audio",
+        step: int | None = None,
+        *,
+        caption: str | None = None,
+    ) -> None:
         """Writes audio as WAV."""
         if not sample_rate > 0:
             raise RecordError(f"audio {name!r} needs a sample rate of at least 1 Hz, got {sample_rate!r}.")
-        self._with_media(lambda media, at: media.log_audio(audio, sample_rate, name, at), step)
+        self._with_media(lambda media, at: media.log_audio(audio, sample_rate, name, at, caption), step)
 
     def log_video(
-        self, video: Any, fps: float | None = None, name: str = "Video", step: int | None = None
+        self,
+        video: Any,
+        fps: float | None = None,
+        name: str = "Video",
+        step: int | None = None,
+        *,
+        caption: str | None = None,
+        format: str = "mp4",
     ) -> None:
-        """Writes frames as MP4; encoded bytes and files are kept as they are."""
+        """Writes frames as MP4 or GIF; encoded bytes and files are kept as they are."""
         if not isinstance(video, bytes | str | os.PathLike) and not (fps and fps > 0):
             raise RecordError(f"video {name!r} needs a frame rate, got fps={fps!r}. Pass fps=30.")
-        self._with_media(lambda media, at: media.log_video(video, fps, name, at), step)
+        self._with_media(lambda media, at: media.log_video(video, fps, name, at, caption, format), step)
 
     def log_point_cloud(
-        self, points: Any, name: str = "Points", step: int | None = None, colors: Any = None
+        self,
+        points: Any,
+        name: str = "Points",
+        step: int | None = None,
+        colors: Any = None,
+        *,
+        caption: str | None = None,
     ) -> None:
         """Writes point clouds as PLY."""
-        self._with_media(lambda media, at: media.log_point_cloud(points, name, at, colors), step)
+        self._with_media(lambda media, at: media.log_point_cloud(points, name, at, colors, caption), step)
 
     def log_histogram(
         self,
@@ -515,10 +540,16 @@ class RunDirectory(LoggerDestination):
         self._with_media(lambda media, at: media.log_histogram(values, name, at, bins), step)
 
     def log_table(
-        self, columns: list[str], rows: list[list[Any]], name: str = "Table", step: int | None = None
+        self,
+        columns: list[str],
+        rows: list[list[Any]],
+        name: str = "Table",
+        step: int | None = None,
+        *,
+        caption: str | None = None,
     ) -> None:
         """Writes a table as CSV."""
-        self._with_media(lambda media, at: media.log_table(columns, rows, name, at), step)
+        self._with_media(lambda media, at: media.log_table(columns, rows, name, at, caption), step)
 
     def log_text(self, text: str, name: str = "Text", step: int | None = None) -> None:
         """Appends a text to `texts.jsonl`."""

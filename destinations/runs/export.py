@@ -53,7 +53,7 @@ def export_runs(
     runs: "Iterable[Run | RunRecord]",
     destination: Destination,
     *,
-    format: ExportFormat | None = None,  # noqa: A002  # the word
+    format: ExportFormat | None = None,  # the word
     overwrite: bool = False,
 ) -> int:
     """Writes a row for each run: fields, `hparams.…`, `summary.…`. Returns the number of rows.
@@ -97,7 +97,7 @@ def export_metrics(
     runs: Iterable[Run],
     destination: Destination,
     *,
-    format: ExportFormat | None = None,  # noqa: A002  # the word
+    format: ExportFormat | None = None,  # the word
     metrics: Collection[str] | None = None,
     rank: int = 0,
     overwrite: bool = False,

@@ -76,9 +76,15 @@ class RecordingDestination(LoggerDestination):
         self._note("log_metrics", metrics=dict(metrics), step=step)
 
     def log_table(
-        self, columns: "list[str]", rows: "list[list[Any]]", name: str = "Table", step: int | None = None
+        self,
+        columns: "list[str]",
+        rows: "list[list[Any]]",
+        name: str = "Table",
+        step: int | None = None,
+        *,
+        caption: str | None = None,
     ) -> None:
-        self._note("log_table", columns=columns, rows=rows, name=name, step=step)
+        self._note("log_table", columns=columns, rows=rows, name=name, step=step, caption=caption)
 
     def log_images(
         self,
@@ -89,6 +95,8 @@ class RecordingDestination(LoggerDestination):
         masks: "dict[str, Any] | None" = None,
         mask_class_labels: "dict[int, str] | None" = None,
         use_table: bool = True,
+        *,
+        captions: "Sequence[str] | None" = None,
     ) -> None:
         self._note(
             "log_images",
@@ -99,18 +107,34 @@ class RecordingDestination(LoggerDestination):
             masks=masks,
             mask_class_labels=mask_class_labels,
             use_table=use_table,
+            captions=captions,
         )
 
     def log_text(self, text: str, name: str = "Text", step: int | None = None) -> None:
         self._note("log_text", text=text, name=name, step=step)
 
-    def log_audio(self, audio: Any, sample_rate: int, name: str = "Audio", step: int | None = None) -> None:
-        self._note("log_audio", audio=audio, sample_rate=sample_rate, name=name, step=step)
+    def log_audio(
+        self,
+        audio: Any,
+        sample_rate: int,
+        name: str = "Audio",
+        step: int | None = None,
+        *,
+        caption: str | None = None,
+    ) -> None:
+        self._note("log_audio", audio=audio, sample_rate=sample_rate, name=name, step=step, caption=caption)
 
     def log_video(
-        self, video: Any, fps: float | None = None, name: str = "Video", step: int | None = None
+        self,
+        video: Any,
+        fps: float | None = None,
+        name: str = "Video",
+        step: int | None = None,
+        *,
+        caption: str | None = None,
+        format: str = "mp4",
     ) -> None:
-        self._note("log_video", video=video, fps=fps, name=name, step=step)
+        self._note("log_video", video=video, fps=fps, name=name, step=step, caption=caption, format=format)
 
     def log_histogram(
         self,
@@ -122,9 +146,15 @@ class RecordingDestination(LoggerDestination):
         self._note("log_histogram", values=values, name=name, step=step, bins=bins)
 
     def log_point_cloud(
-        self, points: Any, name: str = "Points", step: int | None = None, colors: Any = None
+        self,
+        points: Any,
+        name: str = "Points",
+        step: int | None = None,
+        colors: Any = None,
+        *,
+        caption: str | None = None,
     ) -> None:
-        self._note("log_point_cloud", points=points, name=name, step=step, colors=colors)
+        self._note("log_point_cloud", points=points, name=name, step=step, colors=colors, caption=caption)
 
     def log_traces(self, traces: "dict[str, Any]") -> None:
         self._note("log_traces", traces=traces)
@@ -138,4 +168,11 @@ class RecordingDestination(LoggerDestination):
         return self._stores_files
 
     def _note(self, method: str, **arguments: Any) -> None:
-        self.calls.append(Call(method, {name: own_copy(value) for name, value in arguments.items()}))
+        # The later arguments only where they were given, as the logger passes them.
+        defaults = {"caption": None, "captions": None, "format": "mp4"}
+        given = {
+            name: own_copy(value)
+            for name, value in arguments.items()
+            if name not in defaults or value != defaults[name]
+        }
+        self.calls.append(Call(method, given))

@@ -315,10 +315,17 @@ class Console(LoggerDestination):
                 self._hyperparameters |= self._style.rendered(name, value)
 
     def log_table(
-        self, columns: list[str], rows: list[list[Any]], name: str = "Table", step: int | None = None
+        self,
+        columns: list[str],
+        rows: list[list[Any]],
+        name: str = "Table",
+        step: int | None = None,
+        *,
+        caption: str | None = None,
     ) -> None:
         if not self._is_silent:
             title = f"Table {one_line(name)}{_at(step)}"
+            title = f"{title}: {one_line(caption)}" if caption else title
             self._pending().blocks.append(self._style.table(title, columns, rows, self._table_rows))
 
     def log_text(self, text: str, name: str = "Text", step: int | None = None) -> None:

@@ -390,7 +390,7 @@ class TextFile(LoggerDestination):
         filename: str = "{run_name}/log-rank{rank}.txt",
         remote_file_name: str | None = None,
         *,
-        format: Literal["text", "jsonl"] = "text",  # noqa: A002  # the usual word
+        format: Literal["text", "jsonl"] = "text",  # the usual word
         capture_stdout: bool = False,
         capture_stderr: bool = False,
         flush_interval: float = 1.0,
@@ -512,9 +512,15 @@ class TextFile(LoggerDestination):
         self._accept(LineRecord("hyperparameters", "", None, self._clock(), plain(hyperparameters)))
 
     def log_table(
-        self, columns: list[str], rows: list[list[Any]], name: str = "Table", step: int | None = None
+        self,
+        columns: list[str],
+        rows: list[list[Any]],
+        name: str = "Table",
+        step: int | None = None,
+        *,
+        caption: str | None = None,
     ) -> None:
-        self._take("table", name, step, {"columns": columns, "rows": rows})
+        self._take("table", name, step, {"columns": columns, "rows": rows}, caption=caption)
 
     def log_images(
         self,
@@ -525,23 +531,40 @@ class TextFile(LoggerDestination):
         masks: dict[str, Any] | None = None,
         mask_class_labels: dict[int, str] | None = None,
         use_table: bool = True,
+        *,
+        captions: Sequence[str] | None = None,
     ) -> None:
         value = {"images": images, "channels_last": channels_last}
         if masks is not None:
             value |= {"masks": masks, "mask_class_labels": mask_class_labels}
-        self._take("images", name, step, value)
+        self._take("images", name, step, value, captions=captions)
 
     def log_text(self, text: str, name: str = "Text", step: int | None = None) -> None:
         step = self._step() if step is None else step
         self._accept(LineRecord("text", name, step, self._clock(), text))
 
-    def log_audio(self, audio: Any, sample_rate: int, name: str = "Audio", step: int | None = None) -> None:
-        self._take("audio", name, step, {"audio": audio, "sample_rate": sample_rate})
+    def log_audio(
+        self,
+        audio: Any,
+        sample_rate: int,
+        name: str = "Audio",
+        step: int | None = None,
+        *,
+        caption: str | None = None,
+    ) -> None:
+        self._take("audio", name, step, {"audio": audio, "sample_rate": sample_rate}, caption=caption)
 
     def log_video(
-        self, video: Any, fps: float | None = None, name: str = "Video", step: int | None = None
+        self,
+        video: Any,
+        fps: float | None = None,
+        name: str = "Video",
+        step: int | None = None,
+        *,
+        caption: str | None = None,
+        format: str = "mp4",
     ) -> None:
-        self._take("video", name, step, {"video": video, "fps": fps})
+        self._take("video", name, step, {"video": video, "fps": fps}, caption=caption)
 
     def log_histogram(
         self,
@@ -553,10 +576,16 @@ class TextFile(LoggerDestination):
         self._take("histogram", name, step, {"values": values, "bins": bins})
 
     def log_point_cloud(
-        self, points: Any, name: str = "Points", step: int | None = None, colors: Any = None
+        self,
+        points: Any,
+        name: str = "Points",
+        step: int | None = None,
+        colors: Any = None,
+        *,
+        caption: str | None = None,
     ) -> None:
         value = {"points": points} if colors is None else {"points": points, "colors": colors}
-        self._take("point_cloud", name, step, value)
+        self._take("point_cloud", name, step, value, caption=caption)
 
     def log_traces(self, traces: dict[str, Any]) -> None:
         if self._log_traces:
@@ -595,9 +624,10 @@ class TextFile(LoggerDestination):
     def _step(self) -> int:
         return 0 if self._state is None else int(self._state.timestamp.batch)
 
-    def _take(self, kind: str, name: str, step: int | None, value: dict[str, Any]) -> None:
+    def _take(self, kind: str, name: str, step: int | None, value: dict[str, Any], **texts: Any) -> None:
         if self._is_accepting:
             step = self._step() if step is None else step
+            value |= {key: text for key, text in texts.items() if text is not None}
             self._accept(LineRecord(kind, name, step, self._clock(), plain(value)))
 
     def _accept(self, record: LineRecord) -> None:

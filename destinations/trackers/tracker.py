@@ -47,11 +47,20 @@ Row = tuple[dict[str, float], int, float]
 
 @attrs.frozen
 class Stamp:
-    """Name, step, and time of a record, in seconds since 1970."""
+    """Name, step, and time of a record, in seconds since 1970, and its captions.
+
+    Attributes:
+        captions: a text for each image, or one for another record; empty without captions.
+    """
 
     name: str
     step: int
     time: float
+    captions: tuple[str, ...] = ()
+
+    def caption(self, index: int = 0) -> str | None:
+        """Returns the caption of an image, or of another record; None without one."""
+        return (self.captions[index] or None) if index < len(self.captions) else None
 
 
 class RowsRefusedError(Exception):
@@ -88,7 +97,12 @@ class Sink:
     little later, and everything behind it waits in memory, within the bounds of the lane.
 
     **Time.** Methods do not delay training, except that Python code holds the GIL: work in C or in chunks.
+
+    **Captions.** A method in `captioned` writes the captions of its stamp; those of other records are logged
+    as a text `<name>/caption`.
     """
+
+    captioned: ClassVar[frozenset[str]] = frozenset()
 
     def open(self) -> None:
         """Opens the sink; called first, and again after RetryLaterError."""
@@ -663,9 +677,16 @@ class Tracker(LoggerDestination):
         self._put("hyperparameters", "log_hyperparameters", own_copy(hyperparameters), self._clock())
 
     def log_table(
-        self, columns: list[str], rows: list[list[Any]], name: str = "Table", step: int | None = None
+        self,
+        columns: list[str],
+        rows: list[list[Any]],
+        name: str = "Table",
+        step: int | None = None,
+        *,
+        caption: str | None = None,
     ) -> None:
-        self._put(f"table {name!r}", "log_table", self._stamp(name, step), list(columns), own_copy(rows))
+        stamp = self._stamp(name, step, caption)
+        self._put(f"table {name!r}", "log_table", stamp, list(columns), own_copy(rows))
 
     def log_images(
         self,
@@ -676,11 +697,13 @@ class Tracker(LoggerDestination):
         masks: dict[str, Any] | None = None,
         mask_class_labels: dict[int, str] | None = None,
         use_table: bool = True,
+        *,
+        captions: Sequence[str] | None = None,
     ) -> None:
         self._put(
             f"image {name!r}",
             "log_images",
-            self._stamp(name, step),
+            self._stamp(name, step, *captions or ()),
             _copied(images),
             channels_last=channels_last,
             masks=None if masks is None else {key: _copied(mask) for key, mask in masks.items()},
@@ -691,13 +714,32 @@ class Tracker(LoggerDestination):
     def log_text(self, text: str, name: str = "Text", step: int | None = None) -> None:
         self._put(f"text {name!r}", "log_text", self._stamp(name, step), text)
 
-    def log_audio(self, audio: Any, sample_rate: int, name: str = "Audio", step: int | None = None) -> None:
-        self._put(f"sound {name!r}", "log_audio", self._stamp(name, step), _copied(audio), sample_rate)
+    def log_audio(
+        self,
+        audio: Any,
+        sample_rate: int,
+        name: str = "Audio",
+        step: int | None = None,
+        *,
+        caption: str | None = None,
+    ) -> None:
+        stamp = self._stamp(name, step, caption)
+        self._put(f"sound {name!r}", "log_audio", stamp, _copied(audio), sample_rate)
 
     def log_video(
-        self, video: Any, fps: float | None = None, name: str = "Video", step: int | None = None
+        self,
+        video: Any,
+        fps: float | None = None,
+        name: str = "Video",
+        step: int | None = None,
+        *,
+        caption: str | None = None,
+        format: str = "mp4",
     ) -> None:
-        self._put(f"video {name!r}", "log_video", self._stamp(name, step), _copied(video), fps)
+        copied = _copied(video)
+        if format == "gif" and not isinstance(copied, bytes):
+            copied = _GifFrames(copied, fps)
+        self._put(f"video {name!r}", "log_video", self._stamp(name, step, caption), copied, fps)
 
     def log_histogram(
         self,
@@ -715,10 +757,17 @@ class Tracker(LoggerDestination):
         )
 
     def log_point_cloud(
-        self, points: Any, name: str = "Points", step: int | None = None, colors: Any = None
+        self,
+        points: Any,
+        name: str = "Points",
+        step: int | None = None,
+        colors: Any = None,
+        *,
+        caption: str | None = None,
     ) -> None:
         colors = None if colors is None else _array(colors)
-        self._put(f"point cloud {name!r}", "log_point_cloud", self._stamp(name, step), _array(points), colors)
+        stamp = self._stamp(name, step, caption)
+        self._put(f"point cloud {name!r}", "log_point_cloud", stamp, _array(points), colors)
 
     def log_traces(self, traces: dict[str, Any]) -> None:
         self._put("trace", "log_traces", self._stamp("", None), own_copy(traces))
@@ -726,8 +775,9 @@ class Tracker(LoggerDestination):
     # --- inside
     # ----------------------------------------------------------------------------------------------------
 
-    def _stamp(self, name: str, step: int | None) -> Stamp:
-        return Stamp(name, self._step() if step is None else step, self._clock())
+    def _stamp(self, name: str, step: int | None, *captions: str | None) -> Stamp:
+        texts = tuple(one or "" for one in captions) if any(captions) else ()
+        return Stamp(name, self._step() if step is None else step, self._clock(), texts)
 
     def _step(self) -> int:
         return 0 if self._state is None else int(self._state.timestamp.batch)
@@ -742,7 +792,16 @@ class Tracker(LoggerDestination):
             return
         call = getattr(feed.sink, method)
         size = _size_of([args, options])
-        feed.put(kind, size, lambda: call(*args, **options), is_kept=method == "log_hyperparameters")
+
+        def work() -> None:
+            call(*(one.encoded() if isinstance(one, _GifFrames) else one for one in args), **options)
+
+        feed.put(kind, size, work, is_kept=method == "log_hyperparameters")
+        stamp = args[0] if args else None
+        if isinstance(stamp, Stamp) and stamp.captions and method not in feed.sink.captioned:
+            # As a call of its own: one that is retried must not repeat the record.
+            beside = Stamp(f"{stamp.name}/caption", stamp.step, stamp.time)
+            self._put(f"caption of {kind}", "log_text", beside, "\n".join(stamp.captions))
 
     def _later(self, call: Callable[[], object]) -> None:
         """Defers a call until `init`."""
@@ -794,6 +853,23 @@ def require_package(package: str, extra: str, what: str) -> None:
             f'Run: pip install "training-destinations[{extra}]".',
             name=package,
         )
+
+
+@attrs.frozen(eq=False)
+class _GifFrames:
+    """Frames that the background thread encodes as GIF."""
+
+    frames: Any
+    fps: float | None
+
+    @property
+    def nbytes(self) -> int:
+        return int(self.frames.nbytes)
+
+    def encoded(self) -> bytes:
+        from destinations.media import gif_bytes
+
+        return gif_bytes(self.frames, self.fps)
 
 
 def _copied(value: Any) -> Any:

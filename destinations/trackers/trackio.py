@@ -31,6 +31,8 @@ __all__ = ["Trackio"]
 class _TrackioSink(Sink):
     """Writes to a Trackio run with Trackio's own client."""
 
+    captioned = frozenset({"log_images", "log_audio", "log_video", "log_point_cloud"})
+
     def __init__(self, **options: Any) -> None:
         self._options = options
         self._config: dict[str, Any] = {}
@@ -99,7 +101,10 @@ class _TrackioSink(Sink):
     ) -> None:
         pixels = [one.array for one in iter_images(images, channels_last)]
         package = self._package()
-        values = {name: package.Image(_rgb(one)) for name, one in _numbered(stamp.name, pixels)}
+        values = {
+            name: package.Image(_rgb(one), caption=stamp.caption(index))
+            for index, (name, one) in enumerate(_numbered(stamp.name, pixels))
+        }
         with tempfile.TemporaryDirectory(prefix="trackio-") as folder:
             for mask_name, mask in (masks or {}).items():
                 overlays = [
@@ -136,7 +141,13 @@ class _TrackioSink(Sink):
         ]
         package = self._package()
         named = _numbered(stamp.name, clouds)
-        self._log({name: package.Object3D(np.asarray(one, np.float64)) for name, one in named}, stamp.step)
+        self._log(
+            {
+                name: package.Object3D(np.asarray(one, np.float64), caption=stamp.caption())
+                for name, one in named
+            },
+            stamp.step,
+        )
 
     def close(self) -> None:
         if self._run is None and self._config:
@@ -144,11 +155,11 @@ class _TrackioSink(Sink):
         if self._run is not None:
             self._run.finish()
 
-    def _log_file(self, stamp: Stamp, content: bytes, suffix: str, kind: Callable[[str], Any]) -> None:
+    def _log_file(self, stamp: Stamp, content: bytes, suffix: str, kind: Callable[..., Any]) -> None:
         with tempfile.TemporaryDirectory(prefix="trackio-") as folder:
             path = Path(folder) / f"media{suffix}"
             path.write_bytes(content)
-            self._log({stamp.name: kind(str(path))}, stamp.step)
+            self._log({stamp.name: kind(str(path), caption=stamp.caption())}, stamp.step)
 
     def _markdown(self, value: Any) -> Any:
         text = json.dumps(value, indent=2, default=str, ensure_ascii=False)

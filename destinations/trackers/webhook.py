@@ -334,7 +334,7 @@ class Webhook(LoggerDestination):
         *,
         events: Iterable[str | Event] = ("fit_end",),
         on_failure: bool = True,
-        format: Callable[[Notice], Any] = notice_document,  # noqa: A002  # the usual name
+        format: Callable[[Notice], Any] = notice_document,  # the usual name
         headers: Mapping[str, str] | None = None,
         retry: HttpRetry = HttpRetry(),  # frozen
         close_seconds: float = 10.0,
@@ -539,7 +539,7 @@ class Slack(Webhook):
         *,
         events: Iterable[str | Event] = ("fit_end",),
         on_failure: bool = True,
-        format: Callable[[Notice], Any] = slack_text,  # noqa: A002  # the usual name
+        format: Callable[[Notice], Any] = slack_text,  # the usual name
         formats: Mapping[str, Callable[[Notice], Any]] | None = None,
         retry: HttpRetry = HttpRetry(),  # frozen
         close_seconds: float = 10.0,

@@ -13,6 +13,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from events.errors import RecordError
+from events.redaction import redact_text
 
 from .values import BinnedValues, safe_text, short_repr
 
@@ -24,6 +25,7 @@ __all__ = [
     "check_text",
     "check_traces",
     "check_video",
+    "valid_caption",
     "valid_images",
     "valid_table",
 ]
@@ -73,13 +75,17 @@ def valid_table(columns: Any, rows: Any, name: str, refuse: Refuse) -> tuple[lis
 
 
 def valid_images(
-    images: Any, name: str, channels_last: bool, masks: Any, refuse: Refuse
-) -> tuple[Any, dict[str, Any] | None]:
-    """Returns the valid images of a list with their masks; other images and masks are refused one by one."""
+    images: Any, name: str, channels_last: bool, masks: Any, captions: Any, refuse: Refuse
+) -> tuple[Any, dict[str, Any] | None, list[str] | None]:
+    """Returns the valid images of a list, their masks, and their captions.
+
+    Other images and masks are refused one by one; captions together.
+    """
     what = f"images {name!r}"
     if not isinstance(images, list | tuple) or not images:
         sizes = _image_sizes(images, what, channels_last=channels_last)
-        return images, _valid_masks(masks, name, sizes, (), refuse)
+        captions = _valid_captions(captions, name, sizes, (), refuse)
+        return images, _valid_masks(masks, name, sizes, (), refuse), captions
     valid: list[Any] = []
     sizes = []
     left_out: list[int] = []
@@ -97,7 +103,36 @@ def valid_images(
             sizes += found
     if not valid:
         raise RecordError(f"{what} must have at least one valid image, got {len(images)} invalid ones.")
-    return valid, _valid_masks(masks, name, sizes, left_out, refuse)
+    captions = _valid_captions(captions, name, sizes, left_out, refuse)
+    return valid, _valid_masks(masks, name, sizes, left_out, refuse), captions
+
+
+def _valid_captions(
+    captions: Any,
+    name: str,
+    sizes: list[tuple[int, int] | None],
+    left_out: Sequence[int],
+    refuse: Refuse,
+) -> list[str] | None:
+    """Returns a caption for each image that is not left out; "" for none."""
+    if captions is None:
+        return None
+    given = [captions] if isinstance(captions, str) else captions
+    if not _is_list(given) or len(given) != len(sizes):
+        got = f"{len(given)}" if _is_list(given) else short_repr(captions, 80)
+        text = f"images {name!r} must have a list of {len(sizes)} captions, one for each image, got {got}."
+        refuse(name, RecordError(text))
+        return None
+    kept = [valid_caption(one, name, refuse) for index, one in enumerate(given) if index not in left_out]
+    return [one or "" for one in kept] if any(kept) else None
+
+
+def valid_caption(caption: Any, name: str, refuse: Refuse) -> str | None:
+    """Returns a caption without its secrets, and None for one that is not a string, which is refused."""
+    if caption is None or isinstance(caption, str):
+        return caption and redact_text(caption)
+    refuse(name, RecordError(f"caption of {name!r} must be a string, got {short_repr(caption, 80)}."))
+    return None
 
 
 def _valid_masks(
@@ -223,8 +258,12 @@ def check_audio(audio: Any, sample_rate: Any, name: str) -> None:
         )
 
 
-def check_video(video: Any, fps: Any, name: str) -> None:
-    """Checks that frames have shape (T, C, H, W), and a frame rate."""
+def check_video(video: Any, fps: Any, name: str, video_format: Any = "mp4") -> None:
+    """Checks that frames have shape (T, C, H, W), a frame rate, and a format to encode them in."""
+    if video_format not in {"mp4", "gif"}:
+        raise RecordError(
+            f'video {name!r} must have the format "mp4" or "gif", got {short_repr(video_format)}.'
+        )
     if isinstance(video, str | PurePath):
         check_file(video, f"video {name!r}")
     if isinstance(video, str | bytes | PurePath):

@@ -9,7 +9,7 @@ import itertools
 import logging
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 import attrs
@@ -74,6 +74,7 @@ class _Delivery:
     finish: Callable[[], tuple[Any, ...] | None]
     pending: Sequence[PendingCopy | RunningAggregate]
     position: RunPosition
+    options: Mapping[str, Any] = attrs.field(factory=dict)
 
     @property
     def is_ready(self) -> bool:
@@ -208,7 +209,7 @@ class Delivery:
             )
             self._distribute(call, due)
         else:
-            self._call(due, "log_metrics", (flat.values, step))
+            self._call(due, "log_metrics", (flat.values, step), {})
 
     def _distribute(self, call: MetricsCall, due: list[PacedDestination]) -> None:
         for target in self._metric_targets:
@@ -231,6 +232,7 @@ class Delivery:
         name: str,
         given: tuple[Any, ...],
         prepare: Callable[..., tuple[Any, ...]],
+        options: Mapping[str, Any],
     ) -> None:
         """Delivers a record of another kind, or keeps it.
 
@@ -239,8 +241,10 @@ class Delivery:
             name: the name of the record.
             given: the values that may be functions.
             prepare: checks them, and returns the arguments of the method.
+            options: keywords for the destinations whose method takes them; `prepare` may add to them.
         """
-        call = RecordCall(action, name, given, prepare, position_of(self._state), next(self._orders))
+        position, order = position_of(self._state), next(self._orders)
+        call = RecordCall(action, name, given, prepare, position, order, options)
         if not any(map(is_function, given)):
             self._prepare(call)
             if call.is_lost:
@@ -388,7 +392,7 @@ class Delivery:
 
         if (self._outbox or pending) and call.arguments is not None:
             call.arguments = snapshot(call.arguments)
-        return _Delivery(targets, call.action, finish, pending, call.position)
+        return _Delivery(targets, call.action, finish, pending, call.position, call.options)
 
     def _submit(self, entry: _Delivery) -> None:
         """Delivers a record now, or later if it or an earlier one is incomplete."""
@@ -404,21 +408,29 @@ class Delivery:
             return
         now = position_of(self._state)
         if entry.position == now:
-            self._call(entry.targets, entry.action, arguments)
+            self._call(entry.targets, entry.action, arguments, entry.options)
             return
         restore_position(entry.position, self._state)
         try:
-            self._call(entry.targets, entry.action, arguments)
+            self._call(entry.targets, entry.action, arguments, entry.options)
         finally:
             restore_position(now, self._state)
 
-    def _call(self, targets: Sequence[PacedDestination], action: str, arguments: tuple[Any, ...]) -> None:
-        def call(destination: Destination) -> None:
-            # By position, as Composer calls it: a subclass may have renamed its arguments.
-            getattr(destination, action)(*arguments)
-
+    def _call(
+        self,
+        targets: Sequence[PacedDestination],
+        action: str,
+        arguments: tuple[Any, ...],
+        options: Mapping[str, Any],
+    ) -> None:
         faults = self._faults()
         for target in targets:
+            more = target.accepted(action, options) if options else {}
+
+            def call(destination: Destination, more: dict[str, Any] = more) -> None:
+                # By position, as Composer calls it: a subclass may have renamed its arguments.
+                getattr(destination, action)(*arguments, **more)
+
             faults.attempt(target.destination, action, call)
 
 

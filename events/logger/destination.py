@@ -174,7 +174,13 @@ class Destination(Protocol):
         """Takes scalars of one step."""
 
     def log_table(
-        self, columns: list[str], rows: list[list[Any]], name: str = "Table", step: int | None = None
+        self,
+        columns: list[str],
+        rows: list[list[Any]],
+        name: str = "Table",
+        step: int | None = None,
+        *,
+        caption: str | None = None,
     ) -> None:
         """Takes a table."""
 
@@ -187,17 +193,34 @@ class Destination(Protocol):
         masks: dict[str, Any] | None = None,
         mask_class_labels: dict[int, str] | None = None,
         use_table: bool = True,
+        *,
+        captions: Sequence[str] | None = None,
     ) -> None:
         """Takes images, with or without masks."""
 
     def log_text(self, text: str, name: str = "Text", step: int | None = None) -> None:
         """Takes a text."""
 
-    def log_audio(self, audio: Any, sample_rate: int, name: str = "Audio", step: int | None = None) -> None:
+    def log_audio(
+        self,
+        audio: Any,
+        sample_rate: int,
+        name: str = "Audio",
+        step: int | None = None,
+        *,
+        caption: str | None = None,
+    ) -> None:
         """Takes audio."""
 
     def log_video(
-        self, video: Any, fps: float | None = None, name: str = "Video", step: int | None = None
+        self,
+        video: Any,
+        fps: float | None = None,
+        name: str = "Video",
+        step: int | None = None,
+        *,
+        caption: str | None = None,
+        format: str = "mp4",
     ) -> None:
         """Takes a video."""
 
@@ -207,7 +230,13 @@ class Destination(Protocol):
         """Takes values whose distribution is to be shown."""
 
     def log_point_cloud(
-        self, points: Any, name: str = "Points", step: int | None = None, colors: Any = None
+        self,
+        points: Any,
+        name: str = "Points",
+        step: int | None = None,
+        colors: Any = None,
+        *,
+        caption: str | None = None,
     ) -> None:
         """Takes points in space."""
 

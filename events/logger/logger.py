@@ -42,6 +42,8 @@ __all__ = ["Logger", "whole_step"]
 
 _log = logging.getLogger("events")
 
+_NO_OPTIONS: Mapping[str, Any] = {}
+
 
 class AttachedCallback(Protocol):
     """A callback that joins a run in progress, without naming `Callback`, which names `Logger`."""
@@ -234,6 +236,8 @@ class Logger:
         rows: Sequence[Sequence[Any]],
         name: str = "Table",
         step: int | None = None,
+        *,
+        caption: str | None = None,
     ) -> None:
         """Logs a table; secrets are redacted, in cells and in columns named like one.
 
@@ -242,18 +246,20 @@ class Logger:
             rows: a list of values per row, one for each column.
             name: the name of the table.
             step: as for `log_metrics`.
+            caption: a text that belongs to it; secrets are redacted.
 
         Raises:
             EngineClosedError: the run is closed.
         """
         name, step = self._name(name), self._step(step)
+        options = self._options(name, caption=caption)
 
         def prepare(columns: Any, rows: Any) -> tuple[Any, ...]:
             columns, rows = checks.valid_table(columns, rows, name, self.faults.refuse)
             cells = [[self._delivery.to_host(plain_cell(value)) for value in row] for row in rows]
             return *redact_table(columns, cells), name, step
 
-        self._record("log_table", name, (columns, rows), prepare)
+        self._record("log_table", name, (columns, rows), prepare, options)
 
     def log_images(
         self,
@@ -264,39 +270,76 @@ class Logger:
         masks: Mapping[str, Any] | None = None,
         mask_class_labels: Mapping[int, str] | None = None,
         use_table: bool = True,
+        *,
+        captions: Sequence[str] | Mapping[str, Any] | str | None = None,
     ) -> None:
         """Logs images.
 
         Args:
             images: one array or tensor, `(H, W)`, `(C, H, W)` or `(N, C, H, W)`, uint8 or float in [0, 1],
-                with 1, 3 or 4 channels; or a list of them, of PIL images, or of paths.
-            name: the name of the images.
+                with 1, 3 or 4 channels; or a list of them, of PIL images, or of paths. A dict from name to
+                any of these is logged as one record for each name.
+            name: the name of the images; for a dict, its names follow after a "/", unless this is the
+                default.
             channels_last: the shapes are `(H, W, C)` and `(N, H, W, C)`.
             step: as for `log_metrics`.
             masks: by name, class indices for the images: an integer array `(H, W)` or `(N, H, W)`, or a list
                 of them.
             mask_class_labels: the label of each class index.
             use_table: show the images in a table, for destinations that can do either.
+            captions: a text for each image, "" for none; or the text of a single image; for a dict of images,
+                a dict of these. Secrets are redacted.
 
         Raises:
             EngineClosedError: the run is closed.
         """
+        options = (channels_last, step, masks, mask_class_labels, use_table)
+        if not isinstance(images, Mapping):
+            self._log_images(images, name, *options, captions)
+            return
+        try:
+            by_name = dict(images)
+        except Exception as error:  # noqa: BLE001  # a mapping's own methods
+            self.faults.refuse("log_images", _unreadable("log_images", self._text_name(name), error))
+            by_name = {}
+        for key, one in by_name.items():
+            name_of_one = key if name == "Images" else f"{self._text_name(name)}/{self._text_name(key)}"
+            caption = captions.get(key) if isinstance(captions, Mapping) else captions
+            self._log_images(one, name_of_one, *options, caption)
+        self.faults.raise_refused()
+
+    def _log_images(
+        self,
+        images: Any,
+        name: Any,
+        channels_last: bool,
+        step: int | None,
+        masks: Any,
+        mask_class_labels: Any,
+        use_table: bool,
+        captions: Any,
+    ) -> None:
         name, step = self._name(name), self._step(step)
         to_host = self._delivery.to_host
         given: Any = mask_class_labels
+        options: dict[str, Any] = {}
 
-        def prepare(images: Any, masks: Any) -> tuple[Any, ...]:
+        def prepare(images: Any, masks: Any, captions: Any) -> tuple[Any, ...]:
             labels = given and redact(
                 {
                     index: label if isinstance(label, str | int | float) else safe_text(label)
                     for index, label in given.items()
                 }
             )
-            images, masks = checks.valid_images(images, name, channels_last, masks, self.faults.refuse)
+            images, masks, captions = checks.valid_images(
+                images, name, channels_last, masks, captions, self.faults.refuse
+            )
+            if captions is not None:
+                options["captions"] = captions
             masks = None if masks is None else {key: to_host(mask) for key, mask in masks.items()}
             return to_host(images), name, channels_last, step, masks, labels, use_table
 
-        self._record("log_images", name, (images, masks), prepare)
+        self._record("log_images", name, (images, masks, captions), prepare, options)
 
     def log_text(self, text: str, name: str = "Text", step: int | None = None) -> None:
         """Logs a text; secrets are redacted.
@@ -312,7 +355,15 @@ class Logger:
 
         self._record("log_text", name, (text,), prepare)
 
-    def log_audio(self, audio: Any, sample_rate: int, name: str = "Audio", step: int | None = None) -> None:
+    def log_audio(
+        self,
+        audio: Any,
+        sample_rate: int,
+        name: str = "Audio",
+        step: int | None = None,
+        *,
+        caption: str | None = None,
+    ) -> None:
         """Logs audio.
 
         Args:
@@ -321,6 +372,7 @@ class Logger:
             sample_rate: samples per second.
             name: the name of the audio.
             step: as for `log_metrics`.
+            caption: a text that belongs to it; secrets are redacted.
 
         Raises:
             EngineClosedError: the run is closed.
@@ -331,10 +383,17 @@ class Logger:
             checks.check_audio(audio, sample_rate, name)
             return self._delivery.to_host(audio), int(sample_rate), name, step
 
-        self._record("log_audio", name, (audio,), prepare)
+        self._record("log_audio", name, (audio,), prepare, self._options(name, caption=caption))
 
     def log_video(
-        self, video: Any, fps: float | None = None, name: str = "Video", step: int | None = None
+        self,
+        video: Any,
+        fps: float | None = None,
+        name: str = "Video",
+        step: int | None = None,
+        *,
+        caption: str | None = None,
+        format: str = "mp4",
     ) -> None:
         """Logs a video.
 
@@ -343,6 +402,8 @@ class Logger:
             fps: frames per second; needed for frames.
             name: the name of the video.
             step: as for `log_metrics`.
+            caption: a text that belongs to it; secrets are redacted.
+            format: how frames are encoded, "mp4" or "gif"; a video file keeps its own.
 
         Raises:
             EngineClosedError: the run is closed.
@@ -350,10 +411,13 @@ class Logger:
         name, step = self._name(name), self._step(step)
 
         def prepare(video: Any) -> tuple[Any, ...]:
-            checks.check_video(video, fps, name)
+            checks.check_video(video, fps, name, format)
             return self._delivery.to_host(video), fps, name, step
 
-        self._record("log_video", name, (video,), prepare)
+        options = self._options(name, caption=caption)
+        if format != "mp4":
+            options["format"] = format
+        self._record("log_video", name, (video,), prepare, options)
 
     def log_histogram(
         self,
@@ -385,7 +449,13 @@ class Logger:
         self._record("log_histogram", name, (values,), prepare)
 
     def log_point_cloud(
-        self, points: Any, name: str = "Points", step: int | None = None, colors: Any = None
+        self,
+        points: Any,
+        name: str = "Points",
+        step: int | None = None,
+        colors: Any = None,
+        *,
+        caption: str | None = None,
     ) -> None:
         """Logs a point cloud.
 
@@ -394,6 +464,7 @@ class Logger:
             name: the name of the points.
             step: as for `log_metrics`.
             colors: `(N, 3)` or `(N, 4)`, RGB or RGBA, with B if the points have it; uint8 or float in [0, 1].
+            caption: a text that belongs to them; secrets are redacted.
 
         Raises:
             EngineClosedError: the run is closed.
@@ -405,7 +476,8 @@ class Logger:
             checks.check_point_cloud(points, colors, name)
             return to_host(points), name, step, to_host(colors)
 
-        self._record("log_point_cloud", name, (points, colors), prepare)
+        options = self._options(name, caption=caption)
+        self._record("log_point_cloud", name, (points, colors), prepare, options)
 
     def log_traces(self, traces: Mapping[str, Any]) -> None:
         """Logs debugging traces: values of any kind by name; secrets are redacted.
@@ -637,6 +709,7 @@ class Logger:
         name: str,
         given: tuple[Any, ...],
         prepare: Callable[..., tuple[Any, ...]],
+        options: Mapping[str, Any] = _NO_OPTIONS,
     ) -> None:
         self._require_open(action)
         self.poll()
@@ -650,7 +723,7 @@ class Logger:
                 raise _unreadable(action, name, error) from error
 
         try:
-            self._delivery.log_record(action, name, given, checked)
+            self._delivery.log_record(action, name, given, checked, options)
         finally:
             self._refresh()
         self.faults.raise_refused()
@@ -663,6 +736,11 @@ class Logger:
 
     def _name(self, name: Any) -> str:
         return self._prefix + self._text_name(name)
+
+    def _options(self, name: str, *, caption: Any) -> dict[str, Any]:
+        """Returns the keywords for destinations whose method takes them."""
+        caption = checks.valid_caption(caption, name, self.faults.refuse)
+        return {"caption": caption} if caption else {}
 
     def _text_name(self, name: Any) -> str:
         if isinstance(name, str):

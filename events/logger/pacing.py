@@ -4,6 +4,8 @@ Training thread only.
 """
 
 import copy
+import inspect
+import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from operator import attrgetter
@@ -29,6 +31,8 @@ __all__ = [
     "resolve",
     "snapshot",
 ]
+
+_log = logging.getLogger("events")
 
 _FOLD_AFTER = 64
 _COMPACT_AT = 64
@@ -89,7 +93,7 @@ class RecordCall:
     """A call of another `log_*` method.
 
     `given` are the values that may be functions; `prepare` turns them into the arguments of the destination's
-    method.
+    method, and may add to `options`: keywords for the destinations whose method takes them.
     """
 
     action: str
@@ -98,6 +102,7 @@ class RecordCall:
     prepare: Callable[..., tuple[Any, ...]]
     position: RunPosition
     order: int
+    options: Mapping[str, Any]
     arguments: tuple[Any, ...] | None = None
     is_lost: bool = False
 
@@ -223,6 +228,22 @@ class PacedDestination:
         self.is_paced = rate is not None or default_seconds > 0 or self._has_own_rule
         self._pending: dict[Phase, PendingRecords] = {}
         self._writing: tuple[tuple[Any, ...], set[Any]] | None = None
+        # Whether a method takes a keyword, by both names; found at the first record that has it.
+        self._takes_option: dict[tuple[str, str], bool] = {}
+
+    def accepted(self, action: str, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the keywords that the destination's method takes; each other one is reported once."""
+        accepted = {}
+        for option, value in options.items():
+            key = (action, option)
+            if key not in self._takes_option:
+                self._takes_option[key] = _takes_keyword(getattr(self.destination, action), option)
+                if not self._takes_option[key]:
+                    name = type(self.destination).__name__
+                    _log.warning("%s.%s has no argument %r: it is left out there.", name, action, option)
+            if self._takes_option[key]:
+                accepted[option] = value
+        return accepted
 
     def takes(self, action: str) -> bool:
         """Returns whether the destination implements a kind of record."""
@@ -365,6 +386,14 @@ def pending_in(value: Any) -> Iterator[PendingCopy | RunningAggregate]:
     elif isinstance(value, dict):
         for item in value.values():
             yield from pending_in(item)
+
+
+def _takes_keyword(method: Callable[..., Any], name: str) -> bool:
+    try:
+        parameters = inspect.signature(method).parameters
+    except (TypeError, ValueError):  # no signature to read
+        return False
+    return name in parameters or any(one.kind is one.VAR_KEYWORD for one in parameters.values())
 
 
 def resolve(value: Any) -> Any:

@@ -8,6 +8,7 @@ Runs in the calling thread, and blocks until everything has been passed on.
 """
 
 import contextlib
+import inspect
 import math
 import time
 from collections import Counter
@@ -490,13 +491,16 @@ def _calls(
         yield _points_call(run_dir, item, name, step, destination)
     elif item.kind == "audio":
         sound, rate = sound_of(run_dir, line), whole_of(line.get("sample_rate")) or 44100
-        yield lambda: destination.log_audio(sound, rate, name, step)
+        captions = _captions(line, destination.log_audio)
+        yield lambda: destination.log_audio(sound, rate, name, step, **captions)
     elif item.kind == "video":
         path = file_inside(run_dir, line["path"])
-        yield lambda: destination.log_video(path, line.get("fps"), name, step)
+        captions = _captions(line, destination.log_video)
+        yield lambda: destination.log_video(path, line.get("fps"), name, step, **captions)
     elif item.kind == "table":
         columns, rows = table_of(run_dir, line)
-        yield lambda: destination.log_table(columns, rows, name, step)
+        captions = _captions(line, destination.log_table)
+        yield lambda: destination.log_table(columns, rows, name, step, **captions)
     elif item.kind == "histogram":
         values = histogram_of(line)
         yield lambda: destination.log_histogram(values, name, step)
@@ -507,6 +511,14 @@ def _calls(
     elif item.kind == "artifact":
         path = file_inside(run_dir, line["path"])
         yield lambda: destination.upload_file(state, name, path, overwrite=True)
+
+
+def _captions(line: dict[str, Any], method: Callable[..., object]) -> dict[str, Any]:
+    """Returns the caption of a record as a keyword, if the method has it."""
+    caption = line.get("caption")
+    if not isinstance(caption, str) or "caption" not in inspect.signature(method).parameters:
+        return {}
+    return {"caption": caption}
 
 
 def _images_call(run_dir: Path, item: Item, name: str, step: int, destination: Any) -> Callable[[], object]:
@@ -527,8 +539,11 @@ def _images_call(run_dir: Path, item: Item, name: str, step: int, destination: A
     } or None
     labels = item.lines[0].get("mask_class_labels")
     labels = None if labels is None else {int(index): label for index, label in labels.items()}
+    texts = [str(line.get("caption") or "") for line in item.lines]
+    has_captions = any(texts) and "captions" in inspect.signature(destination.log_images).parameters
+    captions: dict[str, Any] = {"captions": texts} if has_captions else {}
     return lambda: destination.log_images(
-        images, name, channels_last, step, masks=masks, mask_class_labels=labels
+        images, name, channels_last, step, masks=masks, mask_class_labels=labels, **captions
     )
 
 
@@ -550,7 +565,8 @@ def _points_call(run_dir: Path, item: Item, name: str, step: int, destination: A
         shades = [one for _, one in clouds if one is not None]
         points = np.stack([cloud for cloud, _ in clouds])
         colors = np.stack(shades) if len(shades) == len(clouds) else None
-    return lambda: destination.log_point_cloud(points, name, step, colors)
+    captions = _captions(item.lines[0], destination.log_point_cloud)
+    return lambda: destination.log_point_cloud(points, name, step, colors, **captions)
 
 
 # --- state of the run

@@ -21,13 +21,13 @@ from tensorboard.plugins.text import metadata as text_metadata
 
 from destinations.media import (
     class_color,
+    gif_bytes,
     histogram_record,
     iter_images,
     iter_masks,
     iter_point_clouds,
     overlay_png,
     png_bytes,
-    to_numpy,
     wav_bytes,
 )
 from destinations.text.formatting import describe, one_line, plain, short
@@ -37,7 +37,6 @@ from events import BinnedValues, RecordError
 
 __all__ = [
     "audio_values",
-    "gif_bytes",
     "histogram_values",
     "hyperparameter_value",
     "image_values",
@@ -50,60 +49,6 @@ __all__ = [
     "trace_value",
     "video_value",
 ]
-
-# Browsers replace shorter durations by 100 ms.
-_MIN_MILLISECONDS = 20
-
-
-def gif_bytes(video: Any, fps: float | None) -> bytes:
-    """Encodes a video as GIF.
-
-    Args:
-        video: frames `(T, C, H, W)` with 1, 3 or 4 channels, scaled by the value range of the whole video; or
-            the bytes of a file: GIF is returned unchanged, other formats are decoded by PyAV.
-        fps: frames per second, for frames.
-
-    Raises:
-        ImportError: PyAV is needed but not installed.
-        RecordError: invalid video.
-    """
-    if isinstance(video, bytes):
-        if video.startswith(b"GIF8"):
-            return video
-        video, fps = _decoded(video)
-    array = to_numpy(video)
-    if array.ndim != 4 or 0 in array.shape:  # noqa: PLR2004  # T, C, H, W
-        raise RecordError(f"video must have shape (T, C, H, W), got {tuple(array.shape)}.")
-    count, channels, height, width = array.shape
-    # All frames as one tall image, so that they are scaled alike.
-    tall = next(iter_images(np.moveaxis(array, 1, 0).reshape(channels, count * height, width))).array
-    frames = [Image.fromarray(frame) for frame in tall.reshape(count, height, *tall.shape[1:])]
-    frames = [frame.convert("RGB") if frame.mode == "RGBA" else frame for frame in frames]
-    buffer = io.BytesIO()
-    duration = max(_MIN_MILLISECONDS, round(1000 / (fps or 1.0)))
-    frames[0].save(buffer, "GIF", save_all=True, append_images=frames[1:], duration=duration, loop=0)
-    return buffer.getvalue()
-
-
-def _decoded(data: bytes) -> tuple[Any, float]:
-    """Decodes a video; returns its frames and frame rate."""
-    try:
-        import av
-    except ImportError as error:
-        raise ImportError(
-            "encoded video other than GIF needs the package 'av', which is not installed. "
-            'Run: pip install "training-destinations[video]".',
-            name="av",
-        ) from error
-    try:
-        with av.open(io.BytesIO(data), "r") as container:
-            stream = container.streams.video[0]
-            frames = [frame.to_ndarray(format="rgb24") for frame in container.decode(stream)]
-            rate = float(stream.average_rate or 1)
-    except (av.FFmpegError, IndexError) as error:
-        raise RecordError(f"PyAV cannot read the video: {error}.") from error
-    return np.moveaxis(np.stack(frames), -1, 1), rate
-
 
 Values = list[Any]
 

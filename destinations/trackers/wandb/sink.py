@@ -65,6 +65,8 @@ class WandBSink(Sink):
         run_id: its id; None for a generated one.
     """
 
+    captioned = frozenset({"log_images", "log_audio", "log_video", "log_point_cloud"})
+
     def __init__(self, options: WandBOptions, run_id: str | None) -> None:
         self._options = options
         # Guards the id until the run is created, and the folder, which the training thread uses too.
@@ -239,7 +241,9 @@ class WandBSink(Sink):
         found = []
         for index, pixels in enumerate(iter_images(images, channels_last)):
             masked = {name: mask_of(one[index], mask_class_labels) for name, one in by_mask.items()}
-            found.append(wandb.Image(Image.fromarray(pixels.array), masks=masked or None))
+            caption = _caption(stamp, index)
+            picture = Image.fromarray(pixels.array)
+            found.append(wandb.Image(picture, masks=masked or None, caption=caption))
         if use_table:
             self._log(stamp, wandb.Table(columns=["image"], data=[[image] for image in found]))
         else:
@@ -260,7 +264,7 @@ class WandBSink(Sink):
 
         data = audio if isinstance(audio, bytes) else wav_bytes(audio, sample_rate)
         path = self._write(".wav", data)
-        self._log(stamp, wandb.Audio(str(path), sample_rate=sample_rate))
+        self._log(stamp, wandb.Audio(str(path), sample_rate=sample_rate, caption=_caption(stamp)))
         path.unlink()
 
     def log_video(self, stamp: Stamp, video: Any, fps: float | None) -> None:
@@ -276,7 +280,7 @@ class WandBSink(Sink):
         else:
             suffix, path = "mp4", self._write(".mp4", b"")
             mp4_file(video, fps or 1.0, path)
-        self._log(stamp, wandb.Video(str(path), format=suffix))
+        self._log(stamp, wandb.Video(str(path), format=suffix, caption=_caption(stamp)))
         path.unlink()
 
     def log_histogram(self, stamp: Stamp, values: Any, bins: int | Sequence[float]) -> None:
@@ -299,7 +303,7 @@ class WandBSink(Sink):
             parts = [cloud.astype(np.float64)] + ([] if shades is None else [shades[:, :3]])
             rows = np.concatenate(parts, axis=1)
             # W&B writes them as JSON, which has no NaN.
-            found.append(wandb.Object3D(rows[np.isfinite(rows).all(axis=1)]))
+            found.append(wandb.Object3D(rows[np.isfinite(rows).all(axis=1)], caption=_caption(stamp)))
         self._log(stamp, found)
 
     def log_traces(self, stamp: Stamp, traces: dict[str, Any]) -> None:
@@ -349,3 +353,8 @@ class WandBSink(Sink):
 
     def _metric_key(self, name: str) -> str:
         return metric_key(name, self._options.step_metric)
+
+
+def _caption(stamp: Stamp, index: int = 0) -> str | None:
+    caption = stamp.caption(index)
+    return caption and without_surrogates(caption)

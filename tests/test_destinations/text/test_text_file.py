@@ -75,7 +75,7 @@ def test_lines_for_people(folder):
     log_one_of_each(run)
     run.close()
 
-    array = '{"dtype": "float64", "shape": [2, 3]}'
+    array = "[[0.0, 0.0, 0.0], [0.0, 0.0, 0.0]]"
     assert listing(folder) == {
         "mine/log-rank0.txt": "[hyperparameter]: lr: 1e-05\n"
         "[hyperparameter]: model.depth: 3\n"
@@ -126,7 +126,7 @@ def test_json_lines(folder):
             "step": 4,
             "name": "wrong",
             "columns": ["a", "b"],
-            "rows": [[1, "x|y"], ["NaN", {"dtype": "float64", "shape": [2, 3]}]],
+            "rows": [[1, "x|y"], ["NaN", [[0.0, 0.0, 0.0], [0.0, 0.0, 0.0]]]],
         },
         {"kind": "text", "time": 1003.0, "step": 5, "name": "note", "text": "one\ntwo"},
         {

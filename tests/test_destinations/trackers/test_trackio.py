@@ -35,8 +35,9 @@ EVERYTHING = """
             run.batch_start()
             run.log_metrics({"loss": loss, "count": 2**60})
             run.batch_end()
-        run.log_images(np.zeros((2, 3, 8, 8)), "images", masks={"mask": np.ones((2, 8, 8), int)})
-        run.log_audio(np.zeros(100), 8000, "sound")
+        run.log_images(np.zeros((2, 3, 8, 8)), "images", masks={"mask": np.ones((2, 8, 8), int)},
+            captions=["a cat", "a dog"])
+        run.log_audio(np.zeros(100), 8000, "sound", caption="a beep")
         run.log_video(np.zeros((4, 3, 16, 16)), 4, "video")
         run.log_text("hello", "text")
         run.log_table(["a", "b"], [[1, "x"]], "table")
@@ -122,6 +123,15 @@ def test_every_kind_of_record_arrives(logged):
         "traces": "trackio.markdown",
         "hyperparameters": "trackio.markdown",
     }
+    captions = {
+        name: value.get("caption")
+        for _, step, values in metrics
+        if step == 2
+        for name, value in values.items()
+        if isinstance(value, dict)
+    }
+    assert (captions["images/0"], captions["images/1"]) == ("a cat", "a dog")
+    assert (captions["sound"], captions["video"]) == ("a beep", None)
     assert suffixes == [".mp4", ".ply", ".png", ".png", ".png", ".png", ".wav"]
 
 

@@ -234,7 +234,7 @@ def everything(tmp_path_factory):
         )
         run.log_metrics({"loss": 0.5, "_step": 7.0, "global_step": 8.0, "": 9.0}, step=5)
         run.log_metrics({"loss": math.nan, "big": 2**60, "yes": True}, step=3)
-        run.log_images(pixels, "pictures", step=4, use_table=False)
+        run.log_images(pixels, "pictures", step=4, use_table=False, captions=["a cat", "a dog"])
         run.log_images(
             pixels, "masked", masks={"truth": mask}, mask_class_labels={0: "sky", 1: "cat"}, use_table=False
         )
@@ -350,6 +350,7 @@ def test_images_are_what_they_were(everything):
 
     assert np.array_equal(found, expected)
     assert (media["_type"], media["step"]) == ("images/separated", 4)
+    assert media["captions"] == ["a cat", "a dog"]
 
 
 def test_masks_have_pixels_and_labels(everything):
