@@ -12,11 +12,12 @@ from typing import Any
 import attrs
 import numpy as np
 
-from destinations.run_directory.layout import SIDECAR
+from destinations.run_directory.layout import SIDECAR, SUMMARY, metrics_name
 from destinations.runs import Run
 from destinations.runs.commands.show import differing_fields
 from destinations.runs.files import path_inside, read_object_file
 from destinations.runs.media import Image, read_points, read_sound
+from destinations.runs.run import MetricSummary
 from uploads.disk import open_regular
 
 from .catalog import Catalog, shown
@@ -40,6 +41,8 @@ KINDS = (
 _MAX_STEPS = 10_000
 _MAX_NAMES = 1000
 _MAX_COMPARED = 200
+# Statistics of so many bytes of rows are computed while somebody waits.
+_MAX_COMPUTED_BYTES = 4 << 20
 _MAX_LOGS = 100
 _MAX_CHECKPOINTS = 1000
 _MAX_SESSIONS = 1000
@@ -74,7 +77,7 @@ def details(catalog: Catalog, run: Run) -> dict[str, Any]:
         "checkpoint_path": record.checkpoint_path,
         "folder": str(run.path),
         "hyperparameters": plain(run.hyperparameters),
-        "summary": {name: attrs.asdict(one) for name, one in run.summary.items()},
+        "summary": {name: attrs.asdict(one) for name, one in _summary(run).items()},
         "metrics": _names_or_none(run),
         "ranks": run.ranks(),
         "environment": plain(environment),
@@ -89,6 +92,17 @@ def details(catalog: Catalog, run: Run) -> dict[str, Any]:
         "media": _media_index(run),
         "damaged_lines": run.damaged_lines(),
         "logs": [str(path.relative_to(run.path)) for path in _logs(run)],
+    }
+
+
+def _summary(run: Run) -> Mapping[str, MetricSummary]:
+    """Returns the statistics of metrics; only last values where all rows of a large run had to be read."""
+    state = _state(run.path / metrics_name(0))
+    if state is None or state.st_size <= _MAX_COMPUTED_BYTES or _state(run.path / SUMMARY) is not None:
+        return run.summary
+    return {
+        name: MetricSummary(last, None, None, None, None, 0, 0, None)
+        for name, last in run.record.summary.items()
     }
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from destinations.runs import Run, open_runs
-from tests.test_destinations.runs.folders import write_run
+from tests.test_destinations.runs.folders import write_lightning, write_run
 from tests.test_destinations.runs.written import Written
 from tests.test_destinations.viewer.served import Client, served, write_demo
 
@@ -203,6 +203,20 @@ def test_the_detail_of_a_run_has_everything_about_it(page, demo, digits):
     assert found["overhead"]["calls"] == 300
     assert (found["errors"], found["lost"], found["branches"]) == ([], {}, [])
     assert found["environment"]["python"] == Run.open(demo / "digits").environment["python"]
+
+
+def test_a_large_run_of_another_writer_is_shown_without_reading_all_of_it(tmp_path):
+    """Its last values, as the table has them; a small one has its statistics computed."""
+    root = tmp_path / "runs"
+    for name, rows in (("small", 10), ("large", 400_000)):
+        lines = (f"0,{number}.5,{number}" for number in range(rows))
+        write_lightning(root / name, "epoch,loss,step\n" + "\n".join(lines) + "\n")
+    with served(root) as page:
+        small, large = (page.get(f"/api/runs/{page.run_id(name)}") for name in ("small", "large"))
+
+    assert (small["summary"]["loss"]["last"], small["summary"]["loss"]["count"]) == (9.5, 10)
+    assert (large["summary"]["loss"]["last"], large["summary"]["loss"]["count"]) == (399_999.5, 0)
+    assert large["metrics"] == ["loss"]
 
 
 def test_images_have_masks_labels_and_files(page, digits, demo):
