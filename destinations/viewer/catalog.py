@@ -101,6 +101,12 @@ class Catalog:
             raise RunNotFoundError(run.name)
         return run
 
+    def folder(self, run_id: str) -> Path | None:
+        """Returns the folder of a run, as far as it is known, without looking at it."""
+        with self._lock:
+            place = self._places.get(run_id)
+        return place if isinstance(place, Path) else None
+
     def run_or_none(self, run_id: str) -> Run | None:
         """Returns the run of an id, or None."""
         try:

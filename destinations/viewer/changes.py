@@ -134,7 +134,7 @@ class Changes:
         """Looks once, and publishes what changed."""
         with self._looking:
             runs, table = self._changed_records()
-            for run_id in self._changed_rows():
+            for run_id in self._changed_rows(runs):
                 runs.setdefault(run_id, {})["rows"] = True
         if runs or table:
             self._publish(runs, table=table)
@@ -200,7 +200,8 @@ class Changes:
         runs |= {catalog.id_at(path): {"gone": True} for path in gone}
         return runs, bool(changed or gone)
 
-    def _changed_rows(self) -> list[str]:
+    def _changed_rows(self, changed_runs: Collection[str]) -> list[str]:
+        """Returns the shown runs that have other rows; looks at live ones, and those that changed."""
         with self._lock:
             horizon = self._clock() - _ASKED_SECONDS
             self._watched = {
@@ -211,11 +212,13 @@ class Changes:
             watched = list(self._watched)
         changed = []
         for run_id in watched:
-            run = self._catalog.run_or_none(run_id)
-            if run is None:
+            folder = self._catalog.folder(run_id)
+            if folder is None or (
+                run_id in self._rows and folder not in self._alive and run_id not in changed_runs
+            ):
                 continue
             try:
-                rows = self._cache.rows(run.path)
+                rows = self._cache.rows(folder)
             except OSError:
                 continue
             if rows is not None and self._rows.get(run_id, rows) != rows:

@@ -185,3 +185,27 @@ def test_the_thread_ends_with_the_viewer(root):
     waiting.join(60)
     assert not waiting.is_alive()
     assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("viewer")]
+
+
+def test_only_live_runs_are_looked_into(looker, root, monkeypatch):
+    """A hundred finished runs on a chart cost nothing while nothing changes."""
+    live = write_run(root / "live", status="running", beat=NOW)
+    done = write_run(root / "done")
+    for run in (live, done):
+        (run / "metrics.csv").write_text("step,epoch,time,loss\n0,0,1.0,1.0\n")
+        looker.columns.read(run.resolve(), 0, ["loss"])
+    looker.news()
+    looker.changes._watched = {looker.id_of(run): 1e9 for run in (live, done)}
+    looker.news()
+    looked = []
+    original = looker.columns.rows
+    monkeypatch.setattr(looker.columns, "rows", lambda folder: looked.append(folder.name) or original(folder))
+    looker.news()
+    quiet = list(looked)
+    with (live / "metrics.csv").open("a") as file:
+        file.write("1,0,2.0,2.0\n")
+    version = looker.changes.version
+    found = looker.news(version)
+
+    assert quiet == ["live"]
+    assert found["runs"][looker.id_of(live)]["rows"]
