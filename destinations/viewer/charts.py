@@ -54,6 +54,11 @@ class Axis:
         return cls(text, "", start, end)
 
     @property
+    def has_time(self) -> bool:
+        """Whether the axis needs the times of rows."""
+        return self.kind in {"time", "relative"}
+
+    @property
     def columns(self) -> list[str]:
         """The columns that the axis needs."""
         return {"epoch": ["epoch"], "metric": [self.metric]}.get(self.kind, [])
@@ -184,7 +189,8 @@ def rows_of(
         return ["this run is not there any more."] * len(metrics)
     try:
         # A run of a dataset has no files of its own.
-        frame = cache.read(run.path, rank, [*metrics, *axis.columns]) if type(run) is Run else None
+        names = [*metrics, *axis.columns]
+        frame = cache.read(run.path, rank, names, with_time=axis.has_time) if type(run) is Run else None
     except (OSError, ValueError) as error:
         return [str(error)] * len(metrics)
     found: list[Rows | str] = []

@@ -77,18 +77,19 @@ class ColumnCache:
         with self._lock:
             return sum(rank.nbytes for rank in self._ranks.values())
 
-    def read(self, run_dir: Path, rank: int, names: Sequence[str]) -> Frame:
+    def read(self, run_dir: Path, rank: int, names: Sequence[str], *, with_time: bool = False) -> Frame:
         """Returns the rows of a rank as they are now.
 
         Args:
             run_dir: the folder of the run.
             rank: of the rows.
             names: of metrics; "epoch" is the epoch. Those that do not exist are left out.
+            with_time: whether the times of the rows are needed; otherwise they may be NaN.
 
         Raises:
             OSError: a file cannot be read.
         """
-        frame = self._held(run_dir, rank).read(names)
+        frame = self._held(run_dir, rank).read(names, with_time=with_time)
         self._trim((run_dir, rank), frame)
         return frame
 
@@ -197,13 +198,15 @@ class _Rank:
         self._end = 0
         self._token = next(_tokens)
         self._step = _Growing(np.int64)
-        self._time = _Growing(np.float64)
+        # None until somebody needs it.
+        self._time: _Growing | None = None
         self._columns: dict[str, tuple[_Growing, _Growing]] = {}
 
     @property
     def nbytes(self) -> int:
-        columns = list(self._columns.values())
-        return self._step.nbytes + self._time.nbytes + sum(one.nbytes for pair in columns for one in pair)
+        columns = [one for pair in list(self._columns.values()) for one in pair]
+        time = self._time
+        return sum(one.nbytes for one in [self._step, *columns, *([] if time is None else [time])])
 
     def keep(self, columns: Mapping[str, Any]) -> None:
         """Drops all columns but these."""
@@ -220,68 +223,80 @@ class _Rank:
         """See `ColumnCache.announce`."""
         self._announced |= frozenset(names)
 
-    def read(self, names: Sequence[str]) -> Frame:
+    def read(self, names: Sequence[str], *, with_time: bool) -> Frame:
         with self._lock, take_snapshot(self._run_dir, self._rank) as snapshot:
             known = metric_columns(snapshot)
             wanted = _columns_of(names, known)
             # One that is announced between these two lines is read when it is asked for.
             announced, self._announced = self._announced, frozenset()
-            self._update(snapshot, _columns_of([*names, *announced], known))
             resumes = [record for record in snapshot.records if isinstance(record, Resume)]
+            with_time = with_time or bool(resumes)
+            self._update(snapshot, _columns_of([*names, *announced], known), with_time=with_time)
             block = without_abandoned(self._block(wanted), resumes)
             rows = merge_journal([], snapshot.records)
             if rows:
                 block = _joined(block, block_of_rows(rows, wanted))
             return Frame(block, known, f"{self._token}.{len(resumes)}")
 
-    def _update(self, snapshot: Snapshot, wanted: Sequence[str]) -> None:
+    def _update(self, snapshot: Snapshot, wanted: Sequence[str], *, with_time: bool) -> None:
         """Reads new rows of the CSV, for all columns that are held; all rows, for the others."""
         identity, csv = _identity_of(snapshot), snapshot.csv
         # Another program may change what it has written, or name the columns anew in the middle.
         is_own = csv.header.startswith(_OWN_HEADER)
         is_continued = identity == self._identity and csv.end >= self._end
         if not is_continued or (csv.end > self._end and not is_own):
-            wanted = [*dict.fromkeys([*self._columns, *wanted])]
+            wanted, with_time = (
+                [*dict.fromkeys([*self._columns, *wanted])],
+                with_time or self._time is not None,
+            )
             self._clear()
         self._identity = identity
         if csv.end > self._end and self._columns:
             start = max(self._end, len(csv.header))
-            for block in read_blocks(csv.header, csv.chunks(start), list(self._columns)):
+            has_time = self._time is not None
+            for block in read_blocks(csv.header, csv.chunks(start), list(self._columns), with_time=has_time):
                 self._append(block)
             self._end = csv.end
         missing = [name for name in wanted if name not in self._columns]
-        if missing:
-            self._add_columns(snapshot, missing)
+        if missing or (with_time and self._time is None and wanted):
+            self._add_columns(snapshot, missing, with_time=with_time and self._time is None)
 
     def _append(self, block: Block) -> None:
         self._step.append(block.step)
-        self._time.append(block.time)
+        if self._time is not None:
+            self._time.append(block.time)
         for name, (values, present) in self._columns.items():
             values.append(block.columns[name][0])
             present.append(block.columns[name][1])
 
-    def _add_columns(self, snapshot: Snapshot, names: Sequence[str]) -> None:
+    def _add_columns(self, snapshot: Snapshot, names: Sequence[str], *, with_time: bool) -> None:
         """Reads columns of all rows; other columns are up to date."""
         csv = snapshot.csv
         added = {name: (_Growing(np.float64), _Growing(np.bool_)) for name in names}
         is_first = not self._columns
         if is_first:
-            self._step, self._time = _Growing(np.int64), _Growing(np.float64)
-        for block in read_blocks(csv.header, csv.chunks(), list(names)):
+            # Without columns, the rows were not kept up to date.
+            with_time = with_time or self._time is not None
+            self._step = _Growing(np.int64)
+        times = _Growing(np.float64) if with_time else None
+        for block in read_blocks(csv.header, csv.chunks(), list(names), with_time=with_time):
             if is_first:
                 self._step.append(block.step)
-                self._time.append(block.time)
+            if times is not None:
+                times.append(block.time)
             for name, (values, present) in added.items():
                 values.append(block.columns[name][0])
                 present.append(block.columns[name][1])
+        self._time = self._time if times is None else times
         self._columns |= added
         self._end = csv.end
 
     def _block(self, names: Sequence[str]) -> Block:
         columns = {name: self._columns[name] for name in names}
+        step = self._step.values()
         return Block(
-            self._step.values(),
-            self._time.values(),
+            step,
+            np.full(len(step), np.nan) if self._time is None else self._time.values(),
             {name: (values.values(), present.values()) for name, (values, present) in columns.items()},
         )
 

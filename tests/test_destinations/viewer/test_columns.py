@@ -72,6 +72,21 @@ def test_metrics_that_are_announced_come_in_one_pass(large, monkeypatch):
     assert reads.bytes < 1.5 * one_pass
 
 
+def test_times_are_read_when_they_are_needed(large):
+    """And kept up to date from then on, whatever columns come and go."""
+    cache = ColumnCache()
+    without = cache.read(large, 0, ["a"])
+    first = cache.read(large, 0, ["a"], with_time=True)
+    with (large / "metrics.csv").open("a") as file:
+        file.write("20000,0,1700020000,7.0,8,9\n")
+    grown = cache.read(large, 0, ["a", "b"], with_time=True)
+
+    assert np.isnan(without.block.time).all()
+    assert first.block.time.tolist() == [1.7e9 + step for step in range(20_000)]
+    assert grown.block.time.tolist() == [1.7e9 + step for step in range(20_001)]
+    assert (first.token, grown.token) == (without.token, without.token)
+
+
 def test_memory_is_bounded(tmp_path):
     """The columns that were asked for least recently go first; one run beyond the bound keeps what was asked."""
     folders = [tmp_path / f"run{number}" for number in range(5)]
