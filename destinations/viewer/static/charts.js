@@ -21,7 +21,7 @@ export function showCharts(root) {
 
   const aside = el("aside", { class: "sidebar" });
   const sections = el("div", { class: "sections" });
-  const find = el("input", { type: "search", id: "search", placeholder: "Search metrics", "aria-label": "Search metrics", value: state.find, oninput: debounce(() => update({ find: find.value }), 120) });
+  const find = el("input", { type: "search", id: "search", placeholder: "Search metrics", "aria-label": "Search metrics", value: state.find, oninput: debounce(() => update({ find: find.value }), 120), onchange: () => update({ find: find.value }) });
   const axis = el("select", { "aria-label": "X axis", id: "x-axis", onchange: () => update({ x: axis.value, zoom: [] }) });
   const band = el("select", { "aria-label": "Band", id: "band", onchange: () => update({ band: band.value }) });
   const logX = el("button", { type: "button", class: "button", id: "log-x", onclick: () => update({ logx: state.logx ? "" : "1", zoom: [] }) }, "log x");
@@ -53,12 +53,13 @@ export function showCharts(root) {
     fill(axis, X_AXES.map(([value, name]) => el("option", { value }, name)), !isExported && el("optgroup", { label: "Metrics" }, others.map(([value, name]) => el("option", { value }, name))));
     axis.value = state.x;
     fill(band, el("option", { value: "" }, "Single runs"), el("option", { value: "ranks" }, "Band over ranks"),
-      el("optgroup", { label: "Band over" }, hparams.map((name) => el("option", { value: `over:${name}` }, shorten(name.replace(/^hparams\./, ""), 50)))),
-      el("optgroup", { label: "Band for each" }, hparams.map((name) => el("option", { value: `group:${name}` }, shorten(name.replace(/^hparams\./, ""), 50)))));
+      el("optgroup", { label: "Runs alike but for" }, hparams.map((name) => el("option", { value: `over:${name}` }, `Band over ${shorten(name.replace(/^hparams\./, ""), 50)}`))),
+      el("optgroup", { label: "Runs of the same value of" }, hparams.map((name) => el("option", { value: `group:${name}` }, `Band for each ${shorten(name.replace(/^hparams\./, ""), 50)}`))));
     band.value = state.band;
     logX.setAttribute("aria-pressed", String(state.logx === "1"));
     logY.setAttribute("aria-pressed", String(state.logy === "1"));
     smooth.value = state.smooth;
+    smooth.disabled = state.band !== "";
     fill(said, Number(state.smooth) ? Number(state.smooth).toFixed(2) : "off");
     hidden.hidden = !state.hide.length;
     fill(hidden, `Show ${state.hide.length} hidden`);

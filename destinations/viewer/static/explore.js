@@ -18,7 +18,7 @@ export function showExplore(root) {
   let total = 0;
   let isGone = false;
 
-  const filter = el("input", { type: "text", class: "mono", id: "filter", placeholder: "Filter runs, as in  status == \"completed\"", "aria-label": "Filter runs", value: state.where, spellcheck: false, oninput: debounce(() => update({ where: filter.value.trim() }), 300) });
+  const filter = el("input", { type: "text", class: "mono", id: "filter", placeholder: "Filter runs, as in  status == \"completed\"", "aria-label": "Filter runs", value: state.where, spellcheck: false, oninput: debounce(() => update({ where: filter.value.trim() }), 300), onchange: () => update({ where: filter.value.trim() }) });
   const x = el("select", { id: "scatter-x", "aria-label": "Horizontal", onchange: () => update({ sx: x.value }) });
   const y = el("select", { id: "scatter-y", "aria-label": "Metric", onchange: () => update({ sy: y.value }) });
   const logX = el("button", { type: "button", class: "button", onclick: () => update({ logx: state.logx ? "" : "1" }) }, "log x");

@@ -31,7 +31,7 @@ export function showMedia(root) {
 
   const aside = el("aside", { class: "sidebar" });
   const list = el("div", {});
-  const find = el("input", { type: "search", id: "search", placeholder: "Search media", "aria-label": "Search media", value: state.find, oninput: debounce(() => update({ find: find.value }), 120) });
+  const find = el("input", { type: "search", id: "search", placeholder: "Search media", "aria-label": "Search media", value: state.find, oninput: debounce(() => update({ find: find.value }), 120), onchange: () => update({ find: find.value }) });
   const kinds = el("span", { class: "actions", role: "group", "aria-label": "Kinds" });
   const linked = el("label", { class: "check" }, el("input", { type: "checkbox", id: "linked", checked: state.linked === "1", onchange: (event) => update({ linked: event.target.checked ? "1" : "", step: "", at: [] }) }), "Link steps");
   const master = el("input", { type: "range", id: "step", "aria-label": "Step of all media", min: 0, step: 1 });

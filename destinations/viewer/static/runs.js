@@ -85,7 +85,10 @@ export function showRuns(root) {
 
   const rowHeight = () => (matchMedia("(pointer: coarse)").matches ? 46 : 36);
 
+  // "change" comes when the field is left: what was typed last is then not waited for.
   search.addEventListener("input", debounce(() => update({ q: search.value }), 150));
+  search.addEventListener("change", () => update({ q: search.value }));
+  filter.addEventListener("change", () => update({ where: filter.value.trim() }));
   filter.addEventListener("input", () => { showHints(); applyFilter(); });
   filter.addEventListener("keydown", hintKeys);
   filter.addEventListener("blur", () => { hints.hidden = true; });
@@ -156,7 +159,7 @@ export function showRuns(root) {
       answer.then((found) => {
         if (mine !== generation) return;
         blocks.set(index, found.rows);
-        draw(true);
+        draw();
       }, () => { if (mine === generation) blocks.delete(index); });
       return answer;
     }

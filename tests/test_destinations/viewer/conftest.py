@@ -10,7 +10,7 @@ from tests.test_destinations.viewer.browser_runs import write_runs
 
 __all__ = ["caplog"]
 
-WAIT_MS = 30_000
+WAIT_MS = 60_000
 
 
 def browser_path():

@@ -58,6 +58,11 @@ def test_filter(opened, console):
     page.fill("#filter", 'status == "completed" and summary.val/acc > 0.99')
     wait_for_names(opened, "alpha", "beta")
     assert not page.locator(".filter-error").is_visible()
+    # What was typed last is kept where another control is used at once.
+    page.fill("#filter", "hparams.lr == 0.01")
+    page.check("#archived")
+    page.uncheck("#archived")
+    wait_for_names(opened, "beta")
     assert all("400" in said for said in console)
     console.clear()
 
