@@ -24,13 +24,18 @@ from destinations.run_directory.files import strict_json
 
 from .record import FIELDS, flat_record
 from .run import Run
-from .sql import NOT_A_NUMBER, PARQUET, identifier, quoted
 
 if TYPE_CHECKING:
     from .record import RunRecord
     from .series import Block
 
 __all__ = ["ExportFormat", "export_metrics", "export_runs"]
+
+# Version 2 has delta encoding and byte stream split, which halve the size of steps, times and values.
+_PARQUET = "(FORMAT parquet, COMPRESSION zstd, _PARQUET_VERSION v2)"
+
+# DuckDB reads a NaN in a numpy array as NULL.
+_NOT_A_NUMBER = "coalesce(value, 'nan'::DOUBLE)"
 
 ExportFormat = Literal["csv", "jsonl", "parquet"]
 
@@ -342,8 +347,8 @@ def _write_parquet_points(blocks: "Iterable[tuple[str, Block]]", path: Path, fol
                 pending, points = [], 0
         pieces.append(folder / f"{len(pieces):08d}.parquet")
         count += _write_piece(connection, pending, pieces[-1])
-        sources = ", ".join(quoted(piece) for piece in pieces)
-        connection.execute(f"COPY (FROM read_parquet([{sources}])) TO {quoted(path)} {PARQUET}")
+        sources = ", ".join(_quoted(piece) for piece in pieces)
+        connection.execute(f"COPY (FROM read_parquet([{sources}])) TO {_quoted(path)} {_PARQUET}")
     finally:
         connection.close()
     return count
@@ -371,9 +376,9 @@ def _write_piece(connection: Any, blocks: "list[tuple[str, Block]]", path: Path)
     connection.execute(
         f"""COPY (SELECT runs[run + 1] AS run_id, metrics[metric + 1] AS metric,
             nullif(step, {MISSING_STEP}) AS step,
-            CASE WHEN isnan(time) THEN NULL ELSE time END AS time, {NOT_A_NUMBER} AS value
+            CASE WHEN isnan(time) THEN NULL ELSE time END AS time, {_NOT_A_NUMBER} AS value
             FROM points, (SELECT $runs::VARCHAR[] AS runs, $metrics::VARCHAR[] AS metrics))
-            TO {quoted(path)} {PARQUET}""",
+            TO {_quoted(path)} {_PARQUET}""",
         {"runs": runs, "metrics": list(metrics)},
     )
     connection.unregister("points")
@@ -395,12 +400,12 @@ def _write_parquet_rows(rows: list[dict[str, Any]], names: list[str], path: Path
             file.write(f"{strict_json(cells)}\n")
     # Columns by number, because DuckDB ignores the case of names in JSON.
     columns = ", ".join(f"'{index}': '{types[name]}'" for index, name in enumerate(names))
-    shown = ", ".join(f'"{index}" AS {identifier(name)}' for index, name in enumerate(_distinct(names)))
+    shown = ", ".join(f'"{index}" AS {_identifier(name)}' for index, name in enumerate(_distinct(names)))
     connection = _connection()
     try:
         connection.execute(
-            f"COPY (SELECT {shown} FROM read_json({quoted(lines)}, columns={{{columns}}}, "
-            f"format='newline_delimited')) TO {quoted(path)} {PARQUET}"
+            f"COPY (SELECT {shown} FROM read_json({_quoted(lines)}, columns={{{columns}}}, "
+            f"format='newline_delimited')) TO {_quoted(path)} {_PARQUET}"
         )
     finally:
         connection.close()
@@ -434,3 +439,13 @@ def _sql_type(name: str, values: list[Any]) -> str:
 
 def _is_text(value: Any) -> bool:
     return isinstance(value, str)
+
+
+def _quoted(text: str | Path) -> str:
+    """Returns a text as an SQL literal."""
+    return "'" + str(text).replace("'", "''") + "'"
+
+
+def _identifier(name: str) -> str:
+    """Returns the name of a column as an SQL identifier."""
+    return '"' + name.replace('"', '""') + '"'
