@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["ExportFormat", "export_metrics", "export_runs"]
 
 # Version 2 has delta encoding and byte stream split, which halve the size of steps, times and values.
-_PARQUET = "(FORMAT parquet, COMPRESSION zstd, _PARQUET_VERSION v2)"
+_PARQUET = "(FORMAT parquet, COMPRESSION zstd, PARQUET_VERSION v2)"
 
 # DuckDB reads a NaN in a numpy array as NULL.
 _NOT_A_NUMBER = "coalesce(value, 'nan'::DOUBLE)"
