@@ -32,7 +32,7 @@ __all__ = ["RunSummary"]
 _MAX_TRACKED = 100
 _MAX_SHOWN = 6
 _MAX_PROBLEMS = 5
-_MAX_LINE = 300
+_MAX_HEADLINE = 300
 _NAME_WIDTH = 36
 
 
@@ -108,12 +108,17 @@ class RunSummary:
         if not batches and not self._seen and state.exception is None:
             return ""
         self.note_places(logger)
-        lines = [_headline(state), *self._metric_lines(), *self._place_lines(), *_problem_lines(logger)]
+        lines = [
+            _headline(state)[:_MAX_HEADLINE],
+            *self._metric_lines(),
+            *self._place_lines(),
+            *_problem_lines(logger),
+        ]
         folder = self._folder(logger)
         if folder:
             lines.append(f"Look at it: destinations runs show {shlex.quote(folder)}")
             lines.append(f"In a browser: destinations view {shlex.quote(str(Path(folder).parent))}")
-        return "".join(f"{one_line(line)[:_MAX_LINE]}\n" for line in lines)
+        return "".join(f"{one_line(line)}\n" for line in lines)
 
     def _metric_lines(self) -> list[str]:
         shown = [(name, best) for name, best in self._tracked.items() if best.is_evaluation]

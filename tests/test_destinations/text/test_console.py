@@ -387,3 +387,27 @@ def test_one_pattern_is_not_a_list():
     """A string would be taken letter by letter."""
     with pytest.raises(TypeError, match=r"Write \['loss'\]"):
         Console(metrics="loss")
+
+
+def test_a_long_folder_is_shown_in_full(tmp_path, monkeypatch):
+    """The command at the end can be copied, however long the path is."""
+    folder = tmp_path / ("x" * 200) / ("y" * 200)
+    console = Console(stream=io.StringIO())
+    run = DryRun(RunDirectory(folder), console, max_duration="1ba")
+
+    assert f"Look at it: destinations runs show {folder}" in printed(run, console)
+
+
+def test_a_destination_that_cannot_say_where_it_is_costs_only_its_line():
+    """An exception of `place` is no failure of the console."""
+
+    class Lost(Console):
+        def place(self):
+            raise OSError("nowhere")
+
+    console = Console(stream=io.StringIO())
+    run = DryRun(console, Lost(stream=io.StringIO(), summary=False), max_duration="1ba")
+
+    lines = printed(run, console)
+
+    assert lines[-1].startswith("  loss/train  best 1.0")
