@@ -131,11 +131,14 @@ def _checkpoints(run: Run) -> list[dict[str, Any]]:
         {
             "name": path.name,
             "path": str(path),
-            "size": state.st_size,
+            # One that was written in parts is a folder.
+            "size": state.st_size if stat.S_ISREG(state.st_mode) else None,
             "time": state.st_mtime,
             "exists": True,
         }
-        for path in _files_in(run.path / "checkpoints", _CHECKPOINT_SUFFIXES, _MAX_CHECKPOINTS)
+        for path in _files_in(
+            run.path / "checkpoints", _CHECKPOINT_SUFFIXES, _MAX_CHECKPOINTS, with_folders=True
+        )
         if (state := _state(path)) is not None
     ]
     newest = run.checkpoint_path
@@ -245,7 +248,7 @@ def _logs(run: Run) -> list[Path]:
     ][:_MAX_LOGS]
 
 
-def _files_in(folder: Path, suffixes: Sequence[str], limit: int) -> list[Path]:
+def _files_in(folder: Path, suffixes: Sequence[str], limit: int, *, with_folders: bool = False) -> list[Path]:
     """Returns the regular files of a folder of a run, by name; none if it is missing or a link."""
     try:
         if folder.is_symlink():
@@ -254,9 +257,11 @@ def _files_in(folder: Path, suffixes: Sequence[str], limit: int) -> list[Path]:
             found = [
                 Path(entry.path)
                 for entry in entries
-                if entry.name.endswith(tuple(suffixes))
-                and not entry.name.startswith(".")
-                and entry.is_file(follow_symlinks=False)
+                if not entry.name.startswith(".")
+                and (
+                    (entry.name.endswith(tuple(suffixes)) and entry.is_file(follow_symlinks=False))
+                    or (with_folders and entry.is_dir(follow_symlinks=False))
+                )
             ]
     except OSError:
         return []

@@ -205,6 +205,28 @@ def test_the_detail_of_a_run_has_everything_about_it(page, demo, digits):
     assert found["environment"]["python"] == Run.open(demo / "digits").environment["python"]
 
 
+def test_checkpoints_are_listed_with_whether_they_are_there(tmp_path):
+    """Files and folders of the run, and the newest one that its record names, wherever it was."""
+    root = tmp_path / "runs"
+    gone = str(tmp_path / "scratch" / "ep9.pt")
+    write_run(root / "one", checkpoint_path=gone)
+    write_run(root / "two", checkpoint_path="s3://bucket/two/ep1.pt")
+    folder = root / "one" / "checkpoints"
+    (folder / "ep2-ba20").mkdir(parents=True)
+    (folder / "ep1-ba10.pt").write_bytes(b"12345")
+    (folder / "notes.md").write_text("x")
+    (folder / "link.pt").symlink_to("/etc/passwd")
+    with served(root) as page:
+        one, two = (page.get(f"/api/runs/{page.run_id(name)}")["checkpoints"] for name in ("one", "two"))
+
+    assert [(found["name"], found["size"], found["exists"]) for found in one] == [
+        ("ep1-ba10.pt", 5, True),
+        ("ep2-ba20", None, True),
+        ("ep9.pt", None, False),
+    ]
+    assert [(found["path"], found["exists"]) for found in two] == [("s3://bucket/two/ep1.pt", None)]
+
+
 def test_a_large_run_of_another_writer_is_shown_without_reading_all_of_it(tmp_path):
     """Its last values, as the table has them; a small one has its statistics computed."""
     root = tmp_path / "runs"
