@@ -1,7 +1,9 @@
 """Checks and normalizes the arguments of the trainer."""
 
 import os
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,6 +23,7 @@ __all__ = [
     "learning_rates",
     "length_of",
     "move_optimizers",
+    "weights_options",
     "without_gradient_sync",
 ]
 
@@ -55,6 +58,28 @@ def check_choices(
     if autoresume and (not saves or run_name is None):
         missing = "run_name" if saves else "save_folder"
         raise ValueError(f"autoresume needs {missing} to find the run. Pass it to the Trainer.")
+
+
+def weights_options(
+    load_path: str | Path | None, exclude: Sequence[str], *, weights_only: bool, strict: bool
+) -> dict[str, Any] | None:
+    """Returns the arguments of `load_weights`, or None where a whole checkpoint is loaded.
+
+    Raises:
+        ValueError: there is nothing to load, or an option needs `load_weights_only`.
+    """
+    if isinstance(exclude, str):
+        raise ValueError(  # noqa: TRY004  # a string is a sequence of strings
+            f"load_exclude must be a list of patterns, got {exclude!r}. Write [{exclude!r}]."
+        )
+    if weights_only and load_path is None:
+        raise ValueError("load_weights_only needs load_path.")
+    if not weights_only and (exclude or not strict):
+        name = "load_exclude" if exclude else "load_strict=False"
+        raise ValueError(
+            f"{name} needs load_weights_only=True: a run that is resumed in part would not be that run."
+        )
+    return {"strict": strict, "exclude": exclude} if weights_only else None
 
 
 def check_can_fit(state: State) -> None:

@@ -31,7 +31,7 @@ from events.timestamp import Time, Timestamp
 
 from . import distributed
 from .batches import move, samples_in, split, train_batches
-from .checkpoint.contents import load_checkpoint
+from .checkpoint.contents import load_checkpoint, load_weights
 from .checkpoint.reading import find_checkpoint
 from .checkpoint.saver import CheckpointSaver
 from .evaluator import ComposerSteps, Evaluator, as_evaluators
@@ -47,6 +47,7 @@ from .set_up import (
     learning_rates,
     length_of,
     move_optimizers,
+    weights_options,
     without_gradient_sync,
 )
 
@@ -116,10 +117,14 @@ class Trainer:
         save_filename: the name of a checkpoint.
         save_latest_filename: the name of the pointer to the newest; None for no pointer.
         save_overwrite: whether a new run may save where another has saved.
+        save_weights_only: whether a checkpoint holds the model alone; no run can be resumed from it.
         save_interval: how often to save.
         save_num_checkpoints_to_keep: how many of the newest to keep locally; None for all.
         load_path: the checkpoint to start from: a local path, a URI in a store, "latest" for the newest where
             this run saves, or a name that a destination can download.
+        load_weights_only: whether only the model is loaded from `load_path`: a new run begins with it.
+        load_strict: whether the names of the weights must be those of the model; with `load_weights_only`.
+        load_exclude: patterns, as of `fnmatch`, of weights not to load; with `load_weights_only`.
         autoresume: resumes from the newest whole checkpoint in `save_folder` or of a `CheckpointSaver`, if
             there is one; needs `run_name`.
         raise_errors, strict, name, device_copies: those of the `Logger`.
@@ -156,9 +161,13 @@ class Trainer:
         save_filename: str = "ep{epoch}-ba{batch}.pt",
         save_latest_filename: str | None = "latest.symlink",
         save_overwrite: bool = False,
+        save_weights_only: bool = False,
         save_interval: str | int | Time = "1ep",
         save_num_checkpoints_to_keep: int | None = None,
         load_path: str | Path | None = None,
+        load_weights_only: bool = False,
+        load_strict: bool = True,
+        load_exclude: Sequence[str] = (),
         autoresume: bool = False,
         raise_errors: bool = False,
         strict: bool = False,
@@ -172,6 +181,9 @@ class Trainer:
             saves=save_folder is not None or bool(savers),
             autoresume=autoresume,
         )
+        weights = weights_options(load_path, load_exclude, weights_only=load_weights_only, strict=load_strict)
+        if save_weights_only and autoresume:
+            raise ValueError("autoresume needs whole checkpoints. Leave out save_weights_only.")
         own_savers = (
             []
             if save_folder is None
@@ -183,6 +195,7 @@ class Trainer:
                     latest_filename=save_latest_filename,
                     keep=save_num_checkpoints_to_keep,
                     overwrite=save_overwrite,
+                    weights_only=save_weights_only,
                 )
             ]
         )
@@ -235,7 +248,7 @@ class Trainer:
         self.engine = Engine(self.state, self.logger, (*as_tuple(callbacks), *own_savers))
         with self._closing_on_error():
             self._set_up(model)
-            self._resumed = self._load(load_path, [*own_savers, *savers], autoresume=autoresume)
+            self._resumed = self._load(load_path, [*own_savers, *savers], weights, autoresume=autoresume)
 
     def _set_up(self, model: torch.nn.Module) -> None:
         state = self.state
@@ -273,16 +286,27 @@ class Trainer:
         }
 
     def _load(
-        self, load_path: str | Path | None, savers: list[CheckpointSaver], *, autoresume: bool
+        self,
+        load_path: str | Path | None,
+        savers: list[CheckpointSaver],
+        weights: dict[str, Any] | None,
+        *,
+        autoresume: bool,
     ) -> Mapping[str, Any] | None:
         self.engine.run_event(Event.BEFORE_LOAD)
         is_latest = load_path == "latest" and bool(savers)
         place = savers[0].place if autoresume or is_latest else None
-        found = find_checkpoint(None if is_latest else load_path, place, self.state, self.logger)
+        found = None if place is None else find_checkpoint(None, place, self.state, self.logger)
+        is_new = found is None or is_latest
+        if found is None and not is_latest:
+            found = find_checkpoint(load_path, None, self.state, self.logger)
         if found is None and is_latest and not autoresume:
             raise FileNotFoundError(f"load_path='latest' found no checkpoint in {savers[0].place.folder!r}.")
         checkpoint, path = (None, "") if found is None else found
-        if checkpoint is not None:
+        if checkpoint is not None and weights is not None and is_new:
+            load_weights(checkpoint["model"], self.state, **weights)
+            checkpoint = None
+        elif checkpoint is not None:
             load_checkpoint(checkpoint, self.state, self.logger)
             self.state.last_checkpoint = path
         self.engine.run_event(Event.AFTER_LOAD)

@@ -3,7 +3,10 @@
 Everything runs in the training thread.
 """
 
-from collections.abc import Mapping
+import fnmatch
+import itertools
+import logging
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from events.callback import Callback
@@ -16,7 +19,9 @@ from events.trainer.random_state import random_state_of
 
 from .snapshot import plain_values
 
-__all__ = ["VERSION", "checkpoint_of", "load_checkpoint"]
+__all__ = ["VERSION", "checkpoint_of", "load_checkpoint", "load_weights", "weights_of"]
+
+_log = logging.getLogger("events")
 
 VERSION = 1
 """The version of the format."""
@@ -48,12 +53,71 @@ def checkpoint_of(state: State, logger: Logger) -> dict[str, Any]:
     }
 
 
+def weights_of(state: State) -> dict[str, Any]:
+    """Returns a checkpoint of the model alone: for `load_weights_only`, not to resume from."""
+    model: Any = state.model
+    return {
+        "version": VERSION,
+        "run_name": state.run_name,
+        "timestamp": state.timestamp.to_numbers(),
+        "model": model.state_dict(),
+    }
+
+
+def load_weights(
+    weights: Mapping[str, Any], state: State, *, strict: bool = True, exclude: Sequence[str] = ()
+) -> None:
+    """Loads the weights of a checkpoint into the model; the run begins at its beginning.
+
+    Args:
+        weights: the part "model" of a checkpoint.
+        state: the run.
+        strict: whether the names must be those of the model; else what is missing or left over is logged.
+        exclude: patterns, as of `fnmatch`, of names that are not loaded.
+
+    Raises:
+        CheckpointError: the weights do not match the model.
+        ValueError: a pattern matches no name.
+    """
+    model: Any = state.model
+    kept = dict(weights)
+    for pattern in exclude:
+        matching = fnmatch.filter(weights, pattern)
+        if not matching:
+            raise ValueError(
+                f"load_exclude must match names in the checkpoint, {pattern!r} matches none. "
+                f"There are {', '.join(itertools.islice(weights, 5))} and so on."
+            )
+        for name in matching:
+            kept.pop(name, None)
+    excluded = weights.keys() - kept.keys()
+    try:
+        missing, unexpected = model.load_state_dict(kept, strict=False)
+    except (KeyError, RuntimeError, ValueError, TypeError) as error:
+        raise CheckpointError(f"checkpoint must fit the trainer's model, got: {error}") from error
+    problems = [f"no {name!r}" for name in missing if name not in excluded]
+    problems += [f"{name!r}, which the model has not" for name in unexpected]
+    if problems and strict:
+        raise CheckpointError(
+            f"checkpoint must fit the trainer's model, got {'; '.join(problems)}. "
+            "load_strict=False loads the rest, load_exclude leaves names out."
+        )
+    if problems:
+        _log.warning("The weights that were loaded have %s.", "; ".join(problems))
+
+
 def load_checkpoint(checkpoint: Mapping[str, Any], state: State, logger: Logger) -> None:
     """Restores a run from a checkpoint, except the random state, which is restored when training starts.
 
     Raises:
-        CheckpointError: the model, optimizers or schedulers do not match the saved ones.
+        CheckpointError: it holds weights alone, or the model, optimizers or schedulers do not match those
+            of the run.
     """
+    if "optimizers" not in checkpoint:
+        raise CheckpointError(
+            "checkpoint to resume from must hold the whole run, got the weights alone. "
+            "Pass load_weights_only=True to begin a new run with them."
+        )
     parts: list[tuple[str, Any, Any]] = [("model", state.model, checkpoint["model"])]
     for kind in ("optimizers", "schedulers"):
         current, saved = getattr(state, kind), checkpoint[kind]

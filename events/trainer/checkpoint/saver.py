@@ -23,7 +23,7 @@ from events.state import State
 from events.timestamp import Time, Timestamp
 from events.trainer import distributed
 
-from .contents import checkpoint_of
+from .contents import checkpoint_of, weights_of
 from .files import POINTER_SUFFIX, Written, read_pointer, sweep, write_checkpoint
 from .reading import SavePlace
 from .remote import RemoteFolder, is_uri
@@ -103,6 +103,7 @@ class CheckpointSaver(Callback):
         keep_every: each n-th checkpoint stays for ever; None for none.
         remote_folder: the folder of the uploaded files.
         overwrite: whether a new run may save into a folder where another run has saved.
+        weights_only: whether a checkpoint holds the model alone: a run cannot be resumed from it.
         asynchronous: whether the file is written in the background.
         when_busy: what happens where the checkpoint before is still being written: training waits for it
             ("wait"), or this one is left out ("skip"); the one where training ends never is.
@@ -131,6 +132,7 @@ class CheckpointSaver(Callback):
         keep_every: int | None = None,
         remote_folder: str = "{run_name}/checkpoints",
         overwrite: bool = False,
+        weights_only: bool = False,
         asynchronous: bool = True,
         when_busy: Literal["wait", "skip"] = "wait",
         process_bytes: int = _PROCESS_BYTES,
@@ -151,6 +153,7 @@ class CheckpointSaver(Callback):
         self._retention = Retention(keep, keep_best_count, keep_best, keep_best_mode, keep_every)
         self._remote_folder = remote_folder
         self._overwrite = overwrite
+        self._weights_only = weights_only
         self._asynchronous = asynchronous
         self._when_busy = when_busy
         self._process_bytes = process_bytes
@@ -281,7 +284,7 @@ class CheckpointSaver(Callback):
         remote_name = name if self._remote is not None else f"{remote_folder}/{name}"
         before = self._saved
         surplus = self._note(str(folder / name), remote_name, state)
-        checkpoint = checkpoint_of(state, logger)
+        checkpoint = weights_of(state) if self._weights_only else checkpoint_of(state, logger)
         if state.rank != 0:
             return
         latest = self._latest_filename

@@ -1,0 +1,89 @@
+"""Checkpoints of weights alone, and a new run that begins with the weights of another."""
+
+import pytest
+import torch
+
+from events import CheckpointError
+
+
+@pytest.fixture
+def saved(make_trainer, tmp_path):
+    """A whole checkpoint after ten batches."""
+    make_trainer(save_folder=tmp_path / "old").fit()
+    return tmp_path / "old" / "ep2-ba10.pt"
+
+
+def weights(trainer):
+    """Returns copies of the weights of the model."""
+    return {name: value.clone() for name, value in trainer.state.model.state_dict().items()}
+
+
+def test_a_new_run_begins_with_the_weights(make_trainer, saved, tmp_path):
+    """At batch 0, with an optimizer that has seen nothing, and may save where it likes."""
+    trainer = make_trainer(load_path=saved, load_weights_only=True, save_folder=tmp_path / "new")
+
+    loaded = weights(trainer)
+
+    reference = torch.load(saved, weights_only=True)["model"]
+    assert all(torch.equal(loaded[name], value) for name, value in reference.items())
+    assert trainer.state.timestamp.batch == 0
+    assert not trainer.state.optimizers[0].state
+    trainer.fit()
+    assert trainer.state.timestamp.batch == 10
+
+
+def test_excluded_weights_stay_as_they_were(make_trainer, saved):
+    """For a new head on an old body."""
+    fresh = weights(make_trainer())
+
+    trainer = make_trainer(load_path=saved, load_weights_only=True, load_exclude=["2.*"])
+
+    loaded = weights(trainer)
+    assert torch.equal(loaded["2.weight"], fresh["2.weight"])
+    assert not torch.equal(loaded["0.weight"], fresh["0.weight"])
+
+
+def test_a_pattern_that_matches_nothing_is_refused(make_trainer, saved):
+    """It is a slip of the pen, and would go unnoticed."""
+    with pytest.raises(ValueError, match=r"'head' matches none\. There are 0\.weight, 0\.bias"):
+        make_trainer(load_path=saved, load_weights_only=True, load_exclude=["head"])
+
+
+def test_names_that_do_not_match_are_refused_or_said(make_trainer, saved, tmp_path, caplog):
+    """With load_strict=False the rest is loaded."""
+    checkpoint = torch.load(saved, weights_only=True)
+    checkpoint["model"]["3.weight"] = checkpoint["model"].pop("2.weight")
+    torch.save(checkpoint, tmp_path / "other.pt")
+
+    with pytest.raises(CheckpointError, match=r"no '2\.weight'; '3\.weight', which the model has not"):
+        make_trainer(load_path=tmp_path / "other.pt", load_weights_only=True)
+    make_trainer(load_path=tmp_path / "other.pt", load_weights_only=True, load_strict=False)
+
+    assert "no '2.weight'; '3.weight', which the model has not" in caplog.text
+
+
+def test_weights_alone_are_saved_and_loaded_but_not_resumed_from(make_trainer, saved, tmp_path):
+    """The file has the model; a run that would resume from it is told what to do."""
+    make_trainer(save_folder=tmp_path / "new", save_weights_only=True).fit()
+    path = tmp_path / "new" / "ep2-ba10.pt"
+
+    assert path.stat().st_size < saved.stat().st_size / 2
+    assert make_trainer(load_path=path, load_weights_only=True).state.timestamp.batch == 0
+    with pytest.raises(CheckpointError, match=r"got the weights alone\. Pass load_weights_only=True"):
+        make_trainer(load_path=path)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"load_strict": False}, "load_strict=False needs load_weights_only=True"),
+        ({"load_exclude": ["x"]}, "load_exclude needs load_weights_only=True"),
+        ({"load_exclude": "x"}, r"load_exclude must be a list of patterns, got 'x'. Write \['x'\]"),
+        ({"load_weights_only": True}, "load_weights_only needs load_path"),
+        ({"save_weights_only": True, "autoresume": True, "save_folder": "x"}, "autoresume needs whole"),
+    ],
+)
+def test_what_does_not_go_together_is_refused_by_name(make_trainer, arguments, message):
+    """Before anything is set up."""
+    with pytest.raises(ValueError, match=message):
+        make_trainer(**arguments)
