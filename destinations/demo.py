@@ -162,7 +162,6 @@ def main(store: str = "store", *, epochs: int = 8) -> Path:
     show_folder(folder)
     show_receipt(folder)
     sys.stdout.write(f"\nuploaded to {queue.uri(run_name)}\n")
-    sys.stdout.write("in a browser: destinations view runs\n")
     return folder
 
 

@@ -20,11 +20,12 @@ import attrs
 from destinations.base import LoggerDestination
 from events import Logger, State, Timestamp, TimeUnit, WriteRate
 
-from .formatting import one_line, short
+from .formatting import one_line, short, shortened, width_of
 from .run_summary import RunSummary
 from .streams import (
     Redirection,
     StreamWrapper,
+    columns_of,
     default_stream,
     encodable,
     is_kernel,
@@ -38,6 +39,10 @@ __all__ = ["Bar", "BarOptions", "PrintGuard", "ProgressBar", "is_notebook", "ope
 _MIN_TQDM_ROWS = 2
 _DEFAULT_COLUMNS = 80
 _DEFAULT_ROWS = 24
+# What a bar needs beside its metrics: title, counts, times, and some cells for the bar itself. And what
+# metrics get in a narrow terminal.
+_BAR_COLUMNS, _MIN_METRIC_COLUMNS = 64, 30
+_SHORT_NAME = 16
 _DEFAULT_METRICS = ("loss*", "*_loss", "*/loss*", "metrics/*", "*accuracy*")
 _SCALED_UNITS = frozenset({TimeUnit.SAMPLE, TimeUnit.TOKEN})
 
@@ -360,8 +365,8 @@ class ProgressBar(LoggerDestination):
     `destinations.text.run_summary`.
 
     Args:
-        metrics: patterns (`fnmatch`) of the metrics shown; default: losses, accuracies and "metrics/*". Or
-            the stream: `ProgressBar(sys.stdout)`.
+        metrics: patterns (`fnmatch`) of the metrics shown; default: losses, accuracies and "metrics/*". On a
+            terminal, as many as leave room for the bar. Or the stream: `ProgressBar(sys.stdout)`.
         stream: output stream; default: the `sys.stderr` when a bar starts, `sys.stdout` in a notebook.
         whole_run: show one bar for the whole run even if `max_duration` is in epochs.
         refresh_seconds: time between redraws of a bar.
@@ -567,7 +572,9 @@ class ProgressBar(LoggerDestination):
             options.total,
             count,
             timestamp,
-            lambda: encodable(stream, self._shown(values)),
+            lambda: encodable(
+                stream, self._shown(values, columns_of(stream) - _BAR_COLUMNS if is_drawn else None)
+            ),
             self._refresh_seconds if is_drawn else self._line_seconds,
             self._clock,
             by_tenth=not is_drawn,
@@ -592,13 +599,25 @@ class ProgressBar(LoggerDestination):
         if self._train is None and self._other is None:
             self._guard.stop()
 
-    def _shown(self, values: dict[str, float]) -> str:
-        """Returns the chosen metrics as `name=value, name=value`."""
-        return ", ".join(
-            f"{one_line(name)}={short(value)}"
+    def _shown(self, values: dict[str, float], room: int | None) -> str:
+        """Returns the chosen metrics as `name=value, name=value`, within so many cells beside a bar."""
+        chosen = [
+            (one_line(name), short(value))
             for name, value in values.items()
             if any(fnmatch.fnmatchcase(name, pattern) for pattern in self._patterns)
-        )
+        ]
+        text = _joined(chosen)
+        if room is None or width_of(text) <= max(room, _MIN_METRIC_COLUMNS):
+            return text
+        chosen = [(shortened(name, _SHORT_NAME), value) for name, value in chosen]
+        # The first one stays in any case: a bar without a value says less than a short one with it.
+        while len(chosen) > 1 and width_of(_joined(chosen)) > max(room, _MIN_METRIC_COLUMNS):
+            chosen.pop()
+        return _joined(chosen)
+
+
+def _joined(texts: Sequence[tuple[str, str]]) -> str:
+    return ", ".join(f"{name}={text}" for name, text in texts)
 
 
 def _total(timestamp: Timestamp, unit: TimeUnit) -> float:

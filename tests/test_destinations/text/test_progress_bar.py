@@ -552,3 +552,21 @@ def test_text_in_a_notebook_is_no_error_output(make, monkeypatch, capsys):
     said = capsys.readouterr()
     assert "Epoch 1/1" in said.out
     assert said.err == ""
+
+
+def test_metrics_leave_room_for_the_bar(terminal):
+    """Many metrics with long names: the bar is still one, and values are whole."""
+    screen = terminal(
+        PRELUDE
+        + """
+values = {f"metrics/of/layer{number}/accuracy": 1 / (3 + number) for number in range(9)}
+run = DryRun(ProgressBar(refresh_seconds=0), max_duration="2ba", train_metrics=lambda _: values)
+run.init()
+run.fit()
+run.close()
+"""
+    )
+
+    bar, values = re.fullmatch(r"Train: 100%\|(.*)\| 2/2 \[.*/s, (.*)\]", screen[-2]).groups()
+    assert len(bar) >= 4
+    assert values == "metrics/…ccuracy=0.3333"
