@@ -30,6 +30,8 @@ from .formatting import elapsed_text, metric_direction, one_line, pad, short, sh
 __all__ = ["RunSummary"]
 
 _MAX_TRACKED = 100
+# Names that contain a step would otherwise fill the memory of a long run.
+_MAX_SEEN = 10_000
 _MAX_SHOWN = 6
 _MAX_PROBLEMS = 5
 _MAX_HEADLINE = 300
@@ -80,7 +82,7 @@ class RunSummary:
 
     def update(self, metrics: Mapping[str, float], step: int | None, *, is_evaluation: bool) -> None:
         """Takes the metrics of one call."""
-        if not self._seen.issuperset(metrics):
+        if len(self._seen) < _MAX_SEEN and not self._seen.issuperset(metrics):
             self._learn(metrics, is_evaluation=is_evaluation)
         for name, best in self._tracked.items():
             value = metrics.get(name)
@@ -89,7 +91,11 @@ class RunSummary:
 
     def _learn(self, metrics: Mapping[str, float], *, is_evaluation: bool) -> None:
         for name in metrics:
-            if len(self._seen) < _MAX_TRACKED and name not in self._seen and (sign := metric_direction(name)):
+            if (
+                len(self._tracked) < _MAX_TRACKED
+                and name not in self._seen
+                and (sign := metric_direction(name))
+            ):
                 self._tracked[name] = _Best(sign, is_evaluation)
         self._seen.update(metrics)
 

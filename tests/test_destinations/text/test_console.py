@@ -411,3 +411,21 @@ def test_a_destination_that_cannot_say_where_it_is_costs_only_its_line():
     lines = printed(run, console)
 
     assert lines[-1].startswith("  loss/train  best 1.0")
+
+
+def test_a_loss_among_many_metrics_is_in_the_summary():
+    """It may come after hundreds of norms, and names without end are not kept without end."""
+    console = Console(stream=io.StringIO())
+
+    def values(state):
+        step = int(state.timestamp.batch)
+        return {f"norm/{step}/{number}": 1.0 for number in range(2000)} | {"loss": 1 / (1 + step)}
+
+    run = DryRun(console, max_duration="10ba", train_metrics=values)
+    run.init()
+    run.fit()
+    kept = len(console._summary._seen)
+    run.close()
+
+    assert "  loss  best 0.1 at step 9, last 0.1" in console._stream.getvalue().splitlines()
+    assert kept <= 12_001
