@@ -10,11 +10,25 @@ import { showRun } from "./run.js";
 import { showRuns } from "./runs.js";
 import { link, onChange, readUrl, selectedRuns, state, update } from "./state.js";
 
-const PAGES = [["runs", "Runs", showRuns], ["charts", "Charts", showCharts], ["media", "Media", showMedia], ["explore", "Explore", showExplore], ["compare", "Compare", showCompare]];
+const PAGES = [
+  ["runs", "Runs", showRuns],
+  ["charts", "Charts", showCharts],
+  ["media", "Media", showMedia],
+  ["explore", "Explore", showExplore],
+  ["compare", "Compare", showCompare],
+];
 const KEYS = [
   ["1 – 5", "Runs, Charts, Media, Explore, Compare"],
-  ["/", "Search"], ["f", "Filter runs"], ["↑ ↓  j k", "Move in the table"], ["Space  x", "Select the run"], ["Enter", "Open the run"],
-  ["e", "Edit its note"], ["← →", "Step through images"], ["t", "Light or dark"], ["?", "These keys"], ["Esc", "Close"],
+  ["/", "Search"],
+  ["f", "Filter runs"],
+  ["↑ ↓  j k", "Move in the table"],
+  ["Space  x", "Select the run"],
+  ["Enter", "Open the run"],
+  ["e", "Edit its note"],
+  ["← →", "Step through images"],
+  ["t", "Light or dark"],
+  ["?", "These keys"],
+  ["Esc", "Close"],
 ];
 
 const header = document.getElementById("header");
@@ -26,17 +40,57 @@ let leftOut = [];
 let seen = location.hash;
 
 function wordmark() {
-  const mark = svg("svg", { viewBox: "0 0 32 32", class: "mark", "aria-hidden": "true" },
-    svg("path", { d: "M4 7c4 0 5 15 11 15s6-6 12-6", class: "curve" }), svg("path", { d: "M4 14c4 0 6 8 11 8" , class: "curve faint" }), svg("circle", { cx: 27, cy: 16, r: 3 }));
-  return el("a", { class: "wordmark", href: link({ page: "runs", id: "" }), "aria-label": "destinations: all runs" }, mark, el("span", {}, "destinations"));
+  const mark = svg(
+    "svg",
+    { viewBox: "0 0 32 32", class: "mark", "aria-hidden": "true" },
+    svg("path", { d: "M4 7c4 0 5 15 11 15s6-6 12-6", class: "curve" }),
+    svg("path", { d: "M4 14c4 0 6 8 11 8", class: "curve faint" }),
+    svg("circle", { cx: 27, cy: 16, r: 3 }),
+  );
+  return el(
+    "a",
+    { class: "wordmark", href: link({ page: "runs", id: "" }), "aria-label": "destinations: all runs" },
+    mark,
+    el("span", {}, "destinations"),
+  );
 }
 
 function drawHeader() {
-  const tabs = PAGES.map(([page, name]) => el("a", { href: link({ page, id: "" }), "aria-current": state.page === page || (page === "runs" && state.page === "run") ? "page" : null }, name));
-  fill(header, wordmark(), el("span", { class: "place", title, dir: "auto" }, shorten(title, 60)), el("nav", { "aria-label": "Views" }, tabs),
-    el("span", { class: `live${isServed ? "" : " off"}`, id: "live", title: isExported ? ["An exported site: nothing changes.", ...(leftOut.length ? [`Left out: ${shorten(leftOut.join("; "), 600)}.`] : [])].join(" ") : isServed ? "New rows appear by themselves." : "The server does not answer." },
-      el("i", {}), isExported ? "exported" : isServed ? "live" : "offline"),
-    iconButton(isDark() ? "sun" : "moon", isDark() ? "Light" : "Dark", switchTheme, { id: "theme" }), iconButton("help", "Keys", showKeys, { id: "help" }));
+  const tabs = PAGES.map(([page, name]) =>
+    el(
+      "a",
+      {
+        href: link({ page, id: "" }),
+        "aria-current": state.page === page || (page === "runs" && state.page === "run") ? "page" : null,
+      },
+      name,
+    ),
+  );
+  fill(
+    header,
+    wordmark(),
+    el("span", { class: "place", title, dir: "auto" }, shorten(title, 60)),
+    el("nav", { "aria-label": "Views" }, tabs),
+    el(
+      "span",
+      {
+        class: `live${isServed ? "" : " off"}`,
+        id: "live",
+        title: isExported
+          ? [
+              "An exported site: nothing changes.",
+              ...(leftOut.length ? [`Left out: ${shorten(leftOut.join("; "), 600)}.`] : []),
+            ].join(" ")
+          : isServed
+            ? "New rows appear by themselves."
+            : "The server does not answer.",
+      },
+      el("i", {}),
+      isExported ? "exported" : isServed ? "live" : "offline",
+    ),
+    iconButton(isDark() ? "sun" : "moon", isDark() ? "Light" : "Dark", switchTheme, { id: "theme" }),
+    iconButton("help", "Keys", showKeys, { id: "help" }),
+  );
   document.title = `${PAGES.find(([page]) => page === state.page)?.[1] ?? "Run"}${title ? ` – ${shorten(title, 60)}` : ""}`;
 }
 
@@ -56,8 +110,17 @@ function setTheme(theme) {
 }
 
 function showKeys() {
-  const dialog = el("dialog", { class: "keys", "aria-label": "Keys" },
-    el("h2", {}, "Keys"), el("dl", {}, KEYS.map(([key, act]) => [el("dt", {}, key), el("dd", {}, act)])), el("button", { type: "button", class: "button", onclick: () => dialog.close() }, "Close"));
+  const dialog = el(
+    "dialog",
+    { class: "keys", "aria-label": "Keys" },
+    el("h2", {}, "Keys"),
+    el(
+      "dl",
+      {},
+      KEYS.map(([key, act]) => [el("dt", {}, key), el("dd", {}, act)]),
+    ),
+    el("button", { type: "button", class: "button", onclick: () => dialog.close() }, "Close"),
+  );
   dialog.addEventListener("close", () => dialog.remove());
   document.body.append(dialog);
   dialog.showModal();
@@ -77,12 +140,15 @@ function showPage() {
 }
 
 function pressed(event) {
-  const isTyping = event.target.matches("input:not([type=checkbox]):not([type=range]), textarea, select") || event.target.closest("dialog");
+  const isTyping =
+    event.target.matches("input:not([type=checkbox]):not([type=range]), textarea, select") ||
+    event.target.closest("dialog");
   if (event.ctrlKey || event.metaKey || event.altKey || isTyping) {
     if (event.key === "Escape" && isTyping) event.target.blur();
     return;
   }
-  if (event.key >= "1" && event.key <= String(PAGES.length)) update({ page: PAGES[Number(event.key) - 1][0], id: "" });
+  if (event.key >= "1" && event.key <= String(PAGES.length))
+    update({ page: PAGES[Number(event.key) - 1][0], id: "" });
   else if (event.key === "t") switchTheme();
   else if (event.key === "?") showKeys();
   else if (event.key === "/" || event.key === "f") {
@@ -118,7 +184,10 @@ async function begin() {
       if (changed.has("run")) follow(selectedRuns());
     }
   });
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { drawHeader(); document.dispatchEvent(new Event("themechange")); });
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
+    drawHeader();
+    document.dispatchEvent(new Event("themechange"));
+  });
   document.addEventListener("keydown", pressed);
   addEventListener("hashchange", arrived);
   addEventListener("popstate", arrived);

@@ -1,7 +1,23 @@
 /** One chart of one metric: the lines of the selected runs, drawn by Plotly, and what one can do with it. */
 
 import { readBands, readSeries, runInfo } from "./data.js";
-import { debounce, download, el, fill, formatDuration, formatNumber, formatTime, iconButton, isDark, popover, icon, shorten, toCsv, toast } from "./dom.js";
+import {
+  debounce,
+  download,
+  el,
+  fill,
+  formatDuration,
+  formatNumber,
+  formatTime,
+  iconButton,
+  isDark,
+  popover,
+  icon,
+  shorten,
+  toCsv,
+  toast,
+} from "./dom.js";
+import { faded, PLOT_CONFIG, plotLayout, plotText, plotlyReady, savePlot } from "./plot.js";
 import { keepNumbers, numbersOf, selectedRuns, state, styleOf, toggle, visibleRuns } from "./state.js";
 
 const POINTS = 1000;
@@ -9,45 +25,6 @@ const GROW_MS = 900;
 const MOST_IN_HOVER = 14;
 const MOST_RUNS = 100;
 const BAND_COLORS = 9;
-
-/** Waits for Plotly's script, which comes after the page. */
-export function plotlyReady() {
-  if (globalThis.Plotly) return Promise.resolve(globalThis.Plotly);
-  return new Promise((resolve, reject) => {
-    const script = document.getElementById("plotly");
-    script.addEventListener("load", () => resolve(globalThis.Plotly));
-    script.addEventListener("error", () => reject(new Error("plotly.min.js could not be loaded.")));
-  });
-}
-
-/** Returns a text as Plotly shows it: it would take some tags and entities for markup. */
-export function plotText(text) {
-  return String(text).replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");
-}
-
-/** Returns a colour of the palette with some opacity. */
-function faded(color, opacity) {
-  return color + Math.round(opacity * 255).toString(16).padStart(2, "0");
-}
-
-/** Returns the layout that all plots share. */
-export function plotLayout(more = {}) {
-  const dark = isDark();
-  const axis = {
-    gridcolor: dark ? "#25272c" : "#ecece8", linecolor: dark ? "#3a3d44" : "#cfcfc8", zeroline: false, showline: false, automargin: false,
-    tickfont: { size: 11, color: dark ? "#a2a5ad" : "#5d5f66" }, title: { font: { size: 11.5, color: dark ? "#a2a5ad" : "#5d5f66" }, standoff: 6 }, exponentformat: "e", fixedrange: false,
-  };
-  const { xaxis, yaxis, ...rest } = more;
-  const merged = (own) => ({ ...axis, ...own, title: { ...axis.title, ...own?.title } });
-  return {
-    paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", font: { family: "Inter, system-ui, sans-serif", color: dark ? "#ececef" : "#1a1b1e" },
-    margin: { l: 52, r: 14, t: 8, b: 34 }, showlegend: false, dragmode: "zoom", hovermode: "x", hoverdistance: -1, autosize: true,
-    ...rest, xaxis: merged(xaxis), yaxis: merged(yaxis),
-  };
-}
-
-/** What all plots are made with. */
-export const PLOT_CONFIG = { displayModeBar: false, responsive: false, doubleClick: "reset", showTips: false, scrollZoom: false };
 
 /**
  * Returns the exponential moving average of values, corrected for its start (as Adam's moments are: Kingma and Ba,
@@ -57,7 +34,8 @@ export const PLOT_CONFIG = { displayModeBar: false, responsive: false, doubleCli
  * @param {number} weight of the past, in [0, 1).
  */
 function smoothed(values, weight) {
-  let last = 0, count = 0;
+  let last = 0,
+    count = 0;
   return values.map((value) => {
     if (value === null) return null;
     count += 1;
@@ -90,20 +68,58 @@ export class MetricChart {
     this.badge = el("span", { class: "badge" });
     this.pinButton = iconButton("pin", "Pin", () => toggle("pin", metric));
     this.wideButton = iconButton("expand", "Enlarge", () => toggle("open", metric));
-    const save = popover([icon("download")], { class: "icon-button", title: "Save", "aria-label": `Save ${shorten(metric, 60)}` }, (close) =>
-      [["png", "PNG"], ["svg", "SVG"], ["csv", "CSV of the points drawn"]].map(([kind, name]) => el("button", { type: "button", class: "choice", onclick: () => { close(); this.save(kind); } }, name)));
-    this.element = el("section", { class: "card chart", "data-metric": metric, "aria-label": `Chart of ${shorten(metric, 100)}` },
-      el("div", { class: "card-head" }, el("h3", { title: shorten(metric, 300), dir: "auto" }, shorten(metric, 120)), this.badge,
-        iconButton("eyeOff", "Hide this chart", () => toggle("hide", metric)), this.pinButton, this.wideButton, save),
-      this.plot, this.foot);
+    const save = popover(
+      [icon("download")],
+      { class: "icon-button", title: "Save", "aria-label": `Save ${shorten(metric, 60)}` },
+      (close) =>
+        [
+          ["png", "PNG"],
+          ["svg", "SVG"],
+          ["csv", "CSV of the points drawn"],
+        ].map(([kind, name]) =>
+          el(
+            "button",
+            {
+              type: "button",
+              class: "choice",
+              onclick: () => {
+                close();
+                this.save(kind);
+              },
+            },
+            name,
+          ),
+        ),
+    );
+    this.element = el(
+      "section",
+      { class: "card chart", "data-metric": metric, "aria-label": `Chart of ${shorten(metric, 100)}` },
+      el(
+        "div",
+        { class: "card-head" },
+        el("h3", { title: shorten(metric, 300), dir: "auto" }, shorten(metric, 120)),
+        this.badge,
+        iconButton("eyeOff", "Hide this chart", () => toggle("hide", metric)),
+        this.pinButton,
+        this.wideButton,
+        save,
+      ),
+      this.plot,
+      this.foot,
+    );
     this.plot.append(this.note);
-    this.resized = new ResizeObserver(debounce(() => { if (this.isDrawn && this.plot.clientWidth) globalThis.Plotly.Plots.resize(this.plot); }, 60));
+    this.resized = new ResizeObserver(
+      debounce(() => {
+        if (this.isDrawn && this.plot.clientWidth) globalThis.Plotly.Plots.resize(this.plot);
+      }, 60),
+    );
     this.resized.observe(this.plot);
     this.mark();
   }
 
   mark() {
-    const isPinned = state.pin.includes(this.metric), isWide = state.open.includes(this.metric);
+    const isPinned = state.pin.includes(this.metric),
+      isWide = state.open.includes(this.metric);
     this.pinButton.setAttribute("aria-pressed", String(isPinned));
     this.wideButton.setAttribute("aria-pressed", String(isWide));
     this.element.classList.toggle("wide", isWide);
@@ -139,14 +155,29 @@ export class MetricChart {
     this.zoom = zoom;
     const part = { from: zoom?.[0] ?? undefined, to: zoom?.[1] ?? undefined };
     try {
-      let found = [], bands = null;
+      let found = [],
+        bands = null;
       const kind = state.band.split(":", 1)[0];
       if (runs.length && kind) {
         const by = { group: "group", over: "over" }[kind];
         const x = ["step", "epoch", "relative"].includes(state.x) ? state.x : "step";
-        bands = await readBands({ runs, metric: this.metric, x, ...part, points: POINTS, ...(by ? { [by]: state.band.slice(kind.length + 1) } : { ranks: 1 }) });
+        bands = await readBands({
+          runs,
+          metric: this.metric,
+          x,
+          ...part,
+          points: POINTS,
+          ...(by ? { [by]: state.band.slice(kind.length + 1) } : { ranks: 1 }),
+        });
       } else if (runs.length) {
-        found = await readSeries({ runs, metric: this.metric, x: state.x, ...part, points: POINTS, branches: true });
+        found = await readSeries({
+          runs,
+          metric: this.metric,
+          x: state.x,
+          ...part,
+          points: POINTS,
+          branches: true,
+        });
       }
       if (mine !== this.question) return;
       this.series = found;
@@ -164,16 +195,32 @@ export class MetricChart {
 
   /** Asks for what runs have logged since, and adds it to the lines. */
   async grow(ids) {
-    if (this.isStale || !this.isVisible) { this.isStale = true; return; }
+    if (this.isStale || !this.isVisible) {
+      this.isStale = true;
+      return;
+    }
     const held = this.series.length > 0 && this.series.every((one) => one.cursor !== undefined);
     if (this.isGrowing || !ids.some((id) => visibleRuns().includes(id))) return;
-    if (!held || this.bands || this.zoom) { this.load(); return; }
-    if (this.series.some((one) => one.x.length > 2 * POINTS)) { this.load(); return; }
+    if (!held || this.bands || this.zoom) {
+      this.load();
+      return;
+    }
+    if (this.series.some((one) => one.x.length > 2 * POINTS)) {
+      this.load();
+      return;
+    }
     this.isGrowing = true;
     const mine = this.question;
     try {
       const runs = [...new Set(this.series.map((one) => one.run))];
-      const news = await readSeries({ runs, metric: this.metric, x: state.x, points: POINTS, branches: true, known: this.series });
+      const news = await readSeries({
+        runs,
+        metric: this.metric,
+        x: state.x,
+        points: POINTS,
+        branches: true,
+        known: this.series,
+      });
       if (mine !== this.question) return;
       const keyOf = (one) => JSON.stringify([one.run, one.rank, one.branch]);
       const before = new Map(this.series.map((one) => [keyOf(one), one]));
@@ -185,7 +232,10 @@ export class MetricChart {
     } catch {
       this.isStale = true;
     } finally {
-      setTimeout(() => { this.isGrowing = false; if (this.isStale && this.isVisible) this.load(); }, GROW_MS);
+      setTimeout(() => {
+        this.isGrowing = false;
+        if (this.isStale && this.isVisible) this.load();
+      }, GROW_MS);
     }
   }
 
@@ -203,7 +253,9 @@ export class MetricChart {
 
   chooseUnit(lists) {
     this.unit = 1;
-    this.axisTitle = { step: "step", epoch: "epoch", time: "", relative: "seconds" }[state.x] ?? state.x.replace(/^metric:/, "");
+    this.axisTitle =
+      { step: "step", epoch: "epoch", time: "", relative: "seconds" }[state.x] ??
+      state.x.replace(/^metric:/, "");
     if (state.x !== "relative") return;
     const most = Math.max(0, ...lists.map((x) => x.at(-1) ?? 0));
     if (most > 3 * 3600) [this.unit, this.axisTitle] = [3600, "hours"];
@@ -218,7 +270,13 @@ export class MetricChart {
     if (isEmpty) {
       if (this.isDrawn) Plotly.purge(this.plot);
       this.isDrawn = false;
-      fill(this.note, this.problem || (visibleRuns().length ? this.series.find((one) => one.error)?.error ?? "No value yet." : "No run is selected."));
+      fill(
+        this.note,
+        this.problem ||
+          (visibleRuns().length
+            ? (this.series.find((one) => one.error)?.error ?? "No value yet.")
+            : "No run is selected."),
+      );
       fill(this.plot, this.note);
       fill(this.foot);
       return;
@@ -231,7 +289,9 @@ export class MetricChart {
       this.isDrawn = true;
       this.plot.on("plotly_relayout", (event) => this.zoomed(event));
       this.plot.on("plotly_hover", (event) => this.hovered(event));
-      this.plot.on("plotly_unhover", () => { this.box.hidden = true; });
+      this.plot.on("plotly_unhover", () => {
+        this.box.hidden = true;
+      });
       this.plot.append(this.box);
     }
     this.drawFoot();
@@ -240,7 +300,8 @@ export class MetricChart {
   lineTraces() {
     this.chooseUnit(this.series.map((one) => one.x));
     const weight = Math.min(0.999, Math.max(0, Number(state.smooth) || 0));
-    const behind = [], lines = [];
+    const behind = [],
+      lines = [];
     this.lines = [];
     // The last run that was selected is drawn first, so that the first is on top.
     for (const one of this.series.slice().reverse()) {
@@ -248,17 +309,63 @@ export class MetricChart {
       const isLeft = one.branch !== null && one.branch !== undefined;
       const x = one.x.map((value) => this.toAxis(value));
       const name = plotText(shorten(runInfo(one.run).name, 60));
-      const base = { type: "scatter", mode: "lines", hoverinfo: "none", name, meta: { run: one.run, branch: one.branch ?? null } };
-      if (one.low) behind.push({ ...base, ...outline(x, one.low, one.high), line: { width: 0, color }, fill: "toself", fillcolor: faded(color, isDark() ? 0.2 : 0.16), hoverinfo: "skip", meta: { ...base.meta, part: "range" } });
+      const base = {
+        type: "scatter",
+        mode: "lines",
+        hoverinfo: "none",
+        name,
+        meta: { run: one.run, branch: one.branch ?? null },
+      };
+      if (one.low)
+        behind.push({
+          ...base,
+          ...outline(x, one.low, one.high),
+          line: { width: 0, color },
+          fill: "toself",
+          fillcolor: faded(color, isDark() ? 0.2 : 0.16),
+          hoverinfo: "skip",
+          meta: { ...base.meta, part: "range" },
+        });
       const line = { color, dash: isLeft ? "dot" : dash, width: isLeft ? 1.2 : 1.7 };
       const isSmooth = weight > 0 && !isLeft;
-      if (isSmooth) behind.push({ ...base, x, y: one.y, line: { ...line, width: 1.1 }, opacity: 0.3, hoverinfo: "skip", meta: { ...base.meta, part: "raw" } });
+      if (isSmooth)
+        behind.push({
+          ...base,
+          x,
+          y: one.y,
+          line: { ...line, width: 1.1 },
+          opacity: 0.3,
+          hoverinfo: "skip",
+          meta: { ...base.meta, part: "raw" },
+        });
       const y = isSmooth ? smoothed(one.y, weight) : one.y;
       const isPoint = one.y.filter((value) => value !== null).length === 1;
-      lines.push({ ...base, x, y, line: isSmooth ? { ...line, width: 2 } : line, opacity: isLeft ? 0.6 : 1, mode: isPoint ? "markers" : "lines", marker: { color, size: 7 }, meta: { ...base.meta, part: "line" } });
+      lines.push({
+        ...base,
+        x,
+        y,
+        line: isSmooth ? { ...line, width: 2 } : line,
+        opacity: isLeft ? 0.6 : 1,
+        mode: isPoint ? "markers" : "lines",
+        marker: { color, size: 7 },
+        meta: { ...base.meta, part: "line" },
+      });
       this.lines.push({ run: one.run, isLeft, color, x, y, raw: one.y });
-      for (const [list, symbol, kind] of [[one.nan, "x-thin", "NaN"], [one.inf, "triangle-up", "infinite"]]) {
-        if (list?.length) lines.push({ ...base, mode: "markers", yaxis: "y2", x: list.map((value) => this.toAxis(value)), y: list.map(() => 0.03), hoverinfo: "skip", marker: { symbol, size: 8, color, line: { color, width: 2 } }, meta: { ...base.meta, part: kind } });
+      for (const [list, symbol, kind] of [
+        [one.nan, "x-thin", "NaN"],
+        [one.inf, "triangle-up", "infinite"],
+      ]) {
+        if (list?.length)
+          lines.push({
+            ...base,
+            mode: "markers",
+            yaxis: "y2",
+            x: list.map((value) => this.toAxis(value)),
+            y: list.map(() => 0.03),
+            hoverinfo: "skip",
+            marker: { symbol, size: 8, color, line: { color, width: 2 } },
+            meta: { ...base.meta, part: kind },
+          });
       }
     }
     return [...behind, ...lines];
@@ -271,27 +378,77 @@ export class MetricChart {
     this.bands.forEach((band, index) => {
       const isRun = state.band === "ranks" && band.members.length;
       const ids = selectedRuns();
-      const color = isRun ? styleOf(band.members[0].run, isDark()).color : styleOf(ids[index % Math.max(1, Math.min(ids.length, BAND_COLORS))], isDark()).color;
+      const color = isRun
+        ? styleOf(band.members[0].run, isDark()).color
+        : styleOf(ids[index % Math.max(1, Math.min(ids.length, BAND_COLORS))], isDark()).color;
       const x = band.x.map((value) => this.toAxis(value));
       const name = plotText(shorten(isRun ? runInfo(band.members[0].run).name : band.label, 60));
       const base = { type: "scatter", mode: "lines", name, meta: { band: band.label } };
-      traces.unshift({ ...base, ...outline(x, band.low, band.high), line: { width: 0, color }, fill: "toself", fillcolor: faded(color, 0.2), hoverinfo: "skip", meta: { ...base.meta, part: "range" } });
-      traces.push({ ...base, x, y: band.median, line: { color, width: 2 }, hoverinfo: "none", meta: { ...base.meta, part: "median" } });
-      this.lines.push({ label: isRun ? runInfo(band.members[0].run).name : `${band.label} (${band.members.length})`, color, x, y: band.median, raw: band.median, low: band.low, high: band.high });
+      traces.unshift({
+        ...base,
+        ...outline(x, band.low, band.high),
+        line: { width: 0, color },
+        fill: "toself",
+        fillcolor: faded(color, 0.2),
+        hoverinfo: "skip",
+        meta: { ...base.meta, part: "range" },
+      });
+      traces.push({
+        ...base,
+        x,
+        y: band.median,
+        line: { color, width: 2 },
+        hoverinfo: "none",
+        meta: { ...base.meta, part: "median" },
+      });
+      this.lines.push({
+        label: isRun ? runInfo(band.members[0].run).name : `${band.label} (${band.members.length})`,
+        color,
+        x,
+        y: band.median,
+        raw: band.median,
+        low: band.low,
+        high: band.high,
+      });
     });
     return traces;
   }
 
   layout() {
     const zoom = this.zoom;
-    const isLogX = state.logx === "1" && state.x !== "time", isLogY = state.logy === "1";
+    const isLogX = state.logx === "1" && state.x !== "time",
+      isLogY = state.logy === "1";
     const log = (value, isLog) => (isLog ? Math.log10(Math.max(value, 1e-300)) : value);
-    const range = (low, high, isLog) => (low !== null && low !== undefined && high !== null ? { range: [log(low, isLog), log(high, isLog)], autorange: false } : { autorange: true });
+    const range = (low, high, isLog) =>
+      low !== null && low !== undefined && high !== null
+        ? { range: [log(low, isLog), log(high, isLog)], autorange: false }
+        : { autorange: true };
     return plotLayout({
       margin: { l: 54, r: 14, t: 6, b: this.axisTitle ? 40 : 28 },
       uirevision: `${state.x}${zoom}`,
-      xaxis: { type: state.x === "time" ? "date" : isLogX ? "log" : "linear", title: { text: plotText(shorten(this.axisTitle, 60)), standoff: 4 }, showgrid: false, showline: true, ticks: "outside", ticklen: 4, nticks: 7, showspikes: true, spikemode: "across", spikethickness: 1, spikedash: "solid", spikecolor: isDark() ? "#4a4d55" : "#c4c4bd", spikesnap: "cursor", ...(zoom ? range(this.toAxis(zoom[0] ?? 0), zoom[1] === null ? null : this.toAxis(zoom[1]), isLogX) : { autorange: true }) },
-      yaxis: { type: isLogY ? "log" : "linear", nticks: 6, ...(zoom ? range(zoom[2], zoom[3], isLogY) : { autorange: true }) },
+      xaxis: {
+        type: state.x === "time" ? "date" : isLogX ? "log" : "linear",
+        title: { text: plotText(shorten(this.axisTitle, 60)), standoff: 4 },
+        showgrid: false,
+        showline: true,
+        ticks: "outside",
+        ticklen: 4,
+        nticks: 7,
+        showspikes: true,
+        spikemode: "across",
+        spikethickness: 1,
+        spikedash: "solid",
+        spikecolor: isDark() ? "#4a4d55" : "#c4c4bd",
+        spikesnap: "cursor",
+        ...(zoom
+          ? range(this.toAxis(zoom[0] ?? 0), zoom[1] === null ? null : this.toAxis(zoom[1]), isLogX)
+          : { autorange: true }),
+      },
+      yaxis: {
+        type: isLogY ? "log" : "linear",
+        nticks: 6,
+        ...(zoom ? range(zoom[2], zoom[3], isLogY) : { autorange: true }),
+      },
       yaxis2: { overlaying: "y", range: [0, 1], visible: false, fixedrange: true },
     });
   }
@@ -303,7 +460,10 @@ export class MetricChart {
       return;
     }
     const of = (axis, isLog) => {
-      const pair = [event[`${axis}.range[0]`] ?? event[`${axis}.range`]?.[0], event[`${axis}.range[1]`] ?? event[`${axis}.range`]?.[1]];
+      const pair = [
+        event[`${axis}.range[0]`] ?? event[`${axis}.range`]?.[0],
+        event[`${axis}.range[1]`] ?? event[`${axis}.range`]?.[1],
+      ];
       return pair[0] === undefined ? null : pair.map((value) => (isLog ? 10 ** Number(value) : value));
     };
     const x = of("xaxis", state.logx === "1" && state.x !== "time")?.map((value) => this.fromAxis(value));
@@ -311,7 +471,11 @@ export class MetricChart {
     if (!x && !y) return;
     const [x0, x1, y0, y1] = this.zoom ?? [null, null, null, null];
     const round = (value) => (value === null ? null : Number(Number(value).toPrecision(10)));
-    keepNumbers("zoom", this.metric, [...(x ?? [x0, x1]), ...(y ?? (x ? [null, null] : [y0, y1]))].map(round));
+    keepNumbers(
+      "zoom",
+      this.metric,
+      [...(x ?? [x0, x1]), ...(y ?? (x ? [null, null] : [y0, y1]))].map(round),
+    );
   }
 
   hovered(event) {
@@ -323,17 +487,53 @@ export class MetricChart {
       const index = nearest(line.x, where);
       if (index >= 0 && line.raw[index] !== null) found.push({ ...line, index, value: line.y[index] });
     }
-    if (!found.length) { this.box.hidden = true; return; }
+    if (!found.length) {
+      this.box.hidden = true;
+      return;
+    }
     found.sort((one, other) => other.value - one.value);
-    const close = found.reduce((best, one) => (Math.abs(one.x[one.index] - where) < Math.abs(best.x[best.index] - where) ? one : best));
+    const close = found.reduce((best, one) =>
+      Math.abs(one.x[one.index] - where) < Math.abs(best.x[best.index] - where) ? one : best,
+    );
     const x = close.x[close.index];
-    const title = state.x === "time" ? formatTime(this.fromAxis(x)) : state.x === "relative" ? formatDuration(x * this.unit) : `${this.axisTitle} ${formatNumber(x)}`;
-    fill(this.box, el("header", {}, shorten(title, 60)), found.slice(0, MOST_IN_HOVER).map((one) => el("div", {},
-      el("i", { style: { background: one.color } }), el("span", { dir: "auto" }, shorten(one.label ?? runInfo(one.run).name, 34), one.isLeft ? " (left)" : ""),
-      el("b", {}, formatNumber(one.value)), one.low ? el("small", { class: "muted" }, `${formatNumber(one.low[one.index])} – ${formatNumber(one.high[one.index])}`) : null)),
-    found.length > MOST_IN_HOVER && el("div", { class: "more" }, `and ${found.length - MOST_IN_HOVER} more`));
+    const title =
+      state.x === "time"
+        ? formatTime(this.fromAxis(x))
+        : state.x === "relative"
+          ? formatDuration(x * this.unit)
+          : `${this.axisTitle} ${formatNumber(x)}`;
+    fill(
+      this.box,
+      el("header", {}, shorten(title, 60)),
+      found
+        .slice(0, MOST_IN_HOVER)
+        .map((one) =>
+          el(
+            "div",
+            {},
+            el("i", { style: { background: one.color } }),
+            el(
+              "span",
+              { dir: "auto" },
+              shorten(one.label ?? runInfo(one.run).name, 34),
+              one.isLeft ? " (left)" : "",
+            ),
+            el("b", {}, formatNumber(one.value)),
+            one.low
+              ? el(
+                  "small",
+                  { class: "muted" },
+                  `${formatNumber(one.low[one.index])} – ${formatNumber(one.high[one.index])}`,
+                )
+              : null,
+          ),
+        ),
+      found.length > MOST_IN_HOVER &&
+        el("div", { class: "more" }, `and ${found.length - MOST_IN_HOVER} more`),
+    );
     this.box.hidden = false;
-    const across = event.event?.clientX ?? 0, width = this.box.offsetWidth;
+    const across = event.event?.clientX ?? 0,
+      width = this.box.offsetWidth;
     const isRoom = across + 20 + width < document.documentElement.clientWidth;
     const edge = this.plot.getBoundingClientRect().left;
     this.box.style.left = `${Math.max(8, isRoom ? across + 20 : across - 20 - width) - edge}px`;
@@ -343,18 +543,41 @@ export class MetricChart {
   drawFoot() {
     const parts = [];
     const merged = Math.max(1, ...this.series.map((one) => one.merged ?? 1));
-    if (merged > 1) parts.push(`A point is the mean of up to ${formatNumber(merged)} values, the band their min and max. Zoom in for all.`);
-    const missing = this.series.reduce((sum, one) => sum + (one.nan?.length ?? 0), 0), infinite = this.series.reduce((sum, one) => sum + (one.inf?.length ?? 0), 0);
+    if (merged > 1)
+      parts.push(
+        `A point is the mean of up to ${formatNumber(merged)} values, the band their min and max. Zoom in for all.`,
+      );
+    const missing = this.series.reduce((sum, one) => sum + (one.nan?.length ?? 0), 0),
+      infinite = this.series.reduce((sum, one) => sum + (one.inf?.length ?? 0), 0);
     if (missing) parts.push(`× NaN at ${missing} ${missing === 1 ? "place" : "places"}.`);
     if (infinite) parts.push(`▲ infinite at ${infinite} ${infinite === 1 ? "place" : "places"}.`);
-    const left = this.series.filter((one) => one.branch !== null && one.branch !== undefined && one.x.length).length;
+    const left = this.series.filter(
+      (one) => one.branch !== null && one.branch !== undefined && one.x.length,
+    ).length;
     if (left) parts.push("Dotted: left by a resume.");
     for (const { label, straggler } of this.bands ?? []) {
-      if (straggler) parts.push(`${shorten(label, 40)}: the straggler is ${state.band === "ranks" ? `rank ${straggler.rank}` : shorten(runInfo(straggler.run).name, 40)}, ${formatNumber(straggler.distance)} from the median.`);
+      if (straggler)
+        parts.push(
+          `${shorten(label, 40)}: the straggler is ${state.band === "ranks" ? `rank ${straggler.rank}` : shorten(runInfo(straggler.run).name, 40)}, ${formatNumber(straggler.distance)} from the median.`,
+        );
     }
     if (visibleRuns().length > MOST_RUNS) parts.push(`The first ${MOST_RUNS} runs.`);
     fill(this.foot, parts.join(" "));
-    fill(this.badge, this.zoom ? el("button", { type: "button", class: "button quiet", style: { height: "24px", "font-size": "11.5px", padding: "0 7px" }, onclick: () => keepNumbers("zoom", this.metric, null) }, "Reset zoom") : null);
+    fill(
+      this.badge,
+      this.zoom
+        ? el(
+            "button",
+            {
+              type: "button",
+              class: "button quiet",
+              style: { height: "24px", "font-size": "11.5px", padding: "0 7px" },
+              onclick: () => keepNumbers("zoom", this.metric, null),
+            },
+            "Reset zoom",
+          )
+        : null,
+    );
   }
 
   async save(kind) {
@@ -362,8 +585,22 @@ export class MetricChart {
     try {
       if (kind === "csv") {
         const rows = [["run", "name", "metric", state.x, "value", "min", "max"]];
-        for (const one of this.series) one.x.forEach((x, index) => rows.push([one.run, runInfo(one.run).name, name, x, one.y[index], one.low?.[index], one.high?.[index]]));
-        for (const one of this.bands ?? []) one.x.forEach((x, index) => rows.push([one.label, one.label, name, x, one.median[index], one.low[index], one.high[index]]));
+        for (const one of this.series)
+          one.x.forEach((x, index) =>
+            rows.push([
+              one.run,
+              runInfo(one.run).name,
+              name,
+              x,
+              one.y[index],
+              one.low?.[index],
+              one.high?.[index],
+            ]),
+          );
+        for (const one of this.bands ?? [])
+          one.x.forEach((x, index) =>
+            rows.push([one.label, one.label, name, x, one.median[index], one.low[index], one.high[index]]),
+          );
         download(`${name}.csv`, toCsv(rows), "text/csv");
         return;
       }
@@ -382,33 +619,35 @@ export class MetricChart {
   }
 }
 
-/** Saves a plot as PNG or SVG, with a title and a legend. */
-export async function savePlot(plot, name, kind) {
-  const dark = isDark();
-  const figure = {
-    data: plot.data.map((trace) => ({ ...trace, showlegend: ["line", "median"].includes(trace.meta?.part) })),
-    layout: { ...plot.layout, width: 900, height: 520, showlegend: plot.data.length > 1, paper_bgcolor: dark ? "#17181b" : "#ffffff", title: { text: plotText(shorten(name, 100)), font: { size: 16 }, x: 0.02, xanchor: "left" }, margin: { l: 64, r: 20, t: 50, b: 50 }, legend: { orientation: "h", y: -0.14 } },
-  };
-  const url = await globalThis.Plotly.toImage(figure, { format: kind, width: 900, height: 520, scale: 2 });
-  if (kind === "svg") download(`${name}.svg`, decodeURIComponent(url.replace(/^data:image\/svg\+xml,/, "")), "image/svg+xml");
-  else download(`${name}.png`, url, "image/png");
-}
-
 function joined(old, more) {
-  const both = (name) => (old[name] === null && more[name] === null ? null : [...(old[name] ?? old.y), ...(more[name] ?? more.y)]);
-  return { ...more, x: [...old.x, ...more.x], y: [...old.y, ...more.y], low: both("low"), high: both("high"), nan: [...(old.nan ?? []), ...(more.nan ?? [])], inf: [...(old.inf ?? []), ...(more.inf ?? [])], merged: Math.max(old.merged ?? 1, more.merged ?? 1) };
+  const both = (name) =>
+    old[name] === null && more[name] === null ? null : [...(old[name] ?? old.y), ...(more[name] ?? more.y)];
+  return {
+    ...more,
+    x: [...old.x, ...more.x],
+    y: [...old.y, ...more.y],
+    low: both("low"),
+    high: both("high"),
+    nan: [...(old.nan ?? []), ...(more.nan ?? [])],
+    inf: [...(old.inf ?? []), ...(more.inf ?? [])],
+    merged: Math.max(old.merged ?? 1, more.merged ?? 1),
+  };
 }
 
 /** Returns the outline of a band, without the places where it has no value. */
 function outline(x, low, high) {
   const there = x.map((_, index) => index).filter((index) => low[index] !== null && high[index] !== null);
   const back = [...there].reverse();
-  return { x: [...there.map((index) => x[index]), ...back.map((index) => x[index])], y: [...there.map((index) => high[index]), ...back.map((index) => low[index])] };
+  return {
+    x: [...there.map((index) => x[index]), ...back.map((index) => x[index])],
+    y: [...there.map((index) => high[index]), ...back.map((index) => low[index])],
+  };
 }
 
 /** Returns the place of the value that is nearest, in a sorted list; -1 if it is empty. */
 function nearest(list, value) {
-  let low = 0, high = list.length - 1;
+  let low = 0,
+    high = list.length - 1;
   if (high < 0) return -1;
   while (low < high) {
     const middle = (low + high) >> 1;

@@ -7,7 +7,12 @@ import { ensureSelection, showSidebar } from "./sidebar.js";
 import { link, onChange, state, toggle, update, visibleRuns } from "./state.js";
 
 const PINNED = "\u0000pinned";
-const X_AXES = [["step", "Step"], ["epoch", "Epoch"], ["time", "Wall time"], ["relative", "Relative time"]];
+const X_AXES = [
+  ["step", "Step"],
+  ["epoch", "Epoch"],
+  ["time", "Wall time"],
+  ["relative", "Relative time"],
+];
 const MOST_AXES = 200;
 const LEAST_WIDTH = 325;
 const GAP = 14;
@@ -21,17 +26,75 @@ export function showCharts(root) {
 
   const aside = el("aside", { class: "sidebar" });
   const sections = el("div", { class: "sections" });
-  const find = el("input", { type: "search", id: "search", placeholder: "Search metrics", "aria-label": "Search metrics", value: state.find, oninput: debounce(() => update({ find: find.value }), 120), onchange: () => update({ find: find.value }) });
-  const axis = el("select", { "aria-label": "X axis", id: "x-axis", onchange: () => update({ x: axis.value, zoom: [] }) });
-  const band = el("select", { "aria-label": "Band", id: "band", onchange: () => update({ band: band.value }) });
-  const logX = el("button", { type: "button", class: "button", id: "log-x", onclick: () => update({ logx: state.logx ? "" : "1", zoom: [] }) }, "log x");
-  const logY = el("button", { type: "button", class: "button", id: "log-y", onclick: () => update({ logy: state.logy ? "" : "1" }) }, "log y");
+  const find = el("input", {
+    type: "search",
+    id: "search",
+    placeholder: "Search metrics",
+    "aria-label": "Search metrics",
+    value: state.find,
+    oninput: debounce(() => update({ find: find.value }), 120),
+    onchange: () => update({ find: find.value }),
+  });
+  const axis = el("select", {
+    "aria-label": "X axis",
+    id: "x-axis",
+    onchange: () => update({ x: axis.value, zoom: [] }),
+  });
+  const band = el("select", {
+    "aria-label": "Band",
+    id: "band",
+    onchange: () => update({ band: band.value }),
+  });
+  const logX = el(
+    "button",
+    {
+      type: "button",
+      class: "button",
+      id: "log-x",
+      onclick: () => update({ logx: state.logx ? "" : "1", zoom: [] }),
+    },
+    "log x",
+  );
+  const logY = el(
+    "button",
+    { type: "button", class: "button", id: "log-y", onclick: () => update({ logy: state.logy ? "" : "1" }) },
+    "log y",
+  );
   const said = el("output", {});
-  const smooth = el("input", { type: "range", id: "smooth", min: 0, max: 0.99, step: 0.01, "aria-label": "Smoothing", oninput: () => update({ smooth: String(Number(smooth.value)) }) });
+  const smooth = el("input", {
+    type: "range",
+    id: "smooth",
+    min: 0,
+    max: 0.99,
+    step: 0.01,
+    "aria-label": "Smoothing",
+    oninput: () => update({ smooth: String(Number(smooth.value)) }),
+  });
   const hidden = el("button", { type: "button", class: "button quiet", onclick: () => update({ hide: [] }) });
-  fill(root, el("div", { class: "split" }, aside, el("section", { class: "page" },
-    el("div", { class: "toolbar" }, el("label", { class: "field search" }, icon("search"), find), axis, logX, logY,
-      el("label", { class: "slider button" }, "Smooth", smooth, said), !isExported && band, hidden), sections)));
+  fill(
+    root,
+    el(
+      "div",
+      { class: "split" },
+      aside,
+      el(
+        "section",
+        { class: "page" },
+        el(
+          "div",
+          { class: "toolbar" },
+          el("label", { class: "field search" }, icon("search"), find),
+          axis,
+          logX,
+          logY,
+          el("label", { class: "slider button" }, "Smooth", smooth, said),
+          !isExported && band,
+          hidden,
+        ),
+        sections,
+      ),
+    ),
+  );
   const leaveSidebar = showSidebar(aside);
 
   // A section of few charts takes as many columns, so that small sections stand side by side.
@@ -40,21 +103,58 @@ export function showCharts(root) {
   function fit() {
     const columns = Math.max(1, Math.floor((sections.clientWidth + GAP) / (LEAST_WIDTH + GAP)));
     sections.style.setProperty("--grid", String(columns));
-    for (const section of sections.querySelectorAll(".chart-section")) section.style.setProperty("--span", String(Math.min(columns, Number(section.style.getPropertyValue("--charts")))));
+    for (const section of sections.querySelectorAll(".chart-section"))
+      section.style.setProperty(
+        "--span",
+        String(Math.min(columns, Number(section.style.getPropertyValue("--charts")))),
+      );
   }
 
-  const inView = new IntersectionObserver((entries) => {
-    for (const entry of entries) charts.get(entry.target.dataset.metric)?.setVisible(entry.isIntersecting);
-  }, { rootMargin: "160px" });
+  const inView = new IntersectionObserver(
+    (entries) => {
+      for (const entry of entries) charts.get(entry.target.dataset.metric)?.setVisible(entry.isIntersecting);
+    },
+    { rootMargin: "160px" },
+  );
 
   function drawTools() {
     const others = metrics.slice(0, MOST_AXES).map((name) => [`metric:${name}`, shorten(name, 60)]);
-    if (!isExported && !others.concat(X_AXES).some(([value]) => value === state.x)) others.push([state.x, shorten(state.x.replace(/^metric:/, ""), 60)]);
-    fill(axis, X_AXES.map(([value, name]) => el("option", { value }, name)), !isExported && el("optgroup", { label: "Metrics" }, others.map(([value, name]) => el("option", { value }, name))));
+    if (!isExported && !others.concat(X_AXES).some(([value]) => value === state.x))
+      others.push([state.x, shorten(state.x.replace(/^metric:/, ""), 60)]);
+    fill(
+      axis,
+      X_AXES.map(([value, name]) => el("option", { value }, name)),
+      !isExported &&
+        el(
+          "optgroup",
+          { label: "Metrics" },
+          others.map(([value, name]) => el("option", { value }, name)),
+        ),
+    );
     axis.value = state.x;
-    fill(band, el("option", { value: "" }, "Single runs"), el("option", { value: "ranks" }, "Band over ranks"),
-      el("optgroup", { label: "Runs alike but for" }, hparams.map((name) => el("option", { value: `over:${name}` }, `Band over ${shorten(name.replace(/^hparams\./, ""), 50)}`))),
-      el("optgroup", { label: "Runs of the same value of" }, hparams.map((name) => el("option", { value: `group:${name}` }, `Band for each ${shorten(name.replace(/^hparams\./, ""), 50)}`))));
+    fill(
+      band,
+      el("option", { value: "" }, "Single runs"),
+      el("option", { value: "ranks" }, "Band over ranks"),
+      el(
+        "optgroup",
+        { label: "Runs alike but for" },
+        hparams.map((name) =>
+          el("option", { value: `over:${name}` }, `Band over ${shorten(name.replace(/^hparams\./, ""), 50)}`),
+        ),
+      ),
+      el(
+        "optgroup",
+        { label: "Runs of the same value of" },
+        hparams.map((name) =>
+          el(
+            "option",
+            { value: `group:${name}` },
+            `Band for each ${shorten(name.replace(/^hparams\./, ""), 50)}`,
+          ),
+        ),
+      ),
+    );
     band.value = state.band;
     logX.setAttribute("aria-pressed", String(state.logx === "1"));
     logY.setAttribute("aria-pressed", String(state.logy === "1"));
@@ -84,20 +184,68 @@ export function showCharts(root) {
       if (!groups.has(prefix)) groups.set(prefix, []);
       groups.get(prefix).push(name);
     }
-    const order = [...groups.keys()].sort((one, other) => (one === PINNED ? -1 : other === PINNED ? 1 : one.localeCompare(other)));
+    const order = [...groups.keys()].sort((one, other) =>
+      one === PINNED ? -1 : other === PINNED ? 1 : one.localeCompare(other),
+    );
     const kept = new Set(shown);
-    for (const [name, chart] of charts) if (!kept.has(name)) { inView.unobserve(chart.element); chart.remove(); charts.delete(name); }
+    for (const [name, chart] of charts)
+      if (!kept.has(name)) {
+        inView.unobserve(chart.element);
+        chart.remove();
+        charts.delete(name);
+      }
     const nodes = order.map((prefix) => {
       const isFolded = state.fold.includes(`/${prefix}`);
       const title = prefix === PINNED ? "Pinned" : prefix || "Metrics";
       const isWide = isFolded || groups.get(prefix).some((name) => state.open.includes(name));
-      return el("section", { "data-section": prefix, class: "chart-section", style: { "--charts": isWide ? 999 : groups.get(prefix).length } },
-        el("div", { class: "section-head" }, el("button", { type: "button", "aria-expanded": String(!isFolded), onclick: () => toggle("fold", `/${prefix}`) }, icon("chevron"), shorten(title, 80)), el("span", { class: "muted" }, String(groups.get(prefix).length))),
-        el("div", { class: "cards", hidden: isFolded }, groups.get(prefix).map((name) => chartOf(name).element)));
+      return el(
+        "section",
+        {
+          "data-section": prefix,
+          class: "chart-section",
+          style: { "--charts": isWide ? 999 : groups.get(prefix).length },
+        },
+        el(
+          "div",
+          { class: "section-head" },
+          el(
+            "button",
+            {
+              type: "button",
+              "aria-expanded": String(!isFolded),
+              onclick: () => toggle("fold", `/${prefix}`),
+            },
+            icon("chevron"),
+            shorten(title, 80),
+          ),
+          el("span", { class: "muted" }, String(groups.get(prefix).length)),
+        ),
+        el(
+          "div",
+          { class: "cards", hidden: isFolded },
+          groups.get(prefix).map((name) => chartOf(name).element),
+        ),
+      );
     });
-    fill(sections, nodes.length ? nodes : el("div", { class: "empty" }, emptyText(), el("br", {}), visibleRuns().length ? null : el("a", { class: "button", href: link({ page: "runs" }) }, "Choose runs")));
+    fill(
+      sections,
+      nodes.length
+        ? nodes
+        : el(
+            "div",
+            { class: "empty" },
+            emptyText(),
+            el("br", {}),
+            visibleRuns().length
+              ? null
+              : el("a", { class: "button", href: link({ page: "runs" }) }, "Choose runs"),
+          ),
+    );
     fit();
-    for (const chart of charts.values()) { chart.mark(); inView.observe(chart.element); }
+    for (const chart of charts.values()) {
+      chart.mark();
+      inView.observe(chart.element);
+    }
   }
 
   function emptyText() {
@@ -108,7 +256,9 @@ export function showCharts(root) {
 
   async function loadMetrics() {
     const details = await Promise.all(visibleRuns().map((id) => runDetail(id).catch(() => null)));
-    const found = [...new Set(details.flatMap((detail) => detail?.metrics ?? []))].sort((one, other) => one.localeCompare(other));
+    const found = [...new Set(details.flatMap((detail) => detail?.metrics ?? []))].sort((one, other) =>
+      one.localeCompare(other),
+    );
     if (isGone) return false;
     const isNew = JSON.stringify(found) !== JSON.stringify(metrics);
     metrics = found;
@@ -119,7 +269,10 @@ export function showCharts(root) {
     try {
       await ensureSelection();
       const [fields] = await Promise.all([listFields(), loadMetrics()]);
-      hparams = fields.fields.map(({ name }) => name).filter((name) => name.startsWith("hparams.")).slice(0, MOST_AXES);
+      hparams = fields.fields
+        .map(({ name }) => name)
+        .filter((name) => name.startsWith("hparams."))
+        .slice(0, MOST_AXES);
     } catch (error) {
       fill(sections, el("p", { class: "empty" }, error.message));
       return;
@@ -140,16 +293,22 @@ export function showCharts(root) {
     } else if (["find", "pin", "hide", "fold", "open"].some((name) => changed.has(name))) arrange();
     if (changed.has("x") || changed.has("band")) for (const chart of charts.values()) chart.invalidate();
     else if (changed.has("zoom")) for (const chart of charts.values()) chart.followZoom();
-    else if (["smooth", "logx", "logy"].some((name) => changed.has(name))) for (const chart of charts.values()) if (chart.isVisible) chart.draw();
+    else if (["smooth", "logx", "logy"].some((name) => changed.has(name)))
+      for (const chart of charts.values()) if (chart.isVisible) chart.draw();
     drawTools();
   });
   const stopData = dataChanges(async (changed) => {
     const ids = changed.all ? visibleRuns() : Object.keys(changed.runs);
     if (!ids.length) return;
-    if ((changed.all || Object.values(changed.runs).some(({ record }) => record)) && await loadMetrics()) { arrange(); drawTools(); }
+    if ((changed.all || Object.values(changed.runs).some(({ record }) => record)) && (await loadMetrics())) {
+      arrange();
+      drawTools();
+    }
     for (const chart of charts.values()) chart.grow(ids);
   });
-  const themed = () => { for (const chart of charts.values()) if (chart.isVisible) chart.draw(); };
+  const themed = () => {
+    for (const chart of charts.values()) if (chart.isVisible) chart.draw();
+  };
   document.addEventListener("themechange", themed);
   begin();
   return () => {

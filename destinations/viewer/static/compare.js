@@ -6,7 +6,13 @@ import { ensureSelection, showSidebar, swatch } from "./sidebar.js";
 import { link, onChange, state, visibleRuns } from "./state.js";
 
 const MOST_RUNS_COMPARED = 20;
-const PARTS = [["hparams.", "Hyperparameters"], ["summary.", "Last values"], ["git.", "Code"], ["environment.", "Environment"], ["", "Everything else"]];
+const PARTS = [
+  ["hparams.", "Hyperparameters"],
+  ["summary.", "Last values"],
+  ["git.", "Code"],
+  ["environment.", "Environment"],
+  ["", "Everything else"],
+];
 
 /** Shows the comparison in an element until the returned function is called. */
 export function showCompare(root) {
@@ -25,7 +31,17 @@ export function showCompare(root) {
       const ids = visibleRuns().slice(0, MOST_RUNS_COMPARED);
       await loadInfos(ids);
       if (ids.length < 2) {
-        if (mine === turn) fill(content, el("div", { class: "empty" }, "Select two runs or more.", el("br", {}), el("a", { class: "button", href: link({ page: "runs" }) }, "Choose runs")));
+        if (mine === turn)
+          fill(
+            content,
+            el(
+              "div",
+              { class: "empty" },
+              "Select two runs or more.",
+              el("br", {}),
+              el("a", { class: "button", href: link({ page: "runs" }) }, "Choose runs"),
+            ),
+          );
         return;
       }
       const found = await compareRuns(ids);
@@ -36,19 +52,63 @@ export function showCompare(root) {
   }
 
   function named(id) {
-    return el("span", { style: { display: "inline-flex", "align-items": "center", gap: "6px" } }, swatch(id), el("bdi", { title: shorten(runInfo(id).name, 300) }, shorten(runInfo(id).name, 40)));
+    return el(
+      "span",
+      { style: { display: "inline-flex", "align-items": "center", gap: "6px" } },
+      swatch(id),
+      el("bdi", { title: shorten(runInfo(id).name, 300) }, shorten(runInfo(id).name, 40)),
+    );
   }
 
   function draw(ids, { fields, parts }) {
     const tables = el("div", { class: "panels", style: { "grid-template-columns": "minmax(0, 1fr)" } });
-    const find = el("input", { type: "search", id: "search", placeholder: "Search fields", "aria-label": "Search fields", value: word, oninput: () => { word = find.value; drawTables(); } });
+    const find = el("input", {
+      type: "search",
+      id: "search",
+      placeholder: "Search fields",
+      "aria-label": "Search fields",
+      value: word,
+      oninput: () => {
+        word = find.value;
+        drawTables();
+      },
+    });
     const parting = parts.map(({ a, b, step, metric, metrics }) => {
       const same = Object.entries(metrics ?? {}).filter(([, one]) => one === null).length;
-      return el("p", { "data-step": step }, named(a), " and ", named(b), step === null || step === undefined ? " agree in all steps that both have." : [" part at ", el("strong", {}, `step ${formatNumber(step)}`), `, in ${shorten(metric, 80)}`, same ? `; ${same} ${same === 1 ? "metric agrees" : "metrics agree"} throughout.` : "."]);
+      return el(
+        "p",
+        { "data-step": step },
+        named(a),
+        " and ",
+        named(b),
+        step === null || step === undefined
+          ? " agree in all steps that both have."
+          : [
+              " part at ",
+              el("strong", {}, `step ${formatNumber(step)}`),
+              `, in ${shorten(metric, 80)}`,
+              same ? `; ${same} ${same === 1 ? "metric agrees" : "metrics agree"} throughout.` : ".",
+            ],
+      );
     });
-    fill(content, el("div", { class: "toolbar" }, el("h1", {}, "What differs"), el("label", { class: "field search", style: { "margin-left": "auto" } }, icon("search"), find)),
-      visibleRuns().length > MOST_RUNS_COMPARED && el("p", { class: "muted" }, `The first ${MOST_RUNS_COMPARED} runs.`),
-      el("section", { class: "panel", "data-panel": "Parting" }, el("h2", {}, "Where they part"), el("div", { class: "parting" }, parting)), tables);
+    fill(
+      content,
+      el(
+        "div",
+        { class: "toolbar" },
+        el("h1", {}, "What differs"),
+        el("label", { class: "field search", style: { "margin-left": "auto" } }, icon("search"), find),
+      ),
+      visibleRuns().length > MOST_RUNS_COMPARED &&
+        el("p", { class: "muted" }, `The first ${MOST_RUNS_COMPARED} runs.`),
+      el(
+        "section",
+        { class: "panel", "data-panel": "Parting" },
+        el("h2", {}, "Where they part"),
+        el("div", { class: "parting" }, parting),
+      ),
+      tables,
+    );
     drawTables();
 
     function drawTables() {
@@ -58,9 +118,43 @@ export function showCompare(root) {
         const own = [...left].filter(({ name }) => name.startsWith(prefix));
         for (const one of own) left.delete(one);
         if (!own.length) continue;
-        tables.append(el("section", { class: "panel", "data-panel": title }, el("h2", {}, title), el("div", { class: "scroll", style: { "max-height": "none" }, tabIndex: 0 }, el("table", {},
-          el("thead", {}, el("tr", {}, el("th", {}, "Field"), ids.map((id) => el("th", { scope: "col" }, named(id))))),
-          el("tbody", {}, own.slice(0, 1000).map(({ name, values }) => el("tr", {}, el("th", { scope: "row", dir: "auto" }, shorten(name.slice(prefix.length), 120)), ids.map((id) => cell(values[id], Object.values(values))))))))));
+        tables.append(
+          el(
+            "section",
+            { class: "panel", "data-panel": title },
+            el("h2", {}, title),
+            el(
+              "div",
+              { class: "scroll", style: { "max-height": "none" }, tabIndex: 0 },
+              el(
+                "table",
+                {},
+                el(
+                  "thead",
+                  {},
+                  el(
+                    "tr",
+                    {},
+                    el("th", {}, "Field"),
+                    ids.map((id) => el("th", { scope: "col" }, named(id))),
+                  ),
+                ),
+                el(
+                  "tbody",
+                  {},
+                  own.slice(0, 1000).map(({ name, values }) =>
+                    el(
+                      "tr",
+                      {},
+                      el("th", { scope: "row", dir: "auto" }, shorten(name.slice(prefix.length), 120)),
+                      ids.map((id) => cell(values[id], Object.values(values))),
+                    ),
+                  ),
+                ),
+              ),
+            ),
+          ),
+        );
       }
       if (!fields.length) tables.append(el("p", { class: "empty" }, "Nothing differs but the name."));
     }
@@ -70,12 +164,32 @@ export function showCompare(root) {
   function cell(value, all) {
     if (value === undefined) return el("td", { class: "muted" }, "–");
     const numbers = all.filter((one) => typeof one === "number");
-    const isMost = typeof value === "number" && numbers.length === all.length && numbers.length > 1 && value === Math.max(...numbers) && value !== Math.min(...numbers);
-    const shown = value && typeof value === "object" && "number" in value ? value.number : Array.isArray(value) ? value.join(", ") : value;
-    return el("td", { class: isMost ? "differs" : "", dir: "auto", title: isMost ? "The greatest" : null }, shorten(formatNumber(shown), 400));
+    const isMost =
+      typeof value === "number" &&
+      numbers.length === all.length &&
+      numbers.length > 1 &&
+      value === Math.max(...numbers) &&
+      value !== Math.min(...numbers);
+    const shown =
+      value && typeof value === "object" && "number" in value
+        ? value.number
+        : Array.isArray(value)
+          ? value.join(", ")
+          : value;
+    return el(
+      "td",
+      { class: isMost ? "differs" : "", dir: "auto", title: isMost ? "The greatest" : null },
+      shorten(formatNumber(shown), 400),
+    );
   }
 
-  const stop = onChange((changed) => { if (state.page === "compare" && (changed.has("run") || changed.has("off"))) load(); });
+  const stop = onChange((changed) => {
+    if (state.page === "compare" && (changed.has("run") || changed.has("off"))) load();
+  });
   load();
-  return () => { turn += 1; stop(); leaveSidebar(); };
+  return () => {
+    turn += 1;
+    stop();
+    leaveSidebar();
+  };
 }

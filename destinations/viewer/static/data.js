@@ -30,7 +30,8 @@ class DataError extends Error {}
 function pathOf(path, query = {}) {
   const given = new URLSearchParams();
   for (const [name, value] of Object.entries(query)) {
-    for (const one of Array.isArray(value) ? value : [value]) if (one !== null && one !== undefined && one !== "") given.append(name, one);
+    for (const one of Array.isArray(value) ? value : [value])
+      if (one !== null && one !== undefined && one !== "") given.append(name, one);
   }
   const text = given.toString();
   return text ? `${path}?${text}` : path;
@@ -51,20 +52,25 @@ async function ask(path, options = {}) {
   } catch {
     // The answer was not JSON: the status has to do.
   }
-  throw new DataError(response.status === 401 ? `${text} Open the link that destinations view printed.` : text);
+  throw new DataError(
+    response.status === 401 ? `${text} Open the link that destinations view printed.` : text,
+  );
 }
 
 async function fromSite(key) {
   const file = Object.hasOwn(site.keys, key) ? site.keys[key] : null;
   if (!file) throw new DataError("This is not in the exported site.");
   if (!scripts.has(file)) {
-    scripts.set(file, new Promise((resolve, reject) => {
-      const script = document.createElement("script");
-      script.src = `data/${file}`;
-      script.onload = () => resolve();
-      script.onerror = () => reject(new DataError(`data/${file} of the exported site is missing.`));
-      document.head.append(script);
-    }));
+    scripts.set(
+      file,
+      new Promise((resolve, reject) => {
+        const script = document.createElement("script");
+        script.src = `data/${file}`;
+        script.onload = () => resolve();
+        script.onerror = () => reject(new DataError(`data/${file} of the exported site is missing.`));
+        document.head.append(script);
+      }),
+    );
   }
   await scripts.get(file);
   if (!added.has(key)) throw new DataError(`data/${file} of the exported site has no ${key}.`);
@@ -89,7 +95,8 @@ function forget(mark) {
 
 /** Returns a number that JSON cannot hold as a number: `{"number": "nan"}`. */
 function plain(value) {
-  if (value && typeof value === "object" && "number" in value) return { nan: NaN, inf: Infinity, "-inf": -Infinity }[value.number];
+  if (value && typeof value === "object" && "number" in value)
+    return { nan: NaN, inf: Infinity, "-inf": -Infinity }[value.number];
   return value;
 }
 
@@ -120,7 +127,14 @@ async function siteRuns({ q, where, sort, offset, limit }) {
   const answer = await fromSite("runs");
   const word = (q || "").toLowerCase();
   let rows = answer.rows.map(plainRow);
-  if (word) rows = rows.filter((row) => [row.name, row.run_id, row.note, ...row.tags].some((text) => String(text ?? "").toLowerCase().includes(word)));
+  if (word)
+    rows = rows.filter((row) =>
+      [row.name, row.run_id, row.note, ...row.tags].some((text) =>
+        String(text ?? "")
+          .toLowerCase()
+          .includes(word),
+      ),
+    );
   if (sort) {
     const name = sort.replace(/^-/, "");
     const of = (row) => (name in row ? row[name] : row.values[name]);
@@ -138,7 +152,15 @@ async function siteRuns({ q, where, sort, offset, limit }) {
 export async function listGroups({ q, where, archived, group }) {
   const found = [];
   for (let offset = 0, total = 1; offset < total; offset += GROUP_WINDOW) {
-    const answer = await listRuns({ q, where, sort: group, archived, columns: [group], offset, limit: GROUP_WINDOW });
+    const answer = await listRuns({
+      q,
+      where,
+      sort: group,
+      archived,
+      columns: [group],
+      offset,
+      limit: GROUP_WINDOW,
+    });
     total = answer.total;
     for (const row of answer.rows) {
       const value = group in row ? row[group] : row.values[group];
@@ -159,7 +181,11 @@ export function listFields() {
 /** Changes tags, note, name or archive of a run. */
 export async function editRun(id, patch) {
   if (isExported) throw new DataError("An exported site cannot be edited.");
-  const row = await ask(`api/runs/${id}`, { method: "PATCH", headers: { "Content-Type": "application/json" }, body: JSON.stringify(patch) });
+  const row = await ask(`api/runs/${id}`, {
+    method: "PATCH",
+    headers: { "Content-Type": "application/json" },
+    body: JSON.stringify(patch),
+  });
   forget(id);
   return plainRow(row);
 }
@@ -171,13 +197,17 @@ export function runInfo(id) {
 
 /** Loads name and status of runs that no table has brought yet. */
 export async function loadInfos(ids) {
-  await Promise.all(ids.filter((id) => !infos.has(id)).map(async (id) => {
-    try {
-      await runDetail(id);
-    } catch {
-      infos.set(id, { id, name: id, status: "not found", alive: false, tags: [], values: {} });
-    }
-  }));
+  await Promise.all(
+    ids
+      .filter((id) => !infos.has(id))
+      .map(async (id) => {
+        try {
+          await runDetail(id);
+        } catch {
+          infos.set(id, { id, name: id, status: "not found", alive: false, tags: [], values: {} });
+        }
+      }),
+  );
 }
 
 /** Returns everything about a run but its rows. */
@@ -197,7 +227,8 @@ export async function compareRuns(ids) {
   if (!isExported) return ask(pathOf("api/compare", { run: ids }));
   const pairs = await Promise.all(ids.slice(1).map((id) => fromSite(`compare/${ids[0]}/${id}`)));
   const fields = new Map();
-  for (const { name, values } of pairs.flatMap((pair) => pair.fields)) fields.set(name, { name, values: { ...fields.get(name)?.values, ...values } });
+  for (const { name, values } of pairs.flatMap((pair) => pair.fields))
+    fields.set(name, { name, values: { ...fields.get(name)?.values, ...values } });
   return { runs: ids, fields: [...fields.values()], parts: pairs.flatMap((pair) => pair.parts) };
 }
 
@@ -244,12 +275,37 @@ async function siteSeries(id, metric, x, from, to) {
   try {
     const held = await fromSite(`series/${id}/${metric}`);
     if (!held[x]) throw new DataError("This x axis needs the server: destinations view.");
-    const low = from === undefined ? -Infinity : Number(from), high = to === undefined ? Infinity : Number(to);
-    const inside = held[x].map((value, index) => ({ value, index })).filter(({ value }) => value >= low && value <= high).map(({ index }) => index);
+    const low = from === undefined ? -Infinity : Number(from),
+      high = to === undefined ? Infinity : Number(to);
+    const inside = held[x]
+      .map((value, index) => ({ value, index }))
+      .filter(({ value }) => value >= low && value <= high)
+      .map(({ index }) => index);
     const of = (list) => list && inside.map((index) => list[index]);
-    return { ...held, x: of(held[x]), y: of(held.y), low: of(held.low), high: of(held.high), nan: x === "step" ? held.nan : [], inf: x === "step" ? held.inf : [], append: false };
+    return {
+      ...held,
+      x: of(held[x]),
+      y: of(held.y),
+      low: of(held.low),
+      high: of(held.high),
+      nan: x === "step" ? held.nan : [],
+      inf: x === "step" ? held.inf : [],
+      append: false,
+    };
   } catch (error) {
-    return { run: id, metric, x: [], y: [], low: null, high: null, nan: [], inf: [], merged: 1, rows: 0, error: error.message };
+    return {
+      run: id,
+      metric,
+      x: [],
+      y: [],
+      low: null,
+      high: null,
+      nan: [],
+      inf: [],
+      merged: 1,
+      rows: 0,
+      error: error.message,
+    };
   }
 }
 
@@ -280,23 +336,38 @@ export function follow(ids) {
 export async function watchChanges(told) {
   if (isExported) return;
   // From before the first data is asked for: what comes between is then told of.
-  let since = await serverInfo().then(({ version }) => version, () => "");
+  let since = await serverInfo().then(
+    ({ version }) => version,
+    () => "",
+  );
   for (;;) {
-    if (document.hidden) await new Promise((resolve) => { document.addEventListener("visibilitychange", resolve, { once: true }); });
+    if (document.hidden)
+      await new Promise((resolve) => {
+        document.addEventListener("visibilitychange", resolve, { once: true });
+      });
     try {
       polling = new AbortController();
-      const answer = await ask(pathOf("api/changes", { since, run: [...followed] }), { signal: polling.signal });
+      const answer = await ask(pathOf("api/changes", { since, run: [...followed] }), {
+        signal: polling.signal,
+      });
       told(true);
       since = answer.version;
       for (const [id, what] of Object.entries(answer.runs)) if (what.record) forget(id);
       if (answer.all) answers.clear();
       if (answer.table) forget("fields");
-      const changed = { all: Boolean(answer.all), table: Boolean(answer.table || answer.all), runs: answer.runs };
-      if (changed.table || Object.keys(changed.runs).length) for (const watcher of [...watchers]) watcher(changed);
+      const changed = {
+        all: Boolean(answer.all),
+        table: Boolean(answer.table || answer.all),
+        runs: answer.runs,
+      };
+      if (changed.table || Object.keys(changed.runs).length)
+        for (const watcher of [...watchers]) watcher(changed);
     } catch (error) {
       if (error.name === "AbortError") continue;
       told(false);
-      await new Promise((resolve) => { setTimeout(resolve, RETRY_MS); });
+      await new Promise((resolve) => {
+        setTimeout(resolve, RETRY_MS);
+      });
     }
   }
 }

@@ -17,7 +17,8 @@ const ICONS = {
   edit: "M4 16l1-4 8-8 3 3-8 8zM11.5 5.5l3 3",
   expand: "M3 8V3h5M17 12v5h-5M3 3l5.5 5.5M17 17l-5.5-5.5",
   eye: "M2 10s3-5 8-5 8 5 8 5-3 5-8 5-8-5-8-5zM10 12.2a2.2 2.2 0 100-4.4 2.2 2.2 0 000 4.4z",
-  eyeOff: "M3 3l14 14M8 5.3A8.600 8.600 0 0110 5c5 0 8 5 8 5a13 13 0 01-2.600 3M12 14.700a8 8 0 01-2 .3c-5 0-8-5-8-5a13 13 0 013.400-3.500",
+  eyeOff:
+    "M3 3l14 14M8 5.3A8.600 8.600 0 0110 5c5 0 8 5 8 5a13 13 0 01-2.600 3M12 14.700a8 8 0 01-2 .3c-5 0-8-5-8-5a13 13 0 013.400-3.500",
   filter: "M3 4h14l-5.500 6.500V16l-3-1.500v-4z",
   help: "M7.500 7.500a2.500 2.500 0 113.700 2.200c-.8.4-1.200.9-1.200 1.800M10 14.500v.1",
   link: "M8 12l4-4M9 6l1.500-1.500a3.500 3.500 0 015 5L14 11M11 14l-1.500 1.500a3.500 3.500 0 01-5-5L6 9",
@@ -42,7 +43,8 @@ export function el(tag, props = {}, ...children) {
     if (value === null || value === undefined || value === false) continue;
     if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
     else if (name === "class") node.className = value;
-    else if (name === "style") for (const [rule, set] of Object.entries(value)) node.style.setProperty(rule, set);
+    else if (name === "style")
+      for (const [rule, set] of Object.entries(value)) node.style.setProperty(rule, set);
     else if (name in node && !name.includes("-") && name !== "list" && name !== "form") node[name] = value;
     else node.setAttribute(name, value === true ? "" : String(value));
   }
@@ -77,12 +79,20 @@ export function svg(tag, attributes = {}, ...children) {
 
 /** Draws one of the icons, hidden from screen readers: the control around it has the label. */
 export function icon(name) {
-  return svg("svg", { class: "icon", viewBox: "0 0 20 20", "aria-hidden": "true" }, svg("path", { d: ICONS[name] }));
+  return svg(
+    "svg",
+    { class: "icon", viewBox: "0 0 20 20", "aria-hidden": "true" },
+    svg("path", { d: ICONS[name] }),
+  );
 }
 
 /** Makes a button that shows an icon and has a label for screen readers and the tooltip. */
 export function iconButton(name, label, onclick, props = {}) {
-  return el("button", { type: "button", class: "icon-button", title: label, "aria-label": label, onclick, ...props }, icon(name));
+  return el(
+    "button",
+    { type: "button", class: "icon-button", title: label, "aria-label": label, onclick, ...props },
+    icon(name),
+  );
 }
 
 /**
@@ -94,10 +104,22 @@ export function iconButton(name, label, onclick, props = {}) {
  */
 export function popover(label, props, content) {
   const panel = el("div", { class: "popover", hidden: true });
-  const button = el("button", { type: "button", "aria-expanded": "false", ...props, onclick: () => (panel.hidden ? open() : close()) }, label);
+  const button = el(
+    "button",
+    { type: "button", "aria-expanded": "false", ...props, onclick: () => (panel.hidden ? open() : close()) },
+    label,
+  );
   const box = el("span", { class: "popover-box" }, button, panel);
-  const outside = (event) => { if (!box.contains(event.target)) close(); };
-  const escape = (event) => { if (event.key === "Escape") { event.stopPropagation(); close(); button.focus(); } };
+  const outside = (event) => {
+    if (!box.contains(event.target)) close();
+  };
+  const escape = (event) => {
+    if (event.key === "Escape") {
+      event.stopPropagation();
+      close();
+      button.focus();
+    }
+  };
   function open() {
     fill(panel, content(close));
     panel.hidden = false;
@@ -154,8 +176,14 @@ export function formatNumber(value) {
   if (typeof value !== "number") return typeof value === "object" ? JSON.stringify(value) : String(value);
   if (!Number.isFinite(value)) return Number.isNaN(value) ? "NaN" : value > 0 ? "∞" : "−∞";
   const size = Math.abs(value);
-  if (Number.isInteger(value) && size < 1e9) return value.toLocaleString("en-US").replaceAll(",", "\u2009").replace("-", "−");
-  if (size >= 1e6 || (size < 1e-3 && size > 0)) return value.toExponential(3).replace(/\.?0+e/, "e").replace("e+", "e").replaceAll("-", "−");
+  if (Number.isInteger(value) && size < 1e9)
+    return value.toLocaleString("en-US").replaceAll(",", "\u2009").replace("-", "−");
+  if (size >= 1e6 || (size < 1e-3 && size > 0))
+    return value
+      .toExponential(3)
+      .replace(/\.?0+e/, "e")
+      .replace("e+", "e")
+      .replaceAll("-", "−");
   return String(Number(value.toPrecision(5))).replace("-", "−");
 }
 
@@ -163,8 +191,12 @@ export function formatNumber(value) {
 export function formatBytes(bytes) {
   if (bytes === null || bytes === undefined) return "–";
   const units = ["B", "KiB", "MiB", "GiB", "TiB"];
-  let size = bytes, unit = 0;
-  while (size >= 1024 && unit < units.length - 1) { size /= 1024; unit += 1; }
+  let size = bytes,
+    unit = 0;
+  while (size >= 1024 && unit < units.length - 1) {
+    size /= 1024;
+    unit += 1;
+  }
   return `${unit && size < 100 ? size.toFixed(1) : Math.round(size)} ${units[unit]}`;
 }
 
@@ -172,7 +204,12 @@ export function formatBytes(bytes) {
 export function formatDuration(seconds) {
   if (seconds === null || seconds === undefined || !Number.isFinite(seconds)) return "–";
   const whole = Math.max(0, Math.round(seconds));
-  const parts = [["d", 86400], ["h", 3600], ["min", 60], ["s", 1]];
+  const parts = [
+    ["d", 86400],
+    ["h", 3600],
+    ["min", 60],
+    ["s", 1],
+  ];
   const first = parts.findIndex(([, size]) => whole >= size);
   if (first < 0) return seconds > 0 ? `${seconds.toPrecision(2)} s` : "0 s";
   let rest = whole;

@@ -1,8 +1,9 @@
 /** Hyperparameters against a metric, over all runs that match: a scatter plot and parallel coordinates. */
 
-import { PLOT_CONFIG, plotLayout, plotText, plotlyReady, savePlot } from "./chart.js";
+import { PLOT_CONFIG, plotLayout, plotText, plotlyReady, savePlot } from "./plot.js";
 import { dataChanges, listFields, listRuns } from "./data.js";
-import { debounce, download, el, fill, formatNumber, icon, isDark, shorten, svg, toCsv } from "./dom.js";
+import { debounce, download, el, fill, formatNumber, isDark, shorten, svg, toCsv } from "./dom.js";
+import { FilterField } from "./filter.js";
 import { ramp } from "./points.js";
 import { keepNumbers, numbersOf, onChange, state, styleOf, update } from "./state.js";
 
@@ -18,42 +19,140 @@ export function showExplore(root) {
   let total = 0;
   let isGone = false;
 
-  const filter = el("input", { type: "text", class: "mono", id: "filter", placeholder: "Filter runs, as in  status == \"completed\"", "aria-label": "Filter runs", value: state.where, spellcheck: false, oninput: debounce(() => update({ where: filter.value.trim() }), 300), onchange: () => update({ where: filter.value.trim() }) });
-  const x = el("select", { id: "scatter-x", "aria-label": "Horizontal", onchange: () => update({ sx: x.value }) });
-  const y = el("select", { id: "scatter-y", "aria-label": "Metric", onchange: () => update({ sy: y.value }) });
-  const logX = el("button", { type: "button", class: "button", onclick: () => update({ logx: state.logx ? "" : "1" }) }, "log x");
-  const logY = el("button", { type: "button", class: "button", onclick: () => update({ logy: state.logy ? "" : "1" }) }, "log y");
+  const filter = new FilterField(() => fields);
+  const x = el("select", {
+    id: "scatter-x",
+    "aria-label": "Horizontal",
+    onchange: () => update({ sx: x.value }),
+  });
+  const y = el("select", {
+    id: "scatter-y",
+    "aria-label": "Metric",
+    onchange: () => update({ sy: y.value }),
+  });
+  const logX = el(
+    "button",
+    { type: "button", class: "button", onclick: () => update({ logx: state.logx ? "" : "1" }) },
+    "log x",
+  );
+  const logY = el(
+    "button",
+    { type: "button", class: "button", onclick: () => update({ logy: state.logy ? "" : "1" }) },
+    "log y",
+  );
   const count = el("span", { class: "muted count" });
-  const problem = el("pre", { class: "filter-error", role: "alert", hidden: true });
   const plot = el("div", { class: "plot", id: "scatter", style: { height: "310px" } });
   const holder = el("div", { id: "parallel", style: { padding: "0 8px 10px" } });
   const title = el("h3", {});
-  const saves = (kinds) => kinds.map(([kind, act]) => el("button", { type: "button", class: "icon-button", style: { width: "auto", padding: "0 7px", "font-size": "11.5px" }, "aria-label": `Save as ${kind}`, onclick: act }, kind));
-  fill(root, el("section", { class: "page" },
-    el("div", { class: "toolbar" }, el("label", { class: "field filter" }, icon("filter"), filter), y, el("span", { class: "muted" }, "against"), x, logX, logY, count), problem,
-    el("section", { class: "card wide" }, el("div", { class: "card-head" }, title, saves([["PNG", () => savePlot(plot, title.textContent, "png")], ["SVG", () => savePlot(plot, title.textContent, "svg")], ["CSV", saveCsv]])), plot),
-    el("section", { class: "card wide" }, el("div", { class: "card-head" }, el("h3", {}, "Parallel coordinates"), el("span", { class: "badge" }, "Drag along an axis to choose a range; click its name to leave it."), saves([["SVG", saveParallel], ["CSV", saveCsv]])), holder)));
+  const saves = (kinds) =>
+    kinds.map(([kind, act]) =>
+      el(
+        "button",
+        {
+          type: "button",
+          class: "icon-button",
+          style: { width: "auto", padding: "0 7px", "font-size": "11.5px" },
+          "aria-label": `Save as ${kind}`,
+          onclick: act,
+        },
+        kind,
+      ),
+    );
+  fill(
+    root,
+    el(
+      "section",
+      { class: "page" },
+      el(
+        "div",
+        { class: "toolbar" },
+        filter.element,
+        y,
+        el("span", { class: "muted" }, "against"),
+        x,
+        logX,
+        logY,
+        count,
+      ),
+      filter.problem,
+      el(
+        "section",
+        { class: "card wide" },
+        el(
+          "div",
+          { class: "card-head" },
+          title,
+          saves([
+            ["PNG", () => savePlot(plot, title.textContent, "png")],
+            ["SVG", () => savePlot(plot, title.textContent, "svg")],
+            ["CSV", saveCsv],
+          ]),
+        ),
+        plot,
+      ),
+      el(
+        "section",
+        { class: "card wide" },
+        el(
+          "div",
+          { class: "card-head" },
+          el("h3", {}, "Parallel coordinates"),
+          el("span", { class: "badge" }, "Drag along an axis to choose a range; click its name to leave it."),
+          saves([
+            ["SVG", saveParallel],
+            ["CSV", saveCsv],
+          ]),
+        ),
+        holder,
+      ),
+    ),
+  );
 
-  const resized = new ResizeObserver(debounce(() => { if (plot.data && plot.clientWidth) globalThis.Plotly.Plots.resize(plot); drawParallel(); }, 80));
+  const resized = new ResizeObserver(
+    debounce(() => {
+      if (plot.data && plot.clientWidth) globalThis.Plotly.Plots.resize(plot);
+      drawParallel();
+    }, 80),
+  );
   resized.observe(holder);
 
   function hparams() {
-    return fields.filter(({ name, kind }) => name.startsWith("hparams.") && (kind === "number" || kind === "bool" || kind === "text")).map(({ name }) => name);
+    return fields
+      .filter(
+        ({ name, kind }) =>
+          name.startsWith("hparams.") && (kind === "number" || kind === "bool" || kind === "text"),
+      )
+      .map(({ name }) => name);
   }
 
   function metrics() {
-    return fields.filter(({ name, kind }) => name.startsWith("summary.") && kind === "number").map(({ name }) => name);
+    return fields
+      .filter(({ name, kind }) => name.startsWith("summary.") && kind === "number")
+      .map(({ name }) => name);
   }
 
   /** Returns the chosen column, or the one that says most: a hyperparameter that differs, a metric of evaluation. */
   function chosen() {
     const varied = hparams().filter((name) => new Set(rows.map((row) => row.values[name])).size > 1);
     const main = metrics().toSorted((one, other) => rank(one) - rank(other))[0];
-    return { sx: state.sx || varied.find((name) => /lr|learning/i.test(name)) || varied[0] || hparams()[0] || "created_at", sy: state.sy || main || "", varied };
+    return {
+      sx:
+        state.sx ||
+        varied.find((name) => /lr|learning/i.test(name)) ||
+        varied[0] ||
+        hparams()[0] ||
+        "created_at",
+      sy: state.sy || main || "",
+      varied,
+    };
   }
 
   function rank(name) {
-    return [/(val|test|eval).*acc/i, /acc/i, /(val|test|eval).*loss/i, /loss|reward|score/i].findIndex((kind) => kind.test(name)) >>> 0;
+    return (
+      [/(val|test|eval).*acc/i, /acc/i, /(val|test|eval).*loss/i, /loss|reward|score/i].findIndex((kind) =>
+        kind.test(name),
+      ) >>> 0
+    );
   }
 
   async function load() {
@@ -62,11 +161,10 @@ export function showExplore(root) {
       const names = [...metrics(), ...hparams()].slice(0, 300);
       const answer = await listRuns({ where: state.where, columns: names, limit: MOST_SHOWN });
       if (isGone) return;
-      problem.hidden = true;
+      filter.complain(null);
       ({ rows, total } = answer);
     } catch (error) {
-      fill(problem, error.message);
-      problem.hidden = false;
+      filter.complain(error);
       return;
     }
     draw();
@@ -74,8 +172,14 @@ export function showExplore(root) {
 
   function draw() {
     const { sx, sy } = chosen();
-    const option = (name) => el("option", { value: name }, shorten(name.replace(/^(summary|hparams)\./, ""), 60));
-    fill(x, el("optgroup", { label: "Hyperparameters" }, hparams().map(option)), el("optgroup", { label: "Metrics" }, metrics().map(option)), option("created_at"));
+    const option = (name) =>
+      el("option", { value: name }, shorten(name.replace(/^(summary|hparams)\./, ""), 60));
+    fill(
+      x,
+      el("optgroup", { label: "Hyperparameters" }, hparams().map(option)),
+      el("optgroup", { label: "Metrics" }, metrics().map(option)),
+      option("created_at"),
+    );
     fill(y, metrics().map(option));
     x.value = sx;
     y.value = sy;
@@ -108,43 +212,100 @@ export function showExplore(root) {
   async function drawScatter(sx, sy) {
     const Plotly = await plotlyReady();
     if (isGone) return;
-    const shown = rows.filter((row) => valueOf(row, sx) !== undefined && typeof valueOf(row, sy) === "number");
-    const isTime = sx === "created_at", isText = shown.some((row) => typeof valueOf(row, sx) !== "number");
-    const xs = shown.map((row) => (isTime ? row.created_at * 1000 : isText ? plotText(shorten(valueOf(row, sx), 40)) : valueOf(row, sx)));
+    const shown = rows.filter(
+      (row) => valueOf(row, sx) !== undefined && typeof valueOf(row, sy) === "number",
+    );
+    const isTime = sx === "created_at",
+      isText = shown.some((row) => typeof valueOf(row, sx) !== "number");
+    const xs = shown.map((row) =>
+      isTime ? row.created_at * 1000 : isText ? plotText(shorten(valueOf(row, sx), 40)) : valueOf(row, sx),
+    );
     const trace = {
-      type: "scatter", mode: "markers", x: xs, y: shown.map((row) => valueOf(row, sy)), hoverinfo: "text", customdata: shown.map(({ id }) => id),
-      text: shown.map((row) => plotText(`${shorten(row.name, 60)}\n${bare(sy)} ${formatNumber(valueOf(row, sy))}`).replace("\n", "<br>")),
-      marker: { size: shown.map((row) => (state.run.includes(row.id) ? 14 : 10)), opacity: shown.map((row) => (isOut(row) ? 0.15 : 0.85)), color: shown.map((row) => (state.run.includes(row.id) ? styleOf(row.id, isDark()).color : isDark() ? "#8b93a5" : "#7b8496")), line: { width: 1, color: isDark() ? "#17181b" : "#ffffff" } },
+      type: "scatter",
+      mode: "markers",
+      x: xs,
+      y: shown.map((row) => valueOf(row, sy)),
+      hoverinfo: "text",
+      customdata: shown.map(({ id }) => id),
+      text: shown.map((row) =>
+        plotText(`${shorten(row.name, 60)}\n${bare(sy)} ${formatNumber(valueOf(row, sy))}`).replace(
+          "\n",
+          "<br>",
+        ),
+      ),
+      marker: {
+        size: shown.map((row) => (state.run.includes(row.id) ? 14 : 10)),
+        opacity: shown.map((row) => (isOut(row) ? 0.15 : 0.85)),
+        color: shown.map((row) =>
+          state.run.includes(row.id) ? styleOf(row.id, isDark()).color : isDark() ? "#8b93a5" : "#7b8496",
+        ),
+        line: { width: 1, color: isDark() ? "#17181b" : "#ffffff" },
+      },
     };
     const isNew = !plot.data;
-    await Plotly.react(plot, [trace], plotLayout({
-      hovermode: "closest", hoverdistance: 12, margin: { l: 64, r: 18, t: 8, b: 44 }, hoverlabel: { bgcolor: isDark() ? "#1e2024" : "#ffffff", bordercolor: isDark() ? "#3a3d44" : "#cfcfc8", font: { color: isDark() ? "#ececef" : "#1a1b1e", size: 12 } },
-      xaxis: { type: isTime ? "date" : isText ? "category" : state.logx ? "log" : "linear", title: { text: plotText(bare(sx)), standoff: 6 } }, yaxis: { type: state.logy ? "log" : "linear", title: { text: plotText(bare(sy)), standoff: 6 } },
-    }), PLOT_CONFIG);
+    await Plotly.react(
+      plot,
+      [trace],
+      plotLayout({
+        hovermode: "closest",
+        hoverdistance: 12,
+        margin: { l: 64, r: 18, t: 8, b: 44 },
+        hoverlabel: {
+          bgcolor: isDark() ? "#1e2024" : "#ffffff",
+          bordercolor: isDark() ? "#3a3d44" : "#cfcfc8",
+          font: { color: isDark() ? "#ececef" : "#1a1b1e", size: 12 },
+        },
+        xaxis: {
+          type: isTime ? "date" : isText ? "category" : state.logx ? "log" : "linear",
+          title: { text: plotText(bare(sx)), standoff: 6 },
+        },
+        yaxis: { type: state.logy ? "log" : "linear", title: { text: plotText(bare(sy)), standoff: 6 } },
+      }),
+      PLOT_CONFIG,
+    );
     if (isNew) plot.on("plotly_click", (event) => update({ page: "run", id: event.points[0].customdata }));
   }
 
   /** Returns where values lie on an axis, from 0 to 1, and its ticks. Positive values over two decades are on a log scale. */
   function axisOf(name) {
-    const values = rows.map((row) => valueOf(row, name)).filter((value) => value !== undefined && value !== null && !Number.isNaN(value));
+    const values = rows
+      .map((row) => valueOf(row, name))
+      .filter((value) => value !== undefined && value !== null && !Number.isNaN(value));
     if (values.every((value) => typeof value === "number")) {
       const finite = values.filter(Number.isFinite);
-      const low = Math.min(...finite), high = Math.max(...finite);
+      const low = Math.min(...finite),
+        high = Math.max(...finite);
       const isLog = low > 0 && high / low >= 100;
       const to = isLog ? Math.log10 : (value) => value;
       const from = isLog ? (value) => 10 ** value : (value) => value;
-      const place = (value) => (typeof value === "number" && Number.isFinite(value) ? (high > low ? (to(value) - to(low)) / (to(high) - to(low)) : 0.5) : null);
-      return { place, ticks: (high > low ? [0, 0.25, 0.5, 0.75, 1] : [0.5]).map((at) => [at, formatNumber(Number(from(to(low) + (high > low ? at : 0) * (to(high) - to(low))).toPrecision(3)))]) };
+      const place = (value) =>
+        typeof value === "number" && Number.isFinite(value)
+          ? high > low
+            ? (to(value) - to(low)) / (to(high) - to(low))
+            : 0.5
+          : null;
+      return {
+        place,
+        ticks: (high > low ? [0, 0.25, 0.5, 0.75, 1] : [0.5]).map((at) => [
+          at,
+          formatNumber(Number(from(to(low) + (high > low ? at : 0) * (to(high) - to(low))).toPrecision(3))),
+        ]),
+      };
     }
     const words = [...new Set(values.map(String))].sort();
-    const place = (value) => { const at = words.indexOf(String(value)); return at < 0 ? null : words.length > 1 ? at / (words.length - 1) : 0.5; };
+    const place = (value) => {
+      const at = words.indexOf(String(value));
+      return at < 0 ? null : words.length > 1 ? at / (words.length - 1) : 0.5;
+    };
     return { place, ticks: words.slice(0, 20).map((word) => [place(word), shorten(word, 14)]) };
   }
 
   function axes() {
     const { sy, varied } = chosen();
     const left = state.hide.filter((name) => name.startsWith("hparams."));
-    return [...varied.filter((name) => !left.includes(name)).slice(0, MOST_AXES_SHOWN - 1), sy].filter(Boolean);
+    return [...varied.filter((name) => !left.includes(name)).slice(0, MOST_AXES_SHOWN - 1), sy].filter(
+      Boolean,
+    );
   }
 
   function drawParallel() {
@@ -164,24 +325,108 @@ export function showExplore(root) {
       return place === null ? "gray" : `rgb(${ramp(isDark() ? 0.2 + 0.8 * place : 0.88 * place)})`;
     };
     const said = el("p", { class: "muted", style: { padding: "0 10px", "min-height": "20px" } });
-    const lines = rows.toSorted((one, other) => Number(isOut(other)) - Number(isOut(one))).map((row) => {
-      const points = names.map((name, at) => [left(at), scales[at].place(valueOf(row, name))]).filter(([, place]) => place !== null).map(([across, place]) => `${across.toFixed(1)},${top(place).toFixed(1)}`);
-      const line = svg("polyline", { points: points.join(" "), stroke: color(row), class: isOut(row) ? "out" : "", "data-run": row.id,
-        onpointerenter: () => { line.classList.add("over"); said.textContent = `${shorten(row.name, 80)}: ${names.map((name) => `${bare(name)} ${shorten(formatNumber(valueOf(row, name)), 30)}`).join(", ")}`; },
-        onpointerleave: () => { line.classList.remove("over"); said.textContent = ""; }, onclick: () => update({ page: "run", id: row.id }) });
-      return line;
-    });
+    const lines = rows
+      .toSorted((one, other) => Number(isOut(other)) - Number(isOut(one)))
+      .map((row) => {
+        const points = names
+          .map((name, at) => [left(at), scales[at].place(valueOf(row, name))])
+          .filter(([, place]) => place !== null)
+          .map(([across, place]) => `${across.toFixed(1)},${top(place).toFixed(1)}`);
+        const line = svg("polyline", {
+          points: points.join(" "),
+          stroke: color(row),
+          class: isOut(row) ? "out" : "",
+          "data-run": row.id,
+          onpointerenter: () => {
+            line.classList.add("over");
+            said.textContent = `${shorten(row.name, 80)}: ${names.map((name) => `${bare(name)} ${shorten(formatNumber(valueOf(row, name)), 30)}`).join(", ")}`;
+          },
+          onpointerleave: () => {
+            line.classList.remove("over");
+            said.textContent = "";
+          },
+          onclick: () => update({ page: "run", id: row.id }),
+        });
+        return line;
+      });
     const groups = names.map((name, at) => {
       const held = numbersOf("brush", name);
-      const ground = svg("rect", { class: "brush-ground", x: left(at) - 14, y: MARGIN.top - 6, width: 28, height: inner + 12 });
+      const ground = svg("rect", {
+        class: "brush-ground",
+        x: left(at) - 14,
+        y: MARGIN.top - 6,
+        width: 28,
+        height: inner + 12,
+      });
       ground.addEventListener("pointerdown", (event) => startBrush(event, name, ground));
-      return svg("g", { "data-axis": name }, svg("line", { class: "axis", x1: left(at), x2: left(at), y1: MARGIN.top, y2: MARGIN.top + inner }),
-        svg("text", { class: "axis-name", x: left(at), y: 20, "text-anchor": at === 0 ? "start" : at === names.length - 1 ? "end" : "middle", dx: at === 0 ? -30 : at === names.length - 1 ? 30 : 0, onclick: () => { if (at < names.length - 1) update({ hide: [...state.hide, name] }); } }, shorten(bare(name), 24)),
-        scales[at].ticks.map(([place, text]) => svg("text", { x: left(at) + (at === names.length - 1 ? 8 : -8), y: top(place) + 4, "text-anchor": at === names.length - 1 ? "start" : "end" }, text)),
-        held ? svg("rect", { class: "brush", x: left(at) - 7, width: 14, y: top(held[1]), height: Math.max(2, (held[1] - held[0]) * inner), rx: 3 }) : null, ground);
+      return svg(
+        "g",
+        { "data-axis": name },
+        svg("line", { class: "axis", x1: left(at), x2: left(at), y1: MARGIN.top, y2: MARGIN.top + inner }),
+        svg(
+          "text",
+          {
+            class: "axis-name",
+            x: left(at),
+            y: 20,
+            "text-anchor": at === 0 ? "start" : at === names.length - 1 ? "end" : "middle",
+            dx: at === 0 ? -30 : at === names.length - 1 ? 30 : 0,
+            onclick: () => {
+              if (at < names.length - 1) update({ hide: [...state.hide, name] });
+            },
+          },
+          shorten(bare(name), 24),
+        ),
+        scales[at].ticks.map(([place, text]) =>
+          svg(
+            "text",
+            {
+              x: left(at) + (at === names.length - 1 ? 8 : -8),
+              y: top(place) + 4,
+              "text-anchor": at === names.length - 1 ? "start" : "end",
+            },
+            text,
+          ),
+        ),
+        held
+          ? svg("rect", {
+              class: "brush",
+              x: left(at) - 7,
+              width: 14,
+              y: top(held[1]),
+              height: Math.max(2, (held[1] - held[0]) * inner),
+              rx: 3,
+            })
+          : null,
+        ground,
+      );
     });
-    fill(holder, svg("svg", { class: "parallel", viewBox: `0 0 ${width} ${HEIGHT}`, height: HEIGHT, role: "img", "aria-label": "Parallel coordinates of hyperparameters and a metric" }, lines, groups), said,
-      state.hide.some((name) => name.startsWith("hparams.")) && el("button", { type: "button", class: "button quiet", onclick: () => update({ hide: state.hide.filter((name) => !name.startsWith("hparams.")) }) }, "Show all axes"));
+    fill(
+      holder,
+      svg(
+        "svg",
+        {
+          class: "parallel",
+          viewBox: `0 0 ${width} ${HEIGHT}`,
+          height: HEIGHT,
+          role: "img",
+          "aria-label": "Parallel coordinates of hyperparameters and a metric",
+        },
+        lines,
+        groups,
+      ),
+      said,
+      state.hide.some((name) => name.startsWith("hparams.")) &&
+        el(
+          "button",
+          {
+            type: "button",
+            class: "button quiet",
+            onclick: () => update({ hide: state.hide.filter((name) => !name.startsWith("hparams.")) }),
+          },
+          "Show all axes",
+        ),
+    );
   }
 
   function startBrush(event, name, ground) {
@@ -190,7 +435,13 @@ export function showExplore(root) {
     const from = placeAt(event.clientY);
     const move = (moved) => {
       const to = placeAt(moved.clientY);
-      keepNumbers("brush", name, Math.abs(to - from) < 0.015 ? null : [Math.min(from, to), Math.max(from, to)].map((place) => Number(place.toFixed(3))));
+      keepNumbers(
+        "brush",
+        name,
+        Math.abs(to - from) < 0.015
+          ? null
+          : [Math.min(from, to), Math.max(from, to)].map((place) => Number(place.toFixed(3))),
+      );
     };
     const end = (last) => {
       move(last);
@@ -202,7 +453,14 @@ export function showExplore(root) {
 
   function saveCsv() {
     const names = [...axes(), chosen().sx].filter((name, at, all) => all.indexOf(name) === at);
-    download("runs.csv", toCsv([["run", "name", ...names.map(bare)], ...rows.map((row) => [row.id, row.name, ...names.map((name) => valueOf(row, name))])]), "text/csv");
+    download(
+      "runs.csv",
+      toCsv([
+        ["run", "name", ...names.map(bare)],
+        ...rows.map((row) => [row.id, row.name, ...names.map((name) => valueOf(row, name))]),
+      ]),
+      "text/csv",
+    );
   }
 
   function saveParallel() {
@@ -217,11 +475,24 @@ export function showExplore(root) {
     if (state.page !== "explore") return;
     if (changed.has("where")) load();
     else if (["sx", "sy", "logx", "logy", "hide", "run"].some((name) => changed.has(name))) draw();
-    else if (changed.has("brush")) { const { sx, sy } = chosen(); drawScatter(sx, sy); drawParallel(); }
+    else if (changed.has("brush")) {
+      const { sx, sy } = chosen();
+      drawScatter(sx, sy);
+      drawParallel();
+    }
   });
-  const stopData = dataChanges((changed) => { if (changed.table) load(); });
+  const stopData = dataChanges((changed) => {
+    if (changed.table) load();
+  });
   const themed = () => draw();
   document.addEventListener("themechange", themed);
   load();
-  return () => { isGone = true; stop(); stopData(); resized.disconnect(); document.removeEventListener("themechange", themed); if (plot.data) globalThis.Plotly.purge(plot); };
+  return () => {
+    isGone = true;
+    stop();
+    stopData();
+    resized.disconnect();
+    document.removeEventListener("themechange", themed);
+    if (plot.data) globalThis.Plotly.purge(plot);
+  };
 }

@@ -1,27 +1,37 @@
 /** The view of media: images with masks, sounds, videos, point clouds, histograms, tables, texts and traces. */
 
-import { PLOT_CONFIG, plotLayout, plotText, plotlyReady, savePlot } from "./chart.js";
+import { PLOT_CONFIG, plotLayout, plotText, plotlyReady, savePlot } from "./plot.js";
 import { dataChanges, fileUrl, listMedia, readTable, runDetail, runInfo } from "./data.js";
 import { debounce, el, fill, formatNumber, icon, iconButton, isDark, shorten } from "./dom.js";
+import { CLASSES, picture } from "./pictures.js";
 import { pointCloud, ramp, sound } from "./points.js";
 import { ensureSelection, showSidebar, swatch } from "./sidebar.js";
 import { dataTable, flatten, pairTable } from "./table.js";
-import { keepNumbers, link, numbersOf, onChange, state, styleOf, toggle, update, visibleRuns } from "./state.js";
+import {
+  keepNumbers,
+  link,
+  numbersOf,
+  onChange,
+  state,
+  styleOf,
+  toggle,
+  update,
+  visibleRuns,
+} from "./state.js";
 
-const KINDS = [["images", "Images"], ["videos", "Videos"], ["audio", "Audio"], ["point_clouds", "Point clouds"], ["histograms", "Histograms"], ["tables", "Tables"], ["texts", "Texts"], ["traces", "Traces"]];
+const KINDS = [
+  ["images", "Images"],
+  ["videos", "Videos"],
+  ["audio", "Audio"],
+  ["point_clouds", "Point clouds"],
+  ["histograms", "Histograms"],
+  ["tables", "Tables"],
+  ["texts", "Texts"],
+  ["traces", "Traces"],
+];
 const MOST_PICTURES = 64;
 const MOST_RIDGES = 40;
-const SMALL = 64;
 const FEW = 6;
-const CLASSES = classColors();
-
-/** Returns the 256 colours of classes, as `destinations.media` computes them. */
-function classColors() {
-  return Array.from({ length: 256 }, (_, index) => {
-    const hue = (index * 0.618033988749895) % 1;
-    return index ? [0, 4, 2].map((sector) => Math.round(255 * Math.max(0, Math.min(1, Math.abs(((hue + sector / 6) % 1) * 6 - 3) - 1)))) : [0, 0, 0];
-  });
-}
 
 /** Shows the media in an element until the returned function is called. */
 export function showMedia(root) {
@@ -31,26 +41,90 @@ export function showMedia(root) {
 
   const aside = el("aside", { class: "sidebar" });
   const list = el("div", {});
-  const find = el("input", { type: "search", id: "search", placeholder: "Search media", "aria-label": "Search media", value: state.find, oninput: debounce(() => update({ find: find.value }), 120), onchange: () => update({ find: find.value }) });
+  const find = el("input", {
+    type: "search",
+    id: "search",
+    placeholder: "Search media",
+    "aria-label": "Search media",
+    value: state.find,
+    oninput: debounce(() => update({ find: find.value }), 120),
+    onchange: () => update({ find: find.value }),
+  });
   const kinds = el("span", { class: "actions", role: "group", "aria-label": "Kinds" });
-  const linked = el("label", { class: "check" }, el("input", { type: "checkbox", id: "linked", checked: state.linked === "1", onchange: (event) => update({ linked: event.target.checked ? "1" : "", step: "", at: [] }) }), "Link steps");
-  const master = el("input", { type: "range", id: "step", "aria-label": "Step of all media", min: 0, step: 1 });
+  const linked = el(
+    "label",
+    { class: "check" },
+    el("input", {
+      type: "checkbox",
+      id: "linked",
+      checked: state.linked === "1",
+      onchange: (event) => update({ linked: event.target.checked ? "1" : "", step: "", at: [] }),
+    }),
+    "Link steps",
+  );
+  const master = el("input", {
+    type: "range",
+    id: "step",
+    "aria-label": "Step of all media",
+    min: 0,
+    step: 1,
+  });
   const said = el("output", {});
   const bar = el("label", { class: "slider button" }, "Step", master, said);
-  fill(root, el("div", { class: "split" }, aside, el("section", { class: "page" }, el("div", { class: "toolbar" }, el("label", { class: "field search" }, icon("search"), find), kinds, linked, bar), list)));
+  fill(
+    root,
+    el(
+      "div",
+      { class: "split" },
+      aside,
+      el(
+        "section",
+        { class: "page" },
+        el(
+          "div",
+          { class: "toolbar" },
+          el("label", { class: "field search" }, icon("search"), find),
+          kinds,
+          linked,
+          bar,
+        ),
+        list,
+      ),
+    ),
+  );
   const leaveSidebar = showSidebar(aside);
-  const inView = new IntersectionObserver((entries) => {
-    for (const entry of entries) panels.get(entry.target.dataset.key)?.setVisible(entry.isIntersecting);
-  }, { rootMargin: "240px" });
+  const inView = new IntersectionObserver(
+    (entries) => {
+      for (const entry of entries) panels.get(entry.target.dataset.key)?.setVisible(entry.isIntersecting);
+    },
+    { rootMargin: "240px" },
+  );
 
   /** Returns all steps of the panels that have a slider, in order. */
   function allSteps() {
-    return [...new Set(index.filter(({ kind }) => kind !== "histograms").flatMap(({ steps }) => steps))].sort((one, other) => one - other);
+    return [...new Set(index.filter(({ kind }) => kind !== "histograms").flatMap(({ steps }) => steps))].sort(
+      (one, other) => one - other,
+    );
   }
 
   function drawTools() {
     const there = KINDS.filter(([kind]) => index.some((one) => one.kind === kind));
-    fill(kinds, there.length > 1 && [["", "All"], ...there].map(([kind, name]) => el("button", { type: "button", class: "button", "aria-pressed": String(state.kind === kind), onclick: () => update({ kind }) }, name)));
+    fill(
+      kinds,
+      there.length > 1 &&
+        [["", "All"], ...there].map(([kind, name]) =>
+          el(
+            "button",
+            {
+              type: "button",
+              class: "button",
+              "aria-pressed": String(state.kind === kind),
+              onclick: () => update({ kind }),
+            },
+            name,
+          ),
+        ),
+    );
     const steps = allSteps();
     bar.hidden = state.linked !== "1" || steps.length < 2;
     master.max = String(Math.max(0, steps.length - 1));
@@ -58,7 +132,10 @@ export function showMedia(root) {
     master.value = String(at);
     master.setAttribute("aria-valuetext", `step ${steps[at]}`);
     fill(said, formatNumber(steps[at]));
-    master.oninput = () => { const place = Number(master.value); update({ step: place === steps.length - 1 ? "" : String(steps[place]) }); };
+    master.oninput = () => {
+      const place = Number(master.value);
+      update({ step: place === steps.length - 1 ? "" : String(steps[place]) });
+    };
   }
 
   async function loadIndex() {
@@ -77,27 +154,72 @@ export function showMedia(root) {
         }
       }
     });
-    index = [...found.values()].map((one) => ({ ...one, steps: [...new Set(one.steps)].filter((step) => step !== null).sort((a, b) => a - b) }));
-    index.sort((one, other) => KINDS.findIndex(([kind]) => kind === one.kind) - KINDS.findIndex(([kind]) => kind === other.kind) || one.name.localeCompare(other.name));
+    index = [...found.values()].map((one) => ({
+      ...one,
+      steps: [...new Set(one.steps)].filter((step) => step !== null).sort((a, b) => a - b),
+    }));
+    index.sort(
+      (one, other) =>
+        KINDS.findIndex(([kind]) => kind === one.kind) - KINDS.findIndex(([kind]) => kind === other.kind) ||
+        one.name.localeCompare(other.name),
+    );
   }
 
   function arrange() {
     const word = state.find.toLowerCase();
-    const shown = index.filter(({ kind, name }) => (!state.kind || kind === state.kind) && name.toLowerCase().includes(word));
+    const shown = index.filter(
+      ({ kind, name }) => (!state.kind || kind === state.kind) && name.toLowerCase().includes(word),
+    );
     const kept = new Set(shown.map(({ key }) => key));
-    for (const [key, panel] of panels) if (!kept.has(key)) { inView.unobserve(panel.element); panels.delete(key); }
+    for (const [key, panel] of panels)
+      if (!kept.has(key)) {
+        inView.unobserve(panel.element);
+        panels.delete(key);
+      }
     const nodes = [];
     for (const [kind, title] of KINDS) {
       const of = shown.filter((one) => one.kind === kind);
       if (!of.length) continue;
-      nodes.push(el("section", { "data-section": kind }, el("div", { class: "section-head" }, el("h2", {}, title), el("span", { class: "muted" }, String(of.length))),
-        el("div", { class: "cards" }, of.map((one) => {
-          if (!panels.has(one.key)) panels.set(one.key, new Panel(one));
-          else panels.get(one.key).change(one);
-          return panels.get(one.key).element;
-        }))));
+      nodes.push(
+        el(
+          "section",
+          { "data-section": kind },
+          el(
+            "div",
+            { class: "section-head" },
+            el("h2", {}, title),
+            el("span", { class: "muted" }, String(of.length)),
+          ),
+          el(
+            "div",
+            { class: "cards" },
+            of.map((one) => {
+              if (!panels.has(one.key)) panels.set(one.key, new Panel(one));
+              else panels.get(one.key).change(one);
+              return panels.get(one.key).element;
+            }),
+          ),
+        ),
+      );
     }
-    fill(list, nodes.length ? nodes : el("div", { class: "empty" }, visibleRuns().length ? (index.length ? "Nothing has this name." : "These runs have no media yet.") : ["No run is selected.", el("br", {}), el("a", { class: "button", href: link({ page: "runs" }) }, "Choose runs")]));
+    fill(
+      list,
+      nodes.length
+        ? nodes
+        : el(
+            "div",
+            { class: "empty" },
+            visibleRuns().length
+              ? index.length
+                ? "Nothing has this name."
+                : "These runs have no media yet."
+              : [
+                  "No run is selected.",
+                  el("br", {}),
+                  el("a", { class: "button", href: link({ page: "runs" }) }, "Choose runs"),
+                ],
+          ),
+    );
     for (const panel of panels.values()) inView.observe(panel.element);
   }
 
@@ -119,11 +241,16 @@ export function showMedia(root) {
     if (changed.has("run") || changed.has("off")) await loadIndex();
     if (isGone) return;
     if (["run", "off", "kind", "find"].some((name) => changed.has(name))) arrange();
-    if (["step", "linked", "at", "class", "opacity"].some((name) => changed.has(name))) for (const panel of panels.values()) panel.follow(changed);
+    if (["step", "linked", "at", "class", "opacity"].some((name) => changed.has(name)))
+      for (const panel of panels.values()) panel.follow(changed);
     drawTools();
   });
   const stopData = dataChanges(async (changed) => {
-    if (!changed.all && !Object.entries(changed.runs).some(([id, { record }]) => record && visibleRuns().includes(id))) return;
+    if (
+      !changed.all &&
+      !Object.entries(changed.runs).some(([id, { record }]) => record && visibleRuns().includes(id))
+    )
+      return;
     await loadIndex();
     if (isGone) return;
     drawTools();
@@ -131,21 +258,34 @@ export function showMedia(root) {
   });
   const arrows = (event) => {
     const by = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
-    if (!by || event.target.closest("input, select, textarea, canvas, video, audio, dialog") || bar.hidden) return;
+    if (!by || event.target.closest("input, select, textarea, canvas, video, audio, dialog") || bar.hidden)
+      return;
     master.value = String(Number(master.value) + by);
     master.oninput();
   };
   document.addEventListener("keydown", arrows);
-  const themed = () => { for (const panel of panels.values()) panel.show(true); };
+  const themed = () => {
+    for (const panel of panels.values()) panel.show(true);
+  };
   document.addEventListener("themechange", themed);
   begin();
-  return () => { isGone = true; stop(); stopData(); leaveSidebar(); inView.disconnect(); document.removeEventListener("keydown", arrows); document.removeEventListener("themechange", themed); };
+  return () => {
+    isGone = true;
+    stop();
+    stopData();
+    leaveSidebar();
+    inView.disconnect();
+    document.removeEventListener("keydown", arrows);
+    document.removeEventListener("themechange", themed);
+  };
 }
 
 /** Returns the place of the greatest step that is not beyond the given one; 0 if all are. */
 function placeOf(steps, step) {
   let place = 0;
-  steps.forEach((one, at) => { if (one <= step) place = at; });
+  steps.forEach((one, at) => {
+    if (one <= step) place = at;
+  });
   return place;
 }
 
@@ -158,12 +298,40 @@ class Panel {
     this.turn = 0;
     this.content = el("div", { class: "media-grid" });
     this.classes = el("div", { class: "classes", hidden: true });
-    this.slider = el("input", { type: "range", min: 0, step: 1, "aria-label": `Step of ${shorten(about.name, 60)}`, oninput: () => this.slid() });
+    this.slider = el("input", {
+      type: "range",
+      min: 0,
+      step: 1,
+      "aria-label": `Step of ${shorten(about.name, 60)}`,
+      oninput: () => this.slid(),
+    });
     this.said = el("output", {});
     this.bar = el("div", { class: "step-bar" }, this.slider, this.said);
-    this.save = about.kind === "histograms" ? iconButton("download", "Save as SVG", () => this.content.querySelectorAll(".js-plotly-plot").forEach((plot) => savePlot(plot, about.name, "svg"))) : null;
-    this.element = el("section", { class: `card wide media ${about.kind}`, "data-key": about.key, "aria-label": shorten(about.name, 100) },
-      el("div", { class: "card-head" }, el("h3", { dir: "auto", title: shorten(about.name, 300) }, shorten(about.name || "Traces", 120)), this.save), this.bar, this.classes, this.content);
+    this.save =
+      about.kind === "histograms"
+        ? iconButton("download", "Save as SVG", () =>
+            this.content
+              .querySelectorAll(".js-plotly-plot")
+              .forEach((plot) => savePlot(plot, about.name, "svg")),
+          )
+        : null;
+    this.element = el(
+      "section",
+      {
+        class: `card wide media ${about.kind}`,
+        "data-key": about.key,
+        "aria-label": shorten(about.name, 100),
+      },
+      el(
+        "div",
+        { class: "card-head" },
+        el("h3", { dir: "auto", title: shorten(about.name, 300) }, shorten(about.name || "Traces", 120)),
+        this.save,
+      ),
+      this.bar,
+      this.classes,
+      this.content,
+    );
   }
 
   change(about) {
@@ -180,7 +348,12 @@ class Panel {
   /** Returns the step to show: that of all panels, or this panel's own; null is the last. */
   step() {
     const { steps } = this.about;
-    const wanted = state.linked === "1" ? (state.step === "" ? null : Number(state.step)) : (numbersOf("at", this.about.key)?.[0] ?? null);
+    const wanted =
+      state.linked === "1"
+        ? state.step === ""
+          ? null
+          : Number(state.step)
+        : (numbersOf("at", this.about.key)?.[0] ?? null);
     return wanted === null ? steps.at(-1) : steps[placeOf(steps, wanted)];
   }
 
@@ -201,7 +374,10 @@ class Panel {
   }
 
   async show(isForced = false) {
-    if (!this.isVisible) { if (isForced) this.shown = ""; return; }
+    if (!this.isVisible) {
+      if (isForced) this.shown = "";
+      return;
+    }
     const { kind, name, runs, steps } = this.about;
     const step = this.step();
     const isOverTime = kind === "histograms";
@@ -215,17 +391,32 @@ class Panel {
     this.shown = wanted;
     this.turn += 1;
     const mine = this.turn;
-    const parts = await Promise.all(runs.map(async (id) => {
-      try {
-        return await this.ofRun(id, kind, name, step);
-      } catch (error) {
-        return el("p", { class: "muted" }, error.message);
-      }
-    }));
+    const parts = await Promise.all(
+      runs.map(async (id) => {
+        try {
+          return await this.ofRun(id, kind, name, step);
+        } catch (error) {
+          return el("p", { class: "muted" }, error.message);
+        }
+      }),
+    );
     if (mine !== this.turn) return;
     const nodes = parts.map((part, at) => {
       const id = runs[at];
-      return el("div", { class: "of-run", "data-run": id }, el("h4", {}, swatch(id), el("span", { dir: "auto", title: shorten(runInfo(id).name, 300) }, shorten(runInfo(id).name, 80)), part?.dataset?.step && part.dataset.step !== String(step) ? el("span", { class: "muted" }, `step ${part.dataset.step}`) : null), part);
+      return el(
+        "div",
+        { class: "of-run", "data-run": id },
+        el(
+          "h4",
+          {},
+          swatch(id),
+          el("span", { dir: "auto", title: shorten(runInfo(id).name, 300) }, shorten(runInfo(id).name, 80)),
+          part?.dataset?.step && part.dataset.step !== String(step)
+            ? el("span", { class: "muted" }, `step ${part.dataset.step}`)
+            : null,
+        ),
+        part,
+      );
     });
     fill(this.content, nodes);
     this.drawClasses();
@@ -250,10 +441,19 @@ class Panel {
     const now = items.filter((item) => item.step === own);
     const node = el("div", { class: "pictures" });
     node.dataset.step = String(own);
-    if (total > items.length && steps.length > 1) node.title = `${items.length} of ${total} records, taken evenly.`;
-    if (kind === "images") this.labels = Object.assign(this.labels ?? {}, ...now.map((item) => Object.fromEntries(Object.keys(item.masks ?? {}).map((mask) => [mask, item.labels ?? {}]))));
-    for (const item of now.slice(0, MOST_PICTURES)) node.append(figureOf(id, kind, item, now.length > FEW ? 64 : 96));
-    if (now.length > MOST_PICTURES) node.append(el("p", { class: "muted" }, `and ${now.length - MOST_PICTURES} more`));
+    if (total > items.length && steps.length > 1)
+      node.title = `${items.length} of ${total} records, taken evenly.`;
+    if (kind === "images")
+      this.labels = Object.assign(
+        this.labels ?? {},
+        ...now.map((item) =>
+          Object.fromEntries(Object.keys(item.masks ?? {}).map((mask) => [mask, item.labels ?? {}])),
+        ),
+      );
+    for (const item of now.slice(0, MOST_PICTURES))
+      node.append(figureOf(id, kind, item, now.length > FEW ? 64 : 96));
+    if (now.length > MOST_PICTURES)
+      node.append(el("p", { class: "muted" }, `and ${now.length - MOST_PICTURES} more`));
     return node;
   }
 
@@ -263,16 +463,59 @@ class Panel {
     if (!masks.length) return;
     const buttons = masks.flatMap(([mask, labels]) => [
       el("span", { class: "muted" }, shorten(mask, 40)),
-      ...Object.entries(labels).filter(([at]) => Number(at) > 0).slice(0, 64).map(([at, label]) => {
-        const key = `${mask}/${at}`;
-        return el("button", { type: "button", class: "class-button", "aria-pressed": String(!state.class.includes(key)), "data-class": key, onclick: () => toggle("class", key) },
-          el("i", { style: { background: `rgb(${CLASSES[Number(at) % 256]})` } }), shorten(label, 40));
-      }),
-      !Object.keys(labels).length && el("button", { type: "button", class: "class-button", "aria-pressed": String(!state.class.includes(mask)), "data-class": mask, onclick: () => toggle("class", mask) }, "all classes"),
+      ...Object.entries(labels)
+        .filter(([at]) => Number(at) > 0)
+        .slice(0, 64)
+        .map(([at, label]) => {
+          const key = `${mask}/${at}`;
+          return el(
+            "button",
+            {
+              type: "button",
+              class: "class-button",
+              "aria-pressed": String(!state.class.includes(key)),
+              "data-class": key,
+              onclick: () => toggle("class", key),
+            },
+            el("i", { style: { background: `rgb(${CLASSES[Number(at) % 256]})` } }),
+            shorten(label, 40),
+          );
+        }),
+      !Object.keys(labels).length &&
+        el(
+          "button",
+          {
+            type: "button",
+            class: "class-button",
+            "aria-pressed": String(!state.class.includes(mask)),
+            "data-class": mask,
+            onclick: () => toggle("class", mask),
+          },
+          "all classes",
+        ),
     ]);
     if (this.classes.contains(document.activeElement) && document.activeElement.type === "range") return;
-    const focused = this.classes.contains(document.activeElement) ? document.activeElement.dataset.class : null;
-    fill(this.classes, buttons, el("label", { class: "slider" }, "Opacity", el("input", { type: "range", min: 0, max: 1, step: 0.05, value: state.opacity, "aria-label": "Opacity of masks", oninput: (event) => update({ opacity: event.target.value }) })));
+    const focused = this.classes.contains(document.activeElement)
+      ? document.activeElement.dataset.class
+      : null;
+    fill(
+      this.classes,
+      buttons,
+      el(
+        "label",
+        { class: "slider" },
+        "Opacity",
+        el("input", {
+          type: "range",
+          min: 0,
+          max: 1,
+          step: 0.05,
+          value: state.opacity,
+          "aria-label": "Opacity of masks",
+          oninput: (event) => update({ opacity: event.target.value }),
+        }),
+      ),
+    );
     if (focused) [...this.classes.children].find((node) => node.dataset.class === focused)?.focus();
   }
 }
@@ -280,65 +523,54 @@ class Panel {
 function figureOf(id, kind, item, side) {
   const caption = item.caption ? el("figcaption", { dir: "auto" }, shorten(item.caption, 500)) : null;
   switch (kind) {
-    case "images": return el("figure", {}, picture(id, item, side), caption);
-    case "videos": return el("figure", { style: { flex: "1 1 260px" } }, el("video", { controls: true, loop: true, muted: true, preload: "metadata", playsInline: true, src: fileUrl(id, item.file), "aria-label": item.caption ? shorten(item.caption, 100) : "Video" }), caption);
-    case "audio": return el("div", { style: { flex: "1 1 260px" } }, sound(id, item.file, fileUrl(id, item.file), styleOf(id, isDark()).color), caption);
-    case "point_clouds": return el("div", { style: { flex: "1 1 260px" } }, pointCloud(id, item.file), caption);
-    case "texts": return el("div", { class: "text-record", dir: "auto", tabIndex: 0, role: "region", "aria-label": "Text", style: { flex: "1 1 100%" } }, shorten(item.text, 200000));
-    case "traces": return el("div", { class: "data-table", tabIndex: 0, role: "region", "aria-label": "Traces" }, pairTable(flatten(item.traces)));
-    default: return el("span", {}, kind);
+    case "images":
+      return el("figure", {}, picture(id, item, side), caption);
+    case "videos":
+      return el(
+        "figure",
+        { style: { flex: "1 1 260px" } },
+        el("video", {
+          controls: true,
+          loop: true,
+          muted: true,
+          preload: "metadata",
+          playsInline: true,
+          src: fileUrl(id, item.file),
+          "aria-label": item.caption ? shorten(item.caption, 100) : "Video",
+        }),
+        caption,
+      );
+    case "audio":
+      return el(
+        "div",
+        { style: { flex: "1 1 260px" } },
+        sound(id, item.file, fileUrl(id, item.file), styleOf(id, isDark()).color),
+        caption,
+      );
+    case "point_clouds":
+      return el("div", { style: { flex: "1 1 260px" } }, pointCloud(id, item.file), caption);
+    case "texts":
+      return el(
+        "div",
+        {
+          class: "text-record",
+          dir: "auto",
+          tabIndex: 0,
+          role: "region",
+          "aria-label": "Text",
+          style: { flex: "1 1 100%" },
+        },
+        shorten(item.text, 200000),
+      );
+    case "traces":
+      return el(
+        "div",
+        { class: "data-table", tabIndex: 0, role: "region", "aria-label": "Traces" },
+        pairTable(flatten(item.traces)),
+      );
+    default:
+      return el("span", {}, kind);
   }
-}
-
-/** Returns an image with its masks above it; small ones are enlarged to a side, with hard pixels. */
-function picture(id, item, side) {
-  const frame = el("div", { class: "picture" });
-  const image = el("img", { alt: item.caption ? shorten(item.caption, 200) : `Image ${item.index ?? 0} of step ${item.step}`, decoding: "async", src: fileUrl(id, item.file) });
-  image.addEventListener("load", () => {
-    const least = Math.max(image.naturalWidth, image.naturalHeight);
-    const width = least < SMALL ? Math.round(image.naturalWidth * (side / least)) : Math.min(image.naturalWidth, 420);
-    frame.style.width = `${width}px`;
-    frame.style.aspectRatio = `${image.naturalWidth} / ${image.naturalHeight}`;
-    frame.classList.toggle("pixelated", least < 2 * SMALL);
-  }, { once: true });
-  image.addEventListener("error", () => fill(frame, el("span", { class: "muted", style: { "line-height": "1.4", padding: "10px", display: "block" } }, "This image cannot be read.")), { once: true });
-  frame.append(image);
-  for (const [mask, files] of Object.entries(item.masks ?? {})) frame.append(maskLayer(id, mask, files));
-  return frame;
-}
-
-/** Returns a canvas with the colours of those classes of a mask that are switched on. */
-function maskLayer(id, mask, { file, overlay }) {
-  const canvas = el("canvas", { class: "mask", "aria-hidden": "true", "data-mask": mask });
-  const source = el("img", { src: fileUrl(id, file) });
-  let classes = null;
-  canvas.paint = () => {
-    canvas.style.opacity = state.opacity;
-    if (!classes) { canvas.style.visibility = state.class.includes(mask) ? "hidden" : "visible"; return; }
-    const context = canvas.getContext("2d");
-    const picture = context.createImageData(canvas.width, canvas.height);
-    const isOn = (at) => at > 0 && !state.class.includes(mask) && !state.class.includes(`${mask}/${at}`);
-    const shown = Array.from({ length: 256 }, (_, at) => isOn(at));
-    classes.forEach((at, pixel) => { if (shown[at]) picture.data.set([...CLASSES[at], 255], 4 * pixel); });
-    context.putImageData(picture, 0, 0);
-  };
-  source.addEventListener("load", () => {
-    canvas.width = source.naturalWidth;
-    canvas.height = source.naturalHeight;
-    const context = canvas.getContext("2d", { willReadFrequently: true });
-    context.drawImage(source, 0, 0);
-    try {
-      const { data } = context.getImageData(0, 0, canvas.width, canvas.height);
-      const known = new Map(CLASSES.map(([red, green, blue], at) => [(red << 16) | (green << 8) | blue, at]));
-      classes = Uint8Array.from({ length: data.length / 4 }, (_, pixel) => known.get((data[4 * pixel] << 16) | (data[4 * pixel + 1] << 8) | data[4 * pixel + 2]) ?? 255);
-    } catch {
-      // A page opened from a file may not read pixels: the overlay that was logged is shown as a whole.
-      const whole = overlay ? el("img", { src: fileUrl(id, overlay), alt: "" }) : null;
-      if (whole) whole.addEventListener("load", () => context.drawImage(whole, 0, 0), { once: true });
-    }
-    canvas.paint();
-  }, { once: true });
-  return canvas;
 }
 
 /** Returns histograms over time: one ridge for each step, the newest in front. */
@@ -350,22 +582,62 @@ function ridges(id, name, items) {
   holder.dataset.ridges = String(kept.length);
   holder.start = async () => {
     const Plotly = await plotlyReady();
-    if (!holder.isConnected || !kept.length) { if (!kept.length) fill(holder, el("div", { class: "note" }, "No finite value.")); return; }
-    const densities = kept.map(({ counts, edges }) => { const sum = counts.reduce((a, b) => a + b, 0) || 1; return counts.map((count, at) => count / sum / Math.max(1e-12, edges[at + 1] - edges[at])); });
+    if (!holder.isConnected || !kept.length) {
+      if (!kept.length) fill(holder, el("div", { class: "note" }, "No finite value."));
+      return;
+    }
+    const densities = kept.map(({ counts, edges }) => {
+      const sum = counts.reduce((a, b) => a + b, 0) || 1;
+      return counts.map((count, at) => count / sum / Math.max(1e-12, edges[at + 1] - edges[at]));
+    });
     const top = Math.max(...densities.flat()) || 1;
     const height = Math.max(3, kept.length * 0.3);
     const ground = isDark() ? "#17181b" : "#ffffff";
     const traces = kept.map((item, at) => {
       const base = kept.length - 1 - at;
       const shade = `rgb(${ramp(isDark() ? 0.25 + (0.7 * at) / Math.max(1, kept.length - 1) : (0.8 * at) / Math.max(1, kept.length - 1))})`;
-      const x = [item.edges[0]], y = [base];
-      densities[at].forEach((density, bin) => { x.push((item.edges[bin] + item.edges[bin + 1]) / 2); y.push(base + (density / top) * height); });
+      const x = [item.edges[0]],
+        y = [base];
+      densities[at].forEach((density, bin) => {
+        x.push((item.edges[bin] + item.edges[bin + 1]) / 2);
+        y.push(base + (density / top) * height);
+      });
       x.push(item.edges.at(-1));
       y.push(base);
-      return { type: "scatter", mode: "lines", x, y, fill: "toself", fillcolor: ground, line: { color: shade, width: 1.3 }, hoveron: "points", hoverinfo: "text", text: x.map((value) => plotText(`step ${item.step}: ${formatNumber(value)}`)), meta: { run: id, step: item.step } };
+      return {
+        type: "scatter",
+        mode: "lines",
+        x,
+        y,
+        fill: "toself",
+        fillcolor: ground,
+        line: { color: shade, width: 1.3 },
+        hoveron: "points",
+        hoverinfo: "text",
+        text: x.map((value) => plotText(`step ${item.step}: ${formatNumber(value)}`)),
+        meta: { run: id, step: item.step },
+      };
     });
-    const ticks = kept.map((item, at) => [kept.length - 1 - at, item.step]).filter((_, at) => at % Math.ceil(kept.length / 8) === 0);
-    await Plotly.react(holder, traces, plotLayout({ hovermode: "closest", hoverdistance: 20, margin: { l: 52, r: 12, t: 6, b: 30 }, xaxis: { nticks: 6 }, yaxis: { tickvals: ticks.map(([at]) => at), ticktext: ticks.map(([, step]) => String(step)), showgrid: false, title: { text: "step", standoff: 4 } } }), PLOT_CONFIG);
+    const ticks = kept
+      .map((item, at) => [kept.length - 1 - at, item.step])
+      .filter((_, at) => at % Math.ceil(kept.length / 8) === 0);
+    await Plotly.react(
+      holder,
+      traces,
+      plotLayout({
+        hovermode: "closest",
+        hoverdistance: 20,
+        margin: { l: 52, r: 12, t: 6, b: 30 },
+        xaxis: { nticks: 6 },
+        yaxis: {
+          tickvals: ticks.map(([at]) => at),
+          ticktext: ticks.map(([, step]) => String(step)),
+          showgrid: false,
+          title: { text: "step", standoff: 4 },
+        },
+      }),
+      PLOT_CONFIG,
+    );
   };
   return holder;
 }

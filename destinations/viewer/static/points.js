@@ -4,7 +4,13 @@ import { readPoints, readWave } from "./data.js";
 import { el, isDark } from "./dom.js";
 
 const TURN = 0.008;
-const RAMP = [[68, 1, 84], [59, 82, 139], [33, 145, 140], [94, 201, 98], [253, 231, 37]];
+const RAMP = [
+  [68, 1, 84],
+  [59, 82, 139],
+  [33, 145, 140],
+  [94, 201, 98],
+  [253, 231, 37],
+];
 
 /**
  * Shows a point cloud that is turned with the mouse, a finger or the arrow keys, and enlarged with the wheel.
@@ -12,14 +18,24 @@ const RAMP = [[68, 1, 84], [59, 82, 139], [33, 145, 140], [94, 201, 98], [253, 2
  * Points nearer to the eye cover those behind them. Points without colours are coloured by height.
  */
 export function pointCloud(id, file) {
-  const canvas = el("canvas", { class: "cloud", tabIndex: 0, role: "img", "aria-label": "Point cloud: turn it with the mouse or the arrow keys" });
+  const canvas = el("canvas", {
+    class: "cloud",
+    tabIndex: 0,
+    role: "img",
+    "aria-label": "Point cloud: turn it with the mouse or the arrow keys",
+  });
   const view = { yaw: 0.7, pitch: 0.45, zoom: 1 };
-  let cloud = null, held = null, isPending = false;
+  let cloud = null,
+    held = null,
+    isPending = false;
 
   function redraw() {
     if (isPending) return;
     isPending = true;
-    requestAnimationFrame(() => { isPending = false; drawCloud(canvas, cloud, view); });
+    requestAnimationFrame(() => {
+      isPending = false;
+      drawCloud(canvas, cloud, view);
+    });
   }
 
   function turn(across, down) {
@@ -28,39 +44,77 @@ export function pointCloud(id, file) {
     redraw();
   }
 
-  canvas.addEventListener("pointerdown", (event) => { held = [event.clientX, event.clientY]; canvas.setPointerCapture(event.pointerId); });
+  canvas.addEventListener("pointerdown", (event) => {
+    held = [event.clientX, event.clientY];
+    canvas.setPointerCapture(event.pointerId);
+  });
   canvas.addEventListener("pointermove", (event) => {
     if (!held) return;
     turn((event.clientX - held[0]) * TURN, (event.clientY - held[1]) * TURN);
     held = [event.clientX, event.clientY];
   });
-  for (const end of ["pointerup", "pointercancel"]) canvas.addEventListener(end, () => { held = null; });
-  canvas.addEventListener("wheel", (event) => { event.preventDefault(); view.zoom = Math.max(0.2, Math.min(20, view.zoom * Math.exp(-event.deltaY * 0.0015))); redraw(); }, { passive: false });
-  canvas.addEventListener("dblclick", () => { Object.assign(view, { yaw: 0.7, pitch: 0.45, zoom: 1 }); redraw(); });
+  for (const end of ["pointerup", "pointercancel"])
+    canvas.addEventListener(end, () => {
+      held = null;
+    });
+  canvas.addEventListener(
+    "wheel",
+    (event) => {
+      event.preventDefault();
+      view.zoom = Math.max(0.2, Math.min(20, view.zoom * Math.exp(-event.deltaY * 0.0015)));
+      redraw();
+    },
+    { passive: false },
+  );
+  canvas.addEventListener("dblclick", () => {
+    Object.assign(view, { yaw: 0.7, pitch: 0.45, zoom: 1 });
+    redraw();
+  });
   canvas.addEventListener("keydown", (event) => {
-    const by = { ArrowLeft: [-0.1, 0], ArrowRight: [0.1, 0], ArrowUp: [0, -0.1], ArrowDown: [0, 0.1] }[event.key];
-    if (by) { event.preventDefault(); event.stopPropagation(); turn(...by); }
+    const by = { ArrowLeft: [-0.1, 0], ArrowRight: [0.1, 0], ArrowUp: [0, -0.1], ArrowDown: [0, 0.1] }[
+      event.key
+    ];
+    if (by) {
+      event.preventDefault();
+      event.stopPropagation();
+      turn(...by);
+    }
   });
   new ResizeObserver(redraw).observe(canvas);
   const caption = el("figcaption", {}, "Loading…");
-  readPoints(id, file).then((found) => {
-    cloud = prepared(found);
-    caption.textContent = found.total > found.x.length ? `${found.x.length} of ${found.total} points` : `${found.total} points`;
-    canvas.dataset.points = String(found.x.length);
-    redraw();
-  }, (error) => { caption.textContent = error.message; });
+  readPoints(id, file).then(
+    (found) => {
+      cloud = prepared(found);
+      caption.textContent =
+        found.total > found.x.length ? `${found.x.length} of ${found.total} points` : `${found.total} points`;
+      canvas.dataset.points = String(found.x.length);
+      redraw();
+    },
+    (error) => {
+      caption.textContent = error.message;
+    },
+  );
   return el("figure", {}, canvas, caption);
 }
 
 function prepared({ x, y, z, colors }) {
   const lists = [x, y, z];
-  const bounds = lists.map((list) => [list.reduce((a, b) => (b !== null && b < a ? b : a), Infinity), list.reduce((a, b) => (b !== null && b > a ? b : a), -Infinity)]);
+  const bounds = lists.map((list) => [
+    list.reduce((a, b) => (b !== null && b < a ? b : a), Infinity),
+    list.reduce((a, b) => (b !== null && b > a ? b : a), -Infinity),
+  ]);
   const size = Math.max(1e-12, ...bounds.map(([low, high]) => high - low));
-  const places = lists.map((list, axis) => Float32Array.from(list, (value) => (value === null ? NaN : (value - (bounds[axis][0] + bounds[axis][1]) / 2) / size)));
+  const places = lists.map((list, axis) =>
+    Float32Array.from(list, (value) =>
+      value === null ? NaN : (value - (bounds[axis][0] + bounds[axis][1]) / 2) / size,
+    ),
+  );
   const [low, high] = bounds[2];
   const shades = new Uint8Array(3 * x.length);
   for (let index = 0; index < x.length; index += 1) {
-    const shade = colors ? [1, 3, 5].map((at) => parseInt(colors[index].slice(at, at + 2), 16)) : ramp(high > low ? (z[index] - low) / (high - low) : 0.5);
+    const shade = colors
+      ? [1, 3, 5].map((at) => parseInt(colors[index].slice(at, at + 2), 16))
+      : ramp(high > low ? (z[index] - low) / (high - low) : 0.5);
     shades.set(shade, 3 * index);
   }
   return { places, shades };
@@ -70,12 +124,15 @@ function prepared({ x, y, z, colors }) {
 export function ramp(share) {
   const at = Math.max(0, Math.min(0.9999, share || 0)) * (RAMP.length - 1);
   const index = Math.floor(at);
-  return RAMP[index].map((from, channel) => Math.round(from + (RAMP[index + 1][channel] - from) * (at - index)));
+  return RAMP[index].map((from, channel) =>
+    Math.round(from + (RAMP[index + 1][channel] - from) * (at - index)),
+  );
 }
 
 function drawCloud(canvas, cloud, view) {
   const scale = Math.min(2, devicePixelRatio || 1);
-  const width = Math.max(1, Math.round(canvas.clientWidth * scale)), height = Math.max(1, Math.round(canvas.clientHeight * scale));
+  const width = Math.max(1, Math.round(canvas.clientWidth * scale)),
+    height = Math.max(1, Math.round(canvas.clientHeight * scale));
   canvas.width = width;
   canvas.height = height;
   canvas.dataset.turn = `${view.yaw.toFixed(3)} ${view.pitch.toFixed(3)}`;
@@ -84,7 +141,12 @@ function drawCloud(canvas, cloud, view) {
   const context = canvas.getContext("2d");
   const picture = context.createImageData(width, height);
   const depths = new Float32Array(width * height).fill(-Infinity);
-  const [cosYaw, sinYaw, cosPitch, sinPitch] = [Math.cos(view.yaw), Math.sin(view.yaw), Math.cos(view.pitch), Math.sin(view.pitch)];
+  const [cosYaw, sinYaw, cosPitch, sinPitch] = [
+    Math.cos(view.yaw),
+    Math.sin(view.yaw),
+    Math.cos(view.pitch),
+    Math.sin(view.pitch),
+  ];
   const reach = Math.min(width, height) * 0.78 * view.zoom;
   const dot = Math.max(1, Math.round(scale * (x.length > 20000 ? 1 : x.length > 3000 ? 2 : 3)));
   for (let index = 0; index < x.length; index += 1) {
@@ -92,7 +154,8 @@ function drawCloud(canvas, cloud, view) {
     const away = x[index] * sinYaw + y[index] * cosYaw;
     const up = z[index] * cosPitch - away * sinPitch;
     const near = -(away * cosPitch + z[index] * sinPitch);
-    const left = Math.round(width / 2 + across * reach), top = Math.round(height / 2 - up * reach);
+    const left = Math.round(width / 2 + across * reach),
+      top = Math.round(height / 2 - up * reach);
     const light = 0.72 + 0.28 * Math.max(-1, Math.min(1, near * 1.6));
     for (let row = top; row < top + dot; row += 1) {
       for (let column = left; column < left + dot; column += 1) {
@@ -100,7 +163,8 @@ function drawCloud(canvas, cloud, view) {
         const at = row * width + column;
         if (near <= depths[at]) continue;
         depths[at] = near;
-        for (let channel = 0; channel < 3; channel += 1) picture.data[4 * at + channel] = cloud.shades[3 * index + channel] * light;
+        for (let channel = 0; channel < 3; channel += 1)
+          picture.data[4 * at + channel] = cloud.shades[3 * index + channel] * light;
         picture.data[4 * at + 3] = 255;
       }
     }
@@ -115,24 +179,31 @@ export function sound(id, file, source, color) {
   const caption = el("figcaption", {});
   let wave = null;
   const draw = () => drawWave(canvas, wave, player, color);
-  for (const event of ["timeupdate", "seeked", "loadedmetadata", "play"]) player.addEventListener(event, draw);
+  for (const event of ["timeupdate", "seeked", "loadedmetadata", "play"])
+    player.addEventListener(event, draw);
   canvas.addEventListener("click", (event) => {
     const seconds = wave?.seconds || player.duration;
     if (Number.isFinite(seconds)) player.currentTime = (event.offsetX / canvas.clientWidth) * seconds;
   });
   new ResizeObserver(draw).observe(canvas);
-  readWave(id, file).then((found) => {
-    wave = found;
-    canvas.dataset.points = String(found.channels[0]?.low.length ?? 0);
-    caption.textContent = `${found.seconds.toFixed(2)} s, ${found.sample_rate} Hz${found.channels.length > 1 ? `, ${found.channels.length} channels` : ""}`;
-    draw();
-  }, () => { canvas.hidden = true; });
+  readWave(id, file).then(
+    (found) => {
+      wave = found;
+      canvas.dataset.points = String(found.channels[0]?.low.length ?? 0);
+      caption.textContent = `${found.seconds.toFixed(2)} s, ${found.sample_rate} Hz${found.channels.length > 1 ? `, ${found.channels.length} channels` : ""}`;
+      draw();
+    },
+    () => {
+      canvas.hidden = true;
+    },
+  );
   return el("figure", {}, canvas, player, caption);
 }
 
 function drawWave(canvas, wave, player, color) {
   const scale = Math.min(2, devicePixelRatio || 1);
-  const width = canvas.width = Math.max(1, Math.round(canvas.clientWidth * scale)), height = canvas.height = Math.max(1, Math.round(canvas.clientHeight * scale));
+  const width = (canvas.width = Math.max(1, Math.round(canvas.clientWidth * scale))),
+    height = (canvas.height = Math.max(1, Math.round(canvas.clientHeight * scale)));
   if (!wave) return;
   const context = canvas.getContext("2d");
   const share = player.duration ? player.currentTime / player.duration : 0;
@@ -141,10 +212,14 @@ function drawWave(canvas, wave, player, color) {
     const middle = band * (channel + 0.5);
     for (let index = 0; index < low.length; index += 1) {
       const left = (index / low.length) * width;
-      const top = middle - high[index] * band * 0.46, bottom = middle - low[index] * band * 0.46;
+      const top = middle - high[index] * band * 0.46,
+        bottom = middle - low[index] * band * 0.46;
       context.fillStyle = index / low.length < share ? color : isDark() ? "#5b6170" : "#a9adb8";
       context.fillRect(left, top, Math.max(1, width / low.length - 0.5 * scale), Math.max(1, bottom - top));
     }
   });
-  if (share > 0) { context.fillStyle = color; context.fillRect(share * width, 0, scale, height); }
+  if (share > 0) {
+    context.fillStyle = color;
+    context.fillRect(share * width, 0, scale, height);
+  }
 }

@@ -1,7 +1,18 @@
 /** The page of one run: what it was, what it left, what it cost, and its log. */
 
 import { dataChanges, editRun, fileUrl, isExported, readLog, runDetail } from "./data.js";
-import { el, fill, formatAge, formatBytes, formatDuration, formatNumber, formatTime, icon, shorten, toast } from "./dom.js";
+import {
+  el,
+  fill,
+  formatAge,
+  formatBytes,
+  formatDuration,
+  formatNumber,
+  formatTime,
+  icon,
+  shorten,
+  toast,
+} from "./dom.js";
 import { statusMark } from "./runs.js";
 import { link, selectRuns, selectedRuns, state } from "./state.js";
 import { dataTable, flatten, pairTable } from "./table.js";
@@ -22,42 +33,272 @@ export function showRun(root) {
       const detail = await runDetail(id);
       if (!isGone && !page.querySelector(".in-place")) draw(detail);
     } catch (error) {
-      if (!isGone) fill(page, el("p", { class: "empty" }, error.message, el("br", {}), el("a", { class: "button", href: link({ page: "runs", id: "" }) }, "All runs")));
+      if (!isGone)
+        fill(
+          page,
+          el(
+            "p",
+            { class: "empty" },
+            error.message,
+            el("br", {}),
+            el("a", { class: "button", href: link({ page: "runs", id: "" }) }, "All runs"),
+          ),
+        );
     }
   }
 
   function draw(detail) {
     const isChosen = state.run.includes(id);
     const panels = el("div", { class: "panels" });
-    const head = el("div", { class: "run-head" }, el("h1", { dir: "auto" }, shorten(detail.name, 300)), statusMark(detail),
-      el("span", { class: "actions" },
-        el("button", { type: "button", class: "button", "aria-pressed": String(isChosen), onclick: () => { selectRuns([id], !isChosen); draw(detail); } }, icon("check"), isChosen ? "Selected" : "Select"),
-        el("a", { class: "button primary", href: link({ page: "charts", run: selectedRuns().includes(id) ? state.run : [id], id: "" }) }, icon("chart"), "Charts"),
-        el("a", { class: "button", href: link({ page: "media", run: selectedRuns().includes(id) ? state.run : [id], id: "" }) }, "Media")));
-    const facts = el("div", { class: "run-facts" }, fact("Begun", `${formatTime(detail.created_at)} (${formatAge(detail.created_at)})`), fact("Duration", formatDuration(detail.duration)),
-      fact("Folder", detail.path), fact("Host", detail.environment?.host ?? detail.environment?.hostname), fact("Commit", shorten(detail.git?.commit ?? detail.git?.sha ?? "", 12)));
-    fill(page, head, facts, el("div", { class: "run-facts" }, editable("Tags", detail.tags.join(", "), "none", (text) => ({ tags: [...new Set(text.split(",").map((tag) => tag.trim()).filter(Boolean))] })), editable("Note", detail.note ?? "", "none", (text) => ({ note: text }))), panels);
+    const head = el(
+      "div",
+      { class: "run-head" },
+      el("h1", { dir: "auto" }, shorten(detail.name, 300)),
+      statusMark(detail),
+      el(
+        "span",
+        { class: "actions" },
+        el(
+          "button",
+          {
+            type: "button",
+            class: "button",
+            "aria-pressed": String(isChosen),
+            onclick: () => {
+              selectRuns([id], !isChosen);
+              draw(detail);
+            },
+          },
+          icon("check"),
+          isChosen ? "Selected" : "Select",
+        ),
+        el(
+          "a",
+          {
+            class: "button primary",
+            href: link({ page: "charts", run: selectedRuns().includes(id) ? state.run : [id], id: "" }),
+          },
+          icon("chart"),
+          "Charts",
+        ),
+        el(
+          "a",
+          {
+            class: "button",
+            href: link({ page: "media", run: selectedRuns().includes(id) ? state.run : [id], id: "" }),
+          },
+          "Media",
+        ),
+      ),
+    );
+    const facts = el(
+      "div",
+      { class: "run-facts" },
+      fact("Begun", `${formatTime(detail.created_at)} (${formatAge(detail.created_at)})`),
+      fact("Duration", formatDuration(detail.duration)),
+      fact("Folder", detail.path),
+      fact("Host", detail.environment?.host ?? detail.environment?.hostname),
+      fact("Commit", shorten(detail.git?.commit ?? detail.git?.sha ?? "", 12)),
+    );
+    fill(
+      page,
+      head,
+      facts,
+      el(
+        "div",
+        { class: "run-facts" },
+        editable("Tags", detail.tags.join(", "), "none", (text) => ({
+          tags: [
+            ...new Set(
+              text
+                .split(",")
+                .map((tag) => tag.trim())
+                .filter(Boolean),
+            ),
+          ],
+        })),
+        editable("Note", detail.note ?? "", "none", (text) => ({ note: text })),
+      ),
+      panels,
+    );
 
-    if (detail.problem) panel("Something could not be read", el("p", { class: "bad" }, shorten(detail.problem, 2000)));
-    if (detail.errors?.length) panel("Errors", el("div", { class: "body" }, detail.errors.map((error) => el("pre", { class: "bad", style: { "white-space": "pre-wrap", "overflow-wrap": "anywhere" } }, `${error.kind}${error.count > 1 ? ` (${error.count} times)` : ""}: ${shorten(error.text, 4000)}`))), "wide");
+    if (detail.problem)
+      panel("Something could not be read", el("p", { class: "bad" }, shorten(detail.problem, 2000)));
+    if (detail.errors?.length)
+      panel(
+        "Errors",
+        el(
+          "div",
+          { class: "body" },
+          detail.errors.map((error) =>
+            el(
+              "pre",
+              { class: "bad", style: { "white-space": "pre-wrap", "overflow-wrap": "anywhere" } },
+              `${error.kind}${error.count > 1 ? ` (${error.count} times)` : ""}: ${shorten(error.text, 4000)}`,
+            ),
+          ),
+        ),
+        "wide",
+      );
     const summary = Object.entries(detail.summary ?? {});
     if (summary.length) {
-      panel("Metrics", el("div", { class: "body" }, dataTable([{ name: "metric" }, { name: "last" }, { name: "min" }, { name: "at step" }, { name: "max" }, { name: "at step" }, { name: "mean" }, { name: "values" }, { name: "not finite" }],
-        summary.map(([name, one]) => [name, numberIn(one.last), numberIn(one.min), one.min_step, numberIn(one.max), one.max_step, numberIn(one.mean), one.count, one.non_finite]), { name: "metrics" })), "wide");
+      panel(
+        "Metrics",
+        el(
+          "div",
+          { class: "body" },
+          dataTable(
+            [
+              { name: "metric" },
+              { name: "last" },
+              { name: "min" },
+              { name: "at step" },
+              { name: "max" },
+              { name: "at step" },
+              { name: "mean" },
+              { name: "values" },
+              { name: "not finite" },
+            ],
+            summary.map(([name, one]) => [
+              name,
+              numberIn(one.last),
+              numberIn(one.min),
+              one.min_step,
+              numberIn(one.max),
+              one.max_step,
+              numberIn(one.mean),
+              one.count,
+              one.non_finite,
+            ]),
+            { name: "metrics" },
+          ),
+        ),
+        "wide",
+      );
     }
     const hyperparameters = flatten(detail.hyperparameters ?? {}).filter(([name]) => name);
-    panel("Hyperparameters", hyperparameters.length ? scroll(pairTable(hyperparameters)) : el("p", {}, "None were logged."));
+    panel(
+      "Hyperparameters",
+      hyperparameters.length ? scroll(pairTable(hyperparameters)) : el("p", {}, "None were logged."),
+    );
     panel("What logging cost", costOf(detail));
     if (detail.sessions?.length) {
-      panel("Sessions", scroll(el("table", {}, el("thead", {}, el("tr", {}, ["Begun", "Took", "Status", "From step", "Host"].map((name) => el("th", {}, name)))), el("tbody", {}, detail.sessions.map((one) => el("tr", {},
-        el("td", {}, formatTime(one.start)), el("td", {}, one.end ? formatDuration(one.end - one.start) : "–"), el("td", { title: shorten(one.exception ?? "", 500) }, one.status ?? "–"), el("td", {}, one.resume_step ?? "the start"), el("td", {}, shorten(one.host ?? "–", 60))))))));
+      panel(
+        "Sessions",
+        scroll(
+          el(
+            "table",
+            {},
+            el(
+              "thead",
+              {},
+              el(
+                "tr",
+                {},
+                ["Begun", "Took", "Status", "From step", "Host"].map((name) => el("th", {}, name)),
+              ),
+            ),
+            el(
+              "tbody",
+              {},
+              detail.sessions.map((one) =>
+                el(
+                  "tr",
+                  {},
+                  el("td", {}, formatTime(one.start)),
+                  el("td", {}, one.end ? formatDuration(one.end - one.start) : "–"),
+                  el("td", { title: shorten(one.exception ?? "", 500) }, one.status ?? "–"),
+                  el("td", {}, one.resume_step ?? "the start"),
+                  el("td", {}, shorten(one.host ?? "–", 60)),
+                ),
+              ),
+            ),
+          ),
+        ),
+      );
     }
-    if (detail.branches?.length) panel("Left by a resume", el("p", {}, detail.branches.map((one) => `After step ${formatNumber(one.from_step)}: ${one.file}${one.rank ? ` (rank ${one.rank})` : ""}`).join("; "), ". Charts show these rows as dotted lines."));
-    if (detail.checkpoints?.length) panel("Checkpoints", scroll(el("table", {}, el("tbody", {}, detail.checkpoints.map((one) => el("tr", {}, el("td", { dir: "auto", title: shorten(one.path, 500) }, shorten(one.name, 120)), el("td", { class: "number" }, formatBytes(one.size)), el("td", { class: "muted" }, formatTime(one.time)), el("td", { class: one.exists ? "good" : "bad" }, one.exists ? "there" : "missing")))))));
-    if (detail.artifacts?.length) panel("Artifacts", scroll(el("table", {}, el("tbody", {}, detail.artifacts.map((one) => el("tr", {}, el("td", { dir: "auto" }, one.file ? el("a", { href: fileUrl(id, one.file), download: "" }, shorten(one.name, 120)) : shorten(one.name, 120), one.uri && el("div", { class: "muted mono" }, shorten(one.uri, 200))), el("td", { class: "number" }, formatBytes(one.size)), el("td", { class: one.arrived === false ? "bad" : one.arrived ? "good" : "muted" }, one.arrived ? "arrived" : one.arrived === false ? "not arrived" : "unknown")))))));
+    if (detail.branches?.length)
+      panel(
+        "Left by a resume",
+        el(
+          "p",
+          {},
+          detail.branches
+            .map(
+              (one) =>
+                `After step ${formatNumber(one.from_step)}: ${one.file}${one.rank ? ` (rank ${one.rank})` : ""}`,
+            )
+            .join("; "),
+          ". Charts show these rows as dotted lines.",
+        ),
+      );
+    if (detail.checkpoints?.length)
+      panel(
+        "Checkpoints",
+        scroll(
+          el(
+            "table",
+            {},
+            el(
+              "tbody",
+              {},
+              detail.checkpoints.map((one) =>
+                el(
+                  "tr",
+                  {},
+                  el("td", { dir: "auto", title: shorten(one.path, 500) }, shorten(one.name, 120)),
+                  el("td", { class: "number" }, formatBytes(one.size)),
+                  el("td", { class: "muted" }, formatTime(one.time)),
+                  el("td", { class: one.exists ? "good" : "bad" }, one.exists ? "there" : "missing"),
+                ),
+              ),
+            ),
+          ),
+        ),
+      );
+    if (detail.artifacts?.length)
+      panel(
+        "Artifacts",
+        scroll(
+          el(
+            "table",
+            {},
+            el(
+              "tbody",
+              {},
+              detail.artifacts.map((one) =>
+                el(
+                  "tr",
+                  {},
+                  el(
+                    "td",
+                    { dir: "auto" },
+                    one.file
+                      ? el("a", { href: fileUrl(id, one.file), download: "" }, shorten(one.name, 120))
+                      : shorten(one.name, 120),
+                    one.uri && el("div", { class: "muted mono" }, shorten(one.uri, 200)),
+                  ),
+                  el("td", { class: "number" }, formatBytes(one.size)),
+                  el(
+                    "td",
+                    { class: one.arrived === false ? "bad" : one.arrived ? "good" : "muted" },
+                    one.arrived ? "arrived" : one.arrived === false ? "not arrived" : "unknown",
+                  ),
+                ),
+              ),
+            ),
+          ),
+        ),
+      );
     const git = detail.git ?? {};
     const startTime = detail.environment?.time;
-    const environment = flatten(Object.fromEntries(Object.entries(detail.environment ?? {}).filter(([name]) => !["packages", "git", "time"].includes(name))));
+    const environment = flatten(
+      Object.fromEntries(
+        Object.entries(detail.environment ?? {}).filter(
+          ([name]) => !["packages", "git", "time"].includes(name),
+        ),
+      ),
+    );
     if (startTime) environment.unshift(["time", formatTime(startTime)]);
     if (Object.keys(git).length) panel("Code", scroll(pairTable(flatten(git))));
     if (environment.length > 1) panel("Environment", scroll(pairTable(environment)));
@@ -72,7 +313,9 @@ export function showRun(root) {
     }
 
     function panel(title, content, more = "") {
-      panels.append(el("section", { class: `panel ${more}`, "data-panel": title }, el("h2", {}, title), content));
+      panels.append(
+        el("section", { class: `panel ${more}`, "data-panel": title }, el("h2", {}, title), content),
+      );
     }
   }
 
@@ -83,9 +326,27 @@ export function showRun(root) {
   function editable(name, value, nothing, patchOf) {
     const node = el("span", {}, `${name} `, el("b", { dir: "auto" }, shorten(value || nothing, 1000)), " ");
     if (isExported) return node;
-    node.append(el("button", { type: "button", class: "icon-button", "aria-label": `Edit ${name.toLowerCase()}`, title: `Edit ${name.toLowerCase()}`, onclick: edit }, icon("edit")));
+    node.append(
+      el(
+        "button",
+        {
+          type: "button",
+          class: "icon-button",
+          "aria-label": `Edit ${name.toLowerCase()}`,
+          title: `Edit ${name.toLowerCase()}`,
+          onclick: edit,
+        },
+        icon("edit"),
+      ),
+    );
     function edit() {
-      const input = el("input", { class: "in-place", style: { width: "340px" }, value, "aria-label": name, dir: "auto" });
+      const input = el("input", {
+        class: "in-place",
+        style: { width: "340px" },
+        value,
+        "aria-label": name,
+        dir: "auto",
+      });
       let isDone = false;
       const end = async (isKept) => {
         if (isDone) return;
@@ -100,7 +361,10 @@ export function showRun(root) {
         }
         await load();
       };
-      input.addEventListener("keydown", (event) => { if (event.key === "Enter") end(true); if (event.key === "Escape") end(false); });
+      input.addEventListener("keydown", (event) => {
+        if (event.key === "Enter") end(true);
+        if (event.key === "Escape") end(false);
+      });
       input.addEventListener("blur", () => end(true));
       fill(node, `${name} `, input);
       input.focus();
@@ -108,9 +372,14 @@ export function showRun(root) {
     return node;
   }
 
-  const stopData = dataChanges((changed) => { if (changed.all || changed.runs[id]?.record) load(); });
+  const stopData = dataChanges((changed) => {
+    if (changed.all || changed.runs[id]?.record) load();
+  });
   load();
-  return () => { isGone = true; stopData(); };
+  return () => {
+    isGone = true;
+    stopData();
+  };
 }
 
 function numberIn(value) {
@@ -124,13 +393,35 @@ function scroll(content) {
 function costOf(detail) {
   const cost = detail.overhead ?? {};
   const pairs = [
-    ["Calls", cost.calls], ["A call, median", cost.p50_us !== undefined && cost.p50_us !== null ? `${formatNumber(cost.p50_us)} µs` : null], ["A call, 99th percentile", cost.p99_us !== undefined && cost.p99_us !== null ? `${formatNumber(cost.p99_us)} µs` : null],
-    ["In all, about", cost.calls && cost.p50_us ? formatDuration((cost.calls * cost.p50_us) / 1e6) : null], ["Metrics on disk", cost.csv_bytes !== undefined ? formatBytes(cost.csv_bytes) : null], ["Safe on disk to step", cost.safe_on_disk_to_step],
-    ["Media files", cost.media?.files], ["Rows waiting", cost.waiting_rows || null], ["Refused", cost.refused || null], ["Damaged bytes", cost.damaged_bytes || null],
+    ["Calls", cost.calls],
+    [
+      "A call, median",
+      cost.p50_us !== undefined && cost.p50_us !== null ? `${formatNumber(cost.p50_us)} µs` : null,
+    ],
+    [
+      "A call, 99th percentile",
+      cost.p99_us !== undefined && cost.p99_us !== null ? `${formatNumber(cost.p99_us)} µs` : null,
+    ],
+    ["In all, about", cost.calls && cost.p50_us ? formatDuration((cost.calls * cost.p50_us) / 1e6) : null],
+    ["Metrics on disk", cost.csv_bytes !== undefined ? formatBytes(cost.csv_bytes) : null],
+    ["Safe on disk to step", cost.safe_on_disk_to_step],
+    ["Media files", cost.media?.files],
+    ["Rows waiting", cost.waiting_rows || null],
+    ["Refused", cost.refused || null],
+    ["Damaged bytes", cost.damaged_bytes || null],
   ].filter(([, value]) => value !== null && value !== undefined);
   const lost = Object.entries(detail.lost ?? {}).filter(([, count]) => count);
   if (!pairs.length && !lost.length) return el("p", {}, "Not measured for this kind of run.");
-  return [scroll(pairTable(pairs)), el("p", { class: lost.length ? "bad" : "", style: { "padding-top": "10px" } }, lost.length ? `Lost: ${lost.map(([kind, count]) => `${count} ${kind}`).join(", ")}.` : "Nothing was lost.")];
+  return [
+    scroll(pairTable(pairs)),
+    el(
+      "p",
+      { class: lost.length ? "bad" : "", style: { "padding-top": "10px" } },
+      lost.length
+        ? `Lost: ${lost.map(([kind, count]) => `${count} ${kind}`).join(", ")}.`
+        : "Nothing was lost.",
+    ),
+  ];
 }
 
 /** The end of a log file, which grows with it. */
@@ -141,8 +432,28 @@ class LogTail {
     this.next = null;
     this.isAsking = false;
     this.text = el("pre", { class: "log", tabIndex: 0, role: "log", "aria-label": "Log" });
-    const choice = files.length > 1 ? el("select", { "aria-label": "Log file", onchange: () => { this.file = choice.value; this.next = null; this.text.textContent = ""; this.more(); } }, files.map((file) => el("option", { value: file }, file))) : el("span", { class: "muted" }, this.file);
-    this.element = el("section", { class: "panel wide", "data-panel": "Log" }, el("h2", {}, "Log ", choice), this.text);
+    const choice =
+      files.length > 1
+        ? el(
+            "select",
+            {
+              "aria-label": "Log file",
+              onchange: () => {
+                this.file = choice.value;
+                this.next = null;
+                this.text.textContent = "";
+                this.more();
+              },
+            },
+            files.map((file) => el("option", { value: file }, file)),
+          )
+        : el("span", { class: "muted" }, this.file);
+    this.element = el(
+      "section",
+      { class: "panel wide", "data-panel": "Log" },
+      el("h2", {}, "Log ", choice),
+      this.text,
+    );
   }
 
   async more() {
@@ -153,7 +464,8 @@ class LogTail {
       const isAtEnd = this.text.scrollTop + this.text.clientHeight >= this.text.scrollHeight - 30;
       if (this.next !== next) this.text.append(document.createTextNode(text));
       this.next = next;
-      if (this.text.textContent.length > MOST_ROWS_OF_LOG) this.text.textContent = this.text.textContent.slice(-MOST_ROWS_OF_LOG / 2);
+      if (this.text.textContent.length > MOST_ROWS_OF_LOG)
+        this.text.textContent = this.text.textContent.slice(-MOST_ROWS_OF_LOG / 2);
       if (isAtEnd) this.text.scrollTop = this.text.scrollHeight;
     } catch (error) {
       this.text.textContent = error.message;

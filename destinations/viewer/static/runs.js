@@ -2,8 +2,21 @@
 
 import { dataChanges, editRun, listFields, listGroups, listRuns } from "./data.js";
 import {
-  debounce, el, fill, formatAge, formatDuration, formatNumber, formatTime, icon, iconButton, isDark, popover, shorten, toast,
+  debounce,
+  el,
+  fill,
+  formatAge,
+  formatDuration,
+  formatNumber,
+  formatTime,
+  icon,
+  iconButton,
+  isDark,
+  popover,
+  shorten,
+  toast,
 } from "./dom.js";
+import { FilterField } from "./filter.js";
 import { link, onChange, selectRuns, selectedRuns, state, styleOf, toggle, update } from "./state.js";
 
 const BLOCK = 100;
@@ -62,37 +75,54 @@ export function showRuns(root) {
   let isEditing = false;
   let layout = [];
 
-  const search = el("input", { type: "search", placeholder: "Search names, tags and notes", "aria-label": "Search runs", id: "search", value: state.q });
-  const filter = el("input", {
-    type: "text", class: "mono", placeholder: "Filter, as in  summary.loss < 0.5 and hparams.lr >= 1e-3", "aria-label": "Filter runs", id: "filter",
-    spellcheck: false, autocomplete: "off", value: state.where, "aria-describedby": "filter-error",
+  const search = el("input", {
+    type: "search",
+    placeholder: "Search names, tags and notes",
+    "aria-label": "Search runs",
+    id: "search",
+    value: state.q,
   });
-  const problem = el("pre", { class: "filter-error", id: "filter-error", role: "alert", hidden: true });
-  const hints = el("div", { class: "hints", role: "listbox", "aria-label": "Names", hidden: true });
+  const filter = new FilterField(() => fields);
   const count = el("span", { class: "muted count", "aria-live": "polite" });
   const actions = el("span", { class: "actions" });
   const head = el("div", { class: "grid-row grid-head", role: "row" });
   const body = el("div", { class: "grid-body", role: "rowgroup" });
-  const grid = el("div", { class: "grid", role: "grid", "aria-label": "Runs", "aria-multiselectable": "true", tabIndex: 0 }, el("div", { role: "rowgroup", class: "grid-top" }, head), body);
-  const tools = el("div", { class: "toolbar" },
+  const grid = el(
+    "div",
+    { class: "grid", role: "grid", "aria-label": "Runs", "aria-multiselectable": "true", tabIndex: 0 },
+    el("div", { role: "rowgroup", class: "grid-top" }, head),
+    body,
+  );
+  const tools = el(
+    "div",
+    { class: "toolbar" },
     el("label", { class: "field search" }, icon("search"), search),
-    el("div", { class: "field filter" }, icon("filter"), filter, hints),
+    filter.element,
     popover([icon("columns"), "Columns"], { class: "button" }, chooseColumns),
     popover([icon("chevron"), "Group"], { class: "button" }, chooseGroup),
-    el("label", { class: "check" }, el("input", { type: "checkbox", id: "archived", checked: state.archived === "1", onchange: (event) => update({ archived: event.target.checked ? "1" : "" }) }), "Archived"),
-    count);
-  fill(root, el("section", { class: "page runs-page" }, tools, problem, actions, grid));
+    el(
+      "label",
+      { class: "check" },
+      el("input", {
+        type: "checkbox",
+        id: "archived",
+        checked: state.archived === "1",
+        onchange: (event) => update({ archived: event.target.checked ? "1" : "" }),
+      }),
+      "Archived",
+    ),
+    count,
+  );
+  fill(root, el("section", { class: "page runs-page" }, tools, filter.problem, actions, grid));
 
   const rowHeight = () => (matchMedia("(pointer: coarse)").matches ? 46 : 36);
 
   // "change" comes when the field is left: what was typed last is then not waited for.
-  search.addEventListener("input", debounce(() => update({ q: search.value }), 150));
+  search.addEventListener(
+    "input",
+    debounce(() => update({ q: search.value }), 150),
+  );
   search.addEventListener("change", () => update({ q: search.value }));
-  filter.addEventListener("change", () => update({ where: filter.value.trim() }));
-  filter.addEventListener("input", () => { showHints(); applyFilter(); });
-  filter.addEventListener("keydown", hintKeys);
-  filter.addEventListener("blur", () => { hints.hidden = true; });
-  const applyFilter = debounce(() => update({ where: filter.value.trim() }), 300);
   grid.addEventListener("scroll", () => draw(), { passive: true });
   grid.addEventListener("keydown", keys);
   const resized = new ResizeObserver(() => draw());
@@ -110,14 +140,11 @@ export function showRuns(root) {
       const [first, found] = await Promise.all([block(0), state.group ? listGroups(question()) : null]);
       if (mine !== generation) return;
       groups = found;
-      problem.hidden = true;
-      filter.removeAttribute("aria-invalid");
+      filter.complain(null);
       total = first.total;
     } catch (error) {
       if (mine !== generation) return;
-      fill(problem, error.message);
-      problem.hidden = false;
-      filter.setAttribute("aria-invalid", String(Boolean(state.where)));
+      filter.complain(error);
       return;
     }
     lay();
@@ -129,14 +156,23 @@ export function showRuns(root) {
   async function refresh() {
     if (isEditing) return;
     const mine = generation;
-    const wanted = [...new Set([...body.querySelectorAll("[aria-rowindex]")].map((node) => Math.floor((node.ariaRowIndex - 1) / BLOCK)))];
+    const wanted = [
+      ...new Set(
+        [...body.querySelectorAll("[aria-rowindex]")].map((node) =>
+          Math.floor((node.ariaRowIndex - 1) / BLOCK),
+        ),
+      ),
+    ];
     const fresh = new Map();
     try {
-      const [found] = await Promise.all([state.group ? listGroups(question()) : null, ...wanted.map(async (index) => {
-        const answer = await listRuns({ ...question(), columns, offset: index * BLOCK, limit: BLOCK });
-        total = answer.total;
-        fresh.set(index, answer.rows);
-      })]);
+      const [found] = await Promise.all([
+        state.group ? listGroups(question()) : null,
+        ...wanted.map(async (index) => {
+          const answer = await listRuns({ ...question(), columns, offset: index * BLOCK, limit: BLOCK });
+          total = answer.total;
+          fresh.set(index, answer.rows);
+        }),
+      ]);
       groups = found;
     } catch {
       return;
@@ -148,7 +184,13 @@ export function showRuns(root) {
   }
 
   function question() {
-    return { q: state.q, where: state.where, sort: state.group || state.sort, group: state.group, archived: state.archived };
+    return {
+      q: state.q,
+      where: state.where,
+      sort: state.group || state.sort,
+      group: state.group,
+      archived: state.archived,
+    };
   }
 
   function block(index) {
@@ -156,11 +198,16 @@ export function showRuns(root) {
       const mine = generation;
       const answer = listRuns({ ...question(), columns, offset: index * BLOCK, limit: BLOCK });
       blocks.set(index, answer);
-      answer.then((found) => {
-        if (mine !== generation) return;
-        blocks.set(index, found.rows);
-        draw();
-      }, () => { if (mine === generation) blocks.delete(index); });
+      answer.then(
+        (found) => {
+          if (mine !== generation) return;
+          blocks.set(index, found.rows);
+          draw();
+        },
+        () => {
+          if (mine === generation) blocks.delete(index);
+        },
+      );
       return answer;
     }
     return blocks.get(index);
@@ -175,12 +222,30 @@ export function showRuns(root) {
 
   /** Returns the usual columns: the metrics that say most, and the hyperparameters in which the first runs differ. */
   async function automaticColumns() {
-    const weight = (name) => [/(val|test|eval).*(acc|loss)/i, /acc|loss|reward|score|f1|bleu/i].findIndex((kind) => kind.test(name)) >>> 0;
-    const metrics = fields.filter(({ name, kind }) => name.startsWith("summary.") && kind === "number").map(({ name }) => name);
-    const candidates = fields.map(({ name }) => name).filter((name) => name.startsWith("hparams.")).slice(0, MAX_CANDIDATES);
+    const weight = (name) =>
+      [/(val|test|eval).*(acc|loss)/i, /acc|loss|reward|score|f1|bleu/i].findIndex((kind) =>
+        kind.test(name),
+      ) >>> 0;
+    const metrics = fields
+      .filter(({ name, kind }) => name.startsWith("summary.") && kind === "number")
+      .map(({ name }) => name);
+    const candidates = fields
+      .map(({ name }) => name)
+      .filter((name) => name.startsWith("hparams."))
+      .slice(0, MAX_CANDIDATES);
     const { rows } = await listRuns({ columns: candidates, limit: BLOCK });
-    const varied = candidates.filter((name) => new Set(rows.map((row) => row.values[name]).filter((value) => value !== undefined)).size > 1);
-    return ["status", "created_at", "duration", "tags", ...metrics.sort((one, other) => weight(one) - weight(other)).slice(0, MAX_AUTOMATIC), ...varied.slice(0, MAX_AUTOMATIC), "note"];
+    const varied = candidates.filter(
+      (name) => new Set(rows.map((row) => row.values[name]).filter((value) => value !== undefined)).size > 1,
+    );
+    return [
+      "status",
+      "created_at",
+      "duration",
+      "tags",
+      ...metrics.sort((one, other) => weight(one) - weight(other)).slice(0, MAX_AUTOMATIC),
+      ...varied.slice(0, MAX_AUTOMATIC),
+      "note",
+    ];
   }
 
   /** Places of headings and rows: one run of rows without groups, one for each open group with them. */
@@ -190,7 +255,8 @@ export function showRuns(root) {
       layout.push({ top: 0, rows: total, first: 0 });
       return;
     }
-    let top = 0, first = 0;
+    let top = 0,
+      first = 0;
     for (const group of groups) {
       const isFolded = state.fold.includes(String(group.value));
       layout.push({ top, heading: group, rows: 0, first });
@@ -211,30 +277,71 @@ export function showRuns(root) {
   function drawHead() {
     grid.style.setProperty("--columns", template());
     grid.style.setProperty("--least", `${260 + columns.length * 112}px`);
-    const sorted = (name) => (state.sort === name ? "ascending" : state.sort === `-${name}` ? "descending" : "none");
+    const sorted = (name) =>
+      state.sort === name ? "ascending" : state.sort === `-${name}` ? "descending" : "none";
     const heading = (name) => {
       const is = sorted(name);
-      const by = name === "duration" ? null : () => update({ sort: is === "descending" ? name : is === "ascending" ? "" : `-${name}` });
+      const by =
+        name === "duration"
+          ? null
+          : () => update({ sort: is === "descending" ? name : is === "ascending" ? "" : `-${name}` });
       const isNumber = fields.find((field) => field.name === name)?.kind === "number" && !FIXED[name];
-      return el("div", { role: "columnheader", class: isNumber ? "number" : "", "aria-sort": is, title: name },
-        by ? el("button", { type: "button", onclick: by }, tailOf(titleOf(name)), el("i", { class: "sort", "aria-hidden": "true" }, is === "ascending" ? "↑" : is === "descending" ? "↓" : "")) : titleOf(name));
+      return el(
+        "div",
+        { role: "columnheader", class: isNumber ? "number" : "", "aria-sort": is, title: name },
+        by
+          ? el(
+              "button",
+              { type: "button", onclick: by },
+              tailOf(titleOf(name)),
+              el(
+                "i",
+                { class: "sort", "aria-hidden": "true" },
+                is === "ascending" ? "↑" : is === "descending" ? "↓" : "",
+              ),
+            )
+          : titleOf(name),
+      );
     };
-    const all = el("input", { type: "checkbox", "aria-label": `Select the first ${BLOCK} runs`, title: `Select the first ${BLOCK} runs`, onclick: (event) => pickAll(event.target.checked) });
-    fill(head, el("div", { role: "columnheader", class: "pick" }, all), heading("name"), columns.map(heading), el("div", { role: "columnheader", "aria-label": "Actions" }));
+    const all = el("input", {
+      type: "checkbox",
+      "aria-label": `Select the first ${BLOCK} runs`,
+      title: `Select the first ${BLOCK} runs`,
+      onclick: (event) => pickAll(event.target.checked),
+    });
+    fill(
+      head,
+      el("div", { role: "columnheader", class: "pick" }, all),
+      heading("name"),
+      columns.map(heading),
+      el("div", { role: "columnheader", "aria-label": "Actions" }),
+    );
     drawActions();
   }
 
   function drawActions() {
     const chosen = selectedRuns();
     fill(count, total === 1 ? "1 run" : `${formatNumber(total)} runs`);
-    fill(actions, chosen.length > 0 && [
-      el("strong", {}, `${chosen.length} selected`),
-      el("a", { class: "button primary", href: link({ page: "charts" }) }, icon("chart"), "Charts"),
-      chosen.length > 1 && el("a", { class: "button", href: link({ page: "compare" }) }, "Compare"),
-      el("a", { class: "button", href: link({ page: "media" }) }, "Media"),
-      el("button", { type: "button", class: "button", onclick: archiveChosen }, icon("archive"), state.archived ? "Take out of the archive" : "Archive"),
-      el("button", { type: "button", class: "button quiet", onclick: () => update({ run: [], off: [] }) }, "Clear"),
-    ]);
+    fill(
+      actions,
+      chosen.length > 0 && [
+        el("strong", {}, `${chosen.length} selected`),
+        el("a", { class: "button primary", href: link({ page: "charts" }) }, icon("chart"), "Charts"),
+        chosen.length > 1 && el("a", { class: "button", href: link({ page: "compare" }) }, "Compare"),
+        el("a", { class: "button", href: link({ page: "media" }) }, "Media"),
+        el(
+          "button",
+          { type: "button", class: "button", onclick: archiveChosen },
+          icon("archive"),
+          state.archived ? "Take out of the archive" : "Archive",
+        ),
+        el(
+          "button",
+          { type: "button", class: "button quiet", onclick: () => update({ run: [], off: [] }) },
+          "Clear",
+        ),
+      ],
+    );
   }
 
   function draw(isForced = false) {
@@ -260,53 +367,152 @@ export function showRuns(root) {
         body.append(drawRow(at, part.first + at - part.top, height));
       }
     }
-    if (!total && !shown) body.append(el("p", { class: "empty" }, state.where || state.q ? "No run matches." : "There are no runs here yet."));
+    if (!total && !shown)
+      body.append(
+        el(
+          "p",
+          { class: "empty" },
+          state.where || state.q ? "No run matches." : "There are no runs here yet.",
+        ),
+      );
   }
 
   function groupRow(part, height) {
     const { value, total: size } = part.heading;
     const key = String(value);
     const isFolded = state.fold.includes(key);
-    return el("div", { class: "grid-row group-row", role: "row", style: { transform: `translateY(${part.top * height}px)` }, "data-at": part.top },
-      el("button", { type: "button", role: "gridcell", "aria-expanded": String(!isFolded), onclick: () => toggle("fold", key) },
-        icon("chevron"), el("span", { class: "muted" }, titleOf(state.group)), el("strong", {}, shorten(formatNumber(value), 60)), el("span", { class: "muted" }, String(size))));
+    return el(
+      "div",
+      {
+        class: "grid-row group-row",
+        role: "row",
+        style: { transform: `translateY(${part.top * height}px)` },
+        "data-at": part.top,
+      },
+      el(
+        "button",
+        {
+          type: "button",
+          role: "gridcell",
+          "aria-expanded": String(!isFolded),
+          onclick: () => toggle("fold", key),
+        },
+        icon("chevron"),
+        el("span", { class: "muted" }, titleOf(state.group)),
+        el("strong", {}, shorten(formatNumber(value), 60)),
+        el("span", { class: "muted" }, String(size)),
+      ),
+    );
   }
 
   function drawRow(at, index, height) {
     const row = rowAt(index);
-    const props = { class: "grid-row", role: "row", id: `row-${index}`, "data-at": at, "aria-rowindex": index + 1, style: { transform: `translateY(${at * height}px)` } };
-    if (!row) return el("div", { ...props, class: "grid-row waiting" }, el("div", {}), el("div", { class: "blank" }));
+    const props = {
+      class: "grid-row",
+      role: "row",
+      id: `row-${index}`,
+      "data-at": at,
+      "aria-rowindex": index + 1,
+      style: { transform: `translateY(${at * height}px)` },
+    };
+    if (!row)
+      return el("div", { ...props, class: "grid-row waiting" }, el("div", {}), el("div", { class: "blank" }));
     const isChosen = state.run.includes(row.id);
     const style = styleOf(row.id, isDark());
-    const box = el("input", { type: "checkbox", checked: isChosen, "aria-label": `Select ${shorten(row.name, 60)}`, tabIndex: -1, onclick: (event) => pick(index, row, event) });
-    const node = el("div", { ...props, class: `grid-row${isChosen ? " chosen" : ""}${index === cursor ? " cursor" : ""}`, "aria-selected": String(isChosen), "data-run": row.id },
+    const box = el("input", {
+      type: "checkbox",
+      checked: isChosen,
+      "aria-label": `Select ${shorten(row.name, 60)}`,
+      tabIndex: -1,
+      onclick: (event) => pick(index, row, event),
+    });
+    const node = el(
+      "div",
+      {
+        ...props,
+        class: `grid-row${isChosen ? " chosen" : ""}${index === cursor ? " cursor" : ""}`,
+        "aria-selected": String(isChosen),
+        "data-run": row.id,
+      },
       el("div", { role: "gridcell", class: "pick", style: isChosen ? { "--run": style.color } : {} }, box),
-      el("div", { role: "gridcell", class: "name" }, el("a", { href: link({ page: "run", id: row.id }), title: shorten(row.name, 300), dir: "auto", tabIndex: -1 }, shorten(row.name, 200))),
+      el(
+        "div",
+        { role: "gridcell", class: "name" },
+        el(
+          "a",
+          {
+            href: link({ page: "run", id: row.id }),
+            title: shorten(row.name, 300),
+            dir: "auto",
+            tabIndex: -1,
+          },
+          shorten(row.name, 200),
+        ),
+      ),
       columns.map((name) => cell(name, row)),
-      el("div", { role: "gridcell", class: "row-tools" }, iconButton("archive", row.archived ? "Take out of the archive" : "Archive", () => save(row, { archived: !row.archived }), { tabIndex: -1 })));
+      el(
+        "div",
+        { role: "gridcell", class: "row-tools" },
+        iconButton(
+          "archive",
+          row.archived ? "Take out of the archive" : "Archive",
+          () => save(row, { archived: !row.archived }),
+          { tabIndex: -1 },
+        ),
+      ),
+    );
     return node;
   }
 
   function cell(name, row) {
-    const of = (props, ...content) => el("div", { role: "gridcell", "data-column": name, ...props }, ...content);
+    const of = (props, ...content) =>
+      el("div", { role: "gridcell", "data-column": name, ...props }, ...content);
     switch (name) {
-      case "status": return of({}, statusMark(row));
-      case "created_at": return of({ class: "muted", title: formatTime(row.created_at) }, formatAge(row.created_at));
-      case "duration": return of({ class: "muted number-like" }, formatDuration(row.duration));
-      case "tags": return of({ class: "tags editable", title: "Edit tags", ondblclick: (event) => editTags(event.currentTarget, row) },
-        row.tags.slice(0, 12).map((tag) => el("span", { class: "tag", dir: "auto" }, shorten(tag, 40))), editButton("Edit tags", (node) => editTags(node, row)));
-      case "note": return of({ class: "note editable", title: shorten(row.note || "Edit the note", 500), ondblclick: (event) => editNote(event.currentTarget, row) },
-        el("span", { dir: "auto" }, shorten(row.note || "", 160)), editButton("Edit the note", (node) => editNote(node, row)));
+      case "status":
+        return of({}, statusMark(row));
+      case "created_at":
+        return of({ class: "muted", title: formatTime(row.created_at) }, formatAge(row.created_at));
+      case "duration":
+        return of({ class: "muted number-like" }, formatDuration(row.duration));
+      case "tags":
+        return of(
+          {
+            class: "tags editable",
+            title: "Edit tags",
+            ondblclick: (event) => editTags(event.currentTarget, row),
+          },
+          row.tags.slice(0, 12).map((tag) => el("span", { class: "tag", dir: "auto" }, shorten(tag, 40))),
+          editButton("Edit tags", (node) => editTags(node, row)),
+        );
+      case "note":
+        return of(
+          {
+            class: "note editable",
+            title: shorten(row.note || "Edit the note", 500),
+            ondblclick: (event) => editNote(event.currentTarget, row),
+          },
+          el("span", { dir: "auto" }, shorten(row.note || "", 160)),
+          editButton("Edit the note", (node) => editNote(node, row)),
+        );
       default: {
         const value = row.values[name];
         const isNumber = typeof value === "number";
-        return of({ class: isNumber ? "number" : "", title: value === undefined ? null : shorten(String(value), 300) }, value === undefined || value === null ? "" : shorten(formatNumber(value), 80));
+        return of(
+          {
+            class: isNumber ? "number" : "",
+            title: value === undefined ? null : shorten(String(value), 300),
+          },
+          value === undefined || value === null ? "" : shorten(formatNumber(value), 80),
+        );
       }
     }
   }
 
   function editButton(label, edit) {
-    return iconButton("edit", label, (event) => edit(event.currentTarget.parentElement), { tabIndex: -1, class: "icon-button edit" });
+    return iconButton("edit", label, (event) => edit(event.currentTarget.parentElement), {
+      tabIndex: -1,
+      class: "icon-button edit",
+    });
   }
 
   // --- edits --------------------------------------------------------------------------------------------------
@@ -336,7 +542,18 @@ export function showRuns(root) {
   }
 
   function editTags(node, row) {
-    editInPlace(node, "Tags, separated by commas", row.tags.join(", "), (text) => save(row, { tags: [...new Set(text.split(",").map((tag) => tag.trim()).filter(Boolean))] }));
+    editInPlace(node, "Tags, separated by commas", row.tags.join(", "), (text) =>
+      save(row, {
+        tags: [
+          ...new Set(
+            text
+              .split(",")
+              .map((tag) => tag.trim())
+              .filter(Boolean),
+          ),
+        ],
+      }),
+    );
   }
 
   function editNote(node, row) {
@@ -348,7 +565,11 @@ export function showRuns(root) {
       await editRun(row.id, patch);
       Object.assign(row, patch);
       if ("archived" in patch) {
-        toast(patch.archived ? `Archived ${shorten(row.name, 40)}` : `${shorten(row.name, 40)} is out of the archive`);
+        toast(
+          patch.archived
+            ? `Archived ${shorten(row.name, 40)}`
+            : `${shorten(row.name, 40)} is out of the archive`,
+        );
         await reload();
       }
     } catch (error) {
@@ -361,7 +582,9 @@ export function showRuns(root) {
     const ids = selectedRuns();
     try {
       for (const id of ids) await editRun(id, { archived: !state.archived });
-      toast(`${ids.length} ${ids.length === 1 ? "run" : "runs"} ${state.archived ? "taken out of the archive" : "archived"}`);
+      toast(
+        `${ids.length} ${ids.length === 1 ? "run" : "runs"} ${state.archived ? "taken out of the archive" : "archived"}`,
+      );
     } catch (error) {
       toast(error.message, "error");
     }
@@ -383,7 +606,10 @@ export function showRuns(root) {
 
   function pickAll(isOn) {
     const rows = Array.from({ length: Math.min(total, BLOCK) }, (_, index) => rowAt(index)).filter(Boolean);
-    selectRuns(rows.map(({ id }) => id), isOn);
+    selectRuns(
+      rows.map(({ id }) => id),
+      isOn,
+    );
   }
 
   // --- choices ------------------------------------------------------------------------------------------------
@@ -392,56 +618,68 @@ export function showRuns(root) {
     const find = el("input", { type: "search", placeholder: "Find a column", "aria-label": "Find a column" });
     const list = el("div", { class: "choices" });
     const show = () => {
-      const known = [...Object.keys(FIXED), ...fields.map(({ name }) => name).filter((name) => /^(summary|hparams)\./.test(name))];
+      const known = [
+        ...Object.keys(FIXED),
+        ...fields.map(({ name }) => name).filter((name) => /^(summary|hparams)\./.test(name)),
+      ];
       const wanted = known.filter((name) => name.toLowerCase().includes(find.value.toLowerCase()));
-      fill(list, wanted.slice(0, 300).map((name) => el("label", { class: "check" },
-        el("input", { type: "checkbox", checked: columns.includes(name), onchange: (event) => update({ column: event.target.checked ? [...columns, name] : columns.filter((one) => one !== name) }) }),
-        el("span", { dir: "auto" }, shorten(name, 80)))), wanted.length > 300 && el("p", { class: "muted" }, `${wanted.length - 300} more: search for them.`));
+      fill(
+        list,
+        wanted.slice(0, 300).map((name) =>
+          el(
+            "label",
+            { class: "check" },
+            el("input", {
+              type: "checkbox",
+              checked: columns.includes(name),
+              onchange: (event) =>
+                update({
+                  column: event.target.checked ? [...columns, name] : columns.filter((one) => one !== name),
+                }),
+            }),
+            el("span", { dir: "auto" }, shorten(name, 80)),
+          ),
+        ),
+        wanted.length > 300 && el("p", { class: "muted" }, `${wanted.length - 300} more: search for them.`),
+      );
     };
     find.addEventListener("input", show);
     show();
-    return [find, list, el("button", { type: "button", class: "button quiet", onclick: () => update({ column: [] }) }, "Show the usual ones")];
+    return [
+      find,
+      list,
+      el(
+        "button",
+        { type: "button", class: "button quiet", onclick: () => update({ column: [] }) },
+        "Show the usual ones",
+      ),
+    ];
   }
 
   function chooseGroup(close) {
-    const names = ["", "status", ...fields.map(({ name }) => name).filter((name) => name.startsWith("hparams."))];
-    return el("div", { class: "choices" }, names.slice(0, 300).map((name) => el("button", {
-      type: "button", class: `choice${state.group === name ? " on" : ""}`, onclick: () => { update({ group: name, fold: [] }); close(); },
-    }, name ? shorten(name, 80) : "No groups")));
-  }
-
-  function showHints() {
-    const word = filter.value.slice(0, filter.selectionStart).match(/[\w./@:%+$#-]{2,}$/)?.[0];
-    const found = word ? fields.map(({ name }) => name).filter((name) => name.toLowerCase().includes(word.toLowerCase()) && name !== word).slice(0, 8) : [];
-    hints.hidden = !found.length;
-    fill(hints, found.map((name, index) => el("div", { role: "option", "aria-selected": String(index === 0), class: index === 0 ? "on" : "", "data-name": name, onpointerdown: (event) => { event.preventDefault(); takeHint(name); } }, shorten(name, 80))));
-  }
-
-  function takeHint(name) {
-    const end = filter.selectionStart;
-    const begin = end - filter.value.slice(0, end).match(/[\w./@:%+$#-]*$/)[0].length;
-    const quoted = /^[\w./@:%+$#-]+$/.test(name) ? name : name.replace(/^(\w+)\.(.*)$/s, (_, first, rest) => `${first}."${rest}"`);
-    filter.setRangeText(quoted, begin, end, "end");
-    hints.hidden = true;
-    filter.focus();
-    applyFilter();
-  }
-
-  function hintKeys(event) {
-    if (event.key === "Enter") { hints.hidden = true; update({ where: filter.value.trim() }); return; }
-    if (hints.hidden) return;
-    const options = [...hints.children];
-    const at = options.findIndex((node) => node.classList.contains("on"));
-    if (event.key === "ArrowDown" || event.key === "ArrowUp") {
-      event.preventDefault();
-      const next = (at + (event.key === "ArrowDown" ? 1 : options.length - 1)) % options.length;
-      options.forEach((node, index) => { node.classList.toggle("on", index === next); node.setAttribute("aria-selected", String(index === next)); });
-    } else if (event.key === "Tab") {
-      event.preventDefault();
-      takeHint(options[at].dataset.name);
-    } else if (event.key === "Escape") {
-      hints.hidden = true;
-    }
+    const names = [
+      "",
+      "status",
+      ...fields.map(({ name }) => name).filter((name) => name.startsWith("hparams.")),
+    ];
+    return el(
+      "div",
+      { class: "choices" },
+      names.slice(0, 300).map((name) =>
+        el(
+          "button",
+          {
+            type: "button",
+            class: `choice${state.group === name ? " on" : ""}`,
+            onclick: () => {
+              update({ group: name, fold: [] });
+              close();
+            },
+          },
+          name ? shorten(name, 80) : "No groups",
+        ),
+      ),
+    );
   }
 
   function keys(event) {
@@ -455,7 +693,8 @@ export function showRuns(root) {
       const part = layout.find((one) => !one.heading && cursor >= one.first && cursor < one.first + one.rows);
       const top = part ? (part.top + cursor - part.first) * height : 0;
       if (top < grid.scrollTop) grid.scrollTop = top;
-      if (top + 2 * height > grid.scrollTop + grid.clientHeight) grid.scrollTop = top + 2 * height - grid.clientHeight;
+      if (top + 2 * height > grid.scrollTop + grid.clientHeight)
+        grid.scrollTop = top + 2 * height - grid.clientHeight;
       draw(true);
       grid.setAttribute("aria-activedescendant", `row-${cursor}`);
     } else if (row && (event.key === " " || event.key === "x")) {
@@ -474,7 +713,7 @@ export function showRuns(root) {
     if (state.page !== "runs") return;
     if (["q", "where", "sort", "group", "archived", "column"].some((name) => changed.has(name))) {
       if (document.activeElement !== search) search.value = state.q;
-      if (document.activeElement !== filter) filter.value = state.where;
+      filter.show();
       reload();
     } else if (changed.has("fold")) {
       lay();
@@ -494,5 +733,10 @@ export function showRuns(root) {
   const themed = () => draw(true);
   document.addEventListener("themechange", themed);
   reload();
-  return () => { stop(); stopData(); resized.disconnect(); document.removeEventListener("themechange", themed); };
+  return () => {
+    stop();
+    stopData();
+    resized.disconnect();
+    document.removeEventListener("themechange", themed);
+  };
 }

@@ -11,45 +11,95 @@ const DASH_OF = { solid: "", dash: "5 3", dot: "1.5 2.5" };
 /** Draws a piece of the line that stands for a run. */
 export function swatch(id) {
   const { color, dash } = styleOf(id, isDark());
-  return svg("svg", { class: "swatch", viewBox: "0 0 18 10", width: 18, height: 10, "aria-hidden": "true" },
-    svg("path", { d: "M1 5h16", stroke: color, "stroke-width": 3, "stroke-linecap": dash === "solid" ? "round" : "butt", "stroke-dasharray": DASH_OF[dash] || null }));
+  return svg(
+    "svg",
+    { class: "swatch", viewBox: "0 0 18 10", width: 18, height: 10, "aria-hidden": "true" },
+    svg("path", {
+      d: "M1 5h16",
+      stroke: color,
+      "stroke-width": 3,
+      "stroke-linecap": dash === "solid" ? "round" : "butt",
+      "stroke-dasharray": DASH_OF[dash] || null,
+    }),
+  );
 }
 
 /** Selects the newest runs where a view needs some and none is selected. */
 export async function ensureSelection() {
   if (selectedRuns().length) return;
   const { rows } = await listRuns({ limit: AT_FIRST });
-  if (!selectedRuns().length && rows.length) selectRuns(rows.map(({ id }) => id), true);
+  if (!selectedRuns().length && rows.length)
+    selectRuns(
+      rows.map(({ id }) => id),
+      true,
+    );
 }
 
 /** Shows the selected runs in an element until the returned function is called. */
 export function showSidebar(root) {
   const list = el("ul", { class: "legend", "aria-label": "Selected runs" });
-  fill(root, el("h2", {}, "Runs", el("a", { class: "button quiet", href: link({ page: "runs", id: "" }) }, "Choose")), list);
+  fill(
+    root,
+    el("h2", {}, "Runs", el("a", { class: "button quiet", href: link({ page: "runs", id: "" }) }, "Choose")),
+    list,
+  );
   let isGone = false;
 
   async function draw() {
     const ids = selectedRuns();
     await loadInfos(ids);
     if (isGone) return;
-    fill(list, ids.map((id) => {
-      const info = runInfo(id);
-      const isOff = state.off.includes(id);
-      const name = shorten(info.name, 120);
-      return el("li", { class: isOff ? "off" : "", "data-run": id }, swatch(id),
-        el("div", { class: "who" }, el("a", { href: link({ page: "run", id }), title: shorten(info.name, 300), dir: "auto" }, name), statusMark(info)),
-        el("span", { class: "tools" },
-          iconButton(isOff ? "eyeOff" : "eye", `${isOff ? "Show" : "Hide"} ${shorten(name, 40)}`, () => toggle("off", id), { "aria-pressed": String(isOff) }),
-          iconButton("close", `Take ${shorten(name, 40)} out`, () => { selectRuns([id], false); if (isOff) update({ off: state.off.filter((one) => one !== id) }); })));
-    }), !ids.length && el("li", { class: "muted" }, "None."));
+    fill(
+      list,
+      ids.map((id) => {
+        const info = runInfo(id);
+        const isOff = state.off.includes(id);
+        const name = shorten(info.name, 120);
+        return el(
+          "li",
+          { class: isOff ? "off" : "", "data-run": id },
+          swatch(id),
+          el(
+            "div",
+            { class: "who" },
+            el("a", { href: link({ page: "run", id }), title: shorten(info.name, 300), dir: "auto" }, name),
+            statusMark(info),
+          ),
+          el(
+            "span",
+            { class: "tools" },
+            iconButton(
+              isOff ? "eyeOff" : "eye",
+              `${isOff ? "Show" : "Hide"} ${shorten(name, 40)}`,
+              () => toggle("off", id),
+              { "aria-pressed": String(isOff) },
+            ),
+            iconButton("close", `Take ${shorten(name, 40)} out`, () => {
+              selectRuns([id], false);
+              if (isOff) update({ off: state.off.filter((one) => one !== id) });
+            }),
+          ),
+        );
+      }),
+      !ids.length && el("li", { class: "muted" }, "None."),
+    );
   }
 
-  const stop = onChange((changed) => { if (changed.has("run") || changed.has("off")) draw(); });
-  const stopData = dataChanges((changed) => { if (changed.table || Object.values(changed.runs).some(({ record }) => record)) refreshInfos().then(draw); });
+  const stop = onChange((changed) => {
+    if (changed.has("run") || changed.has("off")) draw();
+  });
+  const stopData = dataChanges((changed) => {
+    if (changed.table || Object.values(changed.runs).some(({ record }) => record)) refreshInfos().then(draw);
+  });
   const themed = () => draw();
   document.addEventListener("themechange", themed);
   draw();
-  return () => { isGone = true; stop(); stopData(); document.removeEventListener("themechange", themed); };
+  return () => {
+    isGone = true;
+    stop();
+    stopData();
+    document.removeEventListener("themechange", themed);
+  };
 }
 
 async function refreshInfos() {

@@ -7,16 +7,60 @@
 const LISTS = ["run", "column", "pin", "hide", "off", "zoom", "class", "open", "fold", "at", "brush"];
 
 const DEFAULTS = {
-  q: "", where: "", sort: "", group: "", archived: "", column: [], fold: [],
-  run: [], off: [],
-  x: "step", logx: "", logy: "", smooth: "0", find: "", pin: [], hide: [], open: [], zoom: [], band: "", ranks: "",
-  step: "", linked: "1", at: [], opacity: "0.5", class: [], kind: "",
-  sx: "", sy: "", brush: [],
+  q: "",
+  where: "",
+  sort: "",
+  group: "",
+  archived: "",
+  column: [],
+  fold: [],
+  run: [],
+  off: [],
+  x: "step",
+  logx: "",
+  logy: "",
+  smooth: "0",
+  find: "",
+  pin: [],
+  hide: [],
+  open: [],
+  zoom: [],
+  band: "",
+  ranks: "",
+  step: "",
+  linked: "1",
+  at: [],
+  opacity: "0.5",
+  class: [],
+  kind: "",
+  sx: "",
+  sy: "",
+  brush: [],
 };
 
 /** Colours that the common kinds of colour blindness keep apart, for light and for dark ground. */
-const PALETTE_LIGHT = ["#2563c9", "#d1500f", "#0b8a6a", "#a83c8f", "#b07d00", "#3a9bd6", "#6b4bc4", "#8c564b", "#5b6470"];
-const PALETTE_DARK = ["#6ea2ff", "#ff8a4c", "#3ccfa6", "#e685cf", "#eab93c", "#7fd0ff", "#a990ff", "#d0a08e", "#a7b0bd"];
+const PALETTE_LIGHT = [
+  "#2563c9",
+  "#d1500f",
+  "#0b8a6a",
+  "#a83c8f",
+  "#b07d00",
+  "#3a9bd6",
+  "#6b4bc4",
+  "#8c564b",
+  "#5b6470",
+];
+const PALETTE_DARK = [
+  "#6ea2ff",
+  "#ff8a4c",
+  "#3ccfa6",
+  "#e685cf",
+  "#eab93c",
+  "#7fd0ff",
+  "#a990ff",
+  "#d0a08e",
+  "#a7b0bd",
+];
 const DASHES = ["solid", "dash", "dot"];
 
 const listeners = new Set();
@@ -61,7 +105,9 @@ export function link(patch = {}) {
 
 /** Changes the view, in the URL too, and tells those who listen which parts changed. */
 export function update(patch, push = false) {
-  const changed = Object.keys(patch).filter((name) => JSON.stringify(patch[name]) !== JSON.stringify(state[name]));
+  const changed = Object.keys(patch).filter(
+    (name) => JSON.stringify(patch[name]) !== JSON.stringify(state[name]),
+  );
   if (!changed.length) return;
   const isNewPage = push || changed.includes("page") || changed.includes("id");
   Object.assign(state, patch);
@@ -106,14 +152,21 @@ export function selectRuns(ids, isOn) {
 export function styleOf(id, isDarkNow) {
   const palette = isDarkNow ? PALETTE_DARK : PALETTE_LIGHT;
   const slot = Math.max(0, state.run.indexOf(id));
-  return { color: palette[slot % palette.length], dash: DASHES[Math.floor(slot / palette.length) % DASHES.length] };
+  return {
+    color: palette[slot % palette.length],
+    dash: DASHES[Math.floor(slot / palette.length) % DASHES.length],
+  };
 }
 
 /** Returns the numbers that a list of the view holds for a name, as `1~2~name`; null if it holds none. */
 export function numbersOf(list, name) {
   for (const one of state[list]) {
     const found = one.match(/^((?:[-+.e\d]*~)+)(.*)$/s);
-    if (found && found[2] === name) return found[1].split("~").slice(0, -1).map((part) => (part === "" || !Number.isFinite(Number(part)) ? null : Number(part)));
+    if (found && found[2] === name)
+      return found[1]
+        .split("~")
+        .slice(0, -1)
+        .map((part) => (part === "" || !Number.isFinite(Number(part)) ? null : Number(part)));
   }
   return null;
 }

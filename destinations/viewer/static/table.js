@@ -12,11 +12,26 @@ const MOST_ROWS = 500;
  * @param {{name?: string, total?: number}} [about] what it is called when saved, and how many rows there are in all.
  */
 export function dataTable(columns, rows, about = {}) {
-  let sorted = -1, isDown = false, most = MOST_ROWS;
-  const find = el("input", { type: "search", placeholder: "Filter rows", "aria-label": "Filter rows", oninput: () => draw() });
+  let sorted = -1,
+    isDown = false,
+    most = MOST_ROWS;
+  const find = el("input", {
+    type: "search",
+    placeholder: "Filter rows",
+    "aria-label": "Filter rows",
+    oninput: () => draw(),
+  });
   const count = el("span", { class: "muted" });
-  const head = el("thead"), body = el("tbody");
-  const more = el("button", { type: "button", class: "button quiet", onclick: () => { most += MOST_ROWS; draw(); } });
+  const head = el("thead"),
+    body = el("tbody");
+  const more = el("button", {
+    type: "button",
+    class: "button quiet",
+    onclick: () => {
+      most += MOST_ROWS;
+      draw();
+    },
+  });
 
   function sortBy(index) {
     if (sorted === index && isDown) [sorted, isDown] = [-1, false];
@@ -26,40 +41,145 @@ export function dataTable(columns, rows, about = {}) {
 
   function draw() {
     const word = find.value.toLowerCase();
-    let shown = word ? rows.filter((row) => row.some((cell) => String(cell ?? "").toLowerCase().includes(word))) : [...rows];
+    let shown = word
+      ? rows.filter((row) =>
+          row.some((cell) =>
+            String(cell ?? "")
+              .toLowerCase()
+              .includes(word),
+          ),
+        )
+      : [...rows];
     if (sorted >= 0) shown.sort((one, other) => compareCells(one[sorted], other[sorted], isDown));
     const total = about.total ?? rows.length;
-    fill(count, word ? `${shown.length} of ${rows.length} rows` : total > rows.length ? `${rows.length} of ${total} rows` : `${rows.length} ${rows.length === 1 ? "row" : "rows"}`);
+    fill(
+      count,
+      word
+        ? `${shown.length} of ${rows.length} rows`
+        : total > rows.length
+          ? `${rows.length} of ${total} rows`
+          : `${rows.length} ${rows.length === 1 ? "row" : "rows"}`,
+    );
     more.hidden = shown.length <= most;
     fill(more, `Show ${Math.min(MOST_ROWS, shown.length - most)} more`);
     shown = shown.slice(0, most);
-    fill(head, el("tr", {}, columns.map(({ name }, index) => el("th", { scope: "col", class: isNumeric(rows, index) ? "number" : "", "aria-sort": sorted === index ? (isDown ? "descending" : "ascending") : "none" },
-      el("button", { type: "button", onclick: () => sortBy(index), dir: "auto" }, shorten(name, 80), sorted === index ? (isDown ? " ↓" : " ↑") : "")))));
-    fill(body, shown.map((row) => el("tr", {}, columns.map((_, index) => {
-      const cell = row[index];
-      return el("td", { class: typeof cell === "number" ? "number" : "", dir: typeof cell === "string" ? "auto" : null }, cell === null || cell === undefined ? "" : shorten(typeof cell === "number" ? formatNumber(cell) : cellText(cell), 2000));
-    }))));
+    fill(
+      head,
+      el(
+        "tr",
+        {},
+        columns.map(({ name }, index) =>
+          el(
+            "th",
+            {
+              scope: "col",
+              class: isNumeric(rows, index) ? "number" : "",
+              "aria-sort": sorted === index ? (isDown ? "descending" : "ascending") : "none",
+            },
+            el(
+              "button",
+              { type: "button", onclick: () => sortBy(index), dir: "auto" },
+              shorten(name, 80),
+              sorted === index ? (isDown ? " ↓" : " ↑") : "",
+            ),
+          ),
+        ),
+      ),
+    );
+    fill(
+      body,
+      shown.map((row) =>
+        el(
+          "tr",
+          {},
+          columns.map((_, index) => {
+            const cell = row[index];
+            return el(
+              "td",
+              {
+                class: typeof cell === "number" ? "number" : "",
+                dir: typeof cell === "string" ? "auto" : null,
+              },
+              cell === null || cell === undefined
+                ? ""
+                : shorten(typeof cell === "number" ? formatNumber(cell) : cellText(cell), 2000),
+            );
+          }),
+        ),
+      ),
+    );
   }
 
   draw();
-  return el("div", { class: "logged-table" },
-    el("div", { class: "table-tools" }, el("label", { class: "field search" }, icon("search"), find), count,
-      iconButton("download", "Save as CSV", () => download(`${about.name ?? "table"}.csv`, toCsv([columns.map(({ name }) => name), ...rows]), "text/csv"))),
-    el("div", { class: "data-table", tabIndex: 0, role: "region", "aria-label": about.name ? `Table ${shorten(about.name, 80)}` : "Table" }, el("table", {}, head, body)), more);
+  return el(
+    "div",
+    { class: "logged-table" },
+    el(
+      "div",
+      { class: "table-tools" },
+      el("label", { class: "field search" }, icon("search"), find),
+      count,
+      iconButton("download", "Save as CSV", () =>
+        download(
+          `${about.name ?? "table"}.csv`,
+          toCsv([columns.map(({ name }) => name), ...rows]),
+          "text/csv",
+        ),
+      ),
+    ),
+    el(
+      "div",
+      {
+        class: "data-table",
+        tabIndex: 0,
+        role: "region",
+        "aria-label": about.name ? `Table ${shorten(about.name, 80)}` : "Table",
+      },
+      el("table", {}, head, body),
+    ),
+    more,
+  );
 }
 
 /** Returns rows of two cells, name and value, as a table. */
 export function pairTable(pairs) {
-  return el("table", {}, el("tbody", {}, pairs.map(([name, value]) => el("tr", {}, el("th", { scope: "row", dir: "auto" }, shorten(name, 120)),
-    el("td", { dir: "auto" }, value instanceof Node ? value : shorten(typeof value === "number" ? formatNumber(value) : cellText(value), 3000))))));
+  return el(
+    "table",
+    {},
+    el(
+      "tbody",
+      {},
+      pairs.map(([name, value]) =>
+        el(
+          "tr",
+          {},
+          el("th", { scope: "row", dir: "auto" }, shorten(name, 120)),
+          el(
+            "td",
+            { dir: "auto" },
+            value instanceof Node
+              ? value
+              : shorten(typeof value === "number" ? formatNumber(value) : cellText(value), 3000),
+          ),
+        ),
+      ),
+    ),
+  );
 }
 
 /** Returns the leaves of a nested mapping with dotted names, some thousand at most. */
 export function flatten(value, prefix = "", found = []) {
   if (found.length >= 5000) return found;
-  const isBranch = value && typeof value === "object" && !Array.isArray(value) && Object.keys(value).length && !("number" in value && Object.keys(value).length === 1);
-  if (!isBranch) found.push([prefix, value && typeof value === "object" && "number" in value ? value.number : value]);
-  else for (const [name, one] of Object.entries(value)) flatten(one, prefix ? `${prefix}.${name}` : name, found);
+  const isBranch =
+    value &&
+    typeof value === "object" &&
+    !Array.isArray(value) &&
+    Object.keys(value).length &&
+    !("number" in value && Object.keys(value).length === 1);
+  if (!isBranch)
+    found.push([prefix, value && typeof value === "object" && "number" in value ? value.number : value]);
+  else
+    for (const [name, one] of Object.entries(value)) flatten(one, prefix ? `${prefix}.${name}` : name, found);
   return found;
 }
 
@@ -69,7 +189,11 @@ function cellText(cell) {
 }
 
 function isNumeric(rows, index) {
-  return rows.length > 0 && rows.slice(0, 50).every((row) => typeof row[index] === "number" || row[index] === null) && rows.slice(0, 50).some((row) => row[index] !== null);
+  return (
+    rows.length > 0 &&
+    rows.slice(0, 50).every((row) => typeof row[index] === "number" || row[index] === null) &&
+    rows.slice(0, 50).some((row) => row[index] !== null)
+  );
 }
 
 function compareCells(one, other, isDown) {

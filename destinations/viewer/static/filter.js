@@ -1,0 +1,117 @@
+/** The field of the filter language: completes names of columns, and shows what is wrong with a filter. */
+
+import { debounce, el, fill, icon, shorten } from "./dom.js";
+import { state, update } from "./state.js";
+
+const MOST_HINTS = 8;
+const WORD = /[\w./@:%+$#-]*$/;
+const PLAIN = /^[\w./@:%+$#-]+$/;
+
+/**
+ * An input whose text is the filter of the view.
+ *
+ * `element` is the field, and `problem` the place for what is wrong. What is typed is applied after a pause, and at
+ * once with Enter or where the field is left.
+ */
+export class FilterField {
+  /** @param {() => {name: string}[]} fields returns the columns whose names are completed. */
+  constructor(fields) {
+    this.fields = fields;
+    this.problem = el("pre", { class: "filter-error", id: "filter-error", role: "alert", hidden: true });
+    this.hints = el("div", { class: "hints", role: "listbox", "aria-label": "Names", hidden: true });
+    this.input = el("input", {
+      type: "text",
+      class: "mono",
+      id: "filter",
+      placeholder: "Filter, as in  summary.loss < 0.5 and hparams.lr >= 1e-3",
+      "aria-label": "Filter runs",
+      "aria-describedby": "filter-error",
+      spellcheck: false,
+      autocomplete: "off",
+      value: state.where,
+      onkeydown: (event) => this.pressed(event),
+      onblur: () => (this.hints.hidden = true),
+      onchange: () => this.apply(),
+    });
+    const applySoon = debounce(() => this.apply(), 300);
+    this.input.addEventListener("input", () => {
+      this.showHints();
+      applySoon();
+    });
+    this.element = el("div", { class: "field filter" }, icon("filter"), this.input, this.hints);
+  }
+
+  /** Shows the filter of the view, unless it is being typed. */
+  show() {
+    if (document.activeElement !== this.input) this.input.value = state.where;
+  }
+
+  /** Shows what is wrong; null if nothing is. */
+  complain(error) {
+    this.problem.hidden = error === null;
+    fill(this.problem, error?.message);
+    if (error && state.where) this.input.setAttribute("aria-invalid", "true");
+    else this.input.removeAttribute("aria-invalid");
+  }
+
+  apply() {
+    update({ where: this.input.value.trim() });
+  }
+
+  showHints() {
+    const word = this.input.value.slice(0, this.input.selectionStart).match(WORD)[0].toLowerCase();
+    const names = word.length > 1 ? this.fields().map(({ name }) => name) : [];
+    const found = names.filter((name) => name.toLowerCase().includes(word) && name.toLowerCase() !== word);
+    this.hints.hidden = !found.length;
+    fill(
+      this.hints,
+      found.slice(0, MOST_HINTS).map((name, index) => {
+        const take = (event) => {
+          event.preventDefault();
+          this.take(name);
+        };
+        return el(
+          "div",
+          { role: "option", "data-name": name, onpointerdown: take, ...marked(index === 0) },
+          shorten(name),
+        );
+      }),
+    );
+  }
+
+  /** Puts a name in the place of the word before the cursor, in quotes where it needs them. */
+  take(name) {
+    const end = this.input.selectionStart;
+    const begin = end - this.input.value.slice(0, end).match(WORD)[0].length;
+    const quoted = PLAIN.test(name)
+      ? name
+      : name.replace(/^(\w+)\.(.*)$/s, (_, first, rest) => `${first}."${rest}"`);
+    this.input.setRangeText(quoted, begin, end, "end");
+    this.hints.hidden = true;
+    this.input.focus();
+    this.apply();
+  }
+
+  pressed(event) {
+    const options = [...this.hints.children];
+    const at = options.findIndex((node) => node.className === "on");
+    if (event.key === "Enter" || event.key === "Escape") this.hints.hidden = true;
+    if (event.key === "Enter") this.apply();
+    if (this.hints.hidden) return;
+    if (event.key === "ArrowDown" || event.key === "ArrowUp") {
+      event.preventDefault();
+      const next = (at + (event.key === "ArrowDown" ? 1 : options.length - 1)) % options.length;
+      options.forEach((node, index) => {
+        node.className = marked(index === next).class;
+        node.setAttribute("aria-selected", marked(index === next)["aria-selected"]);
+      });
+    } else if (event.key === "Tab") {
+      event.preventDefault();
+      this.take(options[at].dataset.name);
+    }
+  }
+}
+
+function marked(isOn) {
+  return { class: isOn ? "on" : "", "aria-selected": String(isOn) };
+}

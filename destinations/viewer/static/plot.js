@@ -1,0 +1,91 @@
+/** What all plots share: Plotly itself, the layout for light and dark, texts that are no markup, and saving. */
+
+import { download, isDark, shorten } from "./dom.js";
+
+/** Waits for Plotly's script, which comes after the page. */
+export function plotlyReady() {
+  if (globalThis.Plotly) return Promise.resolve(globalThis.Plotly);
+  return new Promise((resolve, reject) => {
+    const script = document.getElementById("plotly");
+    script.addEventListener("load", () => resolve(globalThis.Plotly));
+    script.addEventListener("error", () => reject(new Error("plotly.min.js could not be loaded.")));
+  });
+}
+
+/** Returns a text as Plotly shows it: it would take some tags and entities for markup. */
+export function plotText(text) {
+  return String(text).replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");
+}
+
+/** Returns a colour of the palette with some opacity. */
+export function faded(color, opacity) {
+  return (
+    color +
+    Math.round(opacity * 255)
+      .toString(16)
+      .padStart(2, "0")
+  );
+}
+
+/** Returns the layout that all plots share. */
+export function plotLayout(more = {}) {
+  const dark = isDark();
+  const axis = {
+    gridcolor: dark ? "#25272c" : "#ecece8",
+    linecolor: dark ? "#3a3d44" : "#cfcfc8",
+    zeroline: false,
+    showline: false,
+    automargin: false,
+    tickfont: { size: 11, color: dark ? "#a2a5ad" : "#5d5f66" },
+    title: { font: { size: 11.5, color: dark ? "#a2a5ad" : "#5d5f66" }, standoff: 6 },
+    exponentformat: "e",
+    fixedrange: false,
+  };
+  const { xaxis, yaxis, ...rest } = more;
+  const merged = (own) => ({ ...axis, ...own, title: { ...axis.title, ...own?.title } });
+  return {
+    paper_bgcolor: "rgba(0,0,0,0)",
+    plot_bgcolor: "rgba(0,0,0,0)",
+    font: { family: "Inter, system-ui, sans-serif", color: dark ? "#ececef" : "#1a1b1e" },
+    margin: { l: 52, r: 14, t: 8, b: 34 },
+    showlegend: false,
+    dragmode: "zoom",
+    hovermode: "x",
+    hoverdistance: -1,
+    autosize: true,
+    ...rest,
+    xaxis: merged(xaxis),
+    yaxis: merged(yaxis),
+  };
+}
+
+/** What all plots are made with. */
+export const PLOT_CONFIG = {
+  displayModeBar: false,
+  responsive: false,
+  doubleClick: "reset",
+  showTips: false,
+  scrollZoom: false,
+};
+
+/** Saves a plot as PNG or SVG, with a title and a legend. */
+export async function savePlot(plot, name, kind) {
+  const dark = isDark();
+  const figure = {
+    data: plot.data.map((trace) => ({ ...trace, showlegend: ["line", "median"].includes(trace.meta?.part) })),
+    layout: {
+      ...plot.layout,
+      width: 900,
+      height: 520,
+      showlegend: plot.data.length > 1,
+      paper_bgcolor: dark ? "#17181b" : "#ffffff",
+      title: { text: plotText(shorten(name, 100)), font: { size: 16 }, x: 0.02, xanchor: "left" },
+      margin: { l: 64, r: 20, t: 50, b: 50 },
+      legend: { orientation: "h", y: -0.14 },
+    },
+  };
+  const url = await globalThis.Plotly.toImage(figure, { format: kind, width: 900, height: 520, scale: 2 });
+  if (kind === "svg")
+    download(`${name}.svg`, decodeURIComponent(url.replace(/^data:image\/svg\+xml,/, "")), "image/svg+xml");
+  else download(`${name}.png`, url, "image/png");
+}
