@@ -7,6 +7,8 @@ from typing import Any
 from destinations.run_directory.layout import column_of
 from destinations.run_directory.reader import MetricRow, last_rows
 from destinations.runs import MetricNotFoundError, Run
+from destinations.runs.errors import near_names
+from destinations.runs.filters import Filter
 
 from .running import EXIT_FAILED, EXIT_OK, EXIT_TIMEOUT, find_runs
 from .screen import Session
@@ -53,8 +55,9 @@ def wait(options: argparse.Namespace, session: Session) -> int:
     from destinations.runs.filters import parse_filter
     from destinations.runs.runs import matches
 
-    parse_filter(options.condition, session.clock())
+    condition = parse_filter(options.condition, session.clock())
     (run,) = find_runs([options.run_name], options, session)
+    _note_unknown(run, condition, session)
     deadline = None if options.timeout is None else session.clock() + options.timeout
     while True:
         # Read before the reload, so that the last rows of a run that just ended are seen.
@@ -69,6 +72,17 @@ def wait(options: argparse.Namespace, session: Session) -> int:
         if left is not None and left <= 0:
             return _ended(run, EXIT_TIMEOUT, "did not hold before the timeout", options, session)
         session.wait(options.interval if left is None else min(options.interval, left))
+
+
+def _note_unknown(run: Run, condition: Filter, session: Session) -> None:
+    """Says which metrics and hyperparameters of a condition the run lacks: they may come, or be misspelt."""
+    known = {"summary": run.record.summary, "hparams": run.record.hparams}
+    for field in condition.fields(with_exists=False):
+        names = known.get(field.group)
+        if names and field.name not in names:
+            near = near_names(str(field), [f"{field.group}.{name}" for name in names])
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            session.note(f"run {run.run_id} has no {str(field)!r} yet{hint}")
 
 
 def _ended(run: Run, code: int, how: str, options: argparse.Namespace, session: Session) -> int:

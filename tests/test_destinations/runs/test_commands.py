@@ -494,6 +494,13 @@ def test_wait_until_the_condition_holds(root):
     }
 
 
+def test_wait_names_a_metric_that_the_run_lacks(runs):
+    """It may come, or be misspelt: then the wait would never end."""
+    _, _, err = runs("wait", "summary.los < 1", "alpha")
+
+    assert err.startswith("run id-alpha has no 'summary.los' yet; did you mean 'summary.loss'?\n")
+
+
 def test_wait_gives_up_in_time(root):
     """With the exit code of `timeout`."""
     destination = RunDirectory(root / "live", run_id="live", flush_seconds=0.05)
