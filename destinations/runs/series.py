@@ -323,11 +323,15 @@ def _cells_of(
         if table is not None:
             present = ~np.isnan(table)
             return {index: (table[:, index], present[:, index]) for index in indices}
-    padded = chunk + bytes(_LONGEST_CELL)
+    padded = b""
     found = {}
     for index in indices:
         starts = (ends[:, index - 1] if index else np.concatenate([[-1], ends[:-1, -1]])) + 1
-        cells = _numbers(padded, starts, ends[:, index] - starts)
+        text = chunk
+        if starts[-1] + _LONGEST_CELL >= len(chunk):
+            # A copy of the chunk, which most columns do without.
+            text = padded = padded or chunk + bytes(_LONGEST_CELL + 1)
+        cells = _numbers(text, starts, ends[:, index] - starts)
         if cells is None:
             return None
         found[index] = cells
@@ -353,7 +357,7 @@ def _is_more_than_numbers(text: bytes) -> bool:
     return any(mark in text for mark in (b"u", b"f", b"[", b"{"))
 
 
-def _numbers(padded: bytes, starts: _Places, lengths: _Places) -> tuple[Floats, _Bools] | None:
+def _numbers(text: bytes, starts: _Places, lengths: _Places) -> tuple[Floats, _Bools] | None:
     present = lengths > 0
     values = np.full(len(starts), np.nan)
     if not present.any():
@@ -366,7 +370,7 @@ def _numbers(padded: bytes, starts: _Places, lengths: _Places) -> tuple[Floats, 
         return None
     # Each cell and what follows it as an item of fixed size, in overlapping views.
     width = longest + 1
-    items: Any = np.ndarray((len(padded) - longest,), f"V{width}", padded, strides=(1,))
+    items: Any = np.ndarray((len(text) - longest,), f"V{width}", text, strides=(1,))
     numbers = _parsed(items[starts].view(np.uint8).reshape(-1, width), lengths)
     if numbers is None:
         return None
