@@ -1,32 +1,55 @@
-"""Answers as strict JSON: by orjson where it is installed, which reads arrays at once."""
+"""Answers as strict JSON: what a number that is not finite becomes, and the bytes."""
 
 import json
 import math
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-__all__ = ["encode"]
+__all__ = ["encode", "plain", "shown"]
 
 _dumps: Callable[[Any], bytes]
 
 
-def _plain(value: Any) -> Any:
-    """Returns a value for strict JSON without arrays and non-finite numbers."""
-    if isinstance(value, np.ndarray):
-        return [_plain(item) for item in value.tolist()]
-    if isinstance(value, np.generic):
-        return _plain(value.item())
+def shown(value: Any) -> Any:
+    """Returns a value for JSON; a number that is not finite is an object that says which."""
+    if isinstance(value, float) and value - value != 0:
+        return {"number": "nan" if value != value else "inf" if value > 0 else "-inf"}  # noqa: PLR0124  # NaN
+    if isinstance(value, Path):
+        return str(value)
+    return list(value) if isinstance(value, tuple) else value
+
+
+def plain(value: Any) -> Any:
+    """Returns a value for strict JSON; numbers that are not finite are objects, see `shown`."""
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
+    if value is None or isinstance(value, bool | int | float | str):
+        return shown(value)
+    return str(value)
+
+
+def _without_arrays(value: Any) -> Any:
+    """Returns a value for strict JSON without arrays; numbers that are not finite are None."""
+    if isinstance(value, np.ndarray):
+        return [_without_arrays(item) for item in value.tolist()]
+    if isinstance(value, np.generic):
+        return _without_arrays(value.item())
+    if isinstance(value, Mapping):
+        return {str(key): _without_arrays(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_arrays(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _dump_plain(value: Any) -> bytes:
-    return json.dumps(_plain(value), ensure_ascii=True, allow_nan=False, separators=(",", ":")).encode()
+    return json.dumps(
+        _without_arrays(value), ensure_ascii=True, allow_nan=False, separators=(",", ":")
+    ).encode()
 
 
 try:

@@ -25,7 +25,9 @@ from destinations.runs.commands.fields import OWN_FIELDS, check_fields, field_of
 from destinations.runs.filters import parse_filter
 from destinations.runs.record import FIELDS
 
-__all__ = ["Catalog", "shown"]
+from .answers import shown
+
+__all__ = ["Catalog"]
 
 _MAX_QUERY = 1000
 _MAX_TAGS = 1000
@@ -36,15 +38,6 @@ _ID = re.compile(r"[0-9a-f]{12}")
 # The names of the API for fields that have another one in the record.
 _KINDS = {"run": "text", "age": "duration", "duration": "duration"}
 _ALIASES = {"note": "notes"}
-
-
-def shown(value: Any) -> Any:
-    """Returns a value for JSON; a number that is not finite is an object that says which."""
-    if isinstance(value, float) and value - value != 0:
-        return {"number": "nan" if value != value else "inf" if value > 0 else "-inf"}  # noqa: PLR0124  # NaN
-    if isinstance(value, Path):
-        return str(value)
-    return list(value) if isinstance(value, tuple) else value
 
 
 class Catalog:

@@ -20,12 +20,13 @@ from destinations.runs.media import Image, read_points, read_sound
 from destinations.runs.run import MetricSummary
 from uploads.disk import open_regular
 
-from .catalog import Catalog, shown
+from .answers import plain
+from .catalog import Catalog
 from .charts import Axis, Rows, rows_of
 from .columns import ColumnCache, branches_of
 from .downsampling import Array, downsample
 
-__all__ = ["KINDS", "LOG_BYTES", "compare", "details", "log", "media", "plain", "points", "table", "wave"]
+__all__ = ["KINDS", "LOG_BYTES", "compare", "details", "log", "media", "points", "table", "wave"]
 
 KINDS = (
     "images",
@@ -50,17 +51,6 @@ LOG_BYTES = 256 << 10
 _LOG_SUFFIXES = (".log", ".txt", ".out", ".err")
 _CHECKPOINT_SUFFIXES = (".ckpt", ".pt", ".pth", ".safetensors", ".symlink")
 _MAX_SAMPLES = 1 << 26
-
-
-def plain(value: Any) -> Any:
-    """Returns a value for strict JSON; numbers that are not finite are objects, see `shown`."""
-    if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
-    if value is None or isinstance(value, bool | int | float | str):
-        return shown(value)
-    return str(value)
 
 
 def details(catalog: Catalog, run: Run) -> dict[str, Any]:
