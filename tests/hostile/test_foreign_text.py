@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from destinations import cli
 from destinations.runs.commands.screen import Screen
 from tests.hostile.foreign_runs import NOW, Terminal, command, copy_run, write_full_run
 
@@ -67,6 +68,10 @@ COMMANDS = [
     ["note", "runs/plain"],
     ["tag", "runs/plain"],
     ["plot", EVIL, "runs/plain", "-o", "x.png"],
+    ["plot", EVIL],
+    ["plot", "*", "runs/plain", EVIL],
+    ["rm", "runs/plain"],
+    ["rm", EVIL],
     ["plot", "nothing", "runs/plain", "-o", "x.png"],
     ["export"],
     ["export", "--metrics"],
@@ -137,3 +142,14 @@ def test_log_records_of_a_command_are_escaped(root, monkeypatch, tmp_path):
     assert "cannot be used" in errors
     assert RAW.search(errors) is None
     assert logging.getLogger("destinations").handlers == []
+
+
+@pytest.mark.parametrize(
+    "arguments", [[EVIL], ["runs", EVIL], ["runs", "ls", f"--{EVIL}"], ["runs", "best", EVIL]]
+)
+def test_mistyped_arguments_are_shown_escaped(arguments, capsys):
+    """A command line may come from a file of others."""
+    with pytest.raises(SystemExit):
+        cli.main(arguments)
+
+    assert RAW.search(capsys.readouterr().err) is None
