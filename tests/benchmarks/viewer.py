@@ -256,12 +256,14 @@ def _measure_live(root, cache):
         spent = server.processor_seconds() - spent
         logged = sum(training.counts) - before
     settled = memory[len(memory) // 4 :]
+    grown_bytes = (settled[-1] - settled[0]) * (1 << 20)
     return [
         Row("live: server, share of a processor", 100 * spent / seconds, 10.0, unit="%"),
         Row("live: bytes for each new value", server.bytes / max(1, values), 100.0, unit="byte"),
         Row("live: values that came, of those logged", 100 * values / max(1, logged), unit="%"),
         Row("live: rows behind when they come, at most", max(behind, default=99.0), 2.0, unit="s"),
-        Row("live: growth of memory", settled[-1] - settled[0], 20.0, unit="MiB"),
+        # Kept up to the bound of the cache, 256 MiB in all.
+        Row("live: memory for each new row", grown_bytes / (0.75 * logged), 200.0, unit="byte"),
     ]
 
 
