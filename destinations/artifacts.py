@@ -58,7 +58,8 @@ class Artifacts(LoggerDestination):
 
     Args:
         store: a URI or path for `uploads.open_store`, in which `{run_name}` and `{rank}` are filled in,
-            whatever characters the name has; or a `Store`.
+            whatever characters the name has; or a `Store`. With `{run_name}` in it, files whose name begins
+            with the name of the run, as those of checkpoints do, are put there without it.
         remote_file_name: what a file is called there, around the name it was given:
             "checkpoints/{remote_file_name}".
         wait: what the end of `fit` means: that files are safe in the spool ("spooled"), or that they are in
@@ -234,8 +235,12 @@ class Artifacts(LoggerDestination):
         return self._queue
 
     def _name(self, remote_file_name: str) -> str:
+        state = self._state
+        if state is not None and "{run_name}" in str(self._store):
+            # A store of this run alone: a folder called after it, as checkpoints have, would be there twice.
+            remote_file_name = remote_file_name.removeprefix(f"{state.run_name}/")
         name = self._remote_file_name.replace("{remote_file_name}", remote_file_name)
-        return name if self._state is None else format_run_name(name, self._state)
+        return name if state is None else format_run_name(name, state)
 
     def _is_beside_spool(self, file_path: Path, queue: UploadQueue) -> bool:
         """Returns whether a file can be linked into the spool; says once what it costs where it cannot."""

@@ -59,6 +59,7 @@ if TYPE_CHECKING:
         StragglerDetector,
         ThresholdStopper,
     )
+    from .trainer.checkpoint.export import export_weights
     from .trainer.checkpoint.reading import read_checkpoint
     from .trainer.checkpoint.saver import CheckpointSaver
     from .trainer.evaluator import Evaluator
@@ -136,6 +137,7 @@ __all__ = [
     "callbacks",
     "check_placeholders",
     "check_run_name",
+    "export_weights",
     "format_name",
     "format_run_name",
     "host_metrics",
@@ -154,6 +156,7 @@ __project__ = "training-destinations"
 _TORCH_EXPORTS = {
     "CheckpointSaver": ".trainer.checkpoint.saver",
     "Trainer": ".trainer.trainer",
+    "export_weights": ".trainer.checkpoint.export",
     "read_checkpoint": ".trainer.checkpoint.reading",
     "Evaluator": ".trainer.evaluator",
     "ConstantScheduler": ".trainer.schedulers",

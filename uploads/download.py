@@ -20,6 +20,7 @@ __all__ = ["POINTER_SUFFIX", "download_file"]
 POINTER_SUFFIX = ".symlink"
 
 _MAX_POINTERS = 10
+_MAX_FOLDERS = 16
 _TRIES_WITHOUT_PROGRESS = 8
 _MAX_POINTER_BYTES = 4096
 # A smaller download is over before its bar is read.
@@ -39,7 +40,7 @@ def download_file(
     """Downloads an object to a file and returns the file's path. Blocks until it is complete.
 
     Where there is no such object but `name.symlink` (a text file with another name, as Composer writes it),
-    that one is followed.
+    that one is followed. The name in it may begin with folders that the store's own prefix has already.
 
     Args:
         name: In the store; without a store the URI that `UploadHandle.uri` says.
@@ -89,10 +90,20 @@ def _resolve(store: Store, name: str) -> RemoteObject:
             raise RemoteNotFoundError(
                 f"{store.uri(name)} must exist, got nothing there nor at {name}{POINTER_SUFFIX}"
             )
-        name = _target_of(store, pointer)
+        name = _in_store(store, _target_of(store, pointer))
     raise RemoteNotFoundError(
         f"a pointer must lead to an object, got a circle or a chain of {len(seen)}: {' → '.join(seen)}"
     )
+
+
+def _in_store(store: Store, name: str) -> str:
+    """Returns the longest end of a pointer's name that is there; the store may begin inside its folder."""
+    parts = name.split("/")
+    for start in range(min(len(parts), _MAX_FOLDERS)):
+        end = "/".join(parts[start:])
+        if store.head(end) is not None or store.head(end + POINTER_SUFFIX) is not None:
+            return end
+    return name
 
 
 def _target_of(store: Store, pointer: str) -> str:

@@ -10,7 +10,7 @@ import torch
 
 from destinations import Artifacts, LoggerDestination
 from destinations.testing import DestinationContract, DryRun, RecordingDestination
-from events import Logger, State, Trainer
+from events import Logger, State, Trainer, read_checkpoint
 from tests.servers import s3_servers
 from uploads import LocalStore
 
@@ -95,10 +95,12 @@ def test_checkpoints_arrive_with_a_pointer_to_the_newest(make_artifacts, tmp_pat
 
     store = files_in(tmp_path / "store" / "digits")
     saved = files_in(tmp_path / "saved")
-    prefix = "digits/checkpoints/"
+    prefix = "checkpoints/"
     assert sorted(store) == [f"{prefix}{name}" for name in ("ep1-ba2.pt", "ep2-ba4.pt", "latest.symlink")]
     assert store[f"{prefix}ep2-ba4.pt"] == saved["ep2-ba4.pt"]
-    assert store[f"{prefix}latest.symlink"] == b"digits/checkpoints/ep2-ba4.pt"
+    assert store[f"{prefix}latest.symlink"] == b"checkpoints/ep2-ba4.pt"
+    newest = tmp_path / "store" / "digits" / "checkpoints" / "latest"
+    assert read_checkpoint(newest.as_uri())["timestamp"]["batch"] == 4
 
 
 def test_a_run_goes_on_from_the_store_alone(make_artifacts, tmp_path):

@@ -132,6 +132,16 @@ def test_composers_pointers_are_followed(store, make_file, tmp_path):
         assert (tmp_path / name.replace(".", "-")).read_bytes() == LARGE
 
 
+def test_a_pointer_is_followed_from_inside_its_folder(store, make_file, tmp_path):
+    """Its name is that in the store it was written to, which has the folder in its prefix or not."""
+    _put(store, make_file, "folder/latest.symlink", b"run/folder/name")
+
+    for uri in (store.uri("folder/latest"), LocalStore(tmp_path / "store/folder").uri("latest")):
+        path = download_file(uri, tmp_path / "file", overwrite=True, progress_bar=False)
+
+        assert path.read_bytes() == LARGE
+
+
 def test_pointers_that_lead_nowhere_are_named(store, make_file, tmp_path):
     """A circle, a dangling pointer and a missing object are errors, not hangs."""
     _put(store, make_file, "a.symlink", b"b.symlink")

@@ -1,9 +1,10 @@
 """Checkpoints of weights alone, and a new run that begins with the weights of another."""
 
 import pytest
+import safetensors.torch
 import torch
 
-from events import CheckpointError
+from events import CheckpointError, export_weights
 
 
 @pytest.fixture
@@ -87,3 +88,22 @@ def test_what_does_not_go_together_is_refused_by_name(make_trainer, arguments, m
     """Before anything is set up."""
     with pytest.raises(ValueError, match=message):
         make_trainer(**arguments)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "model.pt"])
+def test_weights_are_exported_for_other_programs(saved, tmp_path, name):
+    """The model alone, by the names of its state; nothing else is left in the folder."""
+    path = export_weights(saved.parent, tmp_path / "out" / name)
+
+    load = safetensors.torch.load_file if name.endswith("safetensors") else torch.load
+    reference = torch.load(saved, weights_only=True)["model"]
+    loaded = load(path)
+    assert loaded.keys() == reference.keys()
+    assert all(torch.equal(loaded[name], value) for name, value in reference.items())
+    assert [path.name for path in (tmp_path / "out").iterdir()] == [name]
+
+
+def test_an_export_to_another_kind_of_file_is_refused(saved, tmp_path):
+    """With those that there are."""
+    with pytest.raises(ValueError, match=r"to a \.safetensors, \.pt or \.pth file, got 'model\.onnx'"):
+        export_weights(saved, tmp_path / "model.onnx")

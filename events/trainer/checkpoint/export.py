@@ -1,0 +1,62 @@
+"""Writes the weights of a checkpoint to a file of their own, for inference and for other programs."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from events.errors import CheckpointError
+
+from .reading import read_checkpoint
+
+__all__ = ["export_weights"]
+
+
+def export_weights(checkpoint: str | Path, path: str | Path) -> Path:
+    """Writes the weights of the model in a checkpoint to a file, which appears whole or not at all.
+
+    In a `.safetensors` file, tensors that share memory (tied weights) are written each; in a `.pt` or `.pth`
+    file, for `torch.load(weights_only=True)`, once.
+
+    Args:
+        checkpoint: a file, a folder, a pointer or a URI; see `read_checkpoint`.
+        path: the file to write; an existing one is replaced.
+
+    Returns:
+        The path.
+
+    Raises:
+        FileNotFoundError: there is no such checkpoint.
+        CheckpointError: it is damaged, or its model has something that is no tensor, which safetensors cannot
+            hold.
+        ValueError: the file has another ending.
+        ImportError: safetensors is not installed.
+    """
+    from uploads.disk import fsync_path, replacement
+
+    path = Path(path)
+    if path.suffix not in {".safetensors", ".pt", ".pth"}:
+        raise ValueError(f"weights are exported to a .safetensors, .pt or .pth file, got {path.name!r}.")
+    if path.suffix == ".safetensors":
+        import safetensors.torch  # Before a large file is read.
+    weights: dict[str, Any] = read_checkpoint(checkpoint)["model"]
+    if path.suffix != ".safetensors":
+        with replacement(path, durable=True) as descriptor, open(descriptor, "wb", closefd=False) as file:
+            torch.save(dict(weights), file)
+        return path
+    others = [name for name, value in weights.items() if not isinstance(value, torch.Tensor)]
+    if others:
+        raise CheckpointError(
+            f"a .safetensors file holds tensors alone, but the model has {others[0]!r}. Export to a .pt file."
+        )
+    tensors = {name: value.clone().contiguous() for name, value in weights.items()}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}-0.tmp")
+    try:
+        safetensors.torch.save_file(tensors, temporary, metadata={"format": "pt"})
+        fsync_path(temporary)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return path
