@@ -259,7 +259,8 @@ export function showCharts(root) {
     const found = [...new Set(details.flatMap((detail) => detail?.metrics ?? []))].sort((one, other) =>
       one.localeCompare(other),
     );
-    if (isGone) return false;
+    // Where no run answers, the charts stay.
+    if (isGone || (details.length && details.every((detail) => detail === null))) return false;
     const isNew = JSON.stringify(found) !== JSON.stringify(metrics);
     metrics = found;
     return isNew;

@@ -337,7 +337,7 @@ class Panel {
   change(about) {
     if (JSON.stringify(about) === JSON.stringify(this.about)) return;
     this.about = about;
-    this.show(true);
+    this.show();
   }
 
   setVisible(isVisible) {

@@ -149,7 +149,7 @@ export function showRuns(root) {
     }
     lay();
     drawHead();
-    draw(true);
+    draw();
   }
 
   /** Asks again for the rows in view, and keeps them on the screen meanwhile. */
@@ -180,7 +180,7 @@ export function showRuns(root) {
     if (mine !== generation || isEditing) return;
     blocks = fresh;
     lay();
-    draw(true);
+    draw();
   }
 
   function question() {
@@ -344,8 +344,9 @@ export function showRuns(root) {
     );
   }
 
-  function draw(isForced = false) {
-    if (isEditing && !isForced) return;
+  /** Draws the rows in view. A row that is as it was stays in the document, so that a click on it is not lost. */
+  function draw() {
+    if (isEditing) return;
     const height = rowHeight();
     const shown = layout.reduce((sum, part) => sum + (part.heading ? 1 : part.rows), 0);
     body.style.setProperty("height", `${Math.max(1, shown) * height}px`);
@@ -353,28 +354,34 @@ export function showRuns(root) {
     grid.setAttribute("aria-rowcount", String(total));
     const from = Math.max(0, Math.floor(grid.scrollTop / height) - OVERSCAN);
     const to = Math.min(shown, Math.ceil((grid.scrollTop + grid.clientHeight) / height) + OVERSCAN);
-    if (isForced) body.replaceChildren();
     const have = new Map([...body.children].map((node) => [Number(node.dataset.at), node]));
+    const put = (at, content, make) => {
+      const signature = JSON.stringify([content, height]);
+      if (have.get(at)?.signature === signature) return;
+      const node = Object.assign(make(), { signature });
+      if (have.has(at)) have.get(at).replaceWith(node);
+      else body.append(node);
+    };
     for (const [at, node] of have) if (at < from || at >= to) node.remove();
     for (const part of layout) {
       if (part.heading) {
-        if (part.top >= from && part.top < to && !have.has(part.top)) body.append(groupRow(part, height));
+        const content = [part.heading, state.group, state.fold];
+        if (part.top >= from && part.top < to) put(part.top, content, () => groupRow(part, height));
         continue;
       }
       for (let at = Math.max(from, part.top); at < Math.min(to, part.top + part.rows); at += 1) {
-        if (have.has(at) && !have.get(at).classList.contains("waiting")) continue;
-        have.get(at)?.remove();
-        body.append(drawRow(at, part.first + at - part.top, height));
+        const index = part.first + at - part.top;
+        const row = rowAt(index);
+        const look = row && [
+          formatAge(row.created_at),
+          state.run.includes(row.id) && styleOf(row.id, isDark()),
+        ];
+        put(at, [index, row ?? null, look, columns, index === cursor], () => drawRow(at, index, height));
       }
     }
-    if (!total && !shown)
-      body.append(
-        el(
-          "p",
-          { class: "empty" },
-          state.where || state.q ? "No run matches." : "There are no runs here yet.",
-        ),
-      );
+    if (shown) return;
+    const text = state.where || state.q ? "No run matches." : "There are no runs here yet.";
+    body.append(el("p", { class: "empty", "data-at": -1 }, text));
   }
 
   function groupRow(part, height) {
@@ -526,8 +533,9 @@ export function showRuns(root) {
       if (isDone) return;
       isDone = true;
       isEditing = false;
+      node.closest(".grid-row").signature = "";
       if (isKept && input.value !== value) finish(input.value);
-      else draw(true);
+      else draw();
       grid.focus();
     };
     input.addEventListener("keydown", (event) => {
@@ -575,7 +583,7 @@ export function showRuns(root) {
     } catch (error) {
       toast(error.message, "error");
     }
-    draw(true);
+    draw();
   }
 
   async function archiveChosen() {
@@ -695,7 +703,7 @@ export function showRuns(root) {
       if (top < grid.scrollTop) grid.scrollTop = top;
       if (top + 2 * height > grid.scrollTop + grid.clientHeight)
         grid.scrollTop = top + 2 * height - grid.clientHeight;
-      draw(true);
+      draw();
       grid.setAttribute("aria-activedescendant", `row-${cursor}`);
     } else if (row && (event.key === " " || event.key === "x")) {
       event.preventDefault();
@@ -717,9 +725,9 @@ export function showRuns(root) {
       reload();
     } else if (changed.has("fold")) {
       lay();
-      draw(true);
+      draw();
     } else if (changed.has("run")) {
-      draw(true);
+      draw();
       drawActions();
     }
   });
@@ -730,7 +738,7 @@ export function showRuns(root) {
     if (fields.length !== known && !state.column.length) await reload();
     else await refresh();
   });
-  const themed = () => draw(true);
+  const themed = () => draw();
   document.addEventListener("themechange", themed);
   reload();
   return () => {

@@ -92,6 +92,7 @@ class Opened:
     def __init__(self, page, viewer):
         self.page = page
         self.address = viewer.address
+        self.token = viewer.token
         page.goto(viewer.url)
 
     def go(self, fragment):

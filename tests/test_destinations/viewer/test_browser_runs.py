@@ -199,6 +199,22 @@ def test_edit(own):
     )
 
 
+def test_rows_that_did_not_change_stay_in_the_document(own):
+    """Where a run changes, only its row is drawn again: a click on another is not lost."""
+    page = own.page
+    beta, alpha = own.id_of("beta"), own.id_of("alpha")
+    page.evaluate("(run) => { document.querySelector(`.grid-row[data-run='${run}']`).isOld = true; }", alpha)
+    token = {"Authorization": f"Bearer {own.token}"}
+    answer = page.request.patch(
+        f"{own.address}/api/runs/{beta}", data={"note": "from elsewhere"}, headers=token
+    )
+    assert answer.ok
+    own.until(
+        "() => [...document.querySelectorAll('[data-column=note]')].some((node) => node.innerText === 'from elsewhere')"
+    )
+    assert page.evaluate("(run) => document.querySelector(`.grid-row[data-run='${run}']`).isOld", alpha)
+
+
 def test_archive(own):
     """An archived run leaves the table, and is among the archived ones."""
     page = own.page
