@@ -1,5 +1,8 @@
 """The contract of a destination."""
 
+import logging
+import os
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -11,6 +14,8 @@ if TYPE_CHECKING:
 
 __all__ = ["LoggerDestination"]
 
+_log = logging.getLogger("destinations")
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -18,6 +23,17 @@ def _default(method: F) -> F:
     """Marks a method that does nothing, so that a logger can tell which kinds a destination takes."""
     method.__dict__["is_default"] = True
     return method
+
+
+def _say_unopened(what: str, kind: str, owner_pid: int) -> None:
+    if os.getpid() != owner_pid:
+        return
+    _log.error(
+        "%s was never opened: what was logged to it is lost. Pass it to a Run or Trainer, "
+        "as in Run(loggers=[%s(...)]), and log to that.",
+        what,
+        kind,
+    )
 
 
 class LoggerDestination(Callback):
@@ -53,25 +69,51 @@ class LoggerDestination(Callback):
     It is an attribute, so that a subclass need not know of it: set it before a logger gets the destination,
     on the object or on the class. `should_write` decides, and may be overridden.
 
+    **Set-up.** An `init` that raises is reported when the run begins and once more when it ends, and training
+    continues without the destination. With `require`, an attribute as well, it ends the run before training.
+
     Args:
         write_rate: how often it is written to; None for every time.
+        require: whether the run stops if the destination cannot be set up.
     """
 
     write_rate: WriteRate | None = None
+    require: bool = False
     default_write_seconds: float = 0.0
     """The seconds between two writes where no rate says otherwise."""
 
     write_schedule: WriteSchedule | None = None
     """Set by the logger that writes to this destination."""
 
-    def __init__(self, *args: Any, write_rate: WriteRate | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self, *args: Any, write_rate: WriteRate | None = None, require: bool = False, **kwargs: Any
+    ) -> None:
         super().__init__(*args, **kwargs)
+        if require:
+            self.require = True
         if write_rate is not None and not isinstance(write_rate, WriteRate):
             raise TypeError(
                 f"write_rate must be a WriteRate, got {write_rate!r}. Write WriteRate(train_seconds=10)."
             )
         if write_rate is not None:
             self.write_rate = write_rate
+
+    _unopened: "weakref.finalize[..., LoggerDestination] | None" = None
+
+    def _keeps_early_records(self, what: str = "") -> None:
+        """Says at garbage collection or exit that records were logged without a run, unless one begins.
+
+        For subclasses that keep records from before `init`.
+        """
+        if self._unopened is None:
+            kind = type(self).__name__
+            self._unopened = weakref.finalize(self, _say_unopened, what or kind, kind, os.getpid())
+
+    def _run_begins(self) -> None:
+        """Takes back what `_keeps_early_records` would say."""
+        if self._unopened is not None:
+            self._unopened.detach()
+            self._unopened = None
 
     @_default
     def should_write(self, state: State) -> bool:

@@ -6,7 +6,8 @@ import os
 import secrets
 import time
 import weakref
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from types import TracebackType
 from typing import Any, Self
@@ -32,6 +33,10 @@ def new_run_name() -> str:
     """
     return os.environ.get("RUN_NAME") or f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(4)}"
 
+
+# So many calls with the same first name at one step are no step.
+_CALLS_AT_ONE_STEP = 100
+_MAX_NAMES_AT_ONE_STEP = 1000
 
 _LOGGER_METHODS = (*RECORD_KINDS, "log_scalar", "download_file", "flush", "namespace")
 
@@ -149,6 +154,8 @@ class Run:
         for method in _LOGGER_METHODS:
             setattr(self, method, functools.partial(self._begin_with, method))
         self._unclosed: weakref.finalize[..., Run] | None = None
+        # How often each name was logged while no batch has ended and no step was given; None afterwards.
+        self._first_step: Counter[str] | None = Counter()
 
     def run_event(self, event: Event | str) -> None:
         """Runs any event; see `Engine.run_event`."""
@@ -196,6 +203,8 @@ class Run:
             tokens: its number of tokens, over all ranks.
         """
         self.fit_start()
+        if self._first_step is not None:
+            self._trust_steps()
         self.state.timestamp = self.state.timestamp.to_next_batch(samples, tokens, self._lap())
         self.engine.run_event(Event.BATCH_END)
         self.engine.run_event(Event.BATCH_CHECKPOINT)
@@ -280,6 +289,33 @@ class Run:
     def _bind_logger(self) -> None:
         for method in _LOGGER_METHODS:
             setattr(self, method, getattr(self.logger, method))
+        if self._first_step is not None and not self.engine.is_closed:
+            self.log_metrics = self._log_first_metrics
+
+    def _log_first_metrics(self, metrics: Any, step: int | None = None) -> None:
+        """Logs metrics, and says once that the step never moves; until the first step does."""
+        self.logger.log_metrics(metrics, step)
+        names = self._first_step
+        if names is None:
+            return
+        first = next(iter(metrics), None) if isinstance(metrics, Mapping) else None
+        if step is not None or len(names) >= _MAX_NAMES_AT_ONE_STEP or int(self.state.timestamp.batch):
+            self._trust_steps()
+        elif isinstance(first, str) and self.state.phase is Phase.TRAIN:
+            names[first] += 1
+            if names[first] == _CALLS_AT_ONE_STEP:
+                self._trust_steps()
+                _log.warning(
+                    "metric %r was logged %d times at step 0: the step moves only with run.batch_end(). "
+                    "Call it after each batch, or pass the step: log_metrics({...}, step=...).",
+                    first,
+                    _CALLS_AT_ONE_STEP,
+                )
+
+    def _trust_steps(self) -> None:
+        """Binds the logger's own method, which is faster."""
+        self._first_step = None
+        self.log_metrics = self.logger.log_metrics
 
     def __enter__(self) -> Self:
         self._begin()

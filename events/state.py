@@ -200,6 +200,7 @@ class State:
         status: whether the run is running, or how it ended.
         exception: the exception that ended the run, or None.
         stop_reason: why training was stopped early, or None.
+        continues_run: whether the run was asked to continue an earlier one, if there is one.
     """
 
     run_name: str
@@ -242,6 +243,7 @@ class State:
     status: RunStatus = attrs.field(default=RunStatus.RUNNING, kw_only=True)
     exception: BaseException | None = attrs.field(default=None, kw_only=True)
     stop_reason: str | None = attrs.field(default=None, init=False)
+    continues_run: bool = attrs.field(default=False, kw_only=True)
     _stop_requested: bool = attrs.field(default=False, init=False)
 
     def stop_training(self, reason: str | None = None) -> None:

@@ -239,6 +239,8 @@ class Session:
 
     def _reset(self, run_name: str, timestamp: Timestamp | None = None) -> None:
         self.state = State(run_name, timestamp=timestamp or Timestamp())
+        # Whether the other trainer resumes is not known yet.
+        self.state.continues_run = True
         self._logger: Logger | None = None
         self._engine: Engine | None = None
         self._fit_guard = _FitGuard(is_end_reported=self._is_end_reported)

@@ -3,7 +3,7 @@
 ```
 RunDirectoryError
 ├── RunInUseError      (RecordError)         another process writes to this folder
-├── RunExistsError     (FileExistsError)     the folder holds a run, and if_exists="error"
+├── RunExistsError     (FileExistsError)     the folder holds a run, which if_exists refuses
 ├── RunPathError       (NotADirectoryError)  the path cannot be a folder to write to
 └── RunNotOpenError    (RuntimeError)        something was logged before `init` or after `post_close`
 ```
@@ -31,7 +31,7 @@ class RunInUseError(RunDirectoryError):
 
 
 class RunExistsError(RunDirectoryError, FileExistsError):
-    """The folder holds a run, and `if_exists="error"`."""
+    """The folder holds a run, which `if_exists` refuses."""
 
 
 class RunPathError(RunDirectoryError, NotADirectoryError):

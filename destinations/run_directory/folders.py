@@ -73,6 +73,14 @@ def check_no_run(run_dir: Path, rank: int) -> None:
         )
 
 
+def completed_run_error(run_dir: Path) -> RunExistsError:
+    """Returns the error for a folder with a run that was completed."""
+    return RunExistsError(
+        f"run folder {str(run_dir)!r} holds a run that was completed. Choose another folder, or pass "
+        'if_exists="resume" to continue that run, or if_exists="new" for a free name beside it.'
+    )
+
+
 def check_path(path: Path) -> None:
     """Raises RunPathError if no writable folder can be at a path; makes none."""
     try:

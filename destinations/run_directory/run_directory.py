@@ -11,7 +11,6 @@ import os
 import shutil
 import time
 import uuid
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -33,7 +32,7 @@ from uploads.disk import call_in_forked_children, stop_calling_in_forked_childre
 
 from .documents import Documents, SessionLog, read_json
 from .errors import RunExistsError, RunInUseError, RunNotOpenError, RunPathError
-from .folders import HeldFolder, check_no_run, check_path
+from .folders import HeldFolder, check_no_run, check_path, completed_run_error
 from .journal import Append
 from .layout import ARTIFACTS_FOLDER, SIDECAR, lock_name
 from .lock import WriterLock
@@ -44,6 +43,9 @@ __all__ = ["RunDirectory"]
 
 
 _log = logging.getLogger("destinations")
+
+# The folders that this process has opened: it may continue its own runs.
+_opened_here: set[str] = set()
 
 _MAX_EARLY_RECORDS = 1000
 _MAX_NAMES_BESIDE = 10_000
@@ -64,8 +66,8 @@ class RunDirectory(LoggerDestination):
     records or 256 MiB), a call waits one second at most, then the record is dropped, counted and reported.
 
     **Resume.** A folder that holds a run is continued: rows of steps that training repeats are moved from
-    `metrics.csv` to `abandoned/`. A warning says so if that run was completed; see `if_exists`. One process
-    writes at a time; a second one is refused. A second run of the same process, such as a notebook cell that
+    `metrics.csv` to `abandoned/`. A run that another process completed is refused, unless it was asked to be
+    continued; see `if_exists`. One process writes at a time; a second one is refused. A second run of the same process, such as a notebook cell that
     is run again, gets a free name beside the first, "digits-2", and a warning that says so.
 
     **Disk failures** do not reach training: rows are buffered in memory, up to 64 MiB, and written when the
@@ -82,6 +84,9 @@ class RunDirectory(LoggerDestination):
             costs.
         if_exists: what to do if the folder holds a run: "resume" continues it, "error" refuses it, "new"
             takes a free name beside it, "digits-2"; `run_dir` tells which. "new" needs a single writing rank.
+            Default, "auto": a run that another process completed is refused, any other is continued. It is
+            continued too, with a warning, where that was asked for: `Trainer(autoresume=True)` or with a
+            `load_path`, and in the adapters for other trainers.
         resume: "never" is `if_exists="error"`.
         all_ranks: also writes the metrics of ranks other than 0, one CSV per rank.
         keep_files: what to do with files given to `upload_file`: "copy", "link" (hard links; do not modify
@@ -95,7 +100,7 @@ class RunDirectory(LoggerDestination):
     Raises:
         RunPathError: the path is a file, is not writable, or the run name leads out of the folder. Raised by
             the constructor if it can tell, else at `init`.
-        RunExistsError: at `init`, with `if_exists="error"`.
+        RunExistsError: at `init`, with `if_exists="error"`, or "auto" and a completed run.
         RunInUseError: at `init`, another process writes to the folder.
         ValueError: an argument has none of the values above, or `if_exists="new"` with `all_ranks`.
         TypeError: tags are one string.
@@ -109,7 +114,7 @@ class RunDirectory(LoggerDestination):
         tags: Sequence[str] = (),
         notes: str = "",
         flush_seconds: float = 1.0,
-        if_exists: Literal["resume", "error", "new"] = "resume",
+        if_exists: Literal["auto", "resume", "error", "new"] = "auto",
         resume: Literal["allow", "never"] = "allow",
         all_ranks: bool = False,
         keep_files: FileKeeping = "auto",
@@ -119,7 +124,7 @@ class RunDirectory(LoggerDestination):
         clock: Callable[[], float] = time.time,
     ) -> None:
         super().__init__(write_rate=write_rate)
-        _check_choice("if_exists", if_exists, ("resume", "error", "new"))
+        _check_choice("if_exists", if_exists, ("auto", "resume", "error", "new"))
         _check_choice("resume", resume, ("allow", "never"))
         if if_exists == "new" and all_ranks:
             raise ValueError('if_exists must not be "new" with all_ranks=True: ranks cannot agree on a name.')
@@ -141,7 +146,6 @@ class RunDirectory(LoggerDestination):
         self._notes = redact_text(notes)
         self._flush_seconds = flush_seconds
         self._if_exists = "error" if resume == "never" else if_exists
-        self._unopened: weakref.finalize[[str], RunDirectory] | None = None
         self._all_ranks = all_ranks
         self._keep_files: FileKeeping = keep_files
         self._journal_kind = journal
@@ -217,7 +221,7 @@ class RunDirectory(LoggerDestination):
     def init(self, state: State, logger: Any) -> None:
         """Opens the folder, then writes what was logged before."""
         self._state = state
-        self._was_used_alone(is_over=True)
+        self._run_begins()
         writes = state.rank == 0 or self._all_ranks
         if not writes:
             self._is_silent = True
@@ -252,7 +256,7 @@ class RunDirectory(LoggerDestination):
             self._open(run_dir, state)
         except (RunExistsError, RunInUseError) as error:
             is_again = isinstance(error, RunInUseError) and error.is_same_process and not self._all_ranks
-            if self._if_exists != "new" and not (is_again and self._if_exists == "resume"):
+            if self._if_exists != "new" and not (is_again and self._if_exists in {"auto", "resume"}):
                 raise
             taken: Exception = error
         else:
@@ -276,15 +280,12 @@ class RunDirectory(LoggerDestination):
         except OSError as error:
             raise RunPathError(f"run folder {str(run_dir)!r} must be writable: {error}.") from error
         try:
-            if must_be_new or self._if_exists != "resume":
+            if must_be_new or self._if_exists in {"error", "new"}:
                 check_no_run(run_dir, state.rank)
-            elif state.rank == 0 and read_json(run_dir / SIDECAR).get("status") == "completed":
-                _log.warning(
-                    "run folder %s holds a run that was completed: it is continued. Pass "
-                    'if_exists="new" for a folder beside it, or "error" to refuse it.',
-                    run_dir,
-                )
+            elif self._if_exists == "auto" and state.rank == 0:
+                self._check_not_completed(run_dir, state)
             self._start(run_dir, state, lock)
+            _opened_here.add(str(run_dir))
         except BaseException as error:
             # All or nothing: a half-opened folder would accept records and lose them.
             if self._writer is not None:
@@ -294,6 +295,19 @@ class RunDirectory(LoggerDestination):
             if isinstance(error, OSError) and not isinstance(error, RecordError):
                 raise RunPathError(f"run folder {str(run_dir)!r} must be writable: {error}.") from error
             raise
+
+    @staticmethod
+    def _check_not_completed(run_dir: Path, state: State) -> None:
+        """Refuses a run that another process completed, unless it was asked to be continued."""
+        if read_json(run_dir / SIDECAR).get("status") != "completed":
+            return
+        if not state.continues_run and str(run_dir) not in _opened_here:
+            raise completed_run_error(run_dir)
+        _log.warning(
+            "run folder %s holds a run that was completed: it is continued. Pass "
+            'if_exists="new" for a folder beside it, or "error" to refuse it.',
+            run_dir,
+        )
 
     def _start(self, run_dir: Path, state: State, lock: WriterLock) -> None:
         self._run_dir = run_dir
@@ -408,7 +422,7 @@ class RunDirectory(LoggerDestination):
 
         After a second Ctrl-C it returns at once; the threads finish on their own and release the folder then.
         """
-        self._was_used_alone(is_over=True)
+        self._run_begins()
         writer, self._early_lost = self._writer, self._early_lost + len(self._early)
         try:
             self._stop(self._close_seconds)
@@ -626,7 +640,7 @@ class RunDirectory(LoggerDestination):
             return
         if self._was_closed:
             raise RunNotOpenError(f"cannot log {what}: the run is closed. Log between init and post_close.")
-        self._was_used_alone(is_over=False)
+        self._keeps_early_records(f"run folder {self._template}")
         if len(self._early) < _MAX_EARLY_RECORDS:
             self._early.append(call)
             return
@@ -637,14 +651,6 @@ class RunDirectory(LoggerDestination):
                 _MAX_EARLY_RECORDS,
             )
         self._early_lost += 1
-
-    def _was_used_alone(self, *, is_over: bool) -> None:
-        """Says at garbage collection or exit that records were logged without a run, unless one begins."""
-        if is_over and self._unopened is not None:
-            self._unopened.detach()
-            self._unopened = None
-        elif not is_over and self._unopened is None:
-            self._unopened = weakref.finalize(self, _say_unopened, self._template)
 
     def _map_file(self, fd: int, size: int) -> mmap.mmap:
         """Maps a file for writing; raises OSError if the file system does not support it."""
@@ -690,14 +696,6 @@ class RunDirectory(LoggerDestination):
 
     def __repr__(self) -> str:
         return f"RunDirectory({self._template!r})"
-
-
-def _say_unopened(template: str) -> None:
-    _log.error(
-        "run folder %s was never opened: what was logged to it is lost. Pass it to a Run or Trainer, "
-        "as in Run(loggers=[RunDirectory(...)]), and log to that.",
-        template,
-    )
 
 
 def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:

@@ -454,6 +454,7 @@ class TextFile(LoggerDestination):
 
     def init(self, state: State, logger: Logger) -> None:
         self._state = state
+        self._run_begins()
         if not _writes_here(self._filename, state):
             self._is_accepting = False
             self._queue.clear()
@@ -633,6 +634,8 @@ class TextFile(LoggerDestination):
     def _accept(self, record: LineRecord) -> None:
         if not self._is_accepting:
             return
+        if self._state is None:
+            self._keeps_early_records()
         pending = len(self._queue)
         if pending >= self._max_pending_records:
             self._dropped_records += 1

@@ -17,7 +17,7 @@ import attrs
 from destinations.background import Lane, RetryLaterError, WhenFull
 from destinations.base import LoggerDestination
 from destinations.copies import own_copy
-from events import BinnedValues, RecordError, RunStatus, State, WriteRate, redact_text
+from events import BinnedValues, RecordError, RunStatus, State, WriteRate, redact_text, safe_text
 from uploads.disk import call_in_forked_children, stop_calling_in_forked_children
 
 __all__ = [
@@ -258,6 +258,8 @@ class Feed:
         self._is_stuck = False
         self._is_stopped = False
         self._is_opened = False
+        self._has_tried_open = threading.Event()
+        self._open_error: BaseException | None = None
 
     @property
     def counts(self) -> FeedCounts:
@@ -281,6 +283,23 @@ class Feed:
     def open(self) -> None:
         """Starts the thread, which first opens the sink."""
         self._lane.put(self._open, kind="open", is_kept=True)
+
+    @property
+    def open_error(self) -> BaseException | None:
+        """Why the sink could not be opened; None if it could, or has not been tried yet."""
+        return self._open_error
+
+    def wait_for_open(self, timeout_seconds: float) -> None:
+        """Waits until the sink is open.
+
+        Raises:
+            BaseException: what it raised when it was opened.
+            TimeoutError: it is not open in time.
+        """
+        if not self._has_tried_open.wait(timeout_seconds):
+            raise TimeoutError(f"it did not open within {timeout_seconds:g} seconds.")
+        if self._open_error is not None:
+            raise self._open_error
 
     def add(self, row: Row) -> None:
         """Queues the metrics of one call."""
@@ -381,11 +400,13 @@ class Feed:
             self.sink.open()
         except RetryLaterError:
             raise
-        except BaseException:
+        except BaseException as error:
             # Later records are rejected by the sink.
-            self._is_opened = True
+            self._is_opened, self._open_error = True, error
+            self._has_tried_open.set()
             raise
         self._is_opened = True
+        self._has_tried_open.set()
 
     def _on_tick(self) -> None:
         if not self._is_opened:
@@ -511,8 +532,9 @@ class Tracker(LoggerDestination):
         wait_seconds: float = 5.0,
         clock: Callable[[], float] = time.time,
         write_rate: WriteRate | None = None,
+        require: bool = False,
     ) -> None:
-        super().__init__(write_rate=write_rate)
+        super().__init__(write_rate=write_rate, require=require)
         if not flush_seconds > 0:
             raise ValueError(f"flush_seconds must be more than 0, got {flush_seconds!r}.")
         if max_waiting_values < 1 or max_waiting_bytes < 1:
@@ -561,6 +583,7 @@ class Tracker(LoggerDestination):
     def init(self, state: State, logger: Any) -> None:
         """Creates the sink and starts its thread."""
         self._state = state
+        self._run_begins()
         early, self._early = self._early, []
         if state.rank != 0 and not self._all_ranks:
             self._is_silent = True
@@ -583,6 +606,8 @@ class Tracker(LoggerDestination):
         self._is_resume_due = True
         call_in_forked_children(self._forget_in_child)
         self._feed.open()
+        if self.require:
+            self._feed.wait_for_open(self._close_seconds)
         for call in early:
             call()
 
@@ -632,6 +657,13 @@ class Tracker(LoggerDestination):
         if feed is not None:
             feed.stop(self._close_seconds)
             self._report(feed.counts)
+            if feed.open_error is not None:
+                _log.error(
+                    "%s was never open (%s: %s): nothing was logged to it.",
+                    type(self).__name__,
+                    type(feed.open_error).__name__,
+                    redact_text(safe_text(feed.open_error)),
+                )
         counts = self.counts
         self._forget()
         self._last_counts = counts
@@ -805,6 +837,7 @@ class Tracker(LoggerDestination):
 
     def _later(self, call: Callable[[], object]) -> None:
         """Defers a call until `init`."""
+        self._keeps_early_records()
         if len(self._early) < _MAX_EARLY_RECORDS:
             self._early.append(call)
             if len(self._early) == _MAX_EARLY_RECORDS:
@@ -824,6 +857,7 @@ class Tracker(LoggerDestination):
         closed = object.__new__(type(self))
         closed.__dict__.update(self.__dict__)
         closed._forget()
+        closed.__dict__.pop("_unopened", None)
         return closed.__dict__
 
 

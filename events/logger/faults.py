@@ -105,6 +105,8 @@ class Faults:
         self._values: Counter[tuple[str, str]] = Counter()
         self._parked: dict[int, _Parking] = {}
         self._unopened: Counter[int] = Counter()
+        # Why the destinations in `_unopened` are not open.
+        self._open_errors: dict[int, str] = {}
         # By the identity of the destination. Public because the hot path checks whether it is empty.
         self.consecutive_failures: Counter[int] = Counter()
 
@@ -126,7 +128,8 @@ class Faults:
     def guard(self, destination: Destination, action: str, hook: Callable[P, object]) -> Callable[P, None]:
         """Returns a hook of a destination with its failures caught.
 
-        A `RecordError` of `init` propagates: the destination was set up wrongly.
+        What `init` raises propagates if it is a `RecordError`, for the destination was set up wrongly, or if
+        the run requires the destination.
         """
 
         def guarded(*args: P.args, **kwargs: P.kwargs) -> None:
@@ -135,7 +138,8 @@ class Faults:
             try:
                 hook(*args, **kwargs)
             except BaseException as error:  # that is what this class is for
-                if action == "init" and isinstance(error, RecordError):
+                is_required = getattr(destination, "require", False)
+                if action == "init" and (is_required or isinstance(error, RecordError)):
                     raise
                 self.failed(destination, action, error)
             else:
@@ -171,9 +175,11 @@ class Faults:
         self.consecutive_failures[key] += 1
         if action == "init":
             self._unopened[key] += 0
+            self._open_errors[key] = redact_text(f"{type(error).__name__}: {safe_text(error)}")
             _log.error(
-                "%s is not open: records for it are lost, and counted.",
+                "%s is not open: records for it are lost, and counted (%s). Set require=True to stop instead.",
                 type(destination).__name__,
+                self._open_errors[key],
             )
         elif self.consecutive_failures[key] >= FAILURES_BEFORE_PARKING:
             self._park(destination, action, error)
@@ -266,8 +272,11 @@ class Faults:
         """Returns a line per kind of failure, and per destination that missed records."""
         unopened = []
         for destination in destinations:
-            if count := self._unopened.pop(id(destination), 0):
-                unopened.append(f"{type(destination).__name__} lost {count:,} records: init failed.")
+            if (count := self._unopened.pop(id(destination), None)) is not None:
+                why = self._open_errors.pop(id(destination), "")
+                unopened.append(
+                    f"{type(destination).__name__} lost {count:,} records: init failed with {why}"
+                )
             if parking := self._parked.pop(id(destination), None):
                 self._settle(destination, parking)
         lines = [

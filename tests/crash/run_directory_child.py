@@ -44,7 +44,7 @@ def log_rows(
     if mode == "busy":
         sys.setswitchinterval(1e-5)
         threading.Thread(target=_spin, daemon=True).start()
-    destination = RunDirectory(Path(folder), flush_seconds=flush_seconds)
+    destination = RunDirectory(Path(folder), flush_seconds=flush_seconds, if_exists="resume")
     state = State("crash", timestamp=Timestamp(batch=first))
     logger = Logger(state, [destination], raise_errors=True)
     engine = Engine(state, logger)

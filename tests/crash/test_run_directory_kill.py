@@ -121,7 +121,7 @@ def check(folder: Path, last: int, first: int = 0) -> int:
 def reopen(folder: Path, steps: int = 0) -> None:
     """Opens the run again, logs some more, and closes it."""
     before = len(read_rows(folder))
-    destination = RunDirectory(folder, flush_seconds=0.01)
+    destination = RunDirectory(folder, flush_seconds=0.01, if_exists="resume")
     state = State("again")
     logger = Logger(state, [destination], raise_errors=True)
     engine = Engine(state, logger)
@@ -171,7 +171,7 @@ def test_kills_of_a_busy_process_lose_no_row(tmp_path, start, block):
         found = len(series[0])
         assert found > last
         assert all(one == [(step, float(step)) for step in range(found)] for one in series)
-        destination = RunDirectory(folder)
+        destination = RunDirectory(folder, if_exists="resume")
         engine = Engine(state := State("again"), Logger(state, [destination], raise_errors=True))
         engine.run_event("init")
         engine.close()

@@ -1,5 +1,7 @@
 """Runs that begin or end badly: nothing of an earlier session is put aside, nothing is held after the end."""
 
+import subprocess
+import sys
 import threading
 import time
 
@@ -187,3 +189,37 @@ def test_a_working_directory_that_is_gone_is_named(tmp_path, monkeypatch):
         run.log_metrics({"loss": 1.0}, 0)
 
     assert read_series(tmp_path / "run", "loss") == [(0, 1.0)]
+
+
+@pytest.mark.parametrize(
+    ("make", "what"),
+    [
+        ("RunDirectory('mine')", "run folder mine"),
+        ("TextFile('mine.txt')", "TextFile"),
+        ("TensorBoard('mine')", "TensorBoard"),
+    ],
+)
+def test_a_destination_that_is_used_without_a_run_is_an_error_at_exit(make, what, tmp_path):
+    """What was logged to it is lost; one with a run says nothing."""
+    program = (
+        "from destinations import RunDirectory, TensorBoard, TextFile\n"
+        "from events import Run\n"
+        f"alone = {make}\n"
+        "alone.log_metrics({'loss': 1.0}, 0)\n"
+    )
+    used = program + "with Run(alone, run_name='mine'): pass\n"
+
+    outputs = [
+        subprocess.run(
+            [sys.executable, "-c", text],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=True,
+        ).stderr
+        for text in (program, used)
+    ]
+
+    assert f"{what} was never opened: what was logged to it is lost." in outputs[0]
+    assert "never opened" not in outputs[1]

@@ -106,8 +106,30 @@ def test_what_a_destination_missed_that_failed_to_open_is_counted_and_said(error
 
     assert len(beside.calls) == 1201
     assert broken.closed == ["close", "post_close"]
-    assert "Raises is not open: records for it are lost, and counted." in caplog.text
-    assert "Raises lost 1,201 records: init failed." in caplog.text
+    why = f"{type(error).__name__}: {error}"
+    assert f"Raises is not open: records for it are lost, and counted ({why})." in caplog.text
+    assert caplog.messages[-1] == f"Raises lost 1,201 records: init failed with {why}"
+
+
+def test_a_required_destination_that_cannot_be_set_up_stops_the_run_before_training():
+    """Any exception of `init`, in a `Run` and a `Trainer`, by an attribute or an argument."""
+    broken = Raises("init", OSError("no server"))
+    broken.require = True
+
+    with pytest.raises(OSError, match="no server"), Run(broken, run_name="r"):
+        pytest.fail("the run began")
+
+    assert broken.closed == ["close", "post_close"]
+    assert LoggerDestination(require=True).require
+    assert not LoggerDestination().require
+
+
+def test_a_destination_that_failed_to_open_is_said_last_also_without_records(caplog):
+    """Who reads the end of the output must know."""
+    with Run(Raises("init", OSError("no server")), run_name="r"):
+        pass
+
+    assert caplog.messages[-1] == "Raises lost 0 records: init failed with OSError: no server"
 
 
 def test_a_destination_that_was_set_up_wrong_says_so_when_the_run_begins():

@@ -27,7 +27,7 @@ def content(step: int) -> bytes:
 def train(folder: Path, uri: str, first: int) -> None:
     """Works until it is killed."""
     queue = UploadQueue(uri, spool=folder / "spool", free_bytes=0, isolation="process", grace_seconds=3)
-    destination = RunDirectory(folder / "run", flush_seconds=0.01)
+    destination = RunDirectory(folder / "run", flush_seconds=0.01, if_exists="resume")
     state = State("soak", timestamp=Timestamp(batch=first))
     logger = Logger(state, [destination], raise_errors=True)
     engine = Engine(state, logger)

@@ -167,6 +167,7 @@ class RunTarget(FolderTarget):
             run_id=self.record.run_id,
             tags=self.record.tags,
             notes=self.record.notes,
+            if_exists="resume",
             keep_files="copy",
             close_seconds=_BLOCKING["close_seconds"],
             clock=clock,
@@ -176,7 +177,11 @@ class RunTarget(FolderTarget):
         from destinations.run_directory import RunDirectory
 
         return lambda _: RunDirectory(
-            self.folder, all_ranks=True, close_seconds=_BLOCKING["close_seconds"], clock=clock
+            self.folder,
+            if_exists="resume",
+            all_ranks=True,
+            close_seconds=_BLOCKING["close_seconds"],
+            clock=clock,
         )
 
     def finish(self, run: Run) -> None:

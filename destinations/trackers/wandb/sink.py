@@ -145,9 +145,22 @@ class WandBSink(Sink):
             raise self._error or RuntimeError("the W&B run is closed.")
         return self.run
 
-    def _create(self) -> None:
+    def open(self) -> None:
+        """Checks the credentials, so that missing ones are reported when the run begins."""
+        options = self._options
+        if {**options.arguments, **options.more}.get("mode") != "online":
+            return
         import wandb
 
+        try:
+            require_login(wandb, self._arguments(wandb))
+        except Exception as error:
+            with self._lock:
+                self._error, self._is_created = error, True
+            raise
+
+    def _arguments(self, wandb: Any) -> dict[str, Any]:
+        """Returns the arguments of `wandb.init`."""
         options = self._options
         arguments: dict[str, Any] = {**options.arguments, "id": self.run_id, **options.more}
         if arguments["id"] is not None:
@@ -157,7 +170,13 @@ class WandBSink(Sink):
         settings = arguments.pop("settings", None) or {}
         given = settings if isinstance(settings, Mapping) else settings.model_dump(exclude_unset=True)
         arguments["settings"] = settings_for(wandb, given, options.finish_seconds)
-        arguments = {name: clean_texts(value) for name, value in arguments.items() if value is not None}
+        return {name: clean_texts(value) for name, value in arguments.items() if value is not None}
+
+    def _create(self) -> None:
+        import wandb
+
+        options = self._options
+        arguments = self._arguments(wandb)
         if "dir" in arguments:
             # W&B would replace a missing folder by that of temporary files.
             Path(arguments["dir"]).mkdir(parents=True, exist_ok=True)

@@ -8,13 +8,14 @@ import subprocess
 import sys
 
 import pytest
+import torch
 import yaml
 
 from destinations import RunDirectory
 from destinations.run_directory import RunExistsError, RunInUseError, RunPathError, read_rows, read_series
 from destinations.run_directory.documents import SessionLog
 from destinations.run_directory.lock import WriterLock
-from events import Run, Timestamp
+from events import Run, Timestamp, Trainer
 
 
 def sidecar(tmp_path):
@@ -241,6 +242,70 @@ def test_what_is_done_with_a_folder_that_holds_a_completed_run(tmp_path, caplog)
     assert "holds a run that was completed: it is continued" in caplog.messages[-1]
 
 
+LOG_ONCE = """
+import sys
+from destinations import RunDirectory
+from events import Run
+with Run(RunDirectory(sys.argv[1]), run_name="mine") as run:
+    run.log_metrics({"loss": 1.0}, 0)
+    if sys.argv[2:]:
+        raise SystemExit(3)
+"""
+
+
+def log_in_another_process(folder, *more):
+    """Runs `LOG_ONCE`; more arguments make it fail."""
+    command = [sys.executable, "-c", LOG_ONCE, folder, *more]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_a_run_that_another_process_completed_is_refused_with_the_choices(tmp_path):
+    """A script that is started again by mistake changes nothing."""
+    folder = tmp_path / "run"
+    assert log_in_another_process(folder).returncode == 0
+
+    again = log_in_another_process(folder)
+
+    assert again.returncode == 1
+    assert f"RunExistsError: run folder {str(folder)!r} holds a run that was completed." in again.stderr
+    assert 'if_exists="resume"' in again.stderr
+    assert 'if_exists="new"' in again.stderr
+    assert sidecar(tmp_path)["status"] == "completed"
+    assert [row.metrics for row in read_rows(folder)] == [{"loss": 1.0}]
+
+
+def test_a_run_that_failed_in_another_process_is_continued(tmp_path):
+    """Nothing has to be passed after a crash."""
+    folder = tmp_path / "run"
+    assert log_in_another_process(folder, "fail").returncode == 3
+
+    with Run(RunDirectory(folder), run_name="mine") as run:
+        run.log_metrics({"loss": 2.0}, 1)
+
+    assert [row.metrics["loss"] for row in read_rows(folder)] == [1.0, 2.0]
+
+
+@pytest.mark.parametrize("options", [{"autoresume": True}, {"if_exists": "resume"}])
+def test_a_completed_run_of_another_process_is_continued_as_asked(tmp_path, options):
+    """With `autoresume`, or by the choice of the folder."""
+    folder = tmp_path / "run"
+    assert log_in_another_process(folder).returncode == 0
+    kinds = {key: options[key] for key in options if key == "if_exists"}
+    more = {key: options[key] for key in options if key == "autoresume"}
+
+    trainer = Trainer(
+        torch.nn.Linear(1, 1),
+        run_name="mine",
+        save_folder=str(tmp_path / "checkpoints"),
+        loggers=RunDirectory(folder, **kinds),
+        **more,
+    )
+    trainer.logger.log_metrics({"loss": 2.0}, 1)
+    trainer.close()
+
+    assert [row.metrics["loss"] for row in read_rows(folder)] == [1.0, 2.0]
+
+
 def test_a_folder_that_is_used_without_a_run_is_an_error(tmp_path):
     """What was logged to it is lost, and said when the program ends."""
     program = (
@@ -316,7 +381,7 @@ def test_a_moved_run_goes_on_where_it_is(drive, tmp_path):
     run.close()
     shutil.move(tmp_path / "run", tmp_path / "moved")
 
-    again = drive(tmp_path / "moved", batch=5).fit()
+    again = drive(tmp_path / "moved", batch=5, if_exists="resume").fit()
     log_steps(again, range(5, 8), 0.0)
     again.close()
 

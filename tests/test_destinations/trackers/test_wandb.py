@@ -561,6 +561,16 @@ def test_going_online_without_a_key_is_an_error_of_the_lane(tmp_path, monkeypatc
     assert "Set WANDB_API_KEY, run `wandb login`, or pass mode='offline'." in caplog.text
     assert destination.counts.written_rows == 0
     assert destination.counts.failed_rows == destination.counts.rows > 0
+    assert caplog.messages[-1].startswith("WandB was never open (RuntimeError: WandB needs an API key")
+
+
+def test_a_required_tracker_without_a_key_stops_the_run_before_training(tmp_path, monkeypatch):
+    """Where the run begins, with what to do."""
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    monkeypatch.setenv("NETRC", str(tmp_path / "none"))
+
+    with pytest.raises(RuntimeError, match="Set WANDB_API_KEY"):
+        Run(make(tmp_path, mode="online", require=True), run_name="mine").log_metrics({"loss": 1.0})
 
 
 def test_it_is_nobodys_global_run(tmp_path):

@@ -222,3 +222,38 @@ def test_a_run_that_was_never_used_says_nothing(caplog):
     del run
 
     assert caplog.messages == []
+
+
+def test_a_step_that_never_moves_is_said_once(caplog):
+    """A loop without `batch_end` writes everything at step 0."""
+    memory = InMemory()
+    with Run(memory, run_name="mine") as run:
+        for value in range(250):
+            run.log_metrics({"loss": float(value)})
+
+    (said,) = caplog.messages
+    assert said.startswith(
+        "metric 'loss' was logged 100 times at step 0: the step moves only with run.batch_"
+    )
+    assert len(memory.records) == 250
+
+
+@pytest.mark.parametrize("how", ["batch_end", "step", "names", "evaluation", "bad values"])
+def test_a_step_that_is_as_it_should_be_is_not_said(how, caplog):
+    """It moves, is given, or is the first one of many metrics; the first calls find that out."""
+    with Run(InMemory(), run_name="mine") as run:
+        if how == "evaluation":
+            run.eval_start()
+        for value in range(250):
+            if how == "bad values":
+                run.log_metrics({3: 1.0})
+                continue
+            run.log_metrics(
+                {f"loss/{value}" if how == "names" else "loss": 1.0}, step=value if how == "step" else None
+            )
+            if how == "batch_end":
+                run.batch_end()
+        if how in {"batch_end", "step"}:
+            assert run.log_metrics == run.logger.log_metrics
+
+    assert "step 0" not in caplog.text
