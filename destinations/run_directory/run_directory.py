@@ -66,9 +66,10 @@ class RunDirectory(LoggerDestination):
     records or 256 MiB), a call waits one second at most, then the record is dropped, counted and reported.
 
     **Resume.** A folder that holds a run is continued: rows of steps that training repeats are moved from
-    `metrics.csv` to `abandoned/`. A run that another process completed is refused, unless it was asked to be
-    continued; see `if_exists`. One process writes at a time; a second one is refused. A second run of the same process, such as a notebook cell that
-    is run again, gets a free name beside the first, "digits-2", and a warning that says so.
+    `metrics.csv` to `abandoned/`. A run that another process completed is refused, unless it was asked to
+    be continued; see `if_exists`. One process writes at a time; a second one is refused. A second run of
+    the same process, such as a notebook cell that is run again, gets a free name beside the first,
+    "digits-2", and a warning that says so.
 
     **Disk failures** do not reach training: rows are buffered in memory, up to 64 MiB, and written when the
     disk works again.

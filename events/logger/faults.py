@@ -177,7 +177,8 @@ class Faults:
             self._unopened[key] += 0
             self._open_errors[key] = redact_text(f"{type(error).__name__}: {safe_text(error)}")
             _log.error(
-                "%s is not open: records for it are lost, and counted (%s). Set require=True to stop instead.",
+                "%s is not open: records for it are lost, and counted (%s). "
+                "Set require=True to stop instead.",
                 type(destination).__name__,
                 self._open_errors[key],
             )
