@@ -484,3 +484,34 @@ def test_two_who_edit_at_once_lose_nothing(root):
     content = json.loads((root / "a" / EDITS).read_text())
     assert content["notes"] == content["display_name"] == "x" * 1000
     assert sorted(path.name for path in (root / "a").iterdir()) == [EDITS, "sidecar.json"]
+
+
+def test_a_page_is_a_part_of_what_matches_with_its_number(tmp_path):
+    """In the same order as `records`, also over several roots."""
+    for number in range(10):
+        write_run(tmp_path / f"root{number % 2}" / f"run{number}", created_at=NOW + number, hparams={"n": number})
+    with open_runs(tmp_path / "root0", tmp_path / "root1", cache=tmp_path / "cache") as runs:
+        everything = [record.name for record in runs.records()]
+        found, total = runs.page(3, 4)
+        beyond, of_few = runs.page(8, 5, where="hparams.n < 9", sort_by="hparams.n")
+
+    assert ([record.name for record in found], total) == (everything[3:7], 10)
+    assert ([record.name for record in beyond], of_few) == (["run8"], 9)
+
+
+def test_a_fingerprint_changes_with_its_run_only(tmp_path):
+    """Also where another process has updated the index."""
+    one, two = (write_run(tmp_path / "runs" / name) for name in ("one", "two"))
+    with open_runs(tmp_path / "runs", cache=tmp_path / "cache") as runs:
+        before = runs.fingerprints()
+        with open_runs(tmp_path / "runs", cache=tmp_path / "cache") as others:
+            others.edit("one", notes="new")
+            others.scan()
+        runs.scan()
+        after = runs.fingerprints()
+
+    assert before.keys() == after.keys() == {one.resolve(), two.resolve()}
+    assert (before[one.resolve()] == after[one.resolve()], before[two.resolve()] == after[two.resolve()]) == (
+        False,
+        True,
+    )
