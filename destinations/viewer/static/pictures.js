@@ -67,7 +67,8 @@ function maskLayer(id, mask, { file, overlay }) {
   canvas.paint = () => {
     canvas.style.opacity = state.opacity;
     if (!classes) {
-      canvas.style.visibility = state.class.includes(mask) ? "hidden" : "visible";
+      const isOff = state.class.some((one) => one === mask || one.startsWith(`${mask}/`));
+      canvas.style.visibility = isOff ? "hidden" : "visible";
       return;
     }
     const context = canvas.getContext("2d");

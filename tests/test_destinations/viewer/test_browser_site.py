@@ -63,6 +63,10 @@ def test_a_site_from_a_file_shows_table_charts_and_media(new_page, site):
     opened.go(f"media?run={alpha}")
     opened.until("() => document.querySelector('.images img')?.naturalWidth === 8")
     opened.until("() => document.querySelector('canvas.mask')?.width === 8")
+    page.get_by_role("button", name="sky").click()
+    assert page.locator("canvas.mask").first.evaluate("(canvas) => canvas.style.visibility") == "hidden"
+    page.get_by_role("button", name="sky").click()
+    assert page.locator("canvas.mask").first.evaluate("(canvas) => canvas.style.visibility") == "visible"
     for kind, ready in [
         (
             "audio",
