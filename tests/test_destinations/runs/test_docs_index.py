@@ -71,5 +71,5 @@ def test_the_threshold_and_the_ends_are_those_of_the_code():
     ends = codes(next(line for line in text.splitlines() if line.startswith("Ended are")))
 
     assert f"the last {HEARTBEAT_SECONDS:.0f} seconds" in text
-    assert len(ends) == 8
+    assert len(ends) == 9
     assert all(is_terminal(status) for status in ends)
