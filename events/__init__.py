@@ -60,6 +60,7 @@ if TYPE_CHECKING:
         ThresholdStopper,
     )
     from .trainer.checkpoint.export import export_weights
+    from .trainer.checkpoint.load_callback import LoadCheckpoint
     from .trainer.checkpoint.reading import read_checkpoint
     from .trainer.checkpoint.saver import CheckpointSaver
     from .trainer.evaluator import Evaluator
@@ -102,6 +103,7 @@ __all__ = [
     "LRMonitor",
     "LinearScheduler",
     "LinearWithWarmupScheduler",
+    "LoadCheckpoint",
     "Logger",
     "LossSpike",
     "MemoryMonitor",
@@ -155,6 +157,7 @@ __project__ = "training-destinations"
 
 _TORCH_EXPORTS = {
     "CheckpointSaver": ".trainer.checkpoint.saver",
+    "LoadCheckpoint": ".trainer.checkpoint.load_callback",
     "Trainer": ".trainer.trainer",
     "export_weights": ".trainer.checkpoint.export",
     "read_checkpoint": ".trainer.checkpoint.reading",

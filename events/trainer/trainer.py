@@ -232,7 +232,7 @@ class Trainer:
             dataloader_label=None if train_dataloader is None else "train",
             dataloader_len=_shorter(length_of(train_dataloader), self._train_subset),
         )
-        self.state.continues_run = autoresume or load_path is not None
+        self.state.continues_run = autoresume or (load_path is not None and not load_weights_only)
         self.state.schedulers = bind_schedules(schedulers, self.state)
         if seed is not None:
             self.state.seed = seed + self.state.rank

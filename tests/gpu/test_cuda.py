@@ -224,8 +224,9 @@ def test_a_ring_that_drops_never_waits(memory, cycles):
     assert logger.lost_values == 8
 
 
-def test_while_a_graph_is_captured_logging_is_refused_and_the_capture_is_whole(memory, logger):
+def test_while_a_graph_is_captured_logging_is_refused_and_the_capture_is_whole(memory):
     """Also with a record on its way from before; the graph replays, and its output can be logged."""
+    logger = Logger(State("r"), memory, raise_errors=True, strict=True)
     x = torch.ones((), device="cuda")
     logger.log_metrics({"before": x})
     side = torch.cuda.Stream()

@@ -4,7 +4,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from events import CheckpointError, export_weights
+from events import CheckpointError, LoadCheckpoint, export_weights
 
 
 @pytest.fixture
@@ -107,3 +107,30 @@ def test_an_export_to_another_kind_of_file_is_refused(saved, tmp_path):
     """With those that there are."""
     with pytest.raises(ValueError, match=r"to a \.safetensors, \.pt or \.pth file, got 'model\.onnx'"):
         export_weights(saved, tmp_path / "model.onnx")
+
+
+def test_a_callback_loads_weights_before_the_run_loads_its_own(make_trainer, saved, tmp_path):
+    """Parts of several checkpoints make one model; a run that is resumed keeps what it has learned."""
+    fresh, reference = weights(make_trainer()), torch.load(saved, weights_only=True)["model"]
+    callback = LoadCheckpoint(saved, exclude=["2.*"])
+
+    trainer = make_trainer(callbacks=[callback], save_folder=tmp_path / "new")
+    loaded = weights(trainer)
+    trainer.fit()
+    trainer.close()
+    learned = weights(trainer)
+    again = make_trainer(
+        callbacks=[LoadCheckpoint(saved)], save_folder=tmp_path / "new", autoresume=True, run_name="mine"
+    )
+
+    assert torch.equal(loaded["0.weight"], reference["0.weight"])
+    assert torch.equal(loaded["2.weight"], fresh["2.weight"])
+    assert all(torch.equal(value, learned[name]) for name, value in weights(again).items())
+
+
+def test_a_callback_that_finds_no_checkpoint_stops_the_set_up(make_trainer, tmp_path):
+    """With the name; patterns are a list."""
+    with pytest.raises(FileNotFoundError, match=r"none\.pt"):
+        make_trainer(callbacks=[LoadCheckpoint(tmp_path / "none.pt")])
+    with pytest.raises(TypeError, match=r"must be a list of patterns, got '2\.\*'"):
+        LoadCheckpoint("some.pt", exclude="2.*")

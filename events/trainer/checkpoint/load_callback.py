@@ -1,0 +1,53 @@
+"""`LoadCheckpoint`: loads the weights of a checkpoint when a run begins, as a callback."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from events.callback import Callback
+from events.logger.logger import Logger
+from events.state import State
+
+from .contents import load_weights
+from .reading import find_checkpoint
+
+__all__ = ["LoadCheckpoint"]
+
+
+class LoadCheckpoint(Callback):
+    """Loads the weights of a checkpoint into the model, before the trainer loads its own checkpoint, if any.
+
+    ```python
+    body, head = LoadCheckpoint("body.pt", strict=False), LoadCheckpoint("head.pt", strict=False)
+    trainer = Trainer(model, train_dataloader, max_duration="5ep", callbacks=[body, head])
+    ```
+
+    For a model that is put together from several checkpoints; for a single one, `Trainer(load_path=...,
+    load_weights_only=True)` does the same. A run that is resumed has the weights of its own checkpoint in the
+    end. Optimizers, the timestamp and the state of callbacks are not loaded.
+
+    Args:
+        load_path: a local path, a URI in a store, or a name that a destination can download; placeholders
+            such as `{run_name}` are filled in.
+        strict: whether the names of the weights must be those of the model; else what is missing or left
+            over is logged.
+        exclude: patterns, as of `fnmatch`, of weights that are not loaded.
+
+    Raises:
+        FileNotFoundError: when the trainer is made: there is no such checkpoint.
+        CheckpointError: likewise: it is damaged, or does not fit the model.
+        ValueError: likewise: a pattern matches no weight.
+    """
+
+    def __init__(self, load_path: str | Path, *, strict: bool = True, exclude: Sequence[str] = ()) -> None:
+        super().__init__()
+        if isinstance(exclude, str):
+            raise TypeError(f"exclude must be a list of patterns, got {exclude!r}. Write [{exclude!r}].")
+        self._load_path = load_path
+        self._strict = strict
+        self._exclude = tuple(exclude)
+
+    def before_load(self, state: State, logger: Logger) -> None:
+        """Loads the weights."""
+        found = find_checkpoint(self._load_path, None, state, logger)
+        if found is not None:
+            load_weights(found[0]["model"], state, strict=self._strict, exclude=self._exclude)
