@@ -35,7 +35,7 @@ from .monitor.monitor_event import Event as MonitorEvent
 from .monitor.stat import Aggregation, Stat
 from .names import check_placeholders, check_run_name, format_name, format_run_name
 from .redaction import redact, redact_arguments, redact_text
-from .run import Run, new_run_name
+from .run import Run, agreed_run_name, new_run_name
 from .state import Phase, Precision, RunStatus, State
 from .timestamp import Time, Timestamp, TimeUnit
 
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
         EarlyStopper,
         EvalOutputLogging,
         ExportForInferenceCallback,
+        FlightRecorder,
         HealthChecker,
         ImageVisualizer,
         LossSpike,
@@ -97,6 +98,7 @@ __all__ = [
     "Event",
     "EventsError",
     "ExportForInferenceCallback",
+    "FlightRecorder",
     "HealthChecker",
     "ImageVisualizer",
     "Interval",
@@ -136,6 +138,7 @@ __all__ = [
     "UnknownEventError",
     "WriteRate",
     "WriteSchedule",
+    "agreed_run_name",
     "callbacks",
     "check_placeholders",
     "check_run_name",

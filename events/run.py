@@ -1,6 +1,7 @@
 """`Run`: state, logger and engine as one context manager, for a training loop of your own."""
 
 import functools
+import itertools
 import logging
 import os
 import secrets
@@ -21,7 +22,7 @@ from .logger.logger import Logger
 from .state import Phase, State
 from .timestamp import Time, Timestamp
 
-__all__ = ["Run", "new_run_name"]
+__all__ = ["Run", "agreed_run_name", "new_run_name"]
 
 _log = logging.getLogger("events")
 
@@ -37,6 +38,45 @@ def new_run_name() -> str:
 # So many calls with the same first name at one step are no step.
 _CALLS_AT_ONE_STEP = 100
 _MAX_NAMES_AT_ONE_STEP = 1000
+
+# Runs of this process without a given name: the n-th of each rank is the same run, also after a restart.
+_unnamed_runs = itertools.count()
+_AGREE_SECONDS = 60.0
+
+
+def agreed_run_name(timeout_s: float = _AGREE_SECONDS) -> str | None:
+    """Returns a name that all ranks of a `torchrun` get; None where there is nothing to agree through.
+
+    It is `$RUN_NAME`, or else what the first rank proposes in the store of torchrun's agent. That store
+    outlives ranks that are restarted, which therefore continue the same run. No collective is entered; each
+    rank asks once for each run.
+
+    Args:
+        timeout_s: how long the store may take.
+
+    Raises:
+        TimeoutError: the store did not answer.
+    """
+    if name := os.environ.get("RUN_NAME"):
+        return name
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        return None
+    host, port = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
+    if not port.isdecimal():
+        return None
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch does not list it
+
+    try:
+        store = TCPStore(host, int(port), is_master=False, timeout=timedelta(seconds=timeout_s))
+        key = f"training-destinations/run-name/{next(_unnamed_runs)}"
+        # Sets the name if there is none, and returns the one that is set.
+        return bytes(store.compare_set(key, "", new_run_name())).decode()
+    except RuntimeError as error:
+        raise TimeoutError(
+            f"ranks could not agree on a run name through the store at {host}:{port} within {timeout_s:g} s. "
+            'Pass run_name="...", or set RUN_NAME, the same on each rank.'
+        ) from error
+
 
 _LOGGER_METHODS = (*RECORD_KINDS, "log_scalar", "download_file", "flush", "namespace")
 
@@ -79,8 +119,8 @@ class Run:
     Args:
         loggers: the destinations.
         callbacks: the other callbacks.
-        run_name: the name of the run. Default: the environment variable `RUN_NAME`, else a new one. Required
-            with several ranks, which cannot agree on a new name without communication.
+        run_name: the name of the run. Default: the environment variable `RUN_NAME`, else a new one. Ranks of
+            a `torchrun` agree on it, see `agreed_run_name`; other ranks need one of the two.
         max_duration: when training ends, for progress displays; `run.state.is_done` tells whether it has.
         train_dataloader: the dataloader of your loop, for progress displays.
         model: the model, for callbacks that use it.
@@ -91,7 +131,8 @@ class Run:
         device_copies: how values are copied from a device.
 
     Raises:
-        ValueError: there are several ranks and no `run_name`.
+        ValueError: there are several ranks, no `run_name`, and nothing through which to agree on one.
+        TimeoutError: the store of torchrun did not answer within a minute.
     """
 
     def __init__(
@@ -109,17 +150,18 @@ class Run:
         name: str = "",
         device_copies: DeviceCopies = DeviceCopies(),  # noqa: B008  # frozen
     ) -> None:
+        name_given = run_name or agreed_run_name()
         self.state = State(
-            run_name or new_run_name(),
+            name_given or new_run_name(),
             None if max_duration is None else Time.from_input(max_duration, "ep"),
             train_dataloader=train_dataloader,
             model=model,
             optimizers=tuple(optimizers) if isinstance(optimizers, list | tuple) else (optimizers,),
         )
-        if self.state.world_size > 1 and run_name is None:
+        if self.state.world_size > 1 and name_given is None:
             raise ValueError(
                 f"run_name must be given with several ranks ({self.state.world_size}). "
-                'Pass run_name="...", the same on each.'
+                'Pass run_name="...", the same on each, set RUN_NAME, or start them with torchrun.'
             )
         self.logger = Logger(
             self.state,

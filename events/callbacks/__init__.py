@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .code_snapshot import CodeSnapshot
     from .export import ExportForInferenceCallback
+    from .flight_recorder import FlightRecorder
     from .health import HealthChecker, StragglerDetector
     from .learning_rate import LRMonitor
     from .memory import MemoryMonitor, MemorySnapshot, OOMObserver
@@ -27,6 +28,7 @@ __all__ = [
     "EarlyStopper",
     "EvalOutputLogging",
     "ExportForInferenceCallback",
+    "FlightRecorder",
     "HealthChecker",
     "ImageVisualizer",
     "LRMonitor",
@@ -49,6 +51,7 @@ __all__ = [
 _MODULES = {
     "code_snapshot": ("CodeSnapshot",),
     "export": ("ExportForInferenceCallback",),
+    "flight_recorder": ("FlightRecorder",),
     "health": ("HealthChecker", "StragglerDetector"),
     "learning_rate": ("LRMonitor",),
     "memory": ("MemoryMonitor", "MemorySnapshot", "OOMObserver"),

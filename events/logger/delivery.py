@@ -114,14 +114,23 @@ class Delivery:
         policy: DeviceCopies,
     ) -> None:
         self._state = state
-        self._targets = tuple(PacedDestination(destination) for destination in destinations)
-        self._metric_targets = tuple(target for target in self._targets if target.takes("log_metrics"))
+        self._targets: tuple[PacedDestination, ...] = ()
+        self._metric_targets: tuple[PacedDestination, ...] = ()
+        self.is_paced = False
         self._faults = faults
         self._copies = HostCopies(policy)
         self._outbox: deque[_Delivery] = deque()
         self._orders = itertools.count()
-        self.is_paced = any(target.is_paced for target in self._targets)
         self._idle: _IdleWindow | None = None
+        self.add(destinations)
+
+    def add(self, destinations: Iterable[Destination]) -> None:
+        """Adds destinations, for later records."""
+        self._store_deferred()
+        self._idle = None
+        self._targets = (*self._targets, *map(PacedDestination, destinations))
+        self._metric_targets = tuple(target for target in self._targets if target.takes("log_metrics"))
+        self.is_paced = any(target.is_paced for target in self._targets)
 
     @property
     def is_busy(self) -> bool:

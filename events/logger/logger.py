@@ -155,6 +155,22 @@ class Logger:
         """Removes a callback added by `attach`; does nothing for others."""
         self.attached = tuple(one for one in self.attached if one is not callback)
 
+    def add_destination(self, destination: Destination) -> None:
+        """Adds a destination to a run in progress, such as in a callback's `init`.
+
+        It gets all later records, but no events: an engine looks up its destinations once.
+
+        Raises:
+            EngineClosedError: the run is closed.
+            TypeError: it is not a destination.
+        """
+        self._require_open("add_destination")
+        added = _as_destinations(destination)
+        self._destinations = (*self._destinations, *added)
+        self._unpacked = (*self._unpacked, *added)
+        self._delivery.add(added)
+        self._refresh()
+
     def log_metrics(  # noqa: C901, PLR0912  # the hot path: a function more would cost a tenth of it
         self, metrics: Mapping[str, Any], step: int | None = None
     ) -> None:

@@ -35,7 +35,20 @@ def join(device: torch.device) -> bool:
     """
     if distributed.is_initialized() or int(os.environ.get("WORLD_SIZE", "1")) == 1:
         return False
-    distributed.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    restart = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+    if restart and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        # torchrun keeps its store when it restarts ranks: with torch 2.13 these find the addresses of those
+        # that are gone, and cannot connect.
+        address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        prefix = f"training-destinations/restart-{restart}"
+        # torch does not list these two among its exports.
+        kept = distributed.TCPStore(*address, is_master=False)  # type: ignore[attr-defined]
+        store = distributed.PrefixStore(prefix, kept)  # type: ignore[attr-defined]
+        rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        distributed.init_process_group(backend, store=store, rank=rank, world_size=world_size)
+    else:
+        distributed.init_process_group(backend)
     return True
 
 

@@ -25,7 +25,7 @@ from events.interval import Interval
 from events.logger.destination import Destination
 from events.logger.device import DeviceCopies
 from events.logger.logger import Logger
-from events.run import new_run_name
+from events.run import agreed_run_name, new_run_name
 from events.state import Phase, State
 from events.timestamp import Time, Timestamp
 
@@ -220,7 +220,7 @@ class Trainer:
             weakref.finalize(self, distributed.leave) if distributed.join(self._device) else None
         )
         self.state = State(
-            distributed.from_rank_zero(run_name or new_run_name()),
+            distributed.from_rank_zero(run_name or agreed_run_name() or new_run_name()),
             None if max_duration is None else Time.from_input(max_duration, "ep"),
             model=model.module if isinstance(model, DistributedDataParallel) else model,
             optimizers=as_tuple(optimizers),
