@@ -25,6 +25,7 @@ from destinations.run_directory.layout import (
 
 from .errors import RunNotFoundError
 from .files import is_shallow, number_of, read_object_file, whole_of
+from .flight import FLIGHT_FOLDER, Flight, read_flights
 from .media import Audio, Image, PointCloud, Video
 from .record import RunKind, RunRecord, Scalar, is_alive
 from .records import Artifact, Histogram, RecordCount, Records, Table, TableEntry, Text, Trace
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from destinations.run_directory.reader import MetricRow
 
     from .follow import Point
+    from .ranks import RankMetric
     from .series import Block, Series
 
 __all__ = ["MetricSummary", "Run"]
@@ -247,9 +249,30 @@ class Run:
 
     # --- metrics --------------------------------------------------------------------------------------------
 
-    def ranks(self) -> list[int]:
-        """Returns the ranks that have metrics."""
-        return ranks_of(self.path)
+    @overload
+    def ranks(self) -> list[int]: ...
+
+    @overload
+    def ranks(self, name: str) -> "RankMetric": ...
+
+    def ranks(self, name: str | None = None) -> "list[int] | RankMetric":
+        """Returns the ranks that have metrics; or a metric on all of them, merged by step.
+
+        Args:
+            name: of the metric.
+
+        Raises:
+            MetricNotFoundError: no rank has the metric; the message suggests the closest.
+        """
+        if name is None:
+            return self._ranks_with_metrics()
+        from .ranks import read_ranks
+
+        return read_ranks(name, self._ranks_with_metrics(), self.series)
+
+    def flights(self) -> list[Flight]:
+        """Returns what the `FlightRecorder` of each rank wrote in the folder of the run, by rank."""
+        return read_flights(self.path / FLIGHT_FOLDER)
 
     def metric_names(self, rank: int = 0) -> list[str]:
         """Returns the names of all metrics of a rank, in order of first appearance."""
@@ -465,6 +488,9 @@ class Run:
         return self._records.damaged_lines()
 
     # --- internal -------------------------------------------------------------------------------------------
+
+    def _ranks_with_metrics(self) -> list[int]:
+        return ranks_of(self.path)
 
     def _is_alive_now(self) -> bool:
         try:

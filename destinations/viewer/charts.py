@@ -12,6 +12,7 @@ import attrs
 import numpy as np
 
 from destinations.runs import MetricNotFoundError, Run, RunsError
+from destinations.runs.ranks import band_of, furthest
 from destinations.runs.series import MISSING_STEP
 
 from .columns import ColumnCache, Frame, branches_of, read_branch
@@ -21,7 +22,6 @@ __all__ = ["AXES", "Axis", "ChartReader", "Rows", "rows_of"]
 
 AXES = ("step", "epoch", "time", "relative")
 _METRIC_AXIS = "metric:"
-_LEAST_MEMBERS = 3
 
 
 @attrs.frozen
@@ -317,18 +317,17 @@ def _band(
     grid = _grid([x for x, _ in curves], points)
     # A curve of many values is read at the mean of the values that a point of the grid stands for.
     table = np.array([_resampled(x, y, grid) for x, y in curves]).reshape(len(curves), len(grid))
-    count = np.count_nonzero(~np.isnan(table), axis=0)
-    is_there = count > 0
-    table, grid, count = table[:, is_there], grid[is_there], count[is_there]
-    median = np.nanmedian(table, axis=0) if len(grid) else grid
+    is_there = ~np.isnan(table).all(axis=0)
+    table, grid = table[:, is_there], grid[is_there]
+    band = band_of(table)
     return {
         "members": [{"run": run_id, "rank": rank, "name": run.name} for run_id, run, rank in members],
         "x": grid,
-        "low": np.fmin.reduce(table, axis=0),
-        "median": median,
-        "high": np.fmax.reduce(table, axis=0),
-        "count": count,
-        "straggler": _straggler(members, table, median),
+        "low": band.low,
+        "median": band.median,
+        "high": band.high,
+        "count": band.count,
+        "straggler": _straggler(members, table, band.median),
     }
 
 
@@ -365,13 +364,9 @@ def _resampled(x: Array, y: Array, grid: Array) -> Array:
 
 def _straggler(members: Sequence[tuple[str, Run, int]], table: Array, median: Array) -> dict[str, Any] | None:
     """Returns the member that is furthest from the median."""
-    if len(members) < _LEAST_MEMBERS or not len(median):
+    found = furthest(table, median)
+    if found is None:
         return None
-    distances = [
-        float(np.mean(found)) if len(found := np.abs(row - median)[~np.isnan(row)]) else 0.0 for row in table
-    ]
-    place = int(np.argmax(distances))
-    if not distances[place] > 0:
-        return None
+    place, distance = found
     run_id, _, rank = members[place]
-    return {"run": run_id, "rank": rank, "distance": distances[place]}
+    return {"run": run_id, "rank": rank, "distance": distance}

@@ -41,7 +41,7 @@ _EXAMPLES = {
     ),
     "best": ("val/acc --max", "loss --min --tag sweep:7 --limit 3"),
     "diff": ("first second", "first second --json"),
-    "show": ("digits", "runs/digits --json"),
+    "show": ("digits", "digits --flight"),
     "plot": ("loss", "loss 'val/*' first second -o plot.png"),
     "tail": ("digits", "digits --metric loss --lines 100 --no-follow"),
     "wait": ("'not alive' digits", "'summary.loss < 0.1' digits --timeout 2h"),
@@ -171,6 +171,12 @@ def _add_finding(commands: _Commands) -> None:
 def _add_reading(commands: _Commands) -> None:
     parser = commands.add("show", "show.show", "show the details of a run")
     _add_run(parser)
+    parser.add_argument(
+        "--ranks", action="store_true", help="metrics over ranks: min, median, max, which rank was NaN first"
+    )
+    parser.add_argument(
+        "--flight", action="store_true", help="what the flight recorders wrote: which rank waits where"
+    )
     parser = commands.add("plot", "plot.plot", "plot metrics of runs, in the terminal or to a file")
     parser.add_argument(
         "metrics", metavar="METRIC", nargs="+", help="metric name, or a pattern: 'loss/*'; runs may follow"

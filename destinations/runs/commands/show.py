@@ -2,12 +2,15 @@
 
 import argparse
 import itertools
+import math
+import statistics
 from collections.abc import Mapping
 from typing import Any
 
 import attrs
 
 from destinations.runs import MetricNotFoundError, Run
+from destinations.runs.flight import FLIGHT_FOLDER, describe_flights
 from destinations.text.formatting import cut, pad
 
 from .fields import as_json, cell_of, status_of, status_style
@@ -20,6 +23,8 @@ __all__ = ["diff", "differing_fields", "show"]
 
 _SPARKS = 24
 _MAX_NAMES = 100
+_MAX_FRAMES = 8
+_LAST_STEPS = 5
 # Differ between any two runs and are of no interest.
 _VOLATILE = frozenset({"pid", "ppid", "session", "start", "started_at", "time", "run_dir", "format_version"})
 _ABSENT = object()
@@ -28,6 +33,8 @@ _ABSENT = object()
 def show(options: argparse.Namespace, session: Session) -> int:
     """Shows a run."""
     (run,) = find_runs([options.run_name], options, session)
+    if options.flight or options.ranks:
+        return _show_flights(run, options, session) if options.flight else _show_ranks(run, options, session)
     if options.json:
         session.screen.json(_as_json(run, session.clock()))
         return EXIT_OK
@@ -181,6 +188,95 @@ def _receipt_texts(receipt: dict[str, Any]) -> dict[str, str]:
         "last error": value_text(receipt["last_error"]) if receipt.get("last_error") else "",
     }
     return {name: text for name, text in texts.items() if text}
+
+
+def _show_flights(run: Run, options: argparse.Namespace, session: Session) -> int:
+    """Shows what the flight recorders of the ranks wrote: where each group of ranks is, and its stack."""
+    flights, screen = run.flights(), session.screen
+    if options.json:
+        screen.json({"flights": [one.document for one in flights]})
+        return EXIT_OK
+    if not flights:
+        session.note(f"no flight records in {run.path / FLIGHT_FOLDER}")
+        return EXIT_OK
+    for line in describe_flights(flights):
+        screen.line(screen.styled(value_text(line), "bold"))
+    shown = set()
+    for one in flights:
+        if one.stack and (one.reason, one.waits_at) not in shown:
+            shown.add((one.reason, one.waits_at))
+            age = None if one.time is None else session.clock() - one.time
+            frames = {
+                value_text(f"{frame.place} {frame.function}"): value_text(frame.code) for frame in one.stack
+            }
+            last = dict(list(frames.items())[-_MAX_FRAMES:])
+            _show_pairs(f"stack of rank {one.rank}, {age_text(age)} ago", last, screen)
+    steps = {
+        value_text(step.get("step")): value_text(step.get("metrics"))
+        for step in flights[0].steps[-_LAST_STEPS:]
+    }
+    _show_pairs(f"last steps of rank {flights[0].rank}", steps, screen)
+    return EXIT_OK
+
+
+def _show_ranks(run: Run, options: argparse.Namespace, session: Session) -> int:
+    """Shows the last value of each metric over ranks, the rank that was NaN first, and seconds per step."""
+    ranks, screen = run.ranks(), session.screen
+    summaries = {rank: run.summary_of(rank) for rank in ranks}
+    names = list(dict.fromkeys(name for summary in summaries.values() for name in summary))
+    first_nan: dict[str, tuple[int, int]] = {}
+    seconds: dict[int, float | None] = {}
+    for place, name in enumerate(names):
+        has_nan = any(name in one and one[name].non_finite for one in summaries.values())
+        # One metric tells the time of steps; others are read only if a rank had a NaN.
+        if has_nan or place == 0:
+            try:
+                found = run.ranks(name)
+            except MetricNotFoundError:
+                continue
+            seconds = seconds or found.seconds_per_step
+            if found.first_nan is not None:
+                first_nan[name] = found.first_nan
+    if options.json:
+        screen.json(
+            {
+                "ranks": ranks,
+                "metrics": {
+                    name: {str(rank): one[name].last for rank, one in summaries.items() if name in one}
+                    for name in names
+                },
+                "first_nan": {name: {"rank": rank, "step": step} for name, (rank, step) in first_nan.items()},
+                "seconds_per_step": {str(rank): value for rank, value in seconds.items()},
+            }
+        )
+        return EXIT_OK
+    columns = [
+        Column("last value of", is_whole=True),
+        *(Column(title, is_right=True) for title in ("min", "rank", "median", "max", "rank", "first NaN")),
+    ]
+    lasts = {"seconds per step": {rank: value for rank, value in seconds.items() if value is not None}}
+    for name in names:
+        found_lasts = {rank: one[name].last for rank, one in summaries.items() if name in one}
+        lasts[name] = {
+            rank: value for rank, value in found_lasts.items() if value is not None and math.isfinite(value)
+        }
+    rows = []
+    for name, values in lasts.items():
+        nan = first_nan.get(name)
+        if not values and nan is None:
+            continue
+        low, high = (pick(values, key=values.__getitem__) if values else None for pick in (min, max))
+        texts = [
+            None if low is None else values[low],
+            low,
+            statistics.median(values.values()) if values else None,
+            None if high is None else values[high],
+            high,
+            None if nan is None else f"rank {nan[0]}, step {nan[1]}",
+        ]
+        rows.append([Cell(value_text(name)), *(Cell(value_text(text)) for text in texts)])
+    screen.lines(table_lines(columns, rows, screen))
+    return EXIT_OK
 
 
 def diff(options: argparse.Namespace, session: Session) -> int:

@@ -100,7 +100,7 @@ class DatasetRun(Run):
         """Returns the summary of each metric of rank 0; empty for other ranks."""
         return self._tables.summary(self.run_id) if rank == 0 else {}
 
-    def ranks(self) -> list[int]:
+    def _ranks_with_metrics(self) -> list[int]:
         """Returns the ranks that have metrics."""
         found = self._tables.sql(
             "SELECT DISTINCT rank FROM metrics WHERE run_id = ? ORDER BY rank", [self.run_id]
