@@ -1,0 +1,169 @@
+"""Several ranks under torchrun, over gloo: one run of all, ranks that are killed, and ranks that hang."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from destinations.runs import Run
+from destinations.runs.flight import describe_flights
+
+pytestmark = pytest.mark.xdist_group("torchrun")
+
+PROGRAM = Path(__file__).with_name("rank_child.py")
+LIMIT_SECONDS = 150
+# Gloo would look up the name of the machine.
+ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "GLOO_SOCKET_IFNAME": "lo",
+    "PYTHONPATH": os.pathsep.join(sys.path),
+}
+
+
+@pytest.fixture
+def torchrun():
+    """Starts the program on several ranks, and ends all of them with the test."""
+    started = []
+
+    def start(mode, folder, ranks, *options):
+        environment = os.environ | ENVIRONMENT
+        environment.pop("RUN_NAME", None)
+        launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks)]
+        log = (folder / "log.txt").open("ab")
+        started.append(
+            subprocess.Popen(
+                [*launcher, *(options or ["--standalone"]), str(PROGRAM), mode, str(folder)],
+                env=environment,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        )
+        log.close()
+        return started[-1]
+
+    yield start
+    for process in started:
+        if process.poll() is None:
+            # The launcher ends its ranks.
+            process.terminate()
+        try:
+            process.wait(60)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def text_of(folder):
+    """Returns what all ranks printed."""
+    return (folder / "log.txt").read_text(errors="replace")
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_ranks_write_one_run_without_a_collective_of_a_destination(torchrun, tmp_path, ranks):
+    """They agree on a name; each has its metrics and its spool, one prints, and all files arrive."""
+    process = torchrun("train", tmp_path, ranks)
+
+    assert process.wait(LIMIT_SECONDS) == 0, text_of(tmp_path)
+    (folder,) = (tmp_path / "runs").iterdir()
+    seen = [(tmp_path / f"seen{rank}").read_text() for rank in range(ranks)]
+    assert seen == [f"{folder.name} {ranks > 1} []"] * ranks
+    run = Run.open(folder)
+    assert (run.status, run.ranks()) == ("completed", list(range(ranks)))
+    own = run.ranks("own")
+    assert own.table[:, 0].tolist() == [float(rank) for rank in range(ranks)]
+    batches = 2 * 32 // 4 // ranks
+    assert len(run.ranks("loss/train/total").step) == batches
+    stored = {
+        path.relative_to(tmp_path / "store").as_posix(): path.read_text()
+        for path in (tmp_path / "store").rglob("note*.txt")
+    }
+    assert stored == {f"rank{rank}/note-{rank}.txt": f"of rank {rank}" for rank in range(ranks)}
+    assert sorted(path.name for path in (tmp_path / "spools").iterdir()) == [
+        str(rank) for rank in range(ranks)
+    ]
+    assert not (folder / "flight").exists()
+    assert text_of(tmp_path).count(f"destinations runs show {folder.name}") <= 1
+
+
+def test_a_rank_that_is_killed_is_restarted_and_continues_the_same_run(torchrun, tmp_path):
+    """As a new session; no row of either session is lost, on any rank."""
+    process = torchrun("elastic", tmp_path, 2, "--standalone", "--max-restarts", "2")
+
+    assert process.wait(LIMIT_SECONDS) == 0, text_of(tmp_path)
+    (folder,) = (tmp_path / "runs").iterdir()
+    run = Run.open(folder)
+    assert run.status == "completed"
+    assert len(run.sessions) == 2
+    for rank in (0, 1):
+        series = run.series("loss", rank)
+        assert series.step.tolist() == list(range(10))
+        assert series.value.tolist() == [float(rank + step) for step in range(10)]
+        assert run.series("session", rank).value.tolist() == [0.0] * 5 + [1.0] * 5
+
+
+def test_a_run_continues_with_another_number_of_ranks(torchrun, tmp_path, monkeypatch):
+    """Four ranks, of which one is killed; then two with the same name, from the environment."""
+    monkeypatch.setenv("RUN_NAME", "mine")
+    environment = os.environ
+
+    def begin(ranks):
+        launcher = [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            "--nproc-per-node",
+            str(ranks),
+        ]
+        with (tmp_path / "log.txt").open("ab") as log:
+            return subprocess.run(
+                [*launcher, str(PROGRAM), "elastic", str(tmp_path)],
+                env=environment | ENVIRONMENT,
+                stdout=log,
+                stderr=log,
+                timeout=LIMIT_SECONDS,
+                check=False,
+            ).returncode
+
+    assert begin(4) != 0
+    assert begin(2) == 0, text_of(tmp_path)
+
+    run = Run.open(tmp_path / "runs/mine")
+    assert (run.status, len(run.sessions), run.ranks()) == ("completed", 2, [0, 1, 2, 3])
+    assert [len(run.series("loss", rank)) for rank in range(4)] == [10, 10, 5, 5]
+    assert run.ranks("loss").band.count.tolist() == [4] * 5 + [2] * 5
+
+
+def test_a_rank_that_never_enters_a_collective_is_named_by_the_flight_recorders(torchrun, tmp_path):
+    """Each rank writes where it waits; the one that is elsewhere comes first. SIGTERM then ends them all."""
+    process = torchrun("hang", tmp_path, 2)
+    files = [tmp_path / f"run/flight/rank-{rank}.json" for rank in range(2)]
+    deadline = time.monotonic() + LIMIT_SECONDS
+    while not all(file.exists() for file in files) and time.monotonic() < deadline:
+        assert process.poll() is None, text_of(tmp_path)
+        time.sleep(0.1)
+
+    lines = describe_flights(Run.open(tmp_path / "run").flights())
+    began = time.monotonic()
+    process.send_signal(signal.SIGTERM)
+    process.wait(60)
+
+    source = PROGRAM.read_text().splitlines()
+    sleeps = next(number for number, line in enumerate(source, 1) if "time.sleep(3600)" in line)
+    waits = next(
+        number for number, line in enumerate(source, 1) if "distributed.all_reduce(torch.ones(1))" in line
+    )
+    assert lines == [
+        f"rank 0: hang, waits in all_reduce at rank_child.py:{waits}",
+        f"rank 1: hang, waits at rank_child.py:{sleeps}",
+    ]
+    # The launcher would kill them after 30 s.
+    assert time.monotonic() - began < 25
+    reasons = [[one["reason"] for one in json.loads(file.read_bytes())["reasons"]] for file in files]
+    assert reasons == [["hang", "sigterm"]] * 2
