@@ -318,10 +318,16 @@ class Logger:
         except Exception as error:  # noqa: BLE001  # a mapping's own methods
             self.faults.refuse("log_images", _unreadable("log_images", self._text_name(name), error))
             by_name = {}
+        refused: list[RecordError] = []
         for key, one in by_name.items():
             name_of_one = key if name == "Images" else f"{self._text_name(name)}/{self._text_name(key)}"
             caption = captions.get(key) if isinstance(captions, Mapping) else captions
-            self._log_images(one, name_of_one, *options, caption)
+            try:
+                self._log_images(one, name_of_one, *options, caption)
+            except RecordError as error:  # with `strict`: once the others are logged
+                refused.append(error)
+        if refused:
+            raise refused[0]
         self.faults.raise_refused()
 
     def _log_images(

@@ -37,6 +37,7 @@ def test_captions_are_in_the_folder_and_in_what_reads_it(tmp_path):
     assert table["caption"] == "by hand"
     found = open_runs(tmp_path)["run"]
     assert [image.caption for image in found.images("cats")] == ["one", None]
+    assert found.audio("tone")[0].caption == "low"
     assert found.videos("clip")[0].caption == "a jump"
 
 
@@ -190,6 +191,17 @@ def test_several_names_of_images_at_once():
     assert [one.name for one in memory.records] == ["real", "fake", "epoch 3/real"]
     assert memory.records[1].value["captions"] == ["better"]
     assert "captions" not in memory.records[0].value
+
+
+def test_a_bad_image_by_name_costs_itself_and_raises_last_with_strict():
+    """The names after it are logged."""
+    memory = InMemory()
+    logger = Logger(State(run_name="mine"), memory, strict=True)
+
+    with pytest.raises(RecordError, match="images 'bad'"):
+        logger.log_images({"bad": pixels(2), "good": pixels(8, 8)})
+
+    assert [one.name for one in memory.records] == ["good"]
 
 
 def test_frames_as_gif_in_a_folder_and_in_a_tracker(tmp_path):
