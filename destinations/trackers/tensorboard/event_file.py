@@ -80,7 +80,7 @@ class GrowingFile:
 def event_files(folder: Path) -> list[Path]:
     """Returns the event files in a folder, in TensorBoard's order of reading."""
     with contextlib.suppress(FileNotFoundError):
-        return sorted(path for path in folder.iterdir() if _NAME.match(path.name))
+        return sorted(path for path in folder.iterdir() if _NAME.match(path.name) and path.is_file())
     return []
 
 
@@ -151,8 +151,12 @@ def _masked(checksum: int) -> int:
 def records(path: Path) -> Iterator[bytes]:
     """Yields the bytes of each record; skips a torn tail, and does not verify checksums."""
     with path.open("rb") as file:
+        end = os.fstat(file.fileno()).st_size
         while len(header := file.read(_HEADER.size)) == _HEADER.size:
             length, _ = _HEADER.unpack(header)
+            # Of a damaged length, memory would be asked for first.
+            if length + _CHECKSUM.size > end - file.tell():
+                return
             data = file.read(length + _CHECKSUM.size)
             if len(data) < length + _CHECKSUM.size:
                 return

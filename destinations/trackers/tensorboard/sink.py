@@ -6,7 +6,7 @@
 import itertools
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -170,11 +170,9 @@ class TensorBoardSink(Sink):
 
     def _split(self, step: int, time: float | None) -> tuple[set[tuple[int, int]], list[int]]:
         """Returns the events of the checkpoint from a step on, as (file, index), and the steps of others."""
-        event_pb2, _ = self._protos
         seen: list[tuple[int, float, tuple[int, int]]] = []
         for number, path in enumerate(self._earlier):
-            for place, data in enumerate(records(path)):
-                event = event_pb2.Event.FromString(data)
+            for place, event, _ in self._events(path):
                 if event.step < step:
                     continue
                 if event.HasField("session_log"):
@@ -186,13 +184,24 @@ class TensorBoardSink(Sink):
         return kept, [event_step for event_step, _, key in seen if key not in kept]
 
     def _read_again(self, keys: set[tuple[int, int]]) -> list[tuple[int, bytes]]:
-        event_pb2, _ = self._protos
         return [
-            (event_pb2.Event.FromString(data).step, data)
+            (event.step, data)
             for number in sorted({number for number, _ in keys})
-            for place, data in enumerate(records(self._earlier[number]))
+            for place, event, data in self._events(self._earlier[number])
             if (number, place) in keys
         ]
+
+    def _events(self, path: Path) -> Iterator[tuple[int, Any, bytes]]:
+        """Yields the index, event and bytes of each record; skips those that are no events."""
+        from google.protobuf.message import DecodeError
+
+        event_pb2, _ = self._protos
+        for place, data in enumerate(records(path)):
+            try:
+                event = event_pb2.Event.FromString(data)
+            except DecodeError:
+                continue
+            yield place, event, data
 
     # --- metrics
     # ---------------------------------------------------------------------------------------------------
