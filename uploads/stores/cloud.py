@@ -99,7 +99,10 @@ class CloudStore:
         self._create_only = CreateOnlySupport(
             create_only, known=None if scheme == "s3" and endpoint_url else True
         )
-        self._backend = backend or self._make_backend()
+        try:
+            self._backend = backend or self._make_backend()
+        except obstore.exceptions.BaseError as error:
+            raise ValueError(f"cannot open {self.uri()}: {str(error).splitlines()[0]}") from error
 
     def put(self, name: str, body: Body, *, overwrite: bool, notes: Path | None = None) -> RemoteObject:
         key = self._key(name)

@@ -67,10 +67,18 @@ def open_store(uri: str | Path, **options: Any) -> Store:
             `client="obstore"` takes CloudStore for `s3://`.
 
     Raises:
-        ValueError: The scheme is unknown, or the URI is malformed or contains credentials.
+        ValueError: The scheme is unknown, the URI is malformed or contains credentials, or the store does not
+            have an option.
         ImportError: The store's client is not installed; the message names the extra.
     """
     text = str(uri)
+    try:
+        return _open(text, options)
+    except TypeError as error:  # An option that the store does not have.
+        raise ValueError(f"cannot open the store {redact(text)!r}: {error}") from error
+
+
+def _open(text: str, options: dict[str, Any]) -> Store:
     scheme, separator, rest = text.partition("://")
     if not separator:
         return _open_path(text, options)
