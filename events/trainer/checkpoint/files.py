@@ -23,6 +23,8 @@ POINTER_SUFFIX = ".symlink"
 
 # No store has longer names.
 _MAX_POINTER_BYTES = 1024
+# No file system has longer ones.
+_MAX_PART_BYTES = 255
 _TEMPORARY = re.compile(r"\..+\.\d+-\d+\.tmp")
 
 
@@ -130,11 +132,15 @@ def sweep(folder: Path) -> list[Path]:
 
 
 def read_pointer(path: Path) -> str | None:
-    """Returns the name in a pointer, or None if the file is not a pointer."""
+    """Returns the name in a pointer, or None if the file is not a pointer, or names no file beside it."""
     with path.open("rb") as file:
         start = file.read(_MAX_POINTER_BYTES + 1)
     try:
         text = start.decode().strip()
     except UnicodeDecodeError:
         return None
-    return None if len(start) > _MAX_POINTER_BYTES or "\0" in text or "\n" in text else text
+    parts = text.split("/")
+    is_name = ".." not in parts and all(len(part.encode()) <= _MAX_PART_BYTES for part in parts)
+    if len(start) > _MAX_POINTER_BYTES or "\0" in text or "\n" in text or not is_name:
+        return None
+    return text
