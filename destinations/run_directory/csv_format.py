@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import errno
 import io
 from typing import TYPE_CHECKING, Any
 
@@ -47,16 +48,25 @@ def _quoted(name: str) -> str:
 
 def header_end(data: bytes) -> int:
     """Returns the offset after the header: after the first line feed outside quotes; 0 if there is none."""
-    end = 0
-    while (end := data.find(b"\n", end) + 1) > 0:
-        if data.count(b'"', 0, end) % 2 == 0:
+    start = quotes = 0
+    while (end := data.find(b"\n", start) + 1) > 0:
+        quotes += data.count(b'"', start, end)
+        if quotes % 2 == 0:
             return end
+        start = end
     return 0
 
 
 def parse_header(line: bytes) -> list[str]:
-    """Returns the columns of a header line."""
-    return next(csv.reader(io.StringIO(line.decode("utf-8", "replace"), newline="")), [])
+    """Returns the columns of a header line.
+
+    Raises:
+        OSError: the name of a column is longer than the `csv` module reads, 128 KiB.
+    """
+    try:
+        return next(csv.reader(io.StringIO(line.decode("utf-8", "replace"), newline="")), [])
+    except csv.Error as error:
+        raise OSError(errno.EFBIG, f"the header of the CSV cannot be read: {error}") from error
 
 
 def format_cells(values: Sequence[float], encoder: ModuleType | None = orjson) -> str:

@@ -243,7 +243,9 @@ def _texts(value: Any) -> list[str]:
 def _read_hparams(path: Path) -> dict[str, Any]:
     try:
         data = yaml.safe_load(read_regular(path))
-    except (OSError, ValueError, yaml.YAMLError):
+    except (OSError, ValueError, yaml.YAMLError, ArithmeticError, AttributeError, LookupError, TypeError):
+        return {}
+    except RecursionError:  # It is nested too deeply.
         return {}
     return data if isinstance(data, dict) else {}
 

@@ -1,5 +1,6 @@
 """Reads untrusted files of JSON: one object, or one object per line, of which some may be torn or damaged."""
 
+import errno
 import json
 import math
 import os
@@ -180,7 +181,8 @@ def path_inside(run_dir: Path, relative: Any) -> Path:
     """Returns the path of a file that a record names; the file need not exist.
 
     Raises:
-        ValueError: the path leads out of the folder of the run, possibly through a link.
+        ValueError: the path leads out of the folder of the run, possibly through a link, or is too long for
+            the system.
     """
     parts = PurePosixPath(str(relative))
     if not parts.parts or parts.is_absolute() or ".." in parts.parts or "\0" in str(relative):
@@ -189,7 +191,13 @@ def path_inside(run_dir: Path, relative: Any) -> Path:
     # A link in place of the file itself is refused on open.
     folder = path.parent
     while folder != run_dir:
-        if folder.is_symlink():
+        try:
+            is_link = folder.is_symlink()
+        except OSError as error:
+            if error.errno != errno.ENAMETOOLONG:
+                raise
+            raise ValueError(f"path {str(relative)[:100]!r}… of a record is too long.") from error
+        if is_link:
             raise ValueError(f"path {relative!r} of a record passes through a link.")
         folder = folder.parent
     return path

@@ -27,6 +27,7 @@ from typing import Any, Literal
 import attrs
 
 from .errors import FilterError, near_names
+from .files import clean_text
 from .record import FIELDS, FieldType, Scalar
 
 __all__ = [
@@ -198,6 +199,8 @@ def parse_filter(text: str, now: float) -> Filter:
     Raises:
         FilterError: it does not parse; the message shows the position.
     """
+    # As in the names of records: an argument of a command may hold bytes that are not UTF-8.
+    text = clean_text(text)
     return Filter(text, _Parser(text, now).parse())
 
 
@@ -207,6 +210,7 @@ def parse_field(text: str) -> Field:
     Raises:
         FilterError: there is no such field.
     """
+    text = clean_text(text)
     group, dot, name = text.partition(".")
     if dot and group in _GROUPS and name and name[0] not in "\"'":
         return Field(group, name)

@@ -29,6 +29,8 @@ METRICS = "metrics.csv"
 _BLOCK_BYTES = 1 << 20
 _MOST_YAML_BYTES = 4 << 20
 _MOST_VALUES = 100_000
+_MOST_DIGITS = 4300  # As `int` reads.
+_MOST_NESTED = 1000
 _LONGEST_LINE = 16 << 20
 _MOST_LOOKED_AT = 64 << 20
 # Counters, not metrics.
@@ -139,6 +141,7 @@ def read_hparams(path: Path) -> dict[str, Any]:
 
     raw = read_regular(path, _MOST_YAML_BYTES)
     try:
+        _check_depth(raw, yaml)
         data = yaml.load(raw, Loader=_loader(yaml))  # noqa: S506  # the loader builds plain values only
     except (yaml.YAMLError, ArithmeticError, AttributeError, LookupError, TypeError) as error:
         raise ValueError(str(error)) from error
@@ -168,8 +171,30 @@ def _loader(yaml: Any) -> Any:
             return loader.construct_sequence(node, deep=True)
         return loader.construct_scalar(node)
 
+    def whole(loader: Any, node: Any) -> Any:
+        # "1:1:1", a number to base 60, takes time that grows with the square of its digits.
+        if len(node.value) > _MOST_DIGITS:
+            raise yaml.YAMLError(f"an integer has more than {_MOST_DIGITS} digits")
+        return loader.construct_yaml_int(node)
+
     Loader.add_multi_constructor("", plain)
+    Loader.add_constructor("tag:yaml.org,2002:int", whole)
     return Loader
+
+
+def _check_depth(raw: bytes, yaml: Any) -> None:
+    """Refuses deep nesting: the loader in C recurses without a limit, and the process would be killed."""
+    # Other than by these marks, depth needs indentation, whose bytes grow with its square.
+    if sum(map(raw.count, (b"[", b"{", b"-", b"?"))) <= _MOST_NESTED:
+        return
+    depth = 0
+    for event in yaml.parse(raw, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
+        if isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+        elif isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
+        if depth > _MOST_NESTED:
+            raise ValueError("it is nested too deeply")
 
 
 def _check_size(data: Any) -> None:

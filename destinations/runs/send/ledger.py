@@ -101,7 +101,7 @@ class Ledger:
             self.position = Position(**found["position"]) if found["state"] == "done" else Position()
             self.facts = dict(found.get("facts") or {})
             self.state = "done" if found["state"] == "done" else "open"
-        except (KeyError, TypeError):
+        except (KeyError, TypeError, ValueError):
             self.state = "open"
 
 
