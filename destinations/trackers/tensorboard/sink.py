@@ -193,7 +193,7 @@ class TensorBoardSink(Sink):
 
     def _events(self, path: Path) -> Iterator[tuple[int, Any, bytes]]:
         """Yields the index, event and bytes of each record; skips those that are no events."""
-        from google.protobuf.message import DecodeError
+        from google.protobuf.message import DecodeError  # type: ignore[import-untyped]  # it has no stubs
 
         event_pb2, _ = self._protos
         for place, data in enumerate(records(path)):
