@@ -1,6 +1,7 @@
 # make demo   set up, then train a small network on real data with every core destination attached;
 #             STORE=s3://bucket/prefix uploads what it leaves there, and not to store/
 # make screenshots   pictures of the page for README and docs, from runs of the demo, by Chromium
+# make docs   the site of the docs, in site/: strict, and nothing in it is loaded from elsewhere
 # make test   set up, then lint, check types, run the tests
 # make test-composer   what a trainer of Composer's says, in an environment of its own: it needs an older torch
 # make test-lowest   the tests of the core with the lowest versions of its dependencies, but for torch
@@ -16,13 +17,16 @@ COMPOSER := .venv-composer
 LOWEST := .venv-lowest
 ENGINES := .venv-engines
 
-.PHONY: demo screenshots test test-composer test-engines test-lowest test-package lint types bench soak format clean
+.PHONY: demo docs screenshots test test-composer test-engines test-lowest test-package lint types bench soak format clean
 
 demo: $(READY)
 	$(BIN)/destinations demo $(if $(STORE),--store "$(STORE)")
 
 screenshots: $(READY)
 	$(BIN)/python docs/screenshots.py
+
+docs: $(READY)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet --site-dir site
 
 test: lint types
 	$(BIN)/python -m pytest -n auto --dist loadgroup
@@ -92,4 +96,4 @@ $(ENGINES)/.ready: .ci/engines.txt pyproject.toml
 	@touch $(ENGINES)/.ready
 
 clean:
-	rm -rf $(VENV) $(COMPOSER) $(ENGINES) $(LOWEST) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(COMPOSER) $(ENGINES) $(LOWEST) build dist site *.egg-info .mypy_cache .pytest_cache .ruff_cache

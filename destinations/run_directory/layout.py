@@ -1,6 +1,6 @@
 """The format of a run folder: names of files, columns, journal segments and `position.json`.
 
-Shared by the writer and the readers; imports neither torch nor numpy. docs/run-directory.md describes the
+Shared by the writer and the readers; imports neither torch nor numpy. docs/format.md describes the
 same.
 """
 

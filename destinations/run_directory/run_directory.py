@@ -74,7 +74,7 @@ class RunDirectory(LoggerDestination):
     **Disk failures** do not reach training: rows are buffered in memory, up to 64 MiB, and written when the
     disk works again.
 
-    docs/run-directory.md describes every file.
+    docs/format.md describes every file.
 
     Args:
         run_dir: the folder; may contain placeholders that are constant during a run, such as `{run_name}`.
