@@ -1,25 +1,47 @@
 """The docs say what the code does: what they enumerate is compared, what they show is run."""
 
 import ast
+import doctest
+import importlib.util
 import inspect
+import os
 import re
 import subprocess
 import sys
+import sysconfig
+import tomllib
 from pathlib import Path
 
 import pytest
 
+import destinations.runs
+import events
+import uploads
 from events import Callback, Event, callbacks
+from tests.page_blocks import blocks_of, run_page
+from tests.servers import s3_servers
 
 ROOT = Path(__file__).parents[1]
-DOCS = sorted((ROOT / "docs").glob("*.md"))
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+# How many blocks may be left out, see `test_blocks_that_are_not_run_say_why_and_grow_no_more`.
+NOT_RUN = 20
+# Pages whose blocks use packages that warn.
+OTHERS_WARN = {"docs/adapters.md", "docs/trackers.md", "docs/how-to/wandb-offline.md"}
+# Nothing is reported to the makers of other packages.
+QUIET = {
+    "DISABLE_TELEMETRY": "1",
+    "HF_HUB_OFFLINE": "1",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "WANDB_ERROR_REPORTING": "false",
+    "WANDB_MODE": "offline",
+}
+# Where a batch took more than a second, seconds a batch.
+_SPEED = re.compile(r"\[\d\d:\d\d<[\d:?]+, +[\d.?]+ ?(batch/s|s/batch)")
 
 
-def blocks(path, language):
-    """Returns the fenced blocks of a language."""
-    return re.findall(
-        rf"^```{language}\n(.*?)^```$", path.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
-    )
+def page_name(path):
+    """Returns the path of a page below the root of the project."""
+    return path.relative_to(ROOT).as_posix()
 
 
 def test_the_drawing_of_the_loop_is_the_one_of_the_enum():
@@ -46,7 +68,7 @@ def test_the_table_of_events_has_every_hook_in_order():
     ]
 
 
-@pytest.mark.parametrize("path", [ROOT / "README.md", *DOCS], ids=lambda path: path.name)
+@pytest.mark.parametrize("path", PAGES, ids=page_name)
 def test_links_between_pages_lead_somewhere(path):
     """Each relative link names a file that is there."""
     links = re.findall(r"\]\((?!https?:|#)([^)#\s]+)", path.read_text(encoding="utf-8"))
@@ -56,7 +78,7 @@ def test_links_between_pages_lead_somewhere(path):
     assert missing == []
 
 
-@pytest.mark.parametrize("path", [ROOT / "README.md", *DOCS], ids=lambda path: path.name)
+@pytest.mark.parametrize("path", PAGES, ids=page_name)
 def test_every_make_command_shown_is_there(path):
     """`make x` in a page is a target of the Makefile."""
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
@@ -66,26 +88,122 @@ def test_every_make_command_shown_is_there(path):
     assert shown <= targets
 
 
-@pytest.mark.parametrize(
-    "name", ["README.md", "docs/callbacks.md", "docs/events.md", "docs/getting-started.md", "docs/logging.md"]
-)
-def test_python_that_is_shown_runs(name, tmp_path):
-    """Each block without an ellipsis runs by itself, with warnings as errors."""
-    for code in blocks(ROOT / name, "python"):
-        if "..." in code:
-            continue
+@pytest.fixture(scope="module")
+def s3():
+    """A server of S3, for pages that name a bucket."""
+    with s3_servers.moto() as server:
+        yield server
 
-        outcome = subprocess.run(
-            [sys.executable, "-W", "error", "-c", code],
-            cwd=tmp_path,
-            env={"PYTHONPATH": str(ROOT), "PATH": ""},
-            capture_output=True,
-            text=True,
-            timeout=500,
-            check=False,
-        )
 
-        assert outcome.returncode == 0, f"{code}\n{outcome.stderr}"
+@pytest.mark.parametrize("path", PAGES, ids=page_name)
+def test_every_block_of_a_page_runs(path, tmp_path, request):
+    """A page is a script: its blocks run in order in an empty folder, and print what the page shows."""
+    text = path.read_text(encoding="utf-8")
+    blocks = blocks_of(text)
+    if all(block.reason is not None for block in blocks):
+        pytest.skip("no block to run")
+    environment = {
+        "HOME": str(tmp_path / "home"),
+        "PATH": os.pathsep.join(
+            [sysconfig.get_path("scripts"), *os.defpath.split(os.pathsep)[1:], "/usr/bin"]
+        ),
+        "PYTHONPATH": str(ROOT),
+        **QUIET,
+    }
+    if "s3://" in text:
+        environment |= {
+            "AWS_ENDPOINT_URL": request.getfixturevalue("s3").endpoint_url,
+            "AWS_ACCESS_KEY_ID": s3_servers.ACCESS_KEY,
+            "AWS_SECRET_ACCESS_KEY": s3_servers.SECRET_KEY,
+            "AWS_DEFAULT_REGION": "us-east-1",
+        }
+    (tmp_path / "work").mkdir()
+    options = () if page_name(path) in OTHERS_WARN else ("-W", "error")
+
+    code, printed = run_page(path, tmp_path / "work", environment, *options)
+
+    assert code == 0, "".join(printed)[-8000:]
+    for block, output in zip(blocks, printed[:-1], strict=True):
+        if block.printed is not None:
+            want, got = (_SPEED.sub("[", text) for text in (block.printed, output))
+            assert doctest.OutputChecker().check_output(want, got, doctest.ELLIPSIS), (
+                f"{path.name}:{block.line} shows\n{want}\nbut prints\n{got}"
+            )
+
+
+def test_blocks_that_are_not_run_say_why_and_grow_no_more():
+    """The bound is their number: lower it when one of them runs."""
+    rows = [
+        f"| {page_name(path)}:{block.line} | {block.reason} |"
+        for path in PAGES
+        for block in blocks_of(path.read_text(encoding="utf-8"))
+        if block.reason is not None
+    ]
+
+    assert len(rows) <= NOT_RUN, "\n".join(["| block | why it is not run |", "|---|---|", *rows])
+
+
+@pytest.mark.parametrize("path", PAGES, ids=page_name)
+def test_no_block_escapes_the_runner(path):
+    """Each fence of Python or shell is found, whatever stands around it."""
+    text = path.read_text(encoding="utf-8")
+
+    fences = re.findall(r"^ *```(?:python|py|sh|bash|shell)\b", text, re.MULTILINE)
+
+    assert len(fences) == sum(not block.hidden for block in blocks_of(text))
+
+
+def test_the_site_is_strict_loads_nothing_from_elsewhere_and_has_every_public_name(tmp_path):
+    """`make docs` builds without a warning, pages need no network, and each name of a package is in the reference."""
+    built = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", tmp_path / "site"],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
+    )
+    assert built.returncode == 0, built.stdout + built.stderr
+    assert built.stderr == ""
+
+    pages = "".join(path.read_text(encoding="utf-8") for path in (tmp_path / "site").rglob("*.html"))
+    styles = "".join(path.read_text(encoding="utf-8") for path in (tmp_path / "site").rglob("*.css"))
+    loaded = re.findall(r'src="((?:https?:)?//[^"]+)"|<link[^>]+href="((?:https?:)?//[^"]+)"', pages)
+    assert loaded == []
+    assert re.findall(r"(?:url\(|@import )[\"']?(?:https?:)?//[^)\s]+", styles) == []
+    packages = [events, events.callbacks, events.monitor, destinations, destinations.runs, uploads]
+    names = [f"{package.__name__}.{name}" for package in packages for name in package.__all__]
+    assert [name for name in names if f'id="{name}"' not in pages] == []
+
+
+def test_every_command_is_in_its_reference():
+    """The page of commands has the help of each parser."""
+    spec = importlib.util.spec_from_file_location("site_hooks", ROOT / "docs/site_hooks.py")
+    hooks = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(hooks)
+
+    text = hooks.command_line()
+
+    for command in ("runs ls", "runs send", "uploads resume", "view", "doctor"):
+        assert f"## destinations {command}\n" in text
+        assert f"usage: destinations {command}" in text
+
+
+def test_every_extra_that_a_page_installs_is_there():
+    """`pip install "training-destinations[x]"` names extras of pyproject.toml."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"][
+        "optional-dependencies"
+    ]
+
+    named = {
+        name
+        for path in PAGES
+        for group in re.findall(r"training-destinations\[([\w,]+)\]", path.read_text(encoding="utf-8"))
+        for name in group.split(",")
+    }
+
+    assert named - set(extras) == set()
 
 
 def test_every_callback_is_in_its_page():

@@ -1,0 +1,138 @@
+"""The blocks of a page of the docs, and a program that runs them in order.
+
+A page is a script: its blocks of Python share one namespace, its blocks of shell run between them, in one folder.
+
+- `<!-- not run: REASON -->` above a block leaves it out.
+- `<!-- invisible-code-block: python` … `-->` is run and not shown: what the reader has already, such as a model. (The
+  syntax is Sybil's.)
+- A block of text after a line `prints` is what the block before it prints; `...` in it stands for anything.
+- `pip install` in a block of shell is left out.
+"""
+
+import json
+import re
+import subprocess
+import sys
+import traceback
+import types
+from pathlib import Path
+
+import attrs
+
+LANGUAGES = {"python": "python", "py": "python", "sh": "sh", "bash": "sh"}
+LIMIT_SECONDS = 240
+_FENCE = re.compile(
+    r"(?:^<!-- not run: (?P<reason>[^\n]+?) -->\n+)?"
+    r"^(?P<indent> *)```(?P<language>python|py|sh|bash)\n(?P<code>.*?)^(?P=indent)```$"
+    r"(?:\n+(?:It |which )?prints\n+```text\n(?P<printed>.*?)^```$)?"
+    r"|^<!-- invisible-code-block: python\n(?P<hidden>.*?)^-->$",
+    re.MULTILINE | re.DOTALL,
+)
+_MARK = "\0block "
+
+
+@attrs.frozen
+class Block:
+    """A block of code.
+
+    Attributes:
+        line: where its code begins, counted from 1.
+        reason: why it is not run; None if it is.
+        printed: what the page says that it prints; None if it says nothing.
+        hidden: it is not shown to the reader.
+    """
+
+    language: str
+    code: str
+    line: int
+    reason: str | None = None
+    printed: str | None = None
+    hidden: bool = False
+
+
+def blocks_of(text: str) -> list[Block]:
+    """Returns the blocks of a page in order."""
+    found = []
+    for match in _FENCE.finditer(text):
+        hidden = match["hidden"]
+        language = "python" if hidden is not None else LANGUAGES[match["language"]]
+        start = match.start("code" if hidden is None else "hidden")
+        found.append(
+            Block(
+                language,
+                match["code"] if hidden is None else hidden,
+                text.count("\n", 0, start) + 1,
+                match["reason"],
+                match["printed"],
+                hidden is not None,
+            )
+        )
+    return found
+
+
+def run_page(page: Path, folder: Path, environment: dict[str, str], *options: str) -> tuple[int, list[str]]:
+    """Runs the blocks of a page in a process of their own.
+
+    Args:
+        page: the file.
+        folder: where they run.
+        environment: the variables that they see.
+        options: options of the Python interpreter.
+
+    Returns:
+        The exit code, and what each block printed, in the order of `blocks_of`, "" for what was not run; then what
+        is printed at the end of the process. What a failure says is at the end of the block.
+    """
+    blocks = blocks_of(page.read_text(encoding="utf-8"))
+    finished = subprocess.run(
+        [sys.executable, "-X", "utf8", *options, __file__, page.name],
+        input=json.dumps([attrs.asdict(block) for block in blocks]),
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        encoding="utf-8",
+        errors="replace",
+        timeout=LIMIT_SECONDS,
+        check=False,
+    )
+    printed = [""] * (len(blocks) + 1)
+    parts = finished.stdout.split(_MARK)
+    for part in parts[1:]:
+        number, _, text = part.partition("\n")
+        printed[int(number)] = text
+    if len(parts) == 1:
+        printed[0] = finished.stdout
+    return finished.returncode, printed
+
+
+def _main() -> None:
+    name = sys.argv[1]
+    # The page is the main module, so that what it defines can be imported and pickled.
+    sys.modules["__main__"] = module = types.ModuleType("__main__")
+    namespace = module.__dict__
+    # As `python -c`: what the page writes beside itself can be imported.
+    sys.path[0] = ""
+    for number, block in enumerate(json.loads(sys.stdin.read())):
+        if block["reason"] is not None:
+            continue
+        print(f"{_MARK}{number}", flush=True)
+        if block["language"] == "sh":
+            lines = [line for line in block["code"].splitlines() if not line.startswith("pip install ")]
+            command = ["bash", "-euo", "pipefail", "-c", "\n".join(lines)]
+            outcome = subprocess.run(command, stdin=subprocess.DEVNULL, check=False)
+            if outcome.returncode:
+                sys.exit(f"{name}:{block['line']}: exit code {outcome.returncode}")
+            continue
+        try:
+            source = "\n" * (block["line"] - 1) + block["code"]
+            exec(compile(source, name, "exec"), namespace)  # noqa: S102  # the pages are ours
+        except BaseException:  # noqa: BLE001  # whatever a page raises is shown
+            traceback.print_exc()
+            sys.exit(1)
+        sys.stdout.flush()
+    print(f"{_MARK}-1", flush=True)
+
+
+if __name__ == "__main__":
+    _main()
