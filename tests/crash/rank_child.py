@@ -64,7 +64,7 @@ def train():
     data = TensorDataset(points, (points.sum(1) > 0).long())
     model = torch.nn.Linear(3, 2)
     join(torch.device("cpu"))
-    sampler = DistributedSampler(data)
+    sampler = DistributedSampler(data, num_replicas=WORLD_SIZE, rank=RANK)
     with Trainer(
         model,
         DataLoader(data, batch_size=4, sampler=sampler),
@@ -94,11 +94,11 @@ def elastic():
     restart = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
     has_begun = (FOLDER / "begun").exists()
     # As the Trainer does: ranks that are restarted must not find the addresses of those that are gone.
-    assert join(torch.device("cpu"))
+    is_joined = join(torch.device("cpu"))
     with Run(RunDirectory(FOLDER / "runs" / "{run_name}", all_ranks=True, flush_seconds=0.05)) as run:
         for step in range(5 if has_begun else 0, 10):
-            loss = torch.tensor(float(RANK))
-            distributed.all_reduce(loss)
+            if is_joined:
+                distributed.all_reduce(torch.zeros(1))
             run.log_metrics({"loss": float(RANK + step), "session": restart}, step=step)
             if step == 4 and not has_begun:
                 (FOLDER / f"row{RANK}").touch()
@@ -107,7 +107,8 @@ def elastic():
                         time.sleep(0.01)
                     (FOLDER / "begun").touch()
                     os.kill(os.getpid(), signal.SIGKILL)
-    distributed.destroy_process_group()
+    if is_joined:
+        distributed.destroy_process_group()
 
 
 def hang():
