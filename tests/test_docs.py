@@ -173,7 +173,12 @@ def test_the_site_is_strict_loads_nothing_from_elsewhere_and_has_every_public_na
     assert loaded == []
     assert re.findall(r"(?:url\(|@import )[\"']?(?:https?:)?//[^)\s]+", styles) == []
     packages = [events, events.callbacks, events.monitor, destinations, destinations.runs, uploads]
-    names = [f"{package.__name__}.{name}" for package in packages for name in package.__all__]
+    names = [
+        f"{package.__name__}.{name}"
+        for package in packages
+        for name in package.__all__
+        if not inspect.ismodule(getattr(package, name))  # which have pages of their own
+    ]
     assert [name for name in names if f'id="{name}"' not in pages] == []
 
 
