@@ -97,7 +97,7 @@ def copy_value(value: Any) -> Any:
     return np.array(to_numpy(value), copy=True)
 
 
-# --- images -------------------------------------------------------------------------------------------------
+# Images.
 
 
 def iter_images(images: Any, channels_last: bool = False) -> Iterator[Pixels]:
@@ -187,7 +187,7 @@ def _png(image: Image.Image) -> bytes:
     return buffer.getvalue()
 
 
-# --- masks --------------------------------------------------------------------------------------------------
+# Masks.
 
 
 # Wider than a mask of int8, which cannot hold it.
@@ -257,7 +257,7 @@ def overlay_png(pixels: Array, mask: Array) -> bytes:
     return png_bytes(np.where((mask > 0)[..., None], mixed, rgb))
 
 
-# --- sound and video ----------------------------------------------------------------------------------------
+# Sound and video.
 
 
 def wav_bytes(audio: Any, sample_rate: int) -> bytes:
@@ -393,7 +393,7 @@ def _frames_of(data: bytes) -> tuple[Any, float]:
     return np.moveaxis(np.stack(frames), -1, 1), rate
 
 
-# --- numbers and points -------------------------------------------------------------------------------------
+# Numbers and points.
 
 
 def histogram_record(values: Any, bins: "int | Sequence[float]" = 64) -> dict[str, Any]:

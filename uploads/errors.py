@@ -12,17 +12,15 @@
     │   ├── SpoolFullError          no room within the user's limits, or on the disk
     │   ├── SpoolOwnedError         another live process drains this spool
     │   ├── SpoolUnusableError      cannot be created, read or written
-    │ └── ManifestError an entry's `entry.json` is truncated, foreign, or from a newer version
+    │   └── ManifestError           an entry's `entry.json` is truncated, foreign, or from a newer version
     └── StoreError
         ├── TransientStoreError     retried, for as long as the queue lives
-        ├── StoreParkedError no upload succeeds until something outside changes (credentials, clock,
-        bucket)
+        ├── StoreParkedError        none succeeds until credentials, clock or bucket change
         ├── RejectedByStoreError    this entry alone will never be accepted
         ├── RemoteNotFoundError     no object of that name
-        ├── RemoteExistsError `overwrite=False` and the name is taken; resolved to a conflict or a
-        success
+        ├── RemoteExistsError       `overwrite=False`, the name is taken; becomes a conflict or a success
         ├── RemoteConflictError     `overwrite=False` and other bytes are there
-        └── BytesCorruptError the bytes in the spool, on the wire or in the store are not those staged
+        └── BytesCorruptError       in the spool, on the wire or in the store: not the bytes staged
 
 A store translates its client's exceptions into the last group; nothing else in the package knows a client's
 exceptions.

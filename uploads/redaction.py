@@ -33,7 +33,7 @@ _NUMBERS = frozenset({float, int, bool, type(None)})
 _MIN_LENGTH = 12
 """A shorter text without an assignment cannot hold a recognizable secret."""
 
-# --- names --------------------------------------------------------------------------------------------------
+# Names.
 
 
 def _words(text: str) -> frozenset[str]:
@@ -149,7 +149,7 @@ def _is_secret_name(name: str) -> bool:
     )
 
 
-# --- harmless values under a secret's name ------------------------------------------------------------------
+# Harmless values under a secret's name.
 
 _NO_VALUES = _words(
     "true false none null nil undefined yes no on off required optional missing invalid expired"
@@ -190,7 +190,7 @@ def _is_harmless(name: str, value: object) -> bool:
     return name.endswith(("credentials", "credential", "pwd", "creds")) and bool(_FILE_PATH.fullmatch(text))
 
 
-# --- formats ------------------------------------------------------------------------------------------------
+# Formats.
 
 _LETTERS = r"[A-Za-z0-9]"
 # How a secret begins, as its issuer documents it, and what follows.
@@ -249,7 +249,7 @@ _FORMATTED = re.compile(
 _PRIVATE_KEY = re.compile(r"-----BEGIN [A-Z ]{0,40}PRIVATE KEY(?: BLOCK)?-----")
 _PRIVATE_KEY_END = re.compile(r"-----END [A-Z ]{0,40}PRIVATE KEY(?: BLOCK)?-----")
 
-# --- places -------------------------------------------------------------------------------------------------
+# Places.
 
 # A password may hold an "@" of its own: the last one before the path ends it.
 _URL_PASSWORD = re.compile(r"(?P<before>://[^/\s:@\"'<>]{0,200}+:)(?P<secret>[^/\s\"'<>]{1,2000})(?=@)")
@@ -321,7 +321,7 @@ _HINTS = (
     *("string", "connstr", "conn_str", "phrase", "recovery", "_pat", "-pat"),
 )
 
-# --- replacements -------------------------------------------------------------------------------------------
+# Replacements.
 
 
 def _hidden(match: re.Match[str]) -> str:
@@ -364,7 +364,7 @@ _PLACE_STEPS: _Steps = (
     (("</",), _ELEMENT, _hidden_element),
 )
 
-# --- public functions ---------------------------------------------------------------------------------------
+# Public functions.
 
 
 @overload
@@ -442,7 +442,7 @@ def redact_arguments(arguments: Sequence[str]) -> list[str]:
     return redacted
 
 
-# --- implementation -----------------------------------------------------------------------------------------
+# Implementation.
 
 
 def _redact(value: Any, depth: int) -> Any:

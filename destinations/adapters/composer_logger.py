@@ -235,8 +235,7 @@ class ComposerDestination(TheirDestination):
             session.close(self._exception if session.is_fitting else None)
 
 
-# --- Composer's destinations in our Trainer
-# -----------------------------------------------------------------------------------------------------
+# Composer's destinations in our Trainer.
 
 
 def from_composer(destination: Any) -> "FromComposer":

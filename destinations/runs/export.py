@@ -163,7 +163,7 @@ def _warn_of(run: Run, error: Exception) -> None:
     _log.warning("metrics of run %s in %s cannot be read completely: %s", run.run_id, run.path, error)
 
 
-# --- destinations -------------------------------------------------------------------------------------------
+# Destinations.
 
 
 def _format(destination: Destination, wanted: ExportFormat | None) -> ExportFormat:
@@ -237,7 +237,7 @@ def _beside(path: Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
-# --- points -------------------------------------------------------------------------------------------------
+# Points.
 
 
 def _picked(block: "Block", metrics: Collection[str] | None) -> "Block":
@@ -317,7 +317,7 @@ def _csv_cell(value: Any) -> Any:
     return json.dumps(value) if isinstance(value, list | dict) else value
 
 
-# --- Parquet ------------------------------------------------------------------------------------------------
+# Parquet.
 
 
 def _connection() -> Any:

@@ -184,7 +184,7 @@ def _text(text: str) -> str:
     return html.escape(shown if len(shown) <= _MAX_CELL else f"{shown[:_MAX_CELL]}…")
 
 
-# --- figures ------------------------------------------------------------------------------------------------
+# Figures.
 
 
 def require_matplotlib() -> None:

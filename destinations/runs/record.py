@@ -178,7 +178,7 @@ def is_alive(status: str, heartbeat_at: float | None, now: float) -> bool:
     return not is_terminal(status) and heartbeat_at is not None and heartbeat_at >= now - HEARTBEAT_SECONDS
 
 
-# --- the sidecar --------------------------------------------------------------------------------------------
+# The sidecar.
 
 
 def read_sidecar(raw: bytes, path: Path, read_summary: Callable[[], Mapping[str, Any]]) -> RunRecord:

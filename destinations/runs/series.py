@@ -249,7 +249,7 @@ def _float(value: float) -> float:
         return float("inf") if value > 0 else float("-inf")
 
 
-# --- fast path ----------------------------------------------------------------------------------------------
+# Fast path.
 
 
 def _fast(

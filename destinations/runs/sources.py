@@ -142,7 +142,7 @@ def _timed(items: Iterable[Item]) -> Iterator[tuple[float, Item]]:
         yield latest, item
 
 
-# --- rows ---------------------------------------------------------------------------------------------------
+# Rows.
 
 
 def ranks_of(run_dir: Path) -> list[int]:
@@ -302,7 +302,7 @@ def _group_of(row: MetricRow) -> tuple[int | None, float | None]:
     return row.step, None if row.epoch is None or math.isnan(row.epoch) else float(row.epoch)
 
 
-# --- indexes ------------------------------------------------------------------------------------------------
+# Indexes.
 
 
 def _new_lines(path: Path, name: str, position: Position, settled_at: float | None) -> Iterator[Item]:

@@ -262,7 +262,7 @@ def _whole(request: Request, name: str, default: Any, least: int, most: int) -> 
     return number
 
 
-# --- answers ------------------------------------------------------------------------------------------------
+# Answers.
 
 
 def _json(answer: Any, request: Request) -> Response:

@@ -307,7 +307,7 @@ def _points(curve: Curve) -> dict[str, Any]:
     return {name: fields[name] for name in ("x", "y", "low", "high", "merged", "nan", "inf")}
 
 
-# --- bands --------------------------------------------------------------------------------------------------
+# Bands.
 
 
 def _band(

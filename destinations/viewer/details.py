@@ -198,7 +198,7 @@ def _errors(run: Run, sidecar: Mapping[str, Any]) -> list[dict[str, Any]]:
     return plain(errors)  # type: ignore[no-any-return]  # of a list, a list
 
 
-# --- the log ------------------------------------------------------------------------------------------------
+# The log.
 
 
 def log(run: Run, name: str = "", offset: int = 0, limit: int = LOG_BYTES) -> dict[str, Any]:
@@ -265,7 +265,7 @@ def _state(path: Path) -> os.stat_result | None:
         return None
 
 
-# --- media --------------------------------------------------------------------------------------------------
+# Media.
 
 
 def _records(run: Run, kind: str, name: str | None = None) -> Sequence[Any]:
@@ -413,7 +413,7 @@ def wave(run: Run, file: str, count: int = 1000) -> dict[str, Any]:
     }
 
 
-# --- several runs -------------------------------------------------------------------------------------------
+# Several runs.
 
 
 def compare(runs: Sequence[tuple[str, Run]], cache: ColumnCache) -> dict[str, Any]:

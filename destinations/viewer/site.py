@@ -335,7 +335,7 @@ def _series(run_id: str, metric: str, axes: Sequence[Rows | str], points: int) -
     return {**answer, **curve, "rows": len(first.y), "error": None}
 
 
-# --- the script ---------------------------------------------------------------------------------------------
+# The script.
 
 
 def classic_script(modules: dict[str, str], entry: str) -> str:

@@ -106,8 +106,7 @@ def print_calls() -> None:
         loggers["LightningLogger(RunDirectory)"].close()
 
 
-# --- Lightning
-# -----------------------------------------------------------------------------------------------------
+# Lightning.
 
 
 def lightning_systems() -> dict[str, System]:
@@ -182,8 +181,7 @@ def lightning_systems() -> dict[str, System]:
     }
 
 
-# --- Hugging Face
-# --------------------------------------------------------------------------------------------------
+# Hugging Face.
 
 
 def transformers_systems() -> dict[str, System]:

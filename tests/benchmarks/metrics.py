@@ -42,8 +42,7 @@ def main() -> None:
     print_kills()
 
 
-# --- the calling thread
-# --------------------------------------------------------------------------------------------
+# The calling thread.
 
 
 def ours(
@@ -284,8 +283,7 @@ def print_busy_thread() -> None:
         )
 
 
-# --- draining
-# ------------------------------------------------------------------------------------------------------
+# Draining.
 
 
 def resident_mib() -> tuple[float, float]:
@@ -345,8 +343,7 @@ def print_drain() -> None:
             )
 
 
-# --- a step loop
-# ---------------------------------------------------------------------------------------------------
+# A step loop.
 
 
 def measure_steps(kind: str) -> None:
@@ -419,8 +416,7 @@ def print_step_loop() -> None:
             )
 
 
-# --- SIGKILL
-# -------------------------------------------------------------------------------------------------------
+# SIGKILL.
 
 
 def log_until_killed(name: str, folder: str) -> None:

@@ -37,8 +37,7 @@ def secret(tmp_path):
     return path
 
 
-# --- links and paths
-# ---------------------------------------------------------------------------------------------------
+# Links and paths.
 
 
 def media_run(folder, path):
@@ -115,8 +114,7 @@ def test_a_name_of_a_run_leads_out_of_no_folder(tmp_path, name):
     assert len(list(place.iterdir())) == 3
 
 
-# --- YAML
-# --------------------------------------------------------------------------------------------------------------
+# YAML.
 
 BOMBS = {
     "aliases": "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n"
@@ -154,8 +152,7 @@ def test_hyperparameters_that_grow_are_refused(tmp_path, name, monkeypatch):
     assert not Path("hacked").exists()
 
 
-# --- export
-# ------------------------------------------------------------------------------------------------------------
+# Export.
 
 
 @pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet"])
@@ -205,8 +202,7 @@ def test_a_run_that_cannot_be_read_does_not_end_an_export(tmp_path):
     assert "not a regular file" in errors
 
 
-# --- the index
-# ---------------------------------------------------------------------------------------------------------
+# The index.
 
 
 def scribble(path):
@@ -297,8 +293,7 @@ def test_an_index_that_another_process_holds_locked(tmp_path, cache):
     assert "locked" in " ".join(report.warnings)
 
 
-# --- arguments
-# ---------------------------------------------------------------------------------------------------------
+# Arguments.
 
 
 @pytest.mark.parametrize(

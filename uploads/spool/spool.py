@@ -19,9 +19,11 @@
         multipart.json   what a store needs to resume a multipart upload
       inflight/…         the same folder while it is being uploaded
       done/…             delivered; removed as soon as `delivered.jsonl` has the line
-      half-sent/FOLDER.json `multipart.json` of an entry that has ended, until the store has aborted the
-      upload failed/{conflict,corrupt,rejected}/… the same folder and `reason.json`; kept until `gc
-      --failed` quarantine/ damaged files that were in the way; never read again, and never deleted
+      failed/{conflict,corrupt,rejected}/…
+                         the same folder and `reason.json`; kept until `gc --failed`
+      half-sent/FOLDER.json
+                         `multipart.json` of an entry that has ended, until the store has aborted the upload
+      quarantine/        damaged files that were in the way; never read again, and never deleted
 
 A damaged file affects itself alone: it is quarantined or skipped, which is logged, and the rest is delivered.
 

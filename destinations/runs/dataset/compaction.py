@@ -525,7 +525,7 @@ def _writer_properties(name: str) -> Any:
     return WriterProperties(compression="ZSTD", column_properties=columns)
 
 
-# --- rows ---------------------------------------------------------------------------------------------------
+# Rows.
 
 
 def _batches_of_run(run: Run, schema: Any) -> Iterator[Any]:

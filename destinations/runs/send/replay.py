@@ -475,8 +475,7 @@ def _exception_of(text: str) -> BaseException:
     return kind(rest)
 
 
-# --- records as calls
-# ----------------------------------------------------------------------------------------------
+# Records as calls.
 
 
 def _calls(
@@ -569,8 +568,7 @@ def _points_call(run_dir: Path, item: Item, name: str, step: int, destination: A
     return lambda: destination.log_point_cloud(points, name, step, colors, **captions)
 
 
-# --- state of the run
-# ----------------------------------------------------------------------------------------------
+# State of the run.
 
 
 @attrs.frozen

@@ -44,8 +44,7 @@ _TRANSIENT_MESSAGES = (
 )
 
 
-# --- names
-# ---------------------------------------------------------------------------------------------------------
+# Names.
 
 
 def entity_key(name: str) -> str:
@@ -84,8 +83,7 @@ def tag_key(prefix: str, key: str) -> str:
     return entity_key(prefix + key)
 
 
-# --- values
-# --------------------------------------------------------------------------------------------------------
+# Values.
 
 
 def milliseconds(seconds: float) -> int:
@@ -153,8 +151,7 @@ def json_list(text: str | None) -> list[dict[str, str]]:
     return found if isinstance(found, list) else []
 
 
-# --- errors
-# --------------------------------------------------------------------------------------------------------
+# Errors.
 
 
 def call_service(request: Callable[[], T]) -> T:

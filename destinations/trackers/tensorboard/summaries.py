@@ -56,8 +56,7 @@ MAX_TABLE_ROWS = 1000
 _DATA_TYPES = {"f": types_pb2.DT_FLOAT, "u": types_pb2.DT_UINT8}
 
 
-# --- images and video
-# ----------------------------------------------------------------------------------------------
+# Images and video.
 
 
 def image_values(
@@ -109,8 +108,7 @@ def video_value(tag: str, video: Any, fps: float | None) -> Values:
     return _images(tag, [((height, width), data)], "")
 
 
-# --- sound, numbers, points
-# ----------------------------------------------------------------------------------------
+# Sound, numbers, points.
 
 
 def audio_values(tag: str, audio: Any, sample_rate: int) -> Values:
@@ -169,8 +167,7 @@ def point_cloud_values(tag: str, points: Any, colors: Any) -> Values:
     ]
 
 
-# --- text
-# ----------------------------------------------------------------------------------------------------------
+# Text.
 
 
 def text_value(tag: str, text: str) -> Values:
@@ -204,8 +201,7 @@ def trace_value(tag: str, value: Any) -> Values:
     return text_value(tag, "".join(f"    {line}\n" for line in text.splitlines()))
 
 
-# --- hyperparameters
-# -----------------------------------------------------------------------------------------------
+# Hyperparameters.
 
 
 def session_start_value(hyperparameters: Mapping[str, Any], seconds: float) -> Any:
@@ -264,8 +260,7 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
     return flat
 
 
-# --- tensors
-# -------------------------------------------------------------------------------------------------------
+# Tensors.
 
 
 def _strings(strings: Sequence[bytes]) -> Any:

@@ -19,8 +19,7 @@ _MAX_BINS = 512
 _MAX_CLASSES = 256
 
 
-# --- names
-# ---------------------------------------------------------------------------------------------------------
+# Names.
 
 
 def metric_key(name: str, step_metric: str) -> str:
@@ -60,8 +59,7 @@ def path_in_artifact(name: str) -> str:
     return "/".join("_" if part in {".", ".."} else part for part in parts) or "file"
 
 
-# --- values
-# --------------------------------------------------------------------------------------------------------
+# Values.
 
 
 def cell_of(wandb: Any, value: Any) -> Any:

@@ -132,8 +132,7 @@ def run_in(session, *arguments):
     return options.run(options, session)
 
 
-# --- ls
-# ------------------------------------------------------------------------------------------------------------
+# Ls.
 
 
 def test_ls_lists_the_newest_first(root):
@@ -238,8 +237,7 @@ def test_a_table_fits_the_terminal(runs, monkeypatch):
     assert "…" in out
 
 
-# --- show, best, diff
-# ----------------------------------------------------------------------------------------------
+# Show, best, diff.
 
 
 def test_show_tells_what_is_known(root):
@@ -360,8 +358,7 @@ def test_diff_of_a_run_with_itself_is_nothing(runs):
     assert runs("diff", "alpha", "id-alpha") == (0, "", "no differences\n")
 
 
-# --- plot
-# ----------------------------------------------------------------------------------------------------------
+# Plot.
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -405,8 +402,7 @@ def test_plot_refuses_a_picture_of_another_kind(runs, tmp_path):
     )
 
 
-# --- tail and wait
-# -------------------------------------------------------------------------------------------------
+# Tail and wait.
 
 
 def test_tail_of_a_run_that_has_ended(runs):
@@ -518,8 +514,7 @@ def test_wait_gives_up_in_time(root):
     assert "the condition did not hold before the timeout" in session.errors.getvalue()
 
 
-# --- export, compact, sql
-# ------------------------------------------------------------------------------------------
+# Export, compact, sql.
 
 
 def test_export_of_the_table_of_runs(runs, tmp_path):
@@ -597,8 +592,7 @@ def test_compact_and_sql(runs, tmp_path):
     assert "must hold a dataset, got none" in nowhere[2]
 
 
-# --- editing
-# -------------------------------------------------------------------------------------------------------
+# Editing.
 
 
 def test_tags_come_and_go(runs, root):
@@ -663,8 +657,7 @@ def test_what_is_archived_is_listed_no_more(runs):
     assert "alpha" in runs("ls")[1]
 
 
-# --- gc
-# ------------------------------------------------------------------------------------------------------------
+# Gc.
 
 
 def test_gc_says_what_could_go_and_deletes_nothing(runs, root):
@@ -728,8 +721,7 @@ def test_gc_keeps_what_is_young_and_what_lives(runs, root):
     assert (root / "beta").is_dir()
 
 
-# --- scan
-# ----------------------------------------------------------------------------------------------------------
+# Scan.
 
 
 def test_scan_says_what_it_found(runs, root):
@@ -749,8 +741,7 @@ def test_scan_says_what_it_found(runs, root):
     assert found["duplicates"].keys() == {"id-alpha"}
 
 
-# --- what goes wrong
-# -----------------------------------------------------------------------------------------------
+# What goes wrong.
 
 
 @pytest.mark.parametrize(
@@ -931,8 +922,7 @@ def test_listing_loads_nothing_heavy(root):
     assert len(json.loads(finished.stdout)) == 4
 
 
-# --- send
-# ----------------------------------------------------------------------------------------------------------
+# Send.
 
 
 def test_send_says_what_was_sent(runs, root, tmp_path):
@@ -963,8 +953,7 @@ def test_send_tells_what_did_not_arrive(runs, root, tmp_path):
     assert refused[2].startswith("audio: RecordError: name '")
 
 
-# --- completion
-# ----------------------------------------------------------------------------------------------------
+# Completion.
 
 
 @pytest.mark.parametrize(
@@ -1020,8 +1009,7 @@ def test_a_shell_completes_by_its_script(shell, press_tab, tmp_path):
     assert outcome.stdout.split() == ["unarchive"], outcome.stderr
 
 
-# --- the terminal, mistakes, deletion
-# ------------------------------------------------------------------------------------------------------------
+# The terminal, mistakes, deletion.
 
 
 @pytest.mark.parametrize("arguments", [[], ["runs"], ["uploads"]])

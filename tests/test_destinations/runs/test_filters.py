@@ -35,8 +35,7 @@ def holds(text, run):
     return matches(run, text, NOW)
 
 
-# --- what it means
-# ---------------------------------------------------------------------------------------------------
+# What it means.
 
 RUN = record(
     run_id="abc",
@@ -163,8 +162,7 @@ def test_a_field_alone_can_be_read(text, expected):
     assert str(parse_field(text)) == expected
 
 
-# --- what is wrong
-# ---------------------------------------------------------------------------------------------------
+# What is wrong.
 
 
 @pytest.mark.parametrize(
@@ -248,8 +246,7 @@ def test_any_text_is_a_filter_or_an_error_that_points_into_it(text):
     assert 0 <= position <= len(text)
 
 
-# --- Python, SQL, and what the tests think of it
-# ----------------------------------------------------------------------
+# Python, SQL, and what the tests think of it.
 
 NAMES = ["x", "optim.lr", "val/acc", "a b", "quote'\"", "c0", "; DROP TABLE runs --", "é"]
 NUMBERS = st.one_of(

@@ -46,8 +46,7 @@ def ids(found):
     return [run.record.run_id for run in found]
 
 
-# --- order and limits
-# ------------------------------------------------------------------------------------------------
+# Order and limits.
 
 
 def test_the_newest_run_comes_first(opened, root):
@@ -192,8 +191,7 @@ def test_several_roots_are_one_set_of_runs(opened, root, tmp_path):
     assert (len(runs), runs.metric_names(), runs.report.runs) == (6, ["loss"], 6)
 
 
-# --- one run
-# ---------------------------------------------------------------------------------------------------------
+# One run.
 
 
 def test_a_run_is_found_by_id_name_path_or_the_beginning_of_its_id(opened, root, monkeypatch):
@@ -254,8 +252,7 @@ def test_what_may_be_several_runs_is_an_error_that_names_them(opened, root):
     assert runs["b"].record.path == root / "b"
 
 
-# --- tables
-# ----------------------------------------------------------------------------------------------------------
+# Tables.
 
 
 def test_names_of_hyperparameters_and_metrics(opened, root):
@@ -340,8 +337,7 @@ def test_without_pandas_a_data_frame_is_an_error_that_says_what_to_do(opened, ro
         opened().to_dataframe()
 
 
-# --- edits
-# -----------------------------------------------------------------------------------------------------------
+# Edits.
 
 
 def test_an_edit_is_a_file_of_its_own_in_the_folder_of_the_run(opened, root):

@@ -584,8 +584,7 @@ def test_killed_half_way_and_repeated_it_is_there_once(tmp_path):
     assert repr(read_rows(tmp_path / "to/a")) == repr(read_rows(tmp_path / "a"))
 
 
-# --- the position
-# --------------------------------------------------------------------------------------------------
+# The position.
 
 _calls = st.lists(
     st.tuples(st.integers(0, 3), st.dictionaries(st.sampled_from("abc"), st.floats(0, 1), max_size=2)),

@@ -313,8 +313,7 @@ def test_roots_in_one_another_are_scanned_once(root, tmp_path):
         )
 
 
-# --- what comes and goes
-# ---------------------------------------------------------------------------------------------
+# What comes and goes.
 
 
 def test_a_run_that_is_deleted_is_gone(opened, root):
@@ -410,8 +409,7 @@ def test_a_run_that_moves_while_it_is_read_is_found_by_the_next_scan(root, with_
     assert [run.record.path for run in runs] == [root / "z"]
 
 
-# --- damage
-# ----------------------------------------------------------------------------------------------------------
+# Damage.
 
 SIDECAR = json.dumps({"run_id": "a", "status": "completed", "notes": "né", "hparams": {"x": 1}}).encode()
 DAMAGE = {
@@ -587,8 +585,7 @@ def test_names_that_are_no_text_are_found(opened, root):
     assert counts(opened.scan()) == {"runs": 1, "unchanged": 1}
 
 
-# --- values
-# ----------------------------------------------------------------------------------------------------------
+# Values.
 
 
 def test_values_that_are_not_finite_come_back(opened, root):
@@ -637,8 +634,7 @@ def test_a_value_that_a_run_no_longer_has_is_forgotten(opened, root):
     assert (ids(opened, tag="old"), ids(opened, tag="new")) == ([], ["a"])
 
 
-# --- liveness
-# --------------------------------------------------------------------------------------------------------
+# Liveness.
 
 
 @pytest.mark.parametrize(
@@ -680,8 +676,7 @@ def test_a_run_that_falls_silent_is_not_alive_though_nothing_is_written(opened, 
     assert opened["a"].record.heartbeat_at == NOW - HOUR
 
 
-# --- others' runs
-# ----------------------------------------------------------------------------------------------------
+# Others' runs.
 
 
 def test_folders_of_lightning_are_runs(opened, root):

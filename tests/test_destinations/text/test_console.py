@@ -241,7 +241,7 @@ run.close()
     assert screen[5:] == [""]
 
 
-# --- the summary ------------------------------------------------------------------------------------------------
+# The summary.
 
 
 def test_the_summary_says_how_the_run_went(tmp_path, monkeypatch):

@@ -206,8 +206,7 @@ class TestMLflow(DestinationContract):
         ]
 
 
-# --- what is there
-# ---------------------------------------------------------------------------------------------------
+# What is there.
 
 
 @pytest.fixture(scope="module", params=["sqlite", "server"])
@@ -452,8 +451,7 @@ def test_files_can_be_brought_back(sqlite_uri, tmp_path):
     run.close()
 
 
-# --- how it ends, and goes on
-# ----------------------------------------------------------------------------------------
+# How it ends, and goes on.
 
 
 @pytest.mark.parametrize(
@@ -594,8 +592,7 @@ def test_a_deleted_experiment_is_an_error_that_says_so(sqlite_uri, tmp_path, cap
     assert destination.counts.failed_rows == 1
 
 
-# --- arguments, names and limits
-# -------------------------------------------------------------------------------------
+# Arguments, names and limits.
 
 
 def test_a_missing_package_is_named(monkeypatch):

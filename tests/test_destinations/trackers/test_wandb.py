@@ -204,8 +204,7 @@ def alike(values, except_names=frozenset()):
     )
 
 
-# --- what is there
-# ---------------------------------------------------------------------------------------------------
+# What is there.
 
 
 @pytest.fixture(scope="module")
@@ -456,8 +455,7 @@ def test_a_completed_run_exits_with_zero(everything):
     assert records_of(everything["path"], "exit")[0].get("exit_code", 0) == 0
 
 
-# --- how it ends, and goes on
-# ----------------------------------------------------------------------------------------
+# How it ends, and goes on.
 
 
 @pytest.mark.parametrize(
@@ -590,8 +588,7 @@ def test_it_is_nobodys_global_run(tmp_path):
     assert destination.run is None
 
 
-# --- what it does to the process
-# -------------------------------------------------------------------------------------
+# What it does to the process.
 
 ALONE = """
 import sys, threading
@@ -687,8 +684,7 @@ def test_a_service_that_hangs_is_not_waited_for(tmp_path):
     assert "upload it with `wandb sync`" in done.stderr
 
 
-# --- arguments and names
-# ---------------------------------------------------------------------------------------------
+# Arguments and names.
 
 
 def test_a_missing_package_is_named(monkeypatch):

@@ -152,8 +152,7 @@ class TestSlackContract(DestinationContract):
         return list(self.server.documents)
 
 
-# --- what is sent
-# ----------------------------------------------------------------------------------------------------
+# What is sent.
 
 
 def test_a_completed_run_is_told_once(server):
@@ -284,8 +283,7 @@ def test_each_rank_speaks_where_asked(server):
     assert [(document["rank"], document["world_size"]) for document in server.documents] == [(1, 2)]
 
 
-# --- Slack
-# -----------------------------------------------------------------------------------------------------------
+# Slack.
 
 
 def test_slack_is_told_what_people_want_to_know(server):
@@ -332,8 +330,7 @@ def test_slack_refuses_formats_for_what_is_not_told(server):
         make_slack(server.url, formats={"epoch_end": str})
 
 
-# --- delivery
-# --------------------------------------------------------------------------------------------------------
+# Delivery.
 
 
 def test_what_may_pass_is_tried_again(server):
@@ -474,8 +471,7 @@ def test_the_queue_is_bounded(server):
     assert [document["batch"] for document in server.documents] == [1, *range(102, 202)]
 
 
-# --- secrets and mistakes
-# --------------------------------------------------------------------------------------------
+# Secrets and mistakes.
 
 
 def test_the_url_is_not_shown():

@@ -41,7 +41,7 @@ def digits(page):
     return page.run_id("digits")
 
 
-# --- runs ---------------------------------------------------------------------------------------------------
+# Runs.
 
 
 def test_the_table_has_the_rows_and_columns_that_were_asked_for(page, demo):
@@ -168,7 +168,7 @@ def test_a_wrong_edit_changes_nothing(page, demo, digits, body, error):
     assert not (demo / "digits" / "edits.json").exists()
 
 
-# --- one run ------------------------------------------------------------------------------------------------
+# One run.
 
 
 def test_the_detail_of_a_run_has_everything_about_it(page, demo, digits):
@@ -335,7 +335,7 @@ def test_a_log_is_read_from_where_it_was_left(tmp_path):
     assert "no log" in missing["error"]
 
 
-# --- curves -------------------------------------------------------------------------------------------------
+# Curves.
 
 
 def test_a_series_has_the_values_that_were_logged(page, digits):
@@ -495,7 +495,7 @@ def test_compare_says_what_differs_and_where_two_runs_part(page, digits):
     ]
 
 
-# --- faults -------------------------------------------------------------------------------------------------
+# Faults.
 
 
 def test_what_is_not_there_is_404_with_a_text(page, digits):
