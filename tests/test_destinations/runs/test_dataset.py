@@ -7,10 +7,24 @@ import pytest
 
 pytest.importorskip("deltalake")
 
-from destinations.runs import DatasetError, EditError, FilterError, MetricNotFoundError, RootError, Run, open_runs
+from destinations.runs import (
+    DatasetError,
+    EditError,
+    FilterError,
+    MetricNotFoundError,
+    RootError,
+    Run,
+    open_runs,
+)
 from destinations.runs.dataset import compact, compaction, is_dataset, open_dataset, sql
 from tests.servers import s3_servers
-from tests.test_destinations.runs.written import Written, change_sidecar, copy_as, write_csv, write_stable_pretraining
+from tests.test_destinations.runs.written import (
+    Written,
+    change_sidecar,
+    copy_as,
+    write_csv,
+    write_stable_pretraining,
+)
 
 pytestmark = pytest.mark.xdist_group("duckdb")
 
@@ -333,7 +347,7 @@ def test_a_compaction_that_ended_between_two_tables_changes_nothing(root, tmp_pa
     with open_dataset(place) as dataset:
         assert_same_metrics(dataset, [Run.open(root / "a"), Run.open(root / "c")])
         for name in ("metrics", "hparams", "summary", "runs"):
-            rows = dataset.sql(f"SELECT DISTINCT run_id FROM {name} ORDER BY 1").rows
+            rows = dataset.sql(f"SELECT DISTINCT run_id FROM {name} ORDER BY 1").rows  # noqa: S608  # the names above
             assert rows == (("id-a",), ("id-c",))
 
 
@@ -365,7 +379,7 @@ def test_what_is_no_dataset_is_refused(root, tmp_path):
     assert not (root / "metrics").exists()
     for name in ("metrics", "hparams", "summary", "runs"):
         write_deltalake(str(tmp_path / "other" / name), pa.table({"x": [1]}))
-    with pytest.raises(DatasetError, match="not one of this package.*got x"):
+    with pytest.raises(DatasetError, match=r"not one of this package.*got x"):
         compact(runs_of(root), str(tmp_path / "other"))
     with pytest.raises(DatasetError, match="cannot contain '\\['"):
         compact(runs_of(root), str(tmp_path / "a[1]"))
@@ -453,8 +467,12 @@ def test_a_bucket_that_is_missing_is_named(moto, root):
     """The error names the bucket, and shows no credentials."""
     uri = moto.uri("data").replace("//bucket", "//nowhere")
 
-    with pytest.raises(DatasetError, match="s3://nowhere/data.*does not exist") as caught:
-        compact(runs_of(root), uri, store_options={"aws_access_key_id": "key", "aws_secret_access_key": "topsecret0123456789"})
+    with pytest.raises(DatasetError, match=r"s3://nowhere/data.*does not exist") as caught:
+        compact(
+            runs_of(root),
+            uri,
+            store_options={"aws_access_key_id": "key", "aws_secret_access_key": "topsecret0123456789"},
+        )
 
     assert "topsecret" not in str(caught.value)
     with pytest.raises(DatasetError, match="does not exist"):

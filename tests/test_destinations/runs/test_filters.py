@@ -533,8 +533,8 @@ def test_a_filter_of_more_names_than_sqlite_joins_tables():
     """A hundred names in one filter, of runs that have them in different order, or only some of them."""
     names = [f"h{number}" for number in range(100)]
     records = [
-        record(run_id="all", hparams={name: 1 for name in names}),
-        record(run_id="reversed", hparams={name: 1 for name in reversed(names)}),
+        record(run_id="all", hparams=dict.fromkeys(names, 1)),
+        record(run_id="reversed", hparams=dict.fromkeys(reversed(names), 1)),
         record(run_id="wrong", hparams={name: int(name != "h99") for name in names}),
         record(run_id="few", hparams={"h0": 1}),
     ]

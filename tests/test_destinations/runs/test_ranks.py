@@ -81,7 +81,7 @@ def test_the_command_line_shows_ranks(run, capsys):
     assert cli.main(["runs", "show", str(run.path), "--ranks", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
 
-    assert ["loss", *"– – – – –".split(), "rank", "2,", "step", "3"] in lines  # noqa: RUF001
+    assert ["loss", *["–", "–", "–", "–", "–"], "rank", "2,", "step", "3"] in lines  # noqa: RUF001
     assert ["seconds", "per", "step", "1.0", "0", "1.0", "2.0", "2", "–"] in lines  # noqa: RUF001
     assert found["first_nan"] == {"loss": {"rank": 2, "step": 3}}
     assert found["metrics"]["lr"] == {"0": 0.1, "1": 0.1, "2": 0.1}
@@ -129,7 +129,15 @@ def test_an_exception_is_told_with_the_line_that_raised(tmp_path):
 
 @pytest.mark.parametrize(
     "text",
-    ["", "[]", "{", '{"rank": -1, "reason": "hang"}', '{"rank": "0", "reason": "hang"}', '{"rank": 0}', "[" * 10_000],
+    [
+        "",
+        "[]",
+        "{",
+        '{"rank": -1, "reason": "hang"}',
+        '{"rank": "0", "reason": "hang"}',
+        '{"rank": 0}',
+        "[" * 10_000,
+    ],
 )
 def test_a_damaged_file_is_left_out(tmp_path, text):
     """As is what is no file of a rank."""

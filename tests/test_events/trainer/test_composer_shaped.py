@@ -160,7 +160,7 @@ def test_wrong_evaluators_are_refused(make_trainer):
         (CosineAnnealingWithWarmupScheduler("0.2dur"), [0.0, 0.5, 1.0, 0.96194, 0.85355, 0.69134, 0.5]),
         (lambda state: 1 / (1 + state.timestamp.batch.value), [1.0, 0.5, 1 / 3]),
     ],
-    ids=str,
+    ids=lambda given: getattr(given, "__name__", str(given)),
 )
 def test_schedules_of_training_time(metric_list, schedule, rates):
     """The learning rate of each batch is the factor where it begins."""
