@@ -12,7 +12,7 @@ from typing import Any
 from .drain.retry import RetryPolicy
 from .errors import BytesCorruptError, InvalidRemoteNameError, RemoteNotFoundError, TransientStoreError
 from .names import check_remote_name
-from .stores.registry import open_object
+from .stores.registry import open_object, open_store
 from .stores.store import RemoteObject, Store
 
 __all__ = ["POINTER_SUFFIX", "download_file"]
@@ -31,7 +31,7 @@ def download_file(
     name: str,
     destination: str | Path,
     *,
-    store: Store | None = None,
+    store: Store | str | Path | None = None,
     overwrite: bool = False,
     progress_bar: bool = True,
     policy: RetryPolicy | None = None,
@@ -45,7 +45,7 @@ def download_file(
     Args:
         name: In the store; without a store the URI that `UploadHandle.uri` says.
         destination: A path that is not a folder; its parents are made. Never seen half written.
-        store: Where from.
+        store: Where from: a store, or its URI or folder.
         overwrite: Whether an existing file may be replaced.
         progress_bar: Whether to show a tqdm bar of the bytes on stderr, for a MiB or more.
         policy: How long to wait between tries.
@@ -63,6 +63,8 @@ def download_file(
         raise FileExistsError(f"{destination} exists. Use overwrite=True to replace it.")
     if store is None:
         store, name = open_object(name)
+    elif isinstance(store, str | Path):
+        store = open_store(store)
     found = _resolve(store, name)
     destination.parent.mkdir(parents=True, exist_ok=True)
     partial = destination.with_name(f".{destination.name[:100]}.{uuid.uuid4().hex}.partial")

@@ -46,6 +46,14 @@ def test_a_name_and_a_store_are_enough_too(store, tmp_path):
     assert (tmp_path / "out/file").read_bytes() == LARGE
 
 
+def test_the_store_may_be_a_folder_or_a_uri(store, tmp_path):
+    """As for `UploadQueue`."""
+    for number, place in enumerate((tmp_path / "store", str(tmp_path / "store"), store.uri())):
+        download_file("folder/name", tmp_path / f"{number}", store=place, progress_bar=False)
+
+        assert (tmp_path / f"{number}").read_bytes() == LARGE
+
+
 def test_the_bar_has_a_true_total_and_reaches_it(store, tmp_path, capsys):
     """Progress counts bytes, ends at the size, and knows it from the start."""
     download_file("folder/name", tmp_path / "file", store=store)
