@@ -16,6 +16,8 @@ READY := $(VENV)/.ready
 COMPOSER := .venv-composer
 LOWEST := .venv-lowest
 ENGINES := .venv-engines
+# Tests wait for processes and servers a good part of the time: one more than there are cores.
+WORKERS := $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN) + 1 )))
 
 .PHONY: demo docs screenshots test test-composer test-engines test-lowest test-package lint types bench soak format clean
 
@@ -29,7 +31,7 @@ docs: $(READY)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet --site-dir site
 
 test: lint types
-	$(BIN)/python -m pytest -n auto --dist loadgroup
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
 
 test-composer: $(COMPOSER)/.ready
 	$(COMPOSER)/bin/python -m pytest tests/test_composer

@@ -486,6 +486,8 @@ def _workers(text: str) -> int:
 
 
 def _seconds(text: str) -> float:
+    if text.strip().lower() == "inf":
+        return math.inf
     with _argument():
         return parse_seconds(text)
 

@@ -8,7 +8,7 @@ import time
 import pytest
 
 BEGIN = """
-import ctypes, os, signal, sys, time
+import ctypes, os, signal, sys, threading, time
 from events import Run
 from events.callbacks import FlightRecorder
 
@@ -18,8 +18,18 @@ def wait_in_c():
     # Locked twice, a mutex waits for ever, and no signal interrupts it: as a collective that lacks a rank.
     mutex = ctypes.create_string_buffer(256)
     libc.pthread_mutex_lock(mutex)
-    print("ready", flush=True)
+    threading.Thread(target=announce, args=(threading.get_native_id(), ctypes.addressof(mutex)), daemon=True).start()
     libc.pthread_mutex_lock(mutex)
+
+def announce(thread, address):
+    # "ready" once the kernel has the thread waiting for the mutex: a signal before that is handled by Python.
+    while True:
+        with open(f"/proc/self/task/{thread}/syscall") as file:
+            call = file.read().split()
+        if len(call) > 1 and int(call[1], 16) == address:
+            print("ready", flush=True)
+            return
+        time.sleep(0.01)
 
 def begin(**options):
     run = Run(callbacks=FlightRecorder(folder=sys.argv[1], **options), run_name="mine")

@@ -153,7 +153,7 @@ def changed(draw, document):
     document = copy.deepcopy(document)
     for _ in range(draw(st.integers(1, 3))):
         place = draw(st.sampled_from(places(document)))
-        value = draw(ODD)
+        value = copy.deepcopy(draw(ODD))  # It may be changed in its turn.
         if not place:
             continue
         inner = document

@@ -335,8 +335,8 @@ def test_times_that_are_none_are_bad_arguments(make_queue, name, seconds):
     [
         (["--workers", "0"], "workers must be at least 1, got 0"),
         (["--workers", "two"], "--workers"),
-        (["--timeout", "-1"], "must be a number of seconds"),
-        (["--timeout", "nan"], "must be a number of seconds"),
+        (["--timeout", "-1"], "invalid duration '-1'"),
+        (["--timeout", "nan"], "invalid duration 'nan'"),
     ],
 )
 def test_bad_options_of_resume_are_wrong_usage(tmp_path, capsys, arguments, said):

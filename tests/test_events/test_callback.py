@@ -43,6 +43,8 @@ def test_a_destination_adds_records_and_files():
         "write_rate",
         "write_schedule",
         "default_write_seconds",
+        "place",
+        "require",
     }
 
 
@@ -71,25 +73,25 @@ def test_the_other_methods_have_composers_signatures():
     [
         ("log_hyperparameters", "(self, hyperparameters)"),
         ("log_metrics", "(self, metrics, step=None)"),
-        ("log_table", "(self, columns, rows, name='Table', step=None)"),
+        ("log_table", "(self, columns, rows, name='Table', step=None, *, caption=None)"),
         (
             "log_images",
-            "(self, images, name='Images', channels_last=False, step=None, masks=None, mask_class_labels=None, use_table=True)",
+            "(self, images, name='Images', channels_last=False, step=None, masks=None, mask_class_labels=None, use_table=True, *, captions=None)",
         ),
         ("log_traces", "(self, traces)"),
         ("upload_file", "(self, state, remote_file_name, file_path, *, overwrite)"),
         ("download_file", "(self, remote_file_name, destination, overwrite=False, progress_bar=True)"),
         ("can_upload_files", "(self)"),
         ("log_text", "(self, text, name='Text', step=None)"),
-        ("log_audio", "(self, audio, sample_rate, name='Audio', step=None)"),
-        ("log_video", "(self, video, fps=None, name='Video', step=None)"),
+        ("log_audio", "(self, audio, sample_rate, name='Audio', step=None, *, caption=None)"),
+        ("log_video", "(self, video, fps=None, name='Video', step=None, *, caption=None, format='mp4')"),
         ("log_histogram", "(self, values, name='Histogram', step=None, bins=64)"),
-        ("log_point_cloud", "(self, points, name='Points', step=None, colors=None)"),
+        ("log_point_cloud", "(self, points, name='Points', step=None, colors=None, *, caption=None)"),
         ("flush", "(self)"),
     ],
 )
 def test_a_destination_has_composers_names_and_defaults(name, signature):
-    """A destination written for Composer fits with its import changed."""
+    """A destination written for Composer fits with its import changed; what is ours goes by keyword."""
     parameters = inspect.signature(getattr(LoggerDestination, name)).parameters.values()
     bare = inspect.Signature([one.replace(annotation=inspect.Parameter.empty) for one in parameters])
 

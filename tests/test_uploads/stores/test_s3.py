@@ -349,7 +349,7 @@ def test_every_answer_means_the_same_for_a_later_put(proxy, at_proxy, moto, pref
 @pytest.mark.parametrize("fault", [Reset(), Hang()], ids=["reset", "no answer"])
 def test_a_later_put_may_fail_as_the_first(proxy, at_proxy, make_file, fault):
     """A broken or silent connection passes, also for a store that has put before."""
-    store = open_store(at_proxy)
+    store = open_store(at_proxy, read_timeout_seconds=5)
     with Body(make_file(), "id") as body:
         store.put("before", body, overwrite=True)
         proxy.fail_first(1, fault, part="/name")
