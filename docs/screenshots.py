@@ -17,12 +17,13 @@ from destinations.runs import open_runs
 from destinations.viewer import Viewer
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Page
+    from playwright.sync_api import FloatRect, Page
 
 IMAGES = Path(__file__).resolve().parent / "images"
 SETTINGS = [(1e-2, 0.3, 1), (1e-2, 0.3, 2), (1e-2, 0.3, 3), (3e-3, 0.3, 1), (3e-2, 0.1, 1), (1e-1, 0.5, 1)]
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 DRAWN_MS = 1500
+WIDTH, HEIGHT, RUN_HEIGHT = 1360, 850, 701
 
 
 def train(root: Path, epochs: int) -> None:
@@ -73,7 +74,10 @@ def shoot(page: "Page", viewer: Viewer, theme: str) -> None:
             assert box is not None  # noqa: S101  # the chart is there
             page.mouse.move(box["x"] + box["width"] / 3, box["y"] + box["height"] / 2, steps=3)
             page.wait_for_timeout(DRAWN_MS)
-        page.screenshot(path=IMAGES / f"{name}-{theme}.png")
+        # The lower part of a run's page has the folders of the machine that trained it.
+        height = RUN_HEIGHT if name == "run" else HEIGHT
+        clip: FloatRect = {"x": 0, "y": 0, "width": WIDTH, "height": height}
+        page.screenshot(path=IMAGES / f"{name}-{theme}.png", clip=clip)
         page.mouse.move(0, 0)
         print(f"{IMAGES.name}/{name}-{theme}.png")
 
@@ -97,7 +101,7 @@ def main(epochs: int, root: Path | None) -> None:
             browser = playwright.chromium.launch(executable_path=browser_path, args=["--no-sandbox"])
             for theme in ("light", "dark"):
                 context = browser.new_context(
-                    viewport={"width": 1360, "height": 850},
+                    viewport={"width": WIDTH, "height": HEIGHT},
                     device_scale_factor=1.5,
                     color_scheme="dark" if theme == "dark" else "light",
                 )
