@@ -78,8 +78,8 @@ def test_an_orderly_exit_that_was_asked_for_later_still_works(start, tmp_path):
 from uploads import exit_on_sigterm
 with begin() as run:
     exit_on_sigterm()
-    print("ready", flush=True)
     try:
+        print("ready", flush=True)
         while True: time.sleep(0.01)
     finally:
         print("finally", flush=True)

@@ -25,7 +25,7 @@ POINTER_SUFFIX = ".symlink"
 _MAX_POINTER_BYTES = 1024
 # No file system has longer ones.
 _MAX_PART_BYTES = 255
-_TEMPORARY = re.compile(r"\..+\.\d+-\d+\.tmp")
+_TEMPORARY = re.compile(r"\..+\.(?P<pid>\d{1,10})-\d+\.tmp")
 
 
 class AbandonedError(Exception):
@@ -111,14 +111,16 @@ def write_checkpoint(
 def sweep(folder: Path) -> list[Path]:
     """Removes the temporary files of writers that were killed; returns their paths.
 
-    A temporary file that is being written has a lock and stays, as does every other kind of file.
+    A temporary file that is being written has a lock and stays, as does every other kind of file. That of a
+    pointer, which is written in an instant, has none: it stays while the process in its name is alive.
     """
     from uploads.disk import open_regular, try_lock
 
     removed = []
     with contextlib.suppress(OSError):
         for path in sorted(folder.iterdir()):
-            if not _TEMPORARY.fullmatch(path.name) or f"{POINTER_SUFFIX}." in path.name:
+            found = _TEMPORARY.fullmatch(path.name)
+            if not found or (f"{POINTER_SUFFIX}." in path.name and _is_alive(int(found["pid"]))):
                 continue
             with contextlib.suppress(OSError):
                 descriptor = open_regular(path)
@@ -129,6 +131,16 @@ def sweep(folder: Path) -> list[Path]:
                 finally:
                     os.close(descriptor)
     return removed
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (OSError, OverflowError):
+        return True
+    return True
 
 
 def read_pointer(path: Path) -> str | None:

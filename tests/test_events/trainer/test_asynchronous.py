@@ -5,6 +5,7 @@ import gc
 import logging
 import os
 import signal
+import subprocess
 import time
 from pathlib import Path
 
@@ -372,13 +373,16 @@ class TestHalfWritten:
     """What a writer that was killed leaves."""
 
     def test_is_swept_and_what_is_being_written_is_not(self, tmp_path):
-        """The lock tells them apart; other files are not touched."""
+        """The lock tells them apart, and of a pointer the process; other files are not touched."""
         from uploads.disk import try_lock
 
+        ended = subprocess.Popen(["true"])
+        ended.wait()
         for name in (
             ".ep1.pt.77-0.tmp",
             ".ep2.pt.78-1.tmp",
-            ".latest.symlink.77-2.tmp",
+            f".latest.symlink.{os.getpid()}-2.tmp",
+            f".latest.symlink.{ended.pid}-3.tmp",
             ".mine.tmp",
             "ep0.pt",
         ):
@@ -389,7 +393,7 @@ class TestHalfWritten:
 
             removed = sweep(tmp_path)
 
-        assert removed == [tmp_path / ".ep1.pt.77-0.tmp"]
+        assert removed == [tmp_path / ".ep1.pt.77-0.tmp", tmp_path / f".latest.symlink.{ended.pid}-3.tmp"]
         assert len(listing(tmp_path)) == 5
 
     def test_is_swept_when_training_starts(self, make_run, tmp_path):
