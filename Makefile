@@ -16,8 +16,8 @@ READY := $(VENV)/.ready
 COMPOSER := .venv-composer
 LOWEST := .venv-lowest
 ENGINES := .venv-engines
-# Tests wait for processes and servers a good part of the time: one more than there are cores.
-WORKERS := $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN) + 1 )))
+# Tests wait for processes and servers a good part of the time: two more than there are cores.
+WORKERS := $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN) + 2 )))
 
 .PHONY: demo docs screenshots test test-composer test-engines test-lowest test-package lint types bench soak format clean
 

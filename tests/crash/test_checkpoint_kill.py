@@ -16,7 +16,7 @@ from tests.crash.checkpoint_child import BATCHES
 from uploads import UploadQueue
 
 ROOT = Path(__file__).parents[2]
-KILLS = int(os.environ.get("CHECKPOINT_KILLS", "6"))
+KILLS = int(os.environ.get("CHECKPOINT_KILLS", "4"))
 SEED = int(os.environ.get("CHECKPOINT_SEED", "0"))
 LONGEST_SECONDS = 4.0
 WAIT_SECONDS = 240.0
