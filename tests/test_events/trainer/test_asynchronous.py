@@ -219,6 +219,7 @@ class TestTheProcessThatWrites:
 
     def test_it_ends_with_the_run(self, make_run):
         """Nothing is left behind, neither process nor memory."""
+        gc.collect()  # What earlier tests left.
         before = set(Path("/proc/self/fd").iterdir())
         saver, trainer = make_run(At(ba9=lambda: pids.append(saver.writer_pid)))
         pids = []
@@ -227,7 +228,7 @@ class TestTheProcessThatWrites:
         trainer.close()
 
         assert not Path(f"/proc/{pids[0]}").exists()
-        assert set(Path("/proc/self/fd").iterdir()) == before
+        assert set(Path("/proc/self/fd").iterdir()) <= before
 
     @pytest.mark.parametrize("method", ["fork", "spawn"])
     def test_workers_of_dataloaders_do_not_disturb_it(self, make_run, tmp_path, method):
