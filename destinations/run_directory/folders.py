@@ -91,6 +91,9 @@ def check_path(path: Path) -> None:
             f"{error}."
         ) from error
     for folder in (path, *path.parents):
+        # Another rank may make it meanwhile: what was there at the first look is what the second one judges.
+        if not os.path.lexists(folder):
+            continue
         if folder.is_dir():
             if not os.access(folder, os.W_OK | os.X_OK):
                 raise RunPathError(
@@ -98,5 +101,4 @@ def check_path(path: Path) -> None:
                     f"{folder}."
                 )
             return
-        if os.path.lexists(folder):
-            raise RunPathError(f"run folder must be a folder, got {str(path)!r}: {folder} is a file.")
+        raise RunPathError(f"run folder must be a folder, got {str(path)!r}: {folder} is a file.")

@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ import yaml
 from destinations import RunDirectory
 from destinations.run_directory import RunExistsError, RunInUseError, RunPathError, read_rows, read_series
 from destinations.run_directory.documents import SessionLog
+from destinations.run_directory.folders import check_path
 from destinations.run_directory.lock import WriterLock
 from events import Run, Timestamp, Trainer
 
@@ -450,6 +452,25 @@ def test_a_path_that_is_a_file_is_refused_at_once(tmp_path, name):
 
     with pytest.raises(RunPathError, match="is a file"):
         RunDirectory(tmp_path / name)
+
+
+def test_a_folder_that_another_rank_makes_meanwhile_is_not_refused(tmp_path, monkeypatch):
+    """A folder that appears between two looks at its path is a folder, not a file."""
+    folder = tmp_path / "run"
+
+    def slow(look):
+        def seen(path):
+            found = look(path)
+            if Path(path) == folder:
+                folder.mkdir(exist_ok=True)
+            return found
+
+        return seen
+
+    monkeypatch.setattr(os.path, "lexists", slow(os.path.lexists))
+    monkeypatch.setattr(Path, "is_dir", slow(Path.is_dir))
+
+    check_path(folder)
 
 
 @pytest.mark.parametrize(
