@@ -14,7 +14,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import types
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -111,8 +110,6 @@ def print_calls() -> None:
 
 def lightning_systems() -> dict[str, System]:
     """Returns how to train with each logger of Lightning's."""
-    # What stable-pretraining registers is not to be measured, nor to be loaded.
-    sys.modules["stable_pretraining.callbacks.factories"] = types.SimpleNamespace(default=list)  # type: ignore[assignment]
     import torch
     from lightning.pytorch import LightningModule, Trainer
     from lightning.pytorch.loggers import CSVLogger

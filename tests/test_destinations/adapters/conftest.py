@@ -2,7 +2,6 @@
 
 import json
 import sys
-import types
 from pathlib import Path
 
 import pytest
@@ -91,10 +90,3 @@ def environment():
         "HF_HUB_OFFLINE": "1",
         "HOME": "/tmp",  # noqa: S108  # only so that there is one
     }
-
-
-@pytest.fixture(autouse=True)
-def _without_callbacks_of_others(monkeypatch):
-    """Keeps Lightning from loading what stable-pretraining registers, whose own dependencies are not installed."""
-    nothing = types.SimpleNamespace(default=list)
-    monkeypatch.setitem(sys.modules, "stable_pretraining.callbacks.factories", nothing)

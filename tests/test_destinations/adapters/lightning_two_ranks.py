@@ -3,7 +3,6 @@
 # ruff: noqa: E402  # what is hidden must be hidden before it is imported
 
 import sys
-import types
 from pathlib import Path
 
 # One of the two packages is enough here, and halves what the ranks import.
@@ -16,8 +15,6 @@ from destinations import RunDirectory
 from destinations.adapters.lightning_logger import LightningLogger
 from events import Callback
 
-# What stable-pretraining registers needs packages that are not installed.
-sys.modules["stable_pretraining.callbacks.factories"] = types.SimpleNamespace(default=list)
 FOLDER = Path(sys.argv[1])
 
 
