@@ -26,6 +26,7 @@ from destinations.media import (
 )
 from events import BinnedValues, State, format_run_name, redact
 
+from .names import numbered
 from .tracker import Row, Sink, Stamp, Tracker, number, require_package
 
 __all__ = ["Comet"]
@@ -129,12 +130,12 @@ class _CometSink(Sink):
         from PIL import Image
 
         pixels = [one.array for one in iter_images(images, channels_last)]
-        for name, one in _numbered(stamp.name, pixels):
+        for name, one in numbered(stamp.name, pixels):
             # As a picture: Comet would stretch an array to its own least and greatest value.
             self.experiment.log_image(Image.fromarray(one), name=name, step=stamp.step)
         for mask_name, mask in (masks or {}).items():
             overlays = [overlay_png(one, found) for one, found in zip(pixels, iter_masks(mask), strict=False)]
-            for name, overlay in _numbered(f"{stamp.name}/{mask_name}", overlays):
+            for name, overlay in numbered(f"{stamp.name}/{mask_name}", overlays):
                 self.experiment.log_image(Image.open(io.BytesIO(overlay)), name=name, step=stamp.step)
 
     def log_audio(self, stamp: Stamp, audio: Any, sample_rate: int) -> None:
@@ -173,7 +174,7 @@ class _CometSink(Sink):
 
     def log_point_cloud(self, stamp: Stamp, points: Any, colors: Any) -> None:
         clouds = list(iter_point_clouds(points, colors))
-        for name, (cloud, shades) in _numbered(stamp.name, clouds):
+        for name, (cloud, shades) in numbered(stamp.name, clouds):
             rows = cloud if shades is None else np.concatenate([cloud, shades[:, :3]], axis=1)
             self.experiment.log_points_3d(name, points=np.asarray(rows, float).tolist(), step=stamp.step)
 
@@ -306,14 +307,11 @@ class Comet(Tracker):
         if not self._log_artifacts or feed is None or sink is None:
             return
         copy = Path(tempfile.mkdtemp(prefix="comet-")) / "file"
-        shutil.copyfile(file_path, copy)
+        try:
+            shutil.copyfile(file_path, copy)
+        except BaseException:
+            shutil.rmtree(copy.parent, ignore_errors=True)
+            raise
         work = functools.partial(sink.log_file, remote_file_name, copy, overwrite=overwrite)
         if not feed.put(f"file {remote_file_name!r}", 0, work, is_kept=True):
             shutil.rmtree(copy.parent, ignore_errors=True)
-
-
-def _numbered(name: str, values: Sequence[Any]) -> list[tuple[str, Any]]:
-    """Returns (name, value) pairs for the values of one call; numbered unless there is only one."""
-    if len(values) == 1:
-        return [(name, values[0])]
-    return [(f"{name}/{index}", value) for index, value in enumerate(values)]

@@ -1,10 +1,10 @@
 """Maps names to keys that a tracker accepts, without collisions."""
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-__all__ = ["Names", "clean_texts", "short_hash", "without_surrogates"]
+__all__ = ["Names", "clean_texts", "numbered", "short_hash", "without_surrogates"]
 
 _HASH_CHARACTERS = 6
 
@@ -69,3 +69,10 @@ def clean_texts(value: Any) -> Any:
     if type(value) in {list, tuple}:
         return type(value)(clean_texts(item) for item in value)
     return value
+
+
+def numbered(name: str, values: Sequence[Any]) -> list[tuple[str, Any]]:
+    """Returns (name, value) pairs for the values of one call; numbered unless there is only one."""
+    if len(values) == 1:
+        return [(name, values[0])]
+    return [(f"{name}/{index}", value) for index, value in enumerate(values)]

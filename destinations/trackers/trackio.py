@@ -23,6 +23,7 @@ from destinations.media import (
 from destinations.text.formatting import describe
 from events import State, format_run_name
 
+from .names import numbered
 from .tracker import Row, Sink, Stamp, Tracker, require_package
 
 __all__ = ["Trackio"]
@@ -103,14 +104,14 @@ class _TrackioSink(Sink):
         package = self._package()
         values = {
             name: package.Image(_rgb(one), caption=stamp.caption(index))
-            for index, (name, one) in enumerate(_numbered(stamp.name, pixels))
+            for index, (name, one) in enumerate(numbered(stamp.name, pixels))
         }
         with tempfile.TemporaryDirectory(prefix="trackio-") as folder:
             for mask_name, mask in (masks or {}).items():
                 overlays = [
                     overlay_png(one, found) for one, found in zip(pixels, iter_masks(mask), strict=False)
                 ]
-                for name, overlay in _numbered(f"{stamp.name}/{mask_name}", overlays):
+                for name, overlay in numbered(f"{stamp.name}/{mask_name}", overlays):
                     path = Path(folder) / f"{len(values)}.png"
                     path.write_bytes(overlay)
                     values[name] = package.Image(str(path))
@@ -140,7 +141,7 @@ class _TrackioSink(Sink):
             for cloud, shades in iter_point_clouds(points, colors)
         ]
         package = self._package()
-        named = _numbered(stamp.name, clouds)
+        named = numbered(stamp.name, clouds)
         self._log(
             {
                 name: package.Object3D(np.asarray(one, np.float64), caption=stamp.caption())
@@ -230,13 +231,6 @@ class Trackio(Tracker):
     def make_sink(self, state: State) -> Sink:
         """Returns the sink of a run; Trackio is imported in the background thread."""
         return _TrackioSink(name=format_run_name(self._name, state), **self._options)
-
-
-def _numbered(name: str, values: Sequence[Any]) -> list[tuple[str, Any]]:
-    """Returns (name, value) pairs for the values of one call; numbered unless there is only one."""
-    if len(values) == 1:
-        return [(name, values[0])]
-    return [(f"{name}/{index}", value) for index, value in enumerate(values)]
 
 
 def _rgb(pixels: Any) -> Any:

@@ -17,7 +17,7 @@ import attrs
 
 from destinations.background import RetryLaterError
 from destinations.text.formatting import plain, yaml_text
-from destinations.trackers.names import Names, clean_texts, without_surrogates
+from destinations.trackers.names import Names, clean_texts, numbered, without_surrogates
 from destinations.trackers.tracker import Row, Sink, Stamp, merged, number
 
 from .values import (
@@ -108,8 +108,7 @@ class MLflowSink(Sink):
         self._tables: list[dict[str, str]] = []
         self._monitor: Any = None
 
-    # --- in the training thread
-    # ------------------------------------------------------------------------------------
+    # In the training thread.
 
     def continue_run(self, run_id: str) -> None:
         """Selects the run of a checkpoint, unless a run was given or already created."""
@@ -144,8 +143,7 @@ class MLflowSink(Sink):
                 raise FileNotFoundError(f"the run has no artifact {name!r}.") from error
             Path(found).replace(target)
 
-    # --- the run
-    # ---------------------------------------------------------------------------------------------------
+    # The run.
 
     def open(self) -> None:
         # Takes seconds; done before the first record needs it.
@@ -247,8 +245,7 @@ class MLflowSink(Sink):
         if monitor is not None:
             monitor.finish()
 
-    # --- records
-    # ---------------------------------------------------------------------------------------------------
+    # Records.
 
     def log_metrics(self, rows: Sequence[Row]) -> None:
         from mlflow.entities import Metric
@@ -356,9 +353,8 @@ class MLflowSink(Sink):
 
         by_mask = {name: list(iter_masks(mask)) for name, mask in (masks or {}).items()}
         found = list(iter_images(images, channels_last))
-        for index, pixels in enumerate(found):
-            # MLflow shows one image for each key and step.
-            name = f"{stamp.name}/{index}" if len(found) > 1 else stamp.name
+        # MLflow shows one image for each key and step.
+        for index, (name, pixels) in enumerate(numbered(stamp.name, found)):
             self._log_image(name, stamp, pixels.array)
             for mask_name, one in by_mask.items():
                 masked = f"{name}/{mask_name}"
@@ -421,8 +417,7 @@ class MLflowSink(Sink):
         call_service(lambda: self._client.log_artifact(run_id, str(copy), folder or None))
         shutil.rmtree(copy.parent, ignore_errors=True)
 
-    # --- requests
-    # --------------------------------------------------------------------------------------------------
+    # Requests.
 
     def _log_batch(self, **entities: Any) -> None:
         run_id = self._run()

@@ -3,7 +3,7 @@
 import { MetricChart } from "./chart.js";
 import { dataChanges, isExported, listFields, runDetail } from "./data.js";
 import { debounce, el, fill, icon, shorten } from "./dom.js";
-import { ensureSelection, showSidebar } from "./sidebar.js";
+import { ensureSelection, showBesideRuns } from "./sidebar.js";
 import { link, onChange, state, toggle, update, visibleRuns } from "./state.js";
 
 const PINNED = "\u0000pinned";
@@ -24,7 +24,6 @@ export function showCharts(root) {
   let hparams = [];
   let isGone = false;
 
-  const aside = el("aside", { class: "sidebar" });
   const sections = el("div", { class: "sections" });
   const find = el("input", {
     type: "search",
@@ -71,31 +70,21 @@ export function showCharts(root) {
     oninput: () => update({ smooth: String(Number(smooth.value)) }),
   });
   const hidden = el("button", { type: "button", class: "button quiet", onclick: () => update({ hide: [] }) });
-  fill(
+  const leaveSidebar = showBesideRuns(
     root,
     el(
       "div",
-      { class: "split" },
-      aside,
-      el(
-        "section",
-        { class: "page" },
-        el(
-          "div",
-          { class: "toolbar" },
-          el("label", { class: "field search" }, icon("search"), find),
-          axis,
-          logX,
-          logY,
-          el("label", { class: "slider button" }, "Smooth", smooth, said),
-          !isExported && band,
-          hidden,
-        ),
-        sections,
-      ),
+      { class: "toolbar" },
+      el("label", { class: "field search" }, icon("search"), find),
+      axis,
+      logX,
+      logY,
+      el("label", { class: "slider button" }, "Smooth", smooth, said),
+      !isExported && band,
+      hidden,
     ),
+    sections,
   );
-  const leaveSidebar = showSidebar(aside);
 
   // A section of few charts takes as many columns, so that small sections stand side by side.
   const fitted = new ResizeObserver(fit);

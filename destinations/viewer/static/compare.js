@@ -2,7 +2,7 @@
 
 import { compareRuns, loadInfos, runInfo } from "./data.js";
 import { el, fill, formatNumber, icon, shorten } from "./dom.js";
-import { ensureSelection, showSidebar, swatch } from "./sidebar.js";
+import { ensureSelection, showBesideRuns, swatch } from "./sidebar.js";
 import { link, onChange, state, visibleRuns } from "./state.js";
 
 const MOST_RUNS_COMPARED = 20;
@@ -16,10 +16,8 @@ const PARTS = [
 
 /** Shows the comparison in an element until the returned function is called. */
 export function showCompare(root) {
-  const aside = el("aside", { class: "sidebar" });
-  const content = el("section", { class: "page" });
-  fill(root, el("div", { class: "split" }, aside, content));
-  const leaveSidebar = showSidebar(aside);
+  const content = el("div", { style: { display: "contents" } });
+  const leaveSidebar = showBesideRuns(root, content);
   let turn = 0;
   let word = "";
 

@@ -5,7 +5,7 @@ import { dataChanges, fileUrl, listMedia, readTable, runDetail, runInfo } from "
 import { debounce, el, fill, formatNumber, icon, iconButton, isDark, shorten } from "./dom.js";
 import { CLASSES, picture } from "./pictures.js";
 import { pointCloud, ramp, sound } from "./points.js";
-import { ensureSelection, showSidebar, swatch } from "./sidebar.js";
+import { ensureSelection, showBesideRuns, swatch } from "./sidebar.js";
 import { dataTable, flatten, pairTable } from "./table.js";
 import {
   keepNumbers,
@@ -39,7 +39,6 @@ export function showMedia(root) {
   let isGone = false;
   let index = [];
 
-  const aside = el("aside", { class: "sidebar" });
   const list = el("div", {});
   const find = el("input", {
     type: "search",
@@ -71,28 +70,18 @@ export function showMedia(root) {
   });
   const said = el("output", {});
   const bar = el("label", { class: "slider button" }, "Step", master, said);
-  fill(
+  const leaveSidebar = showBesideRuns(
     root,
     el(
       "div",
-      { class: "split" },
-      aside,
-      el(
-        "section",
-        { class: "page" },
-        el(
-          "div",
-          { class: "toolbar" },
-          el("label", { class: "field search" }, icon("search"), find),
-          kinds,
-          linked,
-          bar,
-        ),
-        list,
-      ),
+      { class: "toolbar" },
+      el("label", { class: "field search" }, icon("search"), find),
+      kinds,
+      linked,
+      bar,
     ),
+    list,
   );
-  const leaveSidebar = showSidebar(aside);
   const inView = new IntersectionObserver(
     (entries) => {
       for (const entry of entries) panels.get(entry.target.dataset.key)?.setVisible(entry.isIntersecting);

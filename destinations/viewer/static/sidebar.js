@@ -35,8 +35,14 @@ export async function ensureSelection() {
     );
 }
 
-/** Shows the selected runs in an element until the returned function is called. */
-export function showSidebar(root) {
+/** Shows the selected runs beside what a view consists of, until the returned function is called. */
+export function showBesideRuns(root, ...content) {
+  const aside = el("aside", { class: "sidebar" });
+  fill(root, el("div", { class: "split" }, aside, el("section", { class: "page" }, content)));
+  return showSidebar(aside);
+}
+
+function showSidebar(root) {
   const list = el("ul", { class: "legend", "aria-label": "Selected runs" });
   fill(
     root,
