@@ -143,8 +143,7 @@ class ComposerDestination(TheirDestination):
             raise RuntimeError("Composer's INIT event must fire first.")
         return self._session.state
 
-    # --- records
-    # -----------------------------------------------------------------------------------------------------
+    # Records.
 
     def log_hyperparameters(self, hyperparameters: dict[str, Any]) -> None:
         """Adds hyperparameters; Composer calls this several times."""
@@ -204,8 +203,7 @@ class ComposerDestination(TheirDestination):
         """Returns whether any destination accepts files."""
         return any(one.can_upload_files() for one in self._destinations)
 
-    # --- the end
-    # -----------------------------------------------------------------------------------------------------
+    # The end.
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the checkpoint state of our callbacks and destinations."""

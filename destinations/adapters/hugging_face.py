@@ -85,8 +85,7 @@ class TransformersCallback(SessionMixin, TrainerCallback, ExportableState):
         """Returns the checkpoint state in the format of `ExportableState`."""
         return {"args": {}, "attributes": {"saved": self._session.state_dict()}}
 
-    # --- training
-    # ----------------------------------------------------------------------------------------------------
+    # Training.
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Fires `INIT` unless open, `BEFORE_LOAD`, `AFTER_LOAD`, `FIT_START`; logs hyperparameters."""
@@ -195,8 +194,7 @@ class TransformersCallback(SessionMixin, TrainerCallback, ExportableState):
         self._session.fit_end()
         self._session.succeed()
 
-    # --- records
-    # -----------------------------------------------------------------------------------------------------
+    # Records.
 
     def on_log(
         self, args: Any, state: Any, control: Any, logs: Mapping[str, Any] | None = None, **kwargs: Any
@@ -210,8 +208,7 @@ class TransformersCallback(SessionMixin, TrainerCallback, ExportableState):
         if others:
             logger.log_traces(others)
 
-    # --- evaluation and prediction
-    # -----------------------------------------------------------------------------------
+    # Evaluation and prediction.
 
     def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Fires `EVAL_BATCH_END` inside `fit`, with `EVAL_BEFORE_ALL` and `EVAL_START` before the first."""

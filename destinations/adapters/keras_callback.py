@@ -53,8 +53,7 @@ class KerasCallback(SessionMixin, keras.callbacks.Callback):
         self._session = Session(destinations, as_tuple(callbacks), run_name, raise_errors=raise_errors)
         self._epoch_began_at = 0
 
-    # --- training
-    # ----------------------------------------------------------------------------------------------------
+    # Training.
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Fires `INIT` unless open, `BEFORE_LOAD`, `AFTER_LOAD`, `FIT_START`; logs hyperparameters."""
@@ -111,8 +110,7 @@ class KerasCallback(SessionMixin, keras.callbacks.Callback):
         if others:
             self._session.logger.log_traces(others)
 
-    # --- evaluation and prediction
-    # -----------------------------------------------------------------------------------
+    # Evaluation and prediction.
 
     def on_test_begin(self, logs: Any = None) -> None:
         """Fires `EVAL_BEFORE_ALL` inside `fit`, else `EVAL_STANDALONE_START`; `EVAL_START`."""

@@ -88,8 +88,7 @@ class LightningEvents(_CallbackBase):
     def _join(self, logger: "LightningLogger") -> None:
         self._session, self._read_rank = logger.join(self)
 
-    # --- the run
-    # -----------------------------------------------------------------------------------------------------
+    # The run.
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Opens the run.
@@ -146,8 +145,7 @@ class LightningEvents(_CallbackBase):
         """Returns the index of this callback among those of its class."""
         return [one for one in trainer.callbacks if isinstance(one, LightningEvents)].index(self)
 
-    # --- training
-    # ----------------------------------------------------------------------------------------------------
+    # Training.
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         """Fires `EPOCH_START`."""
@@ -205,8 +203,7 @@ class LightningEvents(_CallbackBase):
         """Fires the pending checkpoint event."""
         self._session.fire_pending_checkpoint()
 
-    # --- evaluation
-    # --------------------------------------------------------------------------------------------------
+    # Evaluation.
 
     def _eval_start(self, trainer: Any, lengths: Any) -> None:
         if trainer.sanity_checking:
@@ -277,8 +274,7 @@ class LightningEvents(_CallbackBase):
 
     on_test_end = on_validation_end
 
-    # --- prediction
-    # --------------------------------------------------------------------------------------------------
+    # Prediction.
 
     def on_predict_start(self, trainer: Any, pl_module: Any) -> None:
         """Fires `PREDICT_START`."""
@@ -383,8 +379,7 @@ class LightningLogger(WandbMedia, _LoggerBase):
         self._events: LightningEvents | None = None
         self._is_requeued = False
 
-    # --- properties for Lightning
-    # -----------------------------------------------------------------------------------------
+    # Properties for Lightning.
 
     @property
     def name(self) -> str:
@@ -443,8 +438,7 @@ class LightningLogger(WandbMedia, _LoggerBase):
         self._events = events
         return self._session, self._read_rank
 
-    # --- records
-    # -----------------------------------------------------------------------------------------------------
+    # Records.
 
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
         """Logs numbers as metrics, strings as texts, and other values as traces."""
@@ -539,8 +533,7 @@ class LightningLogger(WandbMedia, _LoggerBase):
         for path in kept:
             self.experiment.upload_file(f"checkpoints/{Path(path).name}", path, overwrite=True)
 
-    # --- the end
-    # -----------------------------------------------------------------------------------------------------
+    # The end.
 
     def finalize(self, status: str) -> None:
         """Records how a `fit`, `test` or other call ended; further calls may follow.

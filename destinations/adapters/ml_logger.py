@@ -140,7 +140,7 @@ class MlLogger(SessionMixin):
         self._stack: tuple[str, ...] = ()
         self._last_writes: dict[str, float] = {}
 
-    # --- names ----------------------------------------------------------------------------------------------
+    # Names.
 
     @contextlib.contextmanager
     def namespace_context(self, name: str | None) -> Iterator[None]:
@@ -156,7 +156,7 @@ class MlLogger(SessionMixin):
     def _name(self, key: str, namespace: str | None) -> str:
         return f"{'_'.join([namespace or self._default_namespace, *self._stack])}/{key}"
 
-    # --- records --------------------------------------------------------------------------------------------
+    # Records.
 
     def log_scalar(self, key: str, value: Any, *, namespace: str | None = None) -> None:
         """Logs a number, a tensor of one element, or a function that returns one."""
@@ -332,7 +332,7 @@ class MlLogger(SessionMixin):
     def _keep(self, kind: str, key: str, namespace: str | None, write: Write) -> None:
         self._waiting.logged.records[kind, self._name(key, namespace)] = write
 
-    # --- writing --------------------------------------------------------------------------------------------
+    # Writing.
 
     def should_write(self, phase: str = "train") -> bool:
         """Returns whether the interval of a phase has passed since its last write; changes nothing."""

@@ -253,8 +253,7 @@ class Session:
         self._thread = 0
         self._uncaught_before = 0
 
-    # --- lifecycle
-    # --------------------------------------------------------------------------------------------------------
+    # Lifecycle.
 
     @property
     def folder(self) -> Path | None:
@@ -404,8 +403,7 @@ class Session:
         closed._reset(self.state.run_name, self.state.timestamp)  # noqa: SLF001  # same class
         return closed.__dict__
 
-    # --- checkpoints
-    # ---------------------------------------------------------------------------------------------------
+    # Checkpoints.
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the checkpoint state: timestamp, callbacks and destinations, as plain values."""
@@ -441,8 +439,7 @@ class Session:
             name = _unique(type(destination).__name__, destination, self._destinations)
             self.logger.faults.guard(destination, action, call)(f"destination:{name}", destination)
 
-    # --- events that move the timestamp
-    # ----------------------------------------------------------------------------------
+    # Events that move the timestamp.
 
     def fit_start(self, timestamp: Timestamp, saved: Mapping[str, Any] | None = None) -> None:
         """Starts training: fires `BEFORE_LOAD`, `AFTER_LOAD`, `FIT_START`.

@@ -268,7 +268,7 @@ class Drain:
         # The names of the last row, whose columns the file has.
         self._last_names: tuple[str, ...] | None = None
 
-    # --- opening --------------------------------------------------------------------------------------------
+    # Opening.
 
     def open(self) -> bool:
         """Finds where the last writer stopped, and truncates what it did not finish.
@@ -316,7 +316,7 @@ class Drain:
             lost += sum(isinstance(record, tuple) for _, record in iter_frames(data, start))
         return lost
 
-    # --- one pass -------------------------------------------------------------------------------------------
+    # One pass.
 
     def run(self, *, final: bool = False) -> int:
         """Drains all rows available.
@@ -489,7 +489,7 @@ class Drain:
     def _own_numbers(self) -> set[int]:
         return set() if self._journal is None else {item.number for item in list(self._journal.segments)}
 
-    # --- rows -----------------------------------------------------------------------------------------------
+    # Rows.
 
     def _take(self, row: Row, *, final: bool) -> bool:
         """Buffers a row; False if it is deferred until its columns are worth a new file."""
@@ -523,7 +523,7 @@ class Drain:
         self._last_names = None
         self._csv.close()
 
-    # --- committing -----------------------------------------------------------------------------------------
+    # Committing.
 
     def _commit(self) -> None:
         """Commits everything read so far to the disk, then removes drained segments."""
@@ -556,7 +556,7 @@ class Drain:
                 with contextlib.suppress(OSError):
                     self._disk.unlink(path)
 
-    # --- replacing the file ---------------------------------------------------------------------------------
+    # Replacing the file.
 
     def _add_columns(self, names: tuple[str, ...], *, final: bool) -> bool:
         """Adds the columns of a row and of all known pending rows; False if that must be deferred.

@@ -272,7 +272,7 @@ class Journal:
         self._next: Segment | None = None
         self._rotate(segment_bytes)
 
-    # --- the training thread --------------------------------------------------------------------------------
+    # The training thread.
 
     def append(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         """Writes a row of numbers of any type, including numpy's.
@@ -615,7 +615,7 @@ class Journal:
             self._on_append(writing.try_append)
             self.try_append = writing.try_append
 
-    # --- the writer thread ----------------------------------------------------------------------------------
+    # The writer thread.
 
     def prepare(self) -> None:
         """Makes the next segment in advance.

@@ -335,7 +335,7 @@ class MediaWriter:
         """Counts everything not written as lost, once the lane has stopped."""
         self.lost.update(self._accepted - self._done - self.lost)
 
-    # --- files ----------------------------------------------------------------------------------------------
+    # Files.
 
     def _put(self, work: Callable[[], object], size: int, kind: str, group: str = "media") -> None:
         def counted() -> None:

@@ -230,7 +230,7 @@ class MetricsCsv:
         """Closes the file."""
         self._close_file()
 
-    # --- inside ---------------------------------------------------------------------------------------------
+    # Inside.
 
     def _close_file(self) -> None:
         fd, self._fd = self._fd, -1

@@ -233,7 +233,7 @@ class RankWriter:
         self.journal.abandon_in_child()
         self._lock.forget_in_child()
 
-    # --- opening --------------------------------------------------------------------------------------------
+    # Opening.
 
     def _is_mapped(self, kind: JournalKind) -> bool:
         if kind != "auto":
@@ -317,7 +317,7 @@ class RankWriter:
         tail = self._csv.read(max(0, size - _TAIL_BYTES), min(size, _TAIL_BYTES))
         return {"bytes": size, "tail_crc32": zlib.crc32(tail), "header_crc32": zlib.crc32(self._csv.header)}
 
-    # --- the writer thread ----------------------------------------------------------------------------------
+    # The writer thread.
 
     def _tick(self, is_last: bool) -> None:  # called by the timer
         if not self._disowned:
@@ -538,7 +538,7 @@ class RankWriter:
         if is_clean and self._drain.is_fully_drained():
             remove_journal(self._folder)
 
-    # --- errors ---------------------------------------------------------------------------------------------
+    # Errors.
 
     def _failed(self, error: Exception) -> None:
         """Counts an error, and reports the first of its kind since the last recovery.

@@ -175,7 +175,7 @@ class RunDirectory(LoggerDestination):
         self._early: list[Callable[[], None]] = []
         self._early_lost = 0
 
-    # --- properties -----------------------------------------------------------------------------------------
+    # Properties.
 
     @property
     def template(self) -> str:
@@ -217,7 +217,7 @@ class RunDirectory(LoggerDestination):
     def place(self) -> str:
         return "" if self._run_dir is None or self._is_silent else str(self._run_dir)
 
-    # --- events ---------------------------------------------------------------------------------------------
+    # Events.
 
     def init(self, state: State, logger: Any) -> None:
         """Opens the folder, then writes what was logged before."""
@@ -457,7 +457,7 @@ class RunDirectory(LoggerDestination):
         if writer is not None:
             writer.timer.wake()
 
-    # --- records --------------------------------------------------------------------------------------------
+    # Records.
 
     def try_log_metrics(self, metrics: Mapping[str, Any], step: int) -> bool:
         """Packs one row of plain numbers into the journal; False if it needs `log_metrics`."""
@@ -622,7 +622,7 @@ class RunDirectory(LoggerDestination):
         if self._writer is not None:
             self._writer.flush()
 
-    # --- inside ---------------------------------------------------------------------------------------------
+    # Inside.
 
     def _with_media(self, call: Callable[[MediaWriter, int], None], step: int | None) -> None:
         media, state = self._media, self._state

@@ -212,7 +212,7 @@ class Follower:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # --- the journal ----------------------------------------------------------------------------------------
+    # The journal.
 
     def _follow_journal(self, rows: list[MetricRow]) -> None:
         while self._segment is not None:
@@ -283,7 +283,7 @@ class Follower:
         if segment is not None:
             os.close(segment.fd)
 
-    # --- the CSV --------------------------------------------------------------------------------------------
+    # The CSV.
 
     def _read_csv(self, rows: list[MetricRow]) -> None:
         """Reads new rows of the CSV, then the journal from where the CSV ends."""

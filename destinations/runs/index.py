@@ -307,7 +307,7 @@ class Index:
             db.execute(statement)
         db.execute("INSERT INTO meta VALUES ('root', ?)", (_storable(self.root),))
 
-    # --- for the scan ---------------------------------------------------------------------------------------
+    # For the scan.
 
     def state(self) -> IndexState:
         """Returns the state that a scan compares folders with.
@@ -432,7 +432,7 @@ class Index:
                 ids[_path(path)] = number
         return ids
 
-    # --- for the report -------------------------------------------------------------------------------------
+    # For the report.
 
     def counts(self, alive_since: float) -> tuple[int, int, int, int]:
         """Returns how many runs there are, are alive, have a problem, and have no sidecar."""
@@ -471,7 +471,7 @@ class Index:
             ids += [run_id for (run_id,) in rows]
         return ids
 
-    # --- for queries ----------------------------------------------------------------------------------------
+    # For queries.
 
     def full_path(self, stored: Any) -> Path:
         """Returns the folder of a run."""

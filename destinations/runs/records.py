@@ -294,7 +294,7 @@ class Records:
                         one.names[name] += 1
         return {kind: found[kind] for kind in _KINDS.values() if kind in found}
 
-    # --- inside ---------------------------------------------------------------------------------------------
+    # Inside.
 
     def _valid(self, index: str, parse: Callable[[dict[str, Any]], _Record]) -> Iterator[_Record]:
         """Returns the valid records of an index."""

@@ -121,7 +121,7 @@ class Run:
     def __repr__(self) -> str:
         return f"Run({self.run_id!r}, {self.status}, {str(self.path)!r})"
 
-    # --- from the record ------------------------------------------------------------------------------------
+    # From the record.
 
     @property
     def path(self) -> Path:
@@ -193,7 +193,7 @@ class Run:
         """Hyperparameters by dotted name; `hyperparameters` has them nested, as logged."""
         return self.record.hparams
 
-    # --- from the folder ----------------------------------------------------------------------------------
+    # From the folder.
 
     @property
     def alive(self) -> bool:
@@ -247,7 +247,7 @@ class Run:
         overhead = read_object_file(self.path / SIDECAR).get("overhead")
         return overhead if isinstance(overhead, dict) else {}
 
-    # --- metrics --------------------------------------------------------------------------------------------
+    # Metrics.
 
     @overload
     def ranks(self) -> list[int]: ...
@@ -429,7 +429,7 @@ class Run:
         sparks = sparks_of(self.path, self.blocks(), summary)
         return run_html(self.record, summary, sparks, is_running=self.alive)
 
-    # --- records --------------------------------------------------------------------------------------------
+    # Records.
 
     def images(self, name: str | None = None, step: int | None = None) -> list[Image]:
         """Returns images in the order of logging; of all names and steps if None.
@@ -487,7 +487,7 @@ class Run:
         """Returns the number of damaged lines by index file; other methods skip them."""
         return self._records.damaged_lines()
 
-    # --- internal -------------------------------------------------------------------------------------------
+    # Internal.
 
     def _ranks_with_metrics(self) -> list[int]:
         return ranks_of(self.path)

@@ -478,7 +478,7 @@ class Runs:
                     self.scan()
             raise AssertionError
 
-    # --- finding one ----------------------------------------------------------------------------------------
+    # Finding one.
 
     def _find(self, wanted: RunLike) -> RunRecord:
         if isinstance(wanted, Run):
@@ -535,7 +535,7 @@ class Runs:
                 return root, path
         raise RunNotFoundError(str(folder))
 
-    # --- internal -------------------------------------------------------------------------------------------
+    # Internal.
 
     def _fetch(self, found: Sequence[tuple[Root, int]]) -> list[RunRecord]:
         """Returns the records of runs, in this order."""

@@ -263,7 +263,7 @@ class Scanner:
             return None
         return self._read(path, state) or self._classify(path, state)
 
-    # --- folders --------------------------------------------------------------------------------------------
+    # Folders.
 
     def _check_folder(self, path: str) -> ScanChange | None:
         """Classifies a folder; if it is not a run, adds its children to the pending paths."""
@@ -348,7 +348,7 @@ class Scanner:
                 self._seen_folders.add(one)
             waiting.extend(self._known.children.get(one, ()))
 
-    # --- runs -----------------------------------------------------------------------------------------------
+    # Runs.
 
     def _check_run(self, path: str, run: KnownRun, state: os.stat_result) -> ScanChange | None:
         """Checks a known run that has not ended, or whose folder changed."""

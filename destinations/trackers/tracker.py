@@ -277,8 +277,7 @@ class Feed:
             dict(lane.errors),
         )
 
-    # --- in the training thread
-    # ------------------------------------------------------------------------------------
+    # In the training thread.
 
     def open(self) -> None:
         """Starts the thread, which first opens the sink."""
@@ -392,8 +391,7 @@ class Feed:
             self._taken_rows += 1
             self._taken_values += _weight([self.rows.popleft()])
 
-    # --- in the thread of the lane
-    # ---------------------------------------------------------------------------------
+    # In the thread of the lane.
 
     def _open(self) -> None:
         try:
@@ -577,8 +575,7 @@ class Tracker(LoggerDestination):
         """Counters of the current run, or of the last one."""
         return self._last_counts if self._feed is None else self._feed.counts
 
-    # --- events
-    # ----------------------------------------------------------------------------------------------------
+    # Events.
 
     def init(self, state: State, logger: Any) -> None:
         """Creates the sink and starts its thread."""
@@ -687,8 +684,7 @@ class Tracker(LoggerDestination):
         if self._feed is not None:
             self._feed.flush(FLUSH_SECONDS)
 
-    # --- records
-    # ---------------------------------------------------------------------------------------------------
+    # Records.
 
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         """Queues a row, in about a microsecond."""
@@ -804,8 +800,7 @@ class Tracker(LoggerDestination):
     def log_traces(self, traces: dict[str, Any]) -> None:
         self._put("trace", "log_traces", self._stamp("", None), own_copy(traces))
 
-    # --- inside
-    # ----------------------------------------------------------------------------------------------------
+    # Inside.
 
     def _stamp(self, name: str, step: int | None, *captions: str | None) -> Stamp:
         texts = tuple(one or "" for one in captions) if any(captions) else ()

@@ -85,7 +85,7 @@ class App:
 
         return Route(path, _guarded(endpoint), methods=["GET"])
 
-    # --- runs -----------------------------------------------------------------------------------------------
+    # Runs.
 
     def _info(self, _: Request) -> Any:
         return {**self.catalog.info(), "version": self.changes.version, "site": False}
@@ -140,7 +140,7 @@ class App:
         found = await self.changes.wait(request.query_params.get("since", ""), run_ids, seconds)
         return Response(encode(found), media_type="application/json")
 
-    # --- one run --------------------------------------------------------------------------------------------
+    # One run.
 
     def _log(self, request: Request) -> Any:
         return details.log(
@@ -181,7 +181,7 @@ class App:
     def _file(self, request: Request) -> Response:
         return run_file(self._run(request).path, request.path_params["path"])
 
-    # --- curves ---------------------------------------------------------------------------------------------
+    # Curves.
 
     def _asked_runs(self, request: Request, most: int) -> list[tuple[str, Run | None]]:
         ids = list(dict.fromkeys(request.query_params.getlist("run")))

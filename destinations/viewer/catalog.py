@@ -58,7 +58,7 @@ class Catalog:
         self._lock = threading.Lock()  # Guards `_places`.
         self._places: dict[str, Path | str] = {}
 
-    # --- ids ------------------------------------------------------------------------------------------------
+    # Ids.
 
     def id_of(self, record: RunRecord) -> str:
         """Returns the id of a run, and remembers what it stands for."""
@@ -124,7 +124,7 @@ class Catalog:
             raise RunNotFoundError(run_id)
         return place
 
-    # --- the table ------------------------------------------------------------------------------------------
+    # The table.
 
     def page(
         self,

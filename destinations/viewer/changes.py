@@ -152,7 +152,7 @@ class Changes:
         if self._thread is not None:
             self._thread.join(10.0)
 
-    # --- the thread -----------------------------------------------------------------------------------------
+    # The thread.
 
     def _start(self) -> None:
         with self._lock:

@@ -280,7 +280,7 @@ class FlightRecorder(Callback):
         """The file of this rank, while the run is open; it exists once something went wrong."""
         return self._path
 
-    # --- hooks ----------------------------------------------------------------------------------------------
+    # Hooks.
 
     def init(self, state: State, logger: Logger) -> None:
         """Finds the folder, and starts the thread and the signal handler."""
@@ -367,7 +367,7 @@ class FlightRecorder(Callback):
         self._steps.clear()
         self._state = None
 
-    # --- what is kept: training thread ----------------------------------------------------------------------
+    # What is kept: training thread.
 
     def _expect_steps(self) -> None:
         self._progress += 1
@@ -433,7 +433,7 @@ class FlightRecorder(Callback):
         stacked = torch.stack([one.to(norms[0].device) for one in norms])
         self._step(int(state.timestamp.batch) - 1).norms = (list(grads), self._copies.start_array(stacked))
 
-    # --- the thread -----------------------------------------------------------------------------------------
+    # The thread.
 
     def _watch(self, receiver: socket.socket) -> None:
         hang_seconds = self._hang_seconds
@@ -467,7 +467,7 @@ class FlightRecorder(Callback):
         if signal.getsignal(signal.SIGTERM) == self._handler:
             os._exit(_SIGTERM_EXIT_CODE)
 
-    # --- signals: main thread -------------------------------------------------------------------------------
+    # Signals: main thread.
 
     def _install_handler(self) -> None:
         earlier = signal.getsignal(signal.SIGTERM)
@@ -524,7 +524,7 @@ class FlightRecorder(Callback):
             with contextlib.suppress(OSError):  # The thread has more than enough to read.
                 self._sockets[1].send(what)
 
-    # --- the file: the thread, or close ---------------------------------------------------------------------
+    # The file: the thread, or close.
 
     def _folder(self, state: State) -> Path:
         if self._given_folder is not None:

@@ -274,7 +274,7 @@ class _Compaction:
             **self._counts,
         )
 
-    # --- runs -----------------------------------------------------------------------------------------------
+    # Runs.
 
     def write_runs(self) -> None:
         """Writes the runs that are new or changed."""
@@ -385,7 +385,7 @@ class _Compaction:
             self._failed.append((run, error))
             raise
 
-    # --- transactions ---------------------------------------------------------------------------------------
+    # Transactions.
 
     def _write(self, name: str, batches: Iterator[Any], replaced: Sequence[str]) -> None:
         """Writes rows to a table in one transaction, in place of those of some runs."""

@@ -334,8 +334,7 @@ class _Replay:
             self._hyperparameters = found
             self._attempt("hyperparameters", lambda: self._destination.log_hyperparameters(found))
 
-    # --- one item
-    # --------------------------------------------------------------------------------------------------
+    # One item.
 
     def _send(self, item: Item) -> None:
         if not self._supports.get(item.kind, False):
@@ -431,8 +430,7 @@ class _Replay:
         if len(self._report.failed) < _MAX_PROBLEMS:
             self._report.failed.append(f"{kind}: {type(error).__name__}: {error}")
 
-    # --- the end
-    # ---------------------------------------------------------------------------------------------------
+    # The end.
 
     def _set_status(self, *, is_over: bool) -> None:
         from events import RunStatus

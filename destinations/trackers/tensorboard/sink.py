@@ -56,8 +56,7 @@ class TensorBoardSink(Sink):
         self._is_purge_due = False
         self.path: Path | None = None
 
-    # --- the file
-    # --------------------------------------------------------------------------------------------------
+    # The file.
 
     def open(self) -> None:
         """Creates the file."""
@@ -138,8 +137,7 @@ class TensorBoardSink(Sink):
                 return tag
         raise AssertionError
 
-    # --- resume
-    # ----------------------------------------------------------------------------------------------------
+    # Resume.
 
     def resume(self, step: int, time: float | None) -> None:
         """Hides the records that training will repeat.
@@ -203,8 +201,7 @@ class TensorBoardSink(Sink):
                 continue
             yield place, event, data
 
-    # --- metrics
-    # ---------------------------------------------------------------------------------------------------
+    # Metrics.
 
     def log_metrics(self, rows: Sequence[Row]) -> None:
         """Writes one event for each row."""
@@ -253,8 +250,7 @@ class TensorBoardSink(Sink):
         template = self._templates[names] = (event, list(event.summary.value))
         return template
 
-    # --- everything else
-    # -------------------------------------------------------------------------------------------
+    # Everything else.
 
     def log_hyperparameters(self, hyperparameters: dict[str, Any], time: float) -> None:
         """Keeps hyperparameters until the first record, because TensorBoard reads them only once per run."""

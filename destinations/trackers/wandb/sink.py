@@ -82,8 +82,7 @@ class WandBSink(Sink):
         self._is_service_ours = False
         self._hooks: tuple[Any, Any] | None = None
 
-    # --- in the training thread
-    # ------------------------------------------------------------------------------------
+    # In the training thread.
 
     def continue_run(self, run_id: str) -> None:
         """Selects the run of a checkpoint, unless an id was given or the run already created."""
@@ -121,8 +120,7 @@ class WandBSink(Sink):
             )
         return is_killed
 
-    # --- the run
-    # ---------------------------------------------------------------------------------------------------
+    # The run.
 
     def resume(self, step: int, time: float | None) -> None:
         self._run()
@@ -212,8 +210,7 @@ class WandBSink(Sink):
             if self._folder is not None:
                 shutil.rmtree(self._folder, ignore_errors=True)
 
-    # --- records
-    # ---------------------------------------------------------------------------------------------------
+    # Records.
 
     def log_metrics(self, rows: Sequence[Row]) -> None:
         run, key, step_metric = self._run(), self._metric_names.key, self._options.step_metric
