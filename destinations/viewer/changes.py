@@ -122,8 +122,10 @@ class Changes:
             self._start()
             if (found := self.since(version)) is not None:
                 return found
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(event.wait(), seconds)
+            # A server that ends answers at once: a request that waited would be cancelled in the middle.
+            if not self._is_closed:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(event.wait(), seconds)
             return self.since(version) or {"version": self.version, "table": False, "runs": {}}
         finally:
             with self._lock:
