@@ -7,7 +7,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .errors import RunDirectoryError, RunExistsError, RunInUseError, RunNotOpenError, RunPathError
+    from .folder import RunDirectoryError, RunExistsError, RunInUseError, RunNotOpenError, RunPathError
     from .reader import MetricRow, read_rows, read_series
     from .run_directory import RunDirectory
 
@@ -33,5 +33,5 @@ _MODULES = {
 
 def __getattr__(name: str) -> Any:
     if name in __all__:
-        return getattr(importlib.import_module(_MODULES.get(name, ".errors"), __name__), name)
+        return getattr(importlib.import_module(_MODULES.get(name, ".folder"), __name__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

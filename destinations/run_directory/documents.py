@@ -25,8 +25,7 @@ import yaml
 from events import plain_config, redact_text
 from uploads.disk import DISK, Disk, read_regular, replace_file
 
-from .files import strict_json
-from .layout import FORMAT_VERSION, HEARTBEAT, HPARAMS, SESSIONS, SIDECAR, summary_name
+from .layout import FORMAT_VERSION, HEARTBEAT, HPARAMS, SESSIONS, SIDECAR, strict_json, summary_name
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -19,12 +19,19 @@ import numpy as np
 
 from uploads.disk import DISK, Disk, replace_file
 
-from .csv_format import orjson
-from .frames import MAGIC, Boundary, Keys, Record, Resume, Row, iter_frames
+from .frames import MAGIC, Boundary, Keys, Record, Resume, Row, RowBlock, iter_frames, read_row_block
 from .journal import SegmentReader
-from .layout import ABANDONED_FOLDER, POSITION, CsvState, Position, column_of, segment_number, segment_paths
+from .layout import (
+    ABANDONED_FOLDER,
+    POSITION,
+    CsvState,
+    Position,
+    column_of,
+    orjson,
+    segment_number,
+    segment_paths,
+)
 from .metrics_csv import MetricsCsv, Replacement
-from .row_blocks import RowBlock, read_row_block
 from .segments import FIRST_BYTES, continues_from
 from .statistics import Statistics
 

@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Any
 from events import redact_arguments, redact_text
 from uploads.disk import replace_file
 
-from .files import strict_json
-from .layout import ENVIRONMENT
+from .layout import ENVIRONMENT, strict_json
 
 if TYPE_CHECKING:
     from events import State

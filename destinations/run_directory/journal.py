@@ -36,7 +36,7 @@ import attrs
 from events import RecordError
 from uploads.disk import DISK, Disk
 
-from .files import remove_temporaries
+from .folder import remove_temporaries
 from .frames import (
     FLOAT_BYTES,
     FLOAT_TAG,

@@ -1,19 +1,32 @@
-"""The format of a run folder: names of files, columns, journal segments and `position.json`.
+"""The format of a run folder: names of files, columns, the text of CSV and JSON, segments, `position.json`.
 
 Shared by the writer and the readers; imports neither torch nor numpy. docs/format.md describes the
 same.
 """
 
+from __future__ import annotations
+
+import contextlib
+import csv
+import errno
 import hashlib
+import io
 import json
+import math
 import re
 import zlib
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from uploads.disk import read_regular
+from uploads.disk import append_line, read_regular
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from pathlib import Path
+    from types import ModuleType
+
+    import numpy as np
 
 __all__ = [
     "ABANDONED_FOLDER",
@@ -41,17 +54,33 @@ __all__ = [
     "TRACES_INDEX",
     "CsvState",
     "Position",
+    "append_record",
     "column_of",
+    "format_cell_rows",
+    "format_cells",
+    "header_end",
+    "header_line",
     "journal_path",
     "label_name",
     "lock_name",
     "metrics_name",
+    "orjson",
+    "parse_header",
+    "parse_number",
     "safe_name",
     "segment_number",
     "segment_path",
     "segment_paths",
+    "strict_json",
     "summary_name",
 ]
+
+# The extra `fast`: formats floats about twenty times faster than Python, in their shortest form too.
+orjson: ModuleType | None
+try:
+    import orjson
+except ImportError:
+    orjson = None
 
 FORMAT_VERSION = 1
 
@@ -163,6 +192,134 @@ def label_name(name: str) -> str:
     return safe_name(text).replace("%25", "%") if text.strip() else "_"
 
 
+# The text of `metrics.csv`.
+
+
+def header_line(columns: Iterable[str]) -> bytes:
+    """Returns the header line of columns."""
+    return (",".join(map(_quoted, columns)) + "\n").encode()
+
+
+def _quoted(name: str) -> str:
+    if name and name.strip() == name and not any(mark in name for mark in ',"\n\r'):
+        return name
+    return '"' + name.replace('"', '""') + '"'
+
+
+def header_end(data: bytes) -> int:
+    """Returns the offset after the header: after the first line feed outside quotes; 0 if there is none."""
+    start = quotes = 0
+    while (end := data.find(b"\n", start) + 1) > 0:
+        quotes += data.count(b'"', start, end)
+        if quotes % 2 == 0:
+            return end
+        start = end
+    return 0
+
+
+def parse_header(line: bytes) -> list[str]:
+    """Returns the columns of a header line.
+
+    Raises:
+        OSError: the name of a column is longer than the `csv` module reads, 128 KiB.
+    """
+    try:
+        return next(csv.reader(io.StringIO(line.decode("utf-8", "replace"), newline="")), [])
+    except csv.Error as error:
+        raise OSError(errno.EFBIG, f"the header of the CSV cannot be read: {error}") from error
+
+
+def format_cells(values: Sequence[float], encoder: ModuleType | None = orjson) -> str:
+    """Returns the cells of values, joined by commas; formatted by Python if there is no encoder."""
+    if encoder is not None:
+        with contextlib.suppress(TypeError):  # An integer of more than 64 bits.
+            data: bytes = encoder.dumps(values)
+            if b"l" not in data and b"t" not in data:  # No null, false or true.
+                return data[1:-1].decode()
+    text = ",".join(map(repr, values))
+    if "T" in text or "F" in text:
+        text = text.replace("True", "1").replace("False", "0")
+    return text
+
+
+def format_cell_rows(
+    values: np.ndarray[Any, np.dtype[np.float64]], encoder: ModuleType | None = orjson
+) -> list[bytes]:
+    """Returns the cells of each row of floats, joined by commas; formatted by Python if there is no encoder.
+
+    Args:
+        values: `(rows, metrics)`, both at least 1; C-contiguous.
+        encoder: the module `orjson`, or None.
+    """
+    if encoder is not None:
+        text: bytes = encoder.dumps(values, option=encoder.OPT_SERIALIZE_NUMPY)
+        if b"n" not in text:  # null: a NaN or an infinity, which JSON does not have.
+            return text[2:-2].split(b"],[")
+    # One call for all rows is 1.5 times as fast as one each; `repr` of lists is "[[1.5, nan], [2.0, inf]]".
+    return repr(values.tolist())[2:-2].replace(", ", ",").encode().split(b"],[")
+
+
+def parse_number(cell: str) -> float | None:
+    """Returns the number in a cell, an int if it looks like one, else a float; None if it is not a number."""
+    try:
+        return int(cell)
+    except ValueError:
+        try:
+            return float(cell)
+        except ValueError:
+            return None
+
+
+# The text of documents and indices.
+
+
+def strict_json(value: Any, indent: int | None = None) -> str:
+    """Returns standard JSON: NaN and infinities become the strings "NaN", "Infinity" and "-Infinity".
+
+    A value that JSON cannot represent becomes its text.
+    """
+    try:
+        return json.dumps(value, indent=indent, allow_nan=False, default=_text)
+    except (ValueError, TypeError, RecursionError):
+        pass
+    try:
+        return json.dumps(_finite(value), indent=indent, allow_nan=False, default=_text)
+    except (ValueError, TypeError, RecursionError):
+        # Imported here: `events` takes 0.1 s, and readers of runs write JSON without it.
+        from events import plain_config
+
+        return json.dumps(_finite(plain_config({"": value})[""]), indent=indent, allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return value
+
+
+def _text(value: Any) -> str:
+    from events import safe_text
+
+    return safe_text(value)
+
+
+def append_record(path: Path, record: dict[str, Any]) -> None:
+    """Appends one line of JSON to an index; creates file and folder if missing."""
+    line = strict_json(record)
+    try:
+        append_line(path, line)
+    except FileNotFoundError:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        append_line(path, line)
+
+
+# The position.
+
+
 @attrs.frozen
 class CsvState:
     """The valid size of one version of a CSV, and the place where the journal continues.
@@ -200,7 +357,7 @@ class Position:
         return json.dumps({"format_version": FORMAT_VERSION, **attrs.asdict(self)})
 
     @classmethod
-    def read(cls, path: Path) -> "Position | None":
+    def read(cls, path: Path) -> Position | None:
         """Reads the file; None if it is missing or invalid."""
         try:
             data: dict[str, Any] = json.loads(read_regular(path))

@@ -36,8 +36,7 @@ from destinations.media import (
 from events import BinnedValues, RecordError, safe_text
 from uploads.disk import open_temporary, replace_file
 
-from .files import append_record
-from .folders import HeldFolder, with_user_paths
+from .folder import HeldFolder, with_user_paths
 from .layout import (
     ARTIFACTS_FOLDER,
     ARTIFACTS_INDEX,
@@ -48,6 +47,7 @@ from .layout import (
     TABLES_INDEX,
     TEXTS_INDEX,
     TRACES_INDEX,
+    append_record,
     label_name,
     safe_name,
 )

@@ -14,11 +14,21 @@ import numpy as np
 
 from uploads.disk import DISK, Disk, end_of_last_line, open_temporary
 
-from .csv_format import format_cell_rows, format_cells, header_end, header_line, parse_header, parse_number
-from .layout import OWN_COLUMNS, CsvState, Position, column_of
+from .layout import (
+    OWN_COLUMNS,
+    CsvState,
+    Position,
+    column_of,
+    format_cell_rows,
+    format_cells,
+    header_end,
+    header_line,
+    parse_header,
+    parse_number,
+)
 
 if TYPE_CHECKING:
-    from .row_blocks import RowBlock
+    from .frames import RowBlock
 
 __all__ = [
     "MetricsCsv",

@@ -24,12 +24,9 @@ from uploads.disk import file_system_of, is_network_file_system
 from .documents import Documents, SessionLog, read_json, write_summary
 from .drain import Drain
 from .environment import EnvironmentFile, rank_layout
-from .errors import RunInUseError
-from .files import remove_temporaries
-from .folders import HeldFolder, holds_run, with_user_paths
+from .folder import HeldFolder, RunInUseError, WriterLock, holds_run, remove_temporaries, with_user_paths
 from .journal import Append, Journal, make_journal, remove_journal, sync_journal
 from .layout import HEARTBEAT, journal_path, metrics_name, segment_paths, summary_name
-from .lock import WriterLock
 from .metrics_csv import MetricsCsv
 from .reader import parse_csv
 from .segments import MapFile, allocate

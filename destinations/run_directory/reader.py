@@ -18,9 +18,19 @@ import attrs
 
 from uploads.disk import end_of_last_line, open_regular
 
-from .csv_format import header_end, header_line, parse_header, parse_number
 from .frames import MAGIC, Boundary, Resume
-from .layout import OWN_COLUMNS, POSITION, Position, column_of, journal_path, metrics_name
+from .layout import (
+    OWN_COLUMNS,
+    POSITION,
+    Position,
+    column_of,
+    header_end,
+    header_line,
+    journal_path,
+    metrics_name,
+    parse_header,
+    parse_number,
+)
 from .segments import journal_records
 
 __all__ = [

@@ -31,11 +31,19 @@ from events import (
 from uploads.disk import call_in_forked_children, stop_calling_in_forked_children
 
 from .documents import Documents, SessionLog, read_json
-from .errors import RunExistsError, RunInUseError, RunNotOpenError, RunPathError
-from .folders import HeldFolder, check_no_run, check_path, completed_run_error
+from .folder import (
+    HeldFolder,
+    RunExistsError,
+    RunInUseError,
+    RunNotOpenError,
+    RunPathError,
+    WriterLock,
+    check_no_run,
+    check_path,
+    run_exists_error,
+)
 from .journal import Append
 from .layout import ARTIFACTS_FOLDER, SIDECAR, lock_name
-from .lock import WriterLock
 from .media_writer import FileKeeping, MediaWriter, artifact_path
 from .rank_writer import JournalKind, RankWriter, loss_text
 
@@ -303,7 +311,7 @@ class RunDirectory(LoggerDestination):
         if read_json(run_dir / SIDECAR).get("status") != "completed":
             return
         if not state.continues_run and str(run_dir) not in _opened_here:
-            raise completed_run_error(run_dir)
+            raise run_exists_error(run_dir, "a run that was completed")
         _log.warning(
             "run folder %s holds a run that was completed: it is continued. Pass "
             'if_exists="new" for a folder beside it, or "error" to refuse it.',

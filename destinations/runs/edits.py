@@ -14,8 +14,7 @@ from typing import Any
 
 import attrs
 
-from destinations.run_directory.files import strict_json
-from destinations.run_directory.layout import EDITS
+from destinations.run_directory.layout import EDITS, strict_json
 from uploads.disk import lock, read_regular, replace_file
 
 from .errors import EditError

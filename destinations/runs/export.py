@@ -19,8 +19,7 @@ from os import PathLike
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal, cast
 
-from destinations.run_directory.csv_format import format_cells
-from destinations.run_directory.files import strict_json
+from destinations.run_directory.layout import format_cells, strict_json
 
 from .record import FIELDS, flat_record
 from .run import Run

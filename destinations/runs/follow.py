@@ -19,13 +19,13 @@ from typing import Self
 
 import attrs
 
-from destinations.run_directory.csv_format import parse_header
 from destinations.run_directory.frames import MAGIC, Keys, iter_frames
 from destinations.run_directory.layout import (
     ABANDONED_FOLDER,
     column_of,
     journal_path,
     metrics_name,
+    parse_header,
     segment_number,
     segment_path,
     segment_paths,

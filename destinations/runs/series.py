@@ -15,9 +15,8 @@ from typing import Any
 import attrs
 import numpy as np
 
-from destinations.run_directory.csv_format import parse_header, parse_number
 from destinations.run_directory.frames import Resume
-from destinations.run_directory.layout import column_of
+from destinations.run_directory.layout import column_of, parse_header, parse_number
 from destinations.run_directory.reader import (
     MetricRow,
     Snapshot,

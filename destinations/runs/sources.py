@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 
 import attrs
 
-from destinations.run_directory.csv_format import parse_header
 from destinations.run_directory.frames import Resume
 from destinations.run_directory.layout import (
     ABANDONED_FOLDER,
@@ -29,6 +28,7 @@ from destinations.run_directory.layout import (
     TEXTS_INDEX,
     TRACES_INDEX,
     metrics_name,
+    parse_header,
 )
 from destinations.run_directory.reader import (
     MetricRow,

@@ -19,9 +19,15 @@ from typing import Any
 import attrs
 import numpy as np
 
-from destinations.run_directory.csv_format import header_line, parse_header
 from destinations.run_directory.frames import Resume
-from destinations.run_directory.layout import ABANDONED_FOLDER, OWN_COLUMNS, column_of, journal_path
+from destinations.run_directory.layout import (
+    ABANDONED_FOLDER,
+    OWN_COLUMNS,
+    column_of,
+    header_line,
+    journal_path,
+    parse_header,
+)
 from destinations.run_directory.reader import Snapshot, merge_journal, metric_columns, take_snapshot
 from destinations.run_directory.segments import journal_extent
 from destinations.runs.series import Block, block_of_rows, read_blocks, without_abandoned

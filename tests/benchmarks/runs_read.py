@@ -25,7 +25,7 @@ def write_run(run_dir: Path, rows: int) -> None:
     """Writes a run that has ended."""
     import numpy as np
 
-    from destinations.run_directory.csv_format import format_cell_rows, header_line
+    from destinations.run_directory.layout import format_cell_rows, header_line
 
     source = np.random.default_rng(abs(hash(run_dir.name)) % 2**32)
     run_dir.mkdir(parents=True)

@@ -16,8 +16,8 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from destinations.run_directory.csv_format import header_end
 from destinations.run_directory.frames import MAGIC, encode_frame, keys_frame
+from destinations.run_directory.layout import header_end
 from destinations.runs import Run, RunsError, open_runs
 from destinations.runs.dataset.tables import Location
 from destinations.runs.errors import DatasetError, FilterError

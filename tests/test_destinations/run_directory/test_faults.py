@@ -22,9 +22,9 @@ from destinations.background import Timer
 from destinations.run_directory import RunInUseError, read_rows, read_series
 from destinations.run_directory.documents import Documents, SessionLog
 from destinations.run_directory.drain import Drain
+from destinations.run_directory.folder import WriterLock
 from destinations.run_directory.journal import Journal
 from destinations.run_directory.layout import journal_path, segment_paths
-from destinations.run_directory.lock import WriterLock
 from destinations.run_directory.metrics_csv import MetricsCsv
 from destinations.run_directory.rank_writer import RankWriter
 from destinations.run_directory.segments import MappedSegment

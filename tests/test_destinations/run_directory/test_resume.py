@@ -15,8 +15,7 @@ import yaml
 from destinations import RunDirectory
 from destinations.run_directory import RunExistsError, RunInUseError, RunPathError, read_rows, read_series
 from destinations.run_directory.documents import SessionLog
-from destinations.run_directory.folders import check_path
-from destinations.run_directory.lock import WriterLock
+from destinations.run_directory.folder import WriterLock, check_path
 from events import Run, Timestamp, Trainer
 
 

@@ -8,14 +8,14 @@ import numpy as np
 import orjson
 import pytest
 
-from destinations.run_directory.csv_format import format_cell_rows, format_cells
 from destinations.run_directory.frames import (
     boundary_frame,
     encode_frame,
     iter_frames,
     keys_frame,
+    read_row_block,
 )
-from destinations.run_directory.row_blocks import read_row_block
+from destinations.run_directory.layout import format_cell_rows, format_cells
 
 
 def row(step, values, schema=0, epoch=1, time=1.5):

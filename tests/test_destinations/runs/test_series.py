@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from destinations.run_directory import read_rows, read_series
-from destinations.run_directory.csv_format import header_line, parse_header
+from destinations.run_directory.layout import header_line, parse_header
 from destinations.run_directory.reader import parse_rows
 from destinations.runs import MetricNotFoundError, Run
 from destinations.runs.series import MISSING_STEP, block_of_rows, orjson, read_blocks

@@ -1,0 +1,333 @@
+"""The folder of a run: its errors, checks before opening, the lock, and a handle that follows a moved folder.
+
+```
+RunDirectoryError
+├── RunInUseError      (RecordError)         another process writes to this folder
+├── RunExistsError     (FileExistsError)     the folder holds a run, which if_exists refuses
+├── RunPathError       (NotADirectoryError)  the path cannot be a folder to write to
+└── RunNotOpenError    (RuntimeError)        something was logged before `init` or after `post_close`
+```
+
+All are also `events.RecordError`: they report a mistake in the program, and are raised instead of counted.
+
+**The lock.** One process writes per rank. The lock is flock(2), which ends with the process that holds it.
+Where the file system has no flock, the file itself is the lock: it is created exclusively, and is stale when
+its process on this host is gone, or when the heartbeat of the run is older than three minutes.
+"""
+
+import contextlib
+import errno
+import json
+import os
+import re
+import socket
+import time
+import weakref
+from pathlib import Path
+from typing import Any
+
+from events import RecordError
+from uploads.disk import DISK, Disk, has_process_ended, read_json, try_lock
+
+from .layout import HEARTBEAT, SIDECAR, journal_path, metrics_name, segment_paths
+
+__all__ = [
+    "HeldFolder",
+    "RunDirectoryError",
+    "RunExistsError",
+    "RunInUseError",
+    "RunNotOpenError",
+    "RunPathError",
+    "WriterLock",
+    "check_no_run",
+    "check_path",
+    "holds_run",
+    "remove_temporaries",
+    "run_exists_error",
+    "with_user_paths",
+]
+
+_STALE_SECONDS = 180.0
+_NO_FLOCK = {errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.ENOSYS, errno.EINVAL}
+_MAX_TRIES = 10
+_THROUGH = re.compile(r"^/proc/self/fd/\d+")
+# Written by a command that takes no lock.
+_OF_EDITS = ".edits.json."
+_OF_RANK = re.compile(r"\.\w+\.rank(\d+)\.")
+
+
+class RunDirectoryError(RecordError):
+    """The base class of the errors of this package."""
+
+
+class RunInUseError(RunDirectoryError):
+    """Another process writes to this folder, or another run of this process.
+
+    Attributes:
+        is_same_process: whether it is another run of this process.
+    """
+
+    is_same_process = False
+
+
+class RunExistsError(RunDirectoryError, FileExistsError):
+    """The folder holds a run, which `if_exists` refuses."""
+
+
+class RunPathError(RunDirectoryError, NotADirectoryError):
+    """The path is a file, is not writable, or the run name leads out of its folder."""
+
+
+class RunNotOpenError(RunDirectoryError, RuntimeError):
+    """Something was logged before `init` or after `post_close`."""
+
+
+# Checks.
+
+
+def with_user_paths(error: Exception, run_dir: Path) -> Exception:
+    """Replaces paths through a descriptor in an OSError by the user's path."""
+    if isinstance(error, OSError):
+        for attribute in ("filename", "filename2"):
+            name = getattr(error, attribute)
+            if name is not None:
+                setattr(error, attribute, _THROUGH.sub(lambda _: str(run_dir), os.fsdecode(name)))
+    return error
+
+
+def holds_run(run_dir: Path, rank: int) -> bool:
+    """Returns whether a folder has files of this rank of a run; those of other ranks do not count."""
+    names = (SIDECAR, metrics_name(rank)) if rank == 0 else (metrics_name(rank),)
+    return any((run_dir / name).exists() for name in names) or bool(
+        segment_paths(journal_path(run_dir, rank))
+    )
+
+
+def check_no_run(run_dir: Path, rank: int) -> None:
+    """Raises RunExistsError if the folder holds a run."""
+    if holds_run(run_dir, rank):
+        raise run_exists_error(run_dir, "a run already")
+
+
+def run_exists_error(run_dir: Path, what: str) -> RunExistsError:
+    """Returns the error for a folder that holds a run, described by `what`."""
+    return RunExistsError(
+        f"run folder {str(run_dir)!r} holds {what}. Choose another folder, or pass "
+        'if_exists="resume" to continue that run, or if_exists="new" for a free name beside it.'
+    )
+
+
+def check_path(path: Path) -> None:
+    """Raises RunPathError if no writable folder can be at a path; makes none."""
+    try:
+        path = path.absolute()
+    except OSError as error:
+        raise RunPathError(
+            f"run folder must be an absolute path where the working directory is gone, got {str(path)!r}: "
+            f"{error}."
+        ) from error
+    for folder in (path, *path.parents):
+        # Another rank may make it meanwhile: what was there at the first look is what the second one judges.
+        if not os.path.lexists(folder):
+            continue
+        if folder.is_dir():
+            if not os.access(folder, os.W_OK | os.X_OK):
+                raise RunPathError(
+                    f"run folder must be one that can be written to, got {str(path)!r}: no right to write to "
+                    f"{folder}."
+                )
+            return
+        raise RunPathError(f"run folder must be a folder, got {str(path)!r}: {folder} is a file.")
+
+
+def remove_temporaries(folder: Path, rank: int | None = None, *, disk: Disk = DISK) -> None:
+    """Removes temporary files (`uploads.disk.open_temporary`) that a killed process left.
+
+    Args:
+        folder: Where.
+        rank: Remove those of this rank only, whose lock the caller holds: other ranks, and `edit`, may be
+            writing theirs. Default: all.
+        disk: Makes the system calls.
+    """
+    for path in folder.glob(".*.tmp"):
+        of_rank = _OF_RANK.match(path.name)
+        if rank is not None and (
+            rank != (int(of_rank[1]) if of_rank else 0) or path.name.startswith(_OF_EDITS)
+        ):
+            continue
+        with contextlib.suppress(OSError):
+            disk.unlink(path)
+
+
+# The open folder.
+
+
+class HeldFolder:
+    """An open folder that stays the same when it is moved or another one takes its path.
+
+    `path` leads through an open descriptor, as `/proc/self/fd/7`, on Linux; elsewhere it is the original
+    path. The descriptor is closed with the last reference: a thread that hangs in a write must not find
+    another folder behind it.
+
+    Args:
+        path: the current path of the folder.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.where = path
+        """The path at the time of opening."""
+        self._fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        weakref.finalize(self, os.close, self._fd).atexit = False
+        through = Path(f"/proc/self/fd/{self._fd}")
+        self.path = through if through.is_dir() else path
+
+    @property
+    def is_deleted(self) -> bool:
+        """Whether the folder was deleted."""
+        return os.fstat(self._fd).st_nlink == 0
+
+    def renew(self) -> None:
+        """Reopens the folder that is at the original path now; `path` stays valid."""
+        fd = os.open(self.where, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.dup2(fd, self._fd, inheritable=False)
+        finally:
+            os.close(fd)
+
+
+class WriterLock:
+    """The exclusive lock of the writer of a run folder.
+
+    Args:
+        path: The lock file.
+        use_flock: Whether to try flock(2) at all.
+    """
+
+    def __init__(self, path: Path, *, use_flock: bool = True) -> None:
+        self._path = path
+        self._run_dir = path.parent
+        self._use_flock = use_flock
+        self._fd = -1
+
+    def acquire(self) -> None:
+        """Takes the lock.
+
+        Raises:
+            RunInUseError: Another process holds it.
+        """
+        for _ in range(_MAX_TRIES):
+            fd = self._open()
+            if fd is None:
+                continue
+            self._fd = fd
+            os.ftruncate(fd, 0)
+            owner = {"pid": os.getpid(), "host": socket.gethostname(), "since": time.time()}
+            os.pwrite(fd, json.dumps(owner).encode(), 0)
+            return
+        raise self._refusal()
+
+    def release(self) -> None:
+        """Removes the file and releases the lock."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            # Another process may have a folder, and a lock, at this path now.
+            if self._is_at(self._path, fd):
+                with contextlib.suppress(OSError):
+                    self._path.unlink()
+            os.close(fd)
+
+    def is_in_place(self) -> bool:
+        """Returns whether the held file is still in the folder."""
+        return self._fd >= 0 and self._is_at(self._path, self._fd)
+
+    def follow(self, folder: Path) -> None:
+        """Sets the folder to look for the lock file in: a path that stays valid when the folder is moved."""
+        self._path = folder / self._path.name
+
+    def renew(self, run_dir: Path | None = None) -> None:
+        """Takes the lock again, then releases the file that was held before.
+
+        Args:
+            run_dir: Where; default: the present folder.
+
+        Raises:
+            RunInUseError: Another process has taken it meanwhile.
+        """
+        renewed = WriterLock(
+            self._path if run_dir is None else run_dir / self._path.name, use_flock=self._use_flock
+        )
+        renewed.acquire()
+        before, self._fd = self._fd, renewed._fd
+        if before >= 0:
+            os.close(before)
+
+    @staticmethod
+    def _is_at(path: Path, fd: int) -> bool:
+        try:
+            return os.path.samestat(path.stat(), os.fstat(fd))
+        except OSError:
+            return False
+
+    def forget_in_child(self) -> None:
+        """Closes the descriptor in a forked child, which would otherwise keep the lock."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def _open(self) -> int | None:
+        if not self._use_flock:
+            return self._create()
+        fd = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            if not try_lock(fd):
+                os.close(fd)
+                raise self._refusal()
+            # The last owner may have removed the file between the two calls.
+            if os.path.samestat(os.fstat(fd), self._path.stat()):
+                return fd
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            os.close(fd)
+            if error.errno not in _NO_FLOCK:
+                raise
+            self._use_flock = False
+            if self.owner():
+                return None
+            return os.open(self._path, os.O_RDWR)
+        os.close(fd)
+        return None
+
+    def _create(self) -> int | None:
+        try:
+            return os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
+        except FileExistsError:
+            if not self._is_stale():
+                raise self._refusal() from None
+            with contextlib.suppress(OSError):
+                self._path.unlink()
+            return None
+
+    def _is_stale(self) -> bool:
+        owner = self.owner()
+        if owner.get("host") == socket.gethostname() and isinstance(owner.get("pid"), int):
+            has_ended = has_process_ended(owner["pid"])
+            if has_ended is not None:
+                return has_ended
+        with contextlib.suppress(OSError):
+            return time.time() - (self._path.parent / HEARTBEAT).stat().st_mtime > _STALE_SECONDS
+        return False
+
+    def owner(self) -> dict[str, Any]:
+        """Returns the content of the lock file: pid, host, since."""
+        return read_json(self._path)
+
+    def _refusal(self) -> RunInUseError:
+        owner = self.owner()
+        who = f"process {owner.get('pid', '?')} on {owner.get('host', '?')}"
+        error = RunInUseError(
+            f"run folder {str(self._run_dir)!r} is in use: {who} writes to it. "
+            "Wait until it ends, or choose another folder."
+        )
+        error.is_same_process = (owner.get("pid"), owner.get("host")) == (os.getpid(), socket.gethostname())
+        return error
