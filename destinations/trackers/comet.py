@@ -3,7 +3,6 @@
 Its methods run in the training thread and queue records; a background thread calls comet_ml.
 """
 
-import functools
 import io
 import itertools
 import json
@@ -24,10 +23,10 @@ from destinations.media import (
     overlay_png,
     wav_bytes,
 )
-from events import BinnedValues, State, format_run_name, redact
+from events import BinnedValues, State, redact
 
 from .names import numbered
-from .tracker import Row, Sink, Stamp, Tracker, number, require_package
+from .tracker import Row, Sink, Stamp, Tracker, log_each_row, number, require_package
 
 __all__ = ["Comet"]
 
@@ -99,8 +98,11 @@ class _CometSink(Sink):
             self.experiment.add_tags(self._tags)
 
     def log_metrics(self, rows: Sequence[Row]) -> None:
-        for metrics, step, _ in rows:
+        def log(row: Row) -> None:
+            metrics, step, _ = row
             self.experiment.log_metrics({name: number(value) for name, value in metrics.items()}, step=step)
+
+        log_each_row(rows, log)
 
     def log_hyperparameters(self, hyperparameters: dict[str, Any], time: float) -> None:
         self.experiment.log_parameters(hyperparameters, nested_support=True)
@@ -131,7 +133,7 @@ class _CometSink(Sink):
 
         pixels = [one.array for one in iter_images(images, channels_last)]
         for name, one in numbered(stamp.name, pixels):
-            # As a picture: Comet would stretch an array to its own least and greatest value.
+            # As a picture: Comet would scale an array by its own min and max.
             self.experiment.log_image(Image.fromarray(one), name=name, step=stamp.step)
         for mask_name, mask in (masks or {}).items():
             overlays = [overlay_png(one, found) for one, found in zip(pixels, iter_masks(mask), strict=False)]
@@ -181,13 +183,10 @@ class _CometSink(Sink):
     def _log_asset(self, stamp: Stamp, content: str, file_name: str) -> None:
         self.experiment.log_asset(io.BytesIO(content.encode()), file_name=file_name, step=stamp.step)
 
-    def log_file(self, remote_file_name: str, copy: Path, *, overwrite: bool) -> None:
-        """Logs a copy of a file as an asset, and removes it: Comet copies what it reads from an open file."""
-        try:
-            with copy.open("rb") as file:
-                self.experiment.log_asset(file, file_name=remote_file_name, overwrite=overwrite)
-        finally:
-            shutil.rmtree(copy.parent, ignore_errors=True)
+    def log_file(self, name: str, copy: Path, *, overwrite: bool) -> None:
+        """Logs a file as an asset; Comet copies what it reads from an open file."""
+        with copy.open("rb") as file:
+            self.experiment.log_asset(file, file_name=name, overwrite=overwrite)
 
     def flush(self) -> None:
         if self.experiment is not None:
@@ -238,7 +237,7 @@ class Comet(Tracker):
             continue.
         resume: continue the experiment of `experiment_key`.
         log_artifacts: log files passed to `upload_file` as assets.
-        options: arguments of `Tracker`; with `all_ranks`, the name needs `{rank}`.
+        options: arguments of `Tracker`.
 
     Raises:
         ImportError: the package comet_ml is not installed.
@@ -275,10 +274,6 @@ class Comet(Tracker):
         self._log_artifacts = log_artifacts
         super().__init__(**options)
 
-    def _forget(self) -> None:
-        super()._forget()
-        self._sink: _CometSink | None = None
-
     @property
     def experiment(self) -> Any:
         """The experiment, for features without a method here; None until it is created, and after close."""
@@ -288,30 +283,11 @@ class Comet(Tracker):
         """Returns the sink of a run; comet_ml is imported in the background thread."""
         if self._offline_dir is not None:
             Path(self._offline_dir).mkdir(parents=True, exist_ok=True)
-        self._sink = _CometSink(
-            format_run_name(self._name, state),
+        return _CometSink(
+            self._name_of(self._name, state),
             self._tags,
             self._arguments,
             folder=self._offline_dir,
             key=self._experiment_key,
             is_continued=self._is_continued,
         )
-        return self._sink
-
-    def can_upload_files(self) -> bool:
-        return self._log_artifacts
-
-    def upload_file(self, state: State, remote_file_name: str, file_path: Path, *, overwrite: bool) -> None:
-        """Copies the file, as fast as `cp`; a background thread logs it as an asset."""
-        feed, sink = self._feed, self._sink
-        if not self._log_artifacts or feed is None or sink is None:
-            return
-        copy = Path(tempfile.mkdtemp(prefix="comet-")) / "file"
-        try:
-            shutil.copyfile(file_path, copy)
-        except BaseException:
-            shutil.rmtree(copy.parent, ignore_errors=True)
-            raise
-        work = functools.partial(sink.log_file, remote_file_name, copy, overwrite=overwrite)
-        if not feed.put(f"file {remote_file_name!r}", 0, work, is_kept=True):
-            shutil.rmtree(copy.parent, ignore_errors=True)

@@ -29,10 +29,6 @@ class Names:
         self._keys[name] = key
         self._names[key] = name
 
-    def has(self, name: str) -> bool:
-        """Returns whether a name already has a key."""
-        return name in self._keys
-
     def key(self, name: str) -> str:
         """Returns the key of a name."""
         found = self._keys.get(name)

@@ -6,10 +6,13 @@ queue records, and a `Sink`, whose methods run in the background thread of a lan
 
 import logging
 import math
+import shutil
+import tempfile
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, ClassVar
 
 import attrs
@@ -17,7 +20,16 @@ import attrs
 from destinations.background import Lane, RetryLaterError, WhenFull
 from destinations.base import LoggerDestination
 from destinations.copies import own_copy
-from events import BinnedValues, RecordError, RunStatus, State, WriteRate, redact_text, safe_text
+from events import (
+    BinnedValues,
+    RecordError,
+    RunStatus,
+    State,
+    WriteRate,
+    format_run_name,
+    redact_text,
+    safe_text,
+)
 from uploads.disk import call_in_forked_children, stop_calling_in_forked_children
 
 __all__ = [
@@ -28,6 +40,7 @@ __all__ = [
     "Sink",
     "Stamp",
     "Tracker",
+    "log_each_row",
     "merged",
     "number",
     "require_package",
@@ -75,6 +88,25 @@ class RowsRefusedError(Exception):
         self.count = count
 
 
+def log_each_row(rows: Sequence[Row], log: Callable[[Row], object]) -> None:
+    """Calls `log` for each row, so that a rejected one does not cost the others.
+
+    Raises:
+        RowsRefusedError: some rows were rejected.
+        RetryLaterError: all rows must be logged again.
+    """
+    failed: list[Exception] = []
+    for row in rows:
+        try:
+            log(row)
+        except RetryLaterError:
+            raise
+        except Exception as error:  # noqa: BLE001  # counted below
+            failed.append(error)
+    if failed:
+        raise RowsRefusedError(len(failed)) from failed[-1]
+
+
 def number(value: float) -> float:
     """Converts a number to float; integers out of range become infinite."""
     try:
@@ -100,9 +132,16 @@ class Sink:
 
     **Captions.** A method in `captioned` writes the captions of its stamp; those of other records are logged
     as a text `<name>/caption`.
+
+    Attributes:
+        run_id: the tracker's id of the run, once it is known; kept in checkpoints for `continue_run`.
     """
 
     captioned: ClassVar[frozenset[str]] = frozenset()
+    run_id: str | None = None
+
+    def continue_run(self, run_id: str) -> None:
+        """Selects the run of a loaded checkpoint; called in the training thread, before or after `open`."""
 
     def open(self) -> None:
         """Opens the sink; called first, and again after RetryLaterError."""
@@ -157,6 +196,9 @@ class Sink:
 
     def log_traces(self, stamp: Stamp, traces: dict[str, Any]) -> None:
         """Writes traces; the stamp has no name."""
+
+    def log_file(self, name: str, copy: Path, *, overwrite: bool) -> None:
+        """Uploads a copy of a file, which is deleted afterwards."""
 
     def flush(self) -> None:
         """Writes buffered records; called every `flush_seconds`, and by `Tracker.flush`."""
@@ -239,8 +281,10 @@ class Feed:
             wait_seconds=wait_seconds,
             tick=self._on_tick,
             tick_seconds=flush_seconds,
-            on_exit=sink.close,
+            on_exit=self._close_sink,
         )
+        # Copies of files, deleted with the sink; made by the training thread.
+        self._folder: Path | None = None
         self.rows: deque[Row] = deque()
         # Counters written only by the training thread.
         self._added_rows = 0
@@ -325,6 +369,31 @@ class Feed:
 
         return self._lane.put(work_in_order, size=size, kind=kind, is_kept=is_kept)
 
+    def put_file(self, name: str, source: Path, *, overwrite: bool) -> None:
+        """Copies a file, as fast as `cp`, and queues the copy for `Sink.log_file`."""
+        if self._folder is None:
+            self._folder = Path(tempfile.mkdtemp(prefix="destinations-"))
+        folder = Path(tempfile.mkdtemp(dir=self._folder))
+
+        def work() -> None:
+            is_done = True
+            try:
+                self.sink.log_file(name, folder / "file", overwrite=overwrite)
+            except RetryLaterError:
+                is_done = False
+                raise
+            finally:
+                if is_done:
+                    shutil.rmtree(folder, ignore_errors=True)
+
+        is_queued = False
+        try:
+            shutil.copyfile(source, folder / "file")
+            is_queued = self.put(f"file {name!r}", 0, work, is_kept=True)
+        finally:
+            if not is_queued:
+                shutil.rmtree(folder, ignore_errors=True)
+
     def flush(self, timeout_seconds: float) -> bool:
         """Waits until the sink has processed everything logged so far; returns False on timeout."""
         self.put("flush", 0, self.sink.flush, is_kept=True)
@@ -393,6 +462,13 @@ class Feed:
 
     # In the thread of the lane.
 
+    def _close_sink(self) -> None:
+        try:
+            self.sink.close()
+        finally:
+            if self._folder is not None:
+                shutil.rmtree(self._folder, ignore_errors=True)
+
     def _open(self) -> None:
         try:
             self.sink.open()
@@ -460,7 +536,7 @@ def _weight(rows: list[Row]) -> int:
     return len(rows) + sum(len(row[0]) for row in rows)
 
 
-_METHODS = tuple(name for name in vars(Sink) if name.startswith("log_"))
+_METHODS = tuple(name for name in vars(Sink) if name.startswith("log_") and hasattr(LoggerDestination, name))
 
 
 class Tracker(LoggerDestination):
@@ -505,12 +581,14 @@ class Tracker(LoggerDestination):
         wait_seconds: max time that a call waits for space in the queue.
         clock: returns the time in seconds since 1970; called in the logging thread.
         write_rate: rate limit of metrics; None for no limit.
+        require: whether the run stops if the sink cannot be opened within `close_seconds`.
 
     Raises:
         ValueError: an argument is out of its range.
     """
 
     sink_class: ClassVar[type[Sink]] = Sink
+    _log_artifacts = False
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -570,6 +648,18 @@ class Tracker(LoggerDestination):
         """
         return self.sink_class()
 
+    def _name_of(self, template: str | None, state: State) -> str:
+        """Returns the tracker's name of a run; with the rank if all ranks log and the template lacks it."""
+        template = template or "{run_name}"
+        name = format_run_name(template, state)
+        is_shared = self._all_ranks and state.world_size > 1 and "{rank" not in template
+        return f"{name}-rank{state.rank}" if is_shared else name
+
+    @property
+    def _sink(self) -> Any:
+        """The sink while a run is open; else None."""
+        return None if self._feed is None else self._feed.sink
+
     @property
     def counts(self) -> FeedCounts:
         """Counters of the current run, or of the last one."""
@@ -628,13 +718,20 @@ class Tracker(LoggerDestination):
         feed.put("resume", 0, feed.sink.resume, step, at, is_kept=True)
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the time of the checkpoint; earlier records belong to it."""
-        return {"time": self._clock()}
+        """Returns the time of the checkpoint, to which earlier records belong, and the id of the run."""
+        saved: dict[str, Any] = {"time": self._clock()}
+        if self._sink is not None and self._sink.run_id is not None and self._state is not None:
+            # With the rank, because all ranks may load a checkpoint written by rank 0.
+            saved |= {"run_id": self._sink.run_id, "rank": self._state.rank}
+        return saved
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores the time of the checkpoint."""
-        at = state.get("time")
+        """Restores the time of the checkpoint, and continues its run."""
+        at, run_id = state.get("time"), state.get("run_id")
         self._checkpoint_time = float(at) if isinstance(at, int | float) else None
+        is_ours = self._state is not None and state.get("rank") == self._state.rank
+        if self._sink is not None and is_ours and isinstance(run_id, str):
+            self._sink.continue_run(run_id)
 
     def close(self, state: State, logger: Any) -> None:
         """Queues `Sink.finish`; records logged until `post_close` are still written."""
@@ -683,6 +780,16 @@ class Tracker(LoggerDestination):
         """Waits until everything logged so far has been processed, for at most ten seconds."""
         if self._feed is not None:
             self._feed.flush(FLUSH_SECONDS)
+
+    # Files.
+
+    def can_upload_files(self) -> bool:
+        return self._log_artifacts
+
+    def upload_file(self, state: State, remote_file_name: str, file_path: Path, *, overwrite: bool) -> None:
+        """Copies the file, as fast as `cp`; the background thread uploads the copy."""
+        if self._log_artifacts and self._feed is not None:
+            self._feed.put_file(remote_file_name, file_path, overwrite=overwrite)
 
     # Records.
 

@@ -21,10 +21,10 @@ from destinations.media import (
     wav_bytes,
 )
 from destinations.text.formatting import describe
-from events import State, format_run_name
+from events import State
 
 from .names import numbered
-from .tracker import Row, Sink, Stamp, Tracker, require_package
+from .tracker import Row, Sink, Stamp, Tracker, log_each_row, require_package
 
 __all__ = ["Trackio"]
 
@@ -67,8 +67,7 @@ class _TrackioSink(Sink):
         return {name: value for name, value in config.items() if not name.startswith("_")}
 
     def log_metrics(self, rows: Sequence[Row]) -> None:
-        for metrics, step, _ in rows:
-            self._log(metrics, step)
+        log_each_row(rows, lambda row: self._log(row[0], row[1]))
 
     def log_hyperparameters(self, hyperparameters: dict[str, Any], time: float) -> None:
         # Trackio reserves names that begin with "_".
@@ -195,7 +194,7 @@ class Trackio(Tracker):
         resume: "never" starts a new run of that name, "allow" continues an existing one, "must" requires one.
         space_id: log to this Hugging Face Space instead of this machine.
         server_url: log to this server instead of this machine.
-        options: arguments of `Tracker`; with `all_ranks`, the name needs `{rank}`.
+        options: arguments of `Tracker`.
 
     Raises:
         ImportError: the package `trackio` is not installed.
@@ -230,7 +229,7 @@ class Trackio(Tracker):
 
     def make_sink(self, state: State) -> Sink:
         """Returns the sink of a run; Trackio is imported in the background thread."""
-        return _TrackioSink(name=format_run_name(self._name, state), **self._options)
+        return _TrackioSink(name=self._name_of(self._name, state), **self._options)
 
 
 def _rgb(pixels: Any) -> Any:

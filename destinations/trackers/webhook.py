@@ -291,8 +291,9 @@ class Webhook(LoggerDestination):
     """Posts a JSON document to a URL at chosen events, and when the run fails.
 
     ```python
-    Trainer(..., loggers=[RunDirectory("runs"), Webhook("https://example.org/hooks/training",
-    events=["fit_end"])]) ```
+    webhook = Webhook("https://example.org/hooks/training", events=["fit_end"])
+    Trainer(..., loggers=[RunDirectory("runs"), webhook])
+    ```
 
     **When.** At each of `events`; with `on_failure`, also at close if the run failed, was interrupted or
     preempted, as the event "failure".

@@ -3,7 +3,6 @@
 The package `mlflow` takes seconds to import; it is imported in the background thread only.
 """
 
-import functools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
@@ -43,7 +42,7 @@ class MLflow(Tracker):
         tracking_uri: `http(s)://…` of a server, `sqlite:///mlflow.db`, or another MLflow URI; None for
             MLflow's default.
         experiment: name of the experiment; created if missing.
-        run_name: name in MLflow, may contain `{rank}`; default: the name of the run.
+        run_name: name in MLflow; placeholders as in `events.format_run_name`; default: the name of the run.
         run_id: id of an MLflow run to continue; default: a new run.
         tags: tags of the run.
         artifact_location: artifact location of a new experiment; default: MLflow's.
@@ -84,47 +83,27 @@ class MLflow(Tracker):
         self._log_system_metrics = log_system_metrics
         super().__init__(**options)
 
-    def _forget(self) -> None:
-        super()._forget()
-        self._sink: MLflowSink | None = None
-
     @property
     def run_id(self) -> str | None:
         """Id of the MLflow run; None until it is created in the background thread, and after close."""
         return None if self._sink is None else self._sink.run_id
 
     def make_sink(self, state: State) -> MLflowSink:
-        name = state.run_name if self._run_name is None else self._run_name.replace("{rank}", str(state.rank))
         tags, run_id = dict(self._tags), self._run_id
         if self._all_ranks and state.world_size > 1:
             tags |= {"run_group": state.run_name, "rank": str(state.rank)}
-            name = name if self._run_name and "{rank}" in self._run_name else f"{name}-rank{state.rank}"
             # A given run belongs to rank 0.
             run_id = run_id if state.rank == 0 else None
         options = MLflowOptions(
             self._tracking_uri,
             self._experiment,
-            name,
+            self._name_of(self._run_name, state),
             tags,
             self._artifact_location,
             self._log_system_metrics,
             self._clock(),
         )
-        self._sink = MLflowSink(options, run_id)
-        return self._sink
-
-    def can_upload_files(self) -> bool:
-        return self._log_artifacts
-
-    def upload_file(self, state: State, remote_file_name: str, file_path: Path, *, overwrite: bool) -> None:
-        """Copies the file, as fast as `cp`; a background thread logs it, replacing an older one."""
-        feed, sink = self._feed, self._sink
-        if not self._log_artifacts or feed is None or sink is None:
-            return
-        copy = sink.stage(remote_file_name, file_path)
-        work = functools.partial(sink.log_file, remote_file_name, copy)
-        if not feed.put(f"file {remote_file_name!r}", 0, work, is_kept=True):
-            copy.unlink(missing_ok=True)
+        return MLflowSink(options, run_id)
 
     def download_file(
         self, remote_file_name: str, destination: str, overwrite: bool = False, progress_bar: bool = True
@@ -136,16 +115,3 @@ class MLflow(Tracker):
         if sink is None or sink.run_id is None:
             raise FileNotFoundError(f"cannot download {remote_file_name!r}: no run is open.")
         sink.download(remote_file_name, target)
-
-    def state_dict(self) -> dict[str, Any]:
-        saved = super().state_dict()
-        if self._sink is not None and self._sink.run_id is not None and self._state is not None:
-            # With the rank, because all ranks may load a checkpoint written by rank 0.
-            saved |= {"run_id": self._sink.run_id, "rank": self._state.rank}
-        return saved
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        super().load_state_dict(state)
-        run_id, sink, run = state.get("run_id"), self._sink, self._state
-        if sink is not None and run is not None and isinstance(run_id, str) and state.get("rank") == run.rank:
-            sink.continue_run(run_id)

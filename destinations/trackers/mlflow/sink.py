@@ -6,10 +6,9 @@
 import functools
 import itertools
 import json
-import shutil
 import tempfile
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ import attrs
 from destinations.background import RetryLaterError
 from destinations.text.formatting import plain, yaml_text
 from destinations.trackers.names import Names, clean_texts, numbered, without_surrogates
-from destinations.trackers.tracker import Row, Sink, Stamp, merged, number
+from destinations.trackers.tracker import Row, Sink, Stamp, log_each_row, merged, number
 
 from .values import (
     artifact_key,
@@ -31,7 +30,6 @@ from .values import (
     is_transient,
     json_bytes,
     json_list,
-    log_each,
     milliseconds,
     tag_key,
 )
@@ -83,8 +81,7 @@ class MLflowSink(Sink):
     """Logs to one MLflow run.
 
     The run is created with the first record, or at the start of training: until then, a checkpoint can select
-        the run to
-    continue.
+    the run to continue.
 
     Args:
         options: parameters of the run.
@@ -93,15 +90,14 @@ class MLflowSink(Sink):
 
     def __init__(self, options: MLflowOptions, run_id: str | None) -> None:
         self._options = options
-        # Guards the id until the run is created, and the folder, which the training thread uses too.
+        # Guards the id until the run is created.
         self._lock = threading.Lock()
         self._wanted_id = run_id
-        self.run_id: str | None = None
         self._is_created = False
         self._client: Any = None
-        self._folder: Path | None = None
         self._sequence = itertools.count()
         self._metric_names = Names(entity_key)
+        self._tagged_keys: set[str] = set()
         self._artifact_names = Names(artifact_key)
         self._params: dict[str, str] = {}
         self._hyperparameters: dict[str, Any] = {}
@@ -115,14 +111,6 @@ class MLflowSink(Sink):
         with self._lock:
             if not self._is_created and self._wanted_id is None:
                 self._wanted_id = run_id
-
-    def stage(self, name: str, source: Path) -> Path:
-        """Copies a file to a temporary folder, deleted at close; the copy has the last part of `name`."""
-        with self._lock:
-            folder = Path(tempfile.mkdtemp(dir=self._temporary_folder()))
-        target = folder / (artifact_path(name).rpartition("/")[2])
-        shutil.copyfile(source, target)
-        return target
 
     def download(self, name: str, target: Path) -> None:
         """Downloads an artifact.
@@ -237,8 +225,6 @@ class MLflowSink(Sink):
     def close(self) -> None:
         self._stop_monitor()
         self._client = None
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
 
     def _stop_monitor(self) -> None:
         monitor, self._monitor = self._monitor, None
@@ -248,33 +234,30 @@ class MLflowSink(Sink):
     # Records.
 
     def log_metrics(self, rows: Sequence[Row]) -> None:
-        from mlflow.entities import Metric
-
         self._run()
-        self._tag_renamed_metrics(name for row in rows for name in row[0])
-        key = self._metric_names.key
-
-        def log(some: Sequence[Row]) -> None:
-            metrics = [
-                Metric(key(name), number(value), milliseconds(at), step)
-                for values, step, at in some
-                for name, value in values.items()
-            ]
-            for batch in batches(metrics):
-                self._log_batch(metrics=batch)
-
+        for name in dict.fromkeys(name for row in rows for name in row[0]):
+            # The original name of a renamed metric is a tag.
+            key = self._metric_names.key(name)
+            if key != name and key not in self._tagged_keys:
+                self._set_tag(tag_key(_NAME_TAG, key), name)
+                self._tagged_keys.add(key)
         try:
-            log(rows)
+            self._log_rows(*rows)
         except RetryLaterError:
             raise
-        except Exception:  # noqa: BLE001  # one rejected row must not block the others
-            log_each(log, rows)
+        except Exception:  # noqa: BLE001  # MLflow ignores the rows that it has already
+            log_each_row(rows, self._log_rows)
 
-    def _tag_renamed_metrics(self, names: Iterable[str]) -> None:
-        """Stores the original name of each renamed metric as a tag."""
-        for name in dict.fromkeys(names):
-            if not self._metric_names.has(name) and (key := self._metric_names.key(name)) != name:
-                self._set_tag(tag_key(_NAME_TAG, key), name)
+    def _log_rows(self, *rows: Row) -> None:
+        from mlflow.entities import Metric
+
+        metrics = [
+            Metric(self._metric_names.key(name), number(value), milliseconds(at), step)
+            for values, step, at in rows
+            for name, value in values.items()
+        ]
+        for batch in batches(metrics):
+            self._log_batch(metrics=batch)
 
     def log_hyperparameters(self, hyperparameters: dict[str, Any], time: float) -> None:
         from destinations.run_directory.documents import flat_hyperparameters
@@ -411,11 +394,15 @@ class MLflowSink(Sink):
             "traces", attrs.evolve(stamp, name="traces"), ".json", json_bytes(clean_texts(plain(traces)))
         )
 
-    def log_file(self, name: str, copy: Path) -> None:
-        """Logs a staged file as an artifact, and deletes the copy."""
-        run_id, folder = self._run(), artifact_path(name).rpartition("/")[0]
-        call_service(lambda: self._client.log_artifact(run_id, str(copy), folder or None))
-        shutil.rmtree(copy.parent, ignore_errors=True)
+    def log_file(self, name: str, copy: Path, *, overwrite: bool) -> None:
+        """Logs a file as an artifact, replacing an older one."""
+        run_id, (folder, _, file_name) = self._run(), artifact_path(name).rpartition("/")
+        # MLflow takes the name of the local file.
+        named = copy.parent / "named" / file_name
+        named.parent.mkdir(exist_ok=True)
+        if not named.exists():
+            copy.rename(named)
+        call_service(lambda: self._client.log_artifact(run_id, str(named), folder or None))
 
     # Requests.
 
@@ -439,20 +426,12 @@ class MLflowSink(Sink):
 
     def _log_bytes(self, path: str, data: bytes | Callable[[Path], None]) -> str:
         parent, _, name = path.rpartition("/")
-        with self._lock:
-            folder = Path(tempfile.mkdtemp(dir=self._temporary_folder()))
-        try:
+        with tempfile.TemporaryDirectory(prefix="destinations-mlflow-") as folder:
+            file = Path(folder) / name
             if isinstance(data, bytes):
-                (folder / name).write_bytes(data)
+                file.write_bytes(data)
             else:
-                data(folder / name)
+                data(file)
             run_id = self._run()
-            call_service(lambda: self._client.log_artifact(run_id, str(folder / name), parent or None))
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
+            call_service(lambda: self._client.log_artifact(run_id, str(file), parent or None))
         return path
-
-    def _temporary_folder(self) -> Path:
-        if self._folder is None:
-            self._folder = Path(tempfile.mkdtemp(prefix="destinations-mlflow-"))
-        return self._folder

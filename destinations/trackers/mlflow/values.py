@@ -2,12 +2,11 @@
 
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 from destinations.background import RetryLaterError
 from destinations.trackers.names import short_hash, without_surrogates
-from destinations.trackers.tracker import Row, RowsRefusedError
 
 __all__ = [
     "artifact_key",
@@ -20,7 +19,6 @@ __all__ = [
     "is_transient",
     "json_bytes",
     "json_list",
-    "log_each",
     "milliseconds",
     "tag_key",
 ]
@@ -117,24 +115,6 @@ def cell_of(value: Any) -> Any:
     if hasattr(value, "tolist") and getattr(value, "size", 0) <= _METRICS_AT_ONCE:
         return value.tolist()
     return value
-
-
-def log_each(log: Callable[[Sequence[Row]], None], rows: Sequence[Row]) -> None:
-    """Logs row by row; MLflow ignores duplicates.
-
-    Raises:
-        RowsRefusedError: some were rejected.
-    """
-    failed: list[Exception] = []
-    for row in rows:
-        try:
-            log([row])
-        except RetryLaterError:
-            raise
-        except Exception as error:  # noqa: BLE001  # counted below
-            failed.append(error)
-    if failed:
-        raise RowsRefusedError(len(failed)) from failed[-1]
 
 
 def json_bytes(value: Any) -> bytes:

@@ -5,14 +5,11 @@ Its methods run in the training thread and queue records; a background thread en
 
 import logging
 import os
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from destinations.background import WhenFull
 from destinations.trackers.tracker import Sink, Tracker, require_package
-from events import State, WriteRate, check_placeholders, check_run_name, format_run_name
+from events import State, check_placeholders, check_run_name, format_run_name
 
 from .sink import TensorBoardSink
 
@@ -51,17 +48,9 @@ class TensorBoard(Tracker):
     Args:
         log_dir: folder of the run; placeholders as in `events.format_run_name`. With `all_ranks` and no
             `{rank}`, other ranks use the subfolders "rank1" and so on.
-        flush_seconds: interval for writing to the file.
         remote_folder: remote folder for uploads by `logger.upload_file`, at the end of `fit` and at `close`;
             None for no upload.
-        all_ranks: log on all ranks, not only on rank 0.
-        close_seconds: max time of `close` for the remaining records.
-        max_waiting_values: max number of queued metric values.
-        max_waiting_bytes: max size of queued media and other records.
-        when_full: policy for metrics when the queue is full: "drop_oldest", "drop_newest" or "wait".
-        wait_seconds: max time that a call waits for space in the queue.
-        clock: returns the time in seconds since 1970; called in the logging thread.
-        write_rate: rate limit of metrics; None for no limit.
+        options: arguments of `Tracker`.
 
     Raises:
         ImportError: the package `tensorboard` is not installed.
@@ -76,28 +65,10 @@ class TensorBoard(Tracker):
         self,
         log_dir: str | os.PathLike[str] = "runs/{run_name}/tensorboard",
         *,
-        flush_seconds: float = 2.0,
         remote_folder: str | None = None,
-        all_ranks: bool = False,
-        close_seconds: float = 30.0,
-        max_waiting_values: int = 1_000_000,
-        max_waiting_bytes: int = 256 << 20,
-        when_full: WhenFull = "drop_oldest",
-        wait_seconds: float = 5.0,
-        clock: Callable[[], float] = time.time,
-        write_rate: WriteRate | None = None,
+        **options: Any,
     ) -> None:
-        super().__init__(
-            flush_seconds=flush_seconds,
-            all_ranks=all_ranks,
-            close_seconds=close_seconds,
-            max_waiting_values=max_waiting_values,
-            max_waiting_bytes=max_waiting_bytes,
-            when_full=when_full,
-            wait_seconds=wait_seconds,
-            clock=clock,
-            write_rate=write_rate,
-        )
+        super().__init__(**options)
         require_package("tensorboard", "tensorboard", "TensorBoard")
         self._template = os.fspath(log_dir)
         check_placeholders(self._template)
@@ -124,10 +95,6 @@ class TensorBoard(Tracker):
             folder /= f"rank{state.rank}"
         _check_folder(folder)
         return TensorBoardSink(folder, self._clock())
-
-    @property
-    def _sink(self) -> TensorBoardSink | None:
-        return None if self._feed is None else self._feed.sink  # type: ignore[return-value]
 
     def fit_end(self, state: State, logger: Any) -> None:
         """Uploads the current file."""

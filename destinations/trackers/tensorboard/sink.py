@@ -12,7 +12,7 @@ from typing import Any
 
 from destinations.background import RetryLaterError
 from destinations.trackers.names import without_surrogates
-from destinations.trackers.tracker import Row, RowsRefusedError, Sink, Stamp, merged
+from destinations.trackers.tracker import Row, Sink, Stamp, log_each_row, merged
 from uploads.disk import is_locked
 
 from .event_file import GrowingFile, event_files, new_event_file, record_writer, records
@@ -143,8 +143,7 @@ class TensorBoardSink(Sink):
         """Hides the records that training will repeat.
 
         Nothing is deleted: the mark written here makes TensorBoard hide earlier events from its step on.
-            Those that belong
-        to the checkpoint are written again.
+        Those that belong to the checkpoint are written again.
         """
         if not self._earlier:
             return
@@ -206,16 +205,7 @@ class TensorBoardSink(Sink):
     def log_metrics(self, rows: Sequence[Row]) -> None:
         """Writes one event for each row."""
         self._begin(rows[0][1])
-        refused: list[Exception] = []
-        for metrics, step, seconds in rows:
-            if metrics:
-                try:
-                    self._records.write(self._row(metrics, step, seconds))
-                except (ValueError, TypeError) as error:
-                    # The other rows of the chunk are still written.
-                    refused.append(error)
-        if refused:
-            raise RowsRefusedError(len(refused)) from refused[0]
+        log_each_row(rows, lambda row: self._records.write(self._row(*row)) if row[0] else None)
 
     def _row(self, metrics: dict[str, float], step: int, seconds: float) -> bytes:
         names = tuple(metrics)

@@ -3,7 +3,6 @@
 The package `wandb` is imported and called in the background thread only, so that it cannot block training.
 """
 
-import functools
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -47,7 +46,7 @@ class WandB(Tracker):
     Args:
         project: name of the project.
         entity: user or team; default: W&B's.
-        name: name in W&B, may contain `{rank}`; default: the name of the run.
+        name: name in W&B; placeholders as in `events.format_run_name`; default: the name of the run.
         group: group of the run.
         tags: tags of the run.
         notes: notes of the run.
@@ -107,10 +106,6 @@ class WandB(Tracker):
         self._init_kwargs = dict(init_kwargs or {})
         super().__init__(**options)
 
-    def _forget(self) -> None:
-        super()._forget()
-        self._sink: WandBSink | None = None
-
     @property
     def run(self) -> Any:
         """The W&B run, for features without a method here; None until it is created, and after close."""
@@ -120,51 +115,20 @@ class WandB(Tracker):
         # Resolved now: the run is created later, and W&B would use the working directory at its first use.
         folder = self._dir or os.environ.get("WANDB_DIR") or str(Path.cwd())
         arguments: dict[str, Any] = {"project": self._project, **self._options, "dir": folder}
-        name = state.run_name if self._name is None else self._name.replace("{rank}", str(state.rank))
         run_id = self._run_id
         if self._all_ranks and state.world_size > 1:
             arguments["group"] = arguments["group"] or state.run_name
-            name = name if self._name and "{rank}" in self._name else f"{name}-rank{state.rank}"
             run_id = None if run_id is None else f"{run_id}-rank{state.rank}"
-        arguments["name"] = name
+        arguments["name"] = self._name_of(self._name, state)
         options = WandBOptions(
             arguments, self._init_kwargs, self._resume_mode, self._step_metric, self._close_seconds
         )
-        self._sink = WandBSink(options, run_id)
-        return self._sink
-
-    def can_upload_files(self) -> bool:
-        return self._log_artifacts
-
-    def upload_file(self, state: State, remote_file_name: str, file_path: Path, *, overwrite: bool) -> None:
-        """Copies the file, as fast as `cp`; a background thread logs it as an artifact version."""
-        feed, sink = self._feed, self._sink
-        if not self._log_artifacts or feed is None or sink is None:
-            return
-        copy = sink.stage(file_path)
-        work = functools.partial(sink.log_file, remote_file_name, copy)
-        if not feed.put(f"file {remote_file_name!r}", 0, work, is_kept=True):
-            copy.unlink(missing_ok=True)
-
-    def state_dict(self) -> dict[str, Any]:
-        saved = super().state_dict()
-        sink, run = self._sink, self._state
-        if sink is not None and sink.run_id is not None and run is not None:
-            # With the rank, because all ranks may load a checkpoint written by rank 0.
-            saved |= {"run_id": sink.run_id, "rank": run.rank}
-        return saved
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        super().load_state_dict(state)
-        run_id, sink, run = state.get("run_id"), self._sink, self._state
-        if sink is not None and run is not None and isinstance(run_id, str) and state.get("rank") == run.rank:
-            sink.continue_run(run_id)
+        return WandBSink(options, run_id)
 
     def post_close(self) -> None:
         sink, feed = self._sink, self._feed
         super().post_close()
         if sink is not None and sink.abandon() and feed is not None:
             # Its thread still logs the outcome; doing so during interpreter exit would crash: "could not
-            # acquire lock
-            # for ... at interpreter shutdown, possibly due to daemon threads".
+            # acquire lock for ... at interpreter shutdown, possibly due to daemon threads".
             feed.wait_for_end(_END_SECONDS)

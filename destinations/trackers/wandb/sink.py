@@ -7,7 +7,6 @@ config or the summary makes every later call fail.
 import html
 import json
 import logging
-import shutil
 import sys
 import tempfile
 import threading
@@ -19,7 +18,7 @@ import attrs
 
 from destinations.text.formatting import plain
 from destinations.trackers.names import Names, clean_texts, without_surrogates
-from destinations.trackers.tracker import Row, RowsRefusedError, Sink, Stamp, number
+from destinations.trackers.tracker import Row, Sink, Stamp, log_each_row, number
 from events import RecordError
 
 from .service import end_service, has_service, kill_service, require_login, service_lock, settings_for
@@ -57,8 +56,7 @@ class WandBSink(Sink):
     """Logs to one W&B run.
 
     The run is created with the first record, or at the start of training: until then, a checkpoint can select
-        the run to
-    continue.
+    the run to continue.
 
     Args:
         options: parameters of the run.
@@ -69,13 +67,12 @@ class WandBSink(Sink):
 
     def __init__(self, options: WandBOptions, run_id: str | None) -> None:
         self._options = options
-        # Guards the id until the run is created, and the folder, which the training thread uses too.
+        # Guards the id until the run is created.
         self._lock = threading.Lock()
         self.run_id = run_id
         self.run: Any = None
         self._is_created = False
         self._error: Exception | None = None
-        self._folder: Path | None = None
         self._metric_names = Names(self._metric_key)
         self._media_names = Names(media_key)
         self._exit_code: int | None = None
@@ -89,14 +86,6 @@ class WandBSink(Sink):
         with self._lock:
             if not self._is_created and self.run_id is None:
                 self.run_id = run_id
-
-    def stage(self, source: Path) -> Path:
-        """Copies a file to a temporary folder, deleted at close."""
-        with self._lock:
-            folder = self._temporary_folder()
-        with tempfile.NamedTemporaryFile(dir=folder, delete=False) as target, source.open("rb") as file:
-            shutil.copyfileobj(file, target, 1 << 20)
-        return Path(target.name)
 
     def abandon(self) -> bool:
         """Kills W&B's service if the run did not finish in time, started the service, and is alone in it.
@@ -207,26 +196,21 @@ class WandBSink(Sink):
                 with service_lock:
                     end_service(self._hooks)
                 self._is_service_ours = False
-            if self._folder is not None:
-                shutil.rmtree(self._folder, ignore_errors=True)
 
     # Records.
 
     def log_metrics(self, rows: Sequence[Row]) -> None:
         run, key, step_metric = self._run(), self._metric_names.key, self._options.step_metric
-        failed: list[Exception] = []
-        for metrics, step, at in rows:
-            row: dict[str, Any] = {
+
+        def log(row: Row) -> None:
+            metrics, step, at = row
+            values = {
                 key(name): value if -_INT64 <= value < _INT64 else number(value)
                 for name, value in metrics.items()
             }
-            row[step_metric], row["_timestamp"] = step, at
-            try:
-                run.log(row)
-            except Exception as error:  # noqa: BLE001  # the other rows are still logged
-                failed.append(error)
-        if failed:
-            raise RowsRefusedError(len(failed)) from failed[-1]
+            run.log({**values, step_metric: step, "_timestamp": at})
+
+        log_each_row(rows, log)
 
     def log_hyperparameters(self, hyperparameters: dict[str, Any], time: float) -> None:
         self._run().config.update(clean_texts(plain(hyperparameters)), allow_val_change=True)
@@ -279,25 +263,26 @@ class WandBSink(Sink):
         from destinations.media import wav_bytes
 
         data = audio if isinstance(audio, bytes) else wav_bytes(audio, sample_rate)
-        path = self._write(".wav", data)
-        self._log(stamp, wandb.Audio(str(path), sample_rate=sample_rate, caption=_caption(stamp)))
-        path.unlink()
+        with tempfile.TemporaryDirectory(prefix="destinations-wandb-") as folder:
+            path = Path(folder) / "audio.wav"
+            path.write_bytes(data)
+            self._log(stamp, wandb.Audio(str(path), sample_rate=sample_rate, caption=_caption(stamp)))
 
     def log_video(self, stamp: Stamp, video: Any, fps: float | None) -> None:
         import wandb
 
         from destinations.media import mp4_file
 
-        if isinstance(video, bytes):
-            if video[:4] == b"RIFF":
-                raise RecordError("W&B does not support AVI video. Convert it to MP4, WebM, GIF or Ogg.")
-            suffix = _VIDEO_SUFFIXES.get(video[:4], "mp4")
-            path = self._write(f".{suffix}", video)
-        else:
-            suffix, path = "mp4", self._write(".mp4", b"")
-            mp4_file(video, fps or 1.0, path)
-        self._log(stamp, wandb.Video(str(path), format=suffix, caption=_caption(stamp)))
-        path.unlink()
+        if isinstance(video, bytes) and video[:4] == b"RIFF":
+            raise RecordError("W&B does not support AVI video. Convert it to MP4, WebM, GIF or Ogg.")
+        suffix = _VIDEO_SUFFIXES.get(video[:4], "mp4") if isinstance(video, bytes) else "mp4"
+        with tempfile.TemporaryDirectory(prefix="destinations-wandb-") as folder:
+            path = Path(folder) / f"video.{suffix}"
+            if isinstance(video, bytes):
+                path.write_bytes(video)
+            else:
+                mp4_file(video, fps or 1.0, path)
+            self._log(stamp, wandb.Video(str(path), format=suffix, caption=_caption(stamp)))
 
     def log_histogram(self, stamp: Stamp, values: Any, bins: int | Sequence[float]) -> None:
         import wandb
@@ -334,18 +319,15 @@ class WandBSink(Sink):
             wandb.Table(columns=["name", "trace"], data=rows),
         )
 
-    def log_file(self, name: str, copy: Path) -> None:
-        """Logs a staged file as a version of an artifact, and deletes the copy."""
+    def log_file(self, name: str, copy: Path, *, overwrite: bool) -> None:
+        """Logs a file as a version of an artifact."""
         import wandb
 
-        try:
-            run = self._run()
-            artifact = wandb.Artifact(artifact_name(f"{run.id}-{name}"), type="file")
-            # W&B makes its own copy, which its service deletes after the upload.
-            artifact.add_file(str(copy), name=path_in_artifact(name), skip_cache=True)
-            run.log_artifact(artifact)
-        finally:
-            copy.unlink(missing_ok=True)
+        run = self._run()
+        artifact = wandb.Artifact(artifact_name(f"{run.id}-{name}"), type="file")
+        # W&B makes its own copy, which its service deletes after the upload.
+        artifact.add_file(str(copy), name=path_in_artifact(name), skip_cache=True)
+        run.log_artifact(artifact)
 
     def _log(self, stamp: Stamp, value: Any) -> None:
         row = {
@@ -354,18 +336,6 @@ class WandBSink(Sink):
             "_timestamp": stamp.time,
         }
         self._run().log(row)
-
-    def _write(self, suffix: str, data: bytes) -> Path:
-        with self._lock:
-            folder = self._temporary_folder()
-        with tempfile.NamedTemporaryFile(dir=folder, suffix=suffix, delete=False) as file:
-            file.write(data)
-        return Path(file.name)
-
-    def _temporary_folder(self) -> Path:
-        if self._folder is None:
-            self._folder = Path(tempfile.mkdtemp(prefix="destinations-wandb-"))
-        return self._folder
 
     def _metric_key(self, name: str) -> str:
         return metric_key(name, self._options.step_metric)

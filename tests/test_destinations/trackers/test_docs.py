@@ -10,6 +10,7 @@ import pytest
 
 from destinations import TensorBoard
 from destinations.trackers.tensorboard.event_file import records
+from destinations.trackers.tracker import Tracker
 
 PAGE = (Path(__file__).parents[3] / "docs" / "trackers.md").read_text(encoding="utf-8")
 BLOCKS = [
@@ -42,14 +43,16 @@ def test_there_are_three_such_examples():
 
 
 def test_every_option_of_tensorboard_is_documented_with_its_default():
-    """In the page's table and in the docstring."""
+    """In the page's table and in the docstring, its own or that of all trackers."""
     section = PAGE.split("## TensorBoard", 1)[1].split("### Options")[1].split("\n### ")[0]
     documented = dict(re.findall(r"^\| `(\w+)` \| `(.+?)` \|", section, re.MULTILINE))
 
-    options = inspect.signature(TensorBoard).parameters.values()
+    own, common = (inspect.signature(kind).parameters for kind in (TensorBoard, Tracker))
+    options = [one for one in {**common, **own}.values() if one.name != "options"]
 
     shown = {"256 << 20": 256 << 20, "time.time": "time.time"}
     defaults = {one.name: "time.time" if one.name == "clock" else one.default for one in options}
     assert {name: shown.get(text) or eval(text) for name, text in documented.items()} == defaults  # noqa: S307  # ours
     for name in documented:
-        assert re.search(rf"^    {name}: ", inspect.getdoc(TensorBoard), re.MULTILINE)
+        described = f"{inspect.getdoc(TensorBoard)}\n{inspect.getdoc(Tracker)}"
+        assert re.search(rf"^    {name}: ", described, re.MULTILINE)

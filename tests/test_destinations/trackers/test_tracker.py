@@ -639,3 +639,45 @@ def test_a_lane_does_its_timers_work():
     assert all(times)
     assert ended == ["test"]
     assert lane.counts.errors["timer: ZeroDivisionError"] >= 3
+
+
+class FileSink(Recording):
+    """Keeps the content of files; asks for a retry once, and rejects the file "bad"."""
+
+    def __init__(self):
+        super().__init__()
+        self.has_failed = False
+        self.folders = set()
+
+    def log_file(self, name, copy, *, overwrite):
+        self.folders.add(copy.parent)
+        if not self.has_failed:
+            self.has_failed = True
+            raise RetryLaterError from ConnectionError("the server does not answer")
+        if name == "bad":
+            raise ValueError("rejected")
+        self.calls.append((name, copy.read_text(), overwrite))
+
+
+class FileRecorder(Recorder):
+    """A tracker that takes files."""
+
+    _log_artifacts = True
+
+
+def test_a_copy_of_a_file_is_kept_until_it_is_uploaded(tmp_path):
+    """Through a retry, whatever becomes of the original; afterwards nothing of any copy is left."""
+    sink, source = FileSink(), tmp_path / "source"
+    run = DryRun(FileRecorder(sink, flush_seconds=0.01))
+    run.init()
+
+    for name in ("a/good", "bad"):
+        source.write_text(name)
+        run.logger.upload_file(name, source, overwrite=True)
+    source.unlink()
+    run.close()
+
+    assert sink.of("a/good") == [("a/good", True)]
+    assert run.logger.destinations[0].counts.failed_records == 1
+    assert len(sink.folders) == 2
+    assert not any(folder.exists() or folder.parent.exists() for folder in sink.folders)

@@ -531,6 +531,18 @@ def test_each_rank_is_a_run_of_the_group(tmp_path):
     )
 
 
+def test_the_name_may_have_any_placeholder_of_a_run(tmp_path):
+    """Those of `format_run_name`; with `{rank}` in it, the rank is not appended once more."""
+    run = DryRun(make(tmp_path, all_ranks=True, name="{run_name} {rank:02d}"), rank=1, max_duration="1ba")
+
+    run.init()
+    run.fit()
+    run.close()
+
+    (found,) = records_of(files_of(tmp_path)[0], "run")
+    assert found["display_name"] == "dry-run 01"
+
+
 def test_a_disabled_one_writes_nothing(tmp_path):
     """And fails at nothing."""
     destination = make(tmp_path, mode="disabled")
