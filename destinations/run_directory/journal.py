@@ -251,7 +251,7 @@ class Journal:
         self._pending_bytes = 0
         self._retry_at = 0.0
         self._late_names = 0
-        self._on_first_row: Callable[[int], None] | None = None
+        self._on_first_row: Callable[[int], object] | None = None
         self.counts = JournalCounts()
         self.names: dict[str, None] = {}
         """The metrics of this session, in the order of first appearance."""
@@ -430,7 +430,7 @@ class Journal:
         with self._lock:
             self._write_or_hold(entry)
 
-    def on_first_row(self, announce: Callable[[int], None]) -> None:
+    def on_first_row(self, announce: Callable[[int], object]) -> None:
         """Registers a callback that gets the step of the next row, once, before it is written."""
         self._on_first_row = announce
         self.request_sample()

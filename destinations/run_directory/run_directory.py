@@ -11,6 +11,7 @@ import os
 import shutil
 import time
 import uuid
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -178,6 +179,8 @@ class RunDirectory(LoggerDestination):
         self._keeping: FileKeeping = "copy" if self._keep_files == "auto" else self._keep_files
         self._is_silent = False
         self._is_resume_due = False
+        # The rows of this session while a resume is due, which must not abandon them.
+        self._before_resume: deque[tuple[dict[str, float], int]] = deque(maxlen=_MAX_EARLY_RECORDS)
         self._checkpoint_time: float | None = None
         self._checkpoint: str | None = None
         self._early: list[Callable[[], None]] = []
@@ -347,7 +350,8 @@ class RunDirectory(LoggerDestination):
             map_file=self._map_file,
             clock=self._clock,
         )
-        self._is_resume_due = self._writer.had_rows
+        if self._writer.had_rows:
+            self._expect_resume()
         call_in_forked_children(self.forget_in_child)
         self._writer.start()
 
@@ -357,23 +361,38 @@ class RunDirectory(LoggerDestination):
 
     def after_load(self, state: State, logger: Any) -> None:
         """Schedules a resume: the checkpoint may be older than the rows logged so far."""
+        self._expect_resume()
+
+    def _expect_resume(self) -> None:
         self._is_resume_due = True
+        self._before_resume.clear()
+        # Until then `log_metrics` takes all rows.
+        self.__dict__.pop("try_log_metrics", None)
 
     def fit_start(self, state: State, logger: Any) -> None:
         """Abandons the rows that training will repeat."""
         if self._writer is None or not self._is_resume_due:
             return
         self._is_resume_due = False
-        step = int(state.timestamp.batch)
+        journal, step = self._writer.journal, int(state.timestamp.batch)
         if step > 0:
             self._resume_from(step, self._checkpoint_time)
+        elif self._before_resume:
+            step = self._resume_at_first_row(self._before_resume[0][1])
         else:
             # Nothing was loaded: training restarts, or a loop counts its own steps.
-            self._writer.journal.on_first_row(self._resume_at_first_row)
+            journal.on_first_row(self._resume_at_first_row)
+        for row, at in self._before_resume:
+            if at >= step:
+                journal.append(row, at)
+        self._before_resume.clear()
+        self._bind_append(journal.try_append)
 
-    def _resume_at_first_row(self, step: int) -> None:
+    def _resume_at_first_row(self, step: int) -> int:
         is_counted = self._state is not None and step == int(self._state.timestamp.batch)
-        self._resume_from(0 if is_counted else step, None)
+        step = 0 if is_counted else step
+        self._resume_from(step, None)
+        return step
 
     def _resume_from(self, step: int, at: float | None) -> None:
         if self._writer is not None:
@@ -476,6 +495,8 @@ class RunDirectory(LoggerDestination):
         writer = self._writer
         if writer is not None:
             writer.journal.append(metrics, step)
+            if self._is_resume_due and step is not None:
+                self._before_resume.append((dict(metrics), step))
         else:
             kept = dict(metrics)
             self._keep_for_init("metrics", lambda: self.log_metrics(kept, step))
@@ -667,7 +688,7 @@ class RunDirectory(LoggerDestination):
 
     def _bind_append(self, append: Append) -> None:
         """Replaces `try_log_metrics` by the journal's function, unless a subclass overrides `log_metrics`."""
-        if type(self).log_metrics is RunDirectory.log_metrics:
+        if type(self).log_metrics is RunDirectory.log_metrics and not self._is_resume_due:
             self.__dict__["try_log_metrics"] = append
 
     def _media_stats(self) -> dict[str, Any]:

@@ -511,7 +511,7 @@ class Drain:
             probe_seconds = self._health.park(decision.reason)
             self._log_once(
                 decision.reason,
-                f"uploads to {self._store.uri()} are paused: {decision.reason}. "
+                f"uploads to {self._store.uri()} are paused: {decision.reason.removesuffix('.')}. "
                 "They resume when this is fixed; nothing is lost.",
             )
             self._schedule.pause(probe_seconds, probing_only=True)

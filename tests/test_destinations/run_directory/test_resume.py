@@ -491,3 +491,28 @@ def test_tags_that_are_one_string_are_refused(tmp_path):
     """A string is not taken for a list of letters."""
     with pytest.raises(TypeError, match=r"Write tags=\['a'\]"):
         RunDirectory(tmp_path / "run", tags="a")
+
+
+@pytest.mark.parametrize("restored", [6, 0])
+def test_rows_logged_before_training_begins_are_kept(tmp_path, restored):
+    """A loop without `batch_start` begins to train with its first `batch_end`, after its first row.
+
+    What training repeats is left behind; the rows of this session are not, though they were logged before.
+    """
+
+    def train(first, steps):
+        run = Run(RunDirectory(tmp_path / "run", if_exists="resume"), run_name="mine", raise_errors=True)
+        run.state.timestamp = Timestamp(batch=first)
+        with run:
+            for step in range(first, first + steps):
+                run.log_metrics({"loss": float(100 * first + step)}, step)
+                run.log_metrics({"accuracy": 0.5}, step)
+                run.batch_end()
+
+    train(0, 10)
+    train(restored, 3)
+
+    rows = {row.step: dict(row.metrics) for row in read_rows(tmp_path / "run")}
+    assert sorted(rows) == list(range(restored + 3))
+    for step in range(restored, restored + 3):
+        assert rows[step] == {"loss": float(100 * restored + step), "accuracy": 0.5}
