@@ -36,7 +36,7 @@ from .spool.entry import Entry, key_of, read_attempts, read_reason
 from .spool.ownership import OwnerLock, owner_of
 from .spool.spool import Spool
 from .stores import Store, open_store
-from .stores.store import Resuming
+from .stores.store import Checksumming, Resuming
 from .stores.uri import identity_of, kept_options
 
 __all__ = [
@@ -166,7 +166,8 @@ def resume(
 def verify(path: str | Path, *, store: Store | None = None, trust: bool = False) -> list[Finding]:
     """Compares the last delivery of each name with the object in the store, by size and SHA-256.
 
-    The SHA-256 is that of the metadata, or else of the object, which is downloaded for it. What was delivered
+    The SHA-256 is that of the metadata. Where there is none, the CRC-32 that the store computed is compared
+    instead, and else the object, which is downloaded for it. What was delivered
     to another store is compared only if `store` is given.
     """
     spool = existing(path, trust=trust)
@@ -382,6 +383,10 @@ def _problem(store: Store, outcome: Outcome) -> str:
         return f"expected {outcome.size} bytes, found {found.size}"
     if outcome.sha256 is None:
         return ""
+    if found.sha256 is None and outcome.crc32 is not None and isinstance(store, Checksumming):
+        crc32 = getattr(store.head_with_checksum(outcome.remote_name), "crc32", None)
+        if crc32 is not None:
+            return "" if crc32 == outcome.crc32 else f"expected CRC-32 {outcome.crc32:08x}, found {crc32:08x}"
     sha256 = found.sha256 or _digest_in_store(store, outcome.remote_name)
     return "" if sha256 == outcome.sha256 else f"expected SHA-256 {outcome.sha256}, found {sha256}"
 

@@ -9,11 +9,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from .disk import crc32_of
 from .drain.retry import RetryPolicy
 from .errors import BytesCorruptError, InvalidRemoteNameError, RemoteNotFoundError, TransientStoreError
 from .names import check_remote_name
 from .stores.registry import open_object, open_store
-from .stores.store import RemoteObject, Store
+from .stores.store import Checksumming, RemoteObject, Store
 
 __all__ = ["POINTER_SUFFIX", "download_file"]
 
@@ -66,6 +67,8 @@ def download_file(
     elif isinstance(store, str | Path):
         store = open_store(store)
     found = _resolve(store, name)
+    if found.sha256 is None and isinstance(store, Checksumming):
+        found = store.head_with_checksum(found.name) or found
     destination.parent.mkdir(parents=True, exist_ok=True)
     partial = destination.with_name(f".{destination.name[:100]}.{uuid.uuid4().hex}.partial")
     try:
@@ -157,12 +160,15 @@ def _verify(found: RemoteObject, partial: Path) -> None:
     size = partial.stat().st_size
     if size != found.size:
         raise BytesCorruptError(f"{found.name!r} has {size} bytes, expected {found.size}")
-    if found.sha256 is None:
-        return
     with partial.open("rb") as stream:
-        sha256 = hashlib.file_digest(stream, "sha256").hexdigest()
-    if sha256 != found.sha256:
-        raise BytesCorruptError(f"{found.name!r} has SHA-256 {sha256}, expected {found.sha256}")
+        if found.sha256 is not None:
+            sha256 = hashlib.file_digest(stream, "sha256").hexdigest()
+            if sha256 != found.sha256:
+                raise BytesCorruptError(f"{found.name!r} has SHA-256 {sha256}, expected {found.sha256}")
+        elif found.crc32 is not None:
+            crc32 = crc32_of(stream.fileno())
+            if crc32 != found.crc32:
+                raise BytesCorruptError(f"{found.name!r} has CRC-32 {crc32:08x}, expected {found.crc32:08x}")
 
 
 def _put_in_place(partial: Path, destination: Path, *, overwrite: bool) -> None:

@@ -86,6 +86,7 @@ class Outcome:
         sha256: Hexadecimal digest of the bytes, if they were read.
         reason: Why it failed; empty if it did not.
         superseded_by: The identifier of the entry that replaced it.
+        crc32: Of the bytes, if they were read.
     """
 
     identifier: str
@@ -96,6 +97,7 @@ class Outcome:
     sha256: str | None = None
     reason: str = ""
     superseded_by: str | None = None
+    crc32: int | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Returns a dictionary for `json.dumps`."""
@@ -115,7 +117,7 @@ class Outcome:
         if (
             not all(isinstance(text, str) for text in texts)
             or not all(_IDENTIFIER.fullmatch(identifier) for identifier in identifiers)
-            or type(outcome.size) is not int
+            or not all(type(number) is int for number in (outcome.size, outcome.crc32 or 0))
         ):
             raise ValueError(f"not an outcome: {record}")
         return outcome

@@ -3,11 +3,12 @@
 import argparse
 import json
 import shutil
+import zlib
 
 import pytest
 
 from tests.servers.stores import MemoryStore, StoreThatRejects, StoreThatWaits
-from uploads import LocalStore, add_commands
+from uploads import LocalStore, add_commands, open_store
 from uploads.command_line import (
     EXIT_FAILED,
     EXIT_LEFT,
@@ -24,6 +25,7 @@ from uploads.command_line import (
 from uploads.errors import SpoolOwnedError
 from uploads.spool.entry import Entry
 from uploads.spool.spool import Spool
+from uploads.stores import Body
 
 LIMIT_SECONDS = 120
 
@@ -175,6 +177,27 @@ def test_verify_compares_what_was_delivered(make_queue, make_file, tmp_path, cap
     assert problems["changed"].startswith("expected SHA-256")
     assert set(problems) == {"missing", "longer", "changed"}
     assert main(["verify", str(queue.spool.path)]) == EXIT_FAILED
+
+
+def test_verify_of_an_object_of_parts_asks_the_store_for_its_checksum(
+    proxy, moto, prefix, make_queue, make_file
+):
+    """Nothing is downloaded for it, and another object of the same size is found."""
+    content = bytes(range(256)) * (11 << 12)
+    uri = moto.at(proxy.url).uri(prefix) + f"&part_bytes={5 << 20}"
+    queue = make_queue(uri)
+    for name in ("right", "changed"):
+        queue.submit(make_file(content=content), name, overwrite=True).result(LIMIT_SECONDS)
+    queue.close(LIMIT_SECONDS)
+    other = content[::-1]
+    with Body(make_file(content=other), "other", crc32=zlib.crc32(other)) as body:
+        open_store(uri).put("changed", body, overwrite=True)
+
+    (found,) = verify(queue.spool.path)
+
+    assert found.uri.partition("?")[0].endswith("/changed")
+    assert found.problem.startswith("expected CRC-32")
+    assert proxy.count("GET") == 0
 
 
 def test_verify_is_content_when_everything_is_there(make_queue, make_file, capsys):

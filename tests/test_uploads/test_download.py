@@ -4,8 +4,11 @@ import hashlib
 import os
 
 import pytest
+from moto.core import DEFAULT_ACCOUNT_ID
+from moto.s3.models import s3_backends
 
 from tests.servers.fault_proxy import Answer, Reset, Truncate
+from tests.servers.s3_servers import BUCKET
 from tests.servers.stores import MemoryStore
 from uploads import LocalStore, RetryPolicy, download_file, open_store
 from uploads.errors import BytesCorruptError, RemoteNotFoundError, TransientStoreError
@@ -165,3 +168,22 @@ def test_a_name_without_a_store_must_be_a_uri(tmp_path):
     """The message says what to add."""
     with pytest.raises(ValueError, match="store="):
         download_file("name", tmp_path / "file")
+
+
+def test_an_object_of_parts_is_compared_with_the_checksum_of_the_store(
+    moto, prefix, make_queue, make_file, tmp_path
+):
+    """It has no SHA-256 in its metadata; bytes that rot in the store are found by their CRC-32."""
+    content = LARGE * 4
+    queue = make_queue(moto.uri(prefix) + f"&part_bytes={5 << 20}")
+    handle = queue.submit(make_file(content=content), "name")
+    handle.result(120)
+
+    assert download_file(handle.uri, tmp_path / "good", progress_bar=False).read_bytes() == content
+
+    stored = s3_backends[DEFAULT_ACCOUNT_ID]["aws"].get_object(BUCKET, f"{prefix}/name")
+    stored._value_buffer.seek(1000)
+    stored._value_buffer.write(b"rot")
+    with pytest.raises(BytesCorruptError, match="has CRC-32"):
+        download_file(handle.uri, tmp_path / "bad", progress_bar=False)
+    assert not (tmp_path / "bad").exists()

@@ -13,8 +13,8 @@ import attrs
 from uploads.disk import IRREGULAR, read_json, replace_json
 from uploads.errors import RemoteExistsError, StoreParkedError, TransientStoreError
 from uploads.handle import Outcome, UploadState
-from uploads.spool.entry import CHECKSUM_FILE, DATA_FILE, Entry
-from uploads.stores.store import Body, Digest, RemoteObject, Renewable, Replacing, Store
+from uploads.spool.entry import CHECKSUM_FILE, DATA_FILE, Entry, note_crc32
+from uploads.stores.store import Body, Checksumming, Digest, RemoteObject, Renewable, Replacing, Store
 
 __all__ = ["CredentialWatch", "deliver"]
 
@@ -80,25 +80,27 @@ def deliver(
         StoreError: From the store; the caller decides whether to try again.
         OSError: The spool could not be read.
     """
-    opened = _opened(folder, entry)
+    crc32 = _noted_crc32(folder) if entry.crc32 is None else entry.crc32
+    # A first attempt need not read a file before its first part: what it sends is compared with the CRC-32
+    # before the object appears. Later attempts, which may find parts sent, read it as for other stores.
+    is_read_once = (
+        not (retried or suspect) and isinstance(store, Checksumming) and store.checks_whole(entry.size)
+    )
+    if is_read_once and crc32 is None:
+        crc32 = note_crc32(folder)
+    opened = _opened(folder, entry, crc32 if is_read_once else None)
     if isinstance(opened, str):
         uri = store.uri(entry.remote_name)
         return Outcome(
             entry.identifier, entry.remote_name, UploadState.CORRUPT, uri, entry.size, reason=opened
         )
     with opened as body:
-        crc32 = _noted_crc32(folder) if entry.crc32 is None else entry.crc32
-        damage = _damage(entry, body.digest, crc32)
-        if not damage and crc32 is None and suspect and _has_blank_block(body):
-            damage = (
-                "staged bytes were not on disk when the power was lost, and a block of them is all zeros; "
-                "submit the file again"
-            )
-        if damage:
-            return _outcome(entry, store, body, UploadState.CORRUPT, damage)
-        _remember_digest(folder, body.digest, is_noted=crc32 is not None)
+        if body.is_measured:
+            if damage := _damage(entry, body, crc32, suspect=suspect):
+                return _outcome(entry, store, body, UploadState.CORRUPT, damage)
+            _remember_digest(folder, body.digest, is_noted=crc32 is not None)
         if retried or not entry.overwrite:
-            existing = _look(store, entry.remote_name)
+            existing = _look(store, entry)
             if existing is not None and _is_ours(store, existing, body, entry):
                 return _outcome(entry, store, body, UploadState.DONE)
             if existing is not None and not entry.overwrite:
@@ -113,14 +115,14 @@ def deliver(
         return _outcome(entry, store, body, UploadState.DONE)
 
 
-def _opened(folder: Path, entry: Entry) -> Body | str:
-    """Returns the staged bytes, or a description of the damage."""
+def _opened(folder: Path, entry: Entry, crc32: int | None) -> Body | str:
+    """Returns the staged bytes, read before unless a CRC-32 is given; or a description of the damage."""
     try:
         size = (folder / DATA_FILE).lstat().st_size
         if size != entry.size:  # Not read: it may be of any size.
             return _wrong_size(entry, size)
         known = _remembered_digest(folder) if entry.size >= _REMEMBER_DIGEST_BYTES else None
-        return Body(f"{folder}/{DATA_FILE}", entry.identifier, known)
+        return Body(f"{folder}/{DATA_FILE}", entry.identifier, known, crc32=crc32)
     except FileNotFoundError:
         if not folder.is_dir():
             raise
@@ -132,7 +134,7 @@ def _opened(folder: Path, entry: Entry) -> Body | str:
 def _taken(entry: Entry, store: Store, body: Body, *, is_answer_lost: bool) -> Outcome:
     """Returns the outcome of a create-only PUT that found the name taken."""
     try:
-        existing = store.head(entry.remote_name)
+        existing = _head(store, entry)
     except StoreParkedError as error:
         if not error.may_be_the_entry:
             raise
@@ -151,14 +153,19 @@ def _taken(entry: Entry, store: Store, body: Body, *, is_answer_lost: bool) -> O
     return _outcome(entry, store, body, UploadState.DONE)
 
 
-def _damage(entry: Entry, digest: Digest, crc32: int | None) -> str:
+def _damage(entry: Entry, body: Body, crc32: int | None, *, suspect: bool) -> str:
     """Returns a description of the damage to the staged bytes; empty if there is none."""
-    if digest.size != entry.size:
-        return _wrong_size(entry, digest.size)
-    if crc32 is not None and digest.crc32 != crc32:
+    if body.size != entry.size:
+        return _wrong_size(entry, body.size)
+    if crc32 is not None and body.digest.crc32 != crc32:
         return (
-            f"staged bytes have CRC-32 {digest.crc32:08x}, expected {crc32:08x}: "
+            f"staged bytes have CRC-32 {body.digest.crc32:08x}, expected {crc32:08x}: "
             "the copy in the spool was changed; submit the file again"
+        )
+    if crc32 is None and suspect and _has_blank_block(body):
+        return (
+            "staged bytes were not on disk when the power was lost, and a block of them is all zeros; "
+            "submit the file again"
         )
     return ""
 
@@ -188,10 +195,17 @@ def _noted_crc32(folder: Path) -> int | None:
     return crc32 if isinstance(crc32, int) else None
 
 
-def _look(store: Store, name: str) -> RemoteObject | None:
+def _head(store: Store, entry: Entry) -> RemoteObject | None:
+    """Returns the object of that name, if any; a large one with the CRC-32 that the store computed."""
+    if isinstance(store, Checksumming) and store.checks_whole(entry.size):
+        return store.head_with_checksum(entry.remote_name)
+    return store.head(entry.remote_name)
+
+
+def _look(store: Store, entry: Entry) -> RemoteObject | None:
     """Returns the object, if any. If HEAD is denied, returns None: the PUT reports the error."""
     try:
-        return store.head(name)
+        return _head(store, entry)
     except StoreParkedError as error:
         if error.may_be_the_entry:
             return None
@@ -200,7 +214,7 @@ def _look(store: Store, name: str) -> RemoteObject | None:
 
 def _is_ours(store: Store, existing: RemoteObject, body: Body, entry: Entry) -> bool:
     """Returns whether the object is this entry's, by its `entry-id` or, without one, by its bytes."""
-    if existing.size != body.digest.size:
+    if existing.size != body.size or existing.crc32 not in {None, body.digest.crc32}:
         return False
     if existing.entry_id == entry.identifier:
         return True
@@ -231,9 +245,10 @@ def _outcome(entry: Entry, store: Store, body: Body, state: UploadState, reason:
         entry.remote_name,
         state,
         store.uri(entry.remote_name),
-        body.digest.size,
+        body.size,
         body.digest.sha256,
         reason,
+        crc32=body.digest.crc32,
     )
 
 

@@ -236,15 +236,21 @@ def has_attempts(folder: Path) -> bool:
     return exists(f"{folder}/{_ATTEMPTS_FILE}")
 
 
-def note_crc32(folder: Path) -> None:
-    """Computes the CRC-32 of the data and saves it for comparison before the upload; reads the whole file."""
-    with contextlib.suppress(OSError):
+def note_crc32(folder: Path) -> int | None:
+    """Computes the CRC-32 of the data and saves it for comparison before the upload; reads the whole file.
+
+    Returns None where it cannot be saved.
+    """
+    try:
         descriptor = open_regular(folder / DATA_FILE)
         try:
             crc32 = crc32_of(descriptor)
         finally:
             os.close(descriptor)
         replace_json(folder / CHECKSUM_FILE, {"crc32": crc32})
+    except OSError:
+        return None
+    return crc32
 
 
 def note_flushed(folder: Path) -> None:

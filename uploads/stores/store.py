@@ -14,7 +14,7 @@ import attrs
 from uploads.disk import open_regular
 from uploads.errors import BytesCorruptError
 
-__all__ = ["Body", "Digest", "RemoteObject", "Renewable", "Replacing", "Resuming", "Store"]
+__all__ = ["Body", "Checksumming", "Digest", "RemoteObject", "Renewable", "Replacing", "Resuming", "Store"]
 
 _READ_BYTES = 1 << 20
 _HELD_BYTES = 8 << 20
@@ -35,19 +35,37 @@ class Body:
     A file of up to 8 MiB is read once, when it is measured, and sent from memory: what was checked is what is
         sent.
 
+    Args:
+        path: The file.
+        identifier: The entry's.
+        digest: Known from an earlier attempt; else the file is read at once, unless its CRC-32 is given.
+        crc32: The expected CRC-32 of a file that is not read before it is sent; see `Checksumming`.
+
     Attributes:
         identifier: The entry's.
-        digest: Of all the bytes; from `measure`, or known from an earlier attempt.
+        size: Bytes.
         mode: The permission bits of the file.
     """
 
-    def __init__(self, path: str | Path, identifier: str, digest: Digest | None = None) -> None:
+    def __init__(
+        self,
+        path: str | Path,
+        identifier: str,
+        digest: Digest | None = None,
+        *,
+        crc32: int | None = None,
+    ) -> None:
         self.identifier = identifier
         self._held: bytes | None = None
+        self._digest = digest
+        self._crc32 = crc32
         self._descriptor = open_regular(path)
-        self.mode = stat.S_IMODE(os.fstat(self._descriptor).st_mode) & 0o777
         try:
-            self.digest = self.measure() if digest is None else digest
+            about = os.fstat(self._descriptor)
+            self.mode = stat.S_IMODE(about.st_mode) & 0o777
+            if digest is None and crc32 is None:
+                self._digest = self.measure()
+            self.size = about.st_size if self._digest is None else self._digest.size
         except BaseException:
             os.close(self._descriptor)
             raise
@@ -59,6 +77,36 @@ class Body:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         os.close(self._descriptor)
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether the digest is known."""
+        return self._digest is not None
+
+    @property
+    def digest(self) -> Digest:
+        """Of all the bytes; reads the whole file where it is not known.
+
+        Raises:
+            BytesCorruptError: The bytes have another CRC-32 than expected.
+        """
+        if self._digest is None:
+            self.accept(self.measure())
+        assert self._digest is not None  # noqa: S101  # accept() returned
+        return self._digest
+
+    def accept(self, digest: Digest) -> None:
+        """Keeps the digest that a store computed while it sent the bytes.
+
+        Raises:
+            BytesCorruptError: It is not the expected one.
+        """
+        if (digest.size, digest.crc32) != (self.size, self._crc32):
+            raise BytesCorruptError(
+                f"the bytes of entry {self.identifier} have CRC-32 {digest.crc32:08x}, "
+                f"expected {self._crc32:08x}"
+            )
+        self._digest = digest
 
     def read(self, offset: int, count: int) -> bytes:
         """Returns up to `count` bytes from `offset`; fewer only at the end."""
@@ -125,6 +173,7 @@ class RemoteObject:
         entry_id: The entry that put it there, where the store keeps metadata and the object is ours.
         sha256: Hexadecimal digest of its bytes, where the metadata says so.
         version: Changes with the bytes (an ETag), where the store has it.
+        crc32: Of its bytes, where the store computed it; only from `head_with_checksum`.
     """
 
     name: str
@@ -132,6 +181,7 @@ class RemoteObject:
     entry_id: str | None = None
     sha256: str | None = None
     version: str | None = None
+    crc32: int | None = None
 
 
 class Store(Protocol):
@@ -206,6 +256,23 @@ class Replacing(Protocol):
         Raises:
             TransientStoreError: The object kept changing.
         """
+        ...
+
+
+@runtime_checkable
+class Checksumming(Protocol):
+    """A store that computes the CRC-32 of an object, compares it before the object appears, and keeps it."""
+
+    def checks_whole(self, size: int) -> bool:
+        """Returns whether it does so for a file of this size.
+
+        Then `put` takes a body that was not read before: the digest is computed while the bytes are sent, and
+        BytesCorruptError is raised before the object appears if they are not the expected ones.
+        """
+        ...
+
+    def head_with_checksum(self, name: str) -> RemoteObject | None:
+        """As `head`, with the CRC-32 where the store has it."""
         ...
 
 

@@ -8,6 +8,7 @@ import json
 import os
 import pathlib
 import time
+import zlib
 
 import pytest
 from botocore.stub import Stubber
@@ -47,20 +48,22 @@ def at_proxy(proxy, moto, prefix):
 
 @pytest.mark.parametrize("content", [b"", b"small", LARGE], ids=["empty", "small", "in parts"])
 def test_a_file_arrives_whole_with_our_mark_on_it(s3, prefix, make_queue, make_file, content):
-    """Sizes with none, one and many parts; sha-256 and entry id are in the object's metadata."""
+    """The entry id and a checksum are kept with objects of none, one and many parts.
+
+    SHA-256 in the metadata, except where the server has the CRC-32 of an object made of parts.
+    """
     outcome = (
         make_queue(s3.uri(prefix) + SMALL_PARTS)
         .submit(make_file(content=content), "ünï/a b.bin", overwrite=True)
         .result(LIMIT_SECONDS)
     )
 
-    found = open_store(s3.uri(prefix)).head("ünï/a b.bin")
+    found = open_store(s3.uri(prefix)).head_with_checksum("ünï/a b.bin")
+    sha256, crc32 = hashlib.sha256(content).hexdigest(), zlib.crc32(content)
     assert s3.objects(prefix) == {"ünï/a b.bin": content}
-    assert (found.size, found.entry_id, found.sha256) == (
-        len(content),
-        outcome.identifier,
-        hashlib.sha256(content).hexdigest(),
-    )
+    assert (found.size, found.entry_id) == (len(content), outcome.identifier)
+    assert (found.sha256, found.crc32) in {(sha256, None), (None, crc32)}
+    assert (outcome.sha256, outcome.crc32) == (sha256, crc32)
     assert s3.open_uploads(prefix) == 0
 
 
@@ -476,16 +479,85 @@ def test_an_answer_without_proof_is_checked_by_size(proxy, at_proxy, make_file):
     assert proxy.count("HEAD", "/a") == 1
 
 
-@pytest.mark.parametrize("options", ["", "&checksum=none"])
 def test_parts_that_were_proven_make_an_object_that_need_not_be_looked_at(
-    proxy, at_proxy, moto, prefix, make_file, options
+    proxy, at_proxy, moto, prefix, make_file
 ):
     """The object's ETag is made of those of its parts, each of which is the MD5 of what was sent."""
     with Body(make_file(content=LARGE), "id") as body:
-        open_store(at_proxy + options).put("a", body, overwrite=True)
+        open_store(at_proxy + "&checksum=none").put("a", body, overwrite=True)
 
     assert moto.objects(prefix) == {"a": LARGE}
     assert proxy.count("HEAD") == 0
+
+
+def test_the_first_part_is_sent_before_the_file_was_read(moto, prefix, make_queue, make_file):
+    """The metadata, which go first, have no SHA-256: it is computed while the parts are read."""
+    queue = make_queue(moto.uri(prefix) + SMALL_PARTS)
+
+    outcome = queue.submit(make_file(content=LARGE), "a").result(LIMIT_SECONDS)
+
+    answer = moto.client().head_object(Bucket=BUCKET, Key=f"{prefix}/a", ChecksumMode="ENABLED")
+    assert answer["Metadata"] == {"entry-id": outcome.identifier}
+    assert base64.b64decode(answer["ChecksumCRC32"]) == zlib.crc32(LARGE).to_bytes(4, "big")
+    assert outcome.sha256 == hashlib.sha256(LARGE).hexdigest()
+
+
+def test_other_bytes_than_were_staged_never_become_an_object(
+    proxy, at_proxy, moto, prefix, make_queue, make_file
+):
+    """The parts are sent, found to have another CRC-32, and aborted; read again, the file is corrupt."""
+    wrong = zlib.crc32(LARGE) ^ 1
+    handle = make_queue(at_proxy).submit(
+        make_file(content=LARGE), "a", overwrite=True, link=True, crc32=wrong
+    )
+
+    with pytest.raises(BytesCorruptError, match=f"expected {wrong:08x}"):
+        handle.result(LIMIT_SECONDS)
+
+    assert handle.state is UploadState.CORRUPT
+    assert (proxy.count("PUT", "partNumber="), proxy.count("POST", "uploadId=")) == (3, 0)
+    assert (moto.objects(prefix), moto.open_uploads(prefix)) == ({}, 0)
+
+
+def test_a_server_without_checksums_of_the_whole_gets_metadata_with_sha256(
+    rclone, prefix, make_queue, make_file
+):
+    """It is found out with the first large file, before a part is sent; no upload stays open."""
+    queue = make_queue(rclone.uri(prefix).replace("&checksum=md5", "") + SMALL_PARTS)
+
+    for name in ("a", "b"):
+        queue.submit(make_file(content=LARGE), name, overwrite=True).result(LIMIT_SECONDS)
+
+    assert {queue._store.head(name).sha256 for name in ("a", "b")} == {hashlib.sha256(LARGE).hexdigest()}
+    assert rclone.objects(prefix) == {"a": LARGE, "b": LARGE}
+    assert rclone.open_uploads(prefix) == 0
+
+
+def test_an_object_of_ours_with_other_bytes_is_put_again(
+    proxy, at_proxy, moto, prefix, make_queue, make_file
+):
+    """The answer to the completion is lost, and the object has our mark but another CRC-32."""
+    handles = []
+
+    def plan(request):
+        if request.method != "POST" or "uploadId=" not in request.path or handles:
+            return None
+        other = bytes(len(LARGE))
+        identifier = entry_of_upload(request)
+        with Body(make_file("other", other), identifier) as body:
+            open_store(moto.uri(prefix) + SMALL_PARTS).put("a", body, overwrite=True)
+        handles.append(identifier)
+        return Reset()
+
+    def entry_of_upload(request):
+        created = next(one for one in proxy.seen if one.method == "POST" and one.path.endswith("?uploads"))
+        return next(value for key, value in created.headers.items() if key.lower() == "x-amz-meta-entry-id")
+
+    proxy.plan = plan
+    outcome = make_queue(at_proxy).submit(make_file(content=LARGE), "a", overwrite=True).result(LIMIT_SECONDS)
+
+    assert handles == [outcome.identifier]
+    assert moto.objects(prefix) == {"a": LARGE}
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Multipart uploads to S3: parallel, resumed after a restart, completed only if whole."""
 
 import contextlib
+import hashlib
 import json
 import threading
 import zlib
@@ -11,7 +12,7 @@ import attrs
 
 from uploads.disk import read_regular, replace_json
 from uploads.errors import BytesCorruptError, RemoteExistsError, StoreError, TransientStoreError
-from uploads.stores.store import Body
+from uploads.stores.store import Body, Digest
 
 from .errors import code_of, translated
 from .requests import Requests
@@ -53,6 +54,10 @@ class PartsUpload:
         part_bytes: Size of all parts but the last.
         slots: Limits the parts in memory, over all uploads of the store.
         notes: Where the upload's id is kept for a restart.
+
+    Attributes:
+        is_whole_checked: Whether the server compares the CRC-32 of the whole object and keeps it; None until
+            it was asked.
     """
 
     def __init__(
@@ -72,6 +77,7 @@ class PartsUpload:
         self._slots = slots
         self._notes = notes
         self._upload_id = ""
+        self.is_whole_checked: bool | None = None
         self._lock = threading.Lock()  # Guards the two below.
         self._sent: dict[int, _Part] = {}
         self._error: BaseException | None = None
@@ -133,31 +139,41 @@ class PartsUpload:
     def _begin(self) -> dict[int, _Part]:
         self._note({})
         with translated(f"create upload of {self._key}"):
-            self._upload_id = self._requests.create_upload(self._key, self._body)
+            self._upload_id, self.is_whole_checked = self._requests.create_upload(self._key, self._body)
+            if not self.is_whole_checked and not self._body.is_measured:
+                # Then SHA-256 has to be in the metadata, which go first.
+                self._requests.abort(self._key, self._upload_id)
+                self._body.digest  # noqa: B018  # reads the file
+                self._upload_id, _ = self._requests.create_upload(self._key, self._body)
         self._note({"upload_id": self._upload_id})
         return {}
 
     def _send_missing(self) -> None:
+        sha256 = None if self._body.is_measured else hashlib.sha256()
         crc32 = 0
         senders: list[threading.Thread] = []
         try:
             for number in range(1, self._count() + 1):
-                crc32 = self._send_part(number, crc32, senders)
+                crc32 = self._send_part(number, crc32, sha256, senders)
         finally:
             for sender in senders:
                 sender.join()
         if self._error is not None:
             raise self._error
+        if sha256 is not None:
+            self._body.accept(Digest(self._body.size, sha256.hexdigest(), crc32))
         if crc32 != self._body.digest.crc32:
             raise BytesCorruptError(f"the bytes of {self._key} changed between the check and the upload")
 
-    def _send_part(self, number: int, crc32: int, senders: list[threading.Thread]) -> int:
+    def _send_part(self, number: int, crc32: int, sha256: Any, senders: list[threading.Thread]) -> int:
         """Reads a part and sends it in a thread, if it is missing; returns the CRC-32 of all bytes so far."""
         with contextlib.ExitStack() as stack:
             self._slots.acquire()  # noqa: SIM115, RUF100  # given back below, also if the part cannot be read
             stack.callback(self._slots.release)
             data = self._read_part(number)
             crc32 = zlib.crc32(data, crc32)
+            if sha256 is not None:
+                sha256.update(data)
             if number in self._sent or self._failed():
                 return crc32
             sender = threading.Thread(
@@ -175,7 +191,9 @@ class PartsUpload:
     def _send(self, number: int, data: bytes) -> None:
         try:
             with translated(f"part {number} of {self._key}"):
-                answer = self._requests.put_part(self._key, self._upload_id, number, data)
+                answer = self._requests.put_part(
+                    self._key, self._upload_id, number, data, is_checked_later=bool(self.is_whole_checked)
+                )
             part = _Part(
                 number, len(data), answer["ETag"], answer.get("ChecksumCRC32"), bool(answer["IsProven"])
             )
@@ -217,10 +235,10 @@ class PartsUpload:
             return self._error is not None
 
     def _count(self) -> int:
-        return max(1, -(-self._body.digest.size // self._part_bytes))
+        return max(1, -(-self._body.size // self._part_bytes))
 
     def _length(self, number: int) -> int:
-        return min(self._part_bytes, self._body.digest.size - (number - 1) * self._part_bytes)
+        return min(self._part_bytes, self._body.size - (number - 1) * self._part_bytes)
 
     def _read_part(self, number: int) -> bytes:
         return self._body.read((number - 1) * self._part_bytes, self._length(number))

@@ -16,7 +16,7 @@ from uploads.stores.store import Body
 
 from .errors import check_sender, required
 
-__all__ = ["Checksum", "DeadlineBody", "PatientSocket", "Requests", "limit_waits"]
+__all__ = ["Checksum", "DeadlineBody", "PatientSocket", "Requests", "limit_waits", "whole_crc32"]
 
 Checksum = Literal["aws", "md5", "none"]
 
@@ -24,6 +24,7 @@ _MD5 = re.compile(r"[0-9a-f]{32}")
 _MIN_BYTES_PER_SECOND = 32 << 10
 _PATIENCE_SECONDS = 60.0
 _SEND_BYTES = 256 << 10
+_CRC32_BYTES = 4
 _ENDS = 100  # More than any reader asks for after the end, but one that never stops.
 
 
@@ -199,21 +200,36 @@ class Requests:
         if not self._echoed(answer, "ChecksumSHA256", headers, data):
             self.check_object(key, body)
 
-    def create_upload(self, key: str, body: Body) -> str:
-        """Creates a multipart upload; returns its id."""
+    def create_upload(self, key: str, body: Body) -> tuple[str, bool]:
+        """Creates a multipart upload.
+
+        Returns:
+            Its id, and whether the server will compare the CRC-32 of the whole object and keep it.
+        """
         headers = self._extra("CreateMultipartUpload")
         if self._checksum == "aws":
             headers |= {"ChecksumAlgorithm": "CRC32", "ChecksumType": "FULL_OBJECT"}
         answer = self._client.create_multipart_upload(
             Bucket=self._bucket, Key=key, Metadata=_metadata(body), **headers
         )
-        return str(required(f"create upload of {key}", answer, "UploadId"))
+        upload_id = str(required(f"create upload of {key}", answer, "UploadId"))
+        return upload_id, "ChecksumType" in headers and answer.get("ChecksumType") == headers["ChecksumType"]
 
-    def put_part(self, key: str, upload_id: str, number: int, data: bytes) -> dict[str, Any]:
-        """Sends one part; returns the answer, with "IsProven": whether it confirms the bytes."""
+    def put_part(
+        self, key: str, upload_id: str, number: int, data: bytes, *, is_checked_later: bool = False
+    ) -> dict[str, Any]:
+        """Sends one part; returns the answer, with "IsProven": whether it confirms the bytes.
+
+        Args:
+            key: Of the object.
+            upload_id: From `create_upload`.
+            number: From 1.
+            data: The bytes.
+            is_checked_later: Whether the server compares the whole object: no MD5 is computed here then.
+        """
         headers = self._extra("UploadPart")
         if self._checksum == "aws":
-            headers["ChecksumCRC32"] = base64.b64encode(zlib.crc32(data).to_bytes(4, "big")).decode()
+            headers["ChecksumCRC32"] = _encoded(zlib.crc32(data))
         elif self._checksum == "md5":
             headers["ContentMD5"] = _md5(data)
         answer = self._client.upload_part(
@@ -225,7 +241,8 @@ class Requests:
             **headers,
         )
         required(f"part {number} of {key}", answer, "ETag")
-        return {**answer, "IsProven": self._echoed(answer, "ChecksumCRC32", headers, data)}
+        is_proven = self._echoed(answer, "ChecksumCRC32", headers, None if is_checked_later else data)
+        return {**answer, "IsProven": is_proven}
 
     def complete(
         self,
@@ -249,16 +266,14 @@ class Requests:
         """
         headers = self._extra("CompleteMultipartUpload") | condition
         if self._checksum == "aws":
-            headers |= {
-                "ChecksumType": "FULL_OBJECT",
-                "ChecksumCRC32": base64.b64encode(body.digest.crc32.to_bytes(4, "big")).decode(),
-            }
+            headers |= {"ChecksumType": "FULL_OBJECT", "ChecksumCRC32": _encoded(body.digest.crc32)}
         answer = self._client.complete_multipart_upload(
             Bucket=self._bucket, Key=key, UploadId=upload_id, MultipartUpload={"Parts": parts}, **headers
         )
         # Some servers read the whole object again to answer a HEAD.
-        if not (are_proven and answer.get("ETag", "").strip('"') == _etag_of(parts)):
-            self.check_object(key, body)
+        is_proven = are_proven and answer.get("ETag", "").strip('"') == _etag_of(parts)
+        if not (_confirms_whole(key, answer, body) or is_proven):
+            self.check_object(key, body, with_checksum=self._checksum == "aws")
 
     def list_parts(self, key: str, upload_id: str) -> Iterator[dict[str, Any]]:
         """Yields the parts of an upload that the server has."""
@@ -282,35 +297,47 @@ class Requests:
                     if upload["Key"] == key:
                         self.abort(key, upload["UploadId"])
 
-    def check_object(self, key: str, body: Body) -> None:
-        """Checks size and entry of an object after a put whose answer did not confirm the bytes.
+    def check_object(self, key: str, body: Body, *, with_checksum: bool = False) -> None:
+        """Checks an object after a put whose answer did not confirm the bytes: size, entry, and any CRC-32.
 
         A proxy may have answered, and an older object of that name may have the same size.
         """
-        answer = self._client.head_object(Bucket=self._bucket, Key=key)
+        answer = self.head(key, with_checksum=with_checksum)
         check_sender(f"head {key}", answer)
         size = required(f"head {key}", answer, "ContentLength")
-        if size != body.digest.size:
-            raise BytesCorruptError(f"{key} has {size} bytes in the store, expected {body.digest.size}")
+        if size != body.size:
+            raise BytesCorruptError(f"{key} has {size} bytes in the store, expected {body.size}")
+        _confirms_whole(key, answer, body)
         metadata = {name.lower(): value for name, value in answer.get("Metadata", {}).items()}
         if metadata.get("entry-id", body.identifier) != body.identifier:
             raise StoreError(
                 f"{key} is the object of entry {metadata['entry-id']} after it was put by {body.identifier}"
             )
 
+    def head(self, key: str, *, with_checksum: bool = False) -> dict[str, Any]:
+        """Returns the answer to a HEAD; with its checksums only for who may decrypt the object."""
+        mode = {"ChecksumMode": "ENABLED"} if with_checksum else {}
+        answer: dict[str, Any] = self._client.head_object(Bucket=self._bucket, Key=key, **mode)
+        return answer
+
     def _extra(self, operation: str) -> dict[str, Any]:
         members = self._client.meta.service_model.operation_model(operation).input_shape.members
         return {key: value for key, value in self._extra_args.items() if key in members}
 
-    def _echoed(self, answer: dict[str, Any], field: str, headers: dict[str, Any], data: bytes) -> bool:
-        """Returns whether the answer confirms the bytes: by their checksum, or their MD5 as its ETag."""
+    def _echoed(
+        self, answer: dict[str, Any], field: str, headers: dict[str, Any], data: bytes | None
+    ) -> bool:
+        """Returns whether the answer confirms the bytes: by their checksum, or their MD5 as its ETag.
+
+        Without the bytes, by the checksum alone.
+        """
         sent, echo = headers.get(field), answer.get(field)
         if sent is not None and echo is not None:
             if echo != sent:
                 raise BytesCorruptError(f"the server has checksum {echo}, expected {sent}")
             return True
         etag = answer.get("ETag", "").strip('"')
-        if not _MD5.fullmatch(etag):
+        if data is None or not _MD5.fullmatch(etag):
             return False
         known = headers.get("ContentMD5")
         md5 = base64.b64decode(known) if known else hashlib.md5(data, usedforsecurity=False).digest()
@@ -340,8 +367,33 @@ def _etag_of(parts: list[dict[str, Any]]) -> str:
     return f"{together}-{len(parts)}"
 
 
+def whole_crc32(answer: dict[str, Any]) -> int | None:
+    """Returns the CRC-32 of a whole object, where the answer to a HEAD or a completion has it."""
+    try:
+        crc32 = base64.b64decode(answer.get("ChecksumCRC32") or "", validate=True)
+    except ValueError:
+        return None
+    is_whole = answer.get("ChecksumType") == "FULL_OBJECT" and len(crc32) == _CRC32_BYTES
+    return int.from_bytes(crc32, "big") if is_whole else None
+
+
+def _confirms_whole(key: str, answer: dict[str, Any], body: Body) -> bool:
+    """Returns whether the answer has the CRC-32 of the object; raises BytesCorruptError for another one."""
+    crc32 = whole_crc32(answer)
+    if crc32 not in {None, body.digest.crc32}:
+        raise BytesCorruptError(
+            f"{key} has CRC-32 {crc32:08x} in the store, expected {body.digest.crc32:08x}"
+        )
+    return crc32 is not None
+
+
+def _encoded(crc32: int) -> str:
+    return base64.b64encode(crc32.to_bytes(_CRC32_BYTES, "big")).decode()
+
+
 def _metadata(body: Body) -> dict[str, str]:
-    return {"entry-id": body.identifier, "sha256": body.digest.sha256}
+    sha256 = {"sha256": body.digest.sha256} if body.is_measured else {}
+    return {"entry-id": body.identifier, **sha256}
 
 
 def _to_send(data: bytes) -> bytearray | DeadlineBody:

@@ -24,7 +24,7 @@ from uploads.stores.uri import compose_uri
 
 from .errors import check_sender, code_of, required, translated
 from .parts import PartsUpload, abandon_parts, part_bytes_for
-from .requests import Checksum, Requests, limit_waits
+from .requests import Checksum, Requests, limit_waits, whole_crc32
 
 __all__ = ["S3Store", "configured_endpoint"]
 
@@ -120,6 +120,7 @@ class S3Store:
             "create_only": None if create_only == "require" else create_only,
         }
         self._takes_conditions = True  # Until the server refuses If-Match.
+        self._checks_whole = checksum == "aws"  # Until the server does not say so.
         self._lock = threading.Lock()  # Guards the client.
         self._client: Any = None
 
@@ -132,7 +133,7 @@ class S3Store:
             raise RemoteExistsError(f"{self.uri(name)} exists")
         else:
             self._put(name, body, {}, notes)
-        return RemoteObject(name, body.digest.size, body.identifier, body.digest.sha256)
+        return RemoteObject(name, body.size, body.identifier, body.digest.sha256)
 
     def refuses_overwrite(self) -> bool:
         """Returns whether the server refuses a create-only put of a name that exists.
@@ -157,7 +158,7 @@ class S3Store:
                     raise
                 self._takes_conditions = False
             else:
-                return RemoteObject(name, body.digest.size, body.identifier, body.digest.sha256)
+                return RemoteObject(name, body.size, body.identifier, body.digest.sha256)
         raise TransientStoreError(f"{self.uri(name)} kept changing while it was replaced")
 
     def _condition_now(self, name: str) -> dict[str, str]:
@@ -181,21 +182,34 @@ class S3Store:
         overwrite: bool = False,
     ) -> None:
         key, requests = self._key(name), self._requests()
-        if body.digest.size <= self._part_bytes:
+        if body.size <= self._part_bytes:
             with translated(f"put {key}"):
                 requests.put(key, body, condition)
             return
-        part_bytes = part_bytes_for(body.digest.size, self._part_bytes)
+        part_bytes = part_bytes_for(body.size, self._part_bytes)
         upload = PartsUpload(requests, key, body, part_bytes=part_bytes, slots=self._slots, notes=notes)
-        upload.run(condition, overwrite=overwrite)
+        try:
+            upload.run(condition, overwrite=overwrite)
+        finally:
+            if upload.is_whole_checked is not None:
+                self._checks_whole = upload.is_whole_checked
+
+    def checks_whole(self, size: int) -> bool:
+        return self._checks_whole and size > self._part_bytes
 
     def head(self, name: str) -> RemoteObject | None:
+        return self._head(name, with_checksum=False)
+
+    def head_with_checksum(self, name: str) -> RemoteObject | None:
+        return self._head(name, with_checksum=True)
+
+    def _head(self, name: str, *, with_checksum: bool) -> RemoteObject | None:
+        what = f"head {self._key(name)}"
         try:
-            with translated(f"head {self._key(name)}"):
-                answer = self._connected().head_object(Bucket=self.bucket, Key=self._key(name))
+            with translated(what):
+                answer = self._requests().head(self._key(name), with_checksum=with_checksum)
         except RemoteNotFoundError:
             return None
-        what = f"head {self._key(name)}"
         check_sender(what, answer)
         metadata = {
             key.lower(): value for key, value in answer.get("Metadata", {}).items()
@@ -206,6 +220,7 @@ class S3Store:
             metadata.get("entry-id"),
             metadata.get("sha256"),
             answer.get("ETag"),
+            whole_crc32(answer),
         )
 
     def get(self, name: str, offset: int = 0, version: str | None = None) -> Iterator[bytes]:
