@@ -17,6 +17,7 @@ from .formatting import (
     cut,
     describe,
     elapsed_text,
+    flattened,
     header,
     metric_direction,
     one_line,
@@ -117,7 +118,7 @@ class _BlockStyle:
         return self._block(f"{title}, after batch {batches}" if batches else title, metrics, text)
 
     def rendered(self, name: str, value: Any) -> dict[str, str]:
-        return {key: _hyperparameter_text(item) for key, item in _flat(name, describe(value)).items()}
+        return {key: _hyperparameter_text(item) for key, item in flattened({name: describe(value)}).items()}
 
     def hyperparameters(self, texts: dict[str, str]) -> str:
         # A flag that is off says little.
@@ -293,11 +294,9 @@ class Console(LoggerDestination):
         self._eval = _Pending()
         self._hyperparameters: dict[str, str] = {}
         self._printed_hyperparameters: dict[str, str] = {}
-        self._summary: RunSummary | None = None
-        self._closing: tuple[State, Logger] | None = None
+        self._summary = RunSummary()
 
     def init(self, state: State, logger: Logger) -> None:
-        self._closing = None
         if state.rank:
             self._reset()
             self._is_silent = True
@@ -306,8 +305,7 @@ class Console(LoggerDestination):
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         if not self._is_silent:
             (self._eval if self._is_evaluating else self._train).metrics.update(metrics)
-            if self._summary is not None:
-                self._summary.update(metrics, step, is_evaluation=self._is_evaluating)
+            self._summary.update(metrics, step, is_evaluation=self._is_evaluating)
 
     def log_hyperparameters(self, hyperparameters: dict[str, Any]) -> None:
         if not self._is_silent:
@@ -342,7 +340,7 @@ class Console(LoggerDestination):
     def fit_start(self, state: State, logger: Logger) -> None:
         self._is_first = True
         self._batch_in_epoch = int(state.timestamp.batch_in_epoch)
-        self._note_places(logger)
+        self._summary.note_places(logger)
         self._print_hyperparameters()
         if self._given_interval is None:
             self._interval = Interval(_default_interval(state))
@@ -377,7 +375,7 @@ class Console(LoggerDestination):
         self._print_train(state)
 
     def eval_standalone_start(self, state: State, logger: Logger) -> None:
-        self._note_places(logger)
+        self._summary.note_places(logger)
         self._print_hyperparameters()
 
     def eval_start(self, state: State, logger: Logger) -> None:
@@ -398,7 +396,7 @@ class Console(LoggerDestination):
         self._print_rest(state)
 
     def predict_start(self, state: State, logger: Logger) -> None:
-        self._note_places(logger)
+        self._summary.note_places(logger)
         self._print_hyperparameters()
 
     def predict_end(self, state: State, logger: Logger) -> None:
@@ -407,24 +405,18 @@ class Console(LoggerDestination):
     def close(self, state: State, logger: Logger) -> None:
         summary = self._summary
         try:
-            self._note_places(logger)
+            summary.close(state, logger)
             self._print_rest(state)
         finally:
             self._reset()
-            # Until `post_close`, when the other destinations have finished.
-            self._summary, self._closing = summary, (state, logger)
+            self._summary = summary
 
     def post_close(self) -> None:
-        summary, closing, self._summary, self._closing = self._summary, self._closing, None, None
-        if summary is not None and closing is not None:
-            self._print(summary.text(*closing))
+        summary, self._summary = self._summary, RunSummary()
+        self._print(summary.text())
 
     def _pending(self) -> _Pending:
         return self._eval if self._is_evaluating else self._train
-
-    def _note_places(self, logger: Logger) -> None:
-        if self._summary is not None:
-            self._summary.note_places(logger)
 
     def _print_rest(self, state: State) -> None:
         """Prints everything pending, at the end of a run."""
@@ -476,16 +468,6 @@ def _position(state: State, batch_in_epoch: int) -> str:
             text += f", batch {batch_in_epoch}{batches}"
     seconds = state.timestamp.total_wct.total_seconds()
     return f"{text}, {elapsed_text(seconds)}" if seconds >= 1 else text
-
-
-def _flat(name: str, value: Any) -> dict[str, Any]:
-    """Returns nested hyperparameters by their names, joined with dots."""
-    if not isinstance(value, dict) or not value:
-        return {name: value}
-    flat: dict[str, Any] = {}
-    for key, item in value.items():
-        flat |= _flat(f"{name}.{key}", item)
-    return flat
 
 
 def _hyperparameter_text(value: Any) -> str:

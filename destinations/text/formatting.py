@@ -20,6 +20,7 @@ __all__ = [
     "describe",
     "elapsed_text",
     "exact",
+    "flattened",
     "header",
     "metric_direction",
     "one_line",
@@ -136,6 +137,17 @@ def exact(value: Any) -> str:
     if isinstance(value, Mapping | list | tuple):
         return one_line(json.dumps(plain(value), ensure_ascii=False))
     return one_line(str(describe(value)))
+
+
+def flattened(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Returns nested mappings as one, with names joined by dots; empty ones are kept as values."""
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, Mapping) and value:
+            flat |= flattened(value, f"{prefix}{name}.")
+        else:
+            flat[f"{prefix}{name}"] = value
+    return flat
 
 
 def header(counts: Mapping[str, object]) -> str:

@@ -419,21 +419,19 @@ class ProgressBar(LoggerDestination):
         # Metrics of the current phase: training, or a running evaluation or prediction.
         self._values = self._train_values
         self._guard = PrintGuard()
-        self._summary: RunSummary | None = None
-        self._closing: tuple[State, Logger] | None = None
+        self._summary = RunSummary()
 
     def init(self, state: State, logger: Logger) -> None:
         self._is_silent = state.local_rank != 0
-        self._summary, self._closing = RunSummary.of(self, state), None
+        self._summary = RunSummary.of(self, state)
 
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         if not self._is_silent:
             self._values.update(metrics)
-            if self._summary is not None:
-                self._summary.update(metrics, step, is_evaluation=self._values is not self._train_values)
+            self._summary.update(metrics, step, is_evaluation=self._values is not self._train_values)
 
     def fit_start(self, state: State, logger: Logger) -> None:
-        self._note_places(logger)
+        self._summary.note_places(logger)
         if not self._by_epoch(state):
             self._begin_train(state)
 
@@ -486,23 +484,18 @@ class ProgressBar(LoggerDestination):
     def close(self, state: State, logger: Logger) -> None:
         summary = self._summary
         try:
-            self._note_places(logger)
+            summary.close(state, logger)
             self._end_other(None)
             self._end_train()
         finally:
             self._guard.stop()
             self._reset()
-            # Until `post_close`, when the other destinations have finished.
-            self._summary, self._closing = summary, (state, logger)
+            self._summary = summary
 
     def post_close(self) -> None:
-        summary, closing, self._summary, self._closing = self._summary, self._closing, None, None
-        if summary is not None and closing is not None and (text := summary.text(*closing)):
+        summary, self._summary = self._summary, RunSummary()
+        if text := summary.text():
             write_text(self._stream, text)
-
-    def _note_places(self, logger: Logger) -> None:
-        if self._summary is not None:
-            self._summary.note_places(logger)
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the number of batches of each dataloader; the position of the run is in its timestamp."""

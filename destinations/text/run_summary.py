@@ -62,8 +62,8 @@ class RunSummary:
     """
 
     @classmethod
-    def of(cls, destination: object, state: State) -> "RunSummary | None":
-        """Returns a new one for the destination that prints the summary of the run, None for the others.
+    def of(cls, destination: object, state: State) -> "RunSummary":
+        """Returns the summary of a run, which is empty unless this destination is the one that prints it.
 
         Those that can print one have a `summary_priority`; the lowest does.
         """
@@ -73,15 +73,19 @@ class RunSummary:
             if isinstance(priority := getattr(one, "summary_priority", None), int)
         ]
         is_first = bool(priorities) and state.callbacks[min(priorities)[1]] is destination
-        return cls() if is_first and not state.rank else None
+        return cls(is_shown=is_first and not state.rank)
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_shown: bool = False) -> None:
+        self._is_shown = is_shown
+        self._closing: tuple[State, Logger] | None = None
         self._seen: set[str] = set()
         self._tracked: dict[str, _Best] = {}
         self._places: dict[int, tuple[str, str]] = {}
 
     def update(self, metrics: Mapping[str, float], step: int | None, *, is_evaluation: bool) -> None:
         """Takes the metrics of one call."""
+        if not self._is_shown:
+            return
         if len(self._seen) < _MAX_SEEN and not self._seen.issuperset(metrics):
             self._learn(metrics, is_evaluation=is_evaluation)
         for name, best in self._tracked.items():
@@ -101,15 +105,23 @@ class RunSummary:
 
     def note_places(self, logger: Logger) -> None:
         """Asks the destinations where their records are; they are asked when they are open."""
-        for destination in logger.destinations:
+        for destination in logger.destinations if self._is_shown else ():
             place = ""
             with contextlib.suppress(Exception):  # as of a destination that is not open
                 place = destination.place()  # type: ignore[attr-defined]  # those of others may lack it
             if place:
                 self._places[id(destination)] = (type(destination).__name__, str(place))
 
-    def text(self, state: State, logger: Logger) -> str:
-        """Returns the summary, for `post_close`; "" if nothing was trained, evaluated or logged."""
+    def close(self, state: State, logger: Logger) -> None:
+        """Notes how the run ended; the text follows in `post_close`, when all destinations have finished."""
+        self.note_places(logger)
+        self._closing = (state, logger)
+
+    def text(self) -> str:
+        """Returns the summary of a closed run; "" if nothing was trained, evaluated or logged."""
+        if self._closing is None or not self._is_shown:
+            return ""
+        state, logger = self._closing
         batches = int(state.timestamp.batch)
         if not batches and not self._seen and state.exception is None:
             return ""

@@ -97,8 +97,7 @@ class StreamWrapper:
     """Wraps a stream; subclasses override `write`, everything else is delegated.
 
     A wrapper with another wrapper on top cannot be removed: `deactivate` turns it into a pass-through. In a
-        forked child
-    it is a pass-through from the start.
+    forked child it is a pass-through from the start.
     """
 
     keeps_bars = False

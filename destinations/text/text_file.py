@@ -22,7 +22,7 @@ from destinations.base import LoggerDestination
 from events import Logger, State, WriteRate, check_placeholders, check_run_name, format_name, redact_text
 from uploads.disk import end_of_last_line
 
-from .formatting import exact, header, one_line, plain
+from .formatting import exact, flattened, header, one_line, plain
 from .streams import Redirection, StreamWrapper
 
 __all__ = [
@@ -80,7 +80,7 @@ def _parts(record: LineRecord) -> Iterator[str]:
     """Yields the text of each line after the prefix."""
     value = record.value
     if record.kind == "hyperparameters":
-        value = dict(_flat(value))
+        value = flattened(value)
     if record.kind in _SINGULAR:
         yield from (f"{one_line(name)}: {exact(item)}" for name, item in value.items())
     elif isinstance(value, str):
@@ -88,14 +88,6 @@ def _parts(record: LineRecord) -> Iterator[str]:
         yield from (f"{name}{one_line(line)}" for line in value.split("\n"))
     else:
         yield f"{one_line(record.name)}: {exact(value)}"
-
-
-def _flat(parameters: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in parameters.items():
-        if isinstance(value, Mapping) and value:
-            yield from _flat(value, f"{prefix}{name}.")
-        else:
-            yield prefix + name, value
 
 
 def json_line(record: LineRecord) -> str:
@@ -123,8 +115,7 @@ class LineSplitter:
     """Splits a stream of text chunks into lines.
 
     A carriage return restarts the line, as on a terminal: only the last state of a progress bar remains.
-        Lines of more
-    than 2**20 characters are split.
+    Lines of more than 2**20 characters are split.
     """
 
     def __init__(self) -> None:

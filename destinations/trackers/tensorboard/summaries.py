@@ -30,7 +30,7 @@ from destinations.media import (
     png_bytes,
     wav_bytes,
 )
-from destinations.text.formatting import describe, one_line, plain, short
+from destinations.text.formatting import describe, flattened, one_line, plain, short
 from destinations.trackers.names import without_surrogates
 from destinations.trackers.tracker import number
 from events import BinnedValues, RecordError
@@ -211,7 +211,7 @@ def session_start_value(hyperparameters: Mapping[str, Any], seconds: float) -> A
     columns. Without any, it collects the hyperparameters and metrics of all runs itself.
     """
     info = hparams_pb2.SessionStartInfo(start_time_secs=seconds)
-    for name, value in _flat(hyperparameters):
+    for name, value in flattened(hyperparameters).items():
         field = info.hparams[without_surrogates(name)]
         if isinstance(value, bool):
             field.bool_value = value
@@ -242,22 +242,12 @@ def session_end_value(status: str, seconds: float) -> Any:
 
 def hyperparameter_value(tag: str, hyperparameters: Mapping[str, Any]) -> Values:
     """Returns hyperparameters as a table."""
-    return table_value(tag, ["name", "value"], [[name, value] for name, value in _flat(hyperparameters)])
+    return table_value(tag, ["name", "value"], [list(item) for item in flattened(hyperparameters).items()])
 
 
 def _hparams(tag: str, **content: Any) -> Any:
     metadata = hparams_metadata.create_summary_metadata(hparams_pb2.HParamsPluginData(**content))
     return summary_pb2.Summary.Value(tag=tag, metadata=metadata, tensor=hparams_metadata.NULL_TENSOR)
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    flat: list[tuple[str, Any]] = []
-    for name, value in values.items():
-        if isinstance(value, Mapping) and value:
-            flat += _flat(value, f"{prefix}{name}.")
-        else:
-            flat.append((f"{prefix}{name}", value))
-    return flat
 
 
 # Tensors.
