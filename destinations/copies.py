@@ -1,12 +1,13 @@
-"""Copies of logged values, for destinations that keep them: the originals belong to the caller."""
+"""Copies, merges and measures logged values, for destinations that keep them."""
 
 import copy
+from collections.abc import Mapping
 from pathlib import PurePath
 from typing import Any
 
 from events import safe_text
 
-__all__ = ["own_copy"]
+__all__ = ["merged", "own_copy", "size_in_bytes"]
 
 _DEEPEST = 100
 _IMMUTABLE = (str, bytes, bool, int, float, type(None), PurePath)
@@ -33,3 +34,28 @@ def own_copy(value: Any, parents: tuple[Any, ...] = ()) -> Any:
         return copy.deepcopy(value)
     except Exception:  # noqa: BLE001  # anything may refuse to be copied, for a reason of its own
         return safe_text(value)
+
+
+def merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns nested mappings as one, the new over the old."""
+    result = dict(old)
+    for key, value in new.items():
+        before = result.get(key)
+        is_nested = isinstance(before, Mapping) and isinstance(value, Mapping)
+        result[key] = merged(before or {}, value) if is_nested else value
+    return result
+
+
+def size_in_bytes(value: Any) -> int:
+    """Returns the size of the arrays, images, texts and bytes in a value."""
+    if isinstance(value, Mapping):
+        return sum(map(size_in_bytes, value.values()))
+    if isinstance(value, list | tuple):
+        return sum(map(size_in_bytes, value)) + 8 * len(value)
+    if isinstance(value, bytes | str):
+        return len(value)
+    if hasattr(value, "nbytes"):
+        return int(value.nbytes)
+    if hasattr(value, "getbands"):
+        return int(value.width * value.height * len(value.getbands()))
+    return 0

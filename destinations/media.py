@@ -38,11 +38,12 @@ __all__ = [
     "iter_masks",
     "iter_point_clouds",
     "mask_png",
-    "mp4_file",
+    "mp4_bytes",
     "overlay_png",
     "ply_bytes",
     "png_bytes",
     "to_numpy",
+    "video_file",
     "wav_bytes",
 ]
 
@@ -55,6 +56,7 @@ _INT16_MAX = 32767
 _UINT16_MAX = 65535
 _MAX_AUDIO_CHANNELS = 64
 _OVERLAY_SHARE = 0.5
+_VIDEO_SUFFIXES = {b"\x1aE\xdf\xa3": ".webm", b"GIF8": ".gif", b"OggS": ".ogg", b"RIFF": ".avi"}
 
 
 @attrs.frozen(eq=False)
@@ -85,13 +87,26 @@ def to_numpy(value: Any) -> Array:
 
 
 def copy_value(value: Any) -> Any:
-    """Returns a copy that is independent of the caller's value; paths are read."""
+    """Returns a copy that is independent of the caller's value: numpy for arrays and tensors; paths are read.
+
+    Raises:
+        RecordError: no such file, or neither an array, an image nor a file.
+    """
+    try:
+        return _copied(value)
+    except FileNotFoundError as error:
+        raise RecordError(f"media file {error.filename!r} does not exist.") from error
+    except (TypeError, ValueError) as error:
+        raise RecordError(f"media must be an array, an image or a file: {error}.") from error
+
+
+def _copied(value: Any) -> Any:
     if isinstance(value, bytes):
         return value
     if isinstance(value, str | PurePath):
         return Path(value).read_bytes()
     if isinstance(value, list | tuple):
-        return [copy_value(item) for item in value]
+        return [_copied(item) for item in value]
     if isinstance(value, Image.Image):
         return value.copy()
     return np.array(to_numpy(value), copy=True)
@@ -299,13 +314,30 @@ def wav_bytes(audio: Any, sample_rate: int) -> bytes:
     return buffer.getvalue()
 
 
-def mp4_file(frames: Any, fps: float, path: Path) -> None:
-    """Writes frames as MP4 (H.264, 4:2:0); odd sizes are padded with the last row or column.
+def video_file(video: Any, fps: float | None, video_format: str = "mp4") -> tuple[bytes, str]:
+    """Returns a video as the bytes of a file, and its suffix, such as ".mp4".
+
+    Args:
+        video: the bytes of a file, which are returned unchanged, or frames `(T, C, H, W)`.
+        fps: frames per second, for frames; default: 1.
+        video_format: how frames are encoded, "mp4" or "gif".
+
+    Raises:
+        ImportError: PyAV is needed but not installed.
+        RecordError: unsupported shape.
+    """
+    if isinstance(video, bytes):
+        return video, _VIDEO_SUFFIXES.get(video[:4], ".mp4")
+    encode = gif_bytes if video_format == "gif" else mp4_bytes
+    return encode(video, fps or 1.0), f".{video_format}"
+
+
+def mp4_bytes(frames: Any, fps: float) -> bytes:
+    """Encodes frames as MP4 (H.264, 4:2:0); odd sizes are padded with the last row or column.
 
     Args:
         frames: `(T, C, H, W)` with 1, 3 or 4 channels; scaled like images, by the range of the whole video.
         fps: frames per second.
-        path: the file to write.
 
     Raises:
         ImportError: PyAV is missing.
@@ -331,7 +363,8 @@ def mp4_file(frames: Any, fps: float, path: Path) -> None:
     pixels = np.repeat(pixels, 3, axis=1) if pixels.shape[1] == 1 else pixels[:, :3]
     height, width = pixels.shape[2:]
     pixels = np.pad(pixels, ((0, 0), (0, 0), (0, height % 2), (0, width % 2)), mode="edge")
-    with av.open(str(path), "w", format="mp4") as container:
+    buffer = io.BytesIO()
+    with av.open(buffer, "w", format="mp4") as container:
         codec = "libx264" if "libx264" in av.codecs_available else "mpeg4"
         stream: Any = container.add_stream(codec, rate=Fraction(fps).limit_denominator(1001))
         stream.width, stream.height, stream.pix_fmt = pixels.shape[3], pixels.shape[2], "yuv420p"
@@ -341,6 +374,7 @@ def mp4_file(frames: Any, fps: float, path: Path) -> None:
             )
             container.mux(stream.encode(picture))
         container.mux(stream.encode())
+    return buffer.getvalue()
 
 
 def gif_bytes(video: Any, fps: float | None) -> bytes:

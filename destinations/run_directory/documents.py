@@ -22,8 +22,9 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from destinations.copies import merged
 from events import plain_config, redact_text
-from uploads.disk import DISK, Disk, read_regular, replace_file
+from uploads.disk import DISK, Disk, read_json, read_regular, replace_file
 
 from .layout import FORMAT_VERSION, HEARTBEAT, HPARAMS, SESSIONS, SIDECAR, strict_json, summary_name
 
@@ -36,7 +37,6 @@ __all__ = [
     "Documents",
     "SessionLog",
     "flat_hyperparameters",
-    "read_json",
     "write_summary",
 ]
 
@@ -62,15 +62,6 @@ def flat_hyperparameters(hyperparameters: Mapping[str, Any]) -> dict[str, Any]:
 
     add("", dict(hyperparameters))
     return flat if hyperparameters else {}
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Returns the JSON object in a file; empty if it is missing or unreadable."""
-    try:
-        data = json.loads(read_regular(path))
-    except (OSError, ValueError):
-        return {}
-    return data if isinstance(data, dict) else {}
 
 
 class Documents:
@@ -130,7 +121,7 @@ class Documents:
     def add_hyperparameters(self, hyperparameters: dict[str, Any]) -> None:
         """Adds hyperparameters to those of earlier calls."""
         # Made plain here too, for calls without a logger: one value that YAML refuses would cost all others.
-        self.hyperparameters = _merged(self.hyperparameters, plain_config(hyperparameters))
+        self.hyperparameters = merged(self.hyperparameters, plain_config(hyperparameters))
 
     def set_checkpoint(self, path: str | None) -> None:
         """Sets the path of the newest checkpoint."""
@@ -247,16 +238,6 @@ def _read_hparams(path: Path) -> dict[str, Any]:
     except RecursionError:  # It is nested too deeply.
         return {}
     return data if isinstance(data, dict) else {}
-
-
-def _merged(old: dict[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
-    merged = dict(old)
-    for key, value in new.items():
-        before = merged.get(key)
-        merged[key] = (
-            _merged(before, value) if isinstance(before, dict) and isinstance(value, Mapping) else value
-        )
-    return merged
 
 
 class SessionLog:

@@ -8,7 +8,6 @@ import errno
 import functools
 import hashlib
 import io
-import math
 import os
 import shutil
 import time
@@ -18,19 +17,19 @@ from pathlib import Path
 from typing import Any, Literal
 
 from destinations.background import Lane, RetryLaterError
+from destinations.copies import size_in_bytes
 from destinations.media import (
     copy_value,
-    gif_bytes,
     histogram_record,
     iter_images,
     iter_masks,
     iter_point_clouds,
     mask_png,
-    mp4_file,
     overlay_png,
     ply_bytes,
     png_bytes,
     to_numpy,
+    video_file,
     wav_bytes,
 )
 from events import BinnedValues, RecordError, safe_text
@@ -57,7 +56,6 @@ __all__ = ["FileKeeping", "MediaWriter"]
 FileKeeping = Literal["auto", "copy", "link", "off"]
 
 _INDICES_KEPT = 1000
-_VIDEO_SUFFIXES = {b"\x1aE\xdf\xa3": ".webm", b"GIF8": ".gif", b"RIFF": ".avi"}
 
 
 class MediaWriter:
@@ -103,7 +101,7 @@ class MediaWriter:
     ) -> None:
         """Writes each image, and each mask with its overlay, as PNG."""
         checked_name(name)
-        images = _copied(images)
+        images = copy_value(images)
         masks = None if masks is None else {key: copy_value(mask) for key, mask in masks.items()}
         for mask_name in masks or ():
             checked_name(mask_name)
@@ -123,7 +121,7 @@ class MediaWriter:
             labels,
             list(captions or ()),
         )
-        self._put(work, _size_of([images, masks]), f"image {name!r}")
+        self._put(work, size_in_bytes([images, masks]), f"image {name!r}")
 
     def _images(
         self,
@@ -162,7 +160,7 @@ class MediaWriter:
     ) -> None:
         """Writes audio as WAV; encoded bytes and files are kept as they are."""
         checked_name(name)
-        copied = _copied(audio)
+        copied = copy_value(audio)
         shape = None if isinstance(copied, bytes) else list(copied.shape)
 
         def work(at: float = self._clock()) -> None:
@@ -174,7 +172,7 @@ class MediaWriter:
                 {**record, "caption": caption, "sample_rate": sample_rate, "shape": shape},
             )
 
-        self._put(work, _size_of(copied), f"sound {name!r}")
+        self._put(work, size_in_bytes(copied), f"sound {name!r}")
 
     def log_video(
         self,
@@ -188,31 +186,24 @@ class MediaWriter:
         """Writes frames as MP4 or GIF; encoded bytes and files are kept as they are."""
         checked_name(name)
         given = Path(video).suffix if isinstance(video, str | Path) else ""
-        copied = _copied(video)
+        copied = copy_value(video)
 
         def work(at: float = self._clock()) -> None:
-            if isinstance(copied, bytes):
-                suffix = given or _VIDEO_SUFFIXES.get(copied[:4], ".mp4")
-                path, size = self._write_media(name, step, suffix, copied)
-                shape = None
-            elif video_format == "gif":
-                suffix, shape = ".gif", list(copied.shape)
-                path, size = self._write_media(name, step, suffix, gif_bytes(copied, fps))
-            else:
-                suffix, shape = ".mp4", list(copied.shape)
-                path, size = self._write_video(name, step, copied, fps or 1.0)
+            data, suffix = video_file(copied, fps, video_format)
+            suffix, shape = given or suffix, None if isinstance(copied, bytes) else list(copied.shape)
+            path, size = self._write_media(name, step, suffix, data)
             record = _record("video", name, step, 0, at, path, size)
             record |= {"caption": caption, "fps": fps, "format": suffix.removeprefix("."), "shape": shape}
             append_record(self._run_dir / MEDIA_INDEX, record)
 
-        self._put(work, _size_of(copied), f"video {name!r}")
+        self._put(work, size_in_bytes(copied), f"video {name!r}")
 
     def log_point_cloud(
         self, points: Any, name: str, step: int, colors: Any, caption: str | None = None
     ) -> None:
         """Writes each point cloud as PLY."""
         checked_name(name)
-        points, colors = _copied(points), None if colors is None else _copied(colors)
+        points, colors = copy_value(points), None if colors is None else copy_value(colors)
 
         def work(at: float = self._clock()) -> None:
             for index, (cloud, shades) in enumerate(iter_point_clouds(points, colors)):
@@ -221,7 +212,7 @@ class MediaWriter:
                 record |= {"caption": caption, "shape": list(cloud.shape), "has_colors": shades is not None}
                 append_record(self._run_dir / MEDIA_INDEX, record)
 
-        self._put(work, _size_of([points, colors]), f"point cloud {name!r}")
+        self._put(work, size_in_bytes([points, colors]), f"point cloud {name!r}")
 
     def log_histogram(self, values: Any, name: str, step: int, bins: "int | Sequence[float]") -> None:
         """Appends counts, edges and moments to the index."""
@@ -363,23 +354,9 @@ class MediaWriter:
         """Writes a file under the first free name; earlier files are never overwritten."""
         path = self._free_path(folder, name, step, suffix)
         replace_file(path, data)
-        return self._wrote(path, len(data))
-
-    def _write_video(self, name: str, step: int, frames: Any, fps: float) -> tuple[str, int]:
-        path = self._free_path(MEDIA_FOLDER, name, step, ".mp4")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f".{path.name}.tmp")
-        try:
-            mp4_file(frames, fps, temporary)
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
-        return self._wrote(path, path.stat().st_size)
-
-    def _wrote(self, path: Path, size: int) -> tuple[str, int]:
-        self.bytes_written += size
+        self.bytes_written += len(data)
         self.files_written += 1
-        return path.relative_to(self._run_dir).as_posix(), size
+        return path.relative_to(self._run_dir).as_posix(), len(data)
 
     def _free_path(self, folder: str, name: str, step: int, suffix: str) -> Path:
         parent = self._run_dir / folder / label_name(name)
@@ -422,33 +399,10 @@ def checked_name(name: str) -> str:
         raise RecordError(str(error)) from None
 
 
-def _copied(value: Any) -> Any:
-    try:
-        return copy_value(value)
-    except FileNotFoundError as error:
-        raise RecordError(f"media file {error.filename!r} does not exist.") from error
-    except (TypeError, ValueError) as error:
-        raise RecordError(f"media must be an array: {error}.") from error
-
-
 def _record(kind: str, name: str, step: int, index: int, at: float, path: str, size: int) -> dict[str, Any]:
     """Returns the common fields of an index line, those of stable-pretraining first."""
     own = {"name": name, "index": index, "time": at, "size": size}
     return {"step": step, "tag": name, "type": kind, "path": path, **own}
-
-
-def _size_of(value: Any) -> int:
-    if isinstance(value, dict):
-        return sum(_size_of(item) for item in value.values())
-    if isinstance(value, list | tuple):
-        return sum(_size_of(item) for item in value)
-    if isinstance(value, bytes):
-        return len(value)
-    if hasattr(value, "nbytes"):
-        return int(value.nbytes)
-    if hasattr(value, "getbands"):
-        return int(math.prod(value.size)) * len(value.getbands())
-    return 0
 
 
 def _cell(value: Any) -> Any:

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from destinations.background import Timer
 from events import redact_text
-from uploads.disk import file_system_of, is_network_file_system
+from uploads.disk import file_system_of, is_network_file_system, read_json
 
-from .documents import Documents, SessionLog, read_json, write_summary
+from .documents import Documents, SessionLog, write_summary
 from .drain import Drain
 from .environment import EnvironmentFile, rank_layout
 from .folder import HeldFolder, RunInUseError, WriterLock, holds_run, remove_temporaries, with_user_paths

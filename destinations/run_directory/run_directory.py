@@ -29,9 +29,9 @@ from events import (
     redact_text,
     safe_text,
 )
-from uploads.disk import call_in_forked_children, stop_calling_in_forked_children
+from uploads.disk import call_in_forked_children, read_json, stop_calling_in_forked_children
 
-from .documents import Documents, SessionLog, read_json
+from .documents import Documents, SessionLog
 from .folder import (
     HeldFolder,
     RunExistsError,

@@ -19,8 +19,8 @@ from destinations.media import (
     iter_images,
     iter_masks,
     iter_point_clouds,
-    mp4_file,
     overlay_png,
+    video_file,
     wav_bytes,
 )
 from events import BinnedValues, State, redact
@@ -154,15 +154,9 @@ class _CometSink(Sink):
         return self._sounds
 
     def log_video(self, stamp: Stamp, video: Any, fps: float | None) -> None:
-        if not isinstance(video, bytes):
-            with tempfile.TemporaryDirectory(prefix="comet-") as folder:
-                path = Path(folder) / "video.mp4"
-                mp4_file(video, fps or 1.0, path)
-                video = path.read_bytes()
-        kind = "gif" if video.startswith(b"GIF8") else "mp4"
-        self.experiment.log_video(
-            io.BytesIO(video), name=f"{stamp.name}.{kind}", format=kind, step=stamp.step
-        )
+        data, suffix = video_file(video, fps)
+        kind = "gif" if suffix == ".gif" else "mp4"
+        self.experiment.log_video(io.BytesIO(data), name=f"{stamp.name}.{kind}", format=kind, step=stamp.step)
 
     def log_histogram(self, stamp: Stamp, values: Any, bins: int | Sequence[float]) -> None:
         # Comet counts in bins of its own, from values. Those given here are kept beside them.

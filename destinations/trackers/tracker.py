@@ -19,10 +19,9 @@ import attrs
 
 from destinations.background import Lane, RetryLaterError, WhenFull
 from destinations.base import LoggerDestination
-from destinations.copies import own_copy
+from destinations.copies import own_copy, size_in_bytes
 from events import (
     BinnedValues,
-    RecordError,
     RunStatus,
     State,
     WriteRate,
@@ -41,7 +40,6 @@ __all__ = [
     "Stamp",
     "Tracker",
     "log_each_row",
-    "merged",
     "number",
     "require_package",
 ]
@@ -925,7 +923,7 @@ class Tracker(LoggerDestination):
             self._later(lambda: self._put(kind, method, *args, **options))
             return
         call = getattr(feed.sink, method)
-        size = _size_of([args, options])
+        size = size_in_bytes([args, options])
 
         def work() -> None:
             call(*(one.encoded() if isinstance(one, _GifFrames) else one for one in args), **options)
@@ -963,18 +961,6 @@ class Tracker(LoggerDestination):
         return closed.__dict__
 
 
-def merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns nested mappings as one, the new over the old."""
-    result = dict(old)
-    for key, value in new.items():
-        before = result.get(key)
-        if isinstance(before, Mapping) and isinstance(value, Mapping):
-            result[key] = merged(before, value)
-        else:
-            result[key] = value
-    return result
-
-
 def require_package(package: str, extra: str, what: str) -> None:
     """Checks that an optional package is installed, without importing it.
 
@@ -1009,37 +995,12 @@ class _GifFrames:
 
 
 def _copied(value: Any) -> Any:
-    """Returns a copy of media: numpy for arrays and tensors, bytes for files.
-
-    Raises:
-        RecordError: unsupported type, or no such file.
-    """
     from destinations.media import copy_value
 
-    try:
-        return copy_value(value)
-    except FileNotFoundError as error:
-        raise RecordError(f"no such media file: {error.filename!r}.") from error
-    except (TypeError, ValueError) as error:
-        raise RecordError(f"media must be an array, an image or a file: {error}.") from error
+    return copy_value(value)
 
 
 def _array(value: Any) -> Any:
     from destinations.media import to_numpy
 
     return to_numpy(value).copy()
-
-
-def _size_of(value: Any) -> int:
-    """Returns the size in bytes of the arrays, images, texts and bytes in a value."""
-    if isinstance(value, Mapping):
-        return sum(_size_of(item) for item in value.values())
-    if isinstance(value, list | tuple):
-        return sum(_size_of(item) for item in value) + 8 * len(value)
-    if isinstance(value, bytes | str):
-        return len(value)
-    if hasattr(value, "nbytes"):
-        return int(value.nbytes)
-    if hasattr(value, "getbands"):
-        return int(value.width * value.height * len(value.getbands()))
-    return 0

@@ -16,8 +16,8 @@ from destinations.media import (
     iter_images,
     iter_masks,
     iter_point_clouds,
-    mp4_file,
     overlay_png,
+    video_file,
     wav_bytes,
 )
 from destinations.text.formatting import describe
@@ -121,12 +121,8 @@ class _TrackioSink(Sink):
         self._log_file(stamp, content, ".wav", self._package().Audio)
 
     def log_video(self, stamp: Stamp, video: Any, fps: float | None) -> None:
-        if not isinstance(video, bytes):
-            with tempfile.TemporaryDirectory(prefix="trackio-") as folder:
-                path = Path(folder) / "video.mp4"
-                mp4_file(video, fps or 1.0, path)
-                video = path.read_bytes()
-        self._log_file(stamp, video, ".gif" if video.startswith(b"GIF8") else ".mp4", self._package().Video)
+        data, suffix = video_file(video, fps)
+        self._log_file(stamp, data, ".gif" if suffix == ".gif" else ".mp4", self._package().Video)
 
     def log_histogram(self, stamp: Stamp, values: Any, bins: int | Sequence[float]) -> None:
         record = histogram_record(values, bins)

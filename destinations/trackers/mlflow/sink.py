@@ -3,21 +3,21 @@
 `values.py` converts names and values to what MLflow accepts.
 """
 
-import functools
 import itertools
 import json
 import tempfile
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import attrs
 
 from destinations.background import RetryLaterError
+from destinations.copies import merged
 from destinations.text.formatting import plain, yaml_text
 from destinations.trackers.names import Names, clean_texts, numbered, without_surrogates
-from destinations.trackers.tracker import Row, Sink, Stamp, log_each_row, merged, number
+from destinations.trackers.tracker import Row, Sink, Stamp, log_each_row, number
 
 from .values import (
     artifact_key,
@@ -51,7 +51,6 @@ _STATUSES = {
     "interrupted": "KILLED",
     "preempted": "KILLED",
 }
-_VIDEO_SUFFIXES = {b"\x1aE\xdf\xa3": ".webm", b"GIF8": ".gif", b"RIFF": ".avi"}
 
 
 @attrs.frozen
@@ -371,12 +370,10 @@ class MLflowSink(Sink):
         self._log_medium("audio", stamp, ".wav", data)
 
     def log_video(self, stamp: Stamp, video: Any, fps: float | None) -> None:
-        from destinations.media import mp4_file
+        from destinations.media import video_file
 
-        if isinstance(video, bytes):
-            self._log_medium("videos", stamp, _VIDEO_SUFFIXES.get(video[:4], ".mp4"), video)
-        else:
-            self._log_medium("videos", stamp, ".mp4", functools.partial(mp4_file, video, fps or 1.0))
+        data, suffix = video_file(video, fps)
+        self._log_medium("videos", stamp, suffix, data)
 
     def log_histogram(self, stamp: Stamp, values: Any, bins: int | Sequence[float]) -> None:
         from destinations.media import histogram_record
@@ -417,21 +414,16 @@ class MLflowSink(Sink):
         text = cut(without_surrogates(value), _MAX_TAG)
         call_service(lambda: self._client.set_tag(run_id, key, text, synchronous=True))
 
-    def _log_medium(
-        self, folder: str, stamp: Stamp, suffix: str, data: "bytes | Callable[[Path], None]"
-    ) -> str:
+    def _log_medium(self, folder: str, stamp: Stamp, suffix: str, data: bytes) -> str:
         """Logs a file under its name, step and time; returns its artifact path."""
         at = f"{stamp.step:08d}_{milliseconds(stamp.time)}_{next(self._sequence)}{suffix}"
         return self._log_bytes(f"{folder}/{self._artifact_names.key(stamp.name)}/{at}", data)
 
-    def _log_bytes(self, path: str, data: bytes | Callable[[Path], None]) -> str:
+    def _log_bytes(self, path: str, data: bytes) -> str:
         parent, _, name = path.rpartition("/")
         with tempfile.TemporaryDirectory(prefix="destinations-mlflow-") as folder:
             file = Path(folder) / name
-            if isinstance(data, bytes):
-                file.write_bytes(data)
-            else:
-                data(file)
+            file.write_bytes(data)
             run_id = self._run()
             call_service(lambda: self._client.log_artifact(run_id, str(file), parent or None))
         return path

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from destinations.background import RetryLaterError
+from destinations.copies import merged
 from destinations.trackers.names import without_surrogates
-from destinations.trackers.tracker import Row, Sink, Stamp, log_each_row, merged
+from destinations.trackers.tracker import Row, Sink, Stamp, log_each_row
 from uploads.disk import is_locked
 
 from .event_file import GrowingFile, event_files, new_event_file, record_writer, records

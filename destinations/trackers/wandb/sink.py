@@ -30,7 +30,6 @@ _log = logging.getLogger("destinations")
 
 _INT64 = 2**63
 _EXIT_CODES = {"completed": 0, "stopped": 0, "interrupted": 255}
-_VIDEO_SUFFIXES = {b"\x1aE\xdf\xa3": "webm", b"GIF8": "gif", b"OggS": "ogg"}
 
 
 @attrs.frozen
@@ -271,18 +270,15 @@ class WandBSink(Sink):
     def log_video(self, stamp: Stamp, video: Any, fps: float | None) -> None:
         import wandb
 
-        from destinations.media import mp4_file
+        from destinations.media import video_file
 
-        if isinstance(video, bytes) and video[:4] == b"RIFF":
+        data, suffix = video_file(video, fps)
+        if suffix == ".avi":
             raise RecordError("W&B does not support AVI video. Convert it to MP4, WebM, GIF or Ogg.")
-        suffix = _VIDEO_SUFFIXES.get(video[:4], "mp4") if isinstance(video, bytes) else "mp4"
         with tempfile.TemporaryDirectory(prefix="destinations-wandb-") as folder:
-            path = Path(folder) / f"video.{suffix}"
-            if isinstance(video, bytes):
-                path.write_bytes(video)
-            else:
-                mp4_file(video, fps or 1.0, path)
-            self._log(stamp, wandb.Video(str(path), format=suffix, caption=_caption(stamp)))
+            path = Path(folder) / f"video{suffix}"
+            path.write_bytes(data)
+            self._log(stamp, wandb.Video(str(path), format=suffix[1:], caption=_caption(stamp)))
 
     def log_histogram(self, stamp: Stamp, values: Any, bins: int | Sequence[float]) -> None:
         import wandb

@@ -283,11 +283,11 @@ def _text(found, tag):
 
 def test_a_video_file_becomes_a_gif(tmp_path):
     """MP4 is decoded; GIF is taken as it is; what is neither is counted, and costs nothing else."""
-    from destinations.media import mp4_file
+    from destinations.media import mp4_bytes
 
     frames = np.zeros((4, 3, 16, 16), np.uint8)
     frames[2:] = 255
-    mp4_file(frames, 8, tmp_path / "video.mp4")
+    (tmp_path / "video.mp4").write_bytes(mp4_bytes(frames, 8))
     gif = io.BytesIO()
     Image.new("L", (3, 2)).save(gif, "GIF")
 
