@@ -39,6 +39,14 @@ def _say_unopened(what: str, kind: str, owner_pid: int) -> None:
 class LoggerDestination(Callback):
     """A callback that takes records and files.
 
+    ```python
+    class Printer(LoggerDestination):
+        def log_metrics(self, metrics, step=None):
+            print(step, metrics)
+
+    Trainer(..., loggers=[Printer(write_rate=WriteRate(every_steps=100))])
+    ```
+
     Subclass it and override what your destination can use; the rest is ignored. Method and argument names are
     those of Composer's class of this name, so that a destination written for it works here with its import
     changed.

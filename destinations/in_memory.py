@@ -56,10 +56,9 @@ class InMemory(LoggerDestination):
 
     ```python
     memory = InMemory()
-    trainer = Trainer(..., loggers=[memory])
-    trainer.fit()
-    series = memory.get_timeseries("loss/train")
-    plt.plot(series["batch"], series["loss/train"])
+    Trainer(..., loggers=[memory]).fit()
+    series = memory.get_timeseries("loss/train/total")
+    print(len(series["batch"]), len(series["loss/train/total"]))  # 4 4
     ```
 
     Records may come before `init`; they have a timestamp of zero. A second run adds to what the first one

@@ -35,6 +35,11 @@ def image_grid(
 ) -> Array:
     """Returns images arranged in a grid, as one image.
 
+    ```python
+    images = torch.rand(10, 3, 28, 28)
+    print(image_grid(images, columns=5).shape)  # (58, 148, 3)
+    ```
+
     Args:
         images: what `log_images` takes: `(N, C, H, W)`, a list, paths, …
         columns: images per row. Default: makes the grid as square as possible.
@@ -76,6 +81,11 @@ def with_captions(
 ) -> list[Array]:
     """Returns images with a caption below each, white on black, wrapped to the width of the image.
 
+    ```python
+    captions = ["a cat", "a dog"]
+    logger.log_images(with_captions(torch.rand(2, 3, 64, 64), captions), name="pets", channels_last=True)
+    ```
+
     Args:
         images: what `log_images` takes.
         captions: one per image; an empty one leaves its image unchanged.
@@ -97,6 +107,10 @@ def with_captions(
 
 def spectrogram(audio: Any, sample_rate: int, *, window_seconds: float = _WINDOW_SECONDS) -> Array:
     """Returns the spectrogram of audio as a grey image: time to the right, high frequencies on top.
+
+    ```python
+    logger.log_images(spectrogram(torch.randn(16_000), sample_rate=16_000), name="voice", channels_last=True)
+    ```
 
     The power of a short-time Fourier transform with a Hann window and 50 % overlap, in decibels relative to
     the max; -80 dB and less is black. J. O. Smith, Spectral Audio Signal Processing, 2011.

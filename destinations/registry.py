@@ -46,6 +46,11 @@ _factories: dict[str, Callable[..., LoggerDestination]] = {}
 def register_destination(name: str, factory: Callable[..., LoggerDestination]) -> None:
     """Adds a destination to the table, for this process.
 
+    ```python
+    register_destination("memory", lambda: InMemory(max_records=1000))
+    Trainer(..., loggers=[create_destination("memory")])
+    ```
+
     Args:
         name: What `create_destination` is given.
         factory: A class, or a function that returns a destination.
@@ -62,6 +67,10 @@ def register_destination(name: str, factory: Callable[..., LoggerDestination]) -
 
 def create_destination(name: str, **arguments: Any) -> LoggerDestination:
     """Returns a new destination.
+
+    ```python
+    destination = create_destination("TextFile", filename="logs/{run_name}.txt")
+    ```
 
     Args:
         name: Of one of our classes ("Console"), of an entry point of an installed package, or as it was

@@ -39,6 +39,15 @@ _SIGTERM_EXIT_CODE = 128 + 15
 class Engine:
     """Runs the events of one run.
 
+    ```python
+    state = State(run_name="mine")
+    logger = Logger(state, destinations=[InMemory()])
+    engine = Engine(state, logger)
+    engine.run_event(Event.INIT)
+    logger.log_metrics({"loss": 0.5})
+    engine.close()
+    ```
+
     **Order.** At `INIT`, destinations come before callbacks, so that what a callback logs in `init` arrives.
     At every other event, callbacks come before destinations, so that what a callback logs is there when a
     destination flushes. Among destinations, those that upload files come first at `INIT` and last otherwise.

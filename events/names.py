@@ -31,6 +31,10 @@ _DURATIONS = ("total_wct", "iteration_wct", "epoch_wct", "batch_wct")
 def format_run_name(template: str, state: State) -> str:
     """Fills in the placeholders that are constant during a run on this rank.
 
+    ```python
+    print(format_run_name("runs/{run_name}/{rank}", State(run_name="digits")))  # runs/digits/0
+    ```
+
     These are `{run_name} {rank} {local_rank} {world_size} {local_world_size} {node_rank}`. A format
     specification may follow a colon, `{rank:03d}`; other braces are left as they are.
     """
@@ -39,6 +43,10 @@ def format_run_name(template: str, state: State) -> str:
 
 def check_placeholders(template: str) -> None:
     """Refuses a placeholder that is nearly one of ours, such as `{runname}`; other braces are left alone.
+
+    ```python
+    check_placeholders("runs/{run_name}")              # ValueError for "runs/{runname}"
+    ```
 
     Raises:
         ValueError: the message has the placeholder that was probably meant.
@@ -52,6 +60,10 @@ def check_placeholders(template: str) -> None:
 
 def check_run_name(template: str, state: State) -> None:
     """Refuses a run name that would lead out of the folder of a path template, such as `"runs/{run_name}"`.
+
+    ```python
+    check_run_name("runs/{run_name}", State(run_name="digits"))      # an error for the name "../digits"
+    ```
 
     Warns of placeholders that `format_run_name` leaves as they are, such as `{runname}`.
 
@@ -78,6 +90,10 @@ def check_run_name(template: str, state: State) -> None:
 
 def format_name(template: str, state: State) -> str:
     """Fills in the placeholders of `format_run_name` and those of the timestamp.
+
+    ```python
+    print(format_name("{run_name}/ep{epoch}.pt", State(run_name="digits")))  # digits/ep0.pt
+    ```
 
     Its counts are integers (`{epoch} {batch} {sample} {token} {iteration}`, `{batch_in_epoch}` and so on),
     its durations seconds (`{total_wct} {epoch_wct} {batch_wct} {iteration_wct}`).

@@ -15,6 +15,10 @@ REDACTED = "[redacted]"
 def redact(value: Any) -> Any:
     """Returns a copy of a value without secrets, in nested mappings, lists, tuples, sets and strings.
 
+    ```python
+    print(redact({"lr": 0.1, "password": "hunter2"}))
+    ```
+
     The value of a key that names a secret is redacted, as is a key that is a secret; names that only resemble
     one (`num_tokens`, `tokenizer`, `primary_key`) are kept. Values nested more than a hundred levels deep, as
     in a structure that contains itself, become a text that says so.
@@ -26,6 +30,10 @@ def redact(value: Any) -> Any:
 
 def redact_text(text: str, *, only_literals: bool = False) -> str:
     """Returns the text with what looks like a secret redacted: keys, passwords in URLs, `token=…`.
+
+    ```python
+    print(redact_text("https://me:secret@example.org"))
+    ```
 
     Takes time linear in the length of the text.
 
@@ -40,7 +48,12 @@ def redact_text(text: str, *, only_literals: bool = False) -> str:
 
 
 def redact_arguments(arguments: Sequence[str]) -> list[str]:
-    """Returns a command line without secrets, as in `--api-key VALUE`, `--api-key=VALUE` and `-p VALUE`."""
+    """Returns a command line without secrets, as in `--api-key VALUE`, `--api-key=VALUE` and `-p VALUE`.
+
+    ```python
+    print(redact_arguments(["train.py", "--api-key", "abc123", "--lr=0.1"]))
+    ```
+    """
     import uploads
 
     return uploads.redact_arguments(arguments)

@@ -30,6 +30,10 @@ _log = logging.getLogger("events")
 def new_run_name() -> str:
     """Returns `$RUN_NAME`, or a new name that sorts by time, such as "20260314-092653-3f9a01c2".
 
+    ```python
+    folder = Path("runs") / new_run_name()
+    ```
+
     A thousand runs started within one second collide with a probability of 1 in 9,000.
     """
     return os.environ.get("RUN_NAME") or f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(4)}"
@@ -46,6 +50,10 @@ _AGREE_SECONDS = 60.0
 
 def agreed_run_name(timeout_s: float = _AGREE_SECONDS) -> str | None:
     """Returns a name that all ranks of a `torchrun` get; None where there is nothing to agree through.
+
+    ```python
+    run_name = agreed_run_name() or new_run_name()     # the same on all ranks of a torchrun
+    ```
 
     It is `$RUN_NAME`, or else what the first rank proposes in the store of torchrun's agent. That store
     outlives ranks that are restarted, which therefore continue the same run. No collective is entered; each
@@ -95,10 +103,10 @@ class Run:
     ```python
     with Run(loggers=[InMemory()], run_name="mine") as run:
         run.log_hyperparameters({"lr": 0.1})
-        for batch in loader:
+        for batch in train_dataloader:
             run.batch_start(batch)
             ...
-            run.log_metrics({"loss": loss})
+            run.log_metrics({"loss": 0.5})
             run.batch_end()
     ```
 

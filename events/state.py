@@ -21,7 +21,14 @@ _GETTER_AND_SETTER = 2
 
 
 class Phase(StrEnum):
-    """What the loop is doing."""
+    """What the loop is doing.
+
+    ```python
+    class Prints(Callback):
+        def batch_end(self, state, logger):
+            print(state.phase is Phase.TRAIN, state.phase.value)
+    ```
+    """
 
     TRAIN = "train"
     EVAL = "eval"
@@ -29,7 +36,12 @@ class Phase(StrEnum):
 
 
 class RunStatus(StrEnum):
-    """Whether a run is running, or how it ended."""
+    """Whether a run is running, or how it ended.
+
+    ```python
+    print([status.value for status in RunStatus])
+    ```
+    """
 
     RUNNING = "running"
     COMPLETED = "completed"
@@ -44,6 +56,10 @@ class RunStatus(StrEnum):
 
 class Precision(StrEnum):
     """The number formats of a run; the names are those of Composer.
+
+    ```python
+    Trainer(..., precision=Precision.AMP_BF16)
+    ```
 
     `AMP_BF16` and `BF16` are the same here, as are `AMP_FP16` and `FP16`: weights stay in fp32, and
     `torch.autocast` chooses the operations that run in the lower precision.
@@ -154,6 +170,12 @@ def read_part(batch: Any, key: Any) -> Any:
 @attrs.define(slots=False, eq=False, repr=False)
 class State:
     """The state of a run: its identity, its progress and its current objects.
+
+    ```python
+    class Progress(Callback):
+        def epoch_end(self, state, logger):
+            print(state.run_name, state.timestamp.epoch, state.get_elapsed_duration())
+    ```
 
     `State("my-run")` is complete; a `Trainer` or a `Run` fills in the rest and updates it. Callbacks may read
     everything and may attach attributes of their own.

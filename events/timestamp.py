@@ -20,7 +20,12 @@ __all__ = ["Time", "TimeUnit", "Timestamp"]
 
 
 class TimeUnit(StrEnum):
-    """A unit of training time; the value is its suffix in strings such as "10ep"."""
+    """A unit of training time; the value is its suffix in strings such as "10ep".
+
+    ```python
+    print(Time(3, TimeUnit.EPOCH))  # 3ep
+    ```
+    """
 
     ITERATION = "iter"
     EPOCH = "ep"
@@ -83,6 +88,10 @@ def _unit(unit: TimeUnit | str) -> TimeUnit:
 @attrs.frozen(eq=False, repr=False, order=False)
 class Time:
     """A span of training time: a number and its unit.
+
+    ```python
+    print(Time(10, "ba") + "5ba", Time.from_timestring("3ep") * 2)  # 15ba 6ep
+    ```
 
     `Time(10, "ep")` and `Time.from_timestring("10ep")` are the same. Whole units hold an `int`; seconds hold
     an `int` or a `float`; a duration (a share of the whole run) holds a `float`.
@@ -277,6 +286,11 @@ _NO_TIME = timedelta(0)
 @attrs.frozen(kw_only=True, eq=False, order=False)
 class Timestamp:
     """The progress of a run: counts and durations of everything completed so far.
+
+    ```python
+    now = Timestamp(epoch=1, batch=120)
+    print(now.get("ba"), now.batch_in_epoch)  # 120ba 0ba
+    ```
 
     Counts are `Time`s (`timestamp.batch.value`, `int(timestamp.batch)`), in total and within the current
     iteration or epoch. Samples and tokens are summed over ranks. Wall-clock durations (`*_wct`) are

@@ -419,6 +419,11 @@ def _abandon(notes: Path, store: Store | None, spool: Spool) -> None:
 def add_commands(subparsers: Any) -> None:
     """Adds the sub-commands to what `ArgumentParser.add_subparsers` returned.
 
+    ```python
+    parser = argparse.ArgumentParser()
+    add_commands(parser.add_subparsers())
+    ```
+
     The parsed namespace has `run`, to be called with the namespace; it prints errors to stderr and returns
     the exit code.
     """

@@ -40,6 +40,12 @@ def download_file(
 ) -> Path:
     """Downloads an object to a file and returns the file's path. Blocks until it is complete.
 
+    ```python
+    with UploadQueue("store") as queue:     # or "s3://bucket/digits"
+        queue.submit("notes.txt", "notes.txt").result(timeout_seconds=60)
+    download_file("notes.txt", "copy.txt", store="store")
+    ```
+
     Where there is no such object but `name.symlink` (a text file with another name, as Composer writes it),
     that one is followed. The name in it may begin with folders that the store's own prefix has already.
 

@@ -46,6 +46,10 @@ _IDENTIFIER = re.compile(r"[0-9a-f]{1,16}")
 class UploadState(enum.StrEnum):
     """The states of an entry.
 
+    ```python
+    print([state.value for state in UploadState])
+    ```
+
     pending → inflight → done; inflight → pending is a retry.
     Final: done, superseded (by a newer version of the name), conflict (`overwrite=False` and the name was
     taken), corrupt (the staged bytes were changed), rejected (by the store, for good), refused (not staged:
@@ -76,6 +80,12 @@ class UploadState(enum.StrEnum):
 @attrs.frozen
 class Outcome:
     """How one entry ended.
+
+    ```python
+    with UploadQueue("store") as queue:
+        outcome = queue.submit("notes.txt", "notes.txt").result(timeout_seconds=60)
+    print(outcome.state, outcome.size)
+    ```
 
     Attributes:
         identifier: The entry's.
@@ -130,6 +140,13 @@ _NAMES_SHOWN = 20
 class Backlog:
     """Uploads that are not delivered.
 
+    ```python
+    queue = UploadQueue("store")
+    queue.submit("notes.txt", "notes.txt")
+    backlog = queue.close(timeout_seconds=30)
+    print(backlog.remaining, backlog.failures)  # () ()
+    ```
+
     Attributes:
         spool: The folder of the spool.
         remaining: Names of pending uploads; `python -m uploads resume SPOOL` finishes them.
@@ -183,6 +200,12 @@ _ERRORS: dict[UploadState, type[UploadError]] = {
 
 class UploadHandle:
     """One upload. Every method may be called from any thread; only `result` and `exception` block.
+
+    ```python
+    with UploadQueue("store") as queue:
+        handle = queue.submit("notes.txt", "notes.txt")
+        print(handle.result(timeout_seconds=60).uri)
+    ```
 
     Attributes:
         identifier: The entry's identity; also in the remote object's metadata.
@@ -276,6 +299,13 @@ class UploadHandle:
 
 class FolderHandle:
     """A submitted folder: one handle per file in it.
+
+    ```python
+    with UploadQueue("store") as queue:
+        folder = queue.submit("runs/digits", "digits")
+        for handle in folder.handles:
+            handle.result(timeout_seconds=60)
+    ```
 
     Attributes:
         handles: In the order of their names.

@@ -33,19 +33,34 @@ _NOT_ESCAPED_BY_JSON = re.compile("[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u20
 
 
 def one_line(text: str) -> str:
-    r"""Returns the text on one line, with control characters escaped: a newline becomes "\n"."""
+    r"""Returns the text on one line, with control characters escaped: a newline becomes "\n".
+
+    ```python
+    print(one_line("two\nlines"))
+    ```
+    """
     return text if text.isprintable() else text.translate(_CONTROLS)
 
 
 def one_line_json(line: str) -> str:
-    """Returns a line of JSON with control characters as JSON escapes; they occur only in strings."""
+    """Returns a line of JSON with control characters as JSON escapes; they occur only in strings.
+
+    ```python
+    print(one_line_json('{"loss": 0.5}'))
+    ```
+    """
     if line.isprintable():
         return line
     return _NOT_ESCAPED_BY_JSON.sub(lambda match: f"\\u{ord(match[0]):04x}", line)
 
 
 def encodable(text: str, stream: Any) -> str:
-    """Returns the text with escapes for characters that the encoding of the stream lacks."""
+    """Returns the text with escapes for characters that the encoding of the stream lacks.
+
+    ```python
+    print(encodable("loss ▁▂▃", sys.stdout))
+    ```
+    """
     encoding = getattr(stream, "encoding", None) or "utf-8"
     try:
         text.encode(encoding)
@@ -56,6 +71,10 @@ def encodable(text: str, stream: Any) -> str:
 
 def missing_name(module: str, name: str, known: Iterable[str]) -> AttributeError | ImportError:
     """Returns what a module's `__getattr__` raises for a name that it lacks, with the nearest name.
+
+    ```python
+    print(missing_name("events", "Trainr", ["Trainer", "Run"]))
+    ```
 
     An ImportError for `from module import name`, whose own text has no hint; an AttributeError otherwise, as
     `hasattr` needs it.
@@ -75,6 +94,10 @@ def missing_name(module: str, name: str, known: Iterable[str]) -> AttributeError
 
 def parse_seconds(text: str) -> float:
     """Parses a duration into seconds: "30", "30s", "5m", "1h30m", "7d", "2 weeks".
+
+    ```python
+    print(parse_seconds("1h30m"))  # 5400.0
+    ```
 
     Raises:
         ValueError: It is none, or infinite.

@@ -384,6 +384,10 @@ def redact(value: Any) -> Any:
 def redact_text(text: str, *, only_literals: bool = False) -> str:
     """Returns a text with everything that looks like a secret replaced: keys, passwords, `token=…`.
 
+    ```python
+    print(redact_text("https://me:secret@example.org"))
+    ```
+
     Args:
         text: any text, of any length.
         only_literals: for source code, where `token = next(tokens)` is no secret: of what is assigned to a
@@ -406,6 +410,10 @@ def redact_text(text: str, *, only_literals: bool = False) -> str:
 def redact_table(columns: Sequence[Any], rows: Iterable[Sequence[Any]]) -> tuple[list[Any], list[list[Any]]]:
     """Returns a table without its secrets: those in its cells, and all of a column that is named like one.
 
+    ```python
+    print(redact_table(["user", "password"], [["ann", "hunter2"]]))
+    ```
+
     A column "token" is one of words, of which only what looks like a secret is taken out.
     """
     hidden = {
@@ -422,7 +430,12 @@ def redact_table(columns: Sequence[Any], rows: Iterable[Sequence[Any]]) -> tuple
 
 
 def redact_arguments(arguments: Sequence[str]) -> list[str]:
-    """Returns a command line without its secrets, as in `--api-key VALUE`, `--api-key=VALUE`, `-p VALUE`."""
+    """Returns a command line without its secrets, as in `--api-key VALUE`, `--api-key=VALUE`, `-p VALUE`.
+
+    ```python
+    print(redact_arguments(["train.py", "--api-key", "abc123", "--lr=0.1"]))
+    ```
+    """
     redacted: list[str] = []
     hide_next = False
     for argument in arguments:

@@ -26,6 +26,13 @@ _NAMES = ("ünï cödé", "a b/c d", "50%25+&=#?~", "x" * 150 + "/" + "y" * 150)
 class StoreContract:
     """What every store must do; subclass it in a test module, with a fixture `store` that is empty.
 
+    ```python
+    class TestLocalStore(StoreContract):
+        @pytest.fixture
+        def store(self, tmp_path):
+            return LocalStore(tmp_path / "store")
+    ```
+
     Override the two methods where a store cannot do what they say. `tmp_path` is pytest's own fixture.
     """
 

@@ -72,6 +72,10 @@ _LOOK_SECONDS = 0.5
 def default_spools(store_uri: str) -> Iterator[Path]:
     """Yields the default spools for a store, numbered from 0, without end.
 
+    ```python
+    print(next(default_spools("s3://bucket/digits")))
+    ```
+
     A queue takes the first that no live queue owns.
 
     Under `$UPLOADS_HOME`, else `$XDG_STATE_HOME/uploads`, else `~/.local/state/uploads`.
@@ -315,6 +319,10 @@ def _description(given: Store | str | Path, store: Store, options: dict[str, Any
 def exit_on_sigterm() -> None:
     """Makes SIGTERM raise SystemExit(143) in the main thread.
 
+    ```python
+    exit_on_sigterm()
+    ```
+
     So `finally` blocks run, and queues drain for up to their `exit_seconds`.
     A handler that was installed before is called first. Call it from the main thread.
 
@@ -338,6 +346,13 @@ _NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
 
 class UploadQueue:
     """Uploads files to a store in the background.
+
+    ```python
+    with UploadQueue("store", workers=8) as queue:     # or "s3://bucket/digits"
+        handle = queue.submit("notes.txt", "notes.txt")      # survives kill -9 from here on
+        ...
+        handle.result(timeout_seconds=60)
+    ```
 
     A file is safe when `submit` returns: its bytes are in the spool and survive `kill -9` of this process.
     Uploads start at once, with those that an earlier process left in the spool.

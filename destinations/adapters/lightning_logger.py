@@ -60,6 +60,11 @@ _KEY = "training_destinations"
 class LightningEvents(_CallbackBase):
     """Fires our events in a Lightning `Trainer` and advances the timestamp.
 
+    ```python
+    logger = LightningLogger(RunDirectory("runs/digits"))
+    trainer = Trainer(logger=logger, callbacks=[LightningEvents(logger)])
+    ```
+
     Made by `LightningLogger.callback()`; docs/adapters.md maps hooks to events. Made without arguments, as
     from a configuration file of `LightningCLI`, it joins the first `LightningLogger` of the trainer.
 
@@ -594,6 +599,11 @@ def _status_after(exception: BaseException | None, *, is_requeued: bool = False)
 
 class RegistryLogger(LightningLogger):
     """A `LightningLogger` on a `RunDirectory`, with the constructor of stable-pretraining's `RegistryLogger`.
+
+    ```python
+    logger = RegistryLogger("runs/digits", "digits", tags=["baseline"])
+    trainer = Trainer(logger=logger)
+    ```
 
     A drop-in replacement: only the import changes, and the files are readable by its reader.
 

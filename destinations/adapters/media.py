@@ -29,6 +29,10 @@ def log_images(
 ) -> None:
     """Logs images, each channels-first or -last, as one record with captions.
 
+    ```python
+    log_images(run.logger, "samples", [image], step=3, captions=["a cat"])
+    ```
+
     A batch of four dimensions is N images.
     """
     is_batch = len(getattr(images, "shape", ())) == _IMAGES_DIMENSIONS
@@ -57,7 +61,12 @@ def log_videos(
     captions: Sequence[str] | str | None = None,
     fps: float | Sequence[float] | None = None,
 ) -> None:
-    """Logs each video as a separate record; `(N, T, C, H, W)` is N videos."""
+    """Logs each video as a separate record; `(N, T, C, H, W)` is N videos.
+
+    ```python
+    log_videos(run.logger, "walk", [frames], step=3, fps=8)
+    ```
+    """
     is_batch = len(getattr(videos, "shape", ())) == _VIDEOS_DIMENSIONS
     several = list(videos) if isinstance(videos, list | tuple) or is_batch else [videos]
     rates: list[Any] = list(fps) if isinstance(fps, list | tuple) else [fps] * len(several)
@@ -77,6 +86,10 @@ def log_audios(
     sample_rate: int | Sequence[int | None] | None = None,
 ) -> None:
     """Logs each sound as a separate record with its caption.
+
+    ```python
+    log_audios(run.logger, "voice", [samples], step=3, sample_rate=16_000)
+    ```
 
     Of a sound with two dimensions the smaller one is its channels: `(samples, channels)` as in W&B, or
     `(channels, samples)`.
@@ -101,7 +114,12 @@ def log_table(
     dataframe: Any,
     step: int | None,
 ) -> None:
-    """Logs a table: columns and rows, or a data frame."""
+    """Logs a table: columns and rows, or a data frame.
+
+    ```python
+    log_table(run.logger, "labels", ["label", "count"], [["cat", 3]], None, step=3)
+    ```
+    """
     if dataframe is not None:
         columns, data = [str(column) for column in dataframe.columns], dataframe.to_numpy().tolist()
     logger.log_table(list(columns or ()), list(data or ()), name=name, step=step)
@@ -130,7 +148,13 @@ def _one_each(captions: Sequence[str] | str | None, count: int) -> list[str | No
 
 
 class WandbMedia:
-    """Mixin with the media calls of Lightning's `WandbLogger`, on which many callbacks rely."""
+    """Mixin with the media calls of Lightning's `WandbLogger`, on which many callbacks rely.
+
+    ```python
+    logger = LightningLogger(RunDirectory("runs/digits"))
+    logger.log_image("samples", [image], caption=["a cat"])
+    ```
+    """
 
     @property
     def experiment(self) -> Logger:

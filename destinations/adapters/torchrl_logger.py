@@ -265,7 +265,12 @@ def _host_value(value: Any) -> Any:
 
 
 def generate_exp_name(model_name: str, experiment_name: str) -> str:
-    """Returns a name of its own: both names, eight random hexadecimal digits, and the local time."""
+    """Returns a name of its own: both names, eight random hexadecimal digits, and the local time.
+
+    ```python
+    print(generate_exp_name("ppo", "cartpole"))
+    ```
+    """
     now = dt.datetime.now().astimezone()
     return f"{model_name}_{experiment_name}_{uuid.uuid4().hex[:8]}_{now:%y_%m_%d-%H_%M_%S}"
 
@@ -279,6 +284,10 @@ def get_logger(
     **kwargs: Any,
 ) -> TorchRLLogger | None:
     """Returns a logger, with the signature of torchrl's function of this name.
+
+    ```python
+    logger = get_logger("csv", "logs", "cartpole")
+    ```
 
     Args:
         logger_type: "csv" for a `RunDirectory`, "tensorboard", "wandb", "mlflow" or "trackio" for those
@@ -338,6 +347,10 @@ def _wandb_arguments(given: Mapping[str, Any], folder: str) -> dict[str, Any]:
 def from_torchrl(logger: Any) -> "FromTorchRL":
     """Returns a destination for our `Trainer` or `Run` that logs to a logger of torchrl.
 
+    ```python
+    Trainer(..., loggers=[from_torchrl(CSVLogger("cartpole"))])
+    ```
+
     Raises:
         TypeError: it is not a logger of torchrl.
     """
@@ -351,6 +364,10 @@ def from_torchrl(logger: Any) -> "FromTorchRL":
 
 class FromTorchRL(LoggerDestination):
     """Wraps a logger of torchrl for our `Trainer` or `Run`; made by `from_torchrl`.
+
+    ```python
+    Trainer(..., loggers=[FromTorchRL(CSVLogger("cartpole"))])
+    ```
 
     Passes on the records that torchrl has: metrics, hyperparameters, histograms, videos `(T, C, H, W)` and,
     where the logger has `log_str`, texts. What the logger does not implement is left out, and said once. It

@@ -10,6 +10,10 @@ __all__ = ["ModelHistograms"]
 class ModelHistograms(Callback):
     """Logs a histogram of each gradient and parameter of a model, every few batches.
 
+    ```python
+    Trainer(..., callbacks=[ModelHistograms(model, log="all", log_freq=500)])
+    ```
+
     Names are those of `wandb.watch`: `gradients/<parameter>` and `parameters/<parameter>`. They are logged
     before the optimizer steps, with the step of the batch. A gradient on a device is copied whole, without
     waiting for it.

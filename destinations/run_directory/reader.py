@@ -295,7 +295,13 @@ def _whole(fd: int) -> bytes:
 
 @attrs.frozen
 class MetricRow:
-    """One row: what was logged by one call, or by several of one step."""
+    """One row: what was logged by one call, or by several of one step.
+
+    ```python
+    row = read_rows("runs/digits")[-1]
+    print(row.step, row.metrics["loss"])  # 3 0.25
+    ```
+    """
 
     step: int | None
     epoch: float | None
@@ -305,6 +311,11 @@ class MetricRow:
 
 def read_rows(run_dir: Path | str, rank: int = 0) -> list[MetricRow]:
     """Returns all rows of a rank, oldest first, with their metrics by column.
+
+    ```python
+    for row in read_rows("runs/digits"):
+        print(row.step, row.metrics)
+    ```
 
     Args:
         run_dir: the folder of the run.
@@ -316,7 +327,12 @@ def read_rows(run_dir: Path | str, rank: int = 0) -> list[MetricRow]:
 
 
 def read_series(run_dir: Path | str, name: str, rank: int = 0) -> list[tuple[int | None, float]]:
-    """Returns step and value of every row that has the metric."""
+    """Returns step and value of every row that has the metric.
+
+    ```python
+    print(read_series("runs/digits", "loss")[0])  # (0, 1.0)
+    ```
+    """
     column = column_of(name)
     return [(row.step, row.metrics[column]) for row in read_rows(run_dir, rank) if column in row.metrics]
 

@@ -64,7 +64,7 @@ class RunDirectory(LoggerDestination):
     """Keeps a run as a folder: `metrics.csv`, `sidecar.json`, media, tables and all else, as plain files.
 
     ```python
-    trainer = Trainer(model, train_dataloader, max_duration="5ep", loggers=[RunDirectory("runs/digits")])
+    trainer = Trainer(model, train_dataloader, max_duration="5ep", loggers=[RunDirectory("runs/mine")])
     ```
 
     **Metrics.** A call packs one row into a memory-mapped journal, in about a microsecond, without a lock or

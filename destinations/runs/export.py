@@ -62,6 +62,11 @@ def export_runs(
 ) -> int:
     """Writes a row for each run: fields, `hparams.…`, `summary.…`. Returns the number of rows.
 
+    ```python
+    with open_runs("runs") as runs:
+        print(export_runs(runs, "runs.jsonl"))  # 1
+    ```
+
     Columns are those of all runs. In CSV, missing values are empty, and tags are a JSON list. In JSON lines,
     NaN and infinities are texts. In Parquet, a column has the narrowest type that holds all its values, or
     else is JSON text.
@@ -108,6 +113,11 @@ def export_metrics(
     on_damaged: Callable[[Run, Exception], object] | None = None,
 ) -> int:
     """Writes a row for each value: `run_id`, `metric`, `step`, `time`, `value`. Returns the number of rows.
+
+    ```python
+    with open_runs("runs") as runs:
+        print(export_metrics(runs, "metrics.csv", metrics=["loss"]))  # 4
+    ```
 
     Rows are ordered by run, then in the order of logging, then by column. A missing step or time is empty, or
     null. Values are exact; integers become floats.

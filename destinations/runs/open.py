@@ -24,7 +24,7 @@ def open_runs(
 
     ```python
     with open_runs("runs") as runs:
-        for run in runs.query(where="hparams.optim.lr >= 1e-3", sort_by="summary.val/acc", limit=10):
+        for run in runs.query(where="hparams.lr >= 1e-3", sort_by="summary.loss", limit=10):
             print(run.path)
     ```
 

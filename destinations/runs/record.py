@@ -83,6 +83,12 @@ def _field(kind: FieldType, *, default: Any = attrs.NOTHING, **properties: bool)
 class RunRecord:
     """A run as of the last scan of its folder, with the edits of the user applied.
 
+    ```python
+    with open_runs("runs") as runs:
+        record = runs["digits"].record
+    print(record.status, record.hparams["lr"], record.summary["loss"])  # completed 0.1 0.25
+    ```
+
     Times are in seconds since 1970. If something could not be read, `problem` says what, and the record has
     everything else; the status is "unknown" if that could not be read.
 
@@ -169,6 +175,10 @@ def is_terminal(status: str) -> bool:
 
 def is_alive(status: str, heartbeat_at: float | None, now: float) -> bool:
     """Returns whether a run is being written: it has not ended, and its heartbeat is fresh.
+
+    ```python
+    print(is_alive("running", heartbeat_at=1000.0, now=1060.0))  # True
+    ```
 
     Args:
         status: of the run.

@@ -87,6 +87,13 @@ RunLike = str | os.PathLike[str] | Run | RunRecord
 class Runs:
     """Runs below some roots; `open_runs` makes one.
 
+    ```python
+    with open_runs("runs") as runs:
+        runs.edit("digits", tags=["baseline"])
+        best = runs.query(where="'baseline' in tags", sort_by="summary.loss", limit=1)
+        print(best[0].path.name)  # digits
+    ```
+
     **Threading.** Any thread may call any method; a lock serializes them. Open the runs again in a forked
     child.
 

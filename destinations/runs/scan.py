@@ -46,6 +46,12 @@ _MAX_PROBLEMS = 100
 class ScanReport:
     """The result of a scan.
 
+    ```python
+    with open_runs("runs") as runs:
+        report = runs.scan()
+    print(report.runs, report.damaged)  # 1 0
+    ```
+
     Args:
         runs: number of runs.
         added: new runs.

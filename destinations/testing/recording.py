@@ -17,7 +17,15 @@ __all__ = ["Call", "RecordingDestination"]
 
 @attrs.frozen
 class Call:
-    """One call of a method of a destination: its name, and its arguments by name, copied."""
+    """One call of a method of a destination: its name, and its arguments by name, copied.
+
+    ```python
+    destination = RecordingDestination()
+    with Run(loggers=[destination]) as run:
+        run.log_metrics({"loss": 0.5}, step=3)
+    print([call.arguments for call in destination.calls if call.method == "log_metrics"])
+    ```
+    """
 
     method: str
     arguments: dict[str, Any]
@@ -25,6 +33,12 @@ class Call:
 
 class RecordingDestination(LoggerDestination):
     """Records every call that a destination gets, in order, with copies of its arguments.
+
+    ```python
+    destination = RecordingDestination()
+    Trainer(..., loggers=[destination]).fit()
+    print(destination.calls[0].method)
+    ```
 
     Args:
         stores_files: says so in `can_upload_files`, and takes files into `files`.

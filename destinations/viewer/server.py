@@ -32,7 +32,13 @@ _log = logging.getLogger("destinations")
 
 
 def view_run(run: Run, *, port: int | None = None) -> "Viewer":
-    """Serves the page of one run; see `Run.view`."""
+    """Serves the page of one run; see `Run.view`.
+
+    ```python
+    with open_runs("runs") as runs, view_run(runs["digits"]) as viewer:
+        print(viewer.url)
+    ```
+    """
     runs = open_runs(run.path)
     try:
         return Viewer(runs, port=port, owns_runs=True).start()

@@ -54,6 +54,11 @@ _Report = defaultdict[str, list[str]]
 class CodeSnapshot(Callback):
     """Uploads an archive of the code through the destinations when the run starts.
 
+    ```python
+    snapshot = CodeSnapshot(patterns=["*.py", "*.yaml"])
+    Trainer(..., callbacks=[snapshot], loggers=[Artifacts("store/{run_name}")])
+    ```
+
     In a git repository the archive holds the tracked files, as they are in the working tree. Elsewhere it
     holds the files below the folder, up to 50,000, without hidden files, environments, runs, and folders such
     as `build` and `wandb`. Only files that match a pattern are included, and no large ones: this is for code,

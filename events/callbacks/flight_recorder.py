@@ -180,7 +180,7 @@ class FlightRecorder(Callback):
     """Keeps the last steps, and writes them with the stacks of all threads when training goes wrong.
 
     ```python
-    Trainer(..., callbacks=[FlightRecorder(hang_seconds=300)], loggers=[RunDirectory("runs/digits")])
+    Trainer(..., callbacks=[FlightRecorder(hang_seconds=300)], loggers=[RunDirectory("runs/mine")])
     ```
 
     **When.** A metric that matches `nan_metrics` is NaN (once per run); the run fails with an exception;

@@ -32,6 +32,10 @@ _MIN_RANKS = 2
 class HealthChecker(Sampler):
     """Warns of GPUs that are throttled, and of those that work less than the others of the machine.
 
+    ```python
+    Trainer(..., callbacks=[HealthChecker(sample_freq=30)])
+    ```
+
     Logs `health/gpu<i>/throttled` (0 or 1) and `health/gpu<i>/utilization_percent` at an interval. A GPU is
     reported once when it starts to be throttled, with the reasons that NVML gives, and once when it stops;
     utilizations that differ by more than `threshold` are reported once per episode. Needs `nvidia-ml-py` and
@@ -108,6 +112,10 @@ class _Nvml:
 
 class StragglerDetector(Callback):
     """Finds ranks that are slower than the others, which wait for them in each step.
+
+    ```python
+    Trainer(..., callbacks=[StragglerDetector("100ba", threshold=1.2)])
+    ```
 
     Measures on each rank the time from the end of a batch to the beginning of the next backward pass:
     reading, transfers, forward pass, where ranks do not wait for each other. At an interval, logs

@@ -10,6 +10,10 @@ __all__ = ["LRMonitor"]
 class LRMonitor(Callback):
     """Logs the learning rate of each parameter group with each batch, as `lr-<optimizer>/group<i>`.
 
+    ```python
+    Trainer(..., callbacks=[LRMonitor()], schedulers=CosineAnnealingScheduler())
+    ```
+
     For trainers of your own and Composer's names: `Trainer` logs `lr/<optimizer>/group<i>` itself. A rate
     that is a tensor on a device is copied without waiting.
     """

@@ -59,6 +59,10 @@ def _has_gpu(callback: Callback, state: State) -> bool:
 class MemoryMonitor(Callback):
     """Logs the statistics of the GPU's allocator with each batch, as `memory/<statistic>`.
 
+    ```python
+    Trainer(..., callbacks=[MemoryMonitor({"allocated_bytes.all.peak": "peak_bytes"})])
+    ```
+
     `current_allocated_mem`, `current_active_mem`, `current_inactive_mem`, `current_reserved_mem`, the same
     with `peak_` (all in gigabytes, 10⁹ bytes), and `alloc_retries`, the number of allocations that
     succeeded only after the cache was emptied: a sign that memory is nearly full.
@@ -212,6 +216,10 @@ class _SnapshotFiles:
 class MemorySnapshot(Callback):
     """Records the GPU's allocations over a few batches, and writes a snapshot with a picture of it.
 
+    ```python
+    Trainer(..., callbacks=[MemorySnapshot(skip_batches=10, interval="2ba")])
+    ```
+
     `<filename>_snapshot.pickle`, for https://pytorch.org/memory_viz, and pages to open:
     `…_trace_plot.html`, `…_segment_plot.html`. They are uploaded too. A failure to write them is
     reported, and training continues.
@@ -292,6 +300,10 @@ class MemorySnapshot(Callback):
 
 class OOMObserver(Callback):
     """Writes a snapshot of the GPU's allocations when it runs out of memory.
+
+    ```python
+    Trainer(..., callbacks=[OOMObserver(filename="rank{rank}_out_of_memory")])
+    ```
 
     The files are those of `MemorySnapshot`, written before the exception is raised, and uploaded when the run
     is closed. Recording costs a few microseconds per allocation, throughout training.

@@ -28,6 +28,10 @@ _MOMENTS = {
 class OptimizerMonitor(Callback):
     """Logs L2 norms of gradients, weights, moments and updates, as `l2_norm/<kind>/global`.
 
+    ```python
+    Trainer(..., callbacks=[OptimizerMonitor(batch_log_interval=50, per_layer=True)])
+    ```
+
     | kind | of | when |
     |---|---|---|
     | `grad` | the gradients, as the optimizer saw them | always |
@@ -144,6 +148,10 @@ def _norm_of(norms: list[Any]) -> Any:
 
 class ActivationMonitor(Callback):
     """Logs statistics of what goes into and comes out of each module, at an interval.
+
+    ```python
+    Trainer(..., callbacks=[ActivationMonitor("100ba", ignore_module_types=["Dropout"])])
+    ```
 
     `activations/<statistic>/<module>_input.<i>` and `…_output.<i>`, for `l2_norm`, `max` and `kurtosis`
     over the last dimension, each averaged over the others, and `average` over all. The outermost module

@@ -63,6 +63,10 @@ def _divider(time_unit: str) -> int:
 class SpeedMonitor(Callback):
     """Logs the speed of training over the last batches, and the time spent.
 
+    ```python
+    Trainer(..., callbacks=[SpeedMonitor(window_size=50)])
+    ```
+
     | metric | value |
     |---|---|
     | `throughput/batches_per_sec`, `throughput/samples_per_sec` | over the last `window_size`, all ranks |
@@ -166,6 +170,10 @@ class SpeedMonitor(Callback):
 
 class RuntimeEstimator(Callback):
     """Logs how much time is left, `time/remaining_estimate`, with each batch.
+
+    ```python
+    Trainer(..., callbacks=[RuntimeEstimator(time_unit="minutes")])
+    ```
 
     The estimate is the time per share of the run so far, plus the mean time of each evaluation for those
     still to come. Within the first epoch of a run in epochs, the length of the dataloader gives the share.

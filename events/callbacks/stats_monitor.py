@@ -138,7 +138,8 @@ class StatsMonitor(Sampler):
     """Logs the counters of another object at an interval.
 
     ```python
-    Trainer(..., callbacks=[StatsMonitor(replay_buffer, name="buffer", rates=["written"])])
+    buffer = {"written": 0, "size": 0}
+    Trainer(..., callbacks=[StatsMonitor(lambda: buffer, name="buffer", rates=["written"])])
     ```
 
     The source has a method `stats()`, or is a function, that returns numbers by name. Nested names are joined

@@ -243,6 +243,10 @@ class ThresholdStopper(_MetricWatcher):
 class LossSpike(Callback):
     """Detects jumps of the training loss, and losses that stay high.
 
+    ```python
+    Trainer(..., callbacks=[LossSpike(log_only=False, patience=10, window_size=200)])
+    ```
+
     A loss is an outlier if it is `outlier_multiplier` times the mean of the last `window_size` others; more
     than `patience` outliers in a row are a spike. The loss is high if half of the window is above `loss_cap`.
     Logs `loss_spike/outliers`, the current number in a row, when it changes.
@@ -326,6 +330,10 @@ class LossSpike(Callback):
 
 class NaNMonitor(Callback):
     """Raises when the training loss is NaN, and names the first module whose output is not finite.
+
+    ```python
+    Trainer(..., callbacks=[NaNMonitor()])
+    ```
 
     To find the module, the outputs of all innermost modules are reduced in one multi-tensor operation per
     microbatch, which reads each of them once and waits for nothing. The model must be one that runs forward

@@ -106,6 +106,10 @@ def _visible_handles(nvml: Any, visible: str | None) -> list[Any]:
 class SystemMonitor(Sampler):
     """Logs the load of the machine.
 
+    ```python
+    Trainer(..., callbacks=[SystemMonitor(every_seconds=30)])
+    ```
+
     | metric | value |
     |---|---|
     | `system/cpu_percent` | of all CPUs, since the last sample |

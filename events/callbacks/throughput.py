@@ -15,6 +15,10 @@ __all__ = ["Throughput"]
 class Throughput(Callback):
     """Logs training throughput, under Composer's names.
 
+    ```python
+    Trainer(..., callbacks=[Throughput("50ba")])
+    ```
+
     `throughput/batches_per_sec`, `throughput/samples_per_sec` and `throughput/tokens_per_sec` (the latter two
     if the loop counts them) over all ranks; with several ranks also `throughput/device/…`, the share of one
     rank.

@@ -16,6 +16,10 @@ __all__ = ["Timer"]
 class Timer(Callback):
     """Logs the durations of training batches in seconds.
 
+    ```python
+    Trainer(..., callbacks=[Timer("100ba", [Aggregation.MEAN, Aggregation.MAX])])
+    ```
+
     | `timer/…` | from | to |
     |---|---|---|
     | `data_seconds` | `BEFORE_DATALOADER` or last `BATCH_END` | `AFTER_DATALOADER` or `BATCH_START` |

@@ -23,6 +23,10 @@ _IMAGE_DIMENSIONS = (3, 4)
 class ImageVisualizer(Callback):
     """Logs images of the training data as `Images/Train`, and of each evaluation as `Images/Eval`.
 
+    ```python
+    Trainer(..., callbacks=[ImageVisualizer("1ep", num_images=4)], loggers=[RunDirectory("runs/mine")])
+    ```
+
     With `mode="segmentation"` they have two masks: `prediction`, the class of the highest output, and
     `ground_truth`. Negative targets ("ignore") become one class above the highest.
 

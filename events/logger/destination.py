@@ -118,6 +118,11 @@ class WriteRate:
 class WriteSchedule:
     """When a destination was last written to in each phase, and when it is due next.
 
+    ```python
+    console = Console(write_rate=WriteRate(every_steps=10))
+    print(type(console.write_schedule).__name__)
+    ```
+
     A logger keeps one per destination, so that a new run starts a new one. Training thread only.
     """
 
@@ -155,6 +160,13 @@ class WriteSchedule:
 
 class Destination(Protocol):
     """Takes records and files; the engine calls its hooks, as those of any callback.
+
+    ```python
+    def names_of(destinations: list[Destination]) -> list[str]:
+        return [type(one).__name__ for one in destinations]
+
+    print(names_of([Console(), InMemory()]))  # ['Console', 'InMemory']
+    ```
 
     Attributes:
         write_rate: limits how often it is written to; None for no limit.

@@ -68,6 +68,10 @@ def open_device(tensor: Any) -> Device | None:
 class DeviceCopies:
     """How values are copied from a device to the host.
 
+    ```python
+    Trainer(..., device_copies=DeviceCopies(slots=256, when_full="drop"))
+    ```
+
     Args:
         slots: the maximum number of pending copies per device.
         scalars_per_slot: how many metrics a copy holds; a call with more takes several slots.

@@ -61,6 +61,13 @@ class AttachedCallback(Protocol):
 class Logger:
     """Delivers what is logged to every destination.
 
+    ```python
+    class LossPerClass(Callback):
+        def batch_end(self, state, logger):
+            logger.log_metrics({"loss/cat": 0.1, "loss/dog": 0.3})
+            logger.log_table(["label", "count"], [["cat", 3], ["dog", 5]], name="labels")
+    ```
+
     **Steps.** The default `step` is the number of completed batches: a loss logged while batch 0 is trained
     has step 0; a metric that a callback logs on the `BATCH_END` after it has step 1.
 

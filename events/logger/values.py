@@ -52,6 +52,11 @@ _MAX_INTEGER_BITS = 14_000
 def plain_config(config: Any) -> dict[str, Any]:
     """Returns a configuration as nested dictionaries with string keys, lists and plain values.
 
+    ```python
+    config = plain_config({"dtype": torch.bfloat16, "lr": np.float32(0.5)})
+    print(config)  # {'dtype': 'torch.bfloat16', 'lr': 0.5}
+    ```
+
     Takes mappings, attrs classes and dataclasses (with or without slots), namespaces, named tuples, pydantic
     models and OmegaConf, nested in any way. Enum members become their values; paths, dtypes, devices and
     other objects their `str`. A value that contains itself, is nested more than a hundred levels deep, or
@@ -64,7 +69,12 @@ def plain_config(config: Any) -> dict[str, Any]:
 
 
 def safe_text(value: Any) -> str:
-    """Returns `str(value)`, or a placeholder if that raises."""
+    """Returns `str(value)`, or a placeholder if that raises.
+
+    ```python
+    print(safe_text(Time(3, "ep")))  # 3ep
+    ```
+    """
     try:
         return "".join(str(value))
     except Exception as error:  # noqa: BLE001  # a user's own class
@@ -446,6 +456,11 @@ def flatten_metrics(metrics: Any, prefix: str = "") -> FlatMetrics:
 
 def host_metrics(metrics: Mapping[str, Any], *, keys_sep: str = "/") -> tuple[dict[str, float], list[str]]:
     """Returns metrics as Python numbers, and a message for each invalid one; waits for devices.
+
+    ```python
+    metrics, errors = host_metrics({"loss": torch.tensor(0.5), "eval": {"top1": 0.25}})
+    print(metrics)  # {'loss': 0.5, 'eval/top1': 0.25}
+    ```
 
     Args:
         metrics: as for `Logger.log_metrics`; nested mappings and TensorDicts are flattened.

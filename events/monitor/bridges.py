@@ -367,6 +367,10 @@ class FromTorchMonitor(QueuedCallback):
 class ToTorchMonitor(QueuedCallback):
     """Passes our monitor events to the handlers of `torch.monitor`, such as `TensorboardEventHandler`.
 
+    ```python
+    Trainer(..., callbacks=[ToTorchMonitor()])
+    ```
+
     Windows of Stats arrive as "torch.monitor.Stat", other events under their own names. Timestamps become
     local times without a zone, as torch has them; `True` becomes 1, and integers of more than 64 bits become
     floats.
@@ -431,9 +435,9 @@ def forward_to(logger: Logger) -> ForwardMonitor:
     """Logs monitor events to a running logger from now on.
 
     ```python
-    with Run(loggers=[...]) as run:
+    with Run(loggers=[InMemory()]) as run:
         monitor.forward_to(run.logger)
-        for batch in loader:
+        for batch in train_dataloader:
             ...
             run.batch_end()
     ```
@@ -458,6 +462,11 @@ def forward_to(logger: Logger) -> ForwardMonitor:
 def from_torch(logger: Logger) -> FromTorchMonitor:
     """Logs the events of `torch.monitor` to a running logger from now on.
 
+    ```python
+    with Run(loggers=[InMemory()]) as run:
+        monitor.from_torch(run.logger)
+    ```
+
     Args:
         logger: the logger of a run, which also gives the steps; pending events are logged at the run's
             events.
@@ -474,6 +483,11 @@ def from_torch(logger: Logger) -> FromTorchMonitor:
 
 def to_torch(logger: Logger | None = None) -> ToTorchMonitor:
     """Passes our monitor events to `torch.monitor` from now on.
+
+    ```python
+    with Run(loggers=[InMemory()]) as run:
+        monitor.to_torch(run.logger)
+    ```
 
     Args:
         logger: the logger of a run, whose events drive the delivery, and whose close ends it.
@@ -523,7 +537,12 @@ class TensorboardEventHandler:
     """Writes the windows of Stats to a `SummaryWriter`, as the class of this name in `torch.monitor`.
 
     ```python
-    handle = monitor.register_event_handler(monitor.TensorboardEventHandler(SummaryWriter("logs")))
+    from torch.utils.tensorboard import SummaryWriter
+
+    with SummaryWriter("logs") as writer:
+        handle = monitor.register_event_handler(monitor.TensorboardEventHandler(writer))
+        ...
+        monitor.unregister_event_handler(handle)
     ```
 
     The step of a scalar counts the windows in which it came, from 0; torch's handler gives none, so that all

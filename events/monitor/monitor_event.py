@@ -76,6 +76,11 @@ def _unpickle(name: str, timestamp: datetime, data: dict[str, Value]) -> "Event"
 class Event:
     """A monitor event: a name, a time and data.
 
+    ```python
+    event = monitor.Event("data_loader", datetime.now(UTC), {"wait_seconds": 0.25, "shard": 7})
+    monitor.log_event(event)
+    ```
+
     Values keep their types: `True` is not `1.0`, and an integer of any size keeps its last digit. Two events
     of equal content are equal; an event can be copied and pickled.
 
@@ -99,6 +104,11 @@ class Event:
 
 class EventHandlerHandle:
     """A registration: returned by `register_event_handler`, taken by `unregister_event_handler`.
+
+    ```python
+    handle = monitor.register_event_handler(print)
+    monitor.unregister_event_handler(handle)
+    ```
 
     Attributes:
         handler: the function.
@@ -150,6 +160,13 @@ _handlers = _Handlers()
 def register_event_handler(handler: Callable[[Event], object]) -> EventHandlerHandle:
     """Registers a function to be called with each event logged from now on, in any thread of this process.
 
+    ```python
+    seen = []
+    handle = monitor.register_event_handler(seen.append)
+    monitor.log_event(monitor.Event("worker.restart", datetime.now(UTC), {"worker": 3}))
+    print(seen[0].data)  # {'worker': 3}
+    ```
+
     Handlers are called one after another, in the order of registration, in the thread that logs; windows of a
     `Stat` are logged in a background thread. Do slow work elsewhere, behind a queue.
 
@@ -197,6 +214,11 @@ def register_reentrant_handler(handler: Callable[[Event], object]) -> EventHandl
 def unregister_event_handler(handle: EventHandlerHandle) -> None:
     """Unregisters a handler; a second call does nothing.
 
+    ```python
+    handle = monitor.register_event_handler(print)
+    monitor.unregister_event_handler(handle)
+    ```
+
     An event that another thread is logging right now may still reach it.
 
     Raises:
@@ -209,6 +231,10 @@ def unregister_event_handler(handle: EventHandlerHandle) -> None:
 
 def log_event(event: Any) -> None:
     """Calls every registered handler with an event, in this thread; returns when all have returned.
+
+    ```python
+    monitor.log_event(monitor.Event("worker.restart", datetime.now(UTC), {"worker": 3}))
+    ```
 
     Args:
         event: ours; an event of `torch.monitor` is passed on as one of ours.

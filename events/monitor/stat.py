@@ -57,6 +57,11 @@ _logging = threading.local()
 class Aggregation(StrEnum):
     """An aggregate of the samples of a window; the value is the suffix of its name, as in "loss.mean".
 
+    ```python
+    seconds = Stat("data_seconds", [Aggregation.MEAN, Aggregation.MAX], window_size=timedelta(seconds=60))
+    print(Aggregation.P95.value)  # p95
+    ```
+
     A NaN among the samples makes all aggregates NaN but `VALUE` and `COUNT`, whatever its position.
     """
 
@@ -186,7 +191,14 @@ class Stat:
 
 
 def flush() -> None:
-    """Logs the open windows of all Stats of this process, in this thread."""
+    """Logs the open windows of all Stats of this process, in this thread.
+
+    ```python
+    requests = Stat("requests", [Aggregation.COUNT], window_size=timedelta(seconds=60))
+    requests.add(1)
+    monitor.flush()         # logs what the open window holds, without waiting for its end
+    ```
+    """
     _closer.flush()
 
 

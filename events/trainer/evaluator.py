@@ -22,8 +22,9 @@ class Evaluator:
     """A dataloader to evaluate on.
 
     ```python
-    Trainer(model, data, [Evaluator(label="near", dataloader=near, metric_names=["accuracy"]),
-                          Evaluator(label="far", dataloader=far, eval_interval="5ep")], ...)
+    near = Evaluator(label="near", dataloader=eval_dataloader, subset_num_batches=10)
+    far = Evaluator(label="far", dataloader=eval_dataloader, eval_interval="5ep")
+    Trainer(..., eval_dataloader=[near, far])
     ```
 
     Args:

@@ -80,7 +80,12 @@ def _between(first: float, last: float, share: float) -> float:
 
 @attrs.frozen
 class ConstantScheduler:
-    """`alpha` until `t_max`, then 1."""
+    """`alpha` until `t_max`, then 1.
+
+    ```python
+    Trainer(..., schedulers=ConstantScheduler(alpha=0.1, t_max="2ep"))
+    ```
+    """
 
     alpha: float = 1.0
     t_max: Time = _time
@@ -92,7 +97,12 @@ class ConstantScheduler:
 
 @attrs.frozen
 class LinearScheduler:
-    """From `alpha_i` to `alpha_f`, in a straight line until `t_max`."""
+    """From `alpha_i` to `alpha_f`, in a straight line until `t_max`.
+
+    ```python
+    Trainer(..., schedulers=LinearScheduler(alpha_f=0.1, t_max="0.9dur"))
+    ```
+    """
 
     alpha_i: float = 1.0
     alpha_f: float = 0.0
@@ -105,7 +115,12 @@ class LinearScheduler:
 
 @attrs.frozen
 class CosineAnnealingScheduler:
-    """From 1 to `alpha_f`, along half a period of a cosine until `t_max`."""
+    """From 1 to `alpha_f`, along half a period of a cosine until `t_max`.
+
+    ```python
+    Trainer(..., schedulers=CosineAnnealingScheduler(alpha_f=0.1))
+    ```
+    """
 
     t_max: Time = _time
     alpha_f: float = 0.0
@@ -136,7 +151,12 @@ def _warm(t_warmup: Time, t_max: Time, state: State) -> tuple[float, float]:
 
 @attrs.frozen
 class ConstantWithWarmupScheduler:
-    """From 0 to `alpha` in a straight line until `t_warmup`, then `alpha`, and 1 after `t_max`."""
+    """From 0 to `alpha` in a straight line until `t_warmup`, then `alpha`, and 1 after `t_max`.
+
+    ```python
+    Trainer(..., schedulers=ConstantWithWarmupScheduler("100ba"))
+    ```
+    """
 
     t_warmup: Time = attrs.field(converter=_as_time)
     alpha: float = 1.0
@@ -150,7 +170,12 @@ class ConstantWithWarmupScheduler:
 
 @attrs.frozen
 class LinearWithWarmupScheduler:
-    """From 0 to `alpha_i` until `t_warmup`, then to `alpha_f` until `t_max`, in straight lines."""
+    """From 0 to `alpha_i` until `t_warmup`, then to `alpha_f` until `t_max`, in straight lines.
+
+    ```python
+    Trainer(..., schedulers=LinearWithWarmupScheduler("100ba"))
+    ```
+    """
 
     t_warmup: Time = attrs.field(converter=_as_time)
     alpha_i: float = 1.0
@@ -165,7 +190,12 @@ class LinearWithWarmupScheduler:
 
 @attrs.frozen
 class CosineAnnealingWithWarmupScheduler:
-    """From 0 to 1 in a straight line until `t_warmup`, then to `alpha_f` along a cosine until `t_max`."""
+    """From 0 to 1 in a straight line until `t_warmup`, then to `alpha_f` along a cosine until `t_max`.
+
+    ```python
+    Trainer(..., schedulers=CosineAnnealingWithWarmupScheduler("100ba", alpha_f=0.1))
+    ```
+    """
 
     t_warmup: Time = attrs.field(converter=_as_time)
     t_max: Time = _time

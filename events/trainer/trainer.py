@@ -62,8 +62,8 @@ class Trainer:
     """Trains a model and runs the 40 events of `Event`.
 
     ```python
-    trainer = Trainer(model, train_dataloader, eval_dataloader, max_duration="5ep", loss_fn=cross_entropy,
-                      optimizers=Adam(model.parameters()), loggers=[ProgressBar(), RunDirectory("runs/mine")])
+    trainer = Trainer(model, train_dataloader, eval_dataloader, max_duration="5ep", loss_fn=loss_fn,
+                      optimizers=optimizer, loggers=[ProgressBar(), RunDirectory("runs/mine")])
     trainer.fit()
     ```
 

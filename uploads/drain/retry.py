@@ -55,6 +55,10 @@ def backoff_seconds(failures: int, first_seconds: float, cap_seconds: float) -> 
 class RetryPolicy:
     """Exponential back-off with full jitter.
 
+    ```python
+    queue = UploadQueue("store", policy=RetryPolicy(first_seconds=0.5, cap_seconds=30, unknown_tries=3))
+    ```
+
     A delay is uniform between 0 and a ceiling that doubles, so that ranks do not retry together.
     Transient failures are retried without limit, for as long as the queue lives.
 

@@ -40,6 +40,11 @@ _REJECTED = {errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno
 class LocalStore:
     """Objects are files under a root, which is created by the first put.
 
+    ```python
+    store = LocalStore("store")
+    print([found.name for found in store.list()])  # []
+    ```
+
     A put writes beside its goal, syncs, and renames (or, create-only, links: the file system refuses the
     second of two). Every folder on the way is opened without following links, so that nothing is read or
     written outside the root.

@@ -28,6 +28,10 @@ _OUR_OPTIONS = frozenset(
 def object_store_location(uri: str | Path, **options: Any) -> tuple[str, dict[str, str]]:
     """Returns a path or URI without options, and the options by the names of `object_store`.
 
+    ```python
+    print(object_store_location("s3://bucket/digits?region_name=eu-west-1"))
+    ```
+
     Credentials that neither the URI nor the call gives are left to the other library, which looks in the
     environment and where its cloud keeps them; those of a `profile` are looked up by boto3.
 

@@ -38,6 +38,10 @@ class StoreFactory(Protocol):
 def register_store(scheme: str, factory: StoreFactory) -> None:
     """Adds a store for a URI scheme to the table, for this process.
 
+    ```python
+    register_store("folder", lambda location, options: LocalStore(location.path))
+    ```
+
     Uploads to a remote store run in a worker process, in which this call was not made: a package should use
     the entry point, or `UploadQueue` needs `isolation="threads"`.
 
@@ -60,6 +64,10 @@ def register_store(scheme: str, factory: StoreFactory) -> None:
 
 def open_store(uri: str | Path, **options: Any) -> Store:
     """Returns the store at a path or a URI: `file`, `s3`, `gs`, `az`, `sftp`, or a registered scheme.
+
+    ```python
+    store = open_store("s3://bucket/digits?region=eu-west-1")
+    ```
 
     Args:
         uri: Options may follow a `?`: `s3://bucket/prefix?endpoint_url=http://127.0.0.1:9000&client=obstore`.

@@ -167,6 +167,11 @@ class Body:
 class RemoteObject:
     """An object as the store describes it.
 
+    ```python
+    for found in LocalStore("store").list("checkpoints/"):
+        print(found.name, found.size, found.sha256)
+    ```
+
     Attributes:
         name: As in `put`: without the store's prefix.
         size: Bytes.
@@ -186,6 +191,11 @@ class RemoteObject:
 
 class Store(Protocol):
     """Keeps bytes under names that `names.check_remote_name` accepts.
+
+    ```python
+    store: Store = open_store("store")
+    print(store.head("notes.txt"))  # None
+    ```
 
     **Threading.** Every method may be called from many threads of the process that made the store. A store is
     not used across a fork.

@@ -40,6 +40,10 @@ _PUBLIC_OPTIONS = {
 class StoreLocation:
     """A store's URI without its options: what the factory of a store gets.
 
+    ```python
+    register_store("ftp", lambda location, options: FtpStore(location.authority, location.path))
+    ```
+
     Attributes:
         scheme: "s3".
         authority: What stands between `://` and the next `/`: a bucket, or `user@host:port`.

@@ -47,6 +47,12 @@ Change = Literal["added", "changed", "updated"]
 class CompactReport:
     """What a compaction did.
 
+    ```python
+    with open_runs("runs") as runs:
+        report = compact(runs, "dataset")
+    print(report.added, report.points)  # 1 4
+    ```
+
     Attributes:
         uri: of the dataset.
         version: of the dataset, for `open_runs(uri, version=…)`.
@@ -92,6 +98,11 @@ def compact(
     clock: Callable[[], float] = time.time,
 ) -> CompactReport:
     """Writes finished runs to a dataset: those that are new in it, or have changed.
+
+    ```python
+    with open_runs("runs") as runs:
+        compact(runs, "dataset", optimize=True)        # or "s3://bucket/dataset"
+    ```
 
     A run has ended, or its process has (its heartbeat is old). What the dataset has of runs that are gone
     from `runs` stays. Run ids tell runs apart.

@@ -46,6 +46,13 @@ _RECORD_FIELDS = frozenset(field.name for field in attrs.fields(RunRecord)) - {"
 class SqlResult:
     """What a query returned.
 
+    ```python
+    with open_runs("runs") as runs:
+        compact(runs, "dataset")
+    result = sql("dataset", "SELECT count(*) AS points FROM metrics")
+    print(result.columns, result.rows)  # ('points',) ((4,),)
+    ```
+
     Attributes:
         columns: their names.
         rows: their cells, as DuckDB makes Python values of them.
@@ -129,6 +136,13 @@ class DatasetRun(Run):
 def open_dataset(uri: str | PathLike[str], *, version: int | None = None, **options: Any) -> "Dataset":
     """Opens a dataset that `compact` has written.
 
+    ```python
+    with open_runs("runs") as runs:
+        compact(runs, "dataset")
+    with open_dataset("dataset") as dataset:
+        print(len(dataset.query(where="summary.loss < 1")))  # 1
+    ```
+
     Args:
         uri: a path, `s3://`, `gs://` or `az://`, with options as `uploads.open_store` takes them.
         version: an earlier one, as in `CompactReport.version`; None for the newest.
@@ -142,7 +156,12 @@ def open_dataset(uri: str | PathLike[str], *, version: int | None = None, **opti
 
 
 def is_dataset(uri: str | PathLike[str], **options: Any) -> bool:
-    """Returns whether there is a dataset; asks the store."""
+    """Returns whether there is a dataset; asks the store.
+
+    ```python
+    print(is_dataset("runs"))  # False
+    ```
+    """
     try:
         load(Location.of(uri, options))
     except DatasetError:
@@ -151,7 +170,14 @@ def is_dataset(uri: str | PathLike[str], **options: Any) -> bool:
 
 
 def sql(uri: str | PathLike[str], query: str, parameters: Sequence[Any] = (), **options: Any) -> SqlResult:
-    """Opens a dataset for one query; see `Tables.sql`."""
+    """Opens a dataset for one query; see `Tables.sql`.
+
+    ```python
+    with open_runs("runs") as runs:
+        compact(runs, "dataset")
+    print(sql("dataset", "SELECT max(value) FROM metrics WHERE metric = ?", ["loss"]).rows)  # ((1.0,),)
+    ```
+    """
     with Tables(load(Location.of(uri, options))) as tables:
         return tables.sql(query, parameters)
 
@@ -294,6 +320,13 @@ class Tables:
 
 class Dataset(Runs):
     """A dataset that is open: its runs are queried as those of folders are, and have their series.
+
+    ```python
+    with open_runs("runs") as runs:
+        compact(runs, "dataset")
+    with open_dataset("dataset") as dataset:
+        print(dataset["digits"].series("loss").value)
+    ```
 
     `sql` reads everything.
 

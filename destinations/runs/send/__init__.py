@@ -46,6 +46,11 @@ def send(
 ) -> ReplayReport:
     """Sends the new records of a run to a target.
 
+    ```python
+    with open_runs("runs") as runs:
+        report = send(runs["digits"], "tensorboard:logs")
+    ```
+
     Args:
         run: the run to send.
         target: "tensorboard:FOLDER", "run:FOLDER", "wandb:PROJECT", "wandb:ENTITY/PROJECT", "mlflow:URI",

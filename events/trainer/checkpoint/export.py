@@ -16,6 +16,10 @@ __all__ = ["export_weights"]
 def export_weights(checkpoint: str | Path, path: str | Path) -> Path:
     """Writes the weights of the model in a checkpoint to a file, which appears whole or not at all.
 
+    ```python
+    export_weights("checkpoints/latest.symlink", "model.pt")      # or "model.safetensors"
+    ```
+
     In a `.safetensors` file, tensors that share memory (tied weights) are written each; in a `.pt` or `.pth`
     file, for `torch.load(weights_only=True)`, once.
 

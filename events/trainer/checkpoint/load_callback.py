@@ -18,7 +18,7 @@ class LoadCheckpoint(Callback):
 
     ```python
     body, head = LoadCheckpoint("body.pt", strict=False), LoadCheckpoint("head.pt", strict=False)
-    trainer = Trainer(model, train_dataloader, max_duration="5ep", callbacks=[body, head])
+    Trainer(..., callbacks=[body, head])
     ```
 
     For a model that is put together from several checkpoints; for a single one, `Trainer(load_path=...,

@@ -46,6 +46,11 @@ class SavePlace:
 def read_checkpoint(path: str | Path, device: torch.device | str = "cpu") -> dict[str, Any]:
     """Reads a checkpoint, or the one that a pointer names; executes no code from the file.
 
+    ```python
+    checkpoint = read_checkpoint("checkpoints/latest.symlink")
+    model.load_state_dict(checkpoint["model"])
+    ```
+
     Args:
         path: a checkpoint, a pointer (`latest.symlink`), a folder, whose newest is read, or the URI of a
             checkpoint or pointer in a store, which is downloaded to a temporary file.

@@ -73,6 +73,11 @@ class _Pending:
 class CheckpointSaver(Callback):
     """Saves a checkpoint at an interval and when training ends, and uploads it through the destinations.
 
+    ```python
+    saver = CheckpointSaver("runs/mine/checkpoints", save_interval="500ba", keep=3, keep_every=10)
+    Trainer(..., callbacks=[saver])
+    ```
+
     Training waits while the state is copied in memory, not while the file is written: a state of 32 MiB and
     more by a process of its own, a smaller one by a thread. Rank 0 writes; all ranks contribute the states of
     their random number generators.
