@@ -183,6 +183,9 @@ class Artifacts(LoggerDestination):
                 raise
             raise OSError(f"could not download {remote_file_name!r}: {error}") from error
 
+    def file_uri(self, remote_file_name: str) -> str | None:
+        return self._open().uri(self._name(remote_file_name))
+
     def fit_start(self, state: State, logger: Logger) -> None:
         if self._interval is not None:
             self._interval.start(state)

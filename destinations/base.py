@@ -333,6 +333,14 @@ class LoggerDestination(Callback):
         """
         raise NotImplementedError(f"{type(self).__name__} keeps no files to download.")
 
+    def file_uri(self, remote_file_name: str) -> str | None:
+        """Returns the URI of a file in a store, uploaded or not, or None where files go to no store.
+
+        Args:
+            remote_file_name: what `upload_file` was told.
+        """
+        return None
+
     def can_upload_files(self) -> bool:
         """Returns whether `upload_file` does anything; called before `init` too; never changes."""
         return False

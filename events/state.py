@@ -213,10 +213,13 @@ class State:
         loss: the loss of the batch, detached.
         train_metrics: metrics by name, computed over training batches.
         eval_metrics: metrics by evaluation label and name.
+        eval_values: the values of the last evaluation of each label, by the name they are logged with, such
+            as "metrics/eval/accuracy" and "loss/eval/total".
         scaler: the gradient scaler of "fp16", or None.
         random_at_epoch_start: the random state at the start of the epoch; checkpoints hold it, so that a run
             can resume within an epoch with the remaining batches.
         last_checkpoint: the path of the newest complete checkpoint, or None.
+        last_checkpoint_uris: where destinations put that file, or will.
         callbacks: every callback of the run, destinations included.
         evaluators: the evaluators of `Trainer`, one per evaluation dataloader.
         status: whether the run is running, or how it ended.
@@ -257,9 +260,11 @@ class State:
     loss: Any = attrs.field(default=None, kw_only=True)
     train_metrics: Mapping[str, Any] = attrs.field(factory=dict, kw_only=True)
     eval_metrics: Mapping[str, Mapping[str, Any]] = attrs.field(factory=dict, kw_only=True)
+    eval_values: Mapping[str, float] = attrs.field(factory=dict, kw_only=True)
     scaler: Any = attrs.field(default=None, kw_only=True)
     random_at_epoch_start: dict[str, Any] | None = attrs.field(default=None, kw_only=True)
     last_checkpoint: str | None = attrs.field(default=None, kw_only=True)
+    last_checkpoint_uris: tuple[str, ...] = attrs.field(default=(), kw_only=True)
     callbacks: Any = attrs.field(default=(), kw_only=True)
     evaluators: tuple[Any, ...] = attrs.field(default=(), kw_only=True)
     status: RunStatus = attrs.field(default=RunStatus.RUNNING, kw_only=True)

@@ -17,7 +17,7 @@ import os
 import socket
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import yaml
@@ -100,6 +100,7 @@ class Documents:
             "notes": existing.get("notes", self._notes),
         }
         self._checkpoint_path = existing.get("checkpoint_path")
+        self._checkpoint_uris = _texts(existing.get("checkpoint_uris"))
         self.hyperparameters = _read_hparams(run_dir / HPARAMS)
         self._hparams_written: dict[str, Any] | None = None
         self._are_hparams_safe = False
@@ -123,10 +124,10 @@ class Documents:
         # Made plain here too, for calls without a logger: one value that YAML refuses would cost all others.
         self.hyperparameters = merged(self.hyperparameters, plain_config(hyperparameters))
 
-    def set_checkpoint(self, path: str | None) -> None:
-        """Sets the path of the newest checkpoint."""
+    def set_checkpoint(self, path: str | None, uris: Sequence[str]) -> None:
+        """Sets the path of the newest checkpoint, and the URIs of its copies in stores."""
         if path is not None:
-            self._checkpoint_path = str(path)
+            self._checkpoint_path, self._checkpoint_uris = str(path), list(uris)
 
     def follow(self, status: str, stop_reason: str | None) -> bool:
         """Updates the status of an open run, which has ended only if training has; True if it changed."""
@@ -183,6 +184,7 @@ class Documents:
             "hparams": flat_hyperparameters(self.hyperparameters),
             "summary": {name: metric.finite_last for name, metric in list(statistics.metrics.items())},
             "checkpoint_path": self._checkpoint_path,
+            "checkpoint_uris": self._checkpoint_uris,
             "format_version": FORMAT_VERSION,
             "exception": self.exception,
             "stop_reason": self.stop_reason,

@@ -406,7 +406,7 @@ class RunDirectory(LoggerDestination):
         if checkpoint != self._checkpoint:
             self._checkpoint = checkpoint
             if self._documents is not None and self._writer is not None:
-                self._documents.set_checkpoint(checkpoint)
+                self._documents.set_checkpoint(checkpoint, getattr(state, "last_checkpoint_uris", ()))
                 self._writer.changed()
 
     epoch_checkpoint = batch_checkpoint

@@ -7,6 +7,7 @@ RunsError
 ├── AmbiguousRunError    (LookupError)  several runs have it
 ├── MetricNotFoundError  (KeyError)     no run has this metric, hyperparameter or field
 ├── FilterError          (ValueError)   a filter does not parse
+├── CheckpointNotFoundError (LookupError) a run has no such checkpoint, or none that is whole
 ├── EditError            (OSError)      an edit could not be written into the folder of the run
 └── DatasetError         (ValueError)   a compacted dataset cannot be read or written
 ```
@@ -19,6 +20,7 @@ from collections.abc import Iterable
 
 __all__ = [
     "AmbiguousRunError",
+    "CheckpointNotFoundError",
     "DatasetError",
     "EditError",
     "FilterError",
@@ -54,6 +56,10 @@ class RunNotFoundError(RunsError, KeyError):
         self.wanted = wanted
         self.near = near_names(wanted, known)
         super().__init__(f"no run has the id, name or path {wanted!r}.{_suggestion(self.near)}")
+
+
+class CheckpointNotFoundError(RunsError, LookupError):
+    """A run has no such checkpoint, or none that is whole."""
 
 
 class AmbiguousRunError(RunsError, LookupError):

@@ -614,6 +614,23 @@ class Logger:
         names = ", ".join(type(one).__name__ for one in asked) or "no destination, for none stores files"
         raise FileNotFoundError(f"file {name!r} was not found; asked: {names}.")
 
+    def file_uris(self, remote_file_name: str) -> tuple[str, ...]:
+        """Returns the URIs that a file of this name has in the stores of destinations.
+
+        Args:
+            remote_file_name: as in `upload_file`.
+        """
+        self._require_open("file_uris")
+        name = self._file_names(remote_file_name, "")[0]
+        found: list[str] = []
+
+        def ask(destination: Any) -> None:
+            uri = destination.file_uri(name) if hasattr(destination, "file_uri") else None
+            found.extend([] if uri is None else [uri])
+
+        self._each("file_uri", ask)
+        return tuple(found)
+
     def has_file_upload_destination(self) -> bool:
         """Returns whether a destination takes files."""
         return any(self._takes_files(destination) for destination in self._destinations)

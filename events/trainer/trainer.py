@@ -584,10 +584,12 @@ class Trainer:
             results = {f"loss/{label}/total": loss for loss in losses.over_ranks().values()}
             results |= {f"metrics/{label}/{name}": metric.compute() for name, metric in metrics.items()}
             self.logger.log_metrics(results)
+            values = {name: float(value) for name, value in results.items()}
+            state.eval_values = {**state.eval_values, **values}
             self.engine.run_event(Event.EVAL_END)
         return {
-            name.split("/", 2)[2] if name.startswith("metrics/") else "loss": float(results[name])
-            for name in results
+            name.split("/", 2)[2] if name.startswith("metrics/") else "loss": value
+            for name, value in values.items()
         }
 
     def _evaluate_batch(self, batch: Any, metrics: Mapping[str, Any], losses: WeightedMeans) -> None:

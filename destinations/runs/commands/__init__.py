@@ -42,6 +42,10 @@ _EXAMPLES = {
     "best": ("val/acc --max", "loss --min --tag sweep:7 --limit 3"),
     "diff": ("first second", "first second --json"),
     "show": ("digits", "digits --flight"),
+    "checkpoints": (
+        "digits",
+        "get digits best --by loss/eval/total --mode min --to model.pt",
+    ),
     "plot": ("loss", "loss 'val/*' first second -o plot.png"),
     "tail": ("digits", "digits --metric loss --lines 100 --no-follow"),
     "wait": ("'not alive' digits", "'summary.loss < 0.1' digits --timeout 2h"),
@@ -177,6 +181,24 @@ def _add_reading(commands: _Commands) -> None:
     parser.add_argument(
         "--flight", action="store_true", help="what the flight recorders wrote: which rank waits where"
     )
+    parser = commands.add(
+        "checkpoints",
+        "checkpoints.checkpoints",
+        "list the checkpoints of a run, here and in stores, or copy one out",
+        usage="%(prog)s [options] RUN\n       %(prog)s [options] get RUN best|latest|NAME [--to FILE]",
+    )
+    parser.add_argument(
+        "words",
+        nargs="+",
+        metavar="RUN",
+        help="run id, id prefix, display name, path of a run folder, or URI of a folder of checkpoints",
+    )
+    parser.add_argument("--to", metavar="FILE", help="the copy (default: the name of the checkpoint)")
+    parser.add_argument(
+        "--by", metavar="METRIC", help="what the best is best by (default: what the run keeps the best by)"
+    )
+    parser.add_argument("--mode", choices=("max", "min"), help="whether more of it is better, or less")
+    parser.add_argument("--overwrite", action="store_true", help="replace an existing file")
     parser = commands.add("plot", "plot.plot", "plot metrics of runs, in the terminal or to a file")
     parser.add_argument(
         "metrics", metavar="METRIC", nargs="+", help="metric name, or a pattern: 'loss/*'; runs may follow"

@@ -41,7 +41,7 @@ class Retention:
     Args:
         newest: how many of the newest; None for all.
         best: how many of the best by `metric`.
-        metric: the name of the metric, such as "metrics/eval/accuracy"; None for none.
+        metric: the name of the metric or loss, such as "metrics/eval/accuracy"; None for none.
         mode: whether more of it is better ("max") or less ("min").
         every: each n-th stays for ever; None for none.
 
@@ -64,7 +64,7 @@ class Retention:
             if value is not None and value < 1:
                 hint = " Write None to keep all." if name == "keep" else ""
                 raise ValueError(f"{name} must be at least 1, got {value}.{hint}")
-        if self.metric is not None and not re.fullmatch(r"metrics/[^/]+/.+", self.metric):
+        if self.metric is not None and not re.fullmatch(r"(metrics|loss)/[^/]+/.+", self.metric):
             raise ValueError(
                 f"keep_best must be a metric of an evaluation, got {self.metric!r}. "
                 'Write "metrics/eval/accuracy".'

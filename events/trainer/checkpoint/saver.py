@@ -7,8 +7,10 @@ as Composer writes it. The training thread copies the state; the file is written
 """
 
 import concurrent.futures
+import json
 import logging
 import threading
+import time
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,7 +25,7 @@ from events.state import State
 from events.timestamp import Time, Timestamp
 from events.trainer import distributed
 
-from .contents import checkpoint_of, weights_of
+from .contents import VERSION, checkpoint_of, weights_of
 from .files import POINTER_SUFFIX, Written, read_pointer, sweep, write_checkpoint
 from .reading import SavePlace
 from .remote import RemoteFolder, is_uri
@@ -101,8 +103,8 @@ class CheckpointSaver(Callback):
             pointer.
         keep: how many of the newest to keep locally; None for all, or for one where `folder` is in a store.
             Uploaded files are never deleted.
-        keep_best: the name of a metric of the evaluation, such as "metrics/eval/accuracy": the best
-            checkpoints by its last value stay too.
+        keep_best: the name of a metric or loss of the evaluation, such as "metrics/eval/accuracy" or
+            "loss/eval/total": the best checkpoints by its last value stay too.
         keep_best_mode: whether the best has the largest value ("max") or the smallest ("min").
         keep_best_count: how many of the best stay.
         keep_every: each n-th checkpoint stays for ever; None for none.
@@ -292,6 +294,8 @@ class CheckpointSaver(Callback):
         checkpoint = weights_of(state) if self._weights_only else checkpoint_of(state, logger)
         if state.rank != 0:
             return
+        # In front, so that it can be read without the rest.
+        checkpoint = {"version": VERSION, "summary": self._summary(state), **checkpoint}
         latest = self._latest_filename
         pointer = None if latest is None else (folder / format_name(latest, state), remote_name)
         future = self._write(checkpoint, folder / name, pointer, surplus)
@@ -304,12 +308,27 @@ class CheckpointSaver(Callback):
     def _note(self, path: str, remote_name: str, state: State) -> tuple[Path, ...]:
         """Adds a checkpoint to those that are there; returns the files to remove when it is complete."""
         self._number += 1
-        metric = _value_of(self._retention.metric, state)
+        metric = state.eval_values.get(self._retention.metric or "")
         new = SavedCheckpoint(path, remote_name, self._number, int(state.timestamp.batch), metric)
         self._saved = [*(one for one in self._saved if one.path != path), new]
         surplus = self._retention.surplus(self._saved)
         self._saved = [one for one in self._saved if one not in surplus]
         return tuple(Path(one.path) for one in surplus)
+
+    def _summary(self, state: State) -> str:
+        """Returns what `destinations runs checkpoints` shows of a checkpoint, as JSON."""
+        best = self._retention
+        return json.dumps(
+            {
+                "run_name": state.run_name,
+                "batch": int(state.timestamp.batch),
+                "epoch": int(state.timestamp.epoch),
+                "time": time.time(),
+                "metrics": dict(state.eval_values),
+                "best_by": None if best.metric is None else {"metric": best.metric, "mode": best.mode},
+                "weights_only": self._weights_only,
+            }
+        )
 
     def _is_to_save(self, state: State, logger: Logger, *, is_last: bool) -> bool:
         """Returns whether to save now; before that, ends the checkpoint that is being written."""
@@ -399,6 +418,7 @@ class CheckpointSaver(Callback):
             state.last_checkpoint = self._remote.hand_on(
                 pending.path, latest, pending.future.result(), overwrite=overwrite
             )
+            state.last_checkpoint_uris = (state.last_checkpoint,)
             return
         state.last_checkpoint = str(pending.path)
         # The checkpoint before the pointer, so that a pointer never names a missing file.
@@ -409,16 +429,7 @@ class CheckpointSaver(Callback):
             link=True,
             crc32=pending.future.result().crc32,
         )
+        state.last_checkpoint_uris = logger.file_uris(pending.remote_name)
         if latest is not None:
             remote_pointer = f"{pending.remote_name.removesuffix(pending.path.name)}{latest}"
             logger.upload_file(remote_pointer, pending.path.parent / latest, overwrite=True)
-
-
-def _value_of(metric: str | None, state: State) -> float | None:
-    """Returns the value of a metric of the last evaluation, by the name it is logged with, or None."""
-    if metric is None:
-        return None
-    kind, _, rest = metric.partition("/")
-    label, _, name = rest.partition("/")
-    found = state.eval_metrics.get(label, {}).get(name) if kind == "metrics" else None
-    return None if found is None else float(found.compute())

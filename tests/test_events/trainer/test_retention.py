@@ -66,7 +66,7 @@ def test_the_best_and_every_third_stay_on_the_disk(make_trainer, make_dataloader
     class Accuracy(Callback):
         """Sets what the evaluation says: the best is the second."""
 
-        def eval_end(self, state, logger):
+        def eval_start(self, state, logger):
             values = {5: 0.1, 10: 0.9, 15: 0.2, 20: 0.3, 25: 0.4, 30: 0.5}
             metric = state.eval_metrics["eval"]["accuracy"]
             metric.compute = lambda: values[int(state.timestamp.batch)]

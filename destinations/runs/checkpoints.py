@@ -1,0 +1,423 @@
+"""Lists the checkpoints of a run, on this machine and in stores, and copies one out; torch is not needed.
+
+A checkpoint that `CheckpointSaver` writes is a zip file whose first member, `data.pkl`, begins with a JSON
+text: the batch, the epoch and the values of the last evaluation. It is found by reading the opcodes of the
+pickle; nothing is unpickled, and no code in the file is run. Of an object in a store, only the end (the
+directory of the zip file) and that beginning are read.
+"""
+
+import concurrent.futures
+import contextlib
+import functools
+import io
+import itertools
+import math
+import os
+import pickletools
+import re
+import shutil
+import uuid
+import zipfile
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from uploads import Store, UploadError, download_file, open_store
+from uploads.disk import fsync_path, open_regular, read_regular
+
+from .errors import CheckpointNotFoundError
+from .files import clean_text, number_of, read_object, read_object_file, whole_of
+from .run import Run
+
+__all__ = ["Checkpoint", "choose", "copy_checkpoint", "list_checkpoints"]
+
+_POINTER_SUFFIX = ".symlink"
+
+_MAX_POINTER_BYTES = 1024
+_MAX_POINTERS = 100
+_MAX_CHECKPOINTS = 10_000
+_MAX_READ_BYTES = 64 << 20
+_HEAD_BYTES = 1 << 20
+_MAX_OPCODES = 64
+_BLOCK_BYTES = 256 << 10
+_STORE_THREADS = 8
+_BLOCKS_KEPT = 4
+_SUFFIXES = (".pt", ".pth", ".ckpt")
+
+# What `zipfile` raises for a file that is damaged, and for one that is hostile.
+_DAMAGE = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, ValueError)
+
+
+@attrs.frozen
+class Checkpoint:
+    """A checkpoint in one place.
+
+    Attributes:
+        name: of the file.
+        place: "local", or "store".
+        path: the path, or the URI.
+        size: bytes.
+        step: the batches that were trained before it, or None where the file does not say.
+        epoch: the complete epochs.
+        time: when it was saved, in seconds since 1970.
+        metrics: the values of the last evaluation, by name.
+        best_by: the metric by which the run keeps the best, and "max" or "min"; or None.
+        problem: what is wrong with the file; None if it is whole.
+        is_latest: whether a pointer names it.
+    """
+
+    name: str
+    place: str
+    path: str
+    size: int
+    step: int | None = None
+    epoch: int | None = None
+    time: float | None = None
+    metrics: Mapping[str, float] = attrs.field(factory=dict)
+    best_by: tuple[str, str] | None = None
+    problem: str | None = None
+    is_latest: bool = False
+
+
+def list_checkpoints(place: Run | str, warn: Callable[[str], None]) -> list[Checkpoint]:
+    """Returns checkpoints, the newest first; of one name, that on this machine before that in a store.
+
+    Args:
+        place: a run, a folder of checkpoints, or the URI of one.
+        warn: called with a message about a store that cannot be asked.
+    """
+    if isinstance(place, Run):
+        folders, uris = _places(place)
+    else:
+        folders, uris = ([], [place]) if "://" in place else ([Path(place)], [])
+    found: dict[tuple[str, str], Checkpoint] = {}
+    for folder in folders:
+        for one in _in_folder(folder):
+            found.setdefault(("local", one.name), one)
+    for uri in uris:
+        try:
+            for one in _in_store(open_store(uri)):
+                found.setdefault((uri, one.name), one)
+        except (UploadError, ValueError, ImportError, OSError) as error:
+            warn(f"cannot list the checkpoints in {uri}: {error}")
+    # A copy that is damaged has no step of its own.
+    steps = {one.name: one.step for one in found.values() if one.step is not None}
+
+    def age(one: Checkpoint) -> tuple[int, list[int], str, bool]:
+        numbers = [int(digits) for digits in re.findall(r"[0-9]{1,18}", one.name)]
+        return steps.get(one.name, -1), numbers, one.name, one.place == "local"
+
+    return sorted(found.values(), key=age, reverse=True)
+
+
+def choose(
+    checkpoints: Iterable[Checkpoint], which: str, by: str | None = None, mode: str | None = None
+) -> list[Checkpoint]:
+    """Returns the copies of one checkpoint, the one on this machine first.
+
+    Args:
+        checkpoints: from `list_checkpoints`.
+        which: "best", "latest", or a name.
+        by: with "best", the metric; default: the one by which the run keeps the best.
+        mode: "max" or "min", whichever is better; default: that of the run for this metric.
+
+    Raises:
+        CheckpointNotFoundError: there is none.
+        ValueError: there is no metric to choose by, or no mode.
+    """
+    known = list(checkpoints)
+    if not known:
+        raise CheckpointNotFoundError("there is no checkpoint.")
+    name = which
+    whole = [one for one in known if one.problem is None]
+    if which == "latest":
+        name = next((one.name for one in whole if one.is_latest), whole[0].name if whole else known[0].name)
+    elif which == "best":
+        name = _best(whole, by, mode).name
+    if found := [one for one in known if one.name == name]:
+        return sorted(found, key=lambda one: one.place != "local")
+    names = ", ".join(dict.fromkeys(one.name for one in known[:10]))
+    raise CheckpointNotFoundError(f"there is no checkpoint {which!r}. There are {names}.")
+
+
+def _best(checkpoints: list[Checkpoint], by: str | None, mode: str | None) -> Checkpoint:
+    kept = next((one.best_by for one in checkpoints if one.best_by is not None), None)
+    metric = by or (None if kept is None else kept[0])
+    if metric is None:
+        raise ValueError("this run keeps no best checkpoint. Name a metric with --by, and --mode max or min.")
+    if mode is None:
+        if kept is None or kept[0] != metric:
+            raise ValueError(
+                f"whether more of {metric!r} is better is not known. Add --mode max or --mode min."
+            )
+        mode = kept[1]
+    known = [one for one in checkpoints if not math.isnan(one.metrics.get(metric, math.nan))]
+    if not known:
+        names = ", ".join(sorted({name for one in checkpoints for name in one.metrics})) or "no values at all"
+        raise CheckpointNotFoundError(f"no checkpoint has a value of {metric!r}. They have {names}.")
+    sign = 1.0 if mode == "max" else -1.0
+    return max(known, key=lambda one: (sign * one.metrics[metric], one.step or 0))
+
+
+def copy_checkpoint(
+    copies: list[Checkpoint], target: Path, *, overwrite: bool, warn: Callable[[str], None]
+) -> Checkpoint:
+    """Copies the first of several copies that is whole to a file, which appears complete or not at all.
+
+    A download is compared with size and checksum in the store; the file, with every checksum that is in it.
+
+    Args:
+        copies: of one checkpoint, from `choose`.
+        target: the file to write; its folder is made.
+        overwrite: whether it may replace an existing file.
+        warn: called with a message about a copy that is damaged.
+
+    Returns:
+        The copy that was taken.
+
+    Raises:
+        FileExistsError: the file exists.
+        OSError: it cannot be written.
+        CheckpointNotFoundError: no copy is whole.
+    """
+    if target.exists() and not overwrite:
+        raise FileExistsError(f"{target} exists. Use --overwrite to replace it.")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial = target.with_name(f".{target.name[:100]}.{uuid.uuid4().hex}.partial")
+    for one in copies:
+        if one.problem is not None:
+            warn(f"{one.path} is not whole: {one.problem}")
+            continue
+        try:
+            if one.place == "local":
+                _copy(one.path, partial)
+            else:
+                download_file(one.path, partial, progress_bar=False, overwrite=True)
+            with zipfile.ZipFile(partial) as archive:
+                _check_members(archive, partial.stat().st_size)
+                damaged = archive.testzip()
+            if damaged is not None:
+                raise zipfile.BadZipFile(f"bad CRC-32 of {damaged!r}")
+            fsync_path(partial)
+            if overwrite:
+                partial.replace(target)
+            else:
+                os.link(partial, target)  # Unlike a rename, fails if the file exists by now.
+        except (UploadError, FileNotFoundError, *_DAMAGE) as error:
+            warn(f"{one.path} is not whole: {error}")
+        else:
+            return one
+        finally:
+            partial.unlink(missing_ok=True)
+    raise CheckpointNotFoundError(f"no copy of {copies[0].name!r} is whole.")
+
+
+def _copy(source: str, target: Path) -> None:
+    descriptor = open_regular(source)
+    try:
+        with open(descriptor, "rb", closefd=False) as file, target.open("xb") as copy:
+            shutil.copyfileobj(file, copy, 1 << 20)
+    finally:
+        os.close(descriptor)
+
+
+def _check_members(archive: zipfile.ZipFile, size: int) -> None:
+    """Raises BadZipFile where members are compressed or overlap, which torch never writes: a zip bomb."""
+    members = archive.infolist()
+    if any(one.compress_type != zipfile.ZIP_STORED for one in members):
+        raise zipfile.BadZipFile("it is compressed, as torch writes no checkpoint")
+    if sum(one.file_size for one in members) > size:
+        raise zipfile.BadZipFile("its members are larger than the file")
+
+
+def _places(run: Run) -> tuple[list[Path], list[str]]:
+    """Returns the folders and the URIs where a run has checkpoints."""
+    folders = [run.path / "checkpoints"]
+    sidecar = read_object_file(run.path / "sidecar.json")
+    newest, there = run.checkpoint_path or "", sidecar.get("checkpoint_uris")
+    uris = [newest] if "://" in newest else []
+    uris += [str(uri) for uri in there if "://" in str(uri)] if isinstance(there, list) else []
+    if newest and "://" not in newest:
+        folder, known_as = Path(newest).parent, str(sidecar.get("run_dir") or "")
+        if known_as and folder.is_relative_to(known_as):  # The folder of the run may have been moved.
+            folder = run.path / folder.relative_to(known_as)
+        elif not folder.is_absolute():
+            folder = Path(str(run.environment.get("working_directory") or ".")) / folder
+        folders.insert(0, folder)
+    folders += sorted({one.path.parent for one in run.artifacts() if one.path.suffix in _SUFFIXES})
+    return list(dict.fromkeys(folders)), list(dict.fromkeys(map(_parent, uris)))
+
+
+def _parent(uri: str) -> str:
+    """Returns the URI of the folder of an object, with the same options."""
+    path, question, query = (uri, "", "") if uri.startswith("file:") else uri.partition("?")
+    return f"{path.rpartition('/')[0]}{question}{query}"
+
+
+def _in_folder(folder: Path) -> Iterator[Checkpoint]:
+    try:
+        names = sorted(path.name for path in folder.iterdir())
+    except (OSError, ValueError):
+        return
+    pointed = set()
+    for name in [name for name in names if name.endswith(_POINTER_SUFFIX)][:_MAX_POINTERS]:
+        with contextlib.suppress(OSError):
+            pointed.add(_pointed(read_regular(folder / name, _MAX_POINTER_BYTES)))
+    for name in [name for name in names if _is_checkpoint(name)][:_MAX_CHECKPOINTS]:
+        path = folder / name
+        try:
+            descriptor = open_regular(path)
+        except OSError:
+            continue
+        try:
+            state = os.fstat(descriptor)
+            found = Checkpoint(clean_text(name), "local", clean_text(str(path)), state.st_size)
+            file = _File(state.st_size, functools.partial(_pread, descriptor))
+            yield _described(found, file, is_latest=name in pointed)
+        finally:
+            os.close(descriptor)
+
+
+def _pread(descriptor: int, offset: int, count: int) -> bytes:
+    return os.pread(descriptor, count, offset)
+
+
+def _in_store(store: Store) -> list[Checkpoint]:
+    objects = [one for one in itertools.islice(store.list(""), _MAX_CHECKPOINTS) if "/" not in one.name]
+    pointers = [one for one in objects if one.name.endswith(_POINTER_SUFFIX)][:_MAX_POINTERS]
+    pointed = {
+        _pointed(_read_at(store, one.name, 0, one.size)) for one in pointers if one.size <= _MAX_POINTER_BYTES
+    }
+
+    def look(one: Any) -> Checkpoint:
+        found = Checkpoint(clean_text(one.name), "store", store.uri(one.name), one.size)
+        file = _File(one.size, lambda offset, count: _read_at(store, one.name, offset, count))
+        return _described(found, file, is_latest=one.name in pointed)
+
+    with concurrent.futures.ThreadPoolExecutor(_STORE_THREADS) as threads:
+        return list(threads.map(look, [one for one in objects if _is_checkpoint(one.name)]))
+
+
+def _is_checkpoint(name: str) -> bool:
+    return name.endswith(_SUFFIXES) and not name.startswith(".")
+
+
+def _pointed(content: bytes) -> str:
+    return content.decode(errors="replace").strip().rpartition("/")[2]
+
+
+def _read_at(store: Store, name: str, offset: int, count: int) -> bytes:
+    content = b""
+    chunks = store.get(name, offset)
+    try:
+        for chunk in chunks:
+            content += chunk
+            if len(content) >= count:
+                break
+    finally:
+        if hasattr(chunks, "close"):
+            chunks.close()
+    return content[:count]
+
+
+class _File(io.RawIOBase):
+    """A file that `zipfile` reads by blocks, of which the last few are kept.
+
+    Args:
+        size: of the file in bytes.
+        read_at: takes an offset and a count, returns the bytes.
+    """
+
+    def __init__(self, size: int, read_at: Callable[[int, int], bytes]) -> None:
+        super().__init__()
+        self._size = size
+        self._read_at = read_at
+        self._offset = 0
+        self._blocks: dict[int, bytes] = {}
+
+    def seekable(self) -> bool:
+        return True
+
+    def readable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._offset
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        start = {os.SEEK_SET: 0, os.SEEK_CUR: self._offset, os.SEEK_END: self._size}[whence]
+        if start + offset < 0:
+            raise OSError("a position before the beginning")
+        self._offset = start + offset
+        return self._offset
+
+    def read(self, count: int | None = -1) -> bytes:
+        if count is None or count < 0:
+            count = self._size - self._offset
+        count = max(0, min(count, self._size - self._offset))
+        if count > _MAX_READ_BYTES:
+            raise zipfile.BadZipFile(f"a part of {count} bytes where a short one is expected")
+        content = b"".join(
+            self._block(index)
+            for index in range(self._offset // _BLOCK_BYTES, -(-(self._offset + count) // _BLOCK_BYTES))
+        )
+        start = self._offset % _BLOCK_BYTES
+        content = content[start : start + count]
+        self._offset += len(content)
+        return content
+
+    def _block(self, index: int) -> bytes:
+        if index not in self._blocks:
+            while len(self._blocks) >= _BLOCKS_KEPT:
+                del self._blocks[next(iter(self._blocks))]
+            self._blocks[index] = self._read_at(index * _BLOCK_BYTES, _BLOCK_BYTES)
+        return self._blocks[index]
+
+
+def _described(found: Checkpoint, file: _File, *, is_latest: bool) -> Checkpoint:
+    """Returns a checkpoint with what its file says, or what is wrong with that."""
+    try:
+        with zipfile.ZipFile(file) as archive:
+            _check_members(archive, found.size)
+            member = next(one for one in archive.infolist() if one.filename.endswith("data.pkl"))
+            with archive.open(member) as pickled:
+                text = _summary_in(pickled.read(_HEAD_BYTES))
+    except StopIteration:
+        return attrs.evolve(found, problem="not a checkpoint of torch", is_latest=is_latest)
+    except (UploadError, *_DAMAGE) as error:
+        return attrs.evolve(found, problem=str(error) or type(error).__name__, is_latest=is_latest)
+    try:
+        summary = read_object((text or "{}").encode("utf-8", "backslashreplace"))
+    except ValueError:
+        summary = {}
+    metrics, best = summary.get("metrics"), summary.get("best_by")
+    values = (
+        {str(name): number_of(value) for name, value in metrics.items()} if isinstance(metrics, dict) else {}
+    )
+    rule = None
+    if isinstance(best, dict) and isinstance(best.get("metric"), str):
+        rule = best["metric"], "min" if best.get("mode") == "min" else "max"
+    return attrs.evolve(
+        found,
+        step=whole_of(summary.get("batch")),
+        epoch=whole_of(summary.get("epoch")),
+        time=number_of(summary.get("time")),
+        metrics={name: value for name, value in values.items() if value is not None},
+        best_by=rule,
+        is_latest=is_latest,
+    )
+
+
+def _summary_in(data: bytes) -> str | None:
+    """Returns the text behind the key "summary", which is the second of the dictionary in the pickle."""
+    is_next = False
+    with contextlib.suppress(Exception):  # A hostile file; also one whose pickle ends behind these bytes.
+        for opcode, argument, _ in itertools.islice(pickletools.genops(data), _MAX_OPCODES):
+            if isinstance(argument, str) and "UNICODE" in opcode.name:
+                if is_next:
+                    return argument
+                is_next = argument == "summary"
+    return None

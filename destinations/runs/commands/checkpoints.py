@@ -1,0 +1,93 @@
+"""`checkpoints`: lists the checkpoints of a run, and copies one out."""
+
+import argparse
+from pathlib import Path
+
+import attrs
+
+from destinations.runs import Run
+from destinations.runs.checkpoints import Checkpoint, choose, copy_checkpoint, list_checkpoints
+
+from .running import EXIT_OK, UsageError, find_runs
+from .screen import Session
+from .table import Cell, Column, table_lines
+from .text import NOTHING, age_text, bytes_text, value_text
+
+__all__ = ["checkpoints"]
+
+_USAGE = "expected RUN, or get RUN best|latest|NAME"
+
+
+def checkpoints(options: argparse.Namespace, session: Session) -> int:
+    """Lists the checkpoints of a run; with "get", copies one."""
+    match options.words:
+        case [name]:
+            return _list(name, options, session)
+        case ["get", name, which]:
+            return _get(name, which, options, session)
+    raise UsageError(f"{_USAGE}, got {' '.join(options.words)!r}.")
+
+
+def _list(name: str, options: argparse.Namespace, session: Session) -> int:
+    if options.to or options.by or options.mode or options.overwrite:
+        raise UsageError(f"--to, --by, --mode and --overwrite need get: checkpoints get {name} latest.")
+    found = list_checkpoints(_place(name, options, session), session.note)
+    if options.json:
+        session.screen.json([_as_json(one) for one in found])
+        return EXIT_OK
+    metrics = sorted({metric for one in found for metric in one.metrics})
+    columns = [
+        Column("checkpoint", is_whole=True),
+        Column("step", is_right=True),
+        Column("epoch", is_right=True),
+    ]
+    columns += [Column(metric, is_right=True) for metric in metrics]
+    columns += [Column("size", is_right=True), Column("age", is_right=True), Column("where"), Column("whole")]
+    now = session.clock()
+    rows: list[list[Cell | str]] = [
+        [
+            Cell(one.name, "bold" if one.is_latest else None),
+            value_text(one.step),
+            value_text(one.epoch),
+            *(value_text(one.metrics.get(metric)) for metric in metrics),
+            bytes_text(one.size),
+            NOTHING if one.time is None else age_text(now - one.time),
+            one.place,
+            Cell("yes", "green") if one.problem is None else Cell(one.problem, "red"),
+        ]
+        for one in found
+    ]
+    session.screen.lines(table_lines(columns, rows, session.screen))
+    return EXIT_OK
+
+
+def _get(name: str, which: str, options: argparse.Namespace, session: Session) -> int:
+    if which != "best" and (options.by or options.mode):
+        raise UsageError(
+            f"--by and --mode choose the best, got {which!r}. Write: checkpoints get {name} best."
+        )
+    found = list_checkpoints(_place(name, options, session), session.note)
+    try:
+        copies = choose(found, which, options.by, options.mode)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    target = Path(options.to or copies[0].name)
+    taken = copy_checkpoint(copies, target, overwrite=options.overwrite, warn=session.note)
+    if options.json:
+        session.screen.json({**_as_json(taken), "to": str(target)})
+    else:
+        session.screen.line(
+            f"wrote {target}: {taken.path}, {bytes_text(taken.size)}, every checksum compared"
+        )
+    return EXIT_OK
+
+
+def _place(name: str, options: argparse.Namespace, session: Session) -> Run | str:
+    """Returns a run, or the URI of a folder of checkpoints as it is."""
+    return name if "://" in name else find_runs([name], options, session)[0]
+
+
+def _as_json(one: Checkpoint) -> dict[str, object]:
+    fields = attrs.asdict(one)
+    rule = None if one.best_by is None else {"metric": one.best_by[0], "mode": one.best_by[1]}
+    return {**fields, "best_by": rule, "metrics": dict(one.metrics), "is_whole": one.problem is None}

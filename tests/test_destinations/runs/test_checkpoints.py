@@ -1,0 +1,318 @@
+"""`destinations runs checkpoints`: what a real Trainer saved, here and in a real store."""
+
+import json
+import shutil
+import subprocess
+import sys
+import zipfile
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+from destinations import Artifacts, RunDirectory, cli
+from destinations.runs.commands.text import NOTHING
+from events import Callback, CheckpointSaver, Trainer, read_checkpoint
+from tests.servers import s3_servers
+from uploads import open_store
+
+# Of the evaluation after each epoch of five batches: the best is the second.
+ACCURACY = {5: 0.25, 10: 0.75, 15: 0.5}
+
+
+class Accuracy(Callback):
+    """Sets what the evaluation says."""
+
+    def eval_start(self, state, logger):
+        value = ACCURACY[int(state.timestamp.batch)]
+        state.eval_metrics["eval"]["accuracy"].compute = lambda: value
+
+
+def train(root, *loggers, saver=None, **arguments):
+    """Trains three epochs; returns the trainer, closed."""
+    torch.manual_seed(0)
+    model = torch.nn.Linear(3, 2)
+    points = torch.randn(20, 3)
+    data = TensorDataset(points, (points.sum(1) > 0).long())
+    savers = [] if saver is None else [saver]
+    with Trainer(
+        model,
+        DataLoader(data, batch_size=4),
+        DataLoader(data, batch_size=10),
+        max_duration="3ep",
+        loss_fn=torch.nn.functional.cross_entropy,
+        optimizers=torch.optim.Adam(model.parameters()),
+        metrics={"accuracy": lambda outputs, targets: (outputs.argmax(1) == targets).float().mean()},
+        callbacks=[Accuracy(), *savers],
+        loggers=[RunDirectory(root / "digits"), *loggers],
+        run_name="digits",
+        device="cpu",
+        **arguments,
+    ) as trainer:
+        trainer.fit()
+    return trainer
+
+
+@pytest.fixture
+def root(tmp_path, monkeypatch):
+    """A folder of runs, which the commands find by themselves."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("UPLOADS_HOME", str(tmp_path / "machine"))
+    for name in ("DESTINATIONS_ROOT", "COLUMNS"):
+        monkeypatch.delenv(name, raising=False)
+    (tmp_path / "runs").mkdir()
+    return tmp_path / "runs"
+
+
+@pytest.fixture
+def command(root, capsys):
+    """Runs `checkpoints`; returns exit code, output and messages."""
+
+    def run(*arguments):
+        capsys.readouterr()
+        code = cli.main(["runs", "checkpoints", *map(str, arguments)])
+        found = capsys.readouterr()
+        return code, found.out.replace(NOTHING, "-"), found.err
+
+    return run
+
+
+def flip_a_bit(path):
+    """Damages the largest part of a checkpoint, and not the gaps between the parts, which mean nothing."""
+    content = bytearray(path.read_bytes())
+    with zipfile.ZipFile(path) as archive:
+        part = archive.read(max(archive.infolist(), key=lambda one: one.file_size))
+    content[content.index(part) + len(part) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def test_a_run_lists_its_checkpoints_with_what_they_were_worth(root, command):
+    """Batches, epochs, the values of the evaluation, sizes, where, and whether they are whole."""
+    train(root, save_folder=root / "digits/checkpoints")
+
+    code, out, errors = command("digits")
+
+    assert (code, errors) == (0, "")
+    lines = [line.split() for line in out.splitlines()]
+    assert lines[0] == [
+        *("checkpoint", "step", "epoch", "loss/eval/total", "metrics/eval/accuracy"),
+        *("size", "age", "where", "whole"),
+    ]
+    assert [line[:3] for line in lines[1:]] == [
+        ["ep3-ba15.pt", "15", "3"],
+        ["ep2-ba10.pt", "10", "2"],
+        ["ep1-ba5.pt", "5", "1"],
+    ]
+    assert [line[4] for line in lines[1:]] == ["0.5", "0.75", "0.25"]
+    assert [line[-2:] for line in lines[1:]] == [["local", "yes"]] * 3
+
+
+def test_json_has_every_field(root, command):
+    """For a program."""
+    saver = CheckpointSaver(root / "digits/checkpoints", keep_best="metrics/eval/accuracy")
+    train(root, saver=saver)
+
+    code, out, _ = command("digits", "--json")
+    first = json.loads(out)[0]
+
+    path = root / "digits/checkpoints/ep3-ba15.pt"
+    assert code == 0
+    assert first.pop("time") == pytest.approx(path.stat().st_mtime, abs=60)
+    assert first.pop("metrics").keys() == {"loss/eval/total", "metrics/eval/accuracy"}
+    assert first == {
+        "name": "ep3-ba15.pt",
+        "place": "local",
+        "path": str(path),
+        "size": path.stat().st_size,
+        "step": 15,
+        "epoch": 3,
+        "best_by": {"metric": "metrics/eval/accuracy", "mode": "max"},
+        "problem": None,
+        "is_latest": True,
+        "is_whole": True,
+    }
+
+
+@pytest.mark.parametrize(
+    ("which", "name"),
+    [
+        (["best"], "ep2-ba10.pt"),
+        (["best", "--by", "metrics/eval/accuracy", "--mode", "min"], "ep1-ba5.pt"),
+        (["latest"], "ep3-ba15.pt"),
+        (["ep1-ba5.pt"], "ep1-ba5.pt"),
+    ],
+)
+def test_get_copies_the_one_that_is_meant(root, command, which, name):
+    """By the metric that the run keeps the best by, or another; the copy is the same to the last bit."""
+    saver = CheckpointSaver(root / "digits/checkpoints", keep_best="metrics/eval/accuracy")
+    train(root, saver=saver)
+
+    code, _, errors = command("get", "digits", *which, "--to", "model.pt")
+
+    assert (code, errors) == (0, "")
+    copy, original = root.parent / "model.pt", root / "digits/checkpoints" / name
+    assert copy.read_bytes() == original.read_bytes()
+    assert sorted(path.name for path in root.parent.iterdir()) == ["cache", "model.pt", "runs"]
+    assert command("get", "digits", *which, "--to", "model.pt")[0] == 1
+    assert command("get", "digits", *which, "--to", "model.pt", "--overwrite")[0] == 0
+
+
+def test_a_checkpoint_that_is_cut_short_or_no_checkpoint_says_so(root, command):
+    """In the list; `get` names what is wrong, and writes nothing."""
+    train(root, save_folder=root / "digits/checkpoints")
+    folder = root / "digits/checkpoints"
+    cut = folder / "ep3-ba15.pt"
+    cut.write_bytes(cut.read_bytes()[:-100])
+    flip_a_bit(folder / "ep2-ba10.pt")
+    (folder / "other.pt").write_bytes(b"no zip file")
+
+    code, out, _ = command("digits", "--json")
+    problems = {one["name"]: one["problem"] for one in json.loads(out)}
+
+    assert code == 0
+    assert problems["ep1-ba5.pt"] is None
+    assert "zip" in problems["ep3-ba15.pt"]
+    assert "zip" in problems["other.pt"]
+    # A bit in the middle is seen where the whole file is read.
+    for name in ("ep2-ba10.pt", "ep3-ba15.pt"):
+        code, _, errors = command("get", "digits", name, "--to", "model.pt")
+        assert code == 1
+        assert f"no copy of '{name}' is whole" in errors
+    assert not (root.parent / "model.pt").exists()
+
+
+def test_what_artifacts_uploaded_is_listed_beside_it_and_stands_in_for_it(root, command, tmp_path):
+    """The run's record says where; a damaged local file is replaced by the one in the store."""
+    train(root, Artifacts(tmp_path / "store"), save_folder=root / "digits/checkpoints")
+    local = root / "digits/checkpoints/ep3-ba15.pt"
+    whole = local.read_bytes()
+    flip_a_bit(local)
+
+    _, out, _ = command("digits", "--json")
+    places = [(one["name"], one["place"]) for one in json.loads(out)]
+    code, said, errors = command("get", "digits", "latest", "--to", "model.pt")
+
+    assert places == [
+        (name, place) for name in ("ep3-ba15.pt", "ep2-ba10.pt", "ep1-ba5.pt") for place in ("local", "store")
+    ]
+    assert code == 0
+    assert "ep3-ba15.pt is not whole" in errors
+    assert "file://" in said
+    assert (root.parent / "model.pt").read_bytes() == whole
+
+
+def test_a_run_that_saved_to_s3_is_found_there_by_name_and_by_uri(root, command, tmp_path, monkeypatch):
+    """Also on a machine that has nothing of it; of each object the ends are read, not the whole."""
+    for name, value in {
+        "AWS_ACCESS_KEY_ID": s3_servers.ACCESS_KEY,
+        "AWS_SECRET_ACCESS_KEY": s3_servers.SECRET_KEY,
+        "AWS_DEFAULT_REGION": "us-east-1",
+    }.items():
+        monkeypatch.setenv(name, value)
+    with s3_servers.moto() as moto:
+        uri = moto.uri("saved/digits")
+        train(root, save_folder=uri)
+        shutil.rmtree(tmp_path / "machine")
+
+        _, by_name, _ = command("digits", "--json")
+        _, by_uri, _ = command(uri, "--json")
+        code, _, errors = command("get", uri, "latest", "--to", "model.pt")
+
+    assert json.loads(by_name) == json.loads(by_uri)
+    assert [(one["name"], one["step"], one["place"], one["is_whole"]) for one in json.loads(by_uri)] == [
+        (f"ep{epoch}-ba{5 * epoch}.pt", 5 * epoch, "store", True) for epoch in (3, 2, 1)
+    ]
+    assert (code, errors) == (0, "")
+    assert read_checkpoint(root.parent / "model.pt")["timestamp"]["batch"] == 15
+
+
+def test_a_run_directory_that_was_moved_keeps_its_checkpoints(root, command):
+    """Their paths are those of the folder as it is now."""
+    train(root, save_folder=root / "digits/checkpoints")
+    (root / "digits").rename(root / "moved")
+
+    code, out, _ = command(root / "moved", "--json")
+
+    assert code == 0
+    assert json.loads(out)[0]["path"] == str(root / "moved/checkpoints/ep3-ba15.pt")
+
+
+def test_no_code_in_a_hostile_checkpoint_runs_and_no_control_character_reaches_the_screen(root, command):
+    """Its pickle is looked at, never loaded; what it says is shown escaped."""
+    train(root, save_folder=root / "digits/checkpoints")
+
+    class Evil:
+        def __reduce__(self):
+            return (open, (str(root / "pwned"), "w"))
+
+    summary = json.dumps(
+        {"batch": "\x1b[2J", "epoch": 10**40, "metrics": {"\x1b]0;evil\x07": 1.5}, "best_by": 3}
+    )
+    torch.save({"version": 1, "summary": summary, "evil": Evil()}, root / "digits/checkpoints/evil.pt")
+    with zipfile.ZipFile(root / "digits/checkpoints/bomb.pt", "w", zipfile.ZIP_DEFLATED) as bomb:
+        bomb.writestr("archive/data.pkl", b"\0" * (1 << 20))
+    (root / "digits/checkpoints/link.pt").symlink_to("/etc/passwd")
+
+    code, out, _ = command("digits")
+
+    assert code == 0
+    assert "\x1b" not in out
+    assert "\x07" not in out
+    assert "compressed" in out
+    assert "link.pt" not in out
+    assert not (root / "pwned").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["get", "digits", "best"], 2, "keeps no best checkpoint. Name a metric with --by"),
+        (["get", "digits", "best", "--by", "loss/eval/total"], 2, "Add --mode max or --mode min"),
+        (
+            ["get", "digits", "best", "--by", "x", "--mode", "max"],
+            1,
+            "They have loss/eval/total, metrics/eval",
+        ),
+        (["get", "digits", "ep9.pt"], 1, "there is no checkpoint 'ep9.pt'. There are ep3-ba15.pt"),
+        (["get", "digits", "latest", "--by", "x"], 2, "--by and --mode choose the best"),
+        (["get", "digits"], 2, "expected RUN, or get RUN best|latest|NAME"),
+        (["digits", "--to", "x.pt"], 2, "need get"),
+        (["other"], 1, "no run has the id, name or path 'other'"),
+    ],
+)
+def test_what_cannot_be_done_is_said(root, command, arguments, code, message):
+    """With what to write instead."""
+    train(root, save_folder=root / "digits/checkpoints")
+
+    found, _, errors = command(*arguments)
+
+    assert (found, message in errors) == (code, True), errors
+
+
+def test_torch_is_not_imported(root):
+    """The list of checkpoints comes at once."""
+    train(root, save_folder=root / "digits/checkpoints")
+    program = (
+        "import sys; from destinations import cli; cli.main(['runs', 'checkpoints', 'digits']);"
+        "print([name for name in ('torch', 'numpy') if name in sys.modules])"
+    )
+
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+
+    assert found.stdout.splitlines()[-1] == "[]"
+    assert "ep3-ba15.pt" in found.stdout
+
+
+def test_a_store_that_cannot_be_asked_costs_its_rows_alone(root, command, tmp_path):
+    """The files on this machine are listed, and a message names the store."""
+    train(root, Artifacts(tmp_path / "store"), save_folder=root / "digits/checkpoints")
+    assert open_store(tmp_path / "store").head("digits/checkpoints/latest.symlink") is not None
+    sidecar = json.loads((root / "digits/sidecar.json").read_bytes())
+    sidecar["checkpoint_uris"] = ["gopher://host/x.pt"]
+    (root / "digits/sidecar.json").write_text(json.dumps(sidecar))
+
+    code, out, errors = command("digits")
+
+    assert (code, out.count("local")) == (0, 3)
+    assert "cannot list the checkpoints in gopher://host" in errors
