@@ -13,12 +13,13 @@ from .errors import (
 from .open import open_runs
 from .record import HEARTBEAT_SECONDS, RunRecord, is_alive
 from .run import Run
-from .runs import Runs
+from .runs import BestRun, Runs
 from .scan import ScanReport
 
 __all__ = [
     "HEARTBEAT_SECONDS",
     "AmbiguousRunError",
+    "BestRun",
     "DatasetError",
     "EditError",
     "FilterError",

@@ -28,12 +28,12 @@ from typing import Any, TypeVar
 from .files import write_json
 from .filter_sql import ESCAPE, Query, escape_nul, unescape_nul
 from .filters import Field
-from .record import FieldType, RunRecord, Scalar, stored_fields
+from .record import Extremes, FieldType, RunRecord, Scalar, stored_fields
 from .scan import RUNNING, IndexState, ScanChange
 
 __all__ = ["VERSION", "CorruptIndexError", "Database", "Index", "cache_folder", "index_name"]
 
-VERSION = 3
+VERSION = 4
 """The version of the tables; increase it when a field is added to `RunRecord`."""
 
 Item = TypeVar("Item")
@@ -65,7 +65,11 @@ CREATE INDEX runs_with_problems ON runs (path, problem) WHERE problem IS NOT NUL
 CREATE TABLE names (id INTEGER PRIMARY KEY, grp TEXT, name TEXT, UNIQUE (grp, name));
 CREATE TABLE layouts (id INTEGER PRIMARY KEY, names TEXT UNIQUE);
 CREATE TABLE places (name INTEGER, layout INTEGER, path TEXT, PRIMARY KEY (name, layout)) WITHOUT ROWID;
-CREATE TABLE cells (run INTEGER PRIMARY KEY, layout INTEGER, cells TEXT)
+CREATE TABLE cells (run INTEGER PRIMARY KEY, layout INTEGER, cells TEXT);
+CREATE TABLE extremes (
+    metric TEXT, run INTEGER, mtime_ns INTEGER, files TEXT, heartbeat_at REAL,
+    min, min_step INTEGER, max, max_step INTEGER, PRIMARY KEY (metric, run)
+) WITHOUT ROWID
 """
 _UPSERT = f"INSERT OR REPLACE INTO runs VALUES ({', '.join('?' * (11 + len(_FROM_RECORD)))})"
 _ARE_STATE_TYPES = (
@@ -287,6 +291,9 @@ class Index:
     the same names share: without the names, a run is written and read in half the time. `places` says where a
     value is: the JSON path of a name in a layout.
 
+    `extremes` has the smallest and largest value of metrics that were asked for, from `summary.json`. A row
+    counts while the folder, the files and the heartbeat of its run are those that it was read at.
+
     Args:
         root: the folder, absolute and without links.
         folder: the folder of the file; None for an index in memory.
@@ -347,8 +354,10 @@ class Index:
         """Writes the changes that a scan found, in one transaction."""
         with self._db.transaction():
             ids = [(number,) for number in self._ids(list(gone_runs)).values()]
-            self._db.executemany("DELETE FROM cells WHERE run = ?", ids)
-            self._db.executemany("DELETE FROM runs WHERE id = ?", ids)
+            for table, column in (("cells", "run"), ("runs", "id")):
+                self._db.executemany(f"DELETE FROM {table} WHERE {column} = ?", ids)
+            if ids:
+                self._db.execute("DELETE FROM extremes WHERE run NOT IN (SELECT id FROM runs)")
             self._db.executemany(
                 "DELETE FROM folders WHERE path = ?", ((_storable(path),) for path in gone_folders)
             )
@@ -498,6 +507,41 @@ class Index:
         """Returns runs in order: rank of the kind of the value, value to sort by, time of creation, id."""
         statement = f"{query.statement} LIMIT ?"
         return self._db.execute(statement, (*query.values, -1 if limit is None else limit)).fetchall()
+
+    def best(
+        self, metric: str, ids: Iterable[int], read: Callable[[Path], Extremes | None], *, is_max: bool
+    ) -> dict[int, tuple[float | None, int | None]]:
+        """Returns the best value of a metric and its step by run; reads what is unknown or out of date.
+
+        Args:
+            metric: its name.
+            ids: of the runs.
+            read: returns the extremes of the run in a folder; None if it cannot be read.
+            is_max: whether the largest value is the best one.
+        """
+        column = "max" if is_max else "min"
+        # A folder time of 0 cannot be trusted.
+        rows = self._db.execute(
+            f"SELECT run, {column}, {column}_step FROM extremes e JOIN runs r ON r.id = e.run "
+            "WHERE metric = ? AND r.mtime_ns = e.mtime_ns AND r.mtime_ns != 0 AND r.files = e.files "
+            "AND r.heartbeat_at IS e.heartbeat_at",
+            (metric,),
+        )
+        found = {run: (value, step) for run, value, step in rows}
+        for chunk in _chunks([number for number in ids if number not in found]):
+            marks = ", ".join("?" * len(chunk))
+            new = []
+            for number, path, mtime_ns, *state in self._db.execute(
+                f"SELECT id, path, mtime_ns, files, heartbeat_at FROM runs WHERE id IN ({marks})", chunk
+            ).fetchall():
+                values = read(self.full_path(path))
+                if values is not None:
+                    found[number] = values[2:] if is_max else values[:2]
+                    new.append((metric, number, mtime_ns, *state, *values))
+            with self._db.transaction():
+                marks = ", ".join("?" * 9)
+                self._db.executemany(f"INSERT OR REPLACE INTO extremes VALUES ({marks})", new)
+        return found
 
     def count(self) -> int:
         """Returns how many runs there are."""

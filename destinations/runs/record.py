@@ -20,6 +20,7 @@ from .files import read_object
 __all__ = [
     "FIELDS",
     "HEARTBEAT_SECONDS",
+    "Extremes",
     "FieldType",
     "RecordField",
     "RunKind",
@@ -36,6 +37,8 @@ __all__ = [
 
 Scalar = bool | int | float | str | None
 RunKind = Literal["run-directory", "stable-pretraining", "lightning-csv"]
+Extremes = tuple[float | None, int | None, float | None, int | None]
+"""Smallest value of a metric, its step, largest value, its step; None where a run has none."""
 FieldType = Literal["text", "texts", "time", "bool"]
 
 HEARTBEAT_SECONDS = 180.0

@@ -22,12 +22,13 @@ from destinations.run_directory.layout import (
     metrics_name,
     summary_name,
 )
+from uploads.disk import read_regular
 
 from .errors import RunNotFoundError
-from .files import is_shallow, number_of, read_object_file, whole_of
+from .files import is_shallow, number_of, read_object, read_object_file, whole_of
 from .flight import FLIGHT_FOLDER, Flight, read_flights
 from .media import Audio, Image, PointCloud, Video
-from .record import RunKind, RunRecord, Scalar, is_alive
+from .record import Extremes, RunKind, RunRecord, Scalar, is_alive
 from .records import Artifact, Histogram, RecordCount, Records, Table, TableEntry, Text, Trace
 from .sources import ranks_of
 
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from .ranks import RankMetric
     from .series import Block, Series
 
-__all__ = ["MetricSummary", "Run"]
+__all__ = ["MetricSummary", "Run", "read_extremes"]
 
 
 @attrs.frozen
@@ -221,8 +222,8 @@ class Run:
 
     def summary_of(self, rank: int) -> dict[str, MetricSummary]:
         """Returns the `summary` of a rank."""
-        metrics = read_object_file(self.path / summary_name(rank)).get("metrics")
-        if not isinstance(metrics, dict) or not metrics:
+        metrics = _summary_document(self.path, rank)
+        if not metrics:
             return _computed_summary(self.path, rank)
         return {str(name): _metric_summary(one) for name, one in metrics.items() if isinstance(one, dict)}
 
@@ -506,6 +507,26 @@ class Run:
             except OSError:
                 continue
         return None
+
+
+def read_extremes(run_dir: Path, metric: str) -> Extremes:
+    """Returns the smallest and largest value of a metric of a run, each with its step; as `Run.summary`."""
+    metrics = _summary_document(run_dir, 0)
+    if metrics:
+        one = metrics.get(metric)
+        found = _metric_summary(one) if isinstance(one, dict) else None
+    else:
+        found = _computed_summary(run_dir, 0).get(metric)
+    return (None,) * 4 if found is None else (found.min, found.min_step, found.max, found.max_step)
+
+
+def _summary_document(run_dir: Path, rank: int) -> dict[str, Any]:
+    """Returns the metrics of `summary.json`; empty if it is missing or damaged."""
+    try:
+        metrics = read_object(read_regular(run_dir / summary_name(rank))).get("metrics")
+    except (OSError, ValueError):
+        return {}
+    return metrics if isinstance(metrics, dict) else {}
 
 
 def _metric_summary(record: Mapping[str, Any]) -> MetricSummary:

@@ -1,25 +1,31 @@
 """`Runs`: the runs below some roots, to query, compare and edit."""
 
 import importlib
+import logging
 import os
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
+import attrs
+
 from .edits import edit_run
 from .errors import AmbiguousRunError, FilterError, MetricNotFoundError, RunNotFoundError, RunsError
+from .files import clean_text
 from .filter_sql import Order, compile_query
 from .filters import All, Compare, Field, Filter, In, Node, parse_field, parse_filter
 from .index import Index
-from .record import FIELDS, RunRecord, flat_record, is_terminal
+from .record import FIELDS, Extremes, RunRecord, flat_record, is_terminal
 from .root import Root
-from .run import Run
+from .run import Run, read_extremes
 from .scan import RUNNING, ScanChange, ScanReport
 
-__all__ = ["RunLike", "Runs", "differences", "matches"]
+__all__ = ["BestRun", "RunLike", "Runs", "differences", "matches"]
+
+_log = logging.getLogger("destinations")
 
 
 def differences(records: Sequence[RunRecord]) -> dict[str, dict[str, Any]]:
@@ -82,6 +88,21 @@ _DESCENDING_GROUPS = frozenset({"summary"})
 
 Result = TypeVar("Result")
 RunLike = str | os.PathLike[str] | Run | RunRecord
+
+
+@attrs.frozen
+class BestRun:
+    """A run with the best value that a metric had in it.
+
+    Attributes:
+        run: the run.
+        value: the smallest or largest finite value.
+        step: where it was first logged; None if unknown.
+    """
+
+    run: Run
+    value: float
+    step: int | None
 
 
 class Runs:
@@ -186,7 +207,7 @@ class Runs:
             archived=archived,
             limit=limit,
         )
-        return [Run(record) for record in found]
+        return [self._run(record) for record in found]
 
     def records(
         self,
@@ -202,16 +223,10 @@ class Runs:
         limit: int | None = None,
     ) -> list[RunRecord]:
         """Returns the records of the runs that match; see `query`."""
+        tests = (*_tests(tag, status), *_more_tests(alive, hparams))
         return self._with_retry(
-            lambda: self._fetch(
-                self._select(
-                    where,
-                    (*_tests(tag, status), *_more_tests(alive, hparams)),
-                    sort_by,
-                    descending,
-                    archived,
-                    limit,
-                )
+            lambda: _without_gone(
+                self._fetch(self._select(where, tests, sort_by, descending, archived, limit))
             )
         )
 
@@ -238,9 +253,76 @@ class Runs:
 
         def ask() -> tuple[list[RunRecord], int]:
             found = self._select(where, (), sort_by, descending, archived, None)
-            return self._fetch(found[offset : offset + limit]), len(found)
+            return _without_gone(self._fetch(found[offset : offset + limit])), len(found)
 
         return self._with_retry(ask)
+
+    def best(
+        self,
+        metric: str,
+        *,
+        is_max: bool,
+        where: str | None = None,
+        tag: str | None = None,
+        status: str | None = None,
+        archived: bool | None = False,
+        limit: int | None = None,
+    ) -> list[BestRun]:
+        """Returns runs by the best value that a metric had at any step, best first.
+
+        The index keeps what it has read of a metric: the first call reads `summary.json` of each run that
+        matches, later ones only of runs that changed. Runs without a finite value are left out, as are those
+        that cannot be read, with a warning.
+
+        Args:
+            metric: its name.
+            is_max: whether the largest value is the best one.
+            where: as for `query`.
+            tag: as for `query`.
+            status: as for `query`.
+            archived: as for `query`.
+            limit: the maximum number of runs.
+
+        Raises:
+            FilterError: the filter does not parse.
+            MetricNotFoundError: no run has the metric.
+        """
+        name = clean_text(metric)
+
+        def ask() -> list[BestRun]:
+            chosen = self._select(where, (*_tests(tag, status),), None, None, archived, None)
+            ranked: list[tuple[float, int | None, tuple[Root, int]]] = []
+            for root in self._roots:
+                ids = [number for one, number in chosen if one is root]
+                best = root.index.best(name, ids, self._reader_of_extremes(name), is_max=is_max)
+                for number in ids:
+                    value, step = best.get(number, (None, None))
+                    if value is not None:
+                        ranked.append((value, step, (root, number)))
+            if not ranked and metric not in self._names("summary"):
+                raise MetricNotFoundError(metric, self._names("summary"))
+            ranked.sort(key=lambda row: row[0], reverse=is_max)
+            ranked = ranked[:limit]
+            records = self._fetch([place for *_, place in ranked])
+            return [
+                BestRun(self._run(record), value, step)
+                for record, (value, step, _) in zip(records, ranked, strict=True)
+                if record is not None
+            ]
+
+        return self._with_retry(ask)
+
+    def _reader_of_extremes(self, metric: str) -> Callable[[Path], Extremes | None]:
+        """Returns the function that reads the extremes of a metric of the run in a folder."""
+
+        def read(folder: Path) -> Extremes | None:
+            try:
+                return read_extremes(folder, metric)
+            except Exception as error:  # noqa: BLE001  # whatever is wrong with this run, the others count
+                _log.warning("skipped run in %s: %s", folder, error)
+                return None
+
+        return read
 
     def fingerprints(self) -> dict[Path, Hashable]:
         """Returns, for each run, a value that is another one after a scan that found a change in it."""
@@ -294,7 +376,7 @@ class Runs:
             RunNotFoundError: no run matches.
             AmbiguousRunError: several runs match.
         """
-        return Run(self._find(wanted))
+        return self._run(self._find(wanted))
 
     def get(self, wanted: str | os.PathLike[str]) -> Run | None:
         """Returns one run, as `runs[wanted]` does, or None if there is none.
@@ -504,7 +586,7 @@ class Runs:
             if not found:
                 names = (name for root in self._roots for name in root.index.names_of_runs())
                 raise RunNotFoundError(text, dict.fromkeys(names))
-            return self._fetch(found)
+            return _without_gone(self._fetch(found))
 
         records = self._with_retry(ask)
         if len(records) > 1:
@@ -544,15 +626,18 @@ class Runs:
 
     # Internal.
 
-    def _fetch(self, found: Sequence[tuple[Root, int]]) -> list[RunRecord]:
-        """Returns the records of runs, in this order."""
+    def _run(self, record: RunRecord) -> Run:
+        return Run(record)
+
+    def _fetch(self, found: Sequence[tuple[Root, int]]) -> list[RunRecord | None]:
+        """Returns the records of runs, in this order; None for one that was removed meanwhile."""
         records: dict[tuple[int, int], RunRecord] = {}
         for place, root in enumerate(self._roots):
             numbers = [number for one, number in found if one is root]
             records |= {(place, number): record for number, record in root.index.records(numbers)}
         places = {id(root): place for place, root in enumerate(self._roots)}
         keys = [(places[id(root)], number) for root, number in found]
-        return [records[key] for key in keys if key in records]
+        return [records.get(key) for key in keys]
 
     def _names(self, group: str) -> list[str]:
         return self._with_retry(
@@ -580,6 +665,10 @@ class Runs:
             for run_id, path in root.index.all_ids():
                 paths.setdefault(run_id, []).append(path)
         return {run_id: tuple(found) for run_id, found in paths.items() if len(found) > 1}
+
+
+def _without_gone(records: Iterable[RunRecord | None]) -> list[RunRecord]:
+    return [record for record in records if record is not None]
 
 
 def _tests(tag: str | None, status: str | None) -> Iterator[Node]:

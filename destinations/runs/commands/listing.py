@@ -5,11 +5,11 @@ import math
 from collections import Counter
 from typing import Any
 
-from destinations.runs import MetricNotFoundError, Run, RunRecord, Runs
+from destinations.runs import RunRecord, Runs
 from destinations.text.formatting import metric_direction
 
 from .fields import as_json, cell_of, check_fields, check_filter, column_of, field_of
-from .running import EXIT_OK, open_selected, skip_if_damaged
+from .running import EXIT_OK, open_selected
 from .screen import Session
 from .table import Cell, Column, table_lines
 from .text import value_text
@@ -96,24 +96,13 @@ def _columns_of(records: list[RunRecord]) -> list[str]:
 def best(options: argparse.Namespace, session: Session) -> int:
     """Ranks runs by a metric."""
     with open_selected(options, session) as runs:
-        selection = {**selection_of(options), "limit": None}
-        ranked: list[tuple[float, int | None, Run]] = []
-        for run in runs.query(**selection):
-            with skip_if_damaged(run, session):
-                found = run.summary.get(options.metric)
-                value = None if found is None else found.max if options.is_max else found.min
-                if found is not None and value is not None:
-                    ranked.append((value, found.max_step if options.is_max else found.min_step, run))
-        if not ranked and options.metric not in runs.metric_names():
-            raise MetricNotFoundError(options.metric, runs.metric_names())
-    ranked.sort(key=lambda item: -item[0] if options.is_max else item[0])
-    ranked = ranked[: options.limit]
+        ranked = runs.best(options.metric, is_max=options.is_max, **selection_of(options))
     now = session.clock()
     if options.json:
         session.screen.json(
             [
-                {"rank": rank, "value": value, "step": step, **as_json(run.record, now)}
-                for rank, (value, step, run) in enumerate(ranked, 1)
+                {"rank": rank, "value": one.value, "step": one.step, **as_json(one.run.record, now)}
+                for rank, one in enumerate(ranked, 1)
             ]
         )
         return EXIT_OK
@@ -130,14 +119,14 @@ def best(options: argparse.Namespace, session: Session) -> int:
     rows = [
         [
             Cell(str(rank)),
-            cell_of(run.record, "run", now),
-            Cell(value_text(value), "bold"),
-            Cell(value_text(step)),
-            Cell(value_text(run.record.summary.get(options.metric, math.nan))),
-            cell_of(run.record, "status", now),
-            cell_of(run.record, "tags", now),
+            cell_of(one.run.record, "run", now),
+            Cell(value_text(one.value), "bold"),
+            Cell(value_text(one.step)),
+            Cell(value_text(one.run.record.summary.get(options.metric, math.nan))),
+            cell_of(one.run.record, "status", now),
+            cell_of(one.run.record, "tags", now),
         ]
-        for rank, (value, step, run) in enumerate(ranked, 1)
+        for rank, one in enumerate(ranked, 1)
     ]
     session.screen.lines(table_lines(columns, rows, session.screen))
     return EXIT_OK

@@ -23,7 +23,7 @@ import attrs
 from destinations.run_directory.layout import column_of
 from destinations.runs.errors import DatasetError, EditError, MetricNotFoundError
 from destinations.runs.index import Index
-from destinations.runs.record import RunRecord, Scalar
+from destinations.runs.record import Extremes, RunRecord, Scalar
 from destinations.runs.root import Root
 from destinations.runs.run import MetricSummary, Run
 from destinations.runs.runs import Runs
@@ -342,20 +342,21 @@ class Dataset(Runs):
 
     def __init__(self, tables: Tables, *, clock: Callable[[], float] = time.time) -> None:
         self.tables = tables
-        self._paths: dict[str, Path] = {}
+        # By the folder in the index: the one that the run was read from, and the id.
+        self._folders: dict[Path, tuple[Path, str]] = {}
         # A run has a number for its folder: two runs may have been in the same folder, one after the other.
         index = Index(_INDEX_ROOT, None)
         super().__init__([Root(_INDEX_ROOT, index)], clock=clock)
         batch: list[ScanChange] = []
         for number, record in enumerate(tables.found()):
             place = f"{number}/{record.path.name}"
-            self._paths[f"{_INDEX_ROOT}/{place}"] = record.path
+            self._folders[Path(_INDEX_ROOT, place)] = record.path, record.run_id
             batch.append(ScanChange(place, record, None, None, 0, 0, "", 0))
             if len(batch) >= _BATCH:
                 index.write(batch)
                 batch = []
         index.write(batch)
-        self.report = ScanReport(runs=len(self._paths))
+        self.report = ScanReport(runs=len(self._folders))
 
     @property
     def uri(self) -> str:
@@ -375,13 +376,6 @@ class Dataset(Runs):
     def scan(self, *, full: bool = False) -> ScanReport:
         """Does nothing: an open dataset does not change; open it again to see what was compacted since."""
         return self.report
-
-    def query(self, **query: Any) -> list[Run]:
-        """Returns the runs that fit; takes what `Runs.query` takes."""
-        return [DatasetRun(self.tables, record) for record in self.records(**query)]
-
-    def __getitem__(self, wanted: str | PathLike[str]) -> DatasetRun:
-        return DatasetRun(self.tables, self._find(wanted))
 
     def sql(self, query: str, parameters: Sequence[Any] = ()) -> SqlResult:
         """Runs a query; see `Tables.sql`."""
@@ -411,6 +405,16 @@ class Dataset(Runs):
             wanted = wanted.run_id
         return super()._find(str(wanted))
 
-    def _fetch(self, found: Any) -> list[RunRecord]:
+    def _run(self, record: RunRecord) -> DatasetRun:
+        return DatasetRun(self.tables, record)
+
+    def _fetch(self, found: Any) -> list[RunRecord | None]:
         records = super()._fetch(found)
-        return [attrs.evolve(record, path=self._paths[str(record.path)]) for record in records]
+        return [record and attrs.evolve(record, path=self._folders[record.path][0]) for record in records]
+
+    def _reader_of_extremes(self, metric: str) -> Callable[[Path], Extremes | None]:
+        rows = self.tables.sql(
+            "SELECT run_id, min, min_step, max, max_step FROM summary WHERE metric = ?", [metric]
+        ).rows
+        found = {run_id: tuple(values) for run_id, *values in rows}
+        return lambda folder: found.get(self._folders[folder][1])

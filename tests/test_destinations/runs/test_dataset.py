@@ -120,6 +120,13 @@ def test_a_dataset_is_queried_as_folders_are(root, tmp_path):
         ):
             found = [run.run_id for run in dataset.query(**query)]
             assert found == [run.run_id for run in folders.query(**query)]
+        for is_max in (False, True):
+            ranks = [
+                [(one.run.run_id, one.value, one.step) for one in found.best("loss", is_max=is_max)]
+                for found in (dataset, folders)
+            ]
+            assert ranks[0] == ranks[1]
+            assert len(ranks[0]) == 4
         assert len(dataset) == len(folders) == 4
         assert sorted(dataset.metric_names()) == sorted(folders.metric_names())
         assert dataset["b"].run_id == "id-b"

@@ -3,6 +3,7 @@
 import json
 import math
 import multiprocessing
+import shutil
 import sys
 
 import pytest
@@ -17,7 +18,7 @@ from destinations.runs import (
     open_runs,
 )
 from destinations.runs.edits import edit_run
-from tests.test_destinations.runs.folders import NOW, age, clock, write_run
+from tests.test_destinations.runs.folders import NOW, age, clock, write_lightning, write_run
 
 
 @pytest.fixture
@@ -513,3 +514,102 @@ def test_a_fingerprint_changes_with_its_run_only(tmp_path):
         False,
         True,
     )
+
+
+# The best value of a metric.
+
+
+def summarize(folder, **metrics):
+    """Writes `summary.json` in place, which leaves the time of the folder as it is."""
+    (folder / "summary.json").write_text(
+        json.dumps({"metrics": {name: {"count": 9, **one} for name, one in metrics.items()}})
+    )
+
+
+def bests(found):
+    """Returns what `best` found, in its order."""
+    return [(one.run.run_id, one.value, one.step) for one in found]
+
+
+def test_runs_are_ranked_by_the_best_value_at_any_step(opened, root):
+    """Smallest or largest; a run without a finite one has no rank; filters and limits hold."""
+    for name, low, high in (("a", 0.5, 9.0), ("b", 0.25, 3.0), ("c", "NaN", None)):
+        summarize(write_run(root / name, tags=[name]), loss={"min": low, "min_step": 4, "max": high})
+    summarize(write_run(root / "d"), other={"min": 0.0, "max": 0.0})
+
+    runs = opened()
+
+    assert bests(runs.best("loss", is_max=False)) == [("b", 0.25, 4), ("a", 0.5, 4)]
+    assert bests(runs.best("loss", is_max=True)) == [("a", 9.0, None), ("b", 3.0, None)]
+    assert bests(runs.best("loss", is_max=True, limit=1)) == [("a", 9.0, None)]
+    assert bests(runs.best("loss", is_max=True, tag="b")) == [("b", 3.0, None)]
+
+
+def test_best_reads_the_summaries_of_runs_that_changed_and_no_others(opened, root):
+    """The index keeps what was read, also for the next process."""
+    for name in ("a", "b"):
+        summarize(write_run(root / name), loss={"min": 1.0, "max": 2.0})
+        age(root / name)
+    assert {one.value for one in opened().best("loss", is_max=False)} == {1.0}
+    for name in ("a", "b"):
+        summarize(root / name, loss={"min": 0.5, "max": 2.0})
+    age(root / "b")
+
+    again = bests(opened().best("loss", is_max=False))
+
+    assert again == [("b", 0.5, None), ("a", 1.0, None)]
+
+
+def test_best_reads_a_run_again_that_is_written_or_was_a_moment_ago(opened, root):
+    """A heartbeat tells that there may be more; the time of a folder that is young is not relied on."""
+    running = write_run(root / "running", status="running", beat=NOW - 9)
+    young = write_run(root / "young", old=False)
+    age(running)
+    for folder in (running, young):
+        summarize(folder, loss={"min": 1.0})
+    runs = opened()
+    assert len(runs.best("loss", is_max=False)) == 2
+    for folder in (running, young):
+        summarize(folder, loss={"min": 0.5})
+    write_run(running, status="running", beat=NOW)
+
+    runs.scan()
+
+    assert {one.value for one in runs.best("loss", is_max=False)} == {0.5}
+
+
+def test_best_of_a_run_without_a_summary_is_that_of_its_rows(opened, root):
+    """As with Lightning's `CSVLogger`, whose rows are read once."""
+    write_lightning(root / "version_0", "epoch,loss,step\r\n0,0.5,1\r\n0,0.25,2\r\n0,nan,3\r\n")
+
+    assert bests(opened().best("loss", is_max=False)) == [("version_0", 0.25, 2)]
+
+
+def test_best_leaves_out_a_run_that_cannot_be_read(opened, root, caplog):
+    """With a warning, each time; the others are ranked."""
+    summarize(write_run(root / "good"), loss={"min": 1.0})
+    (write_run(root / "bad") / "metrics.csv").mkdir()
+    runs = opened()
+
+    for _ in range(2):
+        assert bests(runs.best("loss", is_max=False)) == [("good", 1.0, None)]
+
+    assert [record.getMessage().partition(":")[0] for record in caplog.records] == [
+        f"skipped run in {root / 'bad'}"
+    ] * 2
+
+
+def test_best_does_not_give_a_run_the_values_of_one_that_is_gone(opened, root):
+    """Also where both have the same number in the index, one after the other."""
+    summarize(write_run(root / "a"), loss={"min": 1.0})
+    age(root / "a")
+    runs = opened()
+    runs.best("loss", is_max=False)
+    shutil.rmtree(root / "a")
+    runs.scan()
+    write_run(root / "b")
+
+    runs.scan()
+
+    with pytest.raises(MetricNotFoundError, match="loss"):
+        runs.best("loss", is_max=False)
