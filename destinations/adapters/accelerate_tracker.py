@@ -50,7 +50,7 @@ class AccelerateTracker(GeneralTracker):
         destinations: more of them, as a list.
         callbacks: callbacks of this project.
         run_name: name of the run. Default: environment variable `RUN_NAME`, else the folder name of a
-            `RunDirectory`, else a generated name, which is an error with several ranks.
+            `RunDirectory`, else a generated name, the same on all ranks of a `torchrun`.
         raise_errors: raise errors of destinations instead of reporting them; for tests.
     """
 

@@ -52,7 +52,7 @@ class TransformersCallback(SessionMixin, TrainerCallback, ExportableState):
         destinations: destinations that receive the records.
         callbacks: callbacks of this project.
         run_name: name of the run. Default: environment variable `RUN_NAME`, else the folder name of a
-            `RunDirectory`, else a generated name, which is an error with several ranks.
+            `RunDirectory`, else a generated name, the same on all ranks of a `torchrun`.
         second_train: "new" makes a second `train` a new run, "continue" adds it to the first one.
         raise_errors: raise errors of destinations instead of reporting them; for tests.
 

@@ -351,7 +351,7 @@ class LightningLogger(WandbMedia, _LoggerBase):
         destinations: more of them, as a list; for configuration files.
         callbacks: callbacks of this project.
         run_name: name of the run. Default: environment variable `RUN_NAME`, else the folder name of a
-            `RunDirectory`, else a generated name, which is an error with several ranks.
+            `RunDirectory`, else a generated name, the same on all ranks of a `torchrun`.
         save_dir: folder for checkpoints. Default: the folder of a `RunDirectory`, else chosen by Lightning.
         upload_checkpoints: pass each checkpoint to destinations that accept files, as `checkpoints/<name>`.
         log_model: as of `WandbLogger`: "all" is `upload_checkpoints=True`; True uploads the checkpoints that

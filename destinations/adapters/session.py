@@ -28,6 +28,7 @@ from events import (
     RunStatus,
     State,
     Timestamp,
+    agreed_run_name,
     format_run_name,
     new_run_name,
 )
@@ -198,14 +199,15 @@ class Session:
     """A run that opens with the first event or record, and can be reopened after it was closed.
 
     Other trainers have no single end of a run: they fit, then test, then fit again. So after success a
-        session stays open,
-    with its status set, until `close` or interpreter exit; after a failure it is closed at once.
+    session stays open, with its status set, until `close` or interpreter exit; after a failure it is closed
+    at once.
 
     Args:
         destinations: destinations that receive the records.
         callbacks: callbacks of this project.
         run_name: name of the run. Default: environment variable `RUN_NAME`, else the folder name of a
-            `RunDirectory`, else a generated name.
+            `RunDirectory`, else a generated name, on which ranks of a `torchrun` agree; see
+            `events.agreed_run_name`.
         raise_errors: raise errors of destinations instead of reporting them; for tests.
         is_end_reported: whether the trainer reports the end of training. If it does, a run that is closed
             before counts as failed; else only an exception counts as a failure.
@@ -229,7 +231,7 @@ class Session:
         )
         # What the first run was called, and where it was, before `begin_new_run`.
         self._first_folder = self._folder
-        given = run_name or os.environ.get("RUN_NAME") or self._name_of_folder()
+        given = run_name or os.environ.get("RUN_NAME") or self._name_of_folder() or agreed_run_name()
         self._is_name_agreed = given is not None
         self._first_name = given or new_run_name()
         self._reset(self._first_name)
@@ -292,7 +294,7 @@ class Session:
         if state.world_size > 1 and not self._is_name_agreed:
             raise ValueError(
                 f"run_name is required with {state.world_size} ranks. "
-                'Pass run_name="...", the same on each rank.'
+                'Pass run_name="...", the same on each rank, set RUN_NAME, or start them with torchrun.'
             )
         state.status, state.exception = RunStatus.RUNNING, None
         self._fit_guard = _FitGuard(is_end_reported=self._is_end_reported)

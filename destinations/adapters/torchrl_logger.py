@@ -68,7 +68,7 @@ class TorchRLLogger(TorchRLBase):
     Args:
         given: destinations that receive the records; or `exp_name` and `log_dir`, by position.
         exp_name: name of the run. Default: environment variable `RUN_NAME`, else the folder name of a
-            `RunDirectory`, else a generated name, which is an error with several ranks.
+            `RunDirectory`, else a generated name, the same on all ranks of a `torchrun`.
         log_dir: the value of `log_dir`, and, where no destination is given, the parent of the run's folder,
             `<log_dir>/<exp_name>`. Default: the folder of a `RunDirectory`.
         video_fps: frames per second of videos that are logged without `fps`.

@@ -232,6 +232,21 @@ def _check_mask(mask: Any, what: str, sizes: list[tuple[int, int] | None]) -> No
             raise RecordError(
                 f"{what} must have the size of its image {size}, got {shape} for image {index}."
             )
+    if any(map(_has_fractions, masks)):
+        raise RecordError(
+            f"{what} must hold class indices, got fractions. Write mask.argmax(...) or mask > 0.5."
+        )
+
+
+def _has_fractions(mask: Any) -> bool:
+    """Returns whether a mask in host memory has values that are no integers; one on a device is not read."""
+    if not getattr(mask, "is_cpu", True):
+        return False
+    is_float = getattr(mask, "is_floating_point", None)
+    if is_float() if callable(is_float) else getattr(getattr(mask, "dtype", None), "kind", "") == "f":
+        # Of NaN and infinities too.
+        return bool((mask % 1 != 0).any())
+    return False
 
 
 def check_text(text: Any, name: str) -> None:

@@ -25,7 +25,7 @@ from .checks import check_file
 from .delivery import Delivery
 from .destination import Destination, MetricsPacker
 from .device import DeviceCopies
-from .faults import Faults
+from .faults import Faults, caller
 from .values import (
     are_plain_types,
     are_real,
@@ -117,6 +117,8 @@ class Logger:
         self._state = state
         self._destinations = _as_destinations(destinations)
         self._is_stopped = False
+        # Whether it was said that hyperparameters were given without names.
+        self._has_unnamed_parameters = False
         self._prefix = _prefix("", name) if name else ""
         self.faults = Faults(raise_errors=raise_errors, strict=strict)
         self._delivery = Delivery(state, self._destinations, lambda: self.faults, device_copies)
@@ -241,17 +243,24 @@ class Logger:
         """Logs hyperparameters: a dict, attrs class, dataclass, Namespace, pydantic model or OmegaConf.
 
         Secrets are redacted. A later call adds to an earlier one. Values of any kind are taken; see
-        `plain_config`.
+        `plain_config`. A string has no names: it is logged as "value", with a warning.
 
         Raises:
             EngineClosedError: the run is closed.
         """
-        self._record(
-            "log_hyperparameters",
-            "",
-            (parameters,),
-            lambda given: (redact(plain_config(given)),),
-        )
+        self._record("log_hyperparameters", "", (parameters,), self._named_parameters)
+
+    def _named_parameters(self, parameters: Any) -> tuple[dict[str, Any]]:
+        plain = redact(plain_config(parameters))
+        if isinstance(parameters, str | bytes) and not self._has_unnamed_parameters:
+            self._has_unnamed_parameters = True
+            _log.warning(
+                "%s: hyperparameters must have names, got %s: logged as 'value'. "
+                'Write log_hyperparameters({"lr": 0.1}).',
+                caller(),
+                redact_text(short_repr(parameters, 80)),
+            )
+        return (plain,)
 
     def log_table(
         self,

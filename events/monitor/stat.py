@@ -178,7 +178,10 @@ class Stat:
         return self._window.discarded
 
     def get(self) -> dict[Aggregation, float]:
-        """Returns the aggregates of the open window; zeros if it is empty."""
+        """Returns the aggregates of the open window; zeros if it is empty.
+
+        A window that was logged because it reached `max_samples` is open until its time is over.
+        """
         return self._window.values()
 
     def flush(self) -> None:
@@ -393,6 +396,8 @@ class Window:
         self.summary = Summary(self.aggregations)
         # Whether the window reached `max_samples` and was logged: further samples of its time are discarded.
         self.is_full = False
+        # What was logged then.
+        self._full: Summary | None = None
         self._update_max_pending()
 
     def _update_max_pending(self) -> None:
@@ -409,8 +414,9 @@ class Window:
             self._fold()
             closed = self._take() if self.summary.count == self.max_samples else None
             if closed is not None:
+                logged = self.summary
                 self._reset()
-                self.is_full = True
+                self.is_full, self._full = True, logged
             self._update_max_pending()
         finally:
             self._release()
@@ -454,7 +460,7 @@ class Window:
         try:
             self._fold()
             self._update_max_pending()
-            return self.summary.values(self.aggregations)
+            return (self._full or self.summary).values(self.aggregations)
         finally:
             self._release()
 

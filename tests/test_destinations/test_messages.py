@@ -156,7 +156,7 @@ MISTAKES = {
     "URI without a bucket": (lambda: Artifacts("s3://"), "needs a bucket: s3://bucket/prefix"),
     "float mask": (
         in_run(lambda run: run.log_images(IMAGE, masks={"ink": MASK}), RunDirectory("runs/first")),
-        "mask must hold class indices, got fractions.*mask > 0.5",
+        "mask 'ink' of 'Images' must hold class indices, got fractions.*mask > 0.5",
     ),
     "channels last": (
         in_run(lambda run: run.log_images(np.zeros((8, 8, 3)))),

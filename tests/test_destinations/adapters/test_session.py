@@ -1,10 +1,12 @@
 """What all adapters stand on: a run that opens when it is needed, and how it ends."""
 
+import os
 import pickle
 import subprocess
 import sys
 
 import pytest
+from torch.distributed import TCPStore
 
 from destinations import InMemory, RunDirectory
 from destinations.adapters.session import Session, length_of, plain_values, samples_in
@@ -47,6 +49,37 @@ def test_several_ranks_must_agree_on_a_name(monkeypatch):
         Session([InMemory()]).open()
 
     Session([InMemory()], run_name="agreed").open()
+
+
+def test_ranks_of_torchrun_agree_on_a_name_and_keep_it_when_they_are_restarted(tmp_path):
+    """Each rank is a process of its own, and knows the others only through the store of torchrun's agent."""
+    store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+    program = (
+        "import sys\n"
+        "from destinations import RunDirectory\n"
+        "from destinations.adapters.ml_logger import MlLogger\n"
+        "folder = sys.argv[1] + '/{run_name}'\n"
+        "with MlLogger(RunDirectory(folder, all_ranks=True), num_steps=1) as logger:\n"
+        "    logger.log_scalar('loss', 0.5)\n"
+        "    logger.write(0, 'train')\n"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "RUN_NAME"} | {
+        "PYTHONPATH": os.pathsep.join(sys.path),
+        "WORLD_SIZE": "2",
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "MASTER_ADDR": "localhost",
+        "MASTER_PORT": str(store.port),
+    }
+    for rank in ("0", "1", "1"):
+        subprocess.run(
+            [sys.executable, "-c", program, str(tmp_path)],
+            env=environment | {"RANK": rank},
+            check=True,
+            timeout=120,
+        )
+
+    (folder,) = tmp_path.iterdir()
+    assert {"metrics.csv", "metrics.rank1.csv"} <= {one.name for one in folder.iterdir()}
 
 
 def test_success_leaves_it_open_and_a_failure_after_it_counts():

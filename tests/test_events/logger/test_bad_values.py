@@ -164,6 +164,46 @@ def test_masks_with_a_channel_are_those_without():
     assert memory.records[0].value["masks"]["true"].shape == (2, 4, 5)
 
 
+@pytest.mark.parametrize(
+    "mask",
+    [
+        np.full((4, 5), 0.5),
+        np.full((4, 5), np.nan),
+        torch.full((4, 5), 0.5),
+        torch.full((4, 5), 0.5, dtype=torch.bfloat16),
+        [torch.full((4, 5), torch.inf)],
+    ],
+)
+def test_a_mask_with_fractions_is_reported_with_the_line_that_logged_it(mask, caplog):
+    """Not later, by the thread that writes it; the image and its other mask are logged."""
+    memory = InMemory()
+    logger = Logger(State("mine"), memory)
+
+    logger.log_images(np.zeros((4, 5)), masks={"soft": mask, "hard": np.full((4, 5), 2.0)})
+    line = inspect.currentframe().f_lineno - 1
+
+    assert list(memory.records[0].value["masks"]) == ["hard"]
+    (report,) = caplog.messages
+    assert report.startswith(
+        f"{__file__}:{line}: mask 'soft' of 'Images' must hold class indices, got fractions."
+    )
+
+
+def test_hyperparameters_without_names_are_logged_and_said_once(caplog):
+    """A text in the place of a dict is a mistake; a secret in it is not shown."""
+    memory = InMemory()
+    logger = Logger(State("mine"), memory)
+
+    for _ in range(2):
+        logger.log_hyperparameters("lr=1 password=hunter22")
+    line = inspect.currentframe().f_lineno - 1
+
+    assert list(memory.hyperparameters) == ["value"]
+    (report,) = caplog.messages
+    assert report.startswith(f"{__file__}:{line}: hyperparameters must have names, got 'lr=1 ")
+    assert "hunter22" not in report
+
+
 def test_the_number_of_bins_may_follow_that_of_the_values():
     """By Sturges' rule, without a look at the values."""
     memory = InMemory()

@@ -109,7 +109,7 @@ def test_a_window_without_samples_logs_nothing(heard):
 
 
 def test_a_window_that_reaches_its_cap_is_logged_at_once(heard):
-    """Later samples are discarded and counted until the window's time is over."""
+    """Later samples are discarded and counted until the window's time is over; until then `get` has its values."""
     stat = Stat("x", [Aggregation.SUM, Aggregation.COUNT], HOUR, 3)
     for value in (1, 2):
         stat.add(value)
@@ -120,8 +120,9 @@ def test_a_window_that_reaches_its_cap_is_logged_at_once(heard):
 
     assert before == (2, [])
     assert heard.data == [{"x.sum": 6.0, "x.count": 3}]
-    assert (stat.count, stat.get()[Aggregation.COUNT]) == (0, 0)
+    assert (stat.count, stat.get()) == (0, {Aggregation.SUM: 6.0, Aggregation.COUNT: 3})
     stat.flush()
+    assert stat.get()[Aggregation.COUNT] == 0
     stat.add(6)
     assert (stat.discarded, stat.count, len(heard)) == (2, 1, 1)
 
