@@ -1,4 +1,7 @@
-"""Several ranks under torchrun, over gloo: one run of all, ranks that are killed, and ranks that hang."""
+"""Several ranks under torchrun, over gloo: one run of all, ranks that are killed, and ranks that hang.
+
+`SOAK_RANKS="8"` adds so many ranks to the first test, as `make soak` does.
+"""
 
 import json
 import os
@@ -64,7 +67,7 @@ def text_of(folder):
     return (folder / "log.txt").read_text(errors="replace")
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize("ranks", [1, 2, 4, *map(int, os.environ.get("SOAK_RANKS", "").split())])
 def test_ranks_write_one_run_without_a_collective_of_a_destination(torchrun, tmp_path, ranks):
     """They agree on a name; each has its metrics and its spool, one prints, and all files arrive."""
     process = torchrun("train", tmp_path, ranks)

@@ -1,11 +1,13 @@
-"""`python -m tests.soak`: kills trainers and workers at random until the time is over.
+"""`python -m tests.soak`: a run with all destinations, and others that are killed, beside a server that fails.
 
-Ends with 1 where anything accepted is missing.
+Ends with 1 where anything accepted is missing, or where the run that lives on holds more and more.
 
-Each round has a run and a spool of its own, three trainers one after the other, and SIGKILL of the trainer,
-of its worker, or of both. Every other round goes to S3 through a proxy that resets, refuses and loses
-answers, the others to a folder. Afterwards `uploads resume` sends what is left, and each acknowledged file
-and row is looked for. `SOAK_MINUTES` bounds it (3), `SOAK_SEED` repeats it.
+The run that lives on has all destinations; it and its worker are stopped and continued now and then. Beside
+it, rounds: each has a run and a spool of its own, three trainers one after the other, and SIGKILL of the
+trainer, of its worker, or of both; `uploads resume` sends what is left. The long run and every other round
+send to S3 through a proxy that does everything wrong in turn, the others to a folder. The wall clock of all
+these processes jumps by seconds to a year, there and back. Afterwards each acknowledged row and file is looked
+for. `SOAK_MINUTES` bounds it (3), `SOAK_SEED` repeats what is drawn.
 """
 
 import contextlib
@@ -14,22 +16,32 @@ import os
 import random
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 
 from destinations.run_directory import read_rows
+from destinations.runs import open_runs
 from tests.servers import s3_servers
-from tests.servers.fault_proxy import Answer, FaultProxy, Reset
-from tests.soak.trainer import content
+from tests.servers.fault_proxy import FaultProxy
+from tests.soak.faults import FAULTS, FaultsInTurn
+from tests.soak.long_run import LongRun
+from tests.soak.trainer import difference, values
 from uploads import command_line as commands
 from uploads.errors import SpoolOwnedError
 from uploads.spool.ownership import owner_of
 
 LIMIT_SECONDS = 300
 TRAINERS = 3
+DAY = 86400.0
+JUMPS = (0.0, -1.0, 30.0, -3600.0, DAY, -DAY, 365 * DAY)
+JUMP_SECONDS = 5.0
+SHOWN = 20
+IMPATIENT = "&connect_timeout_seconds=2&read_timeout_seconds=2"
 
 
 def main() -> int:
@@ -38,46 +50,92 @@ def main() -> int:
     seed = int(os.environ.get("SOAK_SEED", str(random.SystemRandom().randrange(1 << 30))))
     chance = random.Random(seed)
     deadline = time.monotonic() + 60 * minutes
+    folder = Path(tempfile.mkdtemp(prefix="soak-"))
+    clock = folder / "clock"
+    clock.write_bytes(struct.pack("d", 0.0))
     os.environ |= {
         "AWS_ACCESS_KEY_ID": s3_servers.ACCESS_KEY,
         "AWS_SECRET_ACCESS_KEY": s3_servers.SECRET_KEY,
         "AWS_DEFAULT_REGION": "us-east-1",
         "AWS_EC2_METADATA_DISABLED": "true",
+        "PYTHONPATH": os.pathsep.join(
+            filter(None, [str(Path(__file__).with_name("clock")), os.environ.get("PYTHONPATH")])
+        ),
+        "SOAK_CLOCK": str(clock),
     }
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    sys.stdout.write(f"seed {seed}\n")
-    rounds = 0
-    with s3_servers.moto() as moto:
-        proxy = FaultProxy(moto.endpoint_url)
-        proxy.plan = lambda request: _fault(request, chance)
-        try:
-            while rounds == 0 or time.monotonic() < deadline:
-                is_remote = rounds % 2 == 0
-                problems = _round(chance, rounds, moto if is_remote else None, proxy)
-                if problems:
-                    sys.stdout.write("\n".join(problems) + "\n")
-                    return 1
-                rounds += 1
-        finally:
-            proxy.close()
-    sys.stdout.write(f"{rounds} rounds, nothing lost\n")
+    _say(f"seed {seed}, in {folder}")
+    with s3_servers.moto() as moto, contextlib.closing(FaultProxy(moto.endpoint_url)) as proxy:
+        faults = proxy.plan = FaultsInTurn(proxy, chance)
+        with _jumps(clock, random.Random(seed)) as jumps:
+            problems = _soak(folder, chance, deadline, moto, proxy, faults)
+    _say(
+        f"{sum(faults.counts.values())} faults of the store: {dict(faults.counts)}; {jumps[0]} jumps of the clock"
+    )
+    unseen = {name for name, share, _ in FAULTS if share} - set(faults.counts)
+    if unseen:
+        _say(f"too short for {', '.join(sorted(unseen))}: give it more SOAK_MINUTES")
+    if problems:
+        _say("\n".join(problems[:SHOWN]))
+        if len(problems) > SHOWN:
+            _say(f"and {len(problems) - SHOWN} more")
+        return 1
+    shutil.rmtree(folder)
+    _say("nothing lost, nothing grew")
     return 0
 
 
-def _fault(request, chance):
-    draw = chance.random() if request.method == "PUT" else 1.0
-    if draw < 0.05:
-        return Reset()
-    if draw < 0.08:
-        return Answer(503, "SlowDown")
-    return Answer(500, "InternalError", after_forwarding=True) if draw < 0.1 else None
+def _soak(folder, chance, deadline, moto, proxy, faults) -> list[str]:
+    """Returns what is missing or has grown."""
+    (folder / "long").mkdir()
+    long_run = LongRun(folder / "long", _uri(moto, proxy, "long"), random.Random(chance.random()))
+    problems: list[str] = []
+    rounds = 0
+    try:
+        while not problems and (rounds == 0 or time.monotonic() < deadline):
+            is_remote = rounds % 2 == 0
+            problems = _round(folder, chance, rounds, moto if is_remote else None, proxy)
+            rounds += 1
+        faults.stop()
+        long_run.end()
+    finally:
+        long_run.kill()
+    problems += long_run.problems(moto.objects("long"))
+    _say(long_run.figures())
+    _say(f"{rounds} rounds of {TRAINERS} trainers that were killed")
+    return problems
 
 
-def _round(chance, number, moto, proxy) -> list[str]:
+def _uri(moto, proxy, prefix) -> str:
+    return moto.at(proxy.url).uri(prefix) + IMPATIENT
+
+
+@contextlib.contextmanager
+def _jumps(clock, chance):
+    """Sets the clock of all processes that read the file, every few seconds; yields how often."""
+    count, is_over = [0], threading.Event()
+
+    def jump() -> None:
+        with clock.open("r+b", buffering=0) as stream:
+            while not is_over.wait(JUMP_SECONDS):
+                os.pwrite(stream.fileno(), struct.pack("d", chance.choice(JUMPS)), 0)
+                count[0] += 1
+
+    thread = threading.Thread(target=jump, daemon=True)
+    thread.start()
+    try:
+        yield count
+    finally:
+        is_over.set()
+        thread.join()
+
+
+def _round(parent, chance, number, moto, proxy) -> list[str]:
     """One run with its trainers; returns what is missing. Its folder is kept where anything is."""
-    folder = Path(tempfile.mkdtemp(prefix="soak-"))
     prefix = f"round-{number}"
-    uri = str(folder / "store") if moto is None else moto.at(proxy.url).uri(prefix)
+    folder = parent / prefix
+    folder.mkdir()
+    uri = str(folder / "store") if moto is None else _uri(moto, proxy, prefix)
     rows: set[int] = set()
     files: set[int] = set()
     kills = []
@@ -87,19 +145,20 @@ def _round(chance, number, moto, proxy) -> list[str]:
     code = _resume(folder / "spool")
     objects = _in_folder(folder / "store") if moto is None else moto.objects(prefix)
     problems = [
-        f"file n{step} is missing or damaged, in {folder}"
+        f"file n{step} {text}, in {folder}"
         for step in sorted(files)
-        if objects.get(f"n{step}") != content(step)
+        if (text := difference(objects.get(f"n{step}"), step))
     ]
-    logged = {row.step: row.metrics.get("a") for row in read_rows(folder / "run")}
+    logged = {row.step: dict(row.metrics) for row in read_rows(folder / "run")}
     problems += [
         f"row {step} is missing or damaged, in {folder}"
         for step in sorted(rows)
-        if logged.get(step) != step + 0.5
+        if logged.get(step) != values(step)
     ]
     problems += [f"resume ended with {code}, in {folder}"] if code else []
-    sys.stdout.write(f"round {number} ({', '.join(kills)}): {len(files)} files, {len(rows)} rows\n")
-    sys.stdout.flush()
+    with open_runs(folder, cache=folder / "cache") as runs:
+        problems += [f"{run.record.problem}, in {folder}" for run in runs.query() if run.record.problem]
+    _say(f"round {number} ({', '.join(kills)}): {len(files)} files, {len(rows)} rows")
     if not problems:
         shutil.rmtree(folder)
     return problems
@@ -108,9 +167,9 @@ def _round(chance, number, moto, proxy) -> list[str]:
 def _train(chance, folder, uri, kill, rows, files) -> None:
     """One trainer, from its start to its death."""
     first = max(rows, default=-1) + 1
-    trainer = subprocess.Popen(
-        [sys.executable, "-m", "tests.soak.trainer", str(folder), uri, str(first)], stdout=subprocess.PIPE
-    )
+    command = [sys.executable, "-m", "tests.soak.trainer", str(folder), uri, str(first), "core"]
+    with (folder / "stderr.txt").open("ab") as stderr:
+        trainer = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr)
     for count in range(chance.randrange(1, 3000)):
         if not _hear(trainer, rows, files):
             break
@@ -122,9 +181,10 @@ def _train(chance, folder, uri, kill, rows, files) -> None:
     while _hear(trainer, rows, files):
         pass
     trainer.stdout.close()
+    trainer.stdin.close()
     code = trainer.wait()
     if code != -signal.SIGKILL:
-        raise RuntimeError(f"a trainer must live until it is killed, got exit code {code}")
+        raise RuntimeError(f"a trainer must live until it is killed, got exit code {code}: see {folder}")
 
 
 def _hear(trainer, rows, files) -> bool:
@@ -133,7 +193,8 @@ def _hear(trainer, rows, files) -> bool:
     if not line.endswith(b"\n"):
         return False
     what, step = line.split()
-    (rows if what == b"row" else files).add(int(step))
+    if what != b"begun":
+        (rows if what == b"row" else files).add(int(step))
     return True
 
 
@@ -158,6 +219,11 @@ def _resume(spool) -> int:
 
 def _in_folder(store) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in store.iterdir()}
+
+
+def _say(text) -> None:
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
 
 
 if __name__ == "__main__":
