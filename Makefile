@@ -7,8 +7,11 @@
 # make test-lowest   the tests of the core with the lowest versions of its dependencies, but for torch
 # make test-engines   Daft on Ray and Spark over a dataset, in an environment of its own: 1.4 GB; Spark needs a JRE
 # make test-package   wheel and sdist: built, checked, installed into an empty environment, used there; pyright
-# make soak   trainers and upload workers killed at random for SOAK_MINUTES (3): nothing that was accepted may be lost
-# make bench  the measured claims of the docs, as ratios against whatever peers are installed
+# make soak   one run with all destinations, and others that are killed again and again, beside a store that fails in
+#             every way, for SOAK_MINUTES (3): nothing that was accepted may be lost, nothing may grow; eight ranks first
+# make bench  every benchmark, three times, beside whatever peers are installed: writes the tables of docs/performance.md,
+#             and fails where a ratio is worse than the last; hours, or only BENCH="dispatch monitor"
+# make bench-peers   what it is measured beside, in an environment of their own, which `make bench` then uses
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -16,10 +19,11 @@ READY := $(VENV)/.ready
 COMPOSER := .venv-composer
 LOWEST := .venv-lowest
 ENGINES := .venv-engines
+PEERS := .venv-bench
 # Tests wait for processes and servers a good part of the time: two more than there are cores.
 WORKERS := $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN) + 2 )))
 
-.PHONY: demo docs screenshots test test-composer test-engines test-lowest test-package lint types bench soak format clean
+.PHONY: demo docs screenshots test test-composer test-engines test-lowest test-package lint types bench bench-peers soak format clean
 
 demo: $(READY)
 	$(BIN)/destinations demo $(if $(STORE),--store "$(STORE)")
@@ -53,9 +57,12 @@ types: $(READY)
 	$(BIN)/mypy
 
 bench: $(READY)
-	$(BIN)/python -m tests.benchmarks
+	$(firstword $(wildcard $(PEERS)/bin/python) $(BIN)/python) -m tests.benchmarks --keep $(BENCH)
+
+bench-peers: $(PEERS)/.ready
 
 soak: $(READY)
+	SOAK_RANKS=8 $(BIN)/python -m pytest -q tests/crash/test_ranks.py -k one_run
 	$(BIN)/python -m tests.soak
 
 format: $(READY)
@@ -97,5 +104,12 @@ $(ENGINES)/.ready: .ci/engines.txt pyproject.toml
 	$(ENGINES)/bin/python -m pip install --quiet --no-compile --disable-pip-version-check --no-deps --editable .
 	@touch $(ENGINES)/.ready
 
+$(PEERS)/.ready: .ci/bench.txt .ci/peers.txt pyproject.toml
+	$(PYTHON) -m venv $(PEERS)
+	$(PEERS)/bin/python -m pip install --quiet --no-compile --disable-pip-version-check --constraint .ci/constraints.txt torch
+	$(PEERS)/bin/python -m pip install --quiet --no-compile --disable-pip-version-check --constraint .ci/constraints.txt --requirement .ci/bench.txt
+	$(PEERS)/bin/python -m pip install --quiet --no-compile --disable-pip-version-check --no-deps --upgrade --target $(PEERS)/peers --requirement .ci/peers.txt
+	@touch $(PEERS)/.ready
+
 clean:
-	rm -rf $(VENV) $(COMPOSER) $(ENGINES) $(LOWEST) build dist site *.egg-info .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(PEERS) $(COMPOSER) $(ENGINES) $(LOWEST) build dist site *.egg-info .mypy_cache .pytest_cache .ruff_cache

@@ -8,6 +8,8 @@ import timeit
 from destinations import Console, InMemory, LoggerDestination, ProgressBar, TextFile
 from destinations.testing import DryRun
 
+from .timing import Row, print_table
+
 _CALLS = 20_000
 _REPEATS = 7
 _METRICS = {f"loss/{index}": 0.1 * index for index in range(10)}
@@ -38,11 +40,13 @@ def main():
         ProgressBar(stream=io.StringIO()),
         TextFile("log.txt", max_pending_records=1_000_000),
     ]
-    print("Microseconds in the training thread, ten metrics a call")
+    rows = []
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         for destination in destinations:
             call, step = _measure(destination)
-            print(f"  {type(destination).__name__:18} log_metrics {call:5.2f}   batch_end {step:5.2f}")
+            name = type(destination).__name__
+            rows += [Row(f"{name}, log_metrics", call), Row(f"{name}, batch_end", step)]
+    print_table("In the training thread, ten metrics a call", rows)
 
 
 if __name__ == "__main__":

@@ -27,6 +27,8 @@ from typing import Any
 
 from tests.peers import folder_of
 
+from .timing import Row, print_table
+
 ROWS = 5000
 NAMES = [f"train/m{index}" for index in range(10)]
 ROUNDS = 3
@@ -218,27 +220,29 @@ def best_of(name: str, kind: str) -> dict[str, Any] | None:
 
 def print_calls() -> None:
     """Ten floats per call."""
-    print(f"Ten floats per call, {ROWS:,} calls, µs on the calling thread (best of {ROUNDS} runs)")
-    reference = None
+    ours, rows = {}, []
     for name in SYSTEMS:
         result = best_of(name, "floats")
         if result is None:
             print(f"  {name:34} not installed")
             continue
-        reference = reference or result
-        ratio = result["mean"] / reference["mean"]
-        print(
-            f"  {name:34} p50 {result['p50']:9.2f}  p99 {result['p99']:9.2f}  mean {result['mean']:9.2f}  ratio of means {ratio:7.2f}"
-        )
+        ours = ours or result
+        rows += [
+            # Of a peer, its own figure stands in the last column, beside ours for the same.
+            Row(f"{name}, {what}", result[what])
+            if name.startswith("Logger")
+            else Row(f"{name}, {what}", ours[what], None, result[what])
+            for what in ("p50", "p99", "mean")
+        ]
+    print_table(f"Ten floats per call, {ROWS:,} calls, best of {ROUNDS}", rows)
 
 
 def print_tensors() -> None:
     """Ten CPU tensors per call."""
     result = best_of("Logger + RunDirectory", "tensors")
     if result is not None:
-        print(
-            f"Ten CPU tensors per call, µs\n  p50 {result['p50']:.2f}  p99 {result['p99']:.2f}  mean {result['mean']:.2f}"
-        )
+        rows = [Row(f"Logger + RunDirectory, {what}", result[what]) for what in ("p50", "p99", "mean")]
+        print_table("Ten CPU tensors per call", rows)
 
 
 def measure_busy_thread(journal: str) -> None:
@@ -273,14 +277,12 @@ def measure_busy_thread(journal: str) -> None:
 
 def print_busy_thread() -> None:
     """Why the journal is mapped: a system call gives up the interpreter lock, and a busy thread takes it."""
-    print(f"Ten floats per call beside a busy Python thread, {ROWS:,} calls, µs (best of {ROUNDS} runs)")
+    rows = []
     for journal in ("mapped", "appended"):
         rounds = [in_child("busy", journal) for _ in range(ROUNDS)]
         result = min((one for one in rounds if one is not None), key=lambda one: one["mean"])
-        print(
-            f"  journal {journal:10} p50 {result['p50']:9.2f}  p99 {result['p99']:9.2f}  "
-            f"mean {result['mean']:9.2f}  max {result['max']:9.0f}"
-        )
+        rows += [Row(f"journal {journal}, {what}", result[what]) for what in ("p50", "p99", "mean", "max")]
+    print_table(f"Ten floats per call beside a busy Python thread, {ROWS:,} calls, best of {ROUNDS}", rows)
 
 
 # Draining.

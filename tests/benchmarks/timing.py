@@ -12,7 +12,7 @@ from typing import Any
 
 import attrs
 
-__all__ = ["Row", "Sample", "best_microseconds", "print_table", "sample_microseconds"]
+__all__ = ["PRINTED", "Row", "Sample", "Table", "best_microseconds", "print_table", "sample_microseconds"]
 
 _PERCENT = 100
 
@@ -49,6 +49,25 @@ class Row:
     def is_within_budget(self) -> bool:
         """Whether the promise, if there is one, is kept."""
         return self.budget is None or (self.value is not None and self.value <= self.budget)
+
+
+@attrs.frozen
+class Table:
+    """What `print_table` printed.
+
+    Attributes:
+        title: what it is about.
+        peer: who the last column is about.
+        rows: its lines.
+    """
+
+    title: str
+    peer: str
+    rows: tuple[Row, ...]
+
+
+PRINTED: list[Table] = []
+"""The tables that this process has printed."""
 
 
 def best_microseconds(
@@ -94,7 +113,7 @@ def sample_microseconds(
 
 
 def print_table(title: str, rows: Iterable[Row], peer: str = "peer") -> None:
-    """Prints name, value, budget and peer in columns; a value over its budget is marked.
+    """Prints name, value, budget and peer in columns, and keeps them; a value over its budget is marked.
 
     Args:
         title: what the table is about.
@@ -102,6 +121,7 @@ def print_table(title: str, rows: Iterable[Row], peer: str = "peer") -> None:
         peer: who the last column is about.
     """
     rows = list(rows)
+    PRINTED.append(Table(title, peer, tuple(rows)))
     width = max(len(row.name) for row in rows)
     print(f"\n{title}\n{'':{width}}  {'measured':>12}  {'budget':>12}  {peer:>12}")
     for row in rows:

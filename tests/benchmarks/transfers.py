@@ -28,6 +28,8 @@ from botocore.config import Config
 from tests.servers import s3_servers
 from uploads import UploadQueue
 
+from .timing import PRINTED, Row, Table
+
 GIBIBYTE = 1 << 30
 SMALL_FILES = 200
 SMALL_BYTES = 256 << 10
@@ -57,13 +59,20 @@ def main(chosen: Sequence[str] = ()) -> None:
             )
             place = Path(folder) / name
             place.mkdir()
+            rows: list[Row] = []
+            _tables.append(rows)
             subjects[name](place)
+            PRINTED.append(Table(name, "compared with", tuple(rows)))
             shutil.rmtree(place)
+
+
+_tables: list[list[Row]] = [[]]
 
 
 def _row(
     what: str, measured: float, unit: str = "s", compared: float | None = None, budget: str = ""
 ) -> None:
+    _tables[-1].append(Row(what, measured, None, compared, unit))
     reference = f"{compared:.3f} {unit}" if compared is not None else ""
     ratio = f"{measured / compared:.2f}" if compared else ""
     print(f"{what:58} {f'{measured:.3f} {unit}':>12} {reference:>14} {ratio:>7}  {budget}", flush=True)

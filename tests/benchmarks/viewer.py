@@ -44,7 +44,7 @@ def main(runs=RUNS, steps=STEPS):
         make_runs(folder / "runs", runs, steps)
         print(f"{runs} runs of {steps} steps were made in {time.perf_counter() - started:.0f} s")
         theirs = _measure_tensorboard(folder / "tensorboard", steps)
-        with _Server(folder / "runs", folder / "cache") as server:
+        with Server(folder / "runs", folder / "cache") as server:
             rows = _measure_page(server, theirs)
         rows += _measure_export(folder)
         print_table(f"{runs} runs of {steps} steps and {METRICS} metrics", rows, peer="TensorBoard")
@@ -88,7 +88,7 @@ def make_runs(root, count, steps):
         (run / "summary.json").write_text(json.dumps({"metrics": dict.fromkeys(columns, statistics)}))
 
 
-class _Server:
+class Server:
     """`destinations view` in a process of its own."""
 
     def __init__(self, root, cache):
@@ -231,7 +231,7 @@ class _Training:
 def _measure_live(root, cache):
     """A page that shows one chart of twenty runs that are being written."""
     root.mkdir()
-    with _Training(root) as training, _Server(root, cache) as server:
+    with _Training(root) as training, Server(root, cache) as server:
         ids = [row["id"] for row in server.get("/api/runs")["rows"]]
         series = server.get("/api/series", run=ids, metric="metric/3")["series"]
         cursors = {one["run"]: one["cursor"] for one in series}

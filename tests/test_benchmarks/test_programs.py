@@ -13,6 +13,6 @@ def test_every_program_can_be_started_without_arguments():
     found = _benchmarks()
 
     helpers = {path.stem for path in FOLDER.glob("[!_]*.py")} - set(found)
-    assert helpers == {"drain", "timing"}
+    assert helpers == {"drain", "report", "timing"}
     for main in found.values():
         inspect.signature(main).bind()

@@ -1,0 +1,159 @@
+"""Keeps what benchmarks measured: in `results.json` beside this module, and as tables in `docs/performance.md`.
+
+A benchmark runs several times, its rounds. What is compared with the last time is the ratio of a figure to its
+peer, which was measured beside it: a ratio is worse where the best of today's rounds is above the worst of the
+last time's by more than a tenth. The figures of another machine are replaced, and not compared.
+"""
+
+import json
+import os
+import platform
+import re
+import statistics
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from .timing import Table
+
+__all__ = ["RESULTS", "collect", "keep", "machine", "markdown", "share_of_others", "with_tables", "worse"]
+
+RESULTS = Path(__file__).with_name("results.json")
+PAGE = Path(__file__).parents[2] / "docs" / "performance.md"
+NOISE = 1.1
+
+Result = dict[str, Any]
+
+
+def machine(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+    """Says what figures were measured on: the processor, cores, Python and torch."""
+    try:
+        found = re.search(r"^model name\s*:\s*(.+)$", cpuinfo.read_text(), re.MULTILINE)
+    except OSError:
+        found = None
+    processor = found[1].strip() if found else platform.processor() or platform.machine()
+    cores = os.cpu_count() or 1
+    return (
+        f"{processor}, {cores} core{'' if cores == 1 else 's'}, "
+        f"Python {platform.python_version()}, torch {metadata.version('torch').partition('+')[0]}"
+    )
+
+
+def share_of_others(seconds: float = 2.0) -> float:
+    """Returns the share of all processors that are busy over so many seconds, in which this process waits."""
+    import psutil
+
+    return float(psutil.cpu_percent(seconds)) / 100
+
+
+def collect(rounds: Sequence[Sequence[Table]], today: datetime | None = None) -> Result:
+    """Returns the figures of several rounds of one benchmark, for `results.json`.
+
+    Args:
+        rounds: the tables of each round.
+        today: the date to note; default: now.
+    """
+    tables: dict[str, Result] = {}
+    for tables_of_round in rounds:
+        for table in tables_of_round:
+            rows = tables.setdefault(table.title, {"peer": table.peer, "rows": {}})["rows"]
+            for row in table.rows:
+                found = rows.setdefault(
+                    row.name, {"unit": row.unit, "budget": row.budget, "here": [], "peer": []}
+                )
+                found["here"].append(row.value)
+                found["peer"].append(row.peer)
+    when = today or datetime.now(UTC)
+    return {"machine": machine(), "date": f"{when:%Y-%m-%d}", "rounds": len(rounds), "tables": tables}
+
+
+def worse(last: Result | None, new: Result) -> list[str]:
+    """Names the ratios that are worse than the last time, beyond noise.
+
+    Args:
+        last: what `collect` returned then, or None.
+        new: what it returned now.
+    """
+    if last is None or last["machine"] != new["machine"]:
+        return []
+    found = []
+    for title, table in new["tables"].items():
+        for name, row in table["rows"].items():
+            before = _ratios(last["tables"].get(title, {}).get("rows", {}).get(name))
+            now = _ratios(row)
+            if before and now and min(now) > max(before) * NOISE:
+                found.append(
+                    f"{title}: {name}: {statistics.median(now):.2f} times the peer, "
+                    f"{statistics.median(before):.2f} on {last['date']}"
+                )
+    return found
+
+
+def markdown(result: Result) -> str:
+    """Returns the tables of one benchmark as Markdown: medians, and the range of the ratio over the rounds."""
+    parts = [f"{result['machine']}; {result['date']}, medians of {result['rounds']} rounds."]
+    for title, table in result["tables"].items():
+        rows: Mapping[str, Result] = table["rows"]
+        columns = {
+            "": lambda name, row: name,
+            "here": lambda name, row: _cell(row["here"], row["unit"]),
+            "budget": lambda name, row: _cell([row["budget"]], row["unit"]),
+            table["peer"]: lambda name, row: _cell(row["peer"], row["unit"]),
+            "ratio": lambda name, row: _range(_ratios(row)),
+        }
+        cells = {head: [cell(name, row) for name, row in rows.items()] for head, cell in columns.items()}
+        shown = [head for head in columns if not head or any(cells[head])]
+        lines = [f"| {' | '.join(shown)} |", "|---" * len(shown) + "|"]
+        lines += [f"| {' | '.join(line)} |" for line in zip(*(cells[head] for head in shown), strict=True)]
+        parts.append(f"**{title}**\n\n" + "\n".join(lines))
+    return "\n\n".join(parts)
+
+
+def with_tables(page: str, results: Mapping[str, Result]) -> str:
+    """Returns a page with the tables of these benchmarks between their markers.
+
+    `<!-- bench: NAME -->` and `<!-- end of bench -->` stand on lines of their own.
+
+    Raises:
+        ValueError: a benchmark has no markers in the page.
+    """
+    for name, result in results.items():
+        marked = re.compile(rf"(<!-- bench: {re.escape(name)} -->\n).*?(<!-- end of bench -->)", re.DOTALL)
+        if not marked.search(page):
+            raise ValueError(
+                f"benchmark {name!r} must have its markers in docs/performance.md: <!-- bench: {name} -->"
+            )
+        text = markdown(result)
+        page = marked.sub(lambda found, text=text: f"{found[1]}\n{text}\n\n{found[2]}", page)
+    return page
+
+
+def keep(name: str, result: Result) -> list[str]:
+    """Stores the figures of a benchmark and writes its tables; returns what is worse than the last time."""
+    results: dict[str, Result] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    found = worse(results.get(name), result)
+    PAGE.write_text(with_tables(PAGE.read_text(), {name: result}))
+    results[name] = result
+    RESULTS.write_text(json.dumps(dict(sorted(results.items())), indent=1, ensure_ascii=False) + "\n")
+    return found
+
+
+def _ratios(row: Result | None) -> list[float]:
+    if row is None:
+        return []
+    pairs = zip(row["here"], row["peer"], strict=True)
+    return [here / peer for here, peer in pairs if here is not None and peer]
+
+
+def _cell(values: Sequence[float | None], unit: str) -> str:
+    known = [value for value in values if value is not None]
+    return f"{statistics.median(known):,.3g} {unit}" if known else ""
+
+
+def _range(ratios: Sequence[float]) -> str:
+    if not ratios:
+        return ""
+    middle, least, most = statistics.median(ratios), min(ratios), max(ratios)
+    return f"{middle:.2g} ({least:.2g} to {most:.2g})" if len(ratios) > 1 else f"{middle:.2g}"

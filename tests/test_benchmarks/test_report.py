@@ -1,0 +1,113 @@
+"""What `make bench` keeps, compares and writes."""
+
+import json
+from datetime import UTC, datetime
+
+import pytest
+
+from tests.benchmarks import __main__ as program
+from tests.benchmarks import report
+from tests.benchmarks.timing import Row, Table, print_table
+
+TODAY = datetime(2026, 3, 14, tzinfo=UTC)
+
+
+def figures(*ratios, name="a call"):
+    """Returns the result of so many rounds, in each of which the peer took 10 µs."""
+    rounds = [[Table("calls", "theirs", (Row(name, 10 * ratio, None, 10.0),))] for ratio in ratios]
+    return report.collect(rounds, TODAY)
+
+
+@pytest.mark.parametrize(
+    ("last", "new", "is_worse"),
+    [
+        ((1.0, 1.0, 1.0), (1.2, 1.3, 1.25), True),
+        ((1.0, 1.0, 1.0), (1.05, 1.3, 1.4), False),
+        ((1.0, 1.5, 1.0), (1.2, 1.6, 1.3), False),
+        ((1.0, 1.0, 1.0), (0.5, 0.5, 0.5), False),
+        ((1.0,), (1.11,), True),
+    ],
+)
+def test_a_ratio_is_worse_when_its_best_round_is_a_tenth_above_the_worst_before(last, new, is_worse):
+    """Rounds that spread allow for more; without a peer nothing is compared."""
+    assert bool(report.worse(figures(*last), figures(*new))) is is_worse
+
+
+def test_what_is_worse_is_named_with_both_ratios():
+    """And when the other was measured."""
+    assert report.worse(figures(0.5), figures(0.8)) == [
+        "calls: a call: 0.80 times the peer, 0.50 on 2026-03-14"
+    ]
+
+
+def test_figures_of_another_machine_or_row_are_not_compared():
+    """Nor where there was nothing before."""
+    assert report.worse(None, figures(2.0)) == []
+    assert report.worse(figures(1.0, name="another"), figures(2.0)) == []
+    assert report.worse(figures(1.0) | {"machine": "a faster one"}, figures(2.0)) == []
+
+
+def test_the_table_has_medians_and_the_range_of_the_ratio():
+    """Columns that nothing stands in are left out."""
+    text = report.markdown(figures(0.5, 0.25, 1.0))
+
+    assert text.splitlines()[2:] == [
+        "**calls**",
+        "",
+        "|  | here | theirs | ratio |",
+        "|---|---|---|---|",
+        "| a call | 5 µs | 10 µs | 0.5 (0.25 to 1) |",
+    ]
+
+
+def test_the_machine_is_told_in_plain_words(tmp_path):
+    """Processor, cores, Python and torch; where the system does not say the processor, its architecture."""
+    (tmp_path / "cpuinfo").write_text("processor\t: 0\nmodel name\t: A Processor @ 2 GHz\nflags\t: fpu\n")
+
+    assert report.machine(tmp_path / "cpuinfo").startswith("A Processor @ 2 GHz, ")
+    assert ", Python 3." in report.machine(tmp_path / "missing")
+
+
+def test_tables_stand_between_their_markers_and_nothing_else_changes():
+    """A benchmark without markers is an error that names them."""
+    page = "before\n<!-- bench: calls -->\nold\n<!-- end of bench -->\nafter\n"
+
+    once = report.with_tables(page, {"calls": figures(0.5)})
+
+    assert once.startswith("before\n<!-- bench: calls -->\n\n")
+    assert once.endswith("\n\n<!-- end of bench -->\nafter\n")
+    assert "old" not in once
+    assert report.with_tables(once, {"calls": figures(0.5)}) == once
+    with pytest.raises(ValueError, match="<!-- bench: others -->"):
+        report.with_tables(page, {"others": figures(0.5)})
+
+
+def test_a_run_that_got_worse_fails_and_its_figures_are_kept(tmp_path, monkeypatch, capsys):
+    """As `make bench` does it: the second time takes three times as long as the first, beside the same peer."""
+    (tmp_path / "page.md").write_text("<!-- bench: slow -->\n<!-- end of bench -->\n")
+    monkeypatch.setattr(report, "PAGE", tmp_path / "page.md")
+    monkeypatch.setattr(report, "RESULTS", tmp_path / "results.json")
+    monkeypatch.setattr(report, "share_of_others", lambda: 0.1)
+    taken = iter([1.0, 1.0, 3.0, 3.0, 3.0, 3.0])
+    run = lambda: print_table("calls", [Row("a call", next(taken), None, 2.0)])  # noqa: E731
+    monkeypatch.setattr(program, "_benchmarks", lambda: {"slow": run})
+
+    assert [program.main(["--keep", "--rounds", "2", "slow"]) for _ in range(3)] == [0, 1, 0]
+
+    assert "WORSE THAN THE LAST TIME: calls: a call: 1.50 times the peer" in capsys.readouterr().out
+    kept = json.loads((tmp_path / "results.json").read_text())["slow"]["tables"]["calls"]["rows"]["a call"]
+    assert kept["here"] == [3.0, 3.0]
+    assert "| a call | 3 µs | 2 µs | 1.5 (1.5 to 1.5) |" in (tmp_path / "page.md").read_text()
+
+
+def test_a_machine_that_others_use_stores_and_compares_nothing(tmp_path, monkeypatch, capsys):
+    """Its figures would be theirs."""
+    monkeypatch.setattr(report, "RESULTS", tmp_path / "results.json")
+    monkeypatch.setattr(report, "share_of_others", lambda: 0.9)
+    run = lambda: print_table("calls", [Row("a call", 1.0, None, 2.0)])  # noqa: E731
+    monkeypatch.setattr(program, "_benchmarks", lambda: {"slow": run})
+
+    assert program.main(["--keep", "--rounds", "1", "slow"]) == 0
+
+    assert "others took 90% of the processors" in capsys.readouterr().out
+    assert not (tmp_path / "results.json").exists()
