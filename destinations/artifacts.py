@@ -171,6 +171,14 @@ class Artifacts(LoggerDestination):
         self._files += 1
         self._bytes += size
 
+    def has_uploaded(self, remote_file_name: str) -> bool:
+        handle = self._handles.get(remote_file_name)
+        if handle is None or not handle.done():
+            return handle is None
+        if (error := handle.exception(0.0)) is not None:
+            raise OSError(f"{remote_file_name}: {error}")
+        return True
+
     def download_file(
         self, remote_file_name: str, destination: str, overwrite: bool = False, progress_bar: bool = True
     ) -> None:

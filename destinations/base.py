@@ -341,6 +341,17 @@ class LoggerDestination(Callback):
         """
         return None
 
+    def has_uploaded(self, remote_file_name: str) -> bool:
+        """Returns whether a file is where others can read it; the pointer to a checkpoint in shards waits.
+
+        Args:
+            remote_file_name: what `upload_file` was told.
+
+        Raises:
+            OSError: it never will be.
+        """
+        return True
+
     def can_upload_files(self) -> bool:
         """Returns whether `upload_file` does anything; called before `init` too; never changes."""
         return False

@@ -644,6 +644,25 @@ class Logger:
         """Returns whether a destination takes files."""
         return any(self._takes_files(destination) for destination in self._destinations)
 
+    def has_uploaded(self, remote_file_name: str) -> bool:
+        """Returns whether a file that was given to `upload_file` is where every destination brings it.
+
+        A destination that says nothing of it, as one written for Composer, has it once `upload_file` returns.
+
+        Args:
+            remote_file_name: the name in the destination, without placeholders.
+
+        Raises:
+            OSError: a destination will never have it.
+        """
+        asked = [getattr(one, "has_uploaded", None) for one in self._destinations if self._takes_files(one)]
+        try:
+            return all(has_uploaded(remote_file_name) for has_uploaded in asked if has_uploaded is not None)
+        except Exception as error:
+            raise (
+                error if isinstance(error, OSError) else OSError(f"{type(error).__name__}: {error}")
+            ) from error
+
     def flush(self) -> None:
         """Writes all waiting records, and flushes every destination.
 

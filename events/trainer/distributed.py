@@ -17,6 +17,8 @@ __all__ = [
     "check_sampler",
     "from_rank_zero",
     "gather",
+    "is_dtensor",
+    "is_sharded",
     "join",
     "leave",
     "mean_over_ranks",
@@ -70,10 +72,21 @@ def _is_alone() -> bool:
 
 
 def wrap(model: torch.nn.Module, device: torch.device) -> torch.nn.Module:
-    """Returns the model, wrapped to average gradients over ranks."""
-    if _is_alone() or isinstance(model, DistributedDataParallel):
+    """Returns the model, wrapped to average gradients over ranks; one that is sharded does so itself."""
+    if _is_alone() or isinstance(model, DistributedDataParallel) or is_sharded(model):
         return model
     return DistributedDataParallel(model, device_ids=None if device.type == "cpu" else [device])
+
+
+def is_dtensor(value: Any) -> bool:
+    """Returns whether a value is a tensor of which this rank has a part, as `fully_shard` makes them."""
+    # Without an import of `torch.distributed.tensor`, which takes long and is there if such a tensor is.
+    return isinstance(value, torch.Tensor) and hasattr(value, "device_mesh")
+
+
+def is_sharded(model: torch.nn.Module) -> bool:
+    """Returns whether parameters of a model are divided among ranks."""
+    return any(is_dtensor(parameter) for parameter in model.parameters())
 
 
 def check_sampler(dataloader: Any) -> None:

@@ -120,6 +120,7 @@ class Trainer:
         save_weights_only: whether a checkpoint holds the model alone; no run can be resumed from it.
         save_interval: how often to save.
         save_num_checkpoints_to_keep: how many of the newest to keep locally; None for all.
+        save_sharded: whether each rank saves its part; None where the model is divided by `fully_shard`.
         load_path: the checkpoint to start from: a local path, a URI in a store, "latest" for the newest where
             this run saves, or a name that a destination can download.
         load_weights_only: whether only the model is loaded from `load_path`: a new run begins with it.
@@ -164,6 +165,7 @@ class Trainer:
         save_weights_only: bool = False,
         save_interval: str | int | Time = "1ep",
         save_num_checkpoints_to_keep: int | None = None,
+        save_sharded: bool | None = None,
         load_path: str | Path | None = None,
         load_weights_only: bool = False,
         load_strict: bool = True,
@@ -196,6 +198,7 @@ class Trainer:
                     keep=save_num_checkpoints_to_keep,
                     overwrite=save_overwrite,
                     weights_only=save_weights_only,
+                    sharded=save_sharded,
                 )
             ]
         )

@@ -27,12 +27,21 @@ VERSION = 1
 """The version of the format."""
 
 
-def checkpoint_of(state: State, logger: Logger) -> dict[str, Any]:
+def checkpoint_of(state: State, logger: Logger, *, is_of_rank: bool = False) -> dict[str, Any]:
     """Returns everything that `load_checkpoint` and the trainer restore; every rank must call it.
 
     Its tensors are those of the run, not copies.
+
+    Args:
+        state: the run.
+        logger: its destinations have a state too.
+        is_of_rank: whether it has the random numbers of this rank alone.
     """
     model: Any = state.model
+
+    def of_ranks(value: Any) -> list[Any]:
+        return [value] if is_of_rank else distributed.gather(value)
+
     return {
         "version": VERSION,
         "run_name": state.run_name,
@@ -48,8 +57,8 @@ def checkpoint_of(state: State, logger: Logger) -> dict[str, Any]:
         },
         "callbacks": _callback_states(state, logger),
         # One per rank.
-        "random": distributed.gather(random_state_of(state.train_dataloader)),
-        "random_at_epoch_start": distributed.gather(state.random_at_epoch_start),
+        "random": of_ranks(random_state_of(state.train_dataloader)),
+        "random_at_epoch_start": of_ranks(state.random_at_epoch_start),
     }
 
 

@@ -2,24 +2,47 @@
 
 A file is written under a temporary name, `.NAME.PID-NUMBER.tmp`, and renamed when it is complete and on the
 disk: neither it nor its pointer is ever seen in part. The writer holds a lock on the temporary file, so that
-one without a lock is known to be abandoned. Knows nothing of a run; any thread or process may call it.
+one without a lock is known to be abandoned. A checkpoint in shards is a folder; it is there once its manifest
+is. Knows nothing of a run; any thread or process may call it.
 """
 
 import contextlib
 import os
 import re
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import attrs
 import torch
 
-__all__ = ["POINTER_SUFFIX", "AbandonedError", "Written", "read_pointer", "sweep", "write_checkpoint"]
+__all__ = [
+    "MANIFEST",
+    "METADATA",
+    "POINTER_SUFFIX",
+    "SHARD_FILE",
+    "AbandonedError",
+    "Written",
+    "new_file",
+    "read_pointer",
+    "remove_checkpoint",
+    "sweep",
+    "write_checkpoint",
+]
 
 POINTER_SUFFIX = ".symlink"
 """The end of a pointer's name: a text file with the name of another file, as Composer writes it."""
+
+MANIFEST = "manifest.json"
+"""The name of the last file of a checkpoint in shards, which lists the others."""
+
+METADATA = ".metadata"
+"""The name of the file of `torch.distributed.checkpoint` in which it says where each tensor is."""
+
+SHARD_FILE = re.compile(r"__\d{1,6}_0\.distcp|rank-\d{1,6}\.pt|\.metadata")
+"""The names of those others: tensors of a rank, all else of a rank, and `METADATA`."""
 
 # No store has longer names.
 _MAX_POINTER_BYTES = 1024
@@ -64,6 +87,34 @@ class _Checksummed:
         """Does nothing: there is no buffer."""
 
 
+@contextmanager
+def new_file(path: Path, is_wanted: Callable[[], bool] = lambda: True) -> Iterator[_Checksummed]:
+    """Yields a file to write to, for `torch.save`; when the block ends it is on the disk and gets its name.
+
+    Args:
+        path: the file; replaced in one step if it exists.
+        is_wanted: asked before each write and before the file gets its name.
+
+    Raises:
+        OSError: the file could not be written; nothing has changed.
+        AbandonedError: it was not wanted any more; nothing has changed.
+    """
+    from uploads.disk import replacement, try_lock
+
+    with replacement(path, durable=True) as descriptor:
+        with contextlib.suppress(OSError):  # Some network file systems have no locks.
+            try_lock(descriptor)
+        try:
+            yield _Checksummed(descriptor, is_wanted)
+        except RuntimeError as error:
+            # torch's writer reports its own error when it is closed after one of the file.
+            if isinstance(error.__context__, OSError | AbandonedError):
+                raise error.__context__ from None
+            raise
+        if not is_wanted():
+            raise AbandonedError
+
+
 def write_checkpoint(
     values: Any,
     path: Path,
@@ -72,48 +123,66 @@ def write_checkpoint(
     surplus: tuple[Path, ...] = (),
     is_wanted: Callable[[], bool] = lambda: True,
 ) -> Written:
-    """Writes a file, waits for the disk, gives it its name, moves the pointer, then removes older files.
+    """Writes a file, waits for the disk, gives it its name, moves the pointer, then removes older ones.
 
     Args:
         values: for `torch.save`.
         path: the file; replaced in one step if it exists.
         pointer: its path, and the text it gets.
-        surplus: files to remove; one that cannot be removed stays.
+        surplus: checkpoints to remove; one that cannot be removed stays.
         is_wanted: asked before each write and before the file gets its name.
 
     Raises:
         OSError: the file could not be written; nothing has changed.
         AbandonedError: it was not wanted any more; nothing has changed.
     """
-    from uploads.disk import replace_file, replacement, try_lock
+    from uploads.disk import replace_file
 
-    with replacement(path, durable=True) as descriptor:
-        with contextlib.suppress(OSError):  # Some network file systems have no locks.
-            try_lock(descriptor)
-        file = _Checksummed(descriptor, is_wanted)
-        try:
-            torch.save(values, file)  # type: ignore[arg-type]  # it needs only these two methods
-        except RuntimeError as error:
-            # torch's writer reports its own error when it is closed after one of the file.
-            if isinstance(error.__context__, OSError | AbandonedError):
-                raise error.__context__ from None
-            raise
-        if not is_wanted():
-            raise AbandonedError
+    with new_file(path, is_wanted) as file:
+        torch.save(values, file)  # type: ignore[arg-type]  # it needs only these two methods
     if pointer is not None:
         replace_file(pointer[0], pointer[1].encode(), durable=True)
     for old in surplus:
-        with contextlib.suppress(OSError):
-            old.unlink()
+        remove_checkpoint(old)
     return Written(file.size, file.crc32)
 
 
-def sweep(folder: Path) -> list[Path]:
-    """Removes the temporary files of writers that were killed; returns their paths.
+def remove_checkpoint(path: Path) -> None:
+    """Removes a checkpoint; what cannot be removed stays.
 
-    A temporary file that is being written has a lock and stays, as does every other kind of file. That of a
-    pointer, which is written in an instant, has none: it stays while the process in its name is alive.
+    Args:
+        path: the file; or the manifest of one in shards, whose folder is removed too if nothing else is in
+            it.
     """
+    with contextlib.suppress(OSError):
+        path.unlink()
+    if path.name == MANIFEST:
+        with contextlib.suppress(OSError):
+            for one in path.parent.iterdir():
+                if SHARD_FILE.fullmatch(one.name):
+                    one.unlink(missing_ok=True)
+            path.parent.rmdir()
+
+
+def sweep(folder: Path) -> list[Path]:
+    """Removes what writers left that were killed: temporary files, and shards without a manifest.
+
+    A temporary file that is being written has a lock and stays, with its folder, as does every other kind of
+    file. That of a pointer, which is written in an instant, has none: it stays while the process in its name
+    is alive.
+
+    Returns:
+        The paths of what was removed.
+    """
+    removed = _sweep_files(folder)
+    with contextlib.suppress(OSError):
+        for path in sorted(folder.iterdir()):
+            if path.is_dir() and not path.is_symlink() and not (path / MANIFEST).exists():
+                removed += _sweep_shards(path)
+    return removed
+
+
+def _sweep_files(folder: Path) -> list[Path]:
     from uploads.disk import open_regular, try_lock
 
     removed = []
@@ -131,6 +200,21 @@ def sweep(folder: Path) -> list[Path]:
                 finally:
                     os.close(descriptor)
     return removed
+
+
+def _sweep_shards(folder: Path) -> list[Path]:
+    """Removes a folder of shards without a manifest; one that the user's own code has written stays."""
+    names = [path.name for path in folder.iterdir()]
+    # The first file that is written; torch.distributed.checkpoint has none of that name.
+    if not any(name.lstrip(".").startswith("rank-") for name in names):
+        return []
+    if not all(SHARD_FILE.fullmatch(name) or _TEMPORARY.fullmatch(name) for name in names):
+        return []
+    removed = _sweep_files(folder)
+    if any(_TEMPORARY.fullmatch(path.name) for path in folder.iterdir()):
+        return removed
+    remove_checkpoint(folder / MANIFEST)
+    return [folder]
 
 
 def _is_alive(pid: int) -> bool:

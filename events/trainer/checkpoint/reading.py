@@ -1,13 +1,13 @@
 """Finds and reads checkpoints: a file, a folder, an object in a store, or what destinations have of a run.
 
 Everything runs in the training thread. A checkpoint is checked whole, by the checksums that are in the file,
-before anything is taken from it; no code in it is run.
+before anything is taken from it; no code in it is run. One in shards is named by its manifest here.
 """
 
 import logging
 import tempfile
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +18,12 @@ from events.errors import CheckpointError
 from events.logger.logger import Logger
 from events.names import format_name
 from events.state import State
+from events.trainer import distributed
 
 from .contents import VERSION
-from .files import POINTER_SUFFIX, read_pointer
+from .files import MANIFEST, POINTER_SUFFIX, read_pointer
 from .remote import RemoteFolder, is_uri, newest_names
+from .sharded import Fetch, ShardedCheckpoint
 
 __all__ = ["SavePlace", "find_checkpoint", "read_checkpoint"]
 
@@ -36,11 +38,13 @@ class SavePlace:
         folder: a local folder, or the URI of one in a store.
         pointer: the name of the pointer to the newest, or None.
         remote_folder: the folder of the files that destinations upload.
+        is_sharded: whether in shards: ranks agree on the checkpoint that they load.
     """
 
     folder: str
     pointer: str | None
     remote_folder: str
+    is_sharded: bool = False
 
 
 def read_checkpoint(path: str | Path, device: torch.device | str = "cpu") -> dict[str, Any]:
@@ -51,6 +55,8 @@ def read_checkpoint(path: str | Path, device: torch.device | str = "cpu") -> dic
     model.load_state_dict(checkpoint["model"])
     ```
 
+    Of a checkpoint in shards the parts of every tensor are put together.
+
     Args:
         path: a checkpoint, a pointer (`latest.symlink`), a folder, whose newest is read, or the URI of a
             checkpoint or pointer in a store, which is downloaded to a temporary file.
@@ -60,18 +66,41 @@ def read_checkpoint(path: str | Path, device: torch.device | str = "cpu") -> dic
         FileNotFoundError: there is no such file.
         CheckpointError: it is corrupt, not a checkpoint of this project, or of a later version of it.
     """
+    return _read(path, device)
+
+
+def _read(
+    path: str | Path,
+    device: torch.device | str = "cpu",
+    *,
+    state: State | None = None,
+    fetch: Fetch | None = None,
+) -> dict[str, Any]:
+    """Reads a checkpoint; see `read_checkpoint`.
+
+    Args:
+        path: likewise.
+        device: likewise.
+        state: the run to load it into, of which a checkpoint in shards is read as far as this rank needs it.
+        fetch: downloads files of a checkpoint in shards.
+    """
     if is_uri(str(path)):
         with tempfile.TemporaryDirectory(prefix="checkpoint-") as folder:
-            return read_checkpoint(_download_uri(str(path), Path(folder)), device)
+            local, fetch = _download_uri(str(path), Path(folder))
+            return _read(local, device, state=state, fetch=fetch)
     path = Path(path)
     if path.is_dir():
-        path = next(_local_checkpoints(path, f"latest{POINTER_SUFFIX}"), path)
+        names = [MANIFEST] if (path / MANIFEST).is_file() else _local_names(path, f"latest{POINTER_SUFFIX}")
+        path = path / names[0] if names else path
     if path.name.endswith(POINTER_SUFFIX):
         path = _resolve_pointer(path)
     try:
-        _check_sums(path)
-        checkpoint = torch.load(path, map_location=device, weights_only=True)
-    except FileNotFoundError:
+        if path.name == MANIFEST:
+            checkpoint: Any = ShardedCheckpoint(path, fetch).read(device, state)
+        else:
+            _check_sums(path)
+            checkpoint = torch.load(path, map_location=device, weights_only=True)
+    except (FileNotFoundError, CheckpointError):
         raise
     except Exception as error:
         raise CheckpointError(
@@ -127,96 +156,198 @@ def find_checkpoint(
         CheckpointError: none of those that were found is whole.
     """
     if place is not None:
-        damaged: CheckpointError | None = None
-        for path in _checkpoints_at(place, state, logger):
-            try:
-                return read_checkpoint(path), str(path)
-            except (CheckpointError, FileNotFoundError) as error:
-                _log.warning("%s The checkpoint before it is tried.", error)
-                damaged = damaged or CheckpointError(str(error))
-        if damaged is not None:
-            raise damaged
+        found = _newest_whole(place, state, logger)
+        if found is not None:
+            return found
     if load_path is None:
         return None
     text = format_name(str(load_path), state)
     if is_uri(text) or Path(text).exists():
-        return read_checkpoint(text), text
-    path = _download(text, Path(text).parent, state, logger)
-    return read_checkpoint(path), str(path)
+        return _read(text, state=state), text
+    path, fetch = _download(text, Path(text).parent, state, logger)
+    return _read(path, state=state, fetch=fetch), str(path)
 
 
-def _checkpoints_at(place: SavePlace, state: State, logger: Logger) -> Iterator[Path]:
-    """Yields the checkpoints of a run, the newest first; downloads those that are not here."""
+def _newest_whole(place: SavePlace, state: State, logger: Logger) -> tuple[dict[str, Any], str] | None:
+    """Reads the newest checkpoint of a run that is whole; if it is in shards, that which is so on every rank.
+
+    Raises:
+        CheckpointError: there are some, and none is whole.
+    """
     pointer = None if place.pointer is None else format_name(place.pointer, state)
-    if is_uri(place.folder):
-        yield from _checkpoints_in_store(RemoteFolder(place.folder, state), pointer)
-        return
+    candidates = (
+        _in_store(RemoteFolder(place.folder, state), pointer)
+        if is_uri(place.folder)
+        else _in_folder(place, pointer, state, logger)
+    )
+    names = candidates.names() if state.rank == 0 or not place.is_sharded else []
+    if place.is_sharded:
+        names = distributed.from_rank_zero(names)
+    damaged: CheckpointError | None = None
+    for name in names:
+        found, failures = None, []
+        try:
+            path, fetch = candidates.obtain(name)
+            found = _read(path, state=state, fetch=fetch), str(path)
+        except _NoneThereError:
+            return None
+        except (CheckpointError, FileNotFoundError) as error:
+            failures = [str(error)]
+        if place.is_sharded:
+            failures = [one for of_rank in distributed.gather(failures) for one in of_rank]
+        if not failures:
+            return found
+        _log.warning("%s The checkpoint before it is tried.", failures[0])
+        damaged = damaged or CheckpointError(failures[0])
+    if damaged is not None:
+        raise damaged
+    return None
+
+
+class _NoneThereError(Exception):
+    """No destination has a checkpoint of the run."""
+
+
+@attrs.frozen
+class _Candidates:
+    """The checkpoints of a run.
+
+    Attributes:
+        names: returns their names, the newest first.
+        obtain: returns the path of one, downloaded if need be, and what downloads its other files.
+    """
+
+    names: Callable[[], list[str]]
+    obtain: Callable[[str], tuple[Path, Fetch | None]]
+
+
+def _in_folder(place: SavePlace, pointer: str | None, state: State, logger: Logger) -> _Candidates:
+    """Returns those in a local folder; where there are none, the newest that a destination has."""
     folder = Path(format_name(place.folder, state))
-    found = False
-    for path in _local_checkpoints(folder, pointer):
-        found = True
-        yield path
-    if found or pointer is None:
-        return
-    try:
-        name = f"{format_name(place.remote_folder, state).rstrip('/')}/{pointer}"
-        yield _download(name, folder, state, logger)
-    except FileNotFoundError:
-        return
+
+    def names() -> list[str]:
+        return _local_names(folder, pointer) or ([] if pointer is None else [""])
+
+    def obtain(name: str) -> tuple[Path, Fetch | None]:
+        if name:
+            return folder / name, None
+        try:
+            remote_folder = format_name(place.remote_folder, state).rstrip("/")
+            return _download(f"{remote_folder}/{pointer}", folder, state, logger)
+        except FileNotFoundError as error:
+            raise _NoneThereError from error
+
+    return _Candidates(names, obtain)
 
 
-def _local_checkpoints(folder: Path, pointer: str | None) -> Iterator[Path]:
-    """Yields the checkpoints in a folder, the newest first; none where a pointer is expected and missing."""
-    target = None
+def _in_store(remote: RemoteFolder, pointer: str | None) -> _Candidates:
+    """Returns those here and in the store by their numbers: what is here may not be uploaded yet."""
+
+    def names() -> list[str]:
+        here = _local_names(remote.local, pointer)
+        there = remote.names(pointer)
+        first = newest_names([*here[:1], *there[:1]], None)
+        return list(dict.fromkeys([*first, *here, *there]))
+
+    def obtain(name: str) -> tuple[Path, Fetch | None]:
+        path = remote.local / name
+        if not path.exists():
+            remote.download(name)
+        folder = name.rpartition("/")[0]
+        return path, lambda _, file: remote.download(f"{folder}/{file}")
+
+    return _Candidates(names, obtain)
+
+
+def _local_names(folder: Path, pointer: str | None) -> list[str]:
+    """Returns the names of the checkpoints in a folder, the newest first.
+
+    There are none where a pointer is expected and missing. One in shards has the name of its manifest.
+    """
+    first = []
     if pointer is not None:
         if not (folder / pointer).is_file():
-            return
-        target = _resolve_pointer(folder / pointer)
-        yield target
-    names = [path.name for path in folder.glob("[!.]*.pt") if path.is_file()] if folder.is_dir() else []
-    yield from (folder / name for name in newest_names(names, None) if folder / name != target)
+            return []
+        first = [_resolve_pointer(folder / pointer).relative_to(folder).as_posix()]
+    paths = [*folder.glob("[!.]*.pt"), *folder.glob(f"[!.]*/{MANIFEST}")] if folder.is_dir() else []
+    names = [path.relative_to(folder).as_posix() for path in paths if path.is_file()]
+    return list(dict.fromkeys([*first, *newest_names(names, None)]))
 
 
-def _checkpoints_in_store(remote: RemoteFolder, pointer: str | None) -> Iterator[Path]:
-    """Yields those here and in the store by their numbers: what is here may not be uploaded yet."""
-    here = [path.name for path in _local_checkpoints(remote.local, pointer)]
-    there = remote.names(pointer)
-    first = newest_names([*here[:1], *there[:1]], None)
-    for name in dict.fromkeys([*first, *here, *there]):
-        if name in here:
-            yield remote.local / name
-        else:
-            try:
-                yield remote.download(name)
-            except CheckpointError as error:
-                _log.warning("%s The checkpoint before it is tried.", error)
+def _download_uri(uri: str, folder: Path) -> tuple[Path, Fetch | None]:
+    """Downloads an object of a store, or what a pointer names, verified by size and checksum.
 
-
-def _download_uri(uri: str, folder: Path) -> Path:
-    """Downloads an object of a store, or what a pointer names, verified by size and checksum."""
+    Returns:
+        Its path, and what downloads the files of a checkpoint in shards, whose manifest it is.
+    """
     from uploads import UploadError, download_file
 
+    place, question_mark, options = uri.replace(POINTER_SUFFIX, "").partition("?")
+    place = place.rstrip("/")
+
+    def download(name: str, path: Path) -> Path:
+        try:
+            return download_file(f"{name}{question_mark}{options}", path, progress_bar=False)
+        except UploadError as error:
+            if isinstance(error, FileNotFoundError):
+                raise
+            raise CheckpointError(f"cannot download {name}: {error}") from error
+
     try:
-        return download_file(uri.replace(POINTER_SUFFIX, ""), folder / "checkpoint.pt", progress_bar=False)
-    except UploadError as error:
-        if isinstance(error, FileNotFoundError):
-            raise
-        raise CheckpointError(f"cannot download {uri}: {error}") from error
+        path = download(place, folder / "checkpoint.pt")
+    except FileNotFoundError:
+        place = f"{place}/{MANIFEST}"
+        path = download(place, folder / "checkpoint.pt")
+    if not _is_manifest(path):
+        return path, None
+    parent, _, file = place.rpartition("/")
+
+    def fetch(name: str, shard: str) -> Path:
+        return download(
+            f"{parent}/{shard}" if file == MANIFEST else f"{parent}/{name}/{shard}", folder / shard
+        )
+
+    return path.replace(folder / MANIFEST), fetch
 
 
-def _download(name: str, folder: Path, state: State, logger: Logger) -> Path:
-    """Downloads a checkpoint, or the one that a pointer names, into a folder; returns its path."""
+def _download(name: str, folder: Path, state: State, logger: Logger) -> tuple[Path, Fetch | None]:
+    """Downloads a checkpoint, or the one that a pointer names, from a destination into a folder.
+
+    Returns:
+        As `_download_uri`.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     name = format_name(name, state)
-    target = folder / name.rpartition("/")[2]
-    logger.download_file(name, target, overwrite=True, progress_bar=state.rank == 0)
-    if not name.endswith(POINTER_SUFFIX):
-        return target
-    pointed = read_pointer(target)
-    if pointed is None:
+    # Ranks on one machine may download the same.
+    target = folder / f".rank-{state.rank}-{name.rpartition('/')[2]}"
+
+    def download(name: str, path: Path) -> None:
+        logger.download_file(name, path, overwrite=True, progress_bar=state.rank == 0)
+
+    download(name, target)
+    if name.endswith(POINTER_SUFFIX):
         # Some destinations follow a pointer themselves, and download its target under its name.
-        return target.replace(target.with_name(f"{name.rpartition('/')[2].removesuffix(POINTER_SUFFIX)}.pt"))
-    logger.download_file(
-        pointed, folder / pointed.rpartition("/")[2], overwrite=True, progress_bar=state.rank == 0
-    )
-    return target
+        pointed = read_pointer(target)
+        name = f"{name.removesuffix(POINTER_SUFFIX)}.pt" if pointed is None else pointed
+        if pointed is not None:
+            download(pointed, target)
+    base, _, last = name.rpartition("/")
+    if not _is_manifest(target):
+        return target.replace(folder / last), None
+    if last == MANIFEST:
+        base = base.rpartition("/")[0]
+    shards = folder / ShardedCheckpoint(target).name
+    shards.mkdir(exist_ok=True)
+
+    def fetch(name: str, shard: str) -> None:
+        part = shards / f".rank-{state.rank}-{shard}"
+        download(f"{base}/{name}/{shard}", part)
+        part.replace(shards / shard)
+
+    return target.replace(shards / MANIFEST), fetch
+
+
+def _is_manifest(path: Path) -> bool:
+    """Returns whether a file is a manifest; a checkpoint in one file is a ZIP archive."""
+    with path.open("rb") as file:
+        return file.read(1) == b"{"

@@ -8,19 +8,21 @@ import contextlib
 import logging
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from events.errors import CheckpointError
 from events.names import check_run_name, format_run_name
 from events.state import State
 
-from .files import POINTER_SUFFIX, Written
+from .files import MANIFEST, POINTER_SUFFIX, Written
 
 if TYPE_CHECKING:
-    from uploads import UploadQueue
+    from collections.abc import Sequence
 
-__all__ = ["RemoteFolder", "is_uri", "newest_names"]
+    from uploads import UploadHandle, UploadQueue
+
+__all__ = ["RemoteFolder", "are_uploaded", "is_uri", "newest_names"]
 
 _log = logging.getLogger("events")
 
@@ -73,12 +75,32 @@ class RemoteFolder:
             written: of the file.
             overwrite: whether it may replace an older one of the same name.
         """
+        handle = self.submit(path, path.name, written.crc32, overwrite=overwrite)
+        self.move_pointer(pointer, handle)
+        return self.store.uri(path.name)
+
+    def submit(self, path: Path, name: str, crc32: int | None, *, overwrite: bool) -> "UploadHandle":
+        """Submits a file; returns its handle.
+
+        Args:
+            path: the file; not written to any more.
+            name: its name in the store.
+            crc32: of the file, where it is known.
+            overwrite: whether it may replace an older one of the same name.
+        """
         self.open()
         assert self._queue is not None  # noqa: S101  # opened above
-        handle: Any = self._queue.submit(path, path.name, overwrite=overwrite, link=True, crc32=written.crc32)
+        handle: UploadHandle = self._queue.submit(  # type: ignore[assignment]  # no folder
+            path, name, overwrite=overwrite, link=True, crc32=crc32
+        )
+        return handle
+
+    def move_pointer(self, pointer: str | None, target: "UploadHandle") -> None:
+        """Submits a pointer, visible once its target is in the store; None for none."""
+        self.open()
+        assert self._queue is not None  # noqa: S101  # opened above
         if pointer is not None:
-            self._queue.submit_pointer(pointer.removesuffix(POINTER_SUFFIX), handle)
-        return self.store.uri(path.name)
+            self._queue.submit_pointer(pointer.removesuffix(POINTER_SUFFIX), target)
 
     def names(self, pointer: str | None) -> list[str]:
         """Returns the names of the checkpoints in the store, the newest first.
@@ -136,8 +158,23 @@ class RemoteFolder:
             queue.close(0.0)
 
 
+def are_uploaded(handles: "Sequence[UploadHandle]") -> bool:
+    """Returns whether all of them are in the store.
+
+    Raises:
+        OSError: one never will be.
+    """
+    for handle in handles:
+        if handle.done() and (error := handle.exception(0.0)) is not None:
+            raise OSError(f"{handle.remote_name}: {error}")
+    return all(handle.done() for handle in handles)
+
+
 def _is_checkpoint(name: str) -> bool:
-    return "/" not in name and not name.startswith(".") and not name.endswith(POINTER_SUFFIX)
+    if name.startswith(".") or name.endswith(POINTER_SUFFIX):
+        return False
+    folder, _, file = name.rpartition("/")
+    return not folder or (file == MANIFEST and "/" not in folder)
 
 
 def newest_names(names: list[str], pointed: str | None) -> list[str]:

@@ -3,14 +3,18 @@
 A checkpoint is one file that `torch.load(weights_only=True)` reads: tensors and plain values, no code. A
 pointer in the same folder names the newest: a text file with the name under which the checkpoint is uploaded,
 as Composer writes it. The training thread copies the state; the file is written in the background
-(`writer`); once it is complete the training thread hands it on, at the next batch.
+(`writer`); once it is complete the training thread hands it on, at the next batch. A model that is divided
+among ranks is saved in shards (`sharded`): each rank writes and hands on its own.
 """
 
 import concurrent.futures
+import contextlib
+import functools
 import json
 import logging
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,10 +30,20 @@ from events.timestamp import Time, Timestamp
 from events.trainer import distributed
 
 from .contents import VERSION, checkpoint_of, weights_of
-from .files import POINTER_SUFFIX, Written, read_pointer, sweep, write_checkpoint
+from .files import (
+    MANIFEST,
+    METADATA,
+    POINTER_SUFFIX,
+    Written,
+    read_pointer,
+    remove_checkpoint,
+    sweep,
+    write_checkpoint,
+)
 from .reading import SavePlace
-from .remote import RemoteFolder, is_uri
+from .remote import RemoteFolder, are_uploaded, is_uri
 from .retention import Retention, SavedCheckpoint
+from .sharded import ShardPlan, ShardRequest, WrittenShard, complete, files_of, write_shard
 from .snapshot import NotEnoughMemoryError, SnapshotBuffer, plain_values, size_of
 from .writer import CheckpointWriter, Request
 
@@ -40,6 +54,7 @@ _log = logging.getLogger("events")
 _PROCESS_BYTES = 32 << 20
 # Of the size: for what else is in a checkpoint, as states of callbacks and of random number generators.
 _SPARE = 32
+_LOOK_SECONDS = 0.1
 
 
 @attrs.define
@@ -70,6 +85,25 @@ class _Pending:
     remote_name: str
     # What was there before.
     saved: list[SavedCheckpoint]
+    # To be removed when it is complete, where that is not left to the writer.
+    surplus: tuple[Path, ...] = ()
+
+
+@attrs.frozen
+class _Uploads:
+    """What a rank has handed on of a checkpoint in shards, and the pointer, which waits for all ranks.
+
+    Attributes:
+        path: of the manifest.
+        has_pointer: whether there is one.
+        are_there: returns whether all of it is where it is to be; raises OSError where it never will be.
+        move_pointer: hands on the pointer.
+    """
+
+    path: Path
+    has_pointer: bool
+    are_there: Callable[[], bool]
+    move_pointer: Callable[[], object]
 
 
 class CheckpointSaver(Callback):
@@ -83,6 +117,11 @@ class CheckpointSaver(Callback):
     Training waits while the state is copied in memory, not while the file is written: a state of 32 MiB and
     more by a process of its own, a smaller one by a thread. Rank 0 writes; all ranks contribute the states of
     their random number generators.
+
+    **Shards.** Where the model is divided among ranks by `fully_shard`, or with `sharded=True`, a checkpoint
+    is a folder; each rank writes and uploads its part, in the format of `torch.distributed.checkpoint`, and
+    any number of ranks loads it. It is complete once every rank has written; the pointer in a store moves
+    once every rank's part is there. All ranks must see `folder`, unless it is in a store.
 
     **Memory.** The copy takes as much memory as the state, and keeps it from the first batch on. Where that
     is not available, training waits for the file to be written; this is reported once.
@@ -112,6 +151,8 @@ class CheckpointSaver(Callback):
         overwrite: whether a new run may save into a folder where another run has saved.
         weights_only: whether a checkpoint holds the model alone: a run cannot be resumed from it.
         asynchronous: whether the file is written in the background.
+        sharded: whether each rank writes its part of a checkpoint; None where the model is divided by
+            `fully_shard`. The ending ".pt" of `filename` is left out then.
         when_busy: what happens where the checkpoint before is still being written: training waits for it
             ("wait"), or this one is left out ("skip"); the one where training ends never is.
         process_bytes: the size from which on a process writes and not a thread.
@@ -141,6 +182,7 @@ class CheckpointSaver(Callback):
         overwrite: bool = False,
         weights_only: bool = False,
         asynchronous: bool = True,
+        sharded: bool | None = None,
         when_busy: Literal["wait", "skip"] = "wait",
         process_bytes: int = _PROCESS_BYTES,
         close_seconds: float = 600.0,
@@ -162,6 +204,10 @@ class CheckpointSaver(Callback):
         self._overwrite = overwrite
         self._weights_only = weights_only
         self._asynchronous = asynchronous
+        self._sharded = sharded
+        self._plan: ShardPlan | None = None
+        # Shards of the newest that are on their way; the pointer follows.
+        self._uploads: _Uploads | None = None
         self._when_busy = when_busy
         self._process_bytes = process_bytes
         self._close_seconds = close_seconds
@@ -182,11 +228,21 @@ class CheckpointSaver(Callback):
     @property
     def place(self) -> SavePlace:
         """Where it saves."""
-        return SavePlace(self._folder, self._latest_filename, self._remote_folder)
+        return SavePlace(
+            self._folder, self._latest_filename, self._remote_folder, is_sharded=self._plan is not None
+        )
 
     def init(self, state: State, logger: Logger) -> None:
         """Opens the queue to a store, which uploads what an earlier process left."""
-        if is_uri(self._folder) and state.rank == 0:
+        is_divided = state.model is not None and distributed.is_sharded(state.model)
+        if is_divided if self._sharded is None else self._sharded:
+            self._plan = ShardPlan(state.rank)
+        elif is_divided:
+            raise ValueError(
+                "sharded must not be False for a model that is divided among ranks: rank 0 has a part of it. "
+                "Leave it out, or pass sharded=True."
+            )
+        if is_uri(self._folder) and (state.rank == 0 or self._plan is not None):
             self._remote = RemoteFolder(self._folder, state)
             self._remote.open()
 
@@ -223,11 +279,13 @@ class CheckpointSaver(Callback):
 
     def batch_checkpoint(self, state: State, logger: Logger) -> None:
         """Saves if the interval has passed, and hands on the checkpoint before once it is complete."""
-        if self._pending is not None and self._pending.future.done():
+        if self._pending is not None and self._is_done(self._pending):
             self._finish(state, logger)
+        if self._uploads is not None:
+            self._move_pointer(state)
         if self._interval.passed(state):
             self._save(state, logger)
-        elif self._buffer is None and self._asynchronous and state.rank == 0:
+        elif self._buffer is None and self._asynchronous and (state.rank == 0 or self._plan is not None):
             self._prepare(state)
 
     def epoch_checkpoint(self, state: State, logger: Logger) -> None:
@@ -238,10 +296,20 @@ class CheckpointSaver(Callback):
     def fit_end(self, state: State, logger: Logger) -> None:
         """Saves the final state; an error is raised here, as no later checkpoint replaces this one."""
         self._save(state, logger, is_last=True)
+        deadline = time.monotonic() + self._close_seconds
+        while self._uploads is not None:
+            time.sleep(_LOOK_SECONDS)
+            self._move_pointer(state, is_late=distributed.from_rank_zero(time.monotonic() > deadline))
 
     def close(self, state: State, logger: Logger) -> None:
-        """Waits for the checkpoint that is being written, and hands it on."""
-        if self._pending is not None:
+        """Waits for the checkpoint that is being written, and hands it on; not for one in shards.
+
+        That would need the other ranks, and where training has ended as it should there is none.
+        """
+        if self._pending is not None and self._plan is not None:
+            _log.error("Checkpoint %s was not complete on all ranks and is abandoned.", self._pending.path)
+            self.counts.failed += 1
+        elif self._pending is not None:
             concurrent.futures.wait([self._pending.future], self._close_seconds)
             if self._pending.future.done():
                 self._finish(state, logger)
@@ -255,7 +323,7 @@ class CheckpointSaver(Callback):
 
     def post_close(self) -> None:
         """Ends the process that writes, and gives its memory back."""
-        self._pending = None
+        self._pending = self._uploads = None
         writer, self._writer = self._writer, None
         buffer, self._buffer = self._buffer, None
         if writer is not None:
@@ -287,23 +355,42 @@ class CheckpointSaver(Callback):
             return
         folder = self._local_folder(state)
         name = format_name(self._filename, state)
+        if self._plan is not None:
+            name = f"{name.removesuffix('.pt')}/{MANIFEST}"
         remote_folder = format_name(self._remote_folder, state).rstrip("/")
         remote_name = name if self._remote is not None else f"{remote_folder}/{name}"
         before = self._saved
         surplus = self._note(str(folder / name), remote_name, state)
-        checkpoint = weights_of(state) if self._weights_only else checkpoint_of(state, logger)
-        if state.rank != 0:
-            return
+        checkpoint = (
+            weights_of(state)
+            if self._weights_only
+            else checkpoint_of(state, logger, is_of_rank=self._plan is not None)
+        )
         # In front, so that it can be read without the rest.
         checkpoint = {"version": VERSION, "summary": self._summary(state), **checkpoint}
-        latest = self._latest_filename
-        pointer = None if latest is None else (folder / format_name(latest, state), remote_name)
-        future = self._write(checkpoint, folder / name, pointer, surplus)
-        self._pending = _Pending(future, folder / name, remote_name, before)
+        if self._plan is not None:
+            future = self._write_shard(self._plan, checkpoint, folder / name, state)
+        elif state.rank == 0:
+            future = self._write(
+                checkpoint, folder / name, self._pointer(folder, remote_name, state), surplus
+            )
+        else:
+            return
+        self._pending = _Pending(future, folder / name, remote_name, before, surplus)
         self._saved_at = state.timestamp
-        if is_last or self._pending.future.done():
+        if is_last or self._is_done(self._pending):
             concurrent.futures.wait([self._pending.future])
             self._finish(state, logger, is_last=is_last)
+
+    def _pointer(self, folder: Path, remote_name: str, state: State) -> tuple[Path, str] | None:
+        """Returns the path of the pointer to a checkpoint, and its text."""
+        latest = self._latest_filename
+        return None if latest is None else (folder / format_name(latest, state), remote_name)
+
+    def _is_done(self, pending: _Pending) -> bool:
+        """Returns whether a checkpoint is written; every rank of one in shards must call it."""
+        is_done = pending.future.done()
+        return is_done if self._plan is None else not distributed.any_rank(not is_done)
 
     def _note(self, path: str, remote_name: str, state: State) -> tuple[Path, ...]:
         """Adds a checkpoint to those that are there; returns the files to remove when it is complete."""
@@ -333,7 +420,7 @@ class CheckpointSaver(Callback):
     def _is_to_save(self, state: State, logger: Logger, *, is_last: bool) -> bool:
         """Returns whether to save now; before that, ends the checkpoint that is being written."""
         if self._pending is not None:
-            is_busy = not self._pending.future.done()
+            is_busy = not self._is_done(self._pending)
             if is_busy and self._when_busy == "skip" and not is_last:
                 self.counts.skipped += 1
                 return False
@@ -348,7 +435,11 @@ class CheckpointSaver(Callback):
         """Makes memory for the copy, and starts the process that writes, before the first save needs them."""
         model: Any = state.model
         try:
-            size = size_of([model.state_dict(), [one.state_dict() for one in state.optimizers]])
+            values: Any = {
+                "model": model.state_dict(),
+                "optimizers": [one.state_dict() for one in state.optimizers],
+            }
+            size = size_of(values if self._plan is None else self._plan.divide(values, model))
             buffer, writer = self._parts()
             buffer.reserve(size + size // _SPARE + _PROCESS_BYTES // _SPARE)
         except Exception as error:  # noqa: BLE001  # the save itself reports it
@@ -379,9 +470,7 @@ class CheckpointSaver(Callback):
             try:
                 snapshot, wait = buffer.take(checkpoint)
             except NotEnoughMemoryError as error:
-                self.counts.synchronous += 1
-                if self.counts.synchronous == 1:
-                    _log.warning("Training waits while checkpoints are written: %s.", error)
+                self._note_synchronous(error)
             else:
                 return writer.write(Request(snapshot, path, pointer, surplus), buffer, wait)
         future: concurrent.futures.Future[Written] = concurrent.futures.Future()
@@ -392,12 +481,68 @@ class CheckpointSaver(Callback):
             future.set_exception(error)
         return future
 
+    def _write_shard(
+        self, plan: ShardPlan, checkpoint: dict[str, Any], manifest: Path, state: State
+    ) -> "concurrent.futures.Future[Written]":
+        """Copies what this rank has to write, and has it written; every rank must call it."""
+        if state.rank == 0:
+            # An older one of this name ends here: its files are replaced one by one.
+            with contextlib.suppress(OSError):
+                manifest.unlink()
+        values = plan.divide(checkpoint, state.model)
+        if self._asynchronous:
+            buffer, writer = self._parts()
+            try:
+                snapshot, wait = buffer.take(values)
+            except NotEnoughMemoryError as error:
+                self._note_synchronous(error)
+            else:
+                return writer.write(ShardRequest(snapshot, manifest, rank=state.rank), buffer, wait)
+        future: concurrent.futures.Future[Written] = concurrent.futures.Future()
+        try:
+            tensors = [tensor.cpu() for tensor in values["tensors"]]
+            values = {"tensors": tensors, "rest": plain_values(values["rest"])}
+            future.set_result(write_shard(values, manifest.parent, state.rank))
+        except OSError as error:
+            future.set_exception(error)
+        return future
+
+    def _note_synchronous(self, error: NotEnoughMemoryError) -> None:
+        self.counts.synchronous += 1
+        if self.counts.synchronous == 1:
+            _log.warning("Training waits while checkpoints are written: %s.", error)
+
+    def _complete(self, pending: _Pending, state: State) -> BaseException | None:
+        """Completes a checkpoint in shards once all ranks have written; returns why it cannot be.
+
+        Every rank must call it; all return an error, or none.
+        """
+        assert self._plan is not None  # noqa: S101  # of one in shards
+        error = pending.future.exception()
+        told = f"rank {state.rank}: {type(error).__name__}: {error}"
+        answers = distributed.gather(pending.future.result() if error is None else told)
+        failures = [one for one in answers if isinstance(one, str)]
+        if not failures and state.rank == 0:
+            try:
+                pointer = self._pointer(pending.path.parents[1], pending.remote_name, state)
+                complete(pending.path.parent, self._plan, answers, pointer)
+            except OSError as problem:
+                error, failures = problem, [f"rank 0: {problem}"]
+        failures = distributed.from_rank_zero(failures)
+        if failures:
+            return error or CheckpointError("; ".join(failures))
+        if state.local_rank == 0 and pending.surplus:
+            threading.Thread(
+                target=_remove, args=(pending.surplus,), name="checkpoint-removal", daemon=True
+            ).start()
+        return None
+
     def _finish(self, state: State, logger: Logger, *, is_last: bool = False) -> None:
         """Hands on a checkpoint that is complete, or reports that it could not be written."""
         pending, self._pending = self._pending, None
         if pending is None:
             return
-        error = pending.future.exception()
+        error = pending.future.exception() if self._plan is None else self._complete(pending, state)
         if error is not None:
             self.counts.failed += 1
             self._saved_at = None
@@ -414,6 +559,9 @@ class CheckpointSaver(Callback):
         self.counts.saved += 1
         latest = None if self._latest_filename is None else format_name(self._latest_filename, state)
         overwrite = self._overwrite or self._is_resumed
+        if self._plan is not None:
+            self._hand_on_shards(pending, latest, state, logger, overwrite=overwrite)
+            return
         if self._remote is not None:
             state.last_checkpoint = self._remote.hand_on(
                 pending.path, latest, pending.future.result(), overwrite=overwrite
@@ -433,3 +581,75 @@ class CheckpointSaver(Callback):
         if latest is not None:
             remote_pointer = f"{pending.remote_name.removesuffix(pending.path.name)}{latest}"
             logger.upload_file(remote_pointer, pending.path.parent / latest, overwrite=True)
+
+    def _hand_on_shards(
+        self, pending: _Pending, latest: str | None, state: State, logger: Logger, *, overwrite: bool
+    ) -> None:
+        """Hands on the files of this rank, and the pointer once those of all ranks are there."""
+        written, folder, remote = pending.future.result(), pending.path.parent, self._remote
+        assert isinstance(written, WrittenShard)  # noqa: S101  # of one in shards
+        files: dict[str, int | None] = {
+            name: one.crc32 for name, one in files_of(written, state.rank).items()
+        }
+        if state.rank == 0:
+            files |= {METADATA: None, MANIFEST: None}
+        if remote is not None:
+            handles = [
+                remote.submit(folder / name, f"{folder.name}/{name}", crc32, overwrite=overwrite)
+                for name, crc32 in files.items()
+            ]
+            state.last_checkpoint = remote.store.uri(folder.name)
+            state.last_checkpoint_uris = (state.last_checkpoint,)
+            are_there = functools.partial(are_uploaded, handles)
+            move_pointer = functools.partial(remote.move_pointer, latest, handles[-1])
+        else:
+            remote_folder = pending.remote_name.removesuffix(f"{folder.name}/{MANIFEST}")
+            names = [f"{remote_folder}{folder.name}/{name}" for name in files]
+            for remote_name, (name, crc32) in zip(names, files.items(), strict=True):
+                logger.upload_file(remote_name, folder / name, overwrite=overwrite, link=True, crc32=crc32)
+            state.last_checkpoint = str(folder)
+            state.last_checkpoint_uris = logger.file_uris(f"{remote_folder}{folder.name}")
+            are_there = functools.partial(_are_uploaded, names, logger)
+            move_pointer = functools.partial(
+                logger.upload_file, f"{remote_folder}{latest}", folder.parent / str(latest), overwrite=True
+            )
+        self._uploads = _Uploads(pending.path, latest is not None, are_there, move_pointer)
+        self._move_pointer(state)
+
+    def _move_pointer(self, state: State, *, is_late: bool = False) -> None:
+        """Hands on the pointer if the files of all ranks are there; every rank must call it.
+
+        Args:
+            state: the run.
+            is_late: whether they are not waited for any longer.
+        """
+        uploads = self._uploads
+        if uploads is None:
+            return
+        failure = "they were not there in time" if is_late else ""
+        try:
+            is_there = uploads.are_there()
+        except OSError as error:
+            is_there, failure = False, str(error)
+        if not distributed.any_rank(not is_there):
+            self._uploads = None
+            if state.rank == 0 and uploads.has_pointer:
+                uploads.move_pointer()
+        elif distributed.any_rank(bool(failure)):
+            self._uploads = None
+            if not is_there:
+                _log.error(
+                    "The pointer to %s is not uploaded, for lack of files of rank %d: %s",
+                    uploads.path.parent,
+                    state.rank,
+                    failure or "not there yet",
+                )
+
+
+def _remove(checkpoints: tuple[Path, ...]) -> None:
+    for path in checkpoints:
+        remove_checkpoint(path)
+
+
+def _are_uploaded(names: list[str], logger: Logger) -> bool:
+    return all(logger.has_uploaded(name) for name in names)

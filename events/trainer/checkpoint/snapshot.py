@@ -29,7 +29,15 @@ import torch
 
 from events.errors import CheckpointError
 
-__all__ = ["NotEnoughMemoryError", "Snapshot", "SnapshotBuffer", "plain_values", "rebuild", "size_of"]
+__all__ = [
+    "NotEnoughMemoryError",
+    "Snapshot",
+    "SnapshotBuffer",
+    "has_plain_storage",
+    "plain_values",
+    "rebuild",
+    "size_of",
+]
 
 _PLAIN = frozenset(
     {type(None), bool, int, float, complex, str, bytes, torch.Size, torch.dtype, torch.device, torch.layout}
@@ -152,7 +160,7 @@ class _Reading:
         )
 
     def _tensor(self, tensor: torch.Tensor, place: str) -> Any:
-        if not _has_plain_storage(tensor):
+        if not has_plain_storage(tensor):
             pickled = _pickled(tensor, place)
             return tensor if self._keeps_tensors else pickled
         return tensor if self._keeps_tensors else self._reference(tensor)
@@ -175,7 +183,8 @@ class _Reading:
         )
 
 
-def _has_plain_storage(tensor: torch.Tensor) -> bool:
+def has_plain_storage(tensor: torch.Tensor) -> bool:
+    """Returns whether a tensor is no more than a view of a storage in the memory of the host or a GPU."""
     return (
         type(tensor) in _TENSORS
         and tensor.layout is torch.strided

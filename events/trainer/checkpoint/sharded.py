@@ -1,0 +1,456 @@
+"""Checkpoints in shards: each rank writes its part of the tensors, in the format of torch's own checkpoints.
+
+A checkpoint is a folder. Its files, of which docs/checkpoints.md tells more:
+
+- `__{rank}_0.distcp`: tensors of a rank, each as `torch.save` writes it, one after the other.
+- `.metadata`: where each part of each tensor is, as `torch.distributed.checkpoint` (DCP) writes it.
+- `rank-{rank}.pt`: what else that rank has, for `torch.load(weights_only=True)`.
+- `manifest.json`: the number of ranks, and name, size and CRC-32 of the other files. Written by rank 0, last:
+  a folder without it is not a checkpoint.
+
+A tensor's key is its place in a whole checkpoint, "model.0.weight". DCP's planners decide which rank writes
+which part, by one collective, and only when shapes have changed. Reading has no collectives: each rank reads
+the parts that it needs, whatever their number was, and verifies the files in which they are.
+"""
+
+import copy
+import json
+import logging
+import math
+import os
+import pickle  # of DCP's format; see `_MetadataUnpickler`
+import re
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+import torch
+
+from events.errors import CheckpointError
+from events.state import State
+from events.trainer import distributed
+
+from .files import MANIFEST, METADATA, SHARD_FILE, Written, new_file
+from .snapshot import has_plain_storage, rebuild
+from .writer import Request
+
+__all__ = [
+    "Fetch",
+    "ShardPlan",
+    "ShardRequest",
+    "ShardedCheckpoint",
+    "WrittenShard",
+    "complete",
+    "files_of",
+    "write_shard",
+]
+
+Fetch = Callable[[str, str], object]
+"""Downloads a file of a checkpoint to the folder of its manifest, given the names of both."""
+
+_log = logging.getLogger("events")
+
+_VERSION = 1
+# Of a folder, that is no way out of the one it is in.
+_NAME = re.compile(r"[^./\\\0-\x1f][^/\\\0-\x1f]{0,254}")
+_MANIFEST_BYTES = 16 << 20
+_METADATA_MODULE = "torch.distributed.checkpoint.metadata"
+_METADATA_CLASSES = frozenset(
+    {
+        (_METADATA_MODULE, "BytesStorageMetadata"),
+        (_METADATA_MODULE, "ChunkStorageMetadata"),
+        (_METADATA_MODULE, "Metadata"),
+        (_METADATA_MODULE, "MetadataIndex"),
+        (_METADATA_MODULE, "TensorProperties"),
+        (_METADATA_MODULE, "TensorStorageMetadata"),
+        (_METADATA_MODULE, "_MEM_FORMAT_ENCODING"),
+        ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
+        ("torch.serialization", "_get_layout"),
+        ("torch", "Size"),
+    }
+)
+
+
+def tensors_of(rank: int) -> str:
+    """Returns the name of the file with the tensors of a rank."""
+    return f"__{rank}_0.distcp"
+
+
+def values_of(rank: int) -> str:
+    """Returns the name of the file with what else a rank has."""
+    return f"rank-{rank}.pt"
+
+
+@attrs.frozen
+class WrittenShard(Written):
+    """The files of a rank; size and CRC-32 are those of `values_of(rank)`.
+
+    Attributes:
+        tensors: the file with its tensors, or None where it has none.
+        lengths: the bytes of each tensor in that file.
+    """
+
+    tensors: Written | None
+    lengths: tuple[int, ...]
+
+
+def files_of(written: WrittenShard, rank: int) -> dict[str, Written]:
+    """Returns the files of a rank by name."""
+    files = {values_of(rank): Written(written.size, written.crc32)}
+    return files if written.tensors is None else files | {tensors_of(rank): written.tensors}
+
+
+@attrs.frozen
+class ShardRequest(Request):
+    """The files of a rank, to be written; `path` is the manifest.
+
+    Attributes:
+        rank: the rank.
+    """
+
+    rank: int = 0
+
+    def write(self, memory: torch.Tensor, is_wanted: Callable[[], bool] = lambda: True) -> WrittenShard:
+        """Writes the files; see `write_shard`."""
+        return write_shard(rebuild(self.snapshot, memory), self.path.parent, self.rank, is_wanted)
+
+
+def write_shard(
+    values: Mapping[str, Any], folder: Path, rank: int, is_wanted: Callable[[], bool] = lambda: True
+) -> WrittenShard:
+    """Writes the files of a rank, and waits for the disk.
+
+    Args:
+        values: what `ShardPlan.divide` returned.
+        folder: of the checkpoint.
+        rank: the rank.
+        is_wanted: asked before each write.
+
+    Raises:
+        OSError: they could not be written.
+        AbandonedError: they were not wanted any more.
+    """
+    with new_file(folder / values_of(rank), is_wanted) as file:
+        torch.save(values["rest"], file)  # type: ignore[arg-type]  # it needs only `write` and `flush`
+    lengths = []
+    if not values["tensors"]:
+        return WrittenShard(file.size, file.crc32, None, ())
+    with new_file(folder / tensors_of(rank), is_wanted) as shard:
+        for tensor in values["tensors"]:
+            before = shard.size
+            # `torch.save` writes the whole storage of a view.
+            is_whole = tensor.untyped_storage().nbytes() == tensor.nbytes and tensor.is_contiguous()
+            torch.save(
+                tensor if is_whole else tensor.clone(memory_format=torch.contiguous_format),
+                shard,  # type: ignore[arg-type]  # likewise
+            )
+            lengths.append(shard.size - before)
+    return WrittenShard(file.size, file.crc32, Written(shard.size, shard.crc32), tuple(lengths))
+
+
+class ShardPlan:
+    """Which rank writes which part of which tensor; made again only when shapes have changed.
+
+    Args:
+        rank: this rank.
+    """
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+        self._local: Any = None
+        self._plans: list[Any] = []
+        self._metadata: Any = None
+
+    def divide(self, checkpoint: Mapping[str, Any], model: torch.nn.Module) -> dict[str, Any]:
+        """Returns what this rank has to write; a collective, which every rank must enter.
+
+        Args:
+            checkpoint: of this rank; what `checkpoint_of` or `weights_of` returned.
+            model: its parameters are those of all ranks; of its buffers, those of rank 0 are saved.
+
+        Returns:
+            "tensors", a list of those in this rank's file; and "rest", the checkpoint without the tensors of
+            all ranks, and with "tensors", their places by key.
+        """
+        from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+
+        tensors, rest = _take_out(checkpoint)
+        if self._rank != 0:
+            parameters = {f"model.{name}" for name, _ in model.named_parameters(remove_duplicate=False)}
+            tensors = {
+                key: tensor
+                for key, tensor in tensors.items()
+                if key in parameters or not key.startswith("model.") or distributed.is_dtensor(tensor)
+            }
+        planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+        planner.set_up_planner(tensors, is_coordinator=self._rank == 0)
+        local = planner.create_local_plan()
+        if distributed.any_rank(local != self._local):
+            self._local = local
+            self._plans, self._metadata = planner.create_global_plan(distributed.gather(local))
+        parts = [planner.resolve_data(item) for item in self._plans[self._rank].items]
+        return {"tensors": [part.detach() for part in parts], "rest": rest}
+
+    def metadata(self, lengths: Sequence[Sequence[int]]) -> bytes:
+        """Returns the content of `.metadata`.
+
+        Args:
+            lengths: for each rank, the bytes of each tensor in its file.
+        """
+        # Not among torch's exports, but in every `.metadata` that it writes.
+        from torch.distributed.checkpoint.filesystem import _StorageInfo
+
+        places = {}
+        for rank, (plan, sizes) in enumerate(zip(self._plans, lengths, strict=True)):
+            offset = 0
+            for item, size in zip(plan.items, sizes, strict=True):
+                places[item.index] = _StorageInfo(tensors_of(rank), offset, size)
+                offset += size
+        metadata = copy.copy(self._metadata)
+        metadata.storage_data = places
+        return pickle.dumps(metadata)
+
+
+def _take_out(checkpoint: Mapping[str, Any]) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """Returns the tensors of model and optimizers by key, and a copy of the checkpoint without them."""
+    tensors: dict[str, torch.Tensor] = {}
+    places: dict[str, list[Any]] = {}
+    known: dict[Any, str] = {}
+
+    def without(value: Any, path: tuple[Any, ...]) -> Any:
+        if isinstance(value, torch.Tensor):
+            if not distributed.is_dtensor(value) and (value.dim() == 0 or not has_plain_storage(value)):
+                return value
+            key = known.setdefault(_identity(value), ".".join(map(str, path)))
+            tensors[key] = value
+            places.setdefault(key, []).append(list(path))
+            return None
+        if type(value) in {dict, OrderedDict}:
+            rest = copy.copy(value)  # With the attributes of a module's `state_dict`.
+            rest.update((name, without(one, (*path, name))) for name, one in value.items())
+            return rest
+        if type(value) is list:
+            return [without(one, (*path, index)) for index, one in enumerate(value)]
+        return value
+
+    rest = {
+        name: without(value, (name,)) if name in {"model", "optimizers"} else value
+        for name, value in checkpoint.items()
+    }
+    return tensors, {**rest, "tensors": places}
+
+
+def _identity(tensor: torch.Tensor) -> Any:
+    """Returns what only tied tensors have in common."""
+    local: Any = tensor.to_local() if distributed.is_dtensor(tensor) else tensor  # type: ignore[attr-defined]
+    if local.numel() == 0:
+        return id(tensor)
+    storage = local.untyped_storage()._cdata  # noqa: SLF001  # its identity
+    return storage, local.storage_offset(), tuple(tensor.size()), tensor.stride(), tensor.dtype
+
+
+def complete(
+    folder: Path, plan: ShardPlan, written: Sequence[WrittenShard], pointer: tuple[Path, str] | None
+) -> None:
+    """Writes `.metadata`, the manifest and the pointer, in this order; on rank 0, once all have written.
+
+    Args:
+        folder: of the checkpoint.
+        plan: the one by which it was written.
+        written: by each rank.
+        pointer: its path, and the text it gets, or None.
+
+    Raises:
+        OSError: one could not be written.
+    """
+    from uploads.disk import replace_file
+
+    with new_file(folder / METADATA) as file:
+        file.write(plan.metadata([one.lengths for one in written]))
+    files: dict[str, Written] = {METADATA: Written(file.size, file.crc32)}
+    for rank, one in enumerate(written):
+        files |= files_of(one, rank)
+    manifest = {
+        "version": _VERSION,
+        "name": folder.name,
+        "world_size": len(written),
+        "files": {name: {"size": one.size, "crc32": one.crc32} for name, one in sorted(files.items())},
+    }
+    replace_file(folder / MANIFEST, json.dumps(manifest, indent=1).encode(), durable=True)
+    if pointer is not None:
+        replace_file(pointer[0], pointer[1].encode(), durable=True)
+
+
+class _MetadataUnpickler(pickle.Unpickler):
+    """Reads `.metadata`, which DCP pickles, without running code: knows the classes of that file alone."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) in _METADATA_CLASSES:
+            return super().find_class(module, name)
+        value = getattr(torch, name, None) if module == "torch" else None
+        if isinstance(value, torch.dtype):
+            return value
+        raise pickle.UnpicklingError(f"{METADATA} must hold metadata of tensors, got {module}.{name}")
+
+
+class ShardedCheckpoint:
+    """A checkpoint in shards, to be read.
+
+    Args:
+        manifest: the path of its manifest.
+        fetch: called for a file that is missing or damaged.
+
+    Raises:
+        OSError: the manifest cannot be read.
+        CheckpointError: it is none.
+    """
+
+    def __init__(self, manifest: Path, fetch: Fetch | None = None) -> None:
+        from uploads.disk import read_regular
+
+        self._folder = manifest.parent
+        self._fetch = fetch
+        self._checked: set[str] = set()
+        try:
+            content = json.loads(read_regular(manifest, _MANIFEST_BYTES))
+            version, name, world_size = content["version"], content["name"], content["world_size"]
+            files = {name: Written(one["size"], one["crc32"]) for name, one in content["files"].items()}
+            is_valid = (
+                type(world_size) is int
+                and _NAME.fullmatch(name)
+                and all(SHARD_FILE.fullmatch(name) for name in files)
+                and all(type(one.size) is int and type(one.crc32) is int for one in files.values())
+                and all(name in files for name in (METADATA, *map(values_of, range(world_size))))
+            )
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            raise CheckpointError(
+                f"{str(manifest)!r} must be the manifest of a checkpoint: {error}"
+            ) from error
+        if not is_valid or version != _VERSION:
+            raise CheckpointError(
+                f"{str(manifest)!r} must be the manifest of a checkpoint of version {_VERSION}, "
+                f"got version {version!r}."
+            )
+        self.name = name
+        self.world_size = world_size
+        self._files = files
+
+    def read(self, device: torch.device | str = "cpu", state: State | None = None) -> dict[str, Any]:
+        """Returns it as a whole checkpoint is read; executes no code from its files.
+
+        Args:
+            device: the device of tensors that are not sharded.
+            state: the run to load it into: tensors are sharded as its parameters are, and what is of each
+                rank is that of this rank, or of rank 0 where the number of ranks is another. None: everything
+                of all ranks, on this one.
+
+        Raises:
+            CheckpointError: a file that is needed is missing or damaged.
+        """
+        is_same = state is None or state.world_size == self.world_size
+        checkpoint = self._values(state.rank if state is not None and is_same else 0, device)
+        if "random" in checkpoint:
+            own = range(self.world_size) if state is None else (state.rank,)
+            others = [self._values(rank, device) if rank in own else None for rank in range(self.world_size)]
+            for name in ("random", "random_at_epoch_start"):
+                checkpoint[name] = [None if one is None else one[name][0] for one in others]
+        if state is not None and not is_same and "train_metrics" in checkpoint:
+            checkpoint["train_metrics"] = {}
+            if state.rank == 0:
+                _log.warning(
+                    "The checkpoint was saved by %d ranks and is loaded on %d: metrics of the current epoch "
+                    "begin anew, as do random numbers of ranks that were not there.",
+                    self.world_size,
+                    state.world_size,
+                )
+        places = checkpoint.pop("tensors")
+        for key, tensor in self._tensors(places, device, state).items():
+            for path in places[key]:
+                part = checkpoint
+                for name in path[:-1]:
+                    part = part[name]
+                part[path[-1]] = tensor
+        return checkpoint
+
+    def _values(self, rank: int, device: torch.device | str) -> dict[str, Any]:
+        values: dict[str, Any] = torch.load(
+            self._path(values_of(rank)), map_location=device, weights_only=True
+        )
+        return values
+
+    def _tensors(
+        self, places: Mapping[str, Any], device: torch.device | str, state: State | None
+    ) -> dict[str, torch.Tensor]:
+        from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+        from torch.distributed.checkpoint.filesystem import FileSystemReader
+        from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+
+        with self._path(METADATA).open("rb") as file:
+            metadata = _MetadataUnpickler(file).load()
+        placed = {} if state is None else _placed(state)
+        tensors: dict[str, torch.Tensor] = {}
+        for key, paths in places.items():
+            saved = metadata.state_dict_metadata[key]
+            # Anything else would be unpickled by DCP; a part that is in no file would be left as it is.
+            is_tensor = isinstance(saved, TensorStorageMetadata)
+            if not is_tensor or sum(math.prod(chunk.sizes) for chunk in saved.chunks) != math.prod(
+                saved.size
+            ):
+                raise CheckpointError(f"{METADATA} must have all parts of the tensor {key!r}.")
+            # "model", name; or "optimizers", number, "state", parameter, name.
+            like = placed.get((*paths[0][:2], *paths[0][3:4]))
+            dtype = saved.properties.dtype
+            if like is not None and like.size() == saved.size:
+                tensors[key] = torch.empty_like(like.detach(), dtype=dtype)
+            else:
+                tensors[key] = torch.empty(saved.size, dtype=dtype, device=device)
+        planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+        planner.set_up_planner(tensors, metadata, is_coordinator=False)
+        plan = planner.finish_plan(planner.create_local_plan())
+        for item in plan.items:
+            self._path(metadata.storage_data[item.storage_index].relative_path)
+        reader = FileSystemReader(self._folder)
+        reader.set_up_storage_reader(metadata, is_coordinator=False)
+        reader.read_data(plan, planner).wait()
+        return tensors
+
+    def _path(self, name: str) -> Path:
+        """Returns the path of a file that is whole; fetches it if need be."""
+        path = self._folder / name
+        if name in self._checked:
+            return path
+        if name not in self._files:
+            raise CheckpointError(f"{str(path)!r} is not in the manifest of the checkpoint.")
+        if self._fetch is not None and not self._is_whole(path):
+            self._fetch(self.name, name)
+        if not self._is_whole(path):
+            raise CheckpointError(f"{str(path)!r} must be as its manifest says, but is missing or damaged.")
+        self._checked.add(name)
+        return path
+
+    def _is_whole(self, path: Path) -> bool:
+        """Returns whether size and CRC-32 of a file are those in the manifest; reads all of it."""
+        from uploads.disk import crc32_of, open_regular
+
+        expected = self._files[path.name]
+        try:
+            descriptor = open_regular(path)
+        except OSError:
+            return False
+        try:
+            return os.fstat(descriptor).st_size == expected.size and crc32_of(descriptor) == expected.crc32
+        finally:
+            os.close(descriptor)
+
+
+def _placed(state: State) -> dict[tuple[Any, ...], torch.Tensor]:
+    """Returns the sharded tensors of a run: those of the model by name, parameters also by optimizer."""
+    model: Any = state.model
+    found: dict[tuple[Any, ...], torch.Tensor] = {("model", name): one for name, one in model.named_buffers()}
+    found |= {("model", name): one for name, one in model.named_parameters(remove_duplicate=False)}
+    for number, optimizer in enumerate(state.optimizers):
+        parameters = [one for group in optimizer.param_groups for one in group["params"]]
+        found |= {("optimizers", number, index): one for index, one in enumerate(parameters)}
+    return {place: one for place, one in found.items() if distributed.is_dtensor(one)}

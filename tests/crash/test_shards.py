@@ -1,0 +1,272 @@
+"""Checkpoints in shards: several real ranks save them, die while they do, and load them in another number."""
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch.distributed.checkpoint import FileSystemReader
+
+from events import read_checkpoint
+from tests.servers import s3_servers
+from uploads import open_store
+
+pytestmark = pytest.mark.xdist_group("torchrun")
+
+PROGRAM = Path(__file__).with_name("shard_child.py")
+LIMIT_SECONDS = 240
+FILES = [".metadata", "__0_0.distcp", "__1_0.distcp", "manifest.json", "rank-0.pt", "rank-1.pt"]
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory):
+    """What ranks need to reach each other, and the store."""
+    return os.environ | {
+        "OMP_NUM_THREADS": "1",
+        # Gloo would look up the name of the machine.
+        "GLOO_SOCKET_IFNAME": "lo",
+        "PYTHONPATH": os.pathsep.join(sys.path),
+        "UPLOADS_HOME": str(tmp_path_factory.mktemp("machine")),
+        "AWS_ACCESS_KEY_ID": s3_servers.ACCESS_KEY,
+        "AWS_SECRET_ACCESS_KEY": s3_servers.SECRET_KEY,
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_EC2_METADATA_DISABLED": "true",
+    }
+
+
+@pytest.fixture(scope="module")
+def run_ranks(environment, tmp_path_factory):
+    """Runs the program on a number of ranks; returns their wait statuses."""
+    log = tmp_path_factory.mktemp("log") / "log.txt"
+    with log.open("w") as output:
+        server = subprocess.Popen(
+            [sys.executable, str(PROGRAM)],
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=output,
+            text=True,
+        )
+
+    def run(ranks, folder, *plans, fails=False):
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        before = log.stat().st_size
+        print(ranks, port, folder, *plans, file=server.stdin, flush=True)
+        statuses = [int(status) for status in server.stdout.readline().split()]
+        text = log.read_text()[before:]
+        assert len(statuses) == ranks, text
+        assert any(statuses) == fails, text
+        return text
+
+    yield run
+    server.stdin.close()
+    server.wait(60)
+    server.stdout.close()
+
+
+@pytest.fixture
+def machine(environment, monkeypatch):
+    """The folder in which the machine of the ranks keeps spools; removed, it is another machine."""
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    folder = Path(environment["UPLOADS_HOME"])
+    shutil.rmtree(folder, ignore_errors=True)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def saved(environment, tmp_path_factory):
+    """A folder in which two ranks under torchrun have saved a run with FSDP, and one with DDP."""
+    folder = tmp_path_factory.mktemp("saved")
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    plans = [f"{shard}:shard={shard},save={folder}/{shard}" for shard in ("fsdp", "ddp")]
+    outcome = subprocess.run(
+        [*launcher, str(PROGRAM), str(folder), *plans],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_SECONDS,
+        check=False,
+    )
+    assert outcome.returncode == 0, outcome.stderr
+    return folder
+
+
+def seen(folder, name, ranks):
+    """Returns what each rank saw."""
+    return [json.loads((folder / f"{name}.rank{rank}.json").read_text()) for rank in range(ranks)]
+
+
+def names(folder):
+    """Returns the names of all files in a folder."""
+    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+
+
+def files_of(*checkpoints):
+    """Returns the names of the files of checkpoints of two ranks, and that of the pointer."""
+    return sorted([f"{one}/{file}" for one in checkpoints for file in FILES] + ["latest.symlink"])
+
+
+def flip_a_bit(path):
+    """Damages a file in its middle."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+EVERYTHING = files_of("ep0-ba4", "ep1-ba8", "ep2-ba10")
+
+
+@pytest.mark.parametrize("shard", ["fsdp", "ddp"])
+def test_every_rank_writes_its_part(saved, shard):
+    """Of each tensor each part once; what is of a rank is in a file of its own."""
+    assert names(saved / shard) == EVERYTHING
+    zero, one = seen(saved, shard, 2)
+    assert zero["digest"] == one["digest"]
+    assert [rank["last"] for rank in (zero, one)] == [str(saved / shard / "ep2-ba10")] * 2
+    folder = saved / shard / "ep2-ba10"
+    parts = FileSystemReader(folder).read_metadata().storage_data.values()
+    lengths = {
+        name: sum(part.length for part in parts if part.relative_path == name)
+        for name in ("__0_0.distcp", "__1_0.distcp")
+    }
+    assert lengths == {name: (folder / name).stat().st_size for name in lengths}
+
+
+def test_any_number_of_ranks_loads_it_and_ends_as_if_never_stopped(saved, run_ranks, tmp_path):
+    """With FSDP and DDP, to the last bit; a callback has its own state on each rank, or that of rank 0."""
+    plans = {
+        (
+            ranks,
+            shard,
+        ): f"{shard}{ranks}:shard={shard},load={saved}/{other}/ep0-ba4,save={tmp_path}/{shard}{ranks}"
+        for ranks in (1, 2, 4)
+        for shard, other in (("fsdp", "fsdp"), ("ddp", "fsdp"), ("fsdp", "ddp"))[: 2 if ranks > 1 else 3]
+    }
+    expected = seen(saved, "fsdp", 2)
+
+    for ranks in (1, 2, 4):
+        run_ranks(ranks, tmp_path, *(plan for (number, _), plan in plans.items() if number == ranks))
+
+    for ranks, shard in plans:
+        found = seen(tmp_path, f"{shard}{ranks}", ranks)
+        assert {one["digest"] for one in found} == {expected[0]["digest"]}
+        assert {one["start"] for one in found} == {4}
+        assert found[0]["random"] == expected[0]["random"]
+        base = [1000 * rank if ranks == 2 else 0 for rank in range(ranks)]
+        assert [one["seen"] for one in found] == [[first + batch for batch in range(1, 5)] for first in base]
+    assert seen(tmp_path, "fsdp2", 2)[1]["random"] == expected[1]["random"]
+
+
+def test_what_four_ranks_saved_two_load(saved, run_ranks, tmp_path):
+    """Some of the four had nothing of a tensor that is too small."""
+    run_ranks(4, tmp_path, f"four:save={tmp_path}/c")
+
+    text = run_ranks(2, tmp_path, f"two:load={tmp_path}/c/ep0-ba4,save={tmp_path}/d")
+
+    assert [one["digest"] for one in seen(tmp_path, "two", 2)] == [seen(saved, "fsdp", 1)[0]["digest"]] * 2
+    assert text.count("was saved by 4 ranks and is loaded on 2") == 1
+
+
+def test_a_rank_that_is_killed_while_it_saves_leaves_the_checkpoint_before(saved, run_ranks, tmp_path):
+    """Half a checkpoint never counts, and is removed by the next start, which goes on as if nothing was."""
+    text = run_ranks(2, tmp_path, f"killed:save={tmp_path}/c,kill=8", fails=True)
+    left = names(tmp_path / "c")
+    newest = (tmp_path / "c" / "latest.symlink").read_text()
+
+    run_ranks(2, tmp_path, f"again:save={tmp_path}/c,resume=1")
+
+    assert "rank-1.pt" in " ".join(name for name in left if name.startswith("ep1-ba8/")), text
+    assert "ep1-ba8/manifest.json" not in left
+    assert newest == "r/checkpoints/ep0-ba4/manifest.json"
+    found = seen(tmp_path, "again", 2)
+    assert [one["start"] for one in found] == [4, 4]
+    assert [one["digest"] for one in found] == [seen(saved, "fsdp", 1)[0]["digest"]] * 2
+    assert names(tmp_path / "c") == EVERYTHING
+
+
+def test_a_damaged_shard_costs_its_checkpoint_on_every_rank(saved, run_ranks, tmp_path):
+    """Also on those that do not read it; the one before is loaded, and it is said which file it is."""
+    shutil.copytree(saved / "fsdp", tmp_path / "c")
+    flip_a_bit(tmp_path / "c/ep2-ba10/__1_0.distcp")
+    (tmp_path / "c/ep1-ba8/rank-0.pt").unlink()
+
+    text = run_ranks(2, tmp_path, f"again:save={tmp_path}/c,resume=1")
+
+    assert [one["start"] for one in seen(tmp_path, "again", 2)] == [4, 4]
+    assert [one["digest"] for one in seen(tmp_path, "again", 2)] == [seen(saved, "fsdp", 1)[0]["digest"]] * 2
+    assert "ep2-ba10/__1_0.distcp' must be as its manifest says" in text
+    assert "ep1-ba8/rank-0.pt' must be as its manifest says" in text
+
+
+@pytest.fixture(params=["file", "s3"])
+def uri(request, tmp_path):
+    """A folder in a store."""
+    if request.param == "file":
+        return f"file://{tmp_path}/store/{{run_name}}"
+    server = request.getfixturevalue("moto")
+    return server.uri(f"shards-{os.getpid()}/{{run_name}}")
+
+
+def test_a_store_has_it_once_all_ranks_have_uploaded_and_an_empty_machine_resumes(
+    saved, run_ranks, tmp_path, uri, machine
+):
+    """Each rank uploads its own; the pointer names the newest; what is damaged there is passed over."""
+    run_ranks(2, tmp_path, f"first:save={uri},batches=8,run=x")
+    place = open_store(uri.replace("{run_name}", "x"))
+    listed = sorted(one.name for one in place.list(""))
+    last = seen(tmp_path, "first", 2)[1]["last"]
+    weights = read_checkpoint(place.uri("latest"))["model"]
+    shutil.rmtree(machine)
+    place.delete("ep1-ba8/__1_0.distcp")
+
+    run_ranks(1, tmp_path, f"again:save={uri},resume=1,run=x")
+
+    assert listed == files_of("ep0-ba4", "ep1-ba8")
+    assert last == place.uri("ep1-ba8")
+    assert torch.equal(weights["0.weight"], read_checkpoint(saved / "fsdp" / "ep1-ba8")["model"]["0.weight"])
+    found = seen(tmp_path, "again", 1)[0]
+    assert (found["start"], found["digest"]) == (4, seen(saved, "fsdp", 1)[0]["digest"])
+    assert b"".join(place.get("latest.symlink")) == b"ep2-ba10/manifest.json"
+
+
+def test_destinations_get_the_shards_and_give_them_back(saved, run_ranks, tmp_path):
+    """Each rank hands its own to `Artifacts`; an empty folder is filled from there."""
+    plan = f"save={tmp_path}/c,store={tmp_path}/store"
+    run_ranks(2, tmp_path, f"first:{plan},batches=8")
+    uploaded = names(tmp_path / "store/r/checkpoints")
+    shutil.rmtree(tmp_path / "c")
+
+    run_ranks(2, tmp_path, f"again:{plan},resume=1")
+
+    assert uploaded == files_of("ep0-ba4", "ep1-ba8")
+    assert [one["start"] for one in seen(tmp_path, "again", 2)] == [8, 8]
+    assert [one["digest"] for one in seen(tmp_path, "again", 2)] == [seen(saved, "fsdp", 1)[0]["digest"]] * 2
+    assert (
+        tmp_path / "store/r/checkpoints/latest.symlink"
+    ).read_text() == "r/checkpoints/ep2-ba10/manifest.json"
+
+
+def test_a_process_writes_and_old_ones_are_removed(saved, run_ranks, tmp_path):
+    """Each rank has its own; `keep` removes whole folders."""
+    run_ranks(2, tmp_path, f"kept:save={tmp_path}/c,process_bytes=0,keep=2")
+
+    assert seen(tmp_path, "kept", 2)[1]["digest"] == seen(saved, "fsdp", 1)[0]["digest"]
+    assert names(tmp_path / "c") == files_of("ep1-ba8", "ep2-ba10")
+
+
+def test_weights_alone_go_into_a_sharded_model(saved, run_ranks, tmp_path):
+    """A new run begins with them."""
+    run_ranks(2, tmp_path, f"new:save={tmp_path}/c,load={saved}/fsdp,weights=1,batches=0")
+
+    assert [one["start"] for one in seen(tmp_path, "new", 2)] == [0, 0]
+    loaded = seen(tmp_path, "new", 2)[0]["weights"]
+    expected = read_checkpoint(saved / "fsdp")["model"]
+    assert loaded == [value.flatten().tolist() for value in expected.values()]
