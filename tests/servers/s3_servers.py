@@ -25,6 +25,7 @@ class S3Server:
 
     endpoint_url: str
     options: str = ""
+    pid: int | None = None  # Of its process, where it has one.
 
     def uri(self, prefix: str) -> str:
         return f"s3://{BUCKET}/{prefix}?endpoint_url={self.endpoint_url}{self.options}"
@@ -80,6 +81,25 @@ def moto():
         server.stop()
 
 
+MOTO = """
+import sys
+from tests.servers import s3_servers
+with s3_servers.moto() as server:
+    print(server.endpoint_url, flush=True)
+    sys.stdin.read()
+"""
+
+
+@contextlib.contextmanager
+def moto_process():
+    """Moto in a process, with the bucket: what it takes of the processor is not the client's."""
+    command = [sys.executable, "-c", MOTO]
+    pipe, null = subprocess.PIPE, subprocess.DEVNULL
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=null) as process:
+        yield S3Server(process.stdout.readline().decode().strip(), pid=process.pid)
+        process.stdin.close()
+
+
 @contextlib.contextmanager
 def rclone(folder: Path):
     """Rclone in a process, serving this folder, with the bucket."""
@@ -100,7 +120,8 @@ def rclone(folder: Path):
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=stream)
     try:
         wait_until(lambda: _ADDRESS.search(said.read_text()), process)
-        yield S3Server(_ADDRESS.search(said.read_text())[1], "&checksum=md5&create_only=head")
+        url = _ADDRESS.search(said.read_text())[1]
+        yield S3Server(url, "&checksum=md5&create_only=head", process.pid)
     finally:
         process.kill()
         process.wait()
