@@ -61,8 +61,8 @@ __all__ = [
     "open_regular",
     "open_temporary",
     "read_json",
-    "read_open",
     "read_regular",
+    "read_with_status",
     "reflink",
     "release_record_lock",
     "rename",
@@ -139,6 +139,10 @@ def open_regular(path: str | Path, flags: int = os.O_RDONLY, mode: int = PRIVATE
         IsADirectoryError: A folder is there.
         OSError: The file could not be opened.
     """
+    return _opened(path, flags, mode)[0]
+
+
+def _opened(path: str | Path, flags: int, mode: int = PRIVATE_MODE) -> tuple[int, os.stat_result]:
     try:
         descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, mode)
     except OSError as error:
@@ -147,11 +151,11 @@ def open_regular(path: str | Path, flags: int = os.O_RDONLY, mode: int = PRIVATE
         if error.errno in _NOT_REGULAR:
             raise IrregularFileError(error.errno, "it is not a regular file", str(path)) from None
         raise
-    kind = os.fstat(descriptor).st_mode
-    if stat.S_ISREG(kind):
-        return descriptor
+    status = os.fstat(descriptor)
+    if stat.S_ISREG(status.st_mode):
+        return descriptor, status
     os.close(descriptor)
-    if stat.S_ISDIR(kind):
+    if stat.S_ISDIR(status.st_mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     raise IrregularFileError(errno.EINVAL, "it is not a regular file", str(path))
 
@@ -163,33 +167,28 @@ def read_regular(path: str | Path, max_bytes: int = MAX_DOCUMENT_BYTES) -> bytes
         IrregularFileError: It is something else, or is larger than `max_bytes`.
         OSError: The file could not be read.
     """
-    descriptor = open_regular(path)
-    try:
-        return read_open(descriptor, os.fstat(descriptor).st_size, str(path), max_bytes)
-    finally:
-        os.close(descriptor)
+    return read_with_status(path, max_bytes)[0]
 
 
-def read_open(descriptor: int, size: int, name: str, max_bytes: int = MAX_DOCUMENT_BYTES) -> bytes:
-    """Returns the content of an open regular file, which may grow meanwhile.
-
-    Args:
-        descriptor: At the start of the file.
-        size: From `os.fstat`.
-        name: For the error message.
-        max_bytes: Size limit.
+def read_with_status(path: str | Path, max_bytes: int = MAX_DOCUMENT_BYTES) -> tuple[bytes, os.stat_result]:
+    """Returns the content of a regular file, which may grow meanwhile, and its status before it was read.
 
     Raises:
-        IrregularFileError: The file is larger than `max_bytes`.
+        IrregularFileError: It is something else, or is larger than `max_bytes`.
         OSError: The file could not be read.
     """
-    data = os.read(descriptor, size + 1) if size <= max_bytes else b""
-    # A read returns less than it was asked for above 2 GiB, and more than `size` where the file grew.
-    while size < len(data) <= max_bytes and (more := os.read(descriptor, _CHUNK_BYTES)):
-        data += more
+    descriptor, status = _opened(path, os.O_RDONLY)
+    try:
+        size = status.st_size
+        data = os.read(descriptor, size + 1) if size <= max_bytes else b""
+        # A read returns less than it was asked for above 2 GiB, and more than `size` where the file grew.
+        while size < len(data) <= max_bytes and (more := os.read(descriptor, _CHUNK_BYTES)):
+            data += more
+    finally:
+        os.close(descriptor)
     if size > max_bytes or len(data) > max_bytes:
-        raise IrregularFileError(errno.EFBIG, f"it is larger than {max_bytes >> 20} MiB", name)
-    return data
+        raise IrregularFileError(errno.EFBIG, f"it is larger than {max_bytes >> 20} MiB", str(path))
+    return data, status
 
 
 def read_json(path: str | Path) -> dict[str, Any]:

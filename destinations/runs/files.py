@@ -24,6 +24,7 @@ __all__ = [
 ]
 
 _TOO_LARGE = 1 << 63
+_dumps = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 _fast_loads: Callable[[bytes], Any]
 _fast_dumps: Callable[[Any], bytes] | None
 try:
@@ -68,7 +69,7 @@ def write_json(value: Any) -> str:
             return _fast_dumps(value).decode()
         except TypeError:  # An integer beyond 64 bits.
             pass
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    return _dumps(value)
 
 
 def clean_text(text: str) -> str:

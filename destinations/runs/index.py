@@ -44,6 +44,10 @@ _log = logging.getLogger("destinations")
 _APPLICATION_ID = 0x72756E73
 _BUSY_SECONDS = 10.0
 _CHUNK = 500
+_BATCH = 1000
+
+# The names of the hyperparameters and of the metrics of a run.
+_Layout = tuple[tuple[str, ...], tuple[str, ...]]
 
 _SQL_TYPES: Mapping[FieldType, str] = {"text": "TEXT", "texts": "TEXT", "time": "REAL", "bool": "INTEGER"}
 # What a scan finds without reading the record, or apart from it.
@@ -302,6 +306,10 @@ class Index:
 
     def __init__(self, root: str, folder: Path | None, **options: Any) -> None:
         self.root = root
+        # What `add` was given since the last transaction: rows by path, layouts, and runs that were not read.
+        self._read: dict[str, tuple[tuple[Any, ...], _Layout, str]] = {}
+        self._layouts: dict[_Layout, _Layout] = {}
+        self._touched: list[ScanChange] = []
         path = None if folder is None else folder / index_name(root)
         self.database = self._db = Database(path, self._make_tables, VERSION, **options)
 
@@ -324,6 +332,7 @@ class Index:
         """
         if self._db.execute(f"SELECT 1 FROM runs WHERE NOT ({_ARE_STATE_TYPES}) LIMIT 1").fetchone():
             raise CorruptIndexError("a column has values of a wrong type")
+        self._forget()
         state = IndexState()
         children = state.children
         rows = self._db.execute(
@@ -343,15 +352,38 @@ class Index:
                 children.setdefault(_path(parent), []).append(path)
         return state
 
+    def add(self, change: ScanChange) -> None:
+        """Adds a change that a scan found to the next transaction; every thousandth is followed by one.
+
+        Makes rows of the record at once: to keep a thousand records until then takes a fifth more time.
+        """
+        record = change.record
+        if record is None:
+            self._touched.append(change)
+        else:
+            layout = tuple(record.hparams), tuple(record.summary)
+            layout = self._layouts.setdefault(layout, layout)
+            cells = encode_cells([*record.hparams.values(), *record.summary.values()])
+            self._read[change.path] = self._columns(change, record), layout, cells
+        if len(self._read) + len(self._touched) >= _BATCH:
+            self.write()
+
+    @property
+    def has_changes(self) -> bool:
+        """Whether changes were added that are not written yet."""
+        return bool(self._read or self._touched)
+
     def write(
         self,
-        changes: Sequence[ScanChange],
+        changes: Iterable[ScanChange] = (),
         *,
         folders: Mapping[str, tuple[int, int]] | None = None,
         gone_runs: Iterable[str] = (),
         gone_folders: Iterable[str] = (),
     ) -> None:
-        """Writes the changes that a scan found, in one transaction."""
+        """Writes changes, with those that were added, in one transaction."""
+        for change in changes:
+            self.add(change)
         with self._db.transaction():
             ids = [(number,) for number in self._ids(list(gone_runs)).values()]
             for table, column in (("cells", "run"), ("runs", "id")):
@@ -365,33 +397,33 @@ class Index:
                 "INSERT OR REPLACE INTO folders VALUES (?, ?, ?, ?)",
                 ((_storable(path), _parent(path), *state) for path, state in (folders or {}).items()),
             )
-            self._write_runs(changes)
+            self._write_runs()
+        self._forget()
 
-    def _write_runs(self, changes: Sequence[ScanChange]) -> None:
+    def _forget(self) -> None:
+        self._read, self._layouts, self._touched = {}, {}, []
+
+    def _write_runs(self) -> None:
         (largest,) = self._db.execute("SELECT coalesce(max(id), 0) FROM runs").fetchone()
-        ids = self._ids([change.path for change in changes]) if largest else {}
+        ids = self._ids(list(self._read)) if largest else {}
         layouts = _Layouts(self._db)
-        touched, rows, cells = [], [], []
-        for change in changes:
-            if change.record is None:
-                touched.append(change)
-                continue
-            number = ids.get(change.path)
+        rows, cells = [], []
+        for path, (columns, layout, text) in self._read.items():
+            number = ids.get(path)
             if number is None:
                 largest += 1
-                number = ids[change.path] = largest
-            rows.append(self._row(number, change, change.record))
-            values = [*change.record.hparams.values(), *change.record.summary.values()]
-            cells.append((number, layouts.number_of(change.record), encode_cells(values)))
+                number = largest
+            rows.append((number, *columns))
+            cells.append((number, layouts.number_of(layout), text))
         self._db.executemany(_UPSERT, rows)
         self._db.executemany("INSERT OR REPLACE INTO cells VALUES (?, ?, ?)", cells)
-        self._touch(touched)
+        self._touch(self._touched)
 
-    def _row(self, number: int, change: ScanChange, record: RunRecord) -> list[Any]:
+    def _columns(self, change: ScanChange, record: RunRecord) -> tuple[Any, ...]:
+        """Returns the columns of a run, but for its number."""
         path = _storable(change.path)
         folder = change.path.rpartition("/")[2] or os.path.basename(self.root)  # noqa: PTH119  # of a text
         row: list[Any] = [
-            number,
             path,
             _parent(change.path),
             change.folder_mtime_ns,
@@ -406,7 +438,7 @@ class Index:
         values = [*_values_of(record)]
         for place, encode in _ENCODERS:
             values[place] = encode(values[place])
-        return row + values
+        return (*row, *values)
 
     def _touch(self, changes: Sequence[ScanChange]) -> None:
         """Updates runs of which nothing was read."""
@@ -627,21 +659,20 @@ class _Layouts:
 
     def __init__(self, database: Database) -> None:
         self._db = database
-        self._numbers: dict[tuple[tuple[str, ...], tuple[str, ...]], int] = {}
+        self._numbers: dict[_Layout, int] = {}
 
-    def number_of(self, record: RunRecord) -> int:
-        """Returns the number of the layout of a run."""
-        key = tuple(record.hparams), tuple(record.summary)
+    def number_of(self, key: _Layout) -> int:
+        """Returns the number of a layout."""
         number = self._numbers.get(key)
         if number is None:
             number = self._numbers[key] = self._find(key) or self._add(key)
         return number
 
-    def _find(self, key: tuple[tuple[str, ...], tuple[str, ...]]) -> int | None:
+    def _find(self, key: _Layout) -> int | None:
         row = self._db.execute("SELECT id FROM layouts WHERE names = ?", (json.dumps(key),)).fetchone()
         return None if row is None else int(row[0])
 
-    def _add(self, key: tuple[tuple[str, ...], tuple[str, ...]]) -> int:
+    def _add(self, key: _Layout) -> int:
         statement = "INSERT INTO layouts (names) VALUES (?) RETURNING id"
         ((number,),) = self._db.execute(statement, (json.dumps(key),)).fetchall()
         names = [("hparams", name) for name in key[0]] + [("summary", name) for name in key[1]]
@@ -656,13 +687,12 @@ class _Layouts:
 def encode_cells(values: Sequence[Scalar]) -> str:
     """Returns values as JSON that SQLite reads: NaN is `[]`, infinities are 9e999."""
     text = write_json(values)
-    if "null" in text or "NaN" in text or "Infinity" in text:
-        is_exact = all(math.isfinite(value) for value in values if isinstance(value, float))
-    else:
-        is_exact = True
-    if is_exact and "\\u0000" not in text and ESCAPE not in text:
-        return text
-    return f"[{','.join(map(_encode_cell, values))}]"
+    # Few texts have a backslash, or "NaN", "Infinity" or "null"; searching for one letter takes no time.
+    if "\\" in text or ESCAPE in text or "N" in text or "I" in text or ("n" in text and "null" in text):
+        finite = all(math.isfinite(value) for value in values if isinstance(value, float))
+        if not finite or "\\u0000" in text or ESCAPE in text:
+            return f"[{','.join(map(_encode_cell, values))}]"
+    return text
 
 
 def _encode_cell(value: Scalar) -> str:

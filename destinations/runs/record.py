@@ -233,7 +233,7 @@ def _read_text(value: Any, default: str | None) -> str | None:
 
 
 def _read_texts(value: Any, default: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(str(item) for item in value)) if isinstance(value, list) else default
+    return tuple(dict.fromkeys(map(str, value))) if isinstance(value, list) else default
 
 
 def _read_time(value: Any, default: float | None) -> float | None:

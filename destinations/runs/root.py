@@ -1,4 +1,4 @@
-"""One root and its index: writes what a scan finds to the index, a thousand runs at a time."""
+"""One root and its index: writes what a scan finds to the index."""
 
 import os
 import sqlite3
@@ -12,11 +12,10 @@ from destinations.run_directory.layout import SIDECAR
 
 from .index import Index
 from .record import HEARTBEAT_SECONDS, read_sidecar
-from .scan import Disk, IndexState, ScanChange, Scanner, ScanReport
+from .scan import Disk, IndexState, Scanner, ScanReport
 
 __all__ = ["Root"]
 
-_BATCH = 1000
 _MOST_PROBLEMS = 100
 _TRIES = 4
 
@@ -55,7 +54,6 @@ class Root:
         scanner = Scanner(self.folder, known, full=full, disk=self.disk, clock_ns=self.clock_ns)
         added = changed = touched = 0
         added_ids: list[str] = []
-        batch: list[ScanChange] = []
         for found in scanner.found():
             if found.record is None:
                 touched += 1
@@ -64,15 +62,12 @@ class Root:
             else:
                 added += 1
                 added_ids.append(found.record.run_id)
-            batch.append(found)
-            if len(batch) >= _BATCH:
-                self.index.write(batch)
-                batch = []
+            self.index.add(found)
         gone = scanner.gone_runs()
         gone_ids = set(self.index.run_ids(gone))
         gone_folders = scanner.gone_folders()
-        if batch or gone or gone_folders or scanner.folders:
-            self.index.write(batch, folders=scanner.folders, gone_runs=gone, gone_folders=gone_folders)
+        if self.index.has_changes or gone or gone_folders or scanner.folders:
+            self.index.write(folders=scanner.folders, gone_runs=gone, gone_folders=gone_folders)
         runs, alive, damaged, orphans = self.index.counts(now - HEARTBEAT_SECONDS)
         warnings = tuple(self.index.database.warnings)
         self.index.database.warnings.clear()

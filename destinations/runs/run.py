@@ -4,10 +4,11 @@ Readers never write into a run, and keep no file open. Importing this module doe
 metrics does.
 """
 
+from __future__ import annotations
+
 import importlib
 import math
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
@@ -26,19 +27,19 @@ from uploads.disk import read_regular
 
 from .errors import RunNotFoundError
 from .files import is_shallow, number_of, read_object, read_object_file, whole_of
-from .flight import FLIGHT_FOLDER, Flight, read_flights
-from .media import Audio, Image, PointCloud, Video
 from .record import Extremes, RunKind, RunRecord, Scalar, is_alive
-from .records import Artifact, Histogram, RecordCount, Records, Table, TableEntry, Text, Trace
-from .sources import ranks_of
 
 if TYPE_CHECKING:
     import threading
+    from collections.abc import Callable, Collection, Iterator, Mapping
 
     from destinations.run_directory.reader import MetricRow
 
+    from .flight import Flight
     from .follow import Point
+    from .media import Audio, Image, PointCloud, Video
     from .ranks import RankMetric
+    from .records import Artifact, Histogram, RecordCount, Records, Table, TableEntry, Text, Trace
     from .series import Block, Series
 
 __all__ = ["MetricSummary", "Run", "read_extremes"]
@@ -90,10 +91,9 @@ class Run:
     def __init__(self, record: RunRecord, *, clock: Callable[[], float] = time.time) -> None:
         self.record = record
         self._clock = clock
-        self._records = Records(record.path)
 
     @classmethod
-    def open(cls, path: "str | Path") -> "Run":
+    def open(cls, path: str | Path) -> Run:
         """Opens the run in a folder, without any index.
 
         Raises:
@@ -111,7 +111,7 @@ class Run:
         record = attrs.evolve(found.record, heartbeat_at=found.heartbeat_at, problem=found.problem)
         return cls(record)
 
-    def reload(self) -> "Run":
+    def reload(self) -> Run:
         """Returns the run with a record read from its folder now.
 
         Raises:
@@ -254,9 +254,9 @@ class Run:
     def ranks(self) -> list[int]: ...
 
     @overload
-    def ranks(self, name: str) -> "RankMetric": ...
+    def ranks(self, name: str) -> RankMetric: ...
 
-    def ranks(self, name: str | None = None) -> "list[int] | RankMetric":
+    def ranks(self, name: str | None = None) -> list[int] | RankMetric:
         """Returns the ranks that have metrics; or a metric on all of them, merged by step.
 
         Args:
@@ -273,6 +273,8 @@ class Run:
 
     def flights(self) -> list[Flight]:
         """Returns what the `FlightRecorder` of each rank wrote in the folder of the run, by rank."""
+        from .flight import FLIGHT_FOLDER, read_flights
+
         return read_flights(self.path / FLIGHT_FOLDER)
 
     def metric_names(self, rank: int = 0) -> list[str]:
@@ -282,7 +284,7 @@ class Run:
         with take_snapshot(self.path, rank) as snapshot:
             return metric_columns(snapshot)
 
-    def series(self, name: str, rank: int = 0) -> "Series":
+    def series(self, name: str, rank: int = 0) -> Series:
         """Returns all values of a metric as numpy arrays, including rows still in the journal.
 
         Args:
@@ -296,7 +298,7 @@ class Run:
 
         return read_series(self.path, name, rank)
 
-    def blocks(self, rank: int = 0) -> "Iterator[Block]":
+    def blocks(self, rank: int = 0) -> Iterator[Block]:
         """Returns all rows of a rank in blocks of arrays; memory does not grow with the run."""
         from .series import run_blocks
 
@@ -309,11 +311,11 @@ class Run:
         *,
         rank: int = 0,
         poll_seconds: float = 1.0,
-        stop: "threading.Event | None" = None,
+        stop: threading.Event | None = None,
         until_end: bool = False,
         last: int | None = None,
         only: Collection[str] = (),
-    ) -> "Iterator[Point]": ...
+    ) -> Iterator[Point]: ...
 
     @overload
     def follow(
@@ -322,11 +324,11 @@ class Run:
         *,
         rank: int = 0,
         poll_seconds: float = 1.0,
-        stop: "threading.Event | None" = None,
+        stop: threading.Event | None = None,
         until_end: bool = False,
         last: int | None = None,
         only: Collection[str] = (),
-    ) -> "Iterator[MetricRow]": ...
+    ) -> Iterator[MetricRow]: ...
 
     def follow(
         self,
@@ -334,11 +336,11 @@ class Run:
         *,
         rank: int = 0,
         poll_seconds: float = 1.0,
-        stop: "threading.Event | None" = None,
+        stop: threading.Event | None = None,
         until_end: bool = False,
         last: int | None = None,
         only: Collection[str] = (),
-    ) -> "Iterator[Point] | Iterator[MetricRow]":
+    ) -> Iterator[Point] | Iterator[MetricRow]:
         """Returns existing rows, then each new row once, in the order of logging.
 
         If training resumes from an earlier step, the rows of the new branch follow with repeated steps; rows
@@ -480,7 +482,7 @@ class Run:
         """Returns the files kept in the run; see `images`."""
         return self._records.artifacts(name)
 
-    def record_counts(self) -> "dict[str, RecordCount]":
+    def record_counts(self) -> dict[str, RecordCount]:
         """Returns the number of records by kind ("images", "tables", …), in constant memory."""
         return self._records.overview()
 
@@ -490,7 +492,15 @@ class Run:
 
     # Internal.
 
+    @property
+    def _records(self) -> Records:
+        from .records import Records
+
+        return Records(self.path)
+
     def _ranks_with_metrics(self) -> list[int]:
+        from .sources import ranks_of
+
         return ranks_of(self.path)
 
     def _is_alive_now(self) -> bool:

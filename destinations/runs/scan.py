@@ -30,7 +30,7 @@ from destinations.run_directory.layout import (
     SUMMARY,
     TABLES_FOLDER,
 )
-from uploads.disk import open_regular, read_open
+from uploads.disk import read_with_status
 
 from .edits import apply_edits, read_edits
 from .files import clean_text, read_object
@@ -163,6 +163,7 @@ class Disk:
     """The file system as a scan uses it; tests replace it."""
 
     stat = staticmethod(os.stat)
+    read = staticmethod(read_with_status)
 
     def exists(self, path: str) -> bool:
         """Returns whether a file exists."""
@@ -172,15 +173,6 @@ class Disk:
         """Returns the names in a folder, each with whether it is a folder (not a link to one)."""
         with os.scandir(path) as entries:
             return [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
-
-    def read(self, path: str) -> tuple[bytes, os.stat_result]:
-        """Returns the content and the status of a file, both of one descriptor."""
-        fd = open_regular(path)
-        try:
-            state = os.fstat(fd)
-            return read_open(fd, state.st_size, path), state
-        finally:
-            os.close(fd)
 
 
 class Scanner:

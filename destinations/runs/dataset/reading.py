@@ -38,7 +38,6 @@ __all__ = ["Dataset", "DatasetRun", "SqlResult", "Tables", "is_dataset", "open_d
 
 _MEMORY = "1GB"
 _INDEX_ROOT = "/dataset"
-_BATCH = 1000
 _RECORD_FIELDS = frozenset(field.name for field in attrs.fields(RunRecord)) - {"run_id", "path"}
 
 
@@ -347,15 +346,11 @@ class Dataset(Runs):
         # A run has a number for its folder: two runs may have been in the same folder, one after the other.
         index = Index(_INDEX_ROOT, None)
         super().__init__([Root(_INDEX_ROOT, index)], clock=clock)
-        batch: list[ScanChange] = []
         for number, record in enumerate(tables.found()):
             place = f"{number}/{record.path.name}"
             self._folders[Path(_INDEX_ROOT, place)] = record.path, record.run_id
-            batch.append(ScanChange(place, record, None, None, 0, 0, "", 0))
-            if len(batch) >= _BATCH:
-                index.write(batch)
-                batch = []
-        index.write(batch)
+            index.add(ScanChange(place, record, None, None, 0, 0, "", 0))
+        index.write()
         self.report = ScanReport(runs=len(self._folders))
 
     @property

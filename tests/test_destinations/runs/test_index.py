@@ -325,11 +325,13 @@ def test_closing_twice_does_nothing(root, cache):
 
 
 def test_opening_runs_loads_nothing_heavy(root, cache):
-    """A command line starts at once: no torch, no numpy, no YAML, no pandas."""
+    """A command line starts at once: no torch, no numpy, no YAML, no pandas, nor what reads media or rows."""
     code = (
         "import sys\nfrom destinations.runs import open_runs\n"
         f"with open_runs({str(root)!r}, cache={str(cache)!r}) as runs: runs.query(where='alive')\n"
         "heavy = ('torch', 'numpy', 'pandas', 'yaml', 'boto3', 'PIL', 'tqdm', 'asyncio', 'duckdb', 'pyarrow')\n"
+        "ours = ('runs.media', 'runs.records', 'runs.flight', 'runs.sources', 'run_directory.reader')\n"
+        "heavy += tuple('destinations.' + name for name in ours)\n"
         "print([name for name in heavy if name in sys.modules])"
     )
 

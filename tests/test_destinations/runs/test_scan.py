@@ -2,6 +2,7 @@
 
 import collections
 import contextlib
+import functools
 import importlib.util
 import json
 import math
@@ -142,6 +143,37 @@ def test_a_finished_run_that_did_not_change_costs_one_stat(root, with_disk):
     assert counts(report) == {"runs": 3, "unchanged": 3}
     paths = [str(root), f"{root}/", f"{root}/group", *(f"{root}/group/{name}" for name in "abc")]
     assert sorted(disk.calls) == [("stat", path) for path in paths]
+
+
+def test_a_new_run_costs_six_system_calls(root, opened, monkeypatch):
+    """Its folder is looked at once, its sidecar opened, looked at, read and closed; edits are looked for."""
+    for name in "abc":
+        write_run(root / name)
+    calls = []
+
+    def counted(name, call, *args, **options):
+        calls.append((name, str(args[0])))
+        return call(*args, **options)
+
+    for name in ("stat", "open", "fstat", "read", "close", "access", "lstat", "scandir"):
+        monkeypatch.setattr(os, name, functools.partial(counted, name, getattr(os, name)))
+    monkeypatch.setattr(Disk, "stat", staticmethod(os.stat))
+
+    report = opened.scan()
+
+    assert counts(report) == {"runs": 3, "added": 3}
+    sidecar = str(root / "a" / "sidecar.json")
+    begin = calls.index(("stat", str(root / "a")))
+    assert [name for name, _ in calls[begin : begin + 6]] == [
+        "stat",
+        "open",
+        "fstat",
+        "read",
+        "close",
+        "access",
+    ]
+    assert calls[begin + 1] == ("open", sidecar)
+    assert [name for name, _ in calls].count("fstat") == 3
 
 
 def test_a_running_run_costs_two_stats(root, with_disk):
