@@ -94,7 +94,7 @@ export function showRun(root) {
     const facts = el(
       "div",
       { class: "run-facts" },
-      fact("Begun", `${formatTime(detail.created_at)} (${formatAge(detail.created_at)})`),
+      fact("Started", `${formatTime(detail.created_at)} (${formatAge(detail.created_at)})`),
       fact("Duration", formatDuration(detail.duration)),
       fact("Folder", detail.path),
       fact("Host", detail.environment?.host ?? detail.environment?.hostname),
@@ -195,7 +195,7 @@ export function showRun(root) {
               el(
                 "tr",
                 {},
-                ["Begun", "Took", "Status", "From step", "Host"].map((name) => el("th", {}, name)),
+                ["Started", "Duration", "Status", "From step", "Host"].map((name) => el("th", {}, name)),
               ),
             ),
             el(

@@ -26,7 +26,7 @@ const MAX_CANDIDATES = 100;
 const MOST_TITLE = 16;
 const FIXED = {
   status: { title: "Status", width: "118px" },
-  created_at: { title: "Begun", width: "116px" },
+  created_at: { title: "Started", width: "116px" },
   duration: { title: "Duration", width: "104px" },
   tags: { title: "Tags", width: "minmax(150px, 0.9fr)" },
   note: { title: "Note", width: "minmax(140px, 1fr)" },
