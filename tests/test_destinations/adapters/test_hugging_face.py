@@ -8,10 +8,7 @@ import torch
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
-
 from destinations import InMemory, RunDirectory
-from destinations.adapters.hugging_face import TransformersCallback
 from events import Event
 
 pytestmark = [
@@ -22,8 +19,20 @@ pytestmark = [
 SAMPLES = [{"input_ids": torch.arange(4) + index, "labels": torch.tensor(index % 2)} for index in range(8)]
 
 
+# Imported where it is used: each process that runs tests imports all of these files.
+
+
+def make_callback(*destinations, **options):
+    """Returns our callback."""
+    from destinations.adapters.hugging_face import TransformersCallback
+
+    return TransformersCallback(*destinations, **options)
+
+
 def make_model():
     """Returns a model of some hundred weights, made from a configuration and not downloaded."""
+    from transformers import BertConfig, BertForSequenceClassification
+
     return BertForSequenceClassification(
         BertConfig(
             vocab_size=20,
@@ -38,6 +47,8 @@ def make_model():
 
 def make_trainer(callback, folder, **arguments):
     """Returns a trainer of two steps an epoch, which logs each."""
+    from transformers import Trainer, TrainingArguments
+
     return Trainer(
         make_model(),
         TrainingArguments(
@@ -76,9 +87,7 @@ STEP = [
 def test_train_evaluate_and_predict(tmp_path, listener, sidecar, documented):
     """All events come in order, records have Hugging Face's names and steps, evaluation after train is in the run."""
     memory = InMemory()
-    with TransformersCallback(
-        RunDirectory(tmp_path / "run"), memory, callbacks=listener, raise_errors=True
-    ) as ours:
+    with make_callback(RunDirectory(tmp_path / "run"), memory, callbacks=listener, raise_errors=True) as ours:
         trainer = make_trainer(ours, tmp_path, eval_strategy="epoch", save_strategy="epoch")
         trainer.train()
         after_train, status = list(listener.heard), ours.logger.destinations[0].run_dir
@@ -129,7 +138,7 @@ def test_train_evaluate_and_predict(tmp_path, listener, sidecar, documented):
 def test_an_exception_in_train_is_a_failed_run(tmp_path, raising, sidecar):
     """No hook of Hugging Face's says so; the block does."""
     callbacks = [raising(Event.BATCH_END, ValueError("diverged"))]
-    ours = TransformersCallback(RunDirectory(tmp_path / "run"), callbacks=callbacks)
+    ours = make_callback(RunDirectory(tmp_path / "run"), callbacks=callbacks)
     trainer = make_trainer(ours, tmp_path)
 
     with pytest.raises(ValueError, match="diverged"), ours:
@@ -146,10 +155,10 @@ def test_resume_goes_on_where_the_checkpoint_was(tmp_path, listener):
     """
     folder = tmp_path / "run"
     options = {"num_train_epochs": 2, "save_strategy": "steps", "save_steps": 1}
-    with TransformersCallback(RunDirectory(folder), raise_errors=True) as ours:
+    with make_callback(RunDirectory(folder), raise_errors=True) as ours:
         make_trainer(ours, tmp_path, **options).train()
 
-    with TransformersCallback(RunDirectory(folder), callbacks=listener, raise_errors=True) as ours:
+    with make_callback(RunDirectory(folder), callbacks=listener, raise_errors=True) as ours:
         make_trainer(ours, tmp_path, **options).train(
             resume_from_checkpoint=str(tmp_path / "out" / "checkpoint-1")
         )
@@ -174,7 +183,7 @@ def steps_and_losses(folder):
 
 def test_a_second_train_is_a_run_of_its_own(tmp_path, sidecar, caplog):
     """Beside the first, which is completed and keeps its rows; where it is, is said."""
-    with TransformersCallback(RunDirectory(tmp_path / "run"), raise_errors=True) as ours:
+    with make_callback(RunDirectory(tmp_path / "run"), raise_errors=True) as ours:
         make_trainer(ours, tmp_path).train()
         make_trainer(ours, tmp_path).train()
 
@@ -187,13 +196,13 @@ def test_a_second_train_is_a_run_of_its_own(tmp_path, sidecar, caplog):
 
 def test_a_second_train_may_continue_the_first(tmp_path, sidecar, listener):
     """Its steps are counted on, and no row of the first is abandoned."""
-    with TransformersCallback(
+    with make_callback(
         RunDirectory(tmp_path / "run"), callbacks=listener, second_train="continue", raise_errors=True
     ) as ours:
         make_trainer(ours, tmp_path).train()
         make_trainer(ours, tmp_path).train()
     with pytest.raises(ValueError, match='"new" or "continue"'):
-        TransformersCallback(second_train="again")
+        make_callback(second_train="again")
 
     assert steps_and_losses(tmp_path / "run") == ["1", "2", "3", "4"]
     assert [batch for name, batch, _ in listener.heard if name == "fit_start"] == [0, 2]
@@ -204,7 +213,7 @@ def test_a_second_train_may_continue_the_first(tmp_path, sidecar, listener):
 def test_each_trial_of_a_search_is_a_run(tmp_path, sidecar):
     """Three trials are three runs of one group, each with its parameters; a search again adds to them."""
     pytest.importorskip("optuna", reason="the search of Hugging Face needs a backend")
-    ours = TransformersCallback(RunDirectory(tmp_path / "search"), raise_errors=True)
+    ours = make_callback(RunDirectory(tmp_path / "search"), raise_errors=True)
     trainer = make_trainer(ours, tmp_path)
     trainer.model_init = make_model
 

@@ -1,0 +1,35 @@
+"""How tests are spread over processes: each file stays in one of them, and the longest begin.
+
+Imports, servers and what a module makes for its tests are then paid for once, and not in each process. Files that
+share more than that name an `xdist_group`.
+"""
+
+from pathlib import Path
+
+import pytest
+
+from tests.effort import LONGEST
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """Hands out whole files and groups, in the order in which they were collected."""
+    from xdist.scheduler import LoadGroupScheduling
+
+    class ByFile(LoadGroupScheduling):
+        def _split_scope(self, nodeid):
+            scope = super()._split_scope(nodeid)
+            return scope.partition("::")[0] if scope == nodeid else scope
+
+    # Else those with the most tests would begin, which are not the longest.
+    config.option.loadscopereorder = False
+    return ByFile(config, log)
+
+
+def pytest_collection_modifyitems(config, items):
+    """Puts the longest first: one that came last would be waited for by idle processes."""
+    if hasattr(config, "workerinput"):
+        places = {ROOT / name: place for place, name in enumerate(LONGEST)}
+        items.sort(key=lambda item: places.get(item.path, len(places)))
