@@ -1,6 +1,7 @@
 """The rules of docs/architecture.md: who may import whom, that importing does nothing, and that the page is true."""
 
 import ast
+import functools
 import os
 import pathlib
 import re
@@ -13,6 +14,7 @@ import pytest
 import destinations
 import events
 import uploads
+from tests.effort import LONGEST
 
 ROOT = pathlib.Path(events.__file__).resolve().parent.parent
 PACKAGES = {"events", "uploads", "destinations"}
@@ -34,14 +36,23 @@ def _name(path):
     return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
 
 
+def _place(path):
+    return path.relative_to(ROOT).as_posix()
+
+
 ALL_MODULES = [path for package in sorted(PACKAGES) for path in _modules(package)]
-each_module = pytest.mark.parametrize("path", ALL_MODULES, ids=_name)
 
 
+@functools.cache
+def _tree(path):
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+@functools.cache
 def _imports(path):
     """Returns (level, module, imported names, node) of every import of a file, wherever in it."""
     found = []
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(_tree(path)):
         if isinstance(node, ast.Import):
             found += [(0, alias.name, (), node) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -67,7 +78,7 @@ def _executed_at_import(body):
 
 def _roots_at_import(path):
     roots = set()
-    for node in _executed_at_import(ast.parse(path.read_text(encoding="utf-8")).body):
+    for node in _executed_at_import(_tree(path).body):
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""]
         if isinstance(node, ast.Import) or node.level == 0:
             roots |= {name.split(".")[0] for name in names}
@@ -81,99 +92,107 @@ def test_the_source_is_found():
     assert any(module == "events" for _, module, *_ in _imports(ROOT / "destinations" / "base.py"))
 
 
-@each_module
-def test_a_package_imports_of_ours_only_what_it_may_and_through_the_front_door(path):
+def test_a_package_imports_of_ours_only_what_it_may_and_through_the_front_door():
     """`from events import Event`, never `from events.event import Event`; for type checkers too."""
-    package = path.relative_to(ROOT).parts[0]
+    wrong = []
+    for path in ALL_MODULES:
+        package = path.relative_to(ROOT).parts[0]
+        for level, module, *_ in _imports(path):
+            if level == 0 and module.split(".")[0] in PACKAGES - {package} and module not in ALLOWED[package]:
+                wrong.append((_place(path), module))
 
-    absolute = {module for level, module, *_ in _imports(path) if level == 0}
-
-    assert {module for module in absolute if module.split(".")[0] in PACKAGES - {package}} <= ALLOWED[package]
+    assert wrong == []
 
 
-@each_module
-def test_inside_a_package_imports_are_relative_or_come_from_above_by_their_full_name(path):
+def test_inside_a_package_imports_are_relative_or_come_from_above_by_their_full_name():
     """A module names its neighbours relatively; one in a subfolder names what is above it from the top."""
-    package, *folders = path.relative_to(ROOT).parts[:-1]
+    wrong = []
+    for path in ALL_MODULES:
+        package, *folders = path.relative_to(ROOT).parts[:-1]
+        for level, module, *_ in _imports(path):
+            if level > 1 or not (folders or level or module.split(".")[0] != package):
+                wrong.append((_place(path), level, module))
 
-    for level, module, *_ in _imports(path):
-        assert level <= 1
-        assert folders or level or module.split(".")[0] != package
+    assert wrong == []
 
 
-@each_module
-def test_what_is_imported_through_a_front_door_is_in_its_all(path):
+def test_what_is_imported_through_a_front_door_is_in_its_all():
     """The front door is `__all__`: nothing is taken through a window."""
     doors = {"events": events, "uploads": uploads, "destinations": destinations}
 
-    for level, module, names, _ in _imports(path):
-        if level == 0 and module in doors:
-            assert set(names) <= set(doors[module].__all__)
+    wrong = [
+        (_place(path), module, names)
+        for path in ALL_MODULES
+        for level, module, names, _ in _imports(path)
+        if level == 0 and module in doors and not set(names) <= set(doors[module].__all__)
+    ]
+
+    assert wrong == []
 
 
-@pytest.mark.parametrize("path", _modules("uploads"), ids=_name)
-def test_uploads_never_imports_torch(path):
+def test_uploads_never_imports_torch():
     """Not even in a function: its worker process is to stay small."""
-    assert not any(module.split(".")[0] == "torch" for _, module, *_ in _imports(path))
+    assert [
+        _place(path)
+        for path in _modules("uploads")
+        if any(module.split(".")[0] == "torch" for _, module, *_ in _imports(path))
+    ] == []
 
 
 # The only modules of `events` that import torch when they are imported.
 TORCH_ROOMS = ("events/trainer/", "events/logger/cuda.py")
 
 
-def _place(path):
-    return path.relative_to(ROOT).as_posix()
-
-
-@pytest.mark.parametrize("path", _modules("events"), ids=_name)
-def test_torch_is_imported_by_the_training_loop_and_the_cuda_copies_alone(path):
+def test_torch_is_imported_by_the_training_loop_and_the_cuda_copies_alone():
     """Everything else in `events` imports torch inside functions, and those modules too."""
-    if _place(path).startswith(TORCH_ROOMS):
-        return
+    paths = [path for path in _modules("events") if not _place(path).startswith(TORCH_ROOMS)]
 
-    assert "torch" not in _roots_at_import(path)
-    for node in _executed_at_import(ast.parse(path.read_text(encoding="utf-8")).body):
-        if isinstance(node, ast.ImportFrom):
-            assert "trainer" not in (node.module or "").split(".")
-            assert "cuda" not in (node.module or "").split(".")
+    assert [_place(path) for path in paths if "torch" in _roots_at_import(path)] == []
+    assert [
+        (_place(path), node.module)
+        for path in paths
+        for node in _executed_at_import(_tree(path).body)
+        if isinstance(node, ast.ImportFrom) and {"trainer", "cuda"} & set((node.module or "").split("."))
+    ] == []
 
 
-@pytest.mark.parametrize("path", _modules("events"), ids=_name)
-def test_events_imports_uploads_inside_functions_alone(path):
+def test_events_imports_uploads_inside_functions_alone():
     """`import events` does not import `uploads`."""
-    assert "uploads" not in _roots_at_import(path)
+    assert [_place(path) for path in _modules("events") if "uploads" in _roots_at_import(path)] == []
 
 
-@each_module
-def test_nobody_imports_the_adapters(path):
+def test_nobody_imports_the_adapters():
     """They are for other people's trainers; ours know nothing of them."""
-    parts = path.relative_to(ROOT).parts
-    if "adapters" in parts:
-        return
-
-    for level, module, names, _ in _imports(path):
-        if level or module.split(".")[0] in PACKAGES:
-            assert "adapters" not in module.split(".")
-            assert "adapters" not in names
+    assert [
+        (_place(path), module, names)
+        for path in ALL_MODULES
+        if "adapters" not in path.relative_to(ROOT).parts
+        for level, module, names, _ in _imports(path)
+        if (level or module.split(".")[0] in PACKAGES) and "adapters" in (*module.split("."), *names)
+    ] == []
 
 
 READERS = {"runs", "cli", "viewer"}
 
 
-@pytest.mark.parametrize("path", _modules("destinations"), ids=_name)
-def test_writers_do_not_import_the_reader_and_the_reader_does_not_import_torch(path):
-    """What writes a run works without what reads it, and the reader starts fast."""
-    is_reader = READERS & {part.removesuffix(".py") for part in path.relative_to(ROOT).parts}
+def _breaks_the_rule_of_readers(is_reader, level, module, names):
+    if is_reader:
+        return module.split(".")[0] == "torch"
+    if level:
+        return "runs" in module.split(".") or (level == 1 and not module and "runs" in names)
+    return module.split(".")[:2] == ["destinations", "runs"] or (module == "destinations" and "runs" in names)
 
-    for level, module, names, _ in _imports(path):
-        if is_reader:
-            assert module.split(".")[0] != "torch"
-        elif level:
-            assert "runs" not in module.split(".")
-            assert level != 1 or module or "runs" not in names
-        else:
-            assert module.split(".")[:2] != ["destinations", "runs"]
-            assert module != "destinations" or "runs" not in names
+
+def test_writers_do_not_import_the_reader_and_the_reader_does_not_import_torch():
+    """What writes a run works without what reads it, and the reader starts fast."""
+    wrong = []
+    for path in _modules("destinations"):
+        is_reader = bool(READERS & {part.removesuffix(".py") for part in path.relative_to(ROOT).parts})
+        for level, module, names, _ in _imports(path):
+            if _breaks_the_rule_of_readers(is_reader, level, module, names):
+                wrong.append((_place(path), module, names))
+
+    assert wrong == []
 
 
 def test_public_names_are_sorted_and_there():
@@ -232,12 +251,14 @@ def test_where_to_begin_is_there():
     assert [file for file in files if not (ROOT / file).is_file()] == []
 
 
-@each_module
-def test_no_line_is_longer_than_110_characters(path):
+def test_no_line_is_longer_than_110_characters():
     """Docstrings and comments too."""
-    lines = path.read_text(encoding="utf-8").splitlines()
-
-    assert [number for number, line in enumerate(lines, 1) if len(line) > 110] == []
+    assert [
+        f"{_place(path)}:{number}"
+        for path in ALL_MODULES
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        if len(line) > 110
+    ] == []
 
 
 def _graph():
@@ -264,6 +285,11 @@ def test_no_module_imports_itself_through_others():
         remaining = {name: imports for name, imports in remaining.items() if name not in leaves}
 
     assert remaining == {}
+
+
+def test_the_longest_tests_are_there():
+    """What begins first is a list by hand: each file of it exists."""
+    assert [name for name in LONGEST if not (ROOT / name).is_file()] == []
 
 
 # Seen from outside
