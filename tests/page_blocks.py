@@ -15,7 +15,9 @@ import subprocess
 import sys
 import traceback
 import types
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import attrs
 
@@ -70,31 +72,30 @@ def blocks_of(text: str) -> list[Block]:
     return found
 
 
-def run_page(page: Path, folder: Path, environment: dict[str, str], *options: str) -> tuple[int, list[str]]:
+def run_page(
+    page: Path, folder: Path, environment: dict[str, str], start: Callable[..., Any] | None = None
+) -> tuple[int, list[str]]:
     """Runs the blocks of a page in a process of their own.
 
     Args:
         page: the file.
         folder: where they run.
         environment: the variables that they see.
-        options: options of the Python interpreter.
+        start: runs a program as `ForkServer.run` does; a new interpreter by default.
 
     Returns:
         The exit code, and what each block printed, in the order of `blocks_of`, "" for what was not run; then what
         is printed at the end of the process. What a failure says is at the end of the block.
     """
     blocks = blocks_of(page.read_text(encoding="utf-8"))
-    finished = subprocess.run(
-        [sys.executable, "-X", "utf8", *options, __file__, page.name],
-        input=json.dumps([attrs.asdict(block) for block in blocks]),
+    finished = (start or _start)(
+        Path(__file__).read_text(encoding="utf-8"),
+        page.name,
+        stdin=json.dumps([attrs.asdict(block) for block in blocks]),
         cwd=folder,
         env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        encoding="utf-8",
-        errors="replace",
-        timeout=LIMIT_SECONDS,
-        check=False,
+        is_merged=True,
+        timeout_s=LIMIT_SECONDS,
     )
     printed = [""] * (len(blocks) + 1)
     parts = finished.stdout.split(_MARK)
@@ -106,13 +107,28 @@ def run_page(page: Path, folder: Path, environment: dict[str, str], *options: st
     return finished.returncode, printed
 
 
+def _start(
+    program: str, name: str, *, stdin: str, cwd: Path, env: dict[str, str], is_merged: bool, timeout_s: float
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-X", "utf8", "-c", program, name],
+        input=stdin,
+        cwd=cwd,
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT if is_merged else subprocess.PIPE,
+        encoding="utf-8",
+        errors="replace",
+        timeout=timeout_s,
+        check=False,
+    )
+
+
 def _main() -> None:
     name = sys.argv[1]
     # The page is the main module, so that what it defines can be imported and pickled.
     sys.modules["__main__"] = module = types.ModuleType("__main__")
     namespace = module.__dict__
-    # As `python -c`: what the page writes beside itself can be imported.
-    sys.path[0] = ""
     for number, block in enumerate(json.loads(sys.stdin.read())):
         if block["reason"] is not None:
             continue

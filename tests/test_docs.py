@@ -2,6 +2,7 @@
 
 import ast
 import doctest
+import functools
 import importlib.util
 import inspect
 import os
@@ -20,6 +21,7 @@ import uploads
 from events import Callback, Event, callbacks
 from tests.page_blocks import blocks_of, run_page
 from tests.servers import s3_servers
+from tests.servers.fork_server import ForkServer
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -95,8 +97,15 @@ def s3():
         yield server
 
 
+@pytest.fixture(scope="module")
+def torch_server():
+    """A server of processes that have torch imported, which most pages import."""
+    with ForkServer("torch") as server:
+        yield server
+
+
 @pytest.mark.parametrize("path", PAGES, ids=page_name)
-def test_every_block_of_a_page_runs(path, tmp_path, request):
+def test_every_block_of_a_page_runs(path, tmp_path, request, torch_server):
     """A page is a script: its blocks run in order in an empty folder, and print what the page shows."""
     text = path.read_text(encoding="utf-8")
     blocks = blocks_of(text)
@@ -118,9 +127,10 @@ def test_every_block_of_a_page_runs(path, tmp_path, request):
             "AWS_DEFAULT_REGION": "us-east-1",
         }
     (tmp_path / "work").mkdir()
-    options = () if page_name(path) in OTHERS_WARN else ("-W", "error")
+    warning_filter = None if page_name(path) in OTHERS_WARN else "error"
+    start = functools.partial(torch_server.run, warning_filter=warning_filter)
 
-    code, printed = run_page(path, tmp_path / "work", environment, *options)
+    code, printed = run_page(path, tmp_path / "work", environment, start)
 
     assert code == 0, "".join(printed)[-8000:]
     for block, output in zip(blocks, printed[:-1], strict=True):

@@ -11,6 +11,7 @@ import pytest
 from destinations import LoggerDestination
 from events import monitor
 from tests.our_log import caplog
+from tests.servers.fork_server import ForkServer
 
 __all__ = ["caplog"]
 
@@ -89,7 +90,30 @@ def in_child():
             timeout=timeout_seconds,
             check=False,
         )
-        assert outcome.returncode == 0, f"{outcome.returncode}\n{outcome.stdout}\n{outcome.stderr}"
-        return outcome.stdout.strip()
+        return _output_of(outcome)
+
+    return run
+
+
+def _output_of(outcome):
+    """Returns what a child printed; fails with its errors."""
+    assert outcome.returncode == 0, f"{outcome.returncode}\n{outcome.stdout}\n{outcome.stderr}"
+    return outcome.stdout.strip()
+
+
+@pytest.fixture(scope="module")
+def torch_server():
+    """Gives a server of child processes that have torch imported."""
+    with ForkServer("torch.monitor") as server:
+        yield server
+
+
+@pytest.fixture
+def in_torch_child(torch_server):
+    """Does what `in_child` does, in a process that has torch imported."""
+
+    def run(code):
+        environment = {"PYTHONPATH": str(ROOT), "PATH": ""}
+        return _output_of(torch_server.run(textwrap.dedent(code), env=environment, warning_filter="error"))
 
     return run

@@ -31,9 +31,9 @@ def with_prelude(code):
     return PRELUDE + textwrap.dedent(code)
 
 
-def test_stats_and_events_of_torch_become_metrics(in_child):
+def test_stats_and_events_of_torch_become_metrics(in_torch_child):
     """With the step of their time; counts as integers, strings as texts; the process ends with 0."""
-    in_child(
+    in_torch_child(
         with_prelude(
             """
             with Run(rows, monitor.FromTorchMonitor(), "mine") as run:
@@ -58,9 +58,9 @@ def test_stats_and_events_of_torch_become_metrics(in_child):
     )
 
 
-def test_the_events_of_a_run_do_the_draining(in_child):
+def test_the_events_of_a_run_do_the_draining(in_torch_child):
     """A running run receives torch's events, and torch receives the run's, until the run is closed."""
-    in_child(
+    in_torch_child(
         with_prelude(
             """
             heard = queue.SimpleQueue()
@@ -81,9 +81,9 @@ def test_the_events_of_a_run_do_the_draining(in_child):
     )
 
 
-def test_many_threads_log_to_torch_and_nothing_stops(in_child):
+def test_many_threads_log_to_torch_and_nothing_stops(in_torch_child):
     """Two threads of events, one of Stats that close, while the training thread drains: all arrive."""
-    in_child(
+    in_torch_child(
         with_prelude(
             """
             def log():
@@ -116,9 +116,9 @@ def test_many_threads_log_to_torch_and_nothing_stops(in_child):
     )
 
 
-def test_what_does_not_fit_is_dropped_and_counted(in_child):
+def test_what_does_not_fit_is_dropped_and_counted(in_torch_child):
     """Exactly."""
-    in_child(
+    in_torch_child(
         with_prelude(
             """
             bridge = monitor.FromTorchMonitor(max_pending=10)
@@ -134,9 +134,9 @@ def test_what_does_not_fit_is_dropped_and_counted(in_child):
     )
 
 
-def test_the_process_exits_cleanly_with_a_running_bridge(in_child):
+def test_the_process_exits_cleanly_with_a_running_bridge(in_torch_child):
     """Torch crashes at interpreter exit if a handler is left; none is, and pending events are logged."""
-    printed = in_child(
+    printed = in_torch_child(
         with_prelude(
             """
             class Prints(LoggerDestination):
@@ -152,9 +152,9 @@ def test_the_process_exits_cleanly_with_a_running_bridge(in_child):
     assert printed == "{'a/x': 1}"
 
 
-def test_a_bridge_without_a_run_ends_well_too(in_child):
+def test_a_bridge_without_a_run_ends_well_too(in_torch_child):
     """Even where the logger has been closed before, and where stop is called twice."""
-    in_child(
+    in_torch_child(
         with_prelude(
             """
             with Run(rows, run_name="mine") as run:
@@ -167,9 +167,9 @@ def test_a_bridge_without_a_run_ends_well_too(in_child):
     )
 
 
-def test_our_events_reach_handlers_of_torch(in_child):
+def test_our_events_reach_handlers_of_torch(in_torch_child):
     """Stats as torch's own; booleans and large integers as what torch can hold; instants kept."""
-    in_child(
+    in_torch_child(
         with_prelude(
             """
             import os
@@ -205,9 +205,9 @@ def test_our_events_reach_handlers_of_torch(in_child):
     )
 
 
-def test_events_do_not_go_round_in_circles(in_child):
+def test_events_do_not_go_round_in_circles(in_torch_child):
     """With everything attached, one event of ours, and one of torch's, is logged once."""
-    in_child(
+    in_torch_child(
         with_prelude(
             """
             callbacks = [monitor.ForwardMonitor(), monitor.ToTorchMonitor(), monitor.FromTorchMonitor()]
@@ -225,9 +225,9 @@ def test_events_do_not_go_round_in_circles(in_child):
     )
 
 
-def test_a_handler_of_torch_that_raises_does_not_stop_training(in_child):
+def test_a_handler_of_torch_that_raises_does_not_stop_training(in_torch_child):
     """It is counted and reported once; the others of our events arrive."""
-    in_child(
+    in_torch_child(
         with_prelude(
             """
             heard = []
@@ -246,9 +246,9 @@ def test_a_handler_of_torch_that_raises_does_not_stop_training(in_child):
     )
 
 
-def test_a_handler_of_torch_may_log_an_event_of_ours(in_child):
+def test_a_handler_of_torch_may_log_an_event_of_ours(in_torch_child):
     """Torch holds its lock meanwhile: what is logged goes to torch later, instead of stopping the process."""
-    in_child(
+    in_torch_child(
         with_prelude(
             """
             heard = []
@@ -268,9 +268,9 @@ def test_a_handler_of_torch_may_log_an_event_of_ours(in_child):
     )
 
 
-def test_torchs_tensorboard_handler_sees_our_windows(in_child):
+def test_torchs_tensorboard_handler_sees_our_windows(in_torch_child):
     """It takes what is called as torch's own Stats are."""
-    in_child(
+    in_torch_child(
         with_prelude(
             """
             class Writer:
