@@ -1,5 +1,6 @@
 """Run folders that somebody else wrote, and the commands that read them."""
 
+import functools
 import io
 import shutil
 import wave
@@ -35,10 +36,15 @@ def command(*arguments, terminal=False, now=None):
     output, errors = (Terminal() if terminal else io.StringIO()), io.StringIO()
     clock = {} if now is None else {"clock": lambda: now}
     session = Session(Screen(output, None, terminal, terminal), errors, wait=_never, **clock)
-    parser = cli.build_parser(["runs"])
-    options, options.rest = (found := parser.parse_known_args(["runs", *map(str, arguments)]))[0], found[1]
+    options, options.rest = _parser().parse_known_args(["runs", *map(str, arguments)])
     code = options.run(options, session)
     return code, output.getvalue(), errors.getvalue()
+
+
+@functools.cache
+def _parser():
+    """Returns the parser, which takes as long to build as most commands take."""
+    return cli.build_parser(["runs"])
 
 
 def _never(seconds):
@@ -84,6 +90,7 @@ def write_killed_run(folder):
         run.flush()
         for step in range(1, 5):
             run.log({"loss": 2.0**-step, "new": float(step)}, step)
+        run.wait_for_environment()
         copy_run(living, folder)
     shutil.rmtree(living)
     return folder

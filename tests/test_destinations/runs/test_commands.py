@@ -1,6 +1,7 @@
 """`destinations runs …`, as a user runs it: in this process, and here and there in one of its own."""
 
 import csv
+import functools
 import io
 import json
 import math
@@ -125,9 +126,15 @@ def session_of(now=NOW + 1000, wait=None, width=None):
     )
 
 
+@functools.cache
+def parser():
+    """Returns the parser, which takes as long to build as most commands take."""
+    return cli.build_parser(["runs"])
+
+
 def run_in(session, *arguments):
     """Runs a command in a session; returns the exit code."""
-    options = cli.build_parser(["runs"]).parse_args(["runs", *map(str, arguments)])
+    options = parser().parse_args(["runs", *map(str, arguments)])
     assert isinstance(options.run, _Runner)
     return options.run(options, session)
 

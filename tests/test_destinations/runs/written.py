@@ -25,6 +25,10 @@ class Written:
     def flush(self):
         self.logger.flush()
 
+    def wait_for_environment(self):
+        """After a flush: waits until the file is there that a thread of its own writes."""
+        self.destination._writer._environment.wait(300)
+
     def close(self):
         writer = self.destination._writer
         self.engine.close(None)
