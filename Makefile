@@ -2,7 +2,8 @@
 #             STORE=s3://bucket/prefix uploads what it leaves there, and not to store/
 # make screenshots   pictures of the page for README and docs, from runs of the demo, by Chromium
 # make docs   the site of the docs, in site/: strict, and nothing in it is loaded from elsewhere
-# make test   set up, then lint, check types, run the tests
+# make test   set up, then lint, and check types while the tests run: what it says is shown after theirs
+# make test-all   the same, with kills at random moments and the like repeated more often
 # make test-composer   what a trainer of Composer's says, in an environment of its own: it needs an older torch
 # make test-lowest   the tests of the core with the lowest versions of its dependencies, but for torch
 # make test-engines   Daft on Ray and Spark over a dataset, in an environment of its own: 1.4 GB; Spark needs a JRE
@@ -23,7 +24,7 @@ PEERS := .venv-bench
 # Tests wait for processes and servers a good part of the time: two more than there are cores.
 WORKERS := $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN) + 2 )))
 
-.PHONY: demo docs screenshots test test-composer test-engines test-lowest test-package lint types bench bench-peers soak format clean
+.PHONY: demo docs screenshots test test-all test-composer test-engines test-lowest test-package lint types bench bench-peers soak format clean
 
 demo: $(READY)
 	$(BIN)/destinations demo $(if $(STORE),--store "$(STORE)")
@@ -34,8 +35,16 @@ screenshots: $(READY)
 docs: $(READY)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet --site-dir site
 
-test: lint types
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
+# One core would be idle while types are checked. Tests are reported as they run, types after them.
+test: lint
+	@$(BIN)/mypy > $(VENV)/types.txt 2>&1 & types=$$!; \
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup; tests=$$?; \
+	wait $$types; types=$$?; \
+	echo "mypy:"; cat $(VENV)/types.txt; \
+	test $$tests = 0 && test $$types = 0
+
+test-all: export TESTS = all
+test-all: test
 
 test-composer: $(COMPOSER)/.ready
 	$(COMPOSER)/bin/python -m pytest tests/test_composer

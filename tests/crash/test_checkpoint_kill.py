@@ -13,10 +13,12 @@ import pytest
 
 from events import read_checkpoint
 from tests.crash.checkpoint_child import BATCHES
+from tests.effort import times
 from uploads import UploadQueue
 
 ROOT = Path(__file__).parents[2]
-KILLS = int(os.environ.get("CHECKPOINT_KILLS", "4"))
+VICTIMS = ("trainer", "writer", "both")
+KILLS = int(os.environ.get("CHECKPOINT_KILLS", times(3, 6)))
 SEED = int(os.environ.get("CHECKPOINT_SEED", "0"))
 LONGEST_SECONDS = 4.0
 WAIT_SECONDS = 240.0
@@ -95,7 +97,7 @@ def test_what_is_resumed_after_each_kill_is_the_run_that_was_not_killed(trainers
         ended = 1
         while ended != 0:
             trainer = start(trainers, folder)
-            victim = draw.choice(["trainer", "writer", "both"]) if kills < KILLS else "nobody"
+            victim = VICTIMS[kills % 3] if kills < KILLS else "nobody"
             if victim != "nobody":
                 time.sleep(draw.uniform(0.0, LONGEST_SECONDS))
             writer = writer_of(trainer)

@@ -6,12 +6,13 @@ pytest.importorskip("deltalake")
 
 from destinations.runs import Run, open_runs
 from destinations.runs.dataset import compact, open_dataset
+from tests.effort import times
 from tests.servers import s3_servers
 from tests.test_destinations.runs.written import write_csv
 
 pytestmark = pytest.mark.xdist_group("duckdb")
 
-KILLS = 20
+KILLS = times(6, 20)
 ROWS = 50
 
 # Imports once; each line that it reads is a moment, as a share of what the first compaction took, at which a

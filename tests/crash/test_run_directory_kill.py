@@ -21,9 +21,10 @@ from destinations.run_directory import read_rows, read_series
 from destinations.run_directory.frames import MAGIC
 from destinations.run_directory.layout import POSITION, journal_path, segment_paths
 from events import Engine, Logger, State
+from tests.effort import times
 
 CHILD = Path(__file__).with_name("run_directory_child.py")
-KILLS = 50
+KILLS_OF_A_BLOCK = 10
 
 
 class Child:
@@ -134,11 +135,11 @@ def reopen(folder: Path, steps: int = 0) -> None:
     engine.close()
 
 
-@pytest.mark.parametrize("block", range(5))
-def test_fifty_random_kills_lose_no_row(tmp_path, start, block):
+@pytest.mark.parametrize("block", range(times(2, 5)))
+def test_random_kills_lose_no_row(tmp_path, start, block):
     """SIGKILL at a random moment: every acknowledged row is there before and after the run is opened again."""
     source = random.Random(block)
-    for attempt in range(KILLS // 5):
+    for attempt in range(KILLS_OF_A_BLOCK):
         folder = tmp_path / str(attempt)
         child = start(folder, mode=source.choice(["fast", "paced"])).go()
         output = child.output_until(source.randrange(1, 1500))
@@ -155,7 +156,7 @@ def test_fifty_random_kills_lose_no_row(tmp_path, start, block):
         assert not list(folder.glob(".*"))
 
 
-@pytest.mark.parametrize("block", range(int(os.environ.get("BUSY_KILLS", "4"))))
+@pytest.mark.parametrize("block", range(times(2, 4)))
 def test_kills_of_a_busy_process_lose_no_row(tmp_path, start, block):
     """SIGKILL while segments change all the time and threads get in each other's way: every acknowledged row is there."""
     source = random.Random(block)
