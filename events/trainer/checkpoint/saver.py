@@ -55,6 +55,7 @@ _PROCESS_BYTES = 32 << 20
 # Of the size: for what else is in a checkpoint, as states of callbacks and of random number generators.
 _SPARE = 32
 _LOOK_SECONDS = 0.1
+_DESTINATION_SECONDS = 30.0
 
 
 @attrs.define
@@ -87,6 +88,7 @@ class _Pending:
     saved: list[SavedCheckpoint]
     # To be removed when it is complete, where that is not left to the writer.
     surplus: tuple[Path, ...] = ()
+    summary: str = ""
 
 
 @attrs.frozen
@@ -208,6 +210,7 @@ class CheckpointSaver(Callback):
         self._plan: ShardPlan | None = None
         # Shards of the newest that are on their way; the pointer follows.
         self._uploads: _Uploads | None = None
+        self._removal: threading.Thread | None = None
         self._when_busy = when_busy
         self._process_bytes = process_bytes
         self._close_seconds = close_seconds
@@ -296,7 +299,9 @@ class CheckpointSaver(Callback):
     def fit_end(self, state: State, logger: Logger) -> None:
         """Saves the final state; an error is raised here, as no later checkpoint replaces this one."""
         self._save(state, logger, is_last=True)
-        deadline = time.monotonic() + self._close_seconds
+        # Destinations have a limit of their own for the end of a run.
+        seconds = self._close_seconds if self._remote else min(self._close_seconds, _DESTINATION_SECONDS)
+        deadline = time.monotonic() + seconds
         while self._uploads is not None:
             time.sleep(_LOOK_SECONDS)
             self._move_pointer(state, is_late=distributed.from_rank_zero(time.monotonic() > deadline))
@@ -324,6 +329,8 @@ class CheckpointSaver(Callback):
     def post_close(self) -> None:
         """Ends the process that writes, and gives its memory back."""
         self._pending = self._uploads = None
+        if self._removal is not None:
+            self._removal.join(self._close_seconds)
         writer, self._writer = self._writer, None
         buffer, self._buffer = self._buffer, None
         if writer is not None:
@@ -367,7 +374,8 @@ class CheckpointSaver(Callback):
             else checkpoint_of(state, logger, is_of_rank=self._plan is not None)
         )
         # In front, so that it can be read without the rest.
-        checkpoint = {"version": VERSION, "summary": self._summary(state), **checkpoint}
+        summary = self._summary(state)
+        checkpoint = {"version": VERSION, "summary": summary, **checkpoint}
         if self._plan is not None:
             future = self._write_shard(self._plan, checkpoint, folder / name, state)
         elif state.rank == 0:
@@ -376,7 +384,7 @@ class CheckpointSaver(Callback):
             )
         else:
             return
-        self._pending = _Pending(future, folder / name, remote_name, before, surplus)
+        self._pending = _Pending(future, folder / name, remote_name, before, surplus, summary)
         self._saved_at = state.timestamp
         if is_last or self._is_done(self._pending):
             concurrent.futures.wait([self._pending.future])
@@ -524,17 +532,18 @@ class CheckpointSaver(Callback):
         failures = [one for one in answers if isinstance(one, str)]
         if not failures and state.rank == 0:
             try:
-                pointer = self._pointer(pending.path.parents[1], pending.remote_name, state)
-                complete(pending.path.parent, self._plan, answers, pointer)
+                pointer = self._pointer(self._local_folder(state), pending.remote_name, state)
+                complete(pending.path.parent, self._plan, answers, pointer, json.loads(pending.summary))
             except OSError as problem:
                 error, failures = problem, [f"rank 0: {problem}"]
         failures = distributed.from_rank_zero(failures)
         if failures:
             return error or CheckpointError("; ".join(failures))
         if state.local_rank == 0 and pending.surplus:
-            threading.Thread(
+            self._removal = threading.Thread(
                 target=_remove, args=(pending.surplus,), name="checkpoint-removal", daemon=True
-            ).start()
+            )
+            self._removal.start()
         return None
 
     def _finish(self, state: State, logger: Logger, *, is_last: bool = False) -> None:
@@ -593,25 +602,29 @@ class CheckpointSaver(Callback):
         }
         if state.rank == 0:
             files |= {METADATA: None, MANIFEST: None}
+        name = pending.remote_name.removesuffix(f"/{MANIFEST}")
+        names = {f"{name}/{file}": crc32 for file, crc32 in files.items()}
         if remote is not None:
             handles = [
-                remote.submit(folder / name, f"{folder.name}/{name}", crc32, overwrite=overwrite)
-                for name, crc32 in files.items()
+                remote.submit(remote.local / one, one, crc32, overwrite=overwrite)
+                for one, crc32 in names.items()
             ]
-            state.last_checkpoint = remote.store.uri(folder.name)
+            state.last_checkpoint = remote.store.uri(name)
             state.last_checkpoint_uris = (state.last_checkpoint,)
             are_there = functools.partial(are_uploaded, handles)
             move_pointer = functools.partial(remote.move_pointer, latest, handles[-1])
         else:
-            remote_folder = pending.remote_name.removesuffix(f"{folder.name}/{MANIFEST}")
-            names = [f"{remote_folder}{folder.name}/{name}" for name in files]
-            for remote_name, (name, crc32) in zip(names, files.items(), strict=True):
-                logger.upload_file(remote_name, folder / name, overwrite=overwrite, link=True, crc32=crc32)
+            for one, crc32 in names.items():
+                path = folder / one.rpartition("/")[2]
+                logger.upload_file(one, path, overwrite=overwrite, link=True, crc32=crc32)
             state.last_checkpoint = str(folder)
-            state.last_checkpoint_uris = logger.file_uris(f"{remote_folder}{folder.name}")
-            are_there = functools.partial(_are_uploaded, names, logger)
+            state.last_checkpoint_uris = logger.file_uris(name)
+            are_there = functools.partial(_are_uploaded, list(names), logger)
             move_pointer = functools.partial(
-                logger.upload_file, f"{remote_folder}{latest}", folder.parent / str(latest), overwrite=True
+                logger.upload_file,
+                f"{format_name(self._remote_folder, state).rstrip('/')}/{latest}",
+                self._local_folder(state) / str(latest),
+                overwrite=True,
             )
         self._uploads = _Uploads(pending.path, latest is not None, are_there, move_pointer)
         self._move_pointer(state)

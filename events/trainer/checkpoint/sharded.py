@@ -5,8 +5,8 @@ A checkpoint is a folder. Its files, of which docs/checkpoints.md tells more:
 - `__{rank}_0.distcp`: tensors of a rank, each as `torch.save` writes it, one after the other.
 - `.metadata`: where each part of each tensor is, as `torch.distributed.checkpoint` (DCP) writes it.
 - `rank-{rank}.pt`: what else that rank has, for `torch.load(weights_only=True)`.
-- `manifest.json`: the number of ranks, and name, size and CRC-32 of the other files. Written by rank 0, last:
-  a folder without it is not a checkpoint.
+- `manifest.json`: the number of ranks, a summary, and name, size and CRC-32 of the other files. Written by
+  rank 0, last: a folder without it is not a checkpoint.
 
 A tensor's key is its place in a whole checkpoint, "model.0.weight". DCP's planners decide which rank writes
 which part, by one collective, and only when shapes have changed. Reading has no collectives: each rank reads
@@ -63,6 +63,7 @@ _METADATA_CLASSES = frozenset(
         (_METADATA_MODULE, "ChunkStorageMetadata"),
         (_METADATA_MODULE, "Metadata"),
         (_METADATA_MODULE, "MetadataIndex"),
+        (_METADATA_MODULE, "StorageMeta"),
         (_METADATA_MODULE, "TensorProperties"),
         (_METADATA_MODULE, "TensorStorageMetadata"),
         (_METADATA_MODULE, "_MEM_FORMAT_ENCODING"),
@@ -244,7 +245,8 @@ def _take_out(checkpoint: Mapping[str, Any]) -> tuple[dict[str, torch.Tensor], d
 
 def _identity(tensor: torch.Tensor) -> Any:
     """Returns what only tied tensors have in common."""
-    local: Any = tensor.to_local() if distributed.is_dtensor(tensor) else tensor  # type: ignore[attr-defined]
+    whole: Any = tensor
+    local = whole.to_local() if distributed.is_dtensor(tensor) else tensor
     if local.numel() == 0:
         return id(tensor)
     storage = local.untyped_storage()._cdata  # noqa: SLF001  # its identity
@@ -252,7 +254,11 @@ def _identity(tensor: torch.Tensor) -> Any:
 
 
 def complete(
-    folder: Path, plan: ShardPlan, written: Sequence[WrittenShard], pointer: tuple[Path, str] | None
+    folder: Path,
+    plan: ShardPlan,
+    written: Sequence[WrittenShard],
+    pointer: tuple[Path, str] | None,
+    summary: Mapping[str, Any],
 ) -> None:
     """Writes `.metadata`, the manifest and the pointer, in this order; on rank 0, once all have written.
 
@@ -261,6 +267,7 @@ def complete(
         plan: the one by which it was written.
         written: by each rank.
         pointer: its path, and the text it gets, or None.
+        summary: what is shown of it: plain values.
 
     Raises:
         OSError: one could not be written.
@@ -276,6 +283,7 @@ def complete(
         "version": _VERSION,
         "name": folder.name,
         "world_size": len(written),
+        "summary": summary,
         "files": {name: {"size": one.size, "crc32": one.crc32} for name, one in sorted(files.items())},
     }
     replace_file(folder / MANIFEST, json.dumps(manifest, indent=1).encode(), durable=True)
@@ -319,6 +327,7 @@ class ShardedCheckpoint:
             files = {name: Written(one["size"], one["crc32"]) for name, one in content["files"].items()}
             is_valid = (
                 type(world_size) is int
+                and 0 < world_size <= len(files)
                 and _NAME.fullmatch(name)
                 and all(SHARD_FILE.fullmatch(name) for name in files)
                 and all(type(one.size) is int and type(one.crc32) is int for one in files.values())

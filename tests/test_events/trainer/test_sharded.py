@@ -1,0 +1,397 @@
+"""Checkpoints in shards, by one process: what is on the disk, what is read, and what is refused."""
+
+import io
+import json
+import pickle
+import shutil
+import zlib
+
+import pytest
+import torch
+from torch import distributed
+from torch.distributed.checkpoint import FileSystemReader
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+from torch.distributed.checkpoint.metadata import BytesStorageMetadata
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+from destinations import LoggerDestination
+from events import Callback, CheckpointError, CheckpointSaver, Trainer, export_weights, read_checkpoint
+
+FILES = [".metadata", "__0_0.distcp", "manifest.json", "rank-0.pt"]
+NEWEST = "ep2-ba10"
+
+
+@pytest.fixture
+def saved(make_trainer, tmp_path):
+    """A folder with three checkpoints of a run of ten batches."""
+    with make_trainer(save_folder=tmp_path / "saved", save_interval="4ba", save_sharded=True) as trainer:
+        trainer.fit()
+    return tmp_path / "saved"
+
+
+def names(folder):
+    """Returns the names of all files in a folder."""
+    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+
+
+def listing(*checkpoints):
+    """Returns the names of the files of checkpoints, and that of the pointer."""
+    return sorted([f"{one}/{file}" for one in checkpoints for file in FILES] + ["latest.symlink"])
+
+
+def replace(folder, name, content):
+    """Replaces a file of a checkpoint, and what the manifest says of it."""
+    (folder / name).write_bytes(content)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["files"][name] = {"size": len(content), "crc32": zlib.crc32(content)}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+
+
+class TestOnTheDisk:
+    """The format."""
+
+    def test_is_a_folder_that_its_manifest_describes(self, saved):
+        """Size and CRC-32 of every other file, and nothing else; the pointer names the manifest."""
+        manifest = json.loads((saved / NEWEST / "manifest.json").read_text())
+        summary = manifest.pop("summary")
+
+        assert names(saved) == listing("ep0-ba4", "ep1-ba8", NEWEST)
+        contents = {name: (saved / NEWEST / name).read_bytes() for name in FILES if name != "manifest.json"}
+        assert manifest == {
+            "version": 1,
+            "name": NEWEST,
+            "world_size": 1,
+            "files": {
+                name: {"size": len(content), "crc32": zlib.crc32(content)}
+                for name, content in contents.items()
+            },
+        }
+        assert (summary["run_name"], summary["batch"], summary["epoch"]) == ("test", 10, 2)
+        assert (saved / "latest.symlink").read_text() == f"test/checkpoints/{NEWEST}/manifest.json"
+
+    def test_has_what_a_file_has(self, saved, make_trainer, tmp_path):
+        """The same keys and tensors, to the last bit."""
+        with make_trainer(save_folder=tmp_path / "whole", save_interval="4ba") as trainer:
+            trainer.fit()
+
+        whole, shards = read_checkpoint(tmp_path / "whole"), read_checkpoint(saved)
+
+        assert whole.keys() == shards.keys()
+        for part in ("model", "optimizers", "schedulers", "random"):
+            torch.testing.assert_close(whole[part], shards[part], rtol=0, atol=0)
+        assert whole["timestamp"]["batch"] == shards["timestamp"]["batch"]
+
+    def test_torch_reads_the_tensors_without_this_package(self, saved, tmp_path):
+        """By its own converter, under the names that are documented."""
+        dcp_to_torch_save(saved / NEWEST, tmp_path / "model.pt")
+
+        found = torch.load(tmp_path / "model.pt", weights_only=True)
+        checkpoint = read_checkpoint(saved)
+        assert torch.equal(found["model.0.weight"], checkpoint["model"]["0.weight"])
+        assert torch.equal(
+            found["optimizers.0.state.0.exp_avg"], checkpoint["optimizers"][0]["state"][0]["exp_avg"]
+        )
+
+    def test_tied_weights_are_written_once(self, make_trainer, tmp_path):
+        """And are in both places again."""
+        trainer = make_trainer(save_folder=tmp_path / "saved", save_sharded=True, max_duration="1ba")
+        layer = trainer.state.model[0]
+        trainer.state.model.register_parameter("tied", layer.weight)
+        trainer.fit()
+
+        found = read_checkpoint(tmp_path / "saved")["model"]
+
+        assert torch.equal(found["tied"], found["0.weight"])
+        metadata = FileSystemReader(tmp_path / "saved/ep0-ba1").read_metadata()
+        assert [key for key in metadata.state_dict_metadata if "tied" in key or key == "model.0.weight"] == [
+            "model.tied"
+        ]
+
+    @pytest.mark.parametrize(
+        "way", [{"process_bytes": 0}, {"asynchronous": False}, {"weights_only": True}], ids=str
+    )
+    def test_every_way_of_writing(self, make_trainer, saved, tmp_path, way):
+        """A process, the training thread, and the model alone."""
+        saver = CheckpointSaver(tmp_path / "other", save_interval="4ba", sharded=True, **way)
+        with make_trainer(callbacks=saver) as trainer:
+            trainer.fit()
+
+        found, expected = read_checkpoint(tmp_path / "other"), read_checkpoint(saved)
+
+        torch.testing.assert_close(found["model"], expected["model"], rtol=0, atol=0)
+        assert ("optimizers" in found) is ("weights_only" not in way)
+        assert saver.counts.saved == 3
+
+    def test_old_ones_are_removed_with_their_folder(self, make_trainer, tmp_path):
+        """Unless something else is in it."""
+
+        class Keeps(Callback):
+            def batch_end(self, state, logger):
+                if state.timestamp.batch == 6:
+                    (tmp_path / "saved/ep0-ba4/notes.txt").write_text("mine")
+
+        with make_trainer(
+            callbacks=Keeps(),
+            save_folder=tmp_path / "saved",
+            save_interval="2ba",
+            save_sharded=True,
+            save_num_checkpoints_to_keep=1,
+        ) as trainer:
+            trainer.fit()
+
+        assert names(tmp_path / "saved") == sorted([*listing(NEWEST), "ep0-ba4/notes.txt"])
+
+
+class TestReading:
+    """Resuming, and reading for other purposes."""
+
+    def test_resumes_to_the_last_bit(self, make_trainer, saved, metric_list, tmp_path):
+        """From any of them, named by its folder or its manifest."""
+        expected = read_checkpoint(saved)["model"]
+        for path in (saved / "ep0-ba4", saved / "ep0-ba4" / "manifest.json"):
+            trainer = make_trainer(load_path=path)
+            trainer.fit()
+
+            torch.testing.assert_close(dict(trainer.state.model.state_dict()), dict(expected), rtol=0, atol=0)
+            assert trainer.state.timestamp.batch == 10
+
+    def test_weights_are_exported(self, saved, tmp_path):
+        """As of a file."""
+        export_weights(saved / "latest.symlink", tmp_path / "model.pt")
+
+        torch.testing.assert_close(
+            torch.load(tmp_path / "model.pt"), dict(read_checkpoint(saved)["model"]), rtol=0, atol=0
+        )
+
+    @pytest.mark.parametrize(
+        "name", ["latest", "latest.symlink", NEWEST, f"{NEWEST}/manifest.json", "ep0-ba4"]
+    )
+    def test_is_read_from_a_store(self, saved, name):
+        """By the name of a pointer, of its folder or of its manifest."""
+        shutil.copytree(saved, saved.parent / "store")
+
+        found = read_checkpoint(f"file://{saved.parent}/store/{name}")
+
+        assert found["timestamp"]["batch"] == (4 if name == "ep0-ba4" else 10)
+
+    @pytest.mark.parametrize("name", [name for name in FILES if name != "manifest.json"])
+    def test_every_file_is_verified(self, make_trainer, saved, caplog, name):
+        """A flipped bit, a byte less and a file that is missing each cost the checkpoint, and it is said."""
+        path = saved / NEWEST / name
+        content = path.read_bytes()
+        middle = len(content) // 2
+        for damage in (
+            content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :],
+            content[:-1],
+            None,
+        ):
+            path.unlink()
+            if damage is not None:
+                path.write_bytes(damage)
+
+            trainer = make_trainer(save_folder=saved, autoresume=True)
+
+            assert trainer.state.timestamp.batch == 8
+            with pytest.raises(CheckpointError, match="missing or damaged"):
+                read_checkpoint(saved / NEWEST)
+            path.write_bytes(content)
+        assert caplog.text.count(f"{name}' must be as its manifest says, but is missing or damaged.") == 3
+
+    def test_half_of_one_is_removed_at_the_next_start(self, make_trainer, saved):
+        """That of a killed run, not a folder that torch.distributed.checkpoint or the user has made."""
+        for name in ("half", "of-dcp", "mixed"):
+            shutil.copytree(saved / NEWEST, saved / name)
+            (saved / name / "manifest.json").unlink()
+        (saved / "of-dcp" / "rank-0.pt").unlink()
+        (saved / "mixed" / "mine.txt").touch()
+        (saved / "half" / ".__1_0.distcp.1-0.tmp").touch()
+
+        with make_trainer(save_folder=saved, autoresume=True, max_duration="11ba") as trainer:
+            trainer.fit()
+
+        assert sorted(path.name for path in saved.iterdir()) == [
+            "ep0-ba4",
+            "ep1-ba8",
+            "ep2-ba10",
+            "ep2-ba11.pt",
+            "latest.symlink",
+            "mixed",
+            "of-dcp",
+        ]
+
+
+class RunsCode:
+    """Pickled, it is a call."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return (open, (str(self.path), "w"))
+
+
+class TestHostileFiles:
+    """What somebody else has put into a checkpoint."""
+
+    def test_no_code_of_a_file_is_run(self, saved, tmp_path):
+        """Neither of the pickle of DCP, nor of ours, nor of a value that DCP would unpickle."""
+        folder, content = saved / NEWEST, (saved / NEWEST / ".metadata").read_bytes()
+        metadata = FileSystemReader(folder).read_metadata()
+        replace(folder, ".metadata", pickle.dumps(RunsCode(tmp_path / "ran")))
+        with pytest.raises(CheckpointError, match="must hold metadata of tensors"):
+            read_checkpoint(folder)
+
+        key = "model.0.weight"
+        data = io.BytesIO()
+        torch.save(RunsCode(tmp_path / "ran"), data)
+        metadata.state_dict_metadata[key] = BytesStorageMetadata()
+        replace(folder, ".metadata", pickle.dumps(metadata))
+        replace(folder, "__0_0.distcp", data.getvalue())
+        with pytest.raises(CheckpointError, match="must have all parts"):
+            read_checkpoint(folder)
+
+        replace(folder, ".metadata", content)
+        replace(folder, "rank-0.pt", data.getvalue())
+        with pytest.raises(CheckpointError):
+            read_checkpoint(folder)
+        assert not (tmp_path / "ran").exists()
+
+    def test_no_path_leads_out_of_the_folder(self, saved, tmp_path):
+        """Nor to a file that the manifest does not have."""
+        folder = saved / NEWEST
+        shutil.copy(folder / "__0_0.distcp", tmp_path / "outside")
+        metadata = FileSystemReader(folder).read_metadata()
+        for place in metadata.storage_data.values():
+            place.relative_path = "../../outside"
+        replace(folder, ".metadata", pickle.dumps(metadata))
+
+        with pytest.raises(CheckpointError, match="not in the manifest"):
+            read_checkpoint(folder)
+
+    def test_a_part_that_is_missing_is_not_made_up(self, saved):
+        """Memory that nothing was read into would be a tensor of chance."""
+        folder = saved / NEWEST
+        metadata = FileSystemReader(folder).read_metadata()
+        metadata.state_dict_metadata["model.0.weight"].chunks.clear()
+        replace(folder, ".metadata", pickle.dumps(metadata))
+
+        with pytest.raises(CheckpointError, match=r"must have all parts of the tensor 'model.0.weight'"):
+            read_checkpoint(folder)
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            {"version": 2},
+            {"world_size": 2},
+            {"world_size": "1"},
+            {"world_size": 10**9},
+            {"name": "../out"},
+            {"name": None},
+            {"files": {"../x": {"size": 1, "crc32": 1}}},
+            {"files": []},
+        ],
+        ids=str,
+    )
+    def test_a_manifest_is_checked(self, saved, change):
+        """It is a file as any other."""
+        path = saved / NEWEST / "manifest.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | change))
+
+        with pytest.raises(CheckpointError, match="must be the manifest of a checkpoint"):
+            read_checkpoint(saved / NEWEST)
+
+
+class Slow(LoggerDestination):
+    """Takes files, and has them when it is told so."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+        self.answer = False
+
+    def can_upload_files(self):
+        return True
+
+    def upload_file(self, state, remote_file_name, file_path, *, overwrite, link=False, crc32=None):
+        self.names.append(remote_file_name)
+
+    def has_uploaded(self, remote_file_name):
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+
+class TestThePointerInAStore:
+    """It is handed on when everything that it stands for is there."""
+
+    def test_waits_for_the_files(self, make_trainer, tmp_path):
+        """Of the newest; training goes on meanwhile."""
+        slow, seen = Slow(), []
+
+        class Answers(Callback):
+            def batch_end(self, state, logger):
+                seen.append("test/checkpoints/latest.symlink" in slow.names)
+                slow.answer = state.timestamp.batch >= 8
+
+        with make_trainer(
+            callbacks=Answers(),
+            loggers=slow,
+            save_folder=tmp_path / "saved",
+            save_interval="4ba",
+            save_sharded=True,
+        ) as trainer:
+            trainer.fit()
+
+        assert seen == [False] * 8 + [True] * 2
+        assert slow.names[-1] == "test/checkpoints/latest.symlink"
+        assert [name for name in slow.names if name.endswith("manifest.json")] == [
+            f"test/checkpoints/{one}/manifest.json" for one in ("ep0-ba4", "ep1-ba8", NEWEST)
+        ]
+
+    @pytest.mark.parametrize("answer", [OSError("the store refused it"), ZeroDivisionError("a bug")], ids=str)
+    def test_stays_where_a_file_will_never_be_there(self, make_trainer, tmp_path, caplog, answer):
+        """Which is said, and ends no training."""
+        slow = Slow()
+        slow.answer = answer
+
+        with make_trainer(
+            loggers=slow, save_folder=tmp_path / "saved", save_interval="4ba", save_sharded=True
+        ) as trainer:
+            trainer.fit()
+
+        assert "test/checkpoints/latest.symlink" not in slow.names
+        assert caplog.text.count("is not uploaded, for lack of files of rank 0") == 3
+        assert str(answer) in caplog.text
+
+
+@pytest.fixture
+def one_rank():
+    """A process group of one, for `fully_shard`."""
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    yield
+    distributed.destroy_process_group()
+
+
+@pytest.mark.usefixtures("one_rank")
+def test_a_divided_model_is_saved_in_shards_unless_that_is_forbidden(tmp_path):
+    """Rank 0 has a part of it only: a whole checkpoint is refused before training begins."""
+    model = torch.nn.Linear(3, 2)
+    fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
+    data = [(torch.ones(4, 3), torch.zeros(4, dtype=torch.long))]
+    options = {
+        "max_duration": "1ba",
+        "loss_fn": torch.nn.functional.cross_entropy,
+        "optimizers": torch.optim.Adam(model.parameters()),
+        "run_name": "test",
+        "device": "cpu",
+    }
+    with pytest.raises(ValueError, match="sharded must not be False"):
+        Trainer(model, data, save_folder=tmp_path / "saved", save_sharded=False, **options)
+
+    with Trainer(model, data, save_folder=tmp_path / "saved", **options) as trainer:
+        trainer.fit()
+
+    assert names(tmp_path / "saved") == listing("ep1-ba1")
+    found = read_checkpoint(tmp_path / "saved")["model"]["weight"]
+    assert torch.equal(found, model.weight.full_tensor())
