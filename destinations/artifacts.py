@@ -7,6 +7,7 @@ import logging
 import re
 import time
 from collections import OrderedDict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import quote
@@ -191,6 +192,15 @@ class Artifacts(LoggerDestination):
                 raise
             raise OSError(f"could not download {remote_file_name!r}: {error}") from error
 
+    def delete_file(self, state: State, remote_file_name: str, *, after: Sequence[str] = ()) -> None:
+        queue = self._open()
+        # Also its own: a name that is another run's was refused, and is not ours to delete.
+        handles = [self._handles.get(one) for one in after]
+        if None not in handles:
+            own = self._handles.get(remote_file_name)
+            known = [one for one in (*handles, own) if one is not None]
+            queue.delete(self._name(remote_file_name), after=known)
+
     def file_uri(self, remote_file_name: str) -> str | None:
         return self._open().uri(self._name(remote_file_name))
 
@@ -276,11 +286,16 @@ class Artifacts(LoggerDestination):
 
     def _wait_for_uploads(self, queue: UploadQueue, seconds: float) -> None:
         """Waits until all files are uploaded, or the time is up; after a second shows what is left."""
-        if queue.drain(min(seconds, _SECONDS_BEFORE_A_BAR)).is_empty or not queue.unsettled():
-            return
+        deadline = time.monotonic() + seconds
+        is_empty = queue.drain(min(seconds, _SECONDS_BEFORE_A_BAR)).is_empty
+        if not is_empty and queue.unsettled():
+            self._show_uploads(queue, deadline)
+        # Deletions too.
+        queue.drain(max(0.0, deadline - time.monotonic()))
+
+    def _show_uploads(self, queue: UploadQueue, deadline: float) -> None:
         from tqdm import tqdm
 
-        deadline = time.monotonic() + seconds - _SECONDS_BEFORE_A_BAR
         total = queue.unsettled()
         is_shown = self._progress_bar and total >= _FILES_OF_A_BAR and self._bytes >= _BYTES_OF_A_BAR
         with tqdm(total=total, desc="Uploads", unit=" file", disable=not is_shown) as bar:

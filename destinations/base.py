@@ -3,14 +3,14 @@
 import logging
 import os
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from events import Callback, Destination, State, WriteRate, WriteSchedule
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
 __all__ = ["LoggerDestination"]
 
@@ -92,6 +92,9 @@ class LoggerDestination(Callback):
 
     write_schedule: WriteSchedule | None = None
     """Set by the logger that writes to this destination."""
+
+    keeps_files_here = False
+    """Whether files that are uploaded stay in a folder of this machine: the rules for local files apply."""
 
     def __init__(
         self, *args: Any, write_rate: WriteRate | None = None, require: bool = False, **kwargs: Any
@@ -332,6 +335,16 @@ class LoggerDestination(Callback):
             FileExistsError: there is a local file already.
         """
         raise NotImplementedError(f"{type(self).__name__} keeps no files to download.")
+
+    def delete_file(self, state: State, remote_file_name: str, *, after: Sequence[str] = ()) -> None:
+        """Deletes a file that this run has uploaded, without waiting for it.
+
+        Args:
+            state: the run.
+            remote_file_name: what `upload_file` was told.
+            after: names of uploaded files that must be safe before; where one of them fails, nothing is
+                deleted.
+        """
 
     def file_uri(self, remote_file_name: str) -> str | None:
         """Returns the URI of a file in a store, uploaded or not, or None where files go to no store.

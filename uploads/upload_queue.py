@@ -24,6 +24,7 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Literal, Protocol, Self
 
+from .deletions import Deletions
 from .disk import call_in_forked_children, write_new
 from .download import POINTER_SUFFIX, download_file
 from .drain.drain import Drain
@@ -428,6 +429,8 @@ class UploadQueue:
         self._raise_errors = raise_errors
         self._closing = threading.Lock()  # Guards _closed.
         self._closed: Backlog | None = None
+        self._deletions: Deletions | None = None
+        self._policy = policy
         self._has_ended = False
         self._is_child = False
         self._leftovers: LeftoverSpools | None = None
@@ -584,6 +587,31 @@ class UploadQueue:
         except (OSError, InvalidSourceError, SpoolUnusableError) as error:  # The source is in the spool.
             return self._refused(name, 0, _spool_full_error(error, self.spool.path, 0))
 
+    def delete(self, remote_name: str, *, after: Sequence[UploadHandle | FolderHandle] = ()) -> None:
+        """Deletes an object from the store in the background, if it is there; returns at once.
+
+        It stays where one of `after` fails, and where a pointer in its folder leads to it; the log says so.
+        `drain` and `close` wait for deletions as for uploads. One that is left when the process ends is not
+        made up for: ask again. A forked child deletes nothing.
+
+        Args:
+            remote_name: Its name in the store; uploads of this name that are pending are waited for.
+            after: Handles of uploads of this queue that must be in the store before.
+
+        Raises:
+            InvalidRemoteNameError: At once.
+            QueueClosedError: After `close`.
+        """
+        name = check_remote_name(remote_name)
+        if self._is_child:
+            return
+        with self._closing:
+            if self._closed is not None:
+                raise QueueClosedError(f"cannot delete {name!r}: the queue is closed")
+            if self._deletions is None:
+                self._deletions = Deletions(self._store, self._ledger.has_name, self._policy)
+        self._deletions.add(name, after)
+
     def download_file(
         self, name: str, destination: str | Path, *, overwrite: bool = False, progress_bar: bool = True
     ) -> Path:
@@ -625,6 +653,8 @@ class UploadQueue:
             break
         if self._leftovers is not None:
             self._leftovers.wait(max(0.0, deadline - time.monotonic()))
+        if self._deletions is not None:
+            self._deletions.wait(max(0.0, deadline - time.monotonic()))
 
     def close(self, timeout_seconds: float = 30.0) -> Backlog:
         """Drains for up to the timeout, stops, and returns what was not delivered.
@@ -654,6 +684,8 @@ class UploadQueue:
 
     def _end(self, give_back_seconds: float) -> Backlog:
         try:
+            if self._deletions is not None:
+                self._deletions.stop(give_back_seconds)
             if self._leftovers is not None:
                 self._leftovers.stop(give_back_seconds)
             self._drainer.stop(give_back_seconds)
@@ -807,7 +839,7 @@ class UploadQueue:
 
     def _forget_after_fork(self) -> None:
         self._is_child = True
-        self._leftovers = None  # Its thread is the parent's.
+        self._leftovers = self._deletions = None  # Their threads are the parent's.
         self._closing = threading.Lock()
         self._ledger.forget_after_fork()
         self._quota.forget_after_fork()

@@ -306,6 +306,26 @@ class MediaWriter:
 
         self._put(work, 0, f"artifact {remote_name!r}", "files")
 
+    def delete_file(self, remote_name: str, *, step: int) -> None:
+        """Removes a file from `artifacts/` in the lane, and says so in the index.
+
+        Raises:
+            RecordError: the name leads out of the folder.
+        """
+        target = artifact_path(self._run_dir, remote_name)
+        path = target.relative_to(self._run_dir).as_posix()
+
+        def work(at: float = self._clock()) -> None:
+            try:
+                size = target.stat().st_size
+                target.unlink()
+            except FileNotFoundError:
+                return
+            record = {"step": step, "name": remote_name, "time": at, "path": path, "size": size}
+            append_record(self._run_dir / ARTIFACTS_INDEX, {**record, "is_deleted": True})
+
+        self._put(work, 0, f"deletion of artifact {remote_name!r}", "files")
+
     def _copy_file(self, source: Path, target: Path, keeping: FileKeeping) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         fd, name = open_temporary(target)

@@ -116,6 +116,8 @@ class RunDirectory(LoggerDestination):
         TypeError: tags are one string.
     """
 
+    keeps_files_here = True
+
     def __init__(
         self,
         run_dir: str | os.PathLike[str],
@@ -623,6 +625,11 @@ class RunDirectory(LoggerDestination):
                 ),
                 None,
             )
+
+    def delete_file(self, state: State, remote_file_name: str, *, after: Sequence[str] = ()) -> None:
+        """Removes a file from `artifacts/`, in the background."""
+        if self._keeping != "off":
+            self._with_media(lambda media, at: media.delete_file(remote_file_name, step=at), None)
 
     def download_file(
         self, remote_file_name: str, destination: str, overwrite: bool = False, progress_bar: bool = True

@@ -139,6 +139,14 @@ class Artifact:
     sha256: str | None
 
 
+@attrs.frozen
+class _Deletion:
+    """The deletion of the file of an artifact: its name, and the bytes."""
+
+    name: str
+    size: int | None
+
+
 @attrs.define
 class RecordCount:
     """The number and size of the records of one kind.
@@ -266,12 +274,19 @@ class Records:
         return list(self._valid(TRACES_INDEX, _trace))
 
     def artifacts(self, name: str | None = None) -> list[Artifact]:
-        """Returns artifacts in the order of logging; of all names if None.
+        """Returns artifacts in the order of logging; of all names if None. Deleted ones are left out.
 
         Raises:
             MetricNotFoundError: nothing has this name.
         """
-        return _chosen(self._valid(ARTIFACTS_INDEX, self._artifact), name, None)
+        records = list(self._valid(ARTIFACTS_INDEX, self._artifact))
+        deleted = {one.name: index for index, one in enumerate(records) if isinstance(one, _Deletion)}
+        kept = [
+            one
+            for index, one in enumerate(records)
+            if isinstance(one, Artifact) and index > deleted.get(one.name, -1)
+        ]
+        return _chosen(kept, name, None)
 
     def damaged_lines(self) -> dict[str, int]:
         """Returns the number of damaged lines of each index that has any."""
@@ -285,6 +300,10 @@ class Records:
         found: dict[str, RecordCount] = {}
         for index, parse in self._parsers():
             for record in self._parsed(index, parse):
+                if isinstance(record, _Deletion) and (all_files := found.get("artifacts")):
+                    all_files.count = max(0, all_files.count - 1)
+                    all_files.size = max(0, all_files.size - max(0, record.size or 0))
+                    all_files.names -= Counter([record.name])
                 if record is not None and (kind := _KINDS.get(type(record))):
                     one = found.setdefault(kind, RecordCount())
                     one.count += 1
@@ -372,7 +391,9 @@ class Records:
             tuple((str(one["name"]), str(one.get("type", "str"))) for one in record["columns"]),
         )
 
-    def _artifact(self, record: dict[str, Any]) -> Artifact:
+    def _artifact(self, record: dict[str, Any]) -> Artifact | _Deletion:
+        if record.get("is_deleted") is True:
+            return _Deletion(str(record["name"]), _whole(record.get("size")))
         return Artifact(
             str(record["name"]),
             _whole(record.get("step")),

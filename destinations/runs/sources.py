@@ -322,8 +322,9 @@ def _new_lines(path: Path, name: str, position: Position, settled_at: float | No
             yield item()
             pending, count = [], 0
         count += 1
-        # An artifact that was overwritten is skipped.
-        if line is not None and last.get(str(line.get("name")), number) == number:
+        # An artifact that was overwritten or deleted is skipped.
+        is_last = line is not None and last.get(str(line.get("name")), number) == number
+        if line is not None and is_last and line.get("is_deleted") is not True:
             pending.append(line)
     if pending:
         written_at = _time_of(pending[-1])

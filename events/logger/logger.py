@@ -623,6 +623,25 @@ class Logger:
         names = ", ".join(type(one).__name__ for one in asked) or "no destination, for none stores files"
         raise FileNotFoundError(f"file {name!r} was not found; asked: {names}.")
 
+    def delete_file(self, remote_file_name: str, *, local: bool = False, after: Sequence[str] = ()) -> None:
+        """Deletes a file that this run has uploaded, in the background.
+
+        Args:
+            remote_file_name: as in `upload_file`.
+            local: deletes it where destinations keep it on this machine (`RunDirectory`), not where they send
+                it (`Artifacts`).
+            after: names of files that must be there before.
+        """
+        name, *before = (self._file_names(one, "")[0] for one in (remote_file_name, *after))
+
+        def delete(destination: Any) -> None:
+            if getattr(destination, "keeps_files_here", False) == local and hasattr(
+                destination, "delete_file"
+            ):
+                destination.delete_file(self._state, name, after=before)
+
+        self._each("delete_file", delete)
+
     def file_uris(self, remote_file_name: str) -> tuple[str, ...]:
         """Returns the URIs that a file of this name has in the stores of destinations.
 

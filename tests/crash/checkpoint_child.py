@@ -34,7 +34,9 @@ def train(folder: Path) -> None:
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(3, 64), torch.nn.Dropout(0.3), torch.nn.Linear(64, 2))
     points = torch.randn(64, 3, generator=torch.Generator().manual_seed(7))
-    saver = CheckpointSaver(folder / "saved", save_interval="5ba", keep=3, process_bytes=0, close_seconds=60)
+    saver = CheckpointSaver(
+        folder / "saved", save_interval="5ba", keep=3, keep_in_store=2, process_bytes=0, close_seconds=60
+    )
     trainer = Trainer(
         model,
         DataLoader(TensorDataset(points, (points.sum(1) > 0).long()), batch_size=4, shuffle=True),

@@ -115,5 +115,8 @@ def test_what_is_resumed_after_each_kill_is_the_run_that_was_not_killed(trainers
 
         assert (folder / "weights").read_text() == (tmp_path / "whole" / "weights").read_text()
         assert not list((folder / "saved").glob(".*"))
+        # What a session that was killed had not deleted, the next one has.
+        assert len(list((folder / "saved").glob("*.pt"))) == 3
+        assert len(list((folder / "store/run/checkpoints").glob("*.pt"))) == 2
         newest = (folder / "store/run/checkpoints/latest.symlink").read_text()
         assert read_checkpoint(folder / "store" / newest)["timestamp"]["batch"] == BATCHES

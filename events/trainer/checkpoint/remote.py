@@ -8,8 +8,8 @@ import contextlib
 import logging
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
-from urllib.parse import quote
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, unquote
 
 from events.errors import CheckpointError
 from events.names import check_run_name, format_run_name
@@ -28,6 +28,7 @@ _log = logging.getLogger("events")
 
 _PLACEHOLDER = re.compile(r"\{[^{}]*\}")
 _POINTER_BYTES = 1024
+_HANDLES_KEPT = 256
 
 
 def is_uri(folder: str) -> bool:
@@ -58,6 +59,9 @@ class RemoteFolder:
         spools = next(default_spools(self.store.uri())).parent
         self.local = spools.with_name(f"{spools.name}.checkpoints")
         self._queue: UploadQueue | None = None
+        # The newest uploads by name, and those of the last checkpoint.
+        self._handles: dict[str, Any] = {}
+        self._last: list[Any] = []
 
     def open(self) -> None:
         """Opens the upload queue, which also uploads what an earlier process left behind."""
@@ -76,6 +80,10 @@ class RemoteFolder:
             overwrite: whether it may replace an older one of the same name.
         """
         handle = self.submit(path, path.name, written.crc32, overwrite=overwrite)
+        self._last = [handle]
+        self._handles[path.name] = handle
+        while len(self._handles) > _HANDLES_KEPT:
+            del self._handles[next(iter(self._handles))]
         self.move_pointer(pointer, handle)
         return self.store.uri(path.name)
 
@@ -100,7 +108,14 @@ class RemoteFolder:
         self.open()
         assert self._queue is not None  # noqa: S101  # opened above
         if pointer is not None:
-            self._queue.submit_pointer(pointer.removesuffix(POINTER_SUFFIX), target)
+            self._last.append(self._queue.submit_pointer(pointer.removesuffix(POINTER_SUFFIX), target))
+
+    def delete(self, uri: str) -> None:
+        """Deletes a checkpoint of this folder in the background, once what was handed on last is in the store."""
+        name = unquote(uri.partition("?")[0].rpartition("/")[2])
+        if self._queue is not None and uri == self.store.uri(name):
+            own = [self._handles[name]] if name in self._handles else []
+            self._queue.delete(name, after=[*self._last, *own])
 
     def names(self, pointer: str | None) -> list[str]:
         """Returns the names of the checkpoints in the store, the newest first.

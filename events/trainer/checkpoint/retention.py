@@ -7,7 +7,9 @@ from typing import Any, Literal
 
 import attrs
 
-__all__ = ["Retention", "SavedCheckpoint"]
+__all__ = ["Kept", "Retention", "SavedCheckpoint"]
+
+_REMEMBERED = 16
 
 
 @attrs.frozen
@@ -44,6 +46,7 @@ class Retention:
         metric: the name of the metric or loss, such as "metrics/eval/accuracy"; None for none.
         mode: whether more of it is better ("max") or less ("min").
         every: each n-th stays for ever; None for none.
+        suffix: the end of the arguments' names in messages.
 
     Raises:
         ValueError: a number is less than one, the mode is neither, or the metric is not one of an evaluation.
@@ -54,16 +57,17 @@ class Retention:
     metric: str | None = None
     mode: Literal["max", "min"] = "max"
     every: int | None = None
+    suffix: str = ""
 
     def __attrs_post_init__(self) -> None:
         for name, value in (
             ("keep", self.newest),
-            ("keep_best_count", self.best),
+            ("keep_best" if self.suffix else "keep_best_count", self.best),
             ("keep_every", self.every),
         ):
             if value is not None and value < 1:
                 hint = " Write None to keep all." if name == "keep" else ""
-                raise ValueError(f"{name} must be at least 1, got {value}.{hint}")
+                raise ValueError(f"{name}{self.suffix} must be at least 1, got {value}.{hint}")
         if self.metric is not None and not re.fullmatch(r"(metrics|loss)/[^/]+/.+", self.metric):
             raise ValueError(
                 f"keep_best must be a metric of an evaluation, got {self.metric!r}. "
@@ -93,3 +97,41 @@ class Retention:
         sign = 1 if self.mode == "max" else -1
         known = [one for one in saved if one.metric is not None and not math.isnan(one.metric)]
         return sorted(known, key=lambda one: (sign * (one.metric or 0.0), one.number), reverse=True)
+
+
+@attrs.frozen
+class Kept:
+    """The checkpoints of a run that are kept; each oldest first.
+
+    Attributes:
+        local: on this machine.
+        stored: where they are uploaded; empty where nothing is ever deleted there.
+        removed: those that were removed last from this machine. A process that is killed may not have done
+            it: it is done again after the next save.
+        deleted: those that were deleted last where they are uploaded; likewise.
+    """
+
+    local: tuple[SavedCheckpoint, ...] = ()
+    stored: tuple[SavedCheckpoint, ...] = ()
+    removed: tuple[SavedCheckpoint, ...] = ()
+    deleted: tuple[SavedCheckpoint, ...] = ()
+
+    def with_new(self, new: SavedCheckpoint, here: Retention, in_store: Retention) -> "Kept":
+        """Returns what is kept with another checkpoint, by the rules for this machine and for the store."""
+        local, removed = _apply(here, self.local, self.removed, new)
+        stored, deleted = _apply(in_store, self.stored, self.deleted, new)
+        return Kept(local, () if in_store.newest is None else stored, removed, deleted)
+
+
+def _apply(
+    rule: Retention,
+    kept: tuple[SavedCheckpoint, ...],
+    gone: tuple[SavedCheckpoint, ...],
+    new: SavedCheckpoint,
+) -> tuple[tuple[SavedCheckpoint, ...], tuple[SavedCheckpoint, ...]]:
+    everything = [*(one for one in kept if one.path != new.path), new]
+    surplus = rule.surplus(everything)
+    left = tuple(one for one in everything if one not in surplus)
+    names = {one.remote_name for one in left} | {one.path for one in left}
+    again = [one for one in gone if one.path not in names and one.remote_name not in names]
+    return left, tuple([*again, *surplus][-_REMEMBERED:])

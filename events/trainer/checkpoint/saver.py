@@ -42,7 +42,7 @@ from .files import (
 )
 from .reading import SavePlace
 from .remote import RemoteFolder, are_uploaded, is_uri
-from .retention import Retention, SavedCheckpoint
+from .retention import Kept, Retention, SavedCheckpoint
 from .sharded import ShardPlan, ShardRequest, WrittenShard, complete, files_of, write_shard
 from .snapshot import NotEnoughMemoryError, SnapshotBuffer, plain_values, size_of
 from .writer import CheckpointWriter, Request
@@ -85,7 +85,7 @@ class _Pending:
     path: Path
     remote_name: str
     # What was there before.
-    saved: list[SavedCheckpoint]
+    kept: Kept
     # To be removed when it is complete, where that is not left to the writer.
     surplus: tuple[Path, ...] = ()
     summary: str = ""
@@ -142,13 +142,18 @@ class CheckpointSaver(Callback):
         save_interval: how often, such as "1ep", "500ba" or "30m".
         latest_filename: the name of the pointer to the newest, which may contain placeholders; None for no
             pointer.
-        keep: how many of the newest to keep locally; None for all, or for one where `folder` is in a store.
-            Uploaded files are never deleted.
+        keep: how many of the newest to keep locally, in `folder` and in a `RunDirectory`; None for all, or
+            for one where `folder` is in a store.
         keep_best: the name of a metric or loss of the evaluation, such as "metrics/eval/accuracy" or
             "loss/eval/total": the best checkpoints by its last value stay too.
         keep_best_mode: whether the best has the largest value ("max") or the smallest ("min").
         keep_best_count: how many of the best stay.
         keep_every: each n-th checkpoint stays for ever; None for none.
+        keep_in_store: how many of the newest to keep where they are uploaded; None, the default, for all:
+            nothing is deleted there. Older ones that this run has uploaded are deleted once the newer one and
+            its pointer are there.
+        keep_best_in_store: how many of the best stay there; default: as many as locally.
+        keep_every_in_store: each n-th stays there for ever; None for none.
         remote_folder: the folder of the uploaded files.
         overwrite: whether a new run may save into a folder where another run has saved.
         weights_only: whether a checkpoint holds the model alone: a run cannot be resumed from it.
@@ -164,7 +169,9 @@ class CheckpointSaver(Callback):
         ValueError: one of the numbers is less than one, a choice is none of those named, or the folder is a
             URI without a store.
         TimeStringError: the interval has no unit.
-        FileExistsError: at `FIT_START`, the folder holds checkpoints of another run.
+        FileExistsError: the folder holds checkpoints of another run: at `INIT` where it is in a store, else at
+            `FIT_START`.
+        ValueError: at `INIT`, `keep_in_store` for checkpoints in shards, which are all kept there.
         CheckpointError: the state holds something that is neither a tensor nor a plain value.
     """
 
@@ -180,6 +187,9 @@ class CheckpointSaver(Callback):
         keep_best_mode: Literal["max", "min"] = "max",
         keep_best_count: int = 1,
         keep_every: int | None = None,
+        keep_in_store: int | None = None,
+        keep_best_in_store: int | None = None,
+        keep_every_in_store: int | None = None,
         remote_folder: str = "{run_name}/checkpoints",
         overwrite: bool = False,
         weights_only: bool = False,
@@ -202,6 +212,14 @@ class CheckpointSaver(Callback):
         self._interval = Interval(save_interval, default_unit="ep")
         self._latest_filename = latest_filename
         self._retention = Retention(keep, keep_best_count, keep_best, keep_best_mode, keep_every)
+        self._retention_in_store = Retention(
+            keep_in_store,
+            keep_best_count if keep_best_in_store is None else keep_best_in_store,
+            keep_best,
+            keep_best_mode,
+            keep_every_in_store,
+            suffix="_in_store",
+        )
         self._remote_folder = remote_folder
         self._overwrite = overwrite
         self._weights_only = weights_only
@@ -214,7 +232,10 @@ class CheckpointSaver(Callback):
         self._when_busy = when_busy
         self._process_bytes = process_bytes
         self._close_seconds = close_seconds
-        self._saved: list[SavedCheckpoint] = []
+        # What is kept, here and in the store, and what was removed last: a process that was killed may not
+        # have done it.
+        self._kept = Kept()
+        self._has_repeated = False
         self._number = 0
         self._saved_at: Timestamp | None = None
         self._is_resumed = False
@@ -240,6 +261,11 @@ class CheckpointSaver(Callback):
         is_divided = state.model is not None and distributed.is_sharded(state.model)
         if is_divided if self._sharded is None else self._sharded:
             self._plan = ShardPlan(state.rank)
+            if self._retention_in_store.newest is not None:
+                raise ValueError(
+                    "keep_in_store must be None for checkpoints in shards, which are all kept where they are "
+                    f"uploaded, got {self._retention_in_store.newest}."
+                )
         elif is_divided:
             raise ValueError(
                 "sharded must not be False for a model that is divided among ranks: rank 0 has a part of it. "
@@ -247,7 +273,31 @@ class CheckpointSaver(Callback):
             )
         if is_uri(self._folder) and (state.rank == 0 or self._plan is not None):
             self._remote = RemoteFolder(self._folder, state)
+        is_checked = is_uri(self._folder) and not state.continues_run
+        # All ranks raise, so that none waits for another.
+        if is_checked and (problem := distributed.from_rank_zero(self._taken(state))):
+            raise FileExistsError(problem)
+        if self._remote is not None:
             self._remote.open()
+
+    def _taken(self, state: State) -> str:
+        """Returns what is wrong where the folder holds checkpoints of another run, else an empty text."""
+        if self._latest_filename is None or self._overwrite or state.rank != 0:
+            return ""
+        folder, name = self._local_folder(state), format_name(self._latest_filename, state)
+        if self._remote is not None:
+            place, pointer = self._remote.store.uri(), name
+            is_there = self._remote.has(name) or (folder / name).exists()
+        else:
+            place, is_there = str(folder), (folder / name).exists()
+            pointer = str(read_pointer(folder / name)) if is_there else ""
+        if not is_there:
+            return ""
+        return (
+            f"checkpoint folder must be new for a new run, but {place} holds {pointer!r} of another run. "
+            "Pass autoresume=True or load_path to resume that run, another run_name, or "
+            "CheckpointSaver(overwrite=True)."
+        )
 
     def _local_folder(self, state: State) -> Path:
         if is_uri(self._folder):
@@ -264,21 +314,10 @@ class CheckpointSaver(Callback):
         folder = self._local_folder(state)
         for path in sweep(folder):
             _log.info("removed %s, which a process that was killed left half written", path)
-        if self._latest_filename is None or self._overwrite or self._is_resumed or self._saved:
+        if self._is_resumed or self._kept.local or (self._remote is not None and not state.continues_run):
             return
-        name = format_name(self._latest_filename, state)
-        if self._remote is not None and (self._remote.has(name) or (folder / name).exists()):
-            raise FileExistsError(
-                f"checkpoint folder must be new for a new run, but {self._remote.store.uri()} holds {name!r} "
-                "of another run. Pass autoresume=True or load_path to resume that run, another run_name, or "
-                "CheckpointSaver(overwrite=True)."
-            )
-        if self._remote is None and (folder / name).exists():
-            raise FileExistsError(
-                f"checkpoint folder must be new for a new run, but {folder} holds "
-                f"{read_pointer(folder / name)!r} of another run. Pass autoresume=True or "
-                "load_path to resume that run, another run_name, or CheckpointSaver(overwrite=True)."
-            )
+        if problem := self._taken(state):
+            raise FileExistsError(problem)
 
     def batch_checkpoint(self, state: State, logger: Logger) -> None:
         """Saves if the interval has passed, and hands on the checkpoint before once it is complete."""
@@ -343,12 +382,22 @@ class CheckpointSaver(Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the checkpoints that are there, so that `keep` works across sessions."""
-        return {"saved": [attrs.asdict(one) for one in self._saved], "number": self._number}
+        return {
+            "saved": [attrs.asdict(one) for one in self._kept.local],
+            "stored": [attrs.asdict(one) for one in self._kept.stored],
+            "removed": [attrs.asdict(one) for one in self._kept.removed],
+            "deleted": [attrs.asdict(one) for one in self._kept.deleted],
+            "number": self._number,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores what `state_dict` returned."""
-        self._saved = [SavedCheckpoint.from_state(one) for one in state["saved"]]
-        self._number = int(state.get("number", len(self._saved)))
+        local, stored, removed, deleted = (
+            tuple(SavedCheckpoint.from_state(one) for one in state.get(name, ()))
+            for name in ("saved", "stored", "removed", "deleted")
+        )
+        self._kept = Kept(local, stored, removed, deleted)
+        self._number = int(state.get("number", len(local)))
 
     def after_load(self, state: State, logger: Logger) -> None:
         """Notes a loaded checkpoint: it need not be saved again."""
@@ -366,8 +415,10 @@ class CheckpointSaver(Callback):
             name = f"{name.removesuffix('.pt')}/{MANIFEST}"
         remote_folder = format_name(self._remote_folder, state).rstrip("/")
         remote_name = name if self._remote is not None else f"{remote_folder}/{name}"
-        before = self._saved
-        surplus = self._note(str(folder / name), remote_name, state)
+        before = self._kept
+        stored_as = remote_name if self._remote is None else self._remote.store.uri(name)
+        self._note(str(folder / name), stored_as, state)
+        surplus = tuple(Path(one.path) for one in self._gone(before)[0] if _is_below(one.path, folder))
         checkpoint = (
             weights_of(state)
             if self._weights_only
@@ -400,15 +451,25 @@ class CheckpointSaver(Callback):
         is_done = pending.future.done()
         return is_done if self._plan is None else not distributed.any_rank(not is_done)
 
-    def _note(self, path: str, remote_name: str, state: State) -> tuple[Path, ...]:
-        """Adds a checkpoint to those that are there; returns the files to remove when it is complete."""
+    def _note(self, path: str, remote_name: str, state: State) -> None:
+        """Adds a checkpoint to those that are there, and finds those that are not kept."""
         self._number += 1
         metric = state.eval_values.get(self._retention.metric or "")
         new = SavedCheckpoint(path, remote_name, self._number, int(state.timestamp.batch), metric)
-        self._saved = [*(one for one in self._saved if one.path != path), new]
-        surplus = self._retention.surplus(self._saved)
-        self._saved = [one for one in self._saved if one not in surplus]
-        return tuple(Path(one.path) for one in surplus)
+        self._kept = self._kept.with_new(new, self._retention, self._retention_in_store)
+
+    def _gone(self, before: Kept) -> tuple[list[SavedCheckpoint], list[SavedCheckpoint]]:
+        """Returns what is to be removed here and in the store; the first time, what should be gone already too.
+
+        The checkpoint that this run was resumed from may name files of another run, or of anything: only
+        those in the folders of this run are removed.
+        """
+        if not self._has_repeated:
+            before = Kept()
+        return (
+            [one for one in self._kept.removed if one not in before.removed],
+            [one for one in self._kept.deleted if one not in before.deleted],
+        )
 
     def _summary(self, state: State) -> str:
         """Returns what `destinations runs checkpoints` shows of a checkpoint, as JSON."""
@@ -555,7 +616,7 @@ class CheckpointSaver(Callback):
         if error is not None:
             self.counts.failed += 1
             self._saved_at = None
-            self._saved = pending.saved
+            self._kept = pending.kept
             if is_last or not isinstance(error, OSError | CheckpointError):
                 raise error
             _log.error(
@@ -566,6 +627,12 @@ class CheckpointSaver(Callback):
             )
             return
         self.counts.saved += 1
+        self._hand_on(pending, state, logger)
+
+    def _hand_on(self, pending: _Pending, state: State, logger: Logger) -> None:
+        """Uploads a complete checkpoint and its pointer, and has those deleted that are not kept."""
+        removed, deleted = self._gone(pending.kept)
+        self._has_repeated = True
         latest = None if self._latest_filename is None else format_name(self._latest_filename, state)
         overwrite = self._overwrite or self._is_resumed
         if self._plan is not None:
@@ -576,6 +643,8 @@ class CheckpointSaver(Callback):
                 pending.path, latest, pending.future.result(), overwrite=overwrite
             )
             state.last_checkpoint_uris = (state.last_checkpoint,)
+            for one in deleted:
+                self._remote.delete(one.remote_name)
             return
         state.last_checkpoint = str(pending.path)
         # The checkpoint before the pointer, so that a pointer never names a missing file.
@@ -587,9 +656,17 @@ class CheckpointSaver(Callback):
             crc32=pending.future.result().crc32,
         )
         state.last_checkpoint_uris = logger.file_uris(pending.remote_name)
+        remote_folder = pending.remote_name.removesuffix(pending.path.name)
+        after = [pending.remote_name]
         if latest is not None:
-            remote_pointer = f"{pending.remote_name.removesuffix(pending.path.name)}{latest}"
-            logger.upload_file(remote_pointer, pending.path.parent / latest, overwrite=True)
+            after.append(f"{remote_folder}{latest}")
+            logger.upload_file(after[-1], pending.path.parent / latest, overwrite=True)
+        for one in removed:
+            if one.remote_name == f"{remote_folder}{Path(one.path).name}":
+                logger.delete_file(one.remote_name, local=True)
+        for one in deleted:
+            if one.remote_name == f"{remote_folder}{Path(one.path).name}":
+                logger.delete_file(one.remote_name, after=after)
 
     def _hand_on_shards(
         self, pending: _Pending, latest: str | None, state: State, logger: Logger, *, overwrite: bool
@@ -662,6 +739,12 @@ class CheckpointSaver(Callback):
 def _remove(checkpoints: tuple[Path, ...]) -> None:
     for path in checkpoints:
         remove_checkpoint(path)
+
+
+def _is_below(path: str, folder: Path) -> bool:
+    """Returns whether a checkpoint, or the manifest of one in shards, is directly in a folder."""
+    parts = Path(path).parts
+    return ".." not in parts and folder in {Path(path).parent, Path(path).parent.parent}
 
 
 def _are_uploaded(names: list[str], logger: Logger) -> bool:

@@ -145,7 +145,7 @@ def test_a_store_with_another_run_of_the_name_is_refused(make_trainer, uri, mach
     shutil.rmtree(machine)
 
     with pytest.raises(FileExistsError, match=r"must be new for a new run, but file://.*/store holds"):
-        make_trainer(save_folder=uri, max_duration="1ep").fit()
+        make_trainer(save_folder=uri, max_duration="1ep")
     with make_trainer(save_folder=uri, max_duration="1ep", save_overwrite=True) as trainer:
         trainer.fit()
 

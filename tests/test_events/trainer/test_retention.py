@@ -1,11 +1,25 @@
 """Which checkpoints stay: the newest, the best, every n-th."""
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from destinations import Artifacts, RunDirectory
+from destinations.runs import Run
 from events import Callback, CheckpointSaver
 from events.trainer.checkpoint.retention import Retention, SavedCheckpoint
+from tests.servers import s3_servers
+from uploads import open_store
+
+
+class Accuracy(Callback):
+    """Sets what the evaluation says: the best is the second."""
+
+    def eval_start(self, state, logger):
+        values = {5: 0.1, 10: 0.9, 15: 0.2, 20: 0.3, 25: 0.4, 30: 0.5}
+        metric = state.eval_metrics["eval"]["accuracy"]
+        metric.compute = lambda: values[int(state.timestamp.batch)]
 
 
 def saved(*metrics):
@@ -63,14 +77,6 @@ def test_the_newest_always_stays_and_what_is_gone_stays_gone(metrics, newest, be
 def test_the_best_and_every_third_stay_on_the_disk(make_trainer, make_dataloader, tmp_path):
     """By the metric as it is logged; across two sessions."""
 
-    class Accuracy(Callback):
-        """Sets what the evaluation says: the best is the second."""
-
-        def eval_start(self, state, logger):
-            values = {5: 0.1, 10: 0.9, 15: 0.2, 20: 0.3, 25: 0.4, 30: 0.5}
-            metric = state.eval_metrics["eval"]["accuracy"]
-            metric.compute = lambda: values[int(state.timestamp.batch)]
-
     def run(duration):
         saver = CheckpointSaver(
             tmp_path / "saved", keep=1, keep_best="metrics/eval/accuracy", keep_every=3, filename="{batch}.pt"
@@ -98,6 +104,9 @@ def test_the_best_and_every_third_stay_on_the_disk(make_trainer, make_dataloader
     [
         ({"keep": 0}, "keep must be at least 1, got 0. Write None to keep all"),
         ({"keep_every": 0}, "keep_every must be at least 1"),
+        ({"keep_in_store": 0}, "keep_in_store must be at least 1, got 0. Write None to keep all"),
+        ({"keep_best_in_store": 0}, "keep_best_in_store must be at least 1"),
+        ({"keep_every_in_store": 0}, "keep_every_in_store must be at least 1"),
         ({"keep_best_count": 0}, "keep_best_count must be at least 1"),
         (
             {"keep_best": "accuracy"},
@@ -111,3 +120,130 @@ def test_a_rule_that_is_none_is_refused(arguments, message):
     """In the constructor, with what to write."""
     with pytest.raises(ValueError, match=message):
         CheckpointSaver(**arguments)
+
+
+def stored(folder):
+    """Returns the names of the checkpoints and pointers in a store."""
+    return sorted(one.name.rpartition("/")[2] for one in open_store(folder).list(""))
+
+
+KEPT_IN_STORE = ["10.pt", "15.pt", "25.pt", "30.pt", "latest.symlink"]
+
+
+@pytest.fixture
+def in_epochs(make_trainer, make_dataloader, tmp_path):
+    """Trains for some epochs of five batches, of which the second is the best, and resumes."""
+
+    def run(*loggers, folder=tmp_path / "saved", duration="6ep", **rules):
+        saver = CheckpointSaver(folder, filename="{batch}.pt", **rules)
+        with make_trainer(
+            callbacks=[Accuracy(), saver],
+            eval_dataloader=make_dataloader(),
+            loggers=loggers,
+            max_duration=duration,
+            autoresume=True,
+        ) as trainer:
+            trainer.fit()
+        return trainer
+
+    return run
+
+
+RULES = {"keep_best": "metrics/eval/accuracy", "keep_in_store": 2, "keep_every_in_store": 3}
+
+
+def test_the_store_has_a_rule_of_its_own(in_epochs, tmp_path):
+    """Two newest, the best and every third there, one newest and the best here; across two sessions."""
+    for duration in ("3ep", "6ep"):
+        artifacts = Artifacts(tmp_path / "store", spool=tmp_path / "spool", free_bytes=0)
+        in_epochs(artifacts, keep=1, duration=duration, **RULES)
+
+    assert stored(tmp_path / "store") == KEPT_IN_STORE
+    assert sorted(path.name for path in (tmp_path / "saved").iterdir()) == [
+        "10.pt",
+        "30.pt",
+        "latest.symlink",
+    ]
+
+
+def test_in_s3_too_and_nothing_is_deleted_unasked(in_epochs, monkeypatch, tmp_path):
+    """By the queue of a folder in a store; what is not a checkpoint of this run stays."""
+    monkeypatch.setenv("UPLOADS_HOME", str(tmp_path / "machine"))
+    for name, value in {
+        "AWS_ACCESS_KEY_ID": s3_servers.ACCESS_KEY,
+        "AWS_SECRET_ACCESS_KEY": s3_servers.SECRET_KEY,
+        "AWS_DEFAULT_REGION": "us-east-1",
+    }.items():
+        monkeypatch.setenv(name, value)
+    with s3_servers.moto() as moto:
+        in_epochs(folder=moto.uri("ruled"), duration="3ep", **RULES)
+        in_epochs(folder=moto.uri("ruled"), **RULES)
+        in_epochs(folder=moto.uri("all"), keep=1)
+
+        assert stored(moto.uri("ruled")) == KEPT_IN_STORE
+        assert stored(moto.uri("all")) == sorted(
+            [*(f"{batch}.pt" for batch in range(5, 31, 5)), "latest.symlink"]
+        )
+
+
+def test_a_checkpoint_to_which_another_pointer_leads_stays(in_epochs, tmp_path, caplog):
+    """Whoever wrote that pointer; the log says so."""
+    folder = tmp_path / "store" / "test/checkpoints"
+    folder.mkdir(parents=True)
+    (folder / "mine.symlink").write_text("test/checkpoints/10.pt")
+
+    in_epochs(Artifacts(tmp_path / "store", spool=tmp_path / "spool", free_bytes=0), keep_in_store=1)
+
+    assert stored(tmp_path / "store") == ["10.pt", "30.pt", "latest.symlink", "mine.symlink"]
+    assert "test/checkpoints/10.pt is not deleted: test/checkpoints/mine.symlink leads to it" in caplog.text
+
+
+def test_an_object_of_another_run_is_not_deleted(in_epochs, tmp_path):
+    """Its name was taken, and the upload of ours refused."""
+    folder = tmp_path / "store" / "test/checkpoints"
+    folder.mkdir(parents=True)
+    (folder / "10.pt").write_bytes(b"of another run")
+
+    in_epochs(Artifacts(tmp_path / "store", spool=tmp_path / "spool", free_bytes=0), keep_in_store=1)
+
+    # What it should have replaced stays too.
+    assert stored(tmp_path / "store") == ["10.pt", "30.pt", "5.pt", "latest.symlink"]
+    assert (folder / "10.pt").read_bytes() == b"of another run"
+
+
+def test_a_run_directory_alone_follows_the_rules_without_a_second_copy(in_epochs, tmp_path):
+    """Its files are those of the saver, by hard links, and go with them; the record says so."""
+    in_epochs(RunDirectory(tmp_path / "run"), keep=1, keep_best="metrics/eval/accuracy")
+
+    kept = tmp_path / "run/artifacts/test/checkpoints"
+    assert sorted(path.name for path in kept.iterdir()) == ["10.pt", "30.pt", "latest.symlink"]
+    for name in ("10.pt", "30.pt"):
+        assert (kept / name).stat().st_ino == (tmp_path / "saved" / name).stat().st_ino
+    run = Run.open(tmp_path / "run")
+    assert {one.name.rpartition("/")[2] for one in run.artifacts()} == {"10.pt", "30.pt", "latest.symlink"}
+    assert run.record_counts()["artifacts"].names["test/checkpoints/5.pt"] == 0
+
+
+def test_paths_in_a_checkpoint_that_lead_elsewhere_are_not_removed(in_epochs, tmp_path):
+    """One that was made by someone else may name any file."""
+    (tmp_path / "precious.pt").write_bytes(b"mine")
+    in_epochs(duration="2ep", keep=1)
+    newest = tmp_path / "saved" / "10.pt"
+    checkpoint = torch.load(newest, weights_only=True)
+    for part in ("saved", "removed", "stored", "deleted"):
+        checkpoint["callbacks"]["CheckpointSaver"][part] = [
+            {
+                "path": f"{tmp_path}/{name}",
+                "remote_name": "../precious.pt",
+                "number": 0,
+                "batch": 0,
+                "metric": None,
+            }
+            for name in ("precious.pt", "saved/../precious.pt")
+        ]
+    torch.save(checkpoint, newest)
+
+    in_epochs(duration="4ep", keep=1, keep_in_store=1)
+
+    assert (tmp_path / "precious.pt").read_bytes() == b"mine"
+    assert (tmp_path / "saved" / "20.pt").exists()

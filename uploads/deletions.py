@@ -1,0 +1,158 @@
+"""Deletes objects from a store in the background, once what replaces them is there.
+
+Nothing of this is on disk: a process that is killed leaves objects that should have been deleted, never
+fewer than should be there. Who asked before may ask again; an object that is gone is no error.
+"""
+
+import itertools
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+import attrs
+
+from .download import POINTER_SUFFIX
+from .drain.retry import RetryPolicy
+from .errors import TransientStoreError
+from .handle import FolderHandle, UploadHandle
+from .messages import log_safely
+from .redaction import redact
+from .stores import Store
+
+__all__ = ["Deletions"]
+
+_MAX_WAITING = 1000
+_MAX_LISTED = 100_000
+_MAX_POINTERS = 100
+_MAX_POINTER_BYTES = 4096
+_LOOK_SECONDS = 0.2
+_TRIES = 6
+
+
+@attrs.define(eq=False)
+class _Request:
+    """An object to delete, and the uploads that must be in the store before."""
+
+    name: str
+    after: tuple[UploadHandle | FolderHandle, ...]
+    failures: int = 0
+    not_before: float = 0.0
+
+
+class Deletions:
+    """Deletes objects one after the other in a thread, which begins with the first request.
+
+    The condition guards the requests. An object to which a pointer beside it leads stays, and so does one
+    whose condition fails; the log says so.
+
+    Args:
+        store: Where.
+        is_pending: Returns whether an upload of a name has not ended: it would come after the deletion.
+        policy: The delays between tries.
+    """
+
+    def __init__(self, store: Store, is_pending: Callable[[str], bool], policy: RetryPolicy | None) -> None:
+        self._store = store
+        self._is_pending = is_pending
+        self._policy = policy or RetryPolicy()
+        self._changed = threading.Condition()
+        self._requests: list[_Request] = []
+        self._thread: threading.Thread | None = None
+        self._has_ended = False
+
+    def add(self, name: str, after: Sequence[UploadHandle | FolderHandle]) -> None:
+        """Adds an object; returns at once. Any thread."""
+        with self._changed:
+            if self._has_ended or any(one.name == name for one in self._requests):
+                return
+            if len(self._requests) >= _MAX_WAITING:
+                log_safely(logging.WARNING, "%s is not deleted: too many deletions wait", name)
+                return
+            self._requests.append(_Request(name, tuple(after)))
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="uploads-deletions", daemon=True)
+                self._thread.start()
+            self._changed.notify_all()
+
+    def wait(self, timeout_seconds: float) -> bool:
+        """Blocks until nothing is left to delete, or for the timeout; returns whether nothing is."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._requests, timeout_seconds)
+
+    def stop(self, timeout_seconds: float) -> None:
+        """Ends the thread; what is left is not deleted."""
+        with self._changed:
+            self._has_ended = True
+            left = len(self._requests)
+            self._changed.notify_all()
+        if left:
+            log_safely(
+                logging.WARNING, "%d objects that were to be deleted stay in %s", left, self._store.uri()
+            )
+        if self._thread is not None:
+            self._thread.join(timeout_seconds)
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._has_ended or self._requests)
+                requests = list(self._requests)
+            for request in requests:
+                if self._has_ended:
+                    return
+                if self._is_settled(request):
+                    with self._changed:
+                        self._requests.remove(request)
+                        self._changed.notify_all()
+            with self._changed:
+                # Uploads end without a notice.
+                self._changed.wait_for(lambda: self._has_ended, _LOOK_SECONDS if self._requests else 0.0)
+                if self._has_ended:
+                    return
+
+    def _is_settled(self, request: _Request) -> bool:
+        """Deletes an object if it is time; returns whether there is nothing more to do about it."""
+        after = [one for given in request.after for one in getattr(given, "handles", (given,))]
+        if time.monotonic() < request.not_before or not all(one.done() for one in after):
+            return False
+        if any(self._is_pending(name) for name in (request.name, *(one.remote_name for one in after))):
+            return False
+        if failed := next((one for one in after if one.state.is_failure), None):
+            log_safely(
+                logging.WARNING, "%s is not deleted: %s is not in the store", request.name, failed.remote_name
+            )
+            return True
+        try:
+            if pointer := self._pointer_to(request.name):
+                log_safely(logging.WARNING, "%s is not deleted: %s leads to it", request.name, pointer)
+            else:
+                self._store.delete(request.name)
+        except TransientStoreError as error:
+            request.failures += 1
+            if request.failures < _TRIES:
+                delay = self._policy.delay_seconds(request.failures, error.retry_after_seconds)
+                request.not_before = time.monotonic() + delay
+                return False
+            self._report(request, error)
+        except Exception as error:  # noqa: BLE001  # one object that stays; the others are deleted
+            self._report(request, error)
+        return True
+
+    def _report(self, request: _Request, error: Exception) -> None:
+        log_safely(logging.WARNING, "cannot delete %s: %s", self._store.uri(request.name), redact(str(error)))
+
+    def _pointer_to(self, name: str) -> str | None:
+        """Returns a pointer in the folder of an object that leads to it, by the last part of the name in it."""
+        folder, slash, leaf = name.rpartition("/")
+        listed = itertools.islice(self._store.list(folder + slash), _MAX_LISTED)
+        pointers = [one.name for one in listed if one.name.endswith(POINTER_SUFFIX)]
+        for pointer in pointers[:_MAX_POINTERS]:
+            content = b""
+            for chunk in self._store.get(pointer):
+                content += chunk
+                if len(content) > _MAX_POINTER_BYTES:
+                    break
+            if content.decode(errors="replace").strip().rpartition("/")[2] == leaf:
+                return pointer
+        return None
