@@ -143,7 +143,7 @@ class Deletions:
         log_safely(logging.WARNING, "cannot delete %s: %s", self._store.uri(request.name), redact(str(error)))
 
     def _pointer_to(self, name: str) -> str | None:
-        """Returns a pointer in the folder of an object that leads to it, by the last part of the name in it."""
+        """Returns a pointer beside an object that leads to it, by the last part of the name in it."""
         folder, slash, leaf = name.rpartition("/")
         listed = itertools.islice(self._store.list(folder + slash), _MAX_LISTED)
         pointers = [one.name for one in listed if one.name.endswith(POINTER_SUFFIX)]

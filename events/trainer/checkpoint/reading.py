@@ -29,6 +29,8 @@ __all__ = ["SavePlace", "find_checkpoint", "read_checkpoint"]
 
 _log = logging.getLogger("events")
 
+_NONE_THERE = "none"
+
 
 @attrs.frozen
 class SavePlace:
@@ -169,10 +171,13 @@ def find_checkpoint(
 
 
 def _newest_whole(place: SavePlace, state: State, logger: Logger) -> tuple[dict[str, Any], str] | None:
-    """Reads the newest checkpoint of a run that is whole; if it is in shards, that which is so on every rank.
+    """Reads the newest checkpoint of a run that is whole; every rank the same, which rank 0 chooses.
+
+    One in shards must be whole on every rank. Of one in a single file, ranks that do not have it get what
+    rank 0 has read.
 
     Raises:
-        CheckpointError: there are some, and none is whole.
+        CheckpointError: there are some, and none is whole; or rank 0 cannot look.
     """
     pointer = None if place.pointer is None else format_name(place.pointer, state)
     candidates = (
@@ -180,28 +185,43 @@ def _newest_whole(place: SavePlace, state: State, logger: Logger) -> tuple[dict[
         if is_uri(place.folder)
         else _in_folder(place, pointer, state, logger)
     )
-    names = candidates.names() if state.rank == 0 or not place.is_sharded else []
-    if place.is_sharded:
-        names = distributed.from_rank_zero(names)
-    damaged: CheckpointError | None = None
+    names, problem = distributed.from_rank_zero(_named(candidates) if state.rank == 0 else ([], ""))
     for name in names:
-        found, failures = None, []
-        try:
-            path, fetch = candidates.obtain(name)
-            found = _read(path, state=state, fetch=fetch), str(path)
-        except _NoneThereError:
+        found, failure = _attempt(candidates, name, state)
+        failures = distributed.gather(failure)
+        if failures[0] == _NONE_THERE:
             return None
-        except (CheckpointError, FileNotFoundError) as error:
-            failures = [str(error)]
-        if place.is_sharded:
-            failures = [one for of_rank in distributed.gather(failures) for one in of_rank]
-        if not failures:
+        if not any(failures):
             return found
-        _log.warning("%s The checkpoint before it is tried.", failures[0])
-        damaged = damaged or CheckpointError(failures[0])
-    if damaged is not None:
-        raise damaged
+        if not place.is_sharded and not failures[0]:
+            return distributed.from_rank_zero(found)  # type: ignore[no-any-return]
+        failure = next(filter(None, failures))
+        _log.warning("%s The checkpoint before it is tried.", failure)
+        problem = problem or failure
+    if problem:
+        raise CheckpointError(problem)
     return None
+
+
+def _named(candidates: "_Candidates") -> tuple[list[str], str]:
+    """Returns the names of the candidates, or why they cannot be named."""
+    try:
+        return candidates.names(), ""
+    except (CheckpointError, OSError) as error:
+        return [], str(error)
+
+
+def _attempt(
+    candidates: "_Candidates", name: str, state: State
+) -> tuple[tuple[dict[str, Any], str] | None, str]:
+    """Returns a checkpoint and where it is, or why it cannot be read."""
+    try:
+        path, fetch = candidates.obtain(name)
+        return (_read(path, state=state, fetch=fetch), str(path)), ""
+    except _NoneThereError:
+        return None, _NONE_THERE
+    except (CheckpointError, OSError) as error:
+        return None, str(error)
 
 
 class _NoneThereError(Exception):

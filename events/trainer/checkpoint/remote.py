@@ -111,7 +111,7 @@ class RemoteFolder:
             self._last.append(self._queue.submit_pointer(pointer.removesuffix(POINTER_SUFFIX), target))
 
     def delete(self, uri: str) -> None:
-        """Deletes a checkpoint of this folder in the background, once what was handed on last is in the store."""
+        """Deletes a checkpoint of this folder in the background, after what was handed on last."""
         name = unquote(uri.partition("?")[0].rpartition("/")[2])
         if self._queue is not None and uri == self.store.uri(name):
             own = [self._handles[name]] if name in self._handles else []

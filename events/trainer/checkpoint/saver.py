@@ -169,8 +169,8 @@ class CheckpointSaver(Callback):
         ValueError: one of the numbers is less than one, a choice is none of those named, or the folder is a
             URI without a store.
         TimeStringError: the interval has no unit.
-        FileExistsError: the folder holds checkpoints of another run: at `INIT` where it is in a store, else at
-            `FIT_START`.
+        FileExistsError: the folder holds checkpoints of another run: at `INIT` where it is in a store,
+            else at `FIT_START`.
         ValueError: at `INIT`, `keep_in_store` for checkpoints in shards, which are all kept there.
         CheckpointError: the state holds something that is neither a tensor nor a plain value.
     """
@@ -459,7 +459,7 @@ class CheckpointSaver(Callback):
         self._kept = self._kept.with_new(new, self._retention, self._retention_in_store)
 
     def _gone(self, before: Kept) -> tuple[list[SavedCheckpoint], list[SavedCheckpoint]]:
-        """Returns what is to be removed here and in the store; the first time, what should be gone already too.
+        """Returns what is to be removed here and in the store; at first also what should be gone by now.
 
         The checkpoint that this run was resumed from may name files of another run, or of anything: only
         those in the folders of this run are removed.

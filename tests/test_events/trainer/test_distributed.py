@@ -1,19 +1,22 @@
 """Two ranks under torchrun, over gloo on the CPU."""
 
 import json
+import math
 import os
 import subprocess
 import sys
 from pathlib import Path
 
+from events import read_checkpoint
+
 _PROGRAM = Path(__file__).with_name("two_ranks.py")
 
 
-def run_two_ranks(folder, *modes):
-    """Runs the program on two ranks, and returns what each of them wrote down in each mode."""
+def run_two_ranks(folder, *modes, ranks=2):
+    """Runs the program on two ranks, or more or fewer, and returns what each of them wrote down in each mode."""
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
     environment.pop("RUN_NAME", None)
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
     outcome = subprocess.run(
         [*launcher, str(_PROGRAM), str(folder), *modes],
         env=environment,
@@ -25,7 +28,8 @@ def run_two_ranks(folder, *modes):
     assert outcome.returncode == 0, outcome.stderr
     kinds = [mode.partition(":")[0] for mode in modes]
     return [
-        [json.loads((folder / f"{kind}.rank{rank}.json").read_text()) for rank in range(2)] for kind in kinds
+        [json.loads((folder / f"{kind}.rank{rank}.json").read_text()) for rank in range(ranks)]
+        for kind in kinds
     ]
 
 
@@ -60,3 +64,37 @@ def test_ranks_that_the_user_joined_stop_together_and_need_a_sampler(tmp_path):
     for rank in refused:
         assert "must give each of 2 ranks its own samples, got a SequentialSampler" in rank["refused"]
         assert "DistributedSampler" in rank["refused"]
+
+
+def test_what_two_ranks_saved_is_resumed_by_one_and_by_four(tmp_path):
+    """All begin at the batch and with the weights of the file, and end alike."""
+    ((zero, _),) = run_two_ranks(tmp_path, "save")
+    name = zero["run_name"]
+    saved = read_checkpoint(tmp_path / name / "ep1-ba6.pt")
+    weights = [value.flatten().tolist() for value in saved["model"].values()]
+    others = [path for path in (tmp_path / name).glob("*.pt") if path.name > "ep1-ba6.pt"]
+
+    for ranks in (1, 4):
+        for path in others:
+            path.unlink(missing_ok=True)
+        (tmp_path / name / "latest.symlink").write_text(f"{name}/checkpoints/ep1-ba6.pt")
+        (resumed,) = run_two_ranks(tmp_path, f"resume:{name}", ranks=ranks)
+
+        assert [rank["began_at"] for rank in resumed] == [6] * ranks
+        assert [rank["began_with"] for rank in resumed] == [weights] * ranks
+        assert [rank["weights"] for rank in resumed] == [resumed[0]["weights"]] * ranks
+        assert {rank["batch"] for rank in resumed} == {6 - 1 + math.ceil(40 / (4 * ranks))}
+
+
+def test_a_rank_without_the_file_begins_where_rank_zero_does(tmp_path):
+    """On machines without a shared disk, rank 0 alone has what it saved; before, the others began anew."""
+    ((zero, _),) = run_two_ranks(tmp_path, "apart")
+    name = zero["run_name"]
+    (tmp_path / f"{name}-rank0" / "ep2-ba10.pt").unlink()
+    (tmp_path / f"{name}-rank0" / "latest.symlink").write_text("ep1-ba6.pt")
+
+    (resumed,) = run_two_ranks(tmp_path, f"rejoin:{name}")
+
+    assert not (tmp_path / f"{name}-rank1").exists()
+    assert [rank["began_at"] for rank in resumed] == [6, 6]
+    assert [rank["weights"] for rank in resumed] == [zero["weights"]] * 2

@@ -16,6 +16,14 @@ from destinations import LoggerDestination
 from events import Callback, Logger, State, Trainer
 from events.trainer.distributed import leave
 
+# On machines without a shared disk, rank 0 alone has what rank 0 has saved.
+_FOLDERS = {
+    "save": "{run_name}",
+    "resume": "{run_name}",
+    "apart": "{run_name}-rank{rank}",
+    "rejoin": "{run_name}-rank{rank}",
+}
+
 
 class Rows(LoggerDestination):
     """Writes the metrics of rank 0 into a file, as a destination should."""
@@ -62,14 +70,16 @@ def main(folder: Path, mode: str) -> None:
         device_train_microbatch_size=2,
         seed=3,
         run_name=run_name or None,
-        save_folder=folder / "{run_name}" if kind in {"save", "resume"} else None,
+        save_folder=_FOLDERS.get(kind) and folder / _FOLDERS[kind],
         save_interval="3ba",
-        autoresume=kind == "resume",
+        autoresume=kind in {"resume", "rejoin"},
     )
     if kind != "no-sampler":
-        sampler = DistributedSampler(data, seed=5)
+        sampler = DistributedSampler(data, seed=5) if trainer.state.world_size > 1 else None
     trainer.state.train_dataloader = DataLoader(data, batch_size=4, sampler=sampler)
     seen = {"run_name": trainer.state.run_name, "refused": ""}
+    seen["began_at"] = int(trainer.state.timestamp.batch)
+    seen["began_with"] = [parameter.flatten().tolist() for parameter in model.parameters()]
     try:
         with trainer:
             trainer.fit()
