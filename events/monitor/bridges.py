@@ -42,7 +42,6 @@ from .monitor_event import (
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from types import TracebackType
 
     import torch.monitor
 
@@ -204,12 +203,7 @@ class QueuedCallback(Callback):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        exception: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def step(self) -> int | None:
@@ -217,7 +211,34 @@ class QueuedCallback(Callback):
         return None if self._state is None else int(self._state.timestamp.batch)
 
 
-class ForwardMonitor(QueuedCallback):
+class _EventsCallback(QueuedCallback):
+    """A queued callback that receives our monitor events from `start` to `stop`."""
+
+    _handle: EventHandlerHandle | None = None
+
+    def start(self, state: State | None, logger: Logger | None) -> None:
+        """Registers the handler; the calling thread is the training thread."""
+        super().start(state, logger)
+        if self._handle is None:
+            self._handle = register_reentrant_handler(self.receive)
+
+    def receive(self, event: Event) -> None:
+        """Queues an event; called in the thread that logs it."""
+        self.put(event)
+
+    def stop(self) -> None:
+        """Delivers open windows and pending events, and unregisters; a second call does nothing."""
+        super().stop()
+        handle, self._handle = self._handle, None
+        if handle is None:
+            return
+        stat.flush()
+        unregister_event_handler(handle)
+        # Explicitly: at interpreter exit this may run in another thread, where `put` does not drain.
+        self.drain()
+
+
+class ForwardMonitor(_EventsCallback):
     """Logs monitor events to the destinations of a run, as metrics.
 
     ```python
@@ -240,15 +261,8 @@ class ForwardMonitor(QueuedCallback):
         max_pending: how many events are queued; beyond that the oldest is dropped, and counted in `dropped`.
     """
 
-    _handle: EventHandlerHandle | None = None
-
-    def start(self, state: State | None, logger: Logger | None) -> None:
-        """Registers the handler; the calling thread is the training thread."""
-        super().start(state, logger)
-        if self._handle is None:
-            self._handle = register_reentrant_handler(self._put_with_step)
-
-    def _put_with_step(self, event: Event) -> None:
+    def receive(self, event: Event) -> None:
+        """Queues an event with the step at which it is logged."""
         self.put((self.step(), event))
 
     def deliver(self, item: tuple[int | None, Event]) -> None:
@@ -256,17 +270,6 @@ class ForwardMonitor(QueuedCallback):
         step, event = item
         if self._logger is not None:
             _log_event_data(self._logger, event.name, event.data, step, is_stat=event.name == STAT_EVENT)
-
-    def stop(self) -> None:
-        """Logs open windows and pending events, and unregisters; a second call does nothing."""
-        super().stop()
-        handle, self._handle = self._handle, None
-        if handle is None:
-            return
-        stat.flush()
-        unregister_event_handler(handle)
-        # Explicitly: at interpreter exit this may run in another thread, where `put` does not drain.
-        self.drain()
 
 
 class _StepHistory:
@@ -364,7 +367,7 @@ class FromTorchMonitor(QueuedCallback):
         self.drain()
 
 
-class ToTorchMonitor(QueuedCallback):
+class ToTorchMonitor(_EventsCallback):
     """Passes our monitor events to the handlers of `torch.monitor`, such as `TensorboardEventHandler`.
 
     ```python
@@ -392,15 +395,12 @@ class ToTorchMonitor(QueuedCallback):
     def __init__(self, max_pending: int = 10_000) -> None:
         super().__init__(max_pending)
         self.failures = 0
-        self._handle: EventHandlerHandle | None = None
 
     def start(self, state: State | None, logger: Logger | None) -> None:
         """Registers the handler; the calling thread is the training thread."""
         from torch import monitor  # noqa: F401  # here, not in the first batch
 
         super().start(state, logger)
-        if self._handle is None:
-            self._handle = register_reentrant_handler(self.put)
 
     def deliver(self, item: Event) -> None:
         """Logs an event to torch."""
@@ -419,16 +419,6 @@ class ToTorchMonitor(QueuedCallback):
                     item.name,
                     redact_text(trace),
                 )
-
-    def stop(self) -> None:
-        """Passes on open windows and pending events, and unregisters; a second call does nothing."""
-        super().stop()
-        handle, self._handle = self._handle, None
-        if handle is None:
-            return
-        stat.flush()
-        unregister_event_handler(handle)
-        self.drain()
 
 
 def forward_to(logger: Logger) -> ForwardMonitor:
