@@ -26,7 +26,16 @@ from destinations.copies import merged
 from events import plain_config, redact_text
 from uploads.disk import DISK, Disk, read_json, read_regular, replace_file
 
-from .layout import FORMAT_VERSION, HEARTBEAT, HPARAMS, SESSIONS, SIDECAR, strict_json, summary_name
+from .layout import (
+    FORMAT_VERSION,
+    HEARTBEAT,
+    HPARAMS,
+    SESSIONS,
+    SIDECAR,
+    is_shallow,
+    strict_json,
+    summary_name,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -37,10 +46,15 @@ __all__ = [
     "Documents",
     "SessionLog",
     "flat_hyperparameters",
+    "read_hparams",
     "write_summary",
 ]
 
 _MAX_LIST_ITEMS = 100
+_MOST_YAML_BYTES = 4 << 20
+_MOST_VALUES = 100_000
+_MOST_DIGITS = 4300  # As `int` reads.
+_MOST_NESTED = 1000
 _SCHEMA_VERSION = 1
 
 
@@ -101,7 +115,10 @@ class Documents:
         }
         self._checkpoint_path = existing.get("checkpoint_path")
         self._checkpoint_uris = _texts(existing.get("checkpoint_uris"))
-        self.hyperparameters = _read_hparams(run_dir / HPARAMS)
+        try:
+            self.hyperparameters = read_hparams(run_dir / HPARAMS)
+        except (OSError, ValueError):  # Replaced by those of this session.
+            self.hyperparameters = {}
         self._hparams_written: dict[str, Any] | None = None
         self._are_hparams_safe = False
         self.is_new = not existing and not self.hyperparameters
@@ -232,16 +249,6 @@ def _texts(value: Any) -> list[str]:
     return [str(item) for item in value] if isinstance(value, list) else []
 
 
-def _read_hparams(path: Path) -> dict[str, Any]:
-    try:
-        data = yaml.safe_load(read_regular(path))
-    except (OSError, ValueError, yaml.YAMLError, ArithmeticError, AttributeError, LookupError, TypeError):
-        return {}
-    except RecursionError:  # It is nested too deeply.
-        return {}
-    return data if isinstance(data, dict) else {}
-
-
 class SessionLog:
     """The lines of `sessions.jsonl`, one per process that wrote to the run; the last is that of this process.
 
@@ -314,3 +321,85 @@ class SessionLog:
             return (self._run_dir / HEARTBEAT).stat().st_mtime
         except OSError:
             return None
+
+
+# Hyperparameters, which may be foreign.
+
+
+def read_hparams(path: Path) -> dict[str, Any]:
+    """Returns the content of `hparams.yaml`; empty if it is not a mapping.
+
+    Raises:
+        OSError: it cannot be read, or is too large.
+        ValueError: it is damaged, or has more than 100,000 values.
+    """
+    raw = read_regular(path, _MOST_YAML_BYTES)
+    try:
+        _check_depth(raw)
+        data = yaml.load(raw, Loader=_loader())  # noqa: S506  # the loader builds plain values only
+    except (yaml.YAMLError, ArithmeticError, AttributeError, LookupError, TypeError) as error:
+        raise ValueError(str(error)) from error
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    _check_size(data)
+    if not is_shallow(data):
+        raise ValueError("it is nested too deeply")
+    return data if isinstance(data, dict) else {}
+
+
+def _loader() -> Any:
+    """Returns a safe loader that reads the Python objects Lightning dumps as plain mappings and lists."""
+    base = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+    class Loader(base):  # type: ignore[misc, valid-type]  # whichever PyYAML was built with
+        def flatten_mapping(self, node: Any) -> None:
+            super().flatten_mapping(node)
+            if len(node.value) > _MOST_VALUES:
+                # Merge keys that double a mapping at each level.
+                raise yaml.YAMLError(f"it has more than {_MOST_VALUES} values")
+
+    def plain(loader: Any, _: str, node: Any) -> Any:
+        if isinstance(node, yaml.MappingNode):
+            return loader.construct_mapping(node, deep=True)
+        if isinstance(node, yaml.SequenceNode):
+            return loader.construct_sequence(node, deep=True)
+        return loader.construct_scalar(node)
+
+    def whole(loader: Any, node: Any) -> Any:
+        # "1:1:1", a number to base 60, takes time that grows with the square of its digits.
+        if len(node.value) > _MOST_DIGITS:
+            raise yaml.YAMLError(f"an integer has more than {_MOST_DIGITS} digits")
+        return loader.construct_yaml_int(node)
+
+    Loader.add_multi_constructor("", plain)
+    Loader.add_constructor("tag:yaml.org,2002:int", whole)
+    return Loader
+
+
+def _check_depth(raw: bytes) -> None:
+    """Refuses deep nesting: the loader in C recurses without a limit, and the process would be killed."""
+    # Other than by these marks, depth needs indentation, whose bytes grow with its square.
+    if sum(map(raw.count, (b"[", b"{", b"-", b"?"))) <= _MOST_NESTED:
+        return
+    depth = 0
+    for event in yaml.parse(raw, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
+        if isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+        elif isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
+        if depth > _MOST_NESTED:
+            raise ValueError("it is nested too deeply")
+
+
+def _check_size(data: Any) -> None:
+    """Refuses too many values; with aliases, a file of a few lines can expand to any number."""
+    pending, count = [data], 0
+    while pending:
+        value = pending.pop()
+        count += 1
+        if count > _MOST_VALUES:
+            raise ValueError(f"it has more than {_MOST_VALUES} values")
+        if isinstance(value, dict):
+            pending.extend(value.values())
+        elif isinstance(value, list | tuple | set):
+            pending.extend(value)

@@ -60,6 +60,7 @@ __all__ = [
     "format_cells",
     "header_end",
     "header_line",
+    "is_shallow",
     "journal_path",
     "label_name",
     "lock_name",
@@ -114,6 +115,7 @@ TERMINAL_STATUSES = frozenset(
 OWN_COLUMNS = ("step", "epoch", "time")
 
 _MAX_NAME_BYTES = 120
+_DEEPEST = 100
 _SEGMENT = re.compile(rf"[0-9]+{re.escape(SEGMENT_SUFFIX)}")
 _UNSAFE = re.compile(r"[^\w .,=+@()\[\]-]")
 
@@ -305,6 +307,21 @@ def _text(value: Any) -> str:
     from events import safe_text
 
     return safe_text(value)
+
+
+def is_shallow(value: Any) -> bool:
+    """Returns whether a value is nested at most 100 deep, so that recursion over it is safe."""
+    level = [value]
+    for _ in range(_DEEPEST):
+        level = [
+            item
+            for one in level
+            if isinstance(one, dict | list)
+            for item in (one.values() if isinstance(one, dict) else one)
+        ]
+        if not level:
+            return True
+    return False
 
 
 def append_record(path: Path, record: dict[str, Any]) -> None:

@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from destinations.run_directory.layout import is_shallow
 from uploads.disk import MAX_DOCUMENT_BYTES, open_regular, read_regular
 
 __all__ = [
     "clean_text",
     "file_inside",
-    "is_shallow",
     "json_lines",
     "number_of",
     "path_inside",
@@ -87,7 +87,6 @@ def _cleaned(value: Any) -> Any:
 
 _NUMBERS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 _LARGEST_INT = (1 << 63) - 1
-_DEEPEST = 100
 
 
 def json_lines(path: Path, *, with_torn: bool = False) -> Iterator[dict[str, Any] | None]:
@@ -128,21 +127,6 @@ def _object(raw: bytes) -> dict[str, Any] | None:
     except (ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) and is_shallow(found) else None
-
-
-def is_shallow(value: Any) -> bool:
-    """Returns whether a value is nested at most 100 deep, so that recursion over it is safe."""
-    level = [value]
-    for _ in range(_DEEPEST):
-        level = [
-            item
-            for one in level
-            if isinstance(one, dict | list)
-            for item in (one.values() if isinstance(one, dict) else one)
-        ]
-        if not level:
-            return True
-    return False
 
 
 def read_object_file(path: Path) -> dict[str, Any]:

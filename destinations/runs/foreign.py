@@ -9,12 +9,12 @@ import csv
 import io
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from destinations.run_directory.layout import HPARAMS
-from uploads.disk import open_regular, read_regular
+from uploads.disk import open_regular
 
-from .files import clean_text, is_shallow
+from .files import clean_text
 from .record import RunRecord, sound_hparams
 
 if TYPE_CHECKING:
@@ -22,15 +22,11 @@ if TYPE_CHECKING:
 
     from .record import Scalar
 
-__all__ = ["METRICS", "last_values", "read_hparams", "read_lightning"]
+__all__ = ["METRICS", "last_values", "read_lightning"]
 
 METRICS = "metrics.csv"
 
 _BLOCK_BYTES = 1 << 20
-_MOST_YAML_BYTES = 4 << 20
-_MOST_VALUES = 100_000
-_MOST_DIGITS = 4300  # As `int` reads.
-_MOST_NESTED = 1000
 _LONGEST_LINE = 16 << 20
 _MOST_LOOKED_AT = 64 << 20
 # Counters, not metrics.
@@ -48,7 +44,7 @@ def read_lightning(run_dir: Path, path: str) -> RunRecord:
         OSError: `metrics.csv` cannot be read.
     """
     # It imports numpy and PyYAML, which finding other runs does not need.
-    from destinations.run_directory.documents import flat_hyperparameters
+    from destinations.run_directory.documents import flat_hyperparameters, read_hparams
 
     hparams: Mapping[str, Scalar] = {}
     problem = None
@@ -128,87 +124,6 @@ def _take_last(block: bytes, wanted: set[int], found: dict[int, float]) -> None:
                     found[index] = float(row[index])
                 except ValueError:
                     continue
-
-
-def read_hparams(path: Path) -> dict[str, Any]:
-    """Returns the content of `hparams.yaml`; empty if it is not a mapping.
-
-    Raises:
-        OSError: it cannot be read, or is too large.
-        ValueError: it is damaged, or has more than 100,000 values.
-    """
-    import yaml
-
-    raw = read_regular(path, _MOST_YAML_BYTES)
-    try:
-        _check_depth(raw, yaml)
-        data = yaml.load(raw, Loader=_loader(yaml))  # noqa: S506  # the loader builds plain values only
-    except (yaml.YAMLError, ArithmeticError, AttributeError, LookupError, TypeError) as error:
-        raise ValueError(str(error)) from error
-    except RecursionError:
-        raise ValueError("it is nested too deeply") from None
-    _check_size(data)
-    if not is_shallow(data):
-        raise ValueError("it is nested too deeply")
-    return data if isinstance(data, dict) else {}
-
-
-def _loader(yaml: Any) -> Any:
-    """Returns a safe loader that reads the Python objects Lightning dumps as plain mappings and lists."""
-    base = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-
-    class Loader(base):  # type: ignore[misc, valid-type]  # whichever PyYAML was built with
-        def flatten_mapping(self, node: Any) -> None:
-            super().flatten_mapping(node)
-            if len(node.value) > _MOST_VALUES:
-                # Merge keys that double a mapping at each level.
-                raise yaml.YAMLError(f"it has more than {_MOST_VALUES} values")
-
-    def plain(loader: Any, _: str, node: Any) -> Any:
-        if isinstance(node, yaml.MappingNode):
-            return loader.construct_mapping(node, deep=True)
-        if isinstance(node, yaml.SequenceNode):
-            return loader.construct_sequence(node, deep=True)
-        return loader.construct_scalar(node)
-
-    def whole(loader: Any, node: Any) -> Any:
-        # "1:1:1", a number to base 60, takes time that grows with the square of its digits.
-        if len(node.value) > _MOST_DIGITS:
-            raise yaml.YAMLError(f"an integer has more than {_MOST_DIGITS} digits")
-        return loader.construct_yaml_int(node)
-
-    Loader.add_multi_constructor("", plain)
-    Loader.add_constructor("tag:yaml.org,2002:int", whole)
-    return Loader
-
-
-def _check_depth(raw: bytes, yaml: Any) -> None:
-    """Refuses deep nesting: the loader in C recurses without a limit, and the process would be killed."""
-    # Other than by these marks, depth needs indentation, whose bytes grow with its square.
-    if sum(map(raw.count, (b"[", b"{", b"-", b"?"))) <= _MOST_NESTED:
-        return
-    depth = 0
-    for event in yaml.parse(raw, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
-        if isinstance(event, yaml.CollectionStartEvent):
-            depth += 1
-        elif isinstance(event, yaml.CollectionEndEvent):
-            depth -= 1
-        if depth > _MOST_NESTED:
-            raise ValueError("it is nested too deeply")
-
-
-def _check_size(data: Any) -> None:
-    """Refuses too many values; with aliases, a file of a few lines can expand to any number."""
-    pending, count = [data], 0
-    while pending:
-        value = pending.pop()
-        count += 1
-        if count > _MOST_VALUES:
-            raise ValueError(f"it has more than {_MOST_VALUES} values")
-        if isinstance(value, dict):
-            pending.extend(value.values())
-        elif isinstance(value, list | tuple | set):
-            pending.extend(value)
 
 
 def _first_line(error: Exception) -> str:

@@ -20,13 +20,14 @@ from destinations.run_directory.layout import (
     HPARAMS,
     SIDECAR,
     column_of,
+    is_shallow,
     metrics_name,
     summary_name,
 )
 from uploads.disk import read_regular
 
 from .errors import RunNotFoundError
-from .files import is_shallow, number_of, read_object, read_object_file, whole_of
+from .files import number_of, read_object, read_object_file, whole_of
 from .record import Extremes, RunKind, RunRecord, Scalar, is_alive
 
 if TYPE_CHECKING:
@@ -204,7 +205,7 @@ class Run:
     @property
     def hyperparameters(self) -> dict[str, Any]:
         """Hyperparameters nested as logged; by dotted name if `hparams.yaml` cannot be read."""
-        from .foreign import read_hparams
+        from destinations.run_directory.documents import read_hparams
 
         try:
             found = read_hparams(self.path / HPARAMS)

@@ -267,6 +267,21 @@ def test_each_rank_has_a_csv_of_its_own_where_asked(drive, tmp_path):
     assert "texts.jsonl" not in names
 
 
+@pytest.mark.parametrize(
+    "text", [f"a: 1{':1' * 5000}\n", f"a: {'[' * 5000}\n", "a: *b\n"], ids=["base 60", "nested", "alias"]
+)
+def test_hyperparameters_that_cannot_be_read_are_replaced(drive, tmp_path, text):
+    """A resumed run whose `hparams.yaml` is damaged, or would take minutes to read, writes those of this session."""
+    drive().fit().close()
+    (tmp_path / "run" / "hparams.yaml").write_text(text)
+
+    run = drive().fit()
+    run.logger.log_hyperparameters({"lr": 0.1})
+    run.close()
+
+    assert (tmp_path / "run" / "hparams.yaml").read_text() == "lr: 0.1\n"
+
+
 def test_long_lists_of_hyperparameters_stay_one_value():
     """Ten thousand numbers are not ten thousand fields."""
     flat = flat_hyperparameters({"a": list(range(101)), "b": [1, {"c": None}]})
