@@ -25,7 +25,7 @@ from .layout import ENVIRONMENT, strict_json
 if TYPE_CHECKING:
     from events import State
 
-__all__ = ["EnvironmentFile", "describe_environment", "rank_layout"]
+__all__ = ["describe_environment", "rank_layout", "write_environment"]
 
 _PROGRAM_SECONDS = 5.0
 _SLURM = (
@@ -50,8 +50,10 @@ https://packaging.python.org/specifications/recording-installed-packages/
 """
 
 
-class EnvironmentFile:
-    """Writes `environment.json` in a short-lived thread.
+def write_environment(
+    run_dir: Path, ranks: dict[str, int], on_error: Callable[[Exception], None]
+) -> threading.Thread:
+    """Writes `environment.json` in a thread, which it starts and returns.
 
     Args:
         run_dir: the folder of the run.
@@ -59,28 +61,16 @@ class EnvironmentFile:
         on_error: called with an exception, in that thread.
     """
 
-    def __init__(self, run_dir: Path, ranks: dict[str, int], on_error: Callable[[Exception], None]) -> None:
-        self._path = run_dir / ENVIRONMENT
-        self._ranks = ranks
-        self._on_error = on_error
-        self._thread: threading.Thread | None = None
-
-    def write(self) -> None:
-        """Starts writing; returns at once."""
-        self._thread = threading.Thread(target=self._write, name="run-directory-environment", daemon=True)
-        self._thread.start()
-
-    def wait(self, timeout_seconds: float) -> None:
-        """Waits until the file is written."""
-        if self._thread is not None:
-            self._thread.join(timeout_seconds)
-
-    def _write(self) -> None:
+    def write() -> None:
         try:
-            content = strict_json(describe_environment(self._ranks), indent=2)
-            replace_file(self._path, content.encode(), durable=True)
+            content = strict_json(describe_environment(ranks), indent=2)
+            replace_file(run_dir / ENVIRONMENT, content.encode(), durable=True)
         except Exception as error:  # noqa: BLE001  # passed on
-            self._on_error(error)
+            on_error(error)
+
+    thread = threading.Thread(target=write, name="run-directory-environment", daemon=True)
+    thread.start()
+    return thread
 
 
 def rank_layout(state: "State") -> dict[str, int]:

@@ -17,10 +17,8 @@ the segment.
 """
 
 import contextlib
-import functools
 import itertools
 import marshal
-import mmap
 import operator
 import os
 import threading
@@ -50,14 +48,20 @@ from .frames import (
     resume_frame,
 )
 from .layout import POSITION, Position, column_of, segment_number, segment_path, segment_paths
-from .segments import AppendedSegment, MapFile, MappedSegment, end_of_journal
+from .segments import MappedSegment, Segment, end_of_journal
 
 if TYPE_CHECKING:
     from events import State
 
-    from .segments import Segment
-
-__all__ = ["Append", "Journal", "SegmentReader", "make_journal", "remove_journal", "sync_journal"]
+__all__ = [
+    "Append",
+    "Journal",
+    "MakeSegment",
+    "SegmentReader",
+    "make_journal",
+    "remove_journal",
+    "sync_journal",
+]
 
 
 def make_journal(folder: Path, disk: Disk = DISK) -> None:
@@ -143,6 +147,9 @@ class SegmentReader:
 Append = Callable[[Mapping[str, Any], int | None], bool]
 """The call that logs most rows; see `Journal.try_append`."""
 
+MakeSegment = Callable[[Path, int, int], Segment]
+"""Makes a segment from path, number and size."""
+
 SEGMENT_BYTES = 1 << 20
 PENDING_BYTES = 64 << 20
 _RETRY_SECONDS = 0.2
@@ -175,7 +182,7 @@ class _Schema(NamedTuple):
 class _ActiveSegment:
     """The current segment with its schemas; replaced as a whole."""
 
-    segment: "Segment"
+    segment: Segment
     numbers: Iterator[int] = attrs.field(factory=itertools.count)
     by_names: dict[tuple[str, ...], _Schema] = attrs.field(factory=dict)
     by_length: dict[int, _Schema] = attrs.field(factory=dict)
@@ -207,14 +214,13 @@ class Journal:
     Args:
         folder: the folder of the segments; must exist.
         state: the run, for the epoch.
-        map_file: maps segments; None to write them by system calls.
         segment_bytes: the size of a segment.
         on_full: called in the logging thread with the error that prevented a new segment.
         on_refused: called in the logging thread with the kind of refusal and a message, for values that are
             not accepted and for too many names.
         on_append: called with the new `try_append` whenever it changes, which it does for each segment.
         clock: the current time in seconds since 1970.
-        make_segment: makes a segment from path, number and size; replaces `map_file`.
+        make_segment: makes a segment from path, number and size: `AppendedSegment` where mapping is unreliable.
     """
 
     def __init__(
@@ -222,19 +228,16 @@ class Journal:
         folder: Path,
         state: "State",
         *,
-        map_file: MapFile | None = mmap.mmap,
         segment_bytes: int = SEGMENT_BYTES,
         on_full: Callable[[OSError], None] = lambda _: None,
         on_refused: Callable[[str, str], None] = lambda *_: None,
         on_append: Callable[[Append], None] = lambda _: None,
         clock: Callable[[], float] = time.time,
-        make_segment: "Callable[[Path, int, int], Segment] | None" = None,
+        make_segment: MakeSegment = MappedSegment,
     ) -> None:
         self._folder = folder
         self._state = state
-        self._make: Callable[[Path, int, int], Segment] = make_segment or (
-            AppendedSegment if map_file is None else functools.partial(MappedSegment, map_file=map_file)
-        )
+        self._make = make_segment
         self._segment_bytes = segment_bytes
         self._on_full = on_full
         self._on_refused = on_refused
@@ -589,7 +592,7 @@ class Journal:
         self._next = None
         self._publish()
 
-    def _take_spare(self, needed: int) -> "Segment":
+    def _take_spare(self, needed: int) -> Segment:
         """Returns an unnumbered segment of at least this size."""
         with contextlib.suppress(IndexError):
             spare = self._spares.popleft()
@@ -603,7 +606,7 @@ class Journal:
         """Returns a unique path, of a form that `remove_temporaries` knows."""
         return self._folder / f".segment.{os.getpid()}-{next(_spare_numbers)}.tmp"
 
-    def _activate(self, segment: "Segment") -> _ActiveSegment:
+    def _activate(self, segment: Segment) -> _ActiveSegment:
         writing = _ActiveSegment(segment)
         writing.try_append = self._fast_append(writing)
         return writing

@@ -6,7 +6,6 @@ The training thread opens, closes and logs to `journal`; `_tick` and what it cal
 import contextlib
 import logging
 import math
-import mmap
 import os
 import socket
 import threading
@@ -23,19 +22,19 @@ from uploads.disk import file_system_of, is_network_file_system, read_json
 
 from .documents import Documents, SessionLog, write_summary
 from .drain import Drain
-from .environment import EnvironmentFile, rank_layout
+from .environment import rank_layout, write_environment
 from .folder import HeldFolder, RunInUseError, WriterLock, holds_run, remove_temporaries, with_user_paths
-from .journal import Append, Journal, make_journal, remove_journal, sync_journal
+from .journal import Append, Journal, MakeSegment, make_journal, remove_journal, sync_journal
 from .layout import HEARTBEAT, journal_path, metrics_name, segment_paths, summary_name
 from .metrics_csv import MetricsCsv
 from .reader import parse_csv
-from .segments import MapFile, allocate
+from .segments import AppendedSegment, MappedSegment, allocate
 from .statistics import Statistics
 
 if TYPE_CHECKING:
     from events import State
 
-__all__ = ["JournalKind", "RankWriter", "loss_text", "overhead_stats", "percentile"]
+__all__ = ["JournalKind", "RankWriter", "loss_text"]
 
 _WORDS = {"early": "records logged before init", "files": "files", "media": "media and texts", "rows": "rows"}
 _log = logging.getLogger("destinations")
@@ -58,38 +57,11 @@ def loss_text(lost: Mapping[str, int]) -> str:
     return ", ".join(f"{count:,} {_WORDS.get(kind, kind)}" for kind, count in sorted(lost.items()) if count)
 
 
-def percentile(values: list[int], share: float) -> int | None:
-    """Returns a percentile by nearest rank; None if there are no values."""
+def _percentile(values: list[int], share: float) -> float | None:
+    """Returns a percentile of nanoseconds by nearest rank, in microseconds; None if there are no values."""
     if not values:
         return None
-    return sorted(values)[min(len(values) - 1, int(len(values) * share))]
-
-
-def overhead_stats(
-    journal: "Journal", drain: "Drain", csv_bytes: int, errors: dict[str, Any], media: dict[str, Any]
-) -> dict[str, Any]:
-    """Returns the `overhead` field of the sidecar, for this session.
-
-    `calls` counts the calls of `log_metrics` whose rows are in the CSV. About one call in 64 is timed, inside
-    this destination, mostly while the writer thread is at work.
-    """
-    samples = list(journal.samples_ns)
-    p50, p99 = percentile(samples, 0.5), percentile(samples, 0.99)
-    return {
-        "calls": drain.rows,
-        "samples": len(samples),
-        "p50_us": None if p50 is None else p50 / 1000,
-        "p99_us": None if p99 is None else p99 / 1000,
-        "csv_bytes": csv_bytes,
-        "csv_rewrites": drain.rewrites,
-        "waiting_rows": journal.counts.pending,
-        "dropped": journal.counts.dropped,
-        "refused": journal.counts.refused,
-        "damaged_bytes": drain.damaged_bytes,
-        "safe_on_disk_to_step": drain.durable_step,
-        "media": media,
-        **errors,
-    }
+    return sorted(values)[min(len(values) - 1, int(len(values) * share))] / 1000
 
 
 class RankWriter:
@@ -106,7 +78,7 @@ class RankWriter:
         media_stats: returns the media counts for the sidecar.
         on_append: called with the function that logs a row, whenever it changes.
         held: the open folder of the run. Default: the one at `run_dir`.
-        map_file: maps a file, given its descriptor and size.
+        make_segment: makes the segments of a mapped journal.
         clock: the time of rows, in seconds since 1970.
     """
 
@@ -123,7 +95,7 @@ class RankWriter:
         media_stats: Callable[[], dict[str, Any]],
         on_append: Callable[[Append], None],
         held: HeldFolder | None = None,
-        map_file: MapFile = mmap.mmap,
+        make_segment: MakeSegment = MappedSegment,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._clock = clock
@@ -138,7 +110,7 @@ class RankWriter:
         self._sessions = sessions
         self._media_stats = media_stats
         self._on_append = on_append
-        self._environment = EnvironmentFile(self._root, rank_layout(state), self._failed)
+        self._environment: threading.Thread | None = None
         self._folder = journal_path(self._root, self._rank)
         make_journal(self._folder)
         remove_temporaries(self._root, self._rank)
@@ -152,8 +124,9 @@ class RankWriter:
         # The kinds of errors reported since the last recovery.
         self._reported: set[tuple[str, int | None]] = set()
         self._refusals: set[str] = set()
-        self._had_rows = (self._root / metrics_name(self._rank)).exists() or bool(segment_paths(self._folder))
-        self.journal = self._open_journal(state, map_file if self._is_mapped(journal_kind) else None)
+        self.had_rows = (self._root / metrics_name(self._rank)).exists() or bool(segment_paths(self._folder))
+        """Whether earlier sessions left rows."""
+        self.journal = self._open_journal(make_segment if self._is_mapped(journal_kind) else AppendedSegment)
         self._csv = MetricsCsv(self._root / metrics_name(self._rank))
         self._drain = Drain(
             self._root,
@@ -183,11 +156,6 @@ class RankWriter:
             name=f"run-directory-{run_dir.name}-rank{self._rank}",
             on_end=self._end,
         )
-
-    @property
-    def had_rows(self) -> bool:
-        """Whether earlier sessions left rows."""
-        return self._had_rows
 
     def start(self) -> None:
         """Writes the first documents and starts the writer thread."""
@@ -245,19 +213,19 @@ class RankWriter:
             return False
         return True
 
-    def _open_journal(self, state: "State", map_file: MapFile | None) -> Journal:
+    def _open_journal(self, make_segment: MakeSegment) -> Journal:
         try:
             return Journal(
                 self._folder,
-                state,
-                map_file=map_file,
+                self._state,
+                make_segment=make_segment,
                 on_full=self._on_disk_full,
                 on_refused=self._refused,
                 on_append=self._on_append,
                 clock=self._clock,
             )
         except OSError as error:
-            if map_file is None:
+            if make_segment is AppendedSegment:
                 raise
             _log.warning(
                 "run folder %s cannot be mapped (%s): rows are written by system calls, some microseconds "
@@ -265,7 +233,7 @@ class RankWriter:
                 self._run_dir,
                 error,
             )
-            return self._open_journal(state, None)
+            return self._open_journal(AppendedSegment)
 
     def _open(self) -> None:
         """Opens what earlier sessions left; in the writer thread, because it may read a lot."""
@@ -338,7 +306,7 @@ class RankWriter:
             self._failed(error)
         if self._environment_due:
             self._environment_due = False
-            self._environment.write()
+            self._environment = write_environment(self._root, rank_layout(self._state), self._failed)
         state = self._state
         if self._documents is not None and self._documents.follow(state.status.value, state.stop_reason):
             self._are_documents_due, self._documents_at = True, -math.inf
@@ -503,14 +471,28 @@ class RankWriter:
             self._sessions.current.update(status=self._documents.status, exception=self._documents.exception)
 
     def overhead(self) -> dict[str, Any]:
-        """Returns the `overhead` field of the sidecar."""
-        return overhead_stats(
-            self.journal,
-            self._drain,
-            self._csv.size,
-            {"errors": dict(self._errors), "last_error": self._last_error or None},
-            self._media_stats(),
-        )
+        """Returns the `overhead` field of the sidecar, for this session.
+
+        `calls` counts the calls of `log_metrics` whose rows are in the CSV. About one call in 64 is timed,
+        inside this destination, mostly while the writer thread is at work.
+        """
+        samples, counts, drain = list(self.journal.samples_ns), self.journal.counts, self._drain
+        return {
+            "calls": drain.rows,
+            "samples": len(samples),
+            "p50_us": _percentile(samples, 0.5),
+            "p99_us": _percentile(samples, 0.99),
+            "csv_bytes": self._csv.size,
+            "csv_rewrites": drain.rewrites,
+            "waiting_rows": counts.pending,
+            "dropped": counts.dropped,
+            "refused": counts.refused,
+            "damaged_bytes": drain.damaged_bytes,
+            "safe_on_disk_to_step": drain.durable_step,
+            "media": self._media_stats(),
+            "errors": dict(self._errors),
+            "last_error": self._last_error or None,
+        }
 
     def _end(self) -> None:
         """Removes a fully drained journal and releases the lock; the end of the writer thread.
@@ -518,7 +500,8 @@ class RankWriter:
         Done here because the thread that closes the run may be interrupted while it waits.
         """
         try:
-            self._environment.wait(max(0.0, self._deadline - time.monotonic()))
+            if self._environment is not None:
+                self._environment.join(max(0.0, self._deadline - time.monotonic()))
             self.journal.close()
             self._remove_journal()
         finally:

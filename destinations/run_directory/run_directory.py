@@ -6,7 +6,6 @@ documents of the run up to date.
 """
 
 import logging
-import mmap
 import os
 import shutil
 import time
@@ -47,6 +46,7 @@ from .journal import Append
 from .layout import ARTIFACTS_FOLDER, SIDECAR, lock_name
 from .media_writer import FileKeeping, MediaWriter, artifact_path
 from .rank_writer import JournalKind, RankWriter, loss_text
+from .segments import MappedSegment, Segment
 
 __all__ = ["RunDirectory"]
 
@@ -97,7 +97,6 @@ class RunDirectory(LoggerDestination):
             Default, "auto": a run that another process completed is refused, any other is continued. It is
             continued too, with a warning, where that was asked for: `Trainer(autoresume=True)` or with a
             `load_path`, and in the adapters for other trainers.
-        resume: "never" is `if_exists="error"`.
         all_ranks: also writes the metrics of ranks other than 0, one CSV per rank.
         keep_files: what to do with files given to `upload_file`: "copy", "link" (hard links; do not modify
             the file in place), "off", or "auto": "copy", but "off" if another destination takes files.
@@ -127,7 +126,6 @@ class RunDirectory(LoggerDestination):
         notes: str = "",
         flush_seconds: float = 1.0,
         if_exists: Literal["auto", "resume", "error", "new"] = "auto",
-        resume: Literal["allow", "never"] = "allow",
         all_ranks: bool = False,
         keep_files: FileKeeping = "auto",
         journal: JournalKind = "auto",
@@ -137,7 +135,6 @@ class RunDirectory(LoggerDestination):
     ) -> None:
         super().__init__(write_rate=write_rate)
         _check_choice("if_exists", if_exists, ("auto", "resume", "error", "new"))
-        _check_choice("resume", resume, ("allow", "never"))
         if if_exists == "new" and all_ranks:
             raise ValueError('if_exists must not be "new" with all_ranks=True: ranks cannot agree on a name.')
         _check_choice("keep_files", keep_files, ("auto", "copy", "link", "off"))
@@ -157,7 +154,7 @@ class RunDirectory(LoggerDestination):
         self._more_tags: tuple[str, ...] = ()
         self._notes = redact_text(notes)
         self._flush_seconds = flush_seconds
-        self._if_exists = "error" if resume == "never" else if_exists
+        self._if_exists = if_exists
         self._all_ranks = all_ranks
         self._keep_files: FileKeeping = keep_files
         self._journal_kind = journal
@@ -349,7 +346,7 @@ class RunDirectory(LoggerDestination):
             media_stats=self._media_stats,
             on_append=self._bind_append,
             held=folder,
-            map_file=self._map_file,
+            make_segment=self._make_segment,
             clock=self._clock,
         )
         if self._writer.had_rows:
@@ -689,9 +686,9 @@ class RunDirectory(LoggerDestination):
             )
         self._early_lost += 1
 
-    def _map_file(self, fd: int, size: int) -> mmap.mmap:
-        """Maps a file for writing; raises OSError if the file system does not support it."""
-        return mmap.mmap(fd, size)
+    def _make_segment(self, path: Path, number: int, size: int) -> Segment:
+        """Makes a segment of a mapped journal; raises OSError if the file system maps no files."""
+        return MappedSegment(path, number, size)
 
     def _bind_append(self, append: Append) -> None:
         """Replaces `try_log_metrics` by the journal's function, unless a subclass overrides `log_metrics`."""

@@ -10,7 +10,6 @@ import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
 
 from uploads.disk import DISK, Disk, open_regular, read_regular
 
@@ -21,7 +20,6 @@ __all__ = [
     "FIRST_BYTES",
     "AppendedSegment",
     "JournalPlace",
-    "MapFile",
     "MappedSegment",
     "Segment",
     "allocate",
@@ -35,34 +33,42 @@ _POPULATE_STEP_BYTES = 64 << 10
 _MADV_POPULATE_WRITE = 23  # Linux 5.14; the mmap module has no name for it.
 
 
-MapFile = Callable[[int, int], mmap.mmap]
-"""Maps a file, given its descriptor and size; raises OSError if the file system does not support it."""
+class Segment:
+    """A file of frames with a maximum size; the base of both kinds.
 
+    Args:
+        path: the path of the new file.
+        number: its number; 0 for one that is prepared in advance.
+        size: the maximum size in bytes.
+        disk: the disk operations.
+    """
 
-class Segment(Protocol):
-    """A file of frames with a maximum size."""
+    write: Callable[[bytes], object]
+    """Appends all bytes or none; any thread may call.
 
-    path: Path
-    number: int
-    size: int
+    Raises:
+        ValueError: the segment is full or sealed.
+        BlockingIOError: called by a signal handler that interrupted a write.
+        OSError: the disk is full.
+    """
 
-    def write(self, data: bytes, /) -> object:
-        """Appends all bytes or none; any thread may call.
-
-        Raises:
-            ValueError: the segment is full or sealed.
-            BlockingIOError: called by a signal handler that interrupted a write.
-            OSError: the disk is full.
-        """
+    def __init__(self, path: Path, number: int, size: int, disk: Disk = DISK) -> None:
+        self.path = path
+        self.number = number
+        self.size = size
+        self._disk = disk
+        self._fd = disk.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
 
     def populate(self) -> None:
         """Prepares the file for writing."""
 
     def end(self) -> int:
         """Returns up to where there may be frames."""
+        raise NotImplementedError
 
     def room(self) -> int:
         """Returns the number of bytes left; less than 1 if the segment is sealed."""
+        raise NotImplementedError
 
     def seal(self) -> int:
         """Ends writing: later calls of `write` fail.
@@ -70,60 +76,37 @@ class Segment(Protocol):
         Returns:
             The end of the frames; the same at each call.
         """
+        raise NotImplementedError
 
     def fileno(self) -> int:
         """Returns the descriptor for reading and syncing."""
-
-    def is_at(self, path: Path) -> bool:
-        """Returns whether the file at a path is this one."""
-
-    def move(self, path: Path, number: int) -> None:
-        """Renames the file and sets its number; idempotent."""
-
-    def unmap(self) -> None:
-        """Ends writing; reading is still possible."""
-
-    def close(self) -> None:
-        """Closes the file."""
-
-    def discard(self) -> None:
-        """Closes and removes the file."""
-
-
-class _File:
-    """The base of both kinds of segments: a file with a path and a number."""
-
-    def __init__(self, path: Path, number: int, size: int, disk: Disk) -> None:
-        self.path = path
-        self.number = number
-        self.size = size
-        self._disk = disk
-        self._fd = disk.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
-
-    def fileno(self) -> int:
         return self._fd
 
     def is_at(self, path: Path) -> bool:
+        """Returns whether the file at a path is this one."""
         try:
             return self._fd >= 0 and os.path.samestat(path.stat(), os.fstat(self._fd))
         except OSError:
             return False
 
     def move(self, path: Path, number: int) -> None:
+        """Renames the file and sets its number; idempotent."""
         if not self.is_at(path):
             self._disk.replace(self.path, path)
         self.path, self.number = path, number
 
     def close(self) -> None:
+        """Closes the file."""
         self.unmap()
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
 
     def unmap(self) -> None:
-        """Nothing is mapped."""
+        """Ends writing; reading is still possible."""
 
     def discard(self) -> None:
+        """Closes and removes the file."""
         is_in_place = self.is_at(self.path)
         self.close()
         if is_in_place:
@@ -131,22 +114,20 @@ class _File:
                 self._disk.unlink(self.path)
 
 
-class MappedSegment(_File):
+class MappedSegment(Segment):
     """A memory-mapped segment: what is written survives the process at once.
 
     Its blocks are allocated in advance: a mapped write to a full disk raises SIGBUS instead of an error.
     """
 
-    def __init__(
-        self, path: Path, number: int, size: int, map_file: MapFile = mmap.mmap, disk: Disk = DISK
-    ) -> None:
+    def __init__(self, path: Path, number: int, size: int, disk: Disk = DISK) -> None:
         super().__init__(path, number, size, disk)
         self._sealed_at = -1
         # The last known frame boundary.
         self._boundary = len(MAGIC)
         try:
             allocate(self._fd, size)
-            self._map = map_file(self._fd, size)
+            self._map = mmap.mmap(self._fd, size)
         except BaseException:
             self.discard()
             raise
@@ -162,17 +143,14 @@ class MappedSegment(_File):
                 return
 
     def end(self) -> int:
-        """Returns up to where there may be frames."""
         if self._sealed_at >= 0:
             return self._sealed_at
         return self.size if self._map.closed else self._map.tell()
 
     def room(self) -> int:
-        """Returns how many bytes fit in."""
         return 0 if self._map.closed else self.size - self._map.tell()
 
     def seal(self) -> int:
-        """Makes the segment full."""
         if self._sealed_at < 0:
             if not self._map.closed:
                 at = self._map.tell()
@@ -189,12 +167,11 @@ class MappedSegment(_File):
         return self._sealed_at
 
     def unmap(self) -> None:
-        """Ends writing; reading is still possible."""
         if hasattr(self, "_map"):
             self._map.close()
 
 
-class AppendedSegment(_File):
+class AppendedSegment(Segment):
     """A segment written by system calls, for file systems where mappings are unreliable."""
 
     def __init__(self, path: Path, number: int, size: int, disk: Disk = DISK) -> None:
@@ -209,9 +186,6 @@ class AppendedSegment(_File):
             self.discard()
             raise
 
-    def populate(self) -> None:
-        """Nothing to prepare."""
-
     def write(self, data: bytes) -> None:
         """Adds bytes, all or none."""
         if self._lock._is_owned():  # type: ignore[attr-defined]  # noqa: SLF001  # as Condition asks it
@@ -223,15 +197,12 @@ class AppendedSegment(_File):
             self._end += len(data)
 
     def end(self) -> int:
-        """Returns up to where there may be frames."""
         return self._end
 
     def room(self) -> int:
-        """Returns how many bytes fit in."""
         return 0 if self._is_sealed else self.size - self._end
 
     def seal(self) -> int:
-        """Makes the segment full."""
         with self._lock:
             self._is_sealed = True
             return self._end

@@ -227,7 +227,7 @@ image = np.zeros((2, 2), np.uint8)
 with Run(RunDirectory(path, flush_seconds=1000), run_name="r") as run:
     run.log_images(image, "a")
     run.flush()
-    run.logger.destinations[0]._writer._environment.wait(60)
+    run.logger.destinations[0]._writer._environment.join(60)
     resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
     held = []
     try:

@@ -260,7 +260,7 @@ logging.getLogger("destinations").addHandler(Reports())
 destination = RunDirectory(Path(sys.argv[1]), flush_seconds=0.02)
 state = State("x"); logger = Logger(state, [destination], raise_errors=True); engine = Engine(state, logger)
 engine.run_event("init"); engine.run_event("fit_start"); logger.flush()
-destination._writer._environment.wait(60)  # It opens files too; those that it gives back would do to recover for a moment.
+destination._writer._environment.join(60)  # It opens files too; those that it gives back would do to recover for a moment.
 held, step, deadline = [], 0, time.monotonic() + 120
 # Again and again: what a thread was just using comes free a moment later, and would be enough to write with.
 while step < 20_000 or not Reports.texts and time.monotonic() < deadline:
@@ -383,7 +383,7 @@ def log(steps):
     for step in steps: logger.log_metrics({"a": float(step)}, step)
     logger.flush()
 log(range(100))
-destination._writer._environment.wait(60)  # What it cannot write is an error of its own, which passes by itself.
+destination._writer._environment.join(60)  # What it cannot write is an error of its own, which passes by itself.
 for folder in folders: folder.chmod(0o500)
 for start in range(100, 40_000, 4000): log(range(start, min(40_000, start + 4000)))
 for folder in folders: folder.chmod(0o700)
@@ -518,7 +518,7 @@ signal.pause()
 class WithoutMappings(RunDirectory):
     """A run on a file system that maps no files."""
 
-    def _map_file(self, fd, size):
+    def _make_segment(self, path, number, size):
         raise OSError(errno.ENODEV, "No such device")
 
 

@@ -367,12 +367,12 @@ def test_a_lock_of_a_dead_process_is_taken_over_without_flock(tmp_path):
     assert json.loads((tmp_path / ".lock").read_text())["pid"] == os.getpid()
 
 
-def test_never_refuses_a_run_that_is_there(drive):
-    """`resume="never"` takes a new folder, and refuses the same folder afterwards."""
-    drive(resume="never").close()
+def test_error_refuses_a_run_that_is_there(drive):
+    """`if_exists="error"` takes a new folder, and refuses the same folder afterwards."""
+    drive(if_exists="error").close()
 
     with pytest.raises(RunExistsError, match="holds a run already"):
-        drive(resume="never")
+        drive(if_exists="error")
 
 
 def test_a_moved_run_goes_on_where_it_is(drive, tmp_path):

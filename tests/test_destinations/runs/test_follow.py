@@ -9,6 +9,7 @@ from destinations.run_directory.drain import Drain
 from destinations.run_directory.journal import Journal, make_journal, remove_journal
 from destinations.run_directory.layout import journal_path, segment_paths
 from destinations.run_directory.metrics_csv import MetricsCsv
+from destinations.run_directory.segments import AppendedSegment
 from destinations.runs import Run
 from destinations.runs.follow import Follower
 from events import State
@@ -224,7 +225,7 @@ class Writer:
         self.folder = journal_path(run_dir, 0)
         make_journal(self.folder)
         self.journal = Journal(
-            self.folder, State("x"), map_file=None, segment_bytes=2048, clock=lambda: self.now
+            self.folder, State("x"), make_segment=AppendedSegment, segment_bytes=2048, clock=lambda: self.now
         )
         self.drain = Drain(run_dir, self.folder, MetricsCsv(run_dir / "metrics.csv"), self.journal)
 

@@ -32,10 +32,10 @@ class Written:
     def close(self):
         writer = self.destination._writer
         self.engine.close(None)
-        if writer is not None:
+        if writer is not None and writer._environment is not None:
             # A close waits ten seconds for what git and others say of the environment; a busy machine may
             # take longer.
-            writer._environment.wait(300)
+            writer._environment.join(300)
 
     def __enter__(self):
         return self
