@@ -111,7 +111,7 @@ def test_rows_logged_before_the_checkpoint_belong_to_it(drive, tmp_path):
 
 
 def test_a_loop_with_steps_of_its_own_resumes_at_its_first_row(drive, tmp_path):
-    """Where nothing was loaded, the first row says from where training goes on."""
+    """Where nothing was loaded, the first row says from where training continues."""
     first = drive().fit()
     log_steps(first, range(10), 0.0)
     first.close()
@@ -375,7 +375,7 @@ def test_error_refuses_a_run_that_is_there(drive):
         drive(if_exists="error")
 
 
-def test_a_moved_run_goes_on_where_it_is(drive, tmp_path):
+def test_a_moved_run_continues_where_it_is(drive, tmp_path):
     """A folder that was moved is read and continued at its new place."""
     run = drive().fit()
     log_steps(run, range(5), 0.0)
@@ -390,7 +390,7 @@ def test_a_moved_run_goes_on_where_it_is(drive, tmp_path):
     assert json.loads((tmp_path / "moved" / "sidecar.json").read_text())["run_dir"] == str(tmp_path / "moved")
 
 
-def test_a_copy_of_a_run_that_goes_on_has_its_rows(drive, tmp_path):
+def test_a_copy_of_a_live_run_has_its_rows(drive, tmp_path):
     """A folder that is copied while its writer lives is a run like any other: rows in the CSV and rows in the journal."""
     run = drive(flush_seconds=1000).fit()
     log_steps(run, range(3), 0.0)
@@ -475,7 +475,6 @@ def test_a_folder_that_another_rank_makes_meanwhile_is_not_refused(tmp_path, mon
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"resume": "maybe"}, "resume must be one of"),
         ({"keep_files": "yes"}, "keep_files must be one of"),
         ({"journal": "fast"}, "journal must be one of"),
         ({"flush_seconds": 0}, "flush_seconds must be more than 0"),
