@@ -251,7 +251,7 @@ class Artifacts(LoggerDestination):
             store = self._store
             if isinstance(store, str | Path):
                 store = _fill_in(str(store), self._state)
-            # The engine closes it at the interpreter's end, after whoever still has a file for it.
+            # The engine closes it at the interpreter's end, after the destinations that upload their files.
             self._queue = UploadQueue(store, close_at_exit=False, **self._queue_options)
         return self._queue
 
@@ -320,7 +320,7 @@ def _fill_in(store: str, state: State) -> str:
     """Returns the URI or path with the names of the run in it.
 
     The URI means what it meant before: a `#`, `?` or `%` of a name is one of the prefix, and begins no
-        options.
+    options.
 
     Raises:
         ValueError: a name would leave the folder or prefix it is filled into.

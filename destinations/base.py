@@ -70,8 +70,8 @@ class LoggerDestination(Callback):
     until then, also from the `close` of other callbacks. Nothing comes after. Then the object may serve
     another run, beginning with `init`.
 
-    **Ranks.** There is one object on each rank, and each hears its own rank only. `state.rank` says which it
-    is. Never wait for another rank: that rank may be gone.
+    **Ranks.** There is one object on each rank, which gets the events and records of its own rank only; see
+    `state.rank`. Never wait for another rank: that rank may be gone.
 
     **Rates.** `write_rate` says how often metrics are written; the logger holds back what comes in between.
     It is an attribute, so that a subclass need not know of it: set it before a logger gets the destination,

@@ -1,6 +1,6 @@
 """`destinations doctor`: checks the installation, and says what will not work and what to do.
 
-Asks nobody but the disk, unless a store is given.
+Uses only the disk, unless a store is given.
 """
 
 import contextlib

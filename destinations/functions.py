@@ -24,9 +24,8 @@ class Functions(LoggerDestination):
     ```
 
     A function has the name and the arguments of a method of `LoggerDestination`, whose rules hold: it is
-        called in the
-    training thread, must not take long, and must not change what it gets. What it raises does not stop
-    training. Kinds for which there is no function are ignored.
+    called in the training thread, must not take long, and must not change what it gets. What it raises does
+    not stop training. Kinds for which there is no function are ignored.
 
     Args:
         write_rate: how often metrics are handed on; None for every time.

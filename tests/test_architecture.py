@@ -161,7 +161,7 @@ def test_events_imports_uploads_inside_functions_alone():
     assert [_place(path) for path in _modules("events") if "uploads" in _roots_at_import(path)] == []
 
 
-def test_nobody_imports_the_adapters():
+def test_no_module_imports_the_adapters():
     """They are for other people's trainers; ours know nothing of them."""
     assert [
         (_place(path), module, names)

@@ -35,7 +35,7 @@ class Printed(LoggerDestination):
         print(step, dict(metrics))
 
     def run_event(self, event: Event, state: State, logger: Logger) -> None:
-        """Hears of every event."""
+        """Receives every event."""
         if event is Event.FIT_END:
             print(state.timestamp.batch.value)
 

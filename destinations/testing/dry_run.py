@@ -116,7 +116,7 @@ class DryRun:
         self.fire("batch_end")
 
     def evaluate(self, batches: int | None = None, label: str = "eval") -> None:
-        """Plays an evaluation inside `fit`, of `eval_batches` where nothing else is said."""
+        """Plays an evaluation inside `fit`, of `eval_batches` unless given otherwise."""
         with _Restored(self.state, Phase.EVAL):
             self.fire("eval_before_all")
             self._evaluate_one(self._eval_batches if batches is None else batches, label)

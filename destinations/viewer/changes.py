@@ -1,4 +1,4 @@
-"""What changed since a version: a thread looks at the runs while somebody asks, and wakes those who wait."""
+"""What changed since a version: a thread scans the runs while pages are open, and wakes waiting requests."""
 
 import asyncio
 import contextlib
@@ -43,7 +43,7 @@ class Changes:
     """Versions of what there is to see.
 
     **Threading.** Any thread may call any method; `wait` belongs to an event loop. The thread that looks
-    starts with the first call of `wait`, rests while nobody asks, and ends with `close`.
+    starts with the first call of `wait`, sleeps while no page asks, and ends with `close`.
 
     Args:
         catalog: the runs.

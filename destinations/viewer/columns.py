@@ -204,7 +204,7 @@ class _Rank:
         self._end = 0
         self._token = next(_tokens)
         self._step = _Growing(np.int64)
-        # None until somebody needs it.
+        # None until it is needed.
         self._time: _Growing | None = None
         self._columns: dict[str, tuple[_Growing, _Growing]] = {}
 

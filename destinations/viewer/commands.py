@@ -86,7 +86,7 @@ def view(options: argparse.Namespace, session: Any) -> int:
         session.screen.flush()
         if not viewer.is_local:
             session.note(
-                f"warning: everybody who has this address and can reach {viewer.address} can read these runs "
+                f"warning: anyone who has this address and can reach {viewer.address} can read these runs "
                 "and edit their tags and notes. The connection is not encrypted. Leave out --host to serve "
                 "this machine only."
             )

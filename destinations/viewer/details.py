@@ -42,7 +42,7 @@ KINDS = (
 _MAX_STEPS = 10_000
 _MAX_NAMES = 1000
 _MAX_COMPARED = 200
-# Statistics of so many bytes of rows are computed while somebody waits.
+# Statistics of so many bytes of rows are computed within a request.
 _MAX_COMPUTED_BYTES = 4 << 20
 _MAX_LOGS = 100
 _MAX_CHECKPOINTS = 1000

@@ -56,7 +56,7 @@ class Viewer:
         viewer.wait()
     ```
 
-    **Threading.** `start` starts a thread for the server and, while somebody looks, one that looks for
+    **Threading.** `start` starts a thread for the server and, while a page is open, one that looks for
     changes. `close` ends both.
 
     Args:

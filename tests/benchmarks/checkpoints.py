@@ -161,7 +161,7 @@ class _Saver:
         """Is not measured."""
 
     def save(self, number):
-        """Returns when training may go on."""
+        """Returns when training may continue."""
 
     def complete(self):
         """Waits until the file is complete."""

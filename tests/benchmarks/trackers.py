@@ -2,7 +2,7 @@
 
 Everything is measured in one run. Each system logs ten floats in a process of its own: call upon call, while
 the thread of the tracker works all the time; and with some milliseconds of numpy between two calls, as a
-training loop has, after which caches hold other things: what a Logger takes there that has nobody to log to,
+training loop has, after which caches hold other things: what a Logger takes there that has no destination,
 is in the table. Three times, of which the best median counts. Percentiles are of single calls; the clock
 itself is in them.
 """

@@ -134,7 +134,7 @@ class CrashedDisk:
     def after_kill(self, during: Change | None = None) -> dict[str, bytes | None]:
         """Returns the content by path where everything was kept.
 
-        A write that was going on is done by half.
+        A write in progress is done by half.
         """
         if during is None or during[0] != "write":
             return self.files({"": "kept"}, {"": "kept"})

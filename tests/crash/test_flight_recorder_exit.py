@@ -119,7 +119,7 @@ run.close()
 
 @pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="needs SIGSTOP")
 def test_a_process_that_was_stopped_did_not_hang(start, tmp_path):
-    """Stopped for longer than `hang_seconds`, it goes on without a report; a hang after that is reported."""
+    """Stopped for longer than `hang_seconds`, it continues without a report; a hang after that is reported."""
     program = (
         BEGIN
         + """

@@ -179,7 +179,7 @@ def test_kills_of_a_busy_process_lose_no_row(tmp_path, start, block):
 
 
 def test_a_run_killed_again_and_again_keeps_every_row(tmp_path, start):
-    """Each process goes on where the one before was killed; the abandoned steps are in no reader's way."""
+    """Each process continues where the one before was killed; the abandoned steps are in no reader's way."""
     folder, first = tmp_path / "run", 0
     for round_ in range(6):
         child = start(folder, mode="paced", first=first).go()
@@ -279,7 +279,7 @@ def _is_unnamed(syscall: str, line: str) -> bool:
 
 
 def dead_run(start: Callable[..., Child], folder: Path, rows: int = 300) -> Path:
-    """Leaves a run whose journal nobody drained; returns its only segment."""
+    """Leaves a run whose journal was never drained; returns its only segment."""
     child = start(folder, mode="left", last=rows, flush_seconds=1000.0).go()
     child.output_until(rows - 1)
     child.kill()

@@ -225,7 +225,7 @@ def recorded(scenario, quick_path):
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_a_kill_at_every_change_loses_no_row(quick_path, scenario):
-    """SIGKILL before each change of the disk, and in the middle of each write: every returned row is there, and a session goes on."""
+    """SIGKILL before each change of the disk, and in the middle of each write: every returned row is there, and a session continues."""
     changes = recorded(scenario, quick_path)
     disk, begun, returned, seen = model.CrashedDisk(), [], 0, set()
     checked = 0

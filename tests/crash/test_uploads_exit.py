@@ -46,7 +46,7 @@ def _left(tmp_path):
     "ending", ["falls off the end", "sys.exit", "exception", "SIGTERM, installed", "Ctrl-C"]
 )
 def test_an_orderly_end_drains(start, tmp_path, ending):
-    """Faults 35, 36, 37 and W8: whatever ends the interpreter in order, what was submitted is uploaded before it goes."""
+    """Whatever ends the interpreter in order, what was submitted is uploaded before it goes."""
     process = start(
         SLOW + ENDINGS[ending], tmp_path / "spool", tmp_path / "file", 0.05, LIMIT_SECONDS, cwd=os.curdir
     )
@@ -70,7 +70,7 @@ def test_an_orderly_end_drains(start, tmp_path, ending):
 
 @pytest.mark.parametrize("ending", ["os._exit", "SIGTERM"])
 def test_a_sudden_end_keeps_everything_in_the_spool(start, tmp_path, ending):
-    """Fault 37: without a handler SIGTERM is as sudden as os._exit; nothing is lost."""
+    """Without a handler SIGTERM is as sudden as os._exit; nothing is lost."""
     process = start(
         SLOW + ENDINGS[ending], tmp_path / "spool", tmp_path / "file", 3600, LIMIT_SECONDS, cwd=os.curdir
     )
@@ -82,7 +82,7 @@ def test_a_sudden_end_keeps_everything_in_the_spool(start, tmp_path, ending):
 
 @pytest.mark.parametrize("ending", ["falls off the end", "SIGTERM, installed"])
 def test_the_end_has_a_deadline_and_says_what_is_left(start, tmp_path, ending):
-    """Fault 35, scenario 57: with a slow store the process ends at its deadline, names the rest and the command that finishes it."""
+    """With a slow store the process ends at its deadline, names the rest and the command that finishes it."""
     process = start(SLOW + ENDINGS[ending], tmp_path / "spool", tmp_path / "file", 3600, 0.5, cwd=os.curdir)
 
     _, errors = process.communicate(timeout=LIMIT_SECONDS)
@@ -94,7 +94,7 @@ def test_the_end_has_a_deadline_and_says_what_is_left(start, tmp_path, ending):
 
 @pytest.mark.parametrize("turn", range(2))
 def test_a_second_ctrl_c_ends_at_once(start, tmp_path, turn):
-    """Fault 36: the first starts the drain, the second ends it, at whatever moment it comes.
+    """The first starts the drain, the second ends it, at whatever moment it comes.
 
     The spool is intact and the command is printed.
     """
@@ -112,7 +112,7 @@ def test_a_second_ctrl_c_ends_at_once(start, tmp_path, turn):
 
 
 def test_ctrl_c_in_the_terminal_does_not_reach_the_worker(start, tmp_path):
-    """W7: the whole foreground group gets SIGINT; the worker is in a session of its own."""
+    """The whole foreground group gets SIGINT; the worker is in a session of its own."""
     program = """
 import os, sys
 from uploads import UploadQueue
@@ -153,7 +153,7 @@ print(sorted(path.name for path in (folder / "spool/tmp").iterdir() if path.suff
 )
 @pytest.mark.parametrize("options", ["size=256k", "size=10m,nr_inodes=24"])
 def test_a_full_disk_refuses_and_recovers(start, tmp_path, options):
-    """Faults 9, 10, 11: no bytes or no inodes.
+    """No bytes or no inodes.
 
     The file is refused with path and size, nothing half staged stays, later files arrive.
     """
@@ -178,7 +178,7 @@ def test_a_full_disk_refuses_and_recovers(start, tmp_path, options):
 
 
 def test_too_many_open_files_is_not_taken_for_damage(start, tmp_path):
-    """Fault 12: EMFILE while an entry is read delays it; it is neither corrupt nor rejected."""
+    """EMFILE while an entry is read delays it; it is neither corrupt nor rejected."""
     program = SLOW.replace("range(4)", "range(1)") + "print(queue.drain(120).is_empty)"
     program = program.replace("give_back_seconds=0.1", "give_back_seconds=120")  # For what is noted late.
     limited = program.replace(

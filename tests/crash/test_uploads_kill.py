@@ -58,7 +58,7 @@ def _assert_put_once(server, prefix, objects):
 
 @pytest.mark.parametrize("turn", range(times(4, 10)))
 def test_a_killed_trainer_loses_nothing(start, resume_here, counting_s3, prefix, tmp_path, turn):
-    """Scenario 55, faults 2, 6: SIGKILL at a random moment among 100 files, then resume: all that were accepted are there, equal, put once."""
+    """SIGKILL at a random moment among 100 files, then resume: all that were accepted are there, equal, put once."""
     trainer = start(TRAINER, _uri(counting_s3, prefix, turn), tmp_path, 100, "threads", 0)
     chance = random.Random(turn)
     read = chance.randrange(1, 100)
@@ -84,7 +84,7 @@ def test_a_killed_trainer_loses_nothing(start, resume_here, counting_s3, prefix,
 
 @pytest.mark.parametrize("turn", range(times(4, 10)))
 def test_a_killed_worker_loses_nothing(start, counting_s3, prefix, tmp_path, turn):
-    """Fault 5: SIGKILL of the worker after a random number of 100 files.
+    """SIGKILL of the worker after a random number of 100 files.
 
     Its successor brings them all, each put once.
     """
@@ -139,8 +139,8 @@ queue.drain(240)
 """
 
 
-def test_a_file_in_parts_goes_on_after_a_kill(start, resume, moto, proxy, prefix, tmp_path):
-    """Fault 4: SIGKILL while part 3 of 5 is on its way.
+def test_a_file_in_parts_continues_after_a_kill(start, resume, moto, proxy, prefix, tmp_path):
+    """SIGKILL while part 3 of 5 is on its way.
 
     Resume sends only what is missing and leaves no upload open.
     """
@@ -170,7 +170,7 @@ def test_a_file_in_parts_goes_on_after_a_kill(start, resume, moto, proxy, prefix
 
 
 def test_a_kill_after_the_server_stored_is_no_conflict(start, resume, moto, proxy, prefix, tmp_path):
-    """Fault 3: the server has the object, we died before we heard.
+    """The server has the object, we died before we heard.
 
     Resume recognises its own, with overwrite=False.
     """
@@ -223,7 +223,7 @@ os._exit(0)
 @pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
 @pytest.mark.parametrize("syscall", ["mkdir", "openat", "copy_file_range", "write", "fsync", "rename"])
 def test_a_kill_at_any_system_call_of_staging_leaves_all_or_nothing(start, tmp_path, syscall):
-    """Fault 1: SIGKILL at the n-th call of each kind.
+    """SIGKILL at the n-th call of each kind.
 
     An entry is whole or is not there, and the next queue sweeps the rest.
     """
@@ -301,7 +301,7 @@ queue.close(5)
     ],
 )
 def test_a_disk_that_fails_while_training_never_raises(start, tmp_path, durability, injected, said):
-    """Faults 8, 13: an fsync that fails once is not believed the second time.
+    """An fsync that fails once is not believed the second time.
 
     A spool that cannot be written any more refuses. Both say so.
     """

@@ -24,9 +24,9 @@ print(*(str(error).replace(chr(10), " ") for error in errors if error), sep=chr(
 
 
 def test_of_two_ranks_that_want_a_name_exactly_one_wins(start, counting_s3, prefix, tmp_path):
-    """Fault 27: two processes submit twenty names at the same moment with overwrite=False.
+    """Two processes submit twenty names at the same moment with overwrite=False.
 
-    Each name has one winner, the loser hears of both entries, and both go on.
+    Each name has one winner, the loser is told both entries, and both continue.
     """
     # Not moto: it looks whether a name is free and takes it in two steps, so that two puts may both succeed.
     ranks = [

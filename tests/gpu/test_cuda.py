@@ -306,7 +306,7 @@ def test_the_first_call_may_come_in_any_mode(mode, memory, logger):
     assert [record.value for record in memory.records if record.kind == "metrics"] == [{"a": 1.0}, {"a": 4.0}]
 
 
-def test_a_compiled_region_that_logs_goes_on(memory, logger):
+def test_a_compiled_region_that_logs_continues(memory, logger):
     """It is left for the call."""
 
     def step(x):

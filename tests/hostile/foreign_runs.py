@@ -1,4 +1,4 @@
-"""Run folders that somebody else wrote, and the commands that read them."""
+"""Foreign run folders, and the commands that read them."""
 
 import functools
 import io

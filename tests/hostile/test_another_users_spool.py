@@ -1,4 +1,4 @@
-"""Spools that another user owns, and what they could make of somebody else's rights."""
+"""Spools that another user owns, and what they could do with another user's rights."""
 
 import json
 import os
@@ -54,7 +54,7 @@ def test_a_queue_refuses_another_users_spool(theirs, tmp_path):
 
 
 @by_root
-def test_a_description_that_somebody_else_wrote_is_not_believed(tmp_path):
+def test_a_foreign_description_is_not_trusted(tmp_path):
     """Where the spool's folder is another user's they can replace the file that names the store."""
     spool = Spool(tmp_path / "spool")
     spool.create({"uri": (tmp_path / "store").as_uri()})

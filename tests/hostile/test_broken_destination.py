@@ -124,7 +124,7 @@ def test_a_required_destination_that_cannot_be_set_up_stops_the_run_before_train
     assert not LoggerDestination().require
 
 
-def test_a_destination_that_failed_to_open_is_said_last_also_without_records(caplog):
+def test_a_destination_that_failed_to_open_is_reported_last_also_without_records(caplog):
     """Who reads the end of the output must know."""
     with Run(Raises("init", OSError("no server")), run_name="r"):
         pass
@@ -175,7 +175,7 @@ def test_the_exit_that_a_signal_asked_for_is_not_kept_by_the_destination_it_arri
 
 
 def test_a_destination_that_logs_from_its_own_methods_does_not_take_training_with_it():
-    """Recursion costs the destination its record, and nobody else one."""
+    """Recursion costs the destination its record, and the others none."""
 
     class Recursive(LoggerDestination):
         def init(self, state, logger):

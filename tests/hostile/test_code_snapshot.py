@@ -143,7 +143,7 @@ def test_a_folder_that_became_a_link_is_not_followed(keep, tmp_path):
 
 
 def test_a_pipe_does_not_stop_training(keep, project, caplog):
-    """Nobody writes to it; it is left out."""
+    """It has no writer; it is left out."""
     root, add = project
     write(root, {"train.py": "x", "pipe.py": ""})
     add()

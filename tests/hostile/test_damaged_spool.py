@@ -109,7 +109,7 @@ def _spool_with_everything(path):
     staged = spool.new_folder()
     (staged / "data").write_bytes(CONTENTS["moved"])
     spool.write_manifest(staged, _entry(4, "moved", 5))
-    dead = staged.with_name(f"{'0' * 32}-0")  # A name that nobody holds the lock of.
+    dead = staged.with_name(f"{'0' * 32}-0")  # A name whose lock is not held.
     names["TMP"] = str(staged.rename(dead).relative_to(path))
     lines = [json.dumps(Outcome(f"{9:016x}", "é", UploadState.DONE, size=1).to_json(), ensure_ascii=False)]
     for log in ("delivered.jsonl", "delivered.old.jsonl"):
@@ -357,7 +357,7 @@ class SpoolThatTurns(Spool):
 @pytest.mark.parametrize("turns", range(5))
 @pytest.mark.parametrize("start", ["pending", "inflight"])
 def test_an_entry_that_changes_its_place_is_listed_once(tmp_path, turns, start):
-    """Whoever looks at a spool while an entry is tried and put back sees it, and once."""
+    """An entry that is tried and put back is seen, exactly once, by readers of the spool."""
     spool = SpoolThatTurns(tmp_path / "spool")
     spool.create()
     entry = _entry(1, "later", 5)
@@ -407,7 +407,7 @@ def test_a_line_with_a_bad_name_is_a_finding(tmp_path):
 
 @pytest.mark.parametrize("damage", ["folder", "symlink", "fifo", "huge"])
 def test_a_log_that_is_damaged_while_it_is_used(make_queue, make_file, tmp_path, damage):
-    """Somebody puts something else in the place of `delivered.jsonl` during a run: it goes to quarantine or is renamed, and lines are written again."""
+    """Something else takes the place of `delivered.jsonl` during a run: it goes to quarantine or is renamed, and lines are written again."""
     queue = make_queue(MemoryStore())
     queue.submit(make_file(), "a").result(LIMIT_SECONDS)
     log = queue.spool.path / "delivered.jsonl"

@@ -117,7 +117,7 @@ def test_each_call_of_an_upload_may_fail(make_queue, make_file, gate, monkeypatc
     assert queue.spool.list_done() == []
 
 
-def test_a_spool_that_was_deleted_is_made_anew_for_a_pointer(make_queue, make_file, tmp_path):
+def test_a_spool_that_was_deleted_is_recreated_for_a_pointer(make_queue, make_file, tmp_path):
     """`submit_pointer` finds no spool, and makes one as `submit` does."""
     store = MemoryStore()
     queue = make_queue(store)

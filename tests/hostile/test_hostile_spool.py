@@ -1,4 +1,4 @@
-"""A spool that somebody else wrote: nothing outside it is read, written or removed, whatever it holds."""
+"""A foreign spool: nothing outside it is read, written or removed, whatever it holds."""
 
 import json
 import os
@@ -54,7 +54,7 @@ def _record(name):
 
 
 def _plant(spool, name="a", **changes):
-    """An entry as somebody could write it with an editor; returns its folder."""
+    """An entry as one could write it with an editor; returns its folder."""
     record = _record(name) | changes
     folder = spool.pending / folder_name(1, name_key(record["remote_name"]), IDENTIFIER)
     folder.mkdir()
@@ -105,7 +105,7 @@ def test_a_name_that_leaves_the_store_is_set_aside(spool, tmp_path):
 
 @pytest.mark.parametrize("kind", ["link", "fifo", "folder"])
 def test_bytes_that_are_no_regular_file_are_not_sent(spool, outside, kind):
-    """A link to a file outside, a FIFO that nobody writes and a folder fail as corrupt."""
+    """A link to a file outside, a FIFO without a writer and a folder fail as corrupt."""
     folder = _plant(spool)
     (folder / "data").unlink()
     if kind == "link":
@@ -157,7 +157,7 @@ def test_an_entry_that_is_a_link_to_a_folder_outside_is_none(spool, outside):
 
 @pytest.mark.parametrize("name", ["queue.lock", "drain.lock"])
 def test_a_lock_that_is_a_link_is_not_followed(spool, outside, name):
-    """The holder's name is not written over somebody's file."""
+    """The holder's name does not replace a foreign file."""
     (spool.path / name).symlink_to(outside)
 
     with pytest.raises(OSError, match="symbolic link"):
@@ -167,7 +167,7 @@ def test_a_lock_that_is_a_link_is_not_followed(spool, outside, name):
 
 
 def test_a_log_that_is_a_link_is_not_appended_to(spool, outside):
-    """What was delivered is not written into somebody's file."""
+    """What was delivered is not written into a foreign file."""
     log = spool.path / "delivered.jsonl"
     log.symlink_to(outside)
 

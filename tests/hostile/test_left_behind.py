@@ -1,4 +1,4 @@
-"""What dead processes left: half-staged files, spools that nobody opens again, bytes that count."""
+"""What dead processes left: half-staged files, spools that are not opened again, bytes that count."""
 
 import shutil
 import signal
@@ -66,7 +66,7 @@ def test_a_moved_file_is_adopted_though_the_host_was_renamed(tmp_path, make_file
 
 
 def test_what_a_living_process_stages_is_left_alone(tmp_path):
-    """Whoever sweeps, and also when that is the process itself."""
+    """By any process, also by the one that left it."""
     spool = Spool(tmp_path)
     spool.create()
     staged = spool.new_folder()
@@ -80,7 +80,7 @@ def test_what_a_living_process_stages_is_left_alone(tmp_path):
     assert list((tmp_path / "tmp").iterdir()) == []
 
 
-def test_a_spool_that_was_deleted_and_made_again_protects_what_is_staged(tmp_path):
+def test_a_spool_that_was_deleted_and_recreated_protects_what_is_staged(tmp_path):
     """Its lock was deleted too, so another is taken."""
     spool = Spool(tmp_path / "spool")
     spool.create()
@@ -95,7 +95,7 @@ def test_a_spool_that_was_deleted_and_made_again_protects_what_is_staged(tmp_pat
 
 
 class Down(MemoryStore):
-    """A store that nobody reaches."""
+    """An unreachable store."""
 
     def put(self, name, body, *, overwrite, notes=None):
         raise TransientStoreError("no route to host")

@@ -1,4 +1,4 @@
-"""What earlier and other processes left in a run folder: temporaries are removed where they are nobody's, rows are announced."""
+"""What earlier and other processes left in a run folder: temporaries without an owner are removed, rows are announced."""
 
 import logging
 

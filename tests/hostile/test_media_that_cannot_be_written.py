@@ -95,7 +95,7 @@ def test_media_that_could_not_be_written_are_in_the_sidecar_and_the_last_line(tm
     assert len(read_series(tmp_path / "run", "loss")) == 5
 
 
-def test_nothing_is_said_to_be_lost_where_nothing_is(tmp_path, caplog):
+def test_nothing_is_reported_to_be_lost_where_nothing_is(tmp_path, caplog):
     """An empty table, and no line."""
     with Run(RunDirectory(tmp_path / "run"), run_name="r") as run:
         run.log_images(IMAGE)
@@ -157,7 +157,7 @@ def test_a_run_at_the_path_of_a_folder_that_was_moved_gets_nothing_of_the_other(
 
 
 def test_media_of_a_folder_that_was_deleted_wait_until_it_is_back(tmp_path):
-    """It is made again by the writer of metrics, and what was logged meanwhile is in it."""
+    """It is recreated by the writer of metrics, and what was logged meanwhile is in it."""
     with Run(RunDirectory(tmp_path / "run", flush_seconds=1000), run_name="r") as run:
         run.log_metrics({"loss": 1.0}, 0)
         run.flush()

@@ -163,7 +163,7 @@ def test_a_hole_of_a_terabyte_is_refused_for_want_of_room(make_queue, tmp_path):
 
 
 class DrainerThatRemembers:
-    """Stands for what uploads; notes in which order it hears of entries."""
+    """Stands for what uploads; notes in which order it gets entries."""
 
     def __init__(self):
         self.heard = []
@@ -173,7 +173,7 @@ class DrainerThatRemembers:
 
 
 def test_versions_of_one_name_are_announced_in_the_order_of_their_numbers(make_queue, make_file):
-    """Threads submit one name at once: whoever uploads never hears of a newer version before an older one, and so does not deliver them so."""
+    """Threads submit one name at once: the uploader never gets a newer version before an older one."""
     queue = make_queue(MemoryStore())
     real, queue._drainer = queue._drainer, DrainerThatRemembers()
     source = make_file()

@@ -1,4 +1,4 @@
-"""Secrets that stand where nobody looked for them, and words that only sound like secrets."""
+"""Secrets in unexpected places, and words that only sound like secrets."""
 
 import re
 import subprocess

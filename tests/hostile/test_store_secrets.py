@@ -135,7 +135,7 @@ def test_a_description_that_is_none_is_an_error_or_taken_for_what_it_says(tmp_pa
 
 @pytest.mark.parametrize("target", ["../outside", "/etc/passwd", "a\x1b[2Jb", "", "a//b"])
 def test_a_pointer_leads_to_no_name_that_submit_refuses(target, tmp_path):
-    """Whoever may write to the store may write a pointer."""
+    """A user who may write to the store may write a pointer."""
     store = MemoryStore()
     store.objects["latest.symlink"] = target.encode()
     store.objects[target] = b"secret"

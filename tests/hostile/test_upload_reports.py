@@ -38,7 +38,7 @@ def _in_child(act):
 
 
 def test_closing_names_what_a_child_submitted(make_queue, make_file, gate):
-    """A file that nobody announced to the parent is not called uploaded: its name is said."""
+    """A file that was not announced to the parent is not called uploaded: its name is said."""
     queue = make_queue(StoreThatWaits(gate), give_back_seconds=0.1)
     source = make_file()
     _in_child(lambda: queue.submit(source, "of the child"))
@@ -93,7 +93,7 @@ def test_the_child_replaces_what_the_parent_submitted_before_it(make_queue, make
 
 
 def test_what_the_child_submitted_before_does_not_replace_the_newer(make_queue, make_file):
-    """The parent's newer version is delivered before anybody finds the child's older one, which then makes way."""
+    """The parent's newer version is delivered before the child's older one is found, which then makes way."""
     store = MemoryStore()
     queue = make_queue(store)
     old, new = make_file("old", b"old"), make_file("new", b"new")
@@ -117,7 +117,7 @@ def test_numbers_do_not_begin_anew_in_an_empty_spool(make_queue, make_file):
 
 @pytest.mark.parametrize("content", [b"", b"garbage", b"999999999999", b"-5", b"\xff" * 40])
 def test_a_damaged_counter_is_made_up_for(make_queue, make_file, tmp_path, content):
-    """Numbers go on from the highest in the spool."""
+    """Numbers continue from the highest in the spool."""
     (tmp_path / "spool").mkdir()
     (tmp_path / "spool/sequence").write_bytes(content)
     queue = make_queue()
@@ -151,7 +151,7 @@ def test_what_comes_after_a_refused_file_is_refused(make_queue, make_file):
 
 
 def test_what_comes_after_an_upload_of_another_queue_must_wait_for_it(tmp_path, make_file, make_queue, gate):
-    """This queue hears nothing of the other's uploads: one on its way is a bad argument, one that is there is fine, one that failed refuses."""
+    """This queue is not told of the other's uploads: one on its way is a bad argument, one that is there is fine, one that failed refuses."""
     store = MemoryStore()
     other = UploadQueue(StoreThatWaits(gate), spool=tmp_path / "other", free_bytes=0)
     queue = make_queue(store)
@@ -340,7 +340,7 @@ def test_times_that_are_none_are_bad_arguments(make_queue, name, seconds):
     ],
 )
 def test_bad_options_of_resume_are_wrong_usage(tmp_path, capsys, arguments, said):
-    """They end with exit code 2 and say what is wrong; nobody waits for ever."""
+    """They end with exit code 2 and say what is wrong; none waits for ever."""
     with pytest.raises(SystemExit) as ended:
         main(["resume", str(tmp_path), *arguments])
 

@@ -94,7 +94,7 @@ os._exit(0)
 
 
 def test_a_shell_that_waits_for_the_output_ends_with_the_trainer(tmp_path, make_file):
-    """`python train.py 2>&1 | cat` ends when the trainer does, and not with the worker that goes on without it."""
+    """`python train.py 2>&1 | cat` ends when the trainer does, and not with the worker that continues without it."""
     with refusing_port() as port:
         uri = f"s3://bucket?endpoint_url=http://127.0.0.1:{port}"
         command = 'timeout 300 "$0" "$@" 2>&1 | cat'
@@ -128,7 +128,7 @@ print(backlog, flush=True)
 
 
 def test_a_trainer_that_is_stopped_does_not_stop_its_worker(tmp_path):
-    """SIGSTOP of the trainer: the worker delivers everything, although nobody reads what it says.
+    """SIGSTOP of the trainer: the worker delivers everything, although its messages are not read.
 
     Afterwards the trainer knows.
     """
@@ -151,7 +151,7 @@ def test_a_trainer_that_is_stopped_does_not_stop_its_worker(tmp_path):
         trainer.wait()
 
 
-def test_what_nobody_read_is_looked_up_later():
+def test_unread_messages_are_looked_up_later():
     """What the pipe had no room for is said where it was begun, and else replaced by the advice to look into the spool."""
     reading, writing = os.pipe()
     voice = _Messenger(writing)

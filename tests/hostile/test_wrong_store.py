@@ -39,7 +39,7 @@ class NamedStore(MemoryStore):
 
 @pytest.fixture
 def waiting(tmp_path, make_file):
-    """A spool with an entry for `memory://store` that waits; nobody has it."""
+    """A spool with an entry for `memory://store` that waits; no process owns it."""
     spool = Spool(tmp_path / "spool")
     spool.create({"uri": "memory://store/"})
     quota = DiskQuota(spool.path, spool_bytes=None, free_bytes=0, wait_seconds=0.0, clock=time.monotonic)

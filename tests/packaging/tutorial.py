@@ -19,7 +19,7 @@ with subprocess.Popen(
 ) as server:
     lines = iter(server.stderr.readline, "")
     address = next(found[0] for line in lines if (found := re.search(r"http://127\.0\.0\.1:[1-9]\d*", line)))
-    # It writes a line for each request, which somebody must read.
+    # It writes a line for each request, which must be read.
     threading.Thread(target=lambda: all(lines), daemon=True).start()
     environment = {
         "HOME": str(folder / "home"),

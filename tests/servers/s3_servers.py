@@ -129,7 +129,7 @@ def rclone(folder: Path):
 
 @contextlib.contextmanager
 def refusing_port():
-    """A port that refuses connections, and that nobody else can get meanwhile: it is bound, and not listened on."""
+    """A port that refuses connections, and that no other process can get meanwhile: it is bound, and not listened on."""
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         yield held.getsockname()[1]

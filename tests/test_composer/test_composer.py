@@ -158,7 +158,7 @@ make_trainer(ComposerDestination(RunDirectory("run")), callbacks=[Failing()]).fi
 
 
 def test_a_checkpoint_of_composers_holds_what_ours_keep(tmp_path):
-    """A run that goes on from it stands where it stood, and its rows are continued."""
+    """A run that continues from it stands where it stood, and its rows are continued."""
     folder = tmp_path / "run"
     options = {"save_folder": str(tmp_path / "checkpoints"), "save_interval": "1ba"}
     first = make_trainer(ComposerDestination(RunDirectory(folder), raise_errors=True), **options)

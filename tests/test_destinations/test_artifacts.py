@@ -62,7 +62,7 @@ class TestArtifacts(DestinationContract):
 
 
 class Down(LocalStore):
-    """A store that nobody reaches."""
+    """An unreachable store."""
 
     def put(self, *arguments, **options):
         raise ConnectionError("no route to host")
@@ -103,7 +103,7 @@ def test_checkpoints_arrive_with_a_pointer_to_the_newest(make_artifacts, tmp_pat
     assert read_checkpoint(newest.as_uri())["timestamp"]["batch"] == 4
 
 
-def test_a_run_goes_on_from_the_store_alone(make_artifacts, tmp_path):
+def test_a_run_continues_from_the_store_alone(make_artifacts, tmp_path):
     """On a machine that has nothing, autoresume follows the pointer in the store."""
     train(make_artifacts(), tmp_path / "old")
     records = RecordingDestination()
@@ -265,7 +265,7 @@ def test_files_arrive_at_an_s3_server(moto, make_artifacts, tmp_path):
 
 
 def test_a_script_that_closes_nothing_still_delivers(tmp_path):
-    """At the interpreter's end the engine closes destinations first, then uploads, though nobody called close."""
+    """At the interpreter's end the engine closes destinations first, then uploads, although close was not called."""
     code = f"""
 from pathlib import Path
 from destinations import Artifacts, TextFile
@@ -283,7 +283,7 @@ run.logger.log_metrics({{"loss": 0.5}})
     assert files_in(tmp_path / "store") == {"log.txt": b"[metric][batch=0]: loss: 0.5\n"}
 
 
-def test_a_file_that_nobody_has_is_not_found(make_artifacts, tmp_path):
+def test_a_file_without_a_destination_is_not_found(make_artifacts, tmp_path):
     """The caller learns which file was asked for."""
     run = DryRun(make_artifacts())
     run.init()

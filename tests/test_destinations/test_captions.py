@@ -74,7 +74,7 @@ class OldDestination(LoggerDestination):
         self.images.append(name)
 
 
-def test_a_destination_without_captions_gets_the_images_and_it_is_said_once(caplog):
+def test_a_destination_without_captions_gets_the_images_and_it_is_reported_once(caplog):
     """A destination of another package overrides `log_images` as it was."""
     old, memory = OldDestination(), InMemory()
     with caplog.at_level(logging.WARNING, "events"), Run(loggers=[old, memory], run_name="mine") as run:

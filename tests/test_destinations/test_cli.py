@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 
 
 class Down(LocalStore):
-    """A store that nobody reaches."""
+    """An unreachable store."""
 
     def put(self, *arguments, **options):
         raise ConnectionError("no route to host")

@@ -50,7 +50,7 @@ def test_a_function_that_raises_does_not_stop_training(caplog):
 
 
 def test_without_upload_file_no_files_are_taken():
-    """So that nobody makes files for nothing."""
+    """So that no files are made in vain."""
     assert Functions(log_metrics=print).can_upload_files() is False
 
 

@@ -60,7 +60,7 @@ def test_all_of_them_hear_the_same_run(tmp_path):
     assert bar.getvalue().count("batch/s") == 1
 
 
-def test_a_run_that_goes_on_from_a_checkpoint_appends_to_its_file(tmp_path):
+def test_a_run_that_continues_from_a_checkpoint_appends_to_its_file(tmp_path):
     """The file of a resumed run holds each batch of both sessions once.
 
     A third run that starts anew leaves it alone.

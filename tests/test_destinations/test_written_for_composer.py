@@ -71,7 +71,7 @@ class CsvLikeLogger(LoggerDestination):
         self.calls.append(("post_close",))
 
 
-def test_it_hears_and_takes_what_it_did_there(tmp_path):
+def test_it_receives_the_same_events_and_records(tmp_path):
     """Hooks, records, positions, steps and files are as it expects them."""
     destination = CsvLikeLogger(tmp_path)
     model = torch.nn.Linear(3, 2)

@@ -186,7 +186,7 @@ def test_a_hook_may_be_inherited_from_a_mixin_or_set_on_the_object():
     assert calls == ["mixin", "object"]
 
 
-def test_a_run_event_that_goes_on_to_the_hooks_calls_them():
+def test_a_run_event_that_calls_super_runs_the_hooks():
     """Overriding `run_event` and calling the base is a filter."""
     calls = []
 
@@ -558,7 +558,7 @@ def test_what_a_destination_raises_in_close_is_counted_and_does_not_come_out(cap
 
 
 def test_raise_errors_lets_what_a_destination_raises_in_close_out():
-    """After everybody is closed."""
+    """After all callbacks are closed."""
     after = ListeningDestination()
     engine = _engine([], [DestinationRaisesAt("close", OSError("disk")), after], raise_errors=True)
 
@@ -936,7 +936,7 @@ def test_an_engine_takes_the_callbacks_of_the_state_as_composers_does():
     assert len(heard) == 3
 
 
-def test_a_hook_with_the_name_of_another_framework_is_said(caplog):
+def test_a_hook_with_the_name_of_another_framework_is_reported(caplog):
     """With the name that is called; not where both are there."""
 
     class Lost(Callback):

@@ -99,7 +99,7 @@ def test_a_resumed_run_keeps_the_multiples_of_the_whole_run():
 
 
 def test_without_start_it_counts_from_the_beginning_of_training():
-    """An interval that nobody started passes at its first multiple."""
+    """An interval that was not started passes at its first multiple."""
     assert batches_of_passing(Interval("2ba"), State("run"), 5) == [2, 4]
 
 
@@ -155,7 +155,7 @@ def test_refuses_another_type():
 
 @pytest.mark.parametrize("length", [None, "1dur", "0ep"])
 def test_a_share_of_an_unknown_length_is_refused_at_start(length):
-    """Without max_duration nobody knows a tenth of the run: start says so, and it never passes."""
+    """Without max_duration a tenth of the run is unknown: start says so, and it never passes."""
     state = State("run", max_duration=length)
     every = Interval("0.1dur")
 

@@ -108,8 +108,8 @@ def test_resume_stops_at_its_time(spool, gate):
     )
 
 
-def test_the_second_to_resume_hears_who_was_first(make_queue, capsys):
-    """Fault 46: the owner is named and the exit code is 3."""
+def test_the_second_to_resume_is_told_the_owner(make_queue, capsys):
+    """The owner is named and the exit code is 3."""
     queue = make_queue(MemoryStore())
 
     with pytest.raises(SpoolOwnedError):
@@ -282,7 +282,7 @@ class SpoolWhoseUploadFails(Spool):
         return super().list_inflight()
 
 
-def test_what_is_put_back_while_somebody_looks_is_left(tmp_path):
+def test_an_entry_put_back_during_a_look_is_left(tmp_path):
     """The exit code never says that all was delivered because an entry changed its place."""
     spool = SpoolWhoseUploadFails(tmp_path)
     spool.create()

@@ -75,7 +75,7 @@ def test_an_existing_file_is_kept_unless_asked(store, tmp_path):
     assert (tmp_path / "file").read_bytes() == LARGE
 
 
-def test_a_broken_connection_goes_on_where_it_broke(proxy, moto, prefix, make_file, tmp_path):
+def test_a_broken_connection_continues_where_it_broke(proxy, moto, prefix, make_file, tmp_path):
     """Ranges: after a reset in the middle only the rest is asked for."""
     _put(open_store(moto.uri(prefix)), make_file, "a", LARGE)
     proxy.fail_first(1, Truncate(1_500_000), method="GET", part="/a")

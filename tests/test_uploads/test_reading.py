@@ -151,7 +151,7 @@ class SpoolWithAnOldListing(Spool):
 def test_what_a_pointer_comes_after_is_found_with_it(spool, publish):
     """A listing made while both appear may show the pointer alone.
 
-    It is made again before anything is believed.
+    It is created again before anything is trusted.
     """
     target = publish("target")
     publish("pointer", after=[target])

@@ -39,7 +39,7 @@ def test_ordinary_texts_are_left_alone():
 
 
 def test_only_options_that_are_known_to_be_harmless_are_kept():
-    """What may be written to spool.json and into URIs; a key that nobody has heard of may not."""
+    """What may be written to spool.json and into URIs; an unknown key may not."""
     kept = {"endpoint_url": "http://host:9000", "region": "eu", "part_bytes": 5, "key_filename": "~/.ssh/id"}
     secret = {
         "aws_access_key_id": "hush",

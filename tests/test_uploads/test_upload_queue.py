@@ -52,7 +52,7 @@ def _staged_files(queue):
 
 
 def test_a_submitted_file_arrives_and_leaves_no_trace_in_the_spool(make_queue, make_file, tmp_path):
-    """Scenario 58: the spool is empty after everything was delivered."""
+    """The spool is empty after everything was delivered."""
     queue = make_queue()
 
     outcome = queue.submit(make_file(content=b"bytes"), "folder/name").result(LIMIT_SECONDS)
@@ -80,7 +80,7 @@ def test_a_handle_tells_how_the_upload_stands(make_queue, make_file, gate):
 
 @pytest.mark.parametrize("change", ["rewrite", "replace", "delete"])
 def test_the_bytes_are_those_at_the_call(make_queue, make_file, gate, change):
-    """Faults 15, 16, 17 and scenario 54: the source may be rewritten, replaced or deleted as soon as submit returns."""
+    """The source may be rewritten, replaced or deleted as soon as submit returns."""
     store = StoreThatWaits(gate)
     source = make_file(content=b"old bytes")
     handle = make_queue(store).submit(source, "a")
@@ -98,7 +98,7 @@ def test_the_bytes_are_those_at_the_call(make_queue, make_file, gate, change):
 
 
 def test_an_in_place_rewrite_of_a_linked_file_is_detected(make_queue, make_file, gate):
-    """Fault 16: with link=True the change reaches the spool, and the upload fails as corrupt instead of sending it."""
+    """With link=True the change reaches the spool, and the upload fails as corrupt instead of sending it."""
     store = StoreThatWaits(gate)
     queue = make_queue(store, workers=1)
     queue.submit(make_file("blocker"), "blocker")
@@ -115,7 +115,7 @@ def test_an_in_place_rewrite_of_a_linked_file_is_detected(make_queue, make_file,
 
 
 def test_staged_bytes_that_rot_are_quarantined(make_queue, make_file, gate):
-    """Fault 19: a flipped bit in the spool is noticed before anything is sent; the entry is kept apart."""
+    """A flipped bit in the spool is noticed before anything is sent; the entry is kept apart."""
     store = StoreThatWaits(gate)
     queue = make_queue(store, workers=1)
     queue.submit(make_file("blocker"), "blocker")
@@ -132,7 +132,7 @@ def test_staged_bytes_that_rot_are_quarantined(make_queue, make_file, gate):
 
 
 def test_a_damaged_manifest_fails_alone(make_queue, make_file, gate):
-    """Fault 45: one torn manifest is quarantined; the others arrive."""
+    """One torn manifest is quarantined; the others arrive."""
     store = StoreThatWaits(gate)
     queue = make_queue(store, workers=1)
     queue.submit(make_file("blocker"), "blocker")
@@ -184,7 +184,7 @@ def test_a_folder_is_submitted_whole(make_queue, make_file, tmp_path):
 
 
 def test_bad_arguments_raise_at_the_call(make_queue, make_file, tmp_path):
-    """Faults 43 and 44: nothing is staged for a bad name or source."""
+    """Nothing is staged for a bad name or source."""
     queue = make_queue(MemoryStore())
     os.mkfifo(tmp_path / "fifo")
 
@@ -207,14 +207,14 @@ def test_the_name_of_the_file_is_the_default(make_queue, make_file):
 @pytest.mark.parametrize("content", [b"", b"x" * 100_000])
 @pytest.mark.parametrize("name", ["ünï/cödé", "a b c", "x" * 200 + "/" + "y" * 200])
 def test_odd_names_and_sizes_arrive(make_queue, make_file, tmp_path, content, name):
-    """Fault 42: nothing and much, under unicode, spaces and long names."""
+    """Nothing and much, under unicode, spaces and long names."""
     make_queue().submit(make_file(content=content), name).result(LIMIT_SECONDS)
 
     assert (tmp_path / "store" / name).read_bytes() == content
 
 
 def test_an_existing_object_is_never_overwritten_unless_asked(make_queue, make_file, tmp_path):
-    """Bug 2 and scenario 47: overwrite=False leaves what is there, and says whose it is."""
+    """With overwrite=False, `submit` leaves what is there, and says whose it is."""
     (tmp_path / "store").mkdir()
     (tmp_path / "store/a").write_bytes(b"theirs")
     queue = make_queue()
@@ -239,7 +239,7 @@ def test_the_same_bytes_under_the_same_name_are_no_conflict(make_queue, make_fil
 
 
 def test_a_name_on_its_way_is_refused_without_overwrite(make_queue, make_file, gate):
-    """Scenario 47: a second upload of a pending name without overwrite is refused at the call."""
+    """A second upload of a pending name without overwrite is refused at the call."""
     queue = make_queue(StoreThatWaits(gate))
     queue.submit(make_file(), "a")
 
@@ -248,7 +248,7 @@ def test_a_name_on_its_way_is_refused_without_overwrite(make_queue, make_file, g
 
 
 def test_a_lost_answer_is_not_taken_for_a_conflict(make_queue, make_file):
-    """Fault 3: the retry finds its own object and succeeds, also with overwrite=False."""
+    """The retry finds its own object and succeeds, also with overwrite=False."""
     store = StoreThatSucceedsAndSaysItFailed()
 
     outcome = make_queue(store).submit(make_file(), "a").result(LIMIT_SECONDS)
@@ -258,7 +258,7 @@ def test_a_lost_answer_is_not_taken_for_a_conflict(make_queue, make_file):
 
 
 def test_a_transient_failure_that_a_retry_repairs_leaves_no_error(make_queue, make_file):
-    """Bug 1 and scenarios 49, 50: two failures, then success; nothing is raised, nothing is left."""
+    """Two failures, then success; nothing is raised, nothing is left."""
     store = StoreThatFails(TransientStoreError("503"), TransientStoreError("503"))
     queue = make_queue(store, raise_errors=True)
 
@@ -269,7 +269,7 @@ def test_a_transient_failure_that_a_retry_repairs_leaves_no_error(make_queue, ma
 
 
 def test_the_newest_version_of_a_name_wins_and_the_older_free_their_bytes(make_queue, make_file, gate):
-    """Fault 28 and scenario 48: four hundred submissions of one name from eight threads.
+    """Four hundred submissions of one name from eight threads.
 
     The last accepted is what stays.
     """
@@ -302,7 +302,7 @@ def test_the_newest_version_of_a_name_wins_and_the_older_free_their_bytes(make_q
 
 
 def test_one_poisoned_entry_among_a_hundred_fails_alone(make_queue, make_file):
-    """Scenario 56: ninety-nine arrive."""
+    """Ninety-nine arrive."""
     store = StoreThatRejects({"n42"})
     queue = make_queue(store)
 
@@ -329,7 +329,7 @@ def test_a_name_that_is_denied_while_others_get_through_is_rejected(make_queue, 
 
 
 def test_a_store_that_denies_everything_is_parked_and_comes_back(make_queue, make_file, caplog):
-    """Fault 30: nothing is lost or failed while the store denies; one message says why."""
+    """Nothing is lost or failed while the store denies; one message says why."""
     store = StoreThatFails(*[StoreParkedError("NoSuchBucket")] * 10)
     queue = make_queue(store)
 
@@ -339,8 +339,8 @@ def test_a_store_that_denies_everything_is_parked_and_comes_back(make_queue, mak
     assert sum(" are paused: " in record.message for record in caplog.records) == 1
 
 
-def test_an_exception_that_nobody_knows_is_retried_and_then_fails_the_entry_alone(make_queue, make_file):
-    """Fault 38: an upload thread outlives whatever a store raises."""
+def test_an_unknown_exception_is_retried_and_then_fails_the_entry_alone(make_queue, make_file):
+    """An upload thread outlives whatever a store raises."""
     store = StoreThatRejects({"bad"}, ZeroDivisionError("a bug in a store"))
     queue = make_queue(store, workers=1)
 
@@ -352,7 +352,7 @@ def test_an_exception_that_nobody_knows_is_retried_and_then_fails_the_entry_alon
 
 
 def test_not_even_an_exit_ends_an_upload_thread(make_queue, make_file):
-    """Fault 38 and scenario 51: a store that raises SystemExit in the only thread stops nothing."""
+    """A store that raises SystemExit in the only thread stops nothing."""
     store = StoreThatFails(SystemExit())
     queue = make_queue(store, workers=1)
     queue.submit(make_file(), "first")
@@ -362,7 +362,7 @@ def test_not_even_an_exit_ends_an_upload_thread(make_queue, make_file):
 
 
 def test_a_pointer_is_never_there_before_its_target(make_queue, make_file, gate):
-    """Scenario 60: eight workers, and the target takes longest."""
+    """Eight workers, and the target takes longest."""
 
     class SlowTarget(MemoryStore):
         def put(self, name, body, *, overwrite, notes=None):
@@ -394,7 +394,7 @@ def test_what_comes_after_a_failed_upload_fails_too(make_queue, make_file):
 
 
 def test_a_full_spool_refuses_and_counts(make_queue, make_file, gate):
-    """Fault 39: beyond the limit in bytes a handle is refused, nothing is raised, and the backlog names it."""
+    """Beyond the limit in bytes a handle is refused, nothing is raised, and the backlog names it."""
     queue = make_queue(StoreThatWaits(gate), spool_bytes=150)
     queue.submit(make_file(content=b"x" * 100), "a")
 
@@ -408,7 +408,7 @@ def test_a_full_spool_refuses_and_counts(make_queue, make_file, gate):
 
 
 def test_a_full_spool_may_be_waited_for(make_queue, make_file, gate):
-    """Fault 39: with full_wait_seconds submit waits until an upload has made room."""
+    """With full_wait_seconds submit waits until an upload has made room."""
     store = StoreThatWaits(gate)
     queue = make_queue(store, spool_bytes=150, full_wait_seconds=LIMIT_SECONDS)
     queue.submit(make_file(content=b"x" * 100), "a")
@@ -421,7 +421,7 @@ def test_a_full_spool_may_be_waited_for(make_queue, make_file, gate):
 
 
 def test_the_floor_of_free_space_is_kept(make_queue, make_file):
-    """Fault 9: a spool never takes the last of its disk."""
+    """A spool never takes the last of its disk."""
     queue = make_queue(MemoryStore(), free_bytes=1 << 60)
 
     with pytest.raises(SpoolFullError, match="bytes free"):
@@ -435,7 +435,7 @@ def test_refusals_raise_where_asked(make_queue, make_file):
 
 
 def test_closing_names_what_was_not_delivered(make_queue, make_file, gate, caplog):
-    """W4 and W6: a deadline, every name, and the command that finishes the rest."""
+    """A deadline, every name, and the command that finishes the rest."""
     queue = make_queue(StoreThatWaits(gate), workers=1, give_back_seconds=0.05)
     for name in ("a", "b", "c"):
         queue.submit(make_file(), name)
@@ -457,7 +457,7 @@ def test_closing_raises_where_asked(make_queue, make_file, gate):
 
 
 def test_closing_twice_and_submitting_afterwards(make_queue, make_file):
-    """W9: the second close does nothing; a closed queue takes nothing."""
+    """The second close does nothing; a closed queue takes nothing."""
     queue = make_queue(MemoryStore())
 
     assert queue.close(1) is queue.close(1)
@@ -476,7 +476,7 @@ def test_a_queue_is_a_context_manager(tmp_path, make_file):
 
 
 def test_the_next_queue_uploads_what_the_last_one_left(make_queue, make_file, gate):
-    """Scenario 55: a new queue on the same spool finishes the old one's work."""
+    """A new queue on the same spool finishes the old one's work."""
     first = make_queue(StoreThatWaits(gate), workers=1)
     for name in ("a", "b", "c"):
         first.submit(make_file(content=name.encode()), name)
@@ -496,7 +496,7 @@ def test_the_next_queue_uploads_what_the_last_one_left(make_queue, make_file, ga
 
 
 def test_two_queues_cannot_share_a_spool(make_queue):
-    """Fault 46: the second is told who has it."""
+    """The second is told who has it."""
     make_queue(MemoryStore())
 
     with pytest.raises(SpoolOwnedError, match=f"queue with pid {os.getpid()}"):
@@ -518,8 +518,8 @@ def test_the_default_spool_is_found_again_and_not_shared(tmp_path, monkeypatch):
     assert third.spool.path == paths[0]
 
 
-def test_a_spool_deleted_under_the_queue_is_noticed_and_made_anew(make_queue, make_file, gate, tmp_path):
-    """Fault 14: what was deleted is named as lost, what comes after works."""
+def test_a_spool_deleted_under_the_queue_is_noticed_and_recreated(make_queue, make_file, gate, tmp_path):
+    """What was deleted is named as lost, what comes after works."""
     import shutil
 
     queue = make_queue(StoreThatWaits(gate), workers=1)
@@ -528,7 +528,7 @@ def test_a_spool_deleted_under_the_queue_is_noticed_and_made_anew(make_queue, ma
     queue._store.started.acquire()
     queue.spool.path.rename(
         tmp_path / "deleted"
-    )  # At once: while it was deleted somebody might write into it.
+    )  # At once: another process might write into it while it is deleted.
     shutil.rmtree(tmp_path / "deleted")
     gate.set()
 
@@ -539,7 +539,7 @@ def test_a_spool_deleted_under_the_queue_is_noticed_and_made_anew(make_queue, ma
 
 
 def test_power_durability_syncs_data_manifest_and_names_before_it_returns(make_queue, make_file):
-    """Fault 7: with durability="power" everything about the entry was synced when submit returns."""
+    """With durability="power" everything about the entry was synced when submit returns."""
     synced = []
     real, submitter = os.fsync, threading.get_ident()
 
@@ -559,7 +559,7 @@ def test_power_durability_syncs_data_manifest_and_names_before_it_returns(make_q
 
 
 def test_process_durability_syncs_soon_after(tmp_path, make_file):
-    """Fault 7: with durability="process" every entry is synced in the background."""
+    """With durability="process" every entry is synced in the background."""
     from uploads.spool.flush import Flusher
 
     synced = threading.Event()
@@ -574,7 +574,7 @@ def test_process_durability_syncs_soon_after(tmp_path, make_file):
 
 
 def test_a_burst_is_synced_in_one_pass_over_the_disk(tmp_path):
-    """Fault 7: a thousand small files do not cost three thousand waits for the journal."""
+    """A thousand small files do not cost three thousand waits for the journal."""
     from uploads.spool.flush import Flusher
 
     passes = []
@@ -643,7 +643,7 @@ def test_a_burst_of_failures_is_synced_too(tmp_path):
 
 
 def test_an_fsync_that_failed_is_counted_and_never_repeated(tmp_path, caplog):
-    """Fault 8: a second fsync would say that all is well; the entry is marked instead, out loud."""
+    """A second fsync would say that all is well; the entry is marked instead, out loud."""
     from uploads.spool.flush import Flusher
 
     calls = []
@@ -665,7 +665,7 @@ def test_an_fsync_that_failed_is_counted_and_never_repeated(tmp_path, caplog):
 # Python 3.12 and later warn of what this test is about; `submit` is made for it.
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded, use of fork:DeprecationWarning")
 def test_a_forked_child_may_submit_and_the_parent_uploads(make_queue, make_file, gate):
-    """Fault 34: a child forked while threads hold locks stages without hanging.
+    """A child forked while threads hold locks stages without hanging.
 
     The parent's queue is intact.
     """
@@ -696,7 +696,7 @@ def test_a_forked_child_may_submit_and_the_parent_uploads(make_queue, make_file,
 
 
 def test_a_network_file_system_needs_no_memory_map_and_no_database():
-    """Fault 48: nothing in the package maps memory or opens a database, so that NFS and Lustre are fine as spools."""
+    """Nothing in the package maps memory or opens a database, so that NFS and Lustre are fine as spools."""
     import uploads
 
     sources = "".join(path.read_text() for path in pathlib.Path(uploads.__file__).parent.rglob("*.py"))
@@ -720,7 +720,7 @@ def test_importing_loads_no_client_and_starts_nothing():
 
 
 def test_the_checksum_in_the_manifest_is_of_the_bytes_that_were_taken(make_queue, make_file, gate):
-    """Whoever reads the spool can tell damage."""
+    """A reader of the spool can detect damage."""
     queue = make_queue(StoreThatWaits(gate), workers=1)
     queue.submit(make_file("blocker"), "blocker")
     queue._store.started.acquire()
@@ -750,7 +750,7 @@ def test_a_thread_that_outlives_stop_gives_the_spool_back(make_queue, make_file,
 
 
 def test_two_processes_that_start_together_get_a_default_spool_each(tmp_path):
-    """Fault 27: nobody looks before taking, so that nobody can be overtaken; the second takes the next."""
+    """Taking a number is atomic: of two at once, the second takes the next."""
     program = (
         "import sys; from uploads import UploadQueue\n"
         "print('ready', flush=True); sys.stdin.readline()\n"
@@ -781,7 +781,7 @@ def test_two_processes_that_start_together_get_a_default_spool_each(tmp_path):
 
 
 def test_a_large_copy_is_checksummed_behind_the_training_loop(make_queue, make_file, gate):
-    """Fault 19: submit does not read a large file twice.
+    """Submit does not read a large file twice.
 
     The flusher notes its checksum, and rot is noticed all the same.
     """
@@ -804,7 +804,7 @@ def test_a_large_copy_is_checksummed_behind_the_training_loop(make_queue, make_f
 
 
 def test_the_queue_does_not_keep_handles(make_queue, make_file, gate):
-    """Who does not ask pays nothing: a handle that nobody holds is gone, and its upload goes on."""
+    """A handle that is not referenced is freed, and its upload continues."""
     store = StoreThatWaits(gate)
     queue = make_queue(store, workers=1)
 
@@ -848,8 +848,8 @@ class HandleThatTriesTheLock:
         thread.join()
 
 
-def test_whoever_waited_until_nothing_was_left_finds_every_handle_settled(tmp_path):
-    """Between the end of the last upload and its handle's knowing of it nobody hears that all has ended."""
+def test_every_handle_is_settled_once_the_queue_is_drained(tmp_path):
+    """Until the handle of the last upload is settled, the queue is not reported as drained."""
     ledger = Ledger(Spool(tmp_path), lambda size: None)
     handle = HandleThatTriesTheLock(ledger)
     folder = f"{1:012d}-{name_key('a')}-{1:016x}"
@@ -862,7 +862,7 @@ def test_whoever_waited_until_nothing_was_left_finds_every_handle_settled(tmp_pa
 
 
 class CauseThatLooks(str):
-    """Notes whether the drain's lock was held when somebody looked it up."""
+    """Notes whether the drain's lock was held when it was looked up."""
 
     __slots__ = ("drain", "was_locked")
 
@@ -872,7 +872,7 @@ class CauseThatLooks(str):
 
 
 def test_threads_that_hear_of_the_same_trouble_at_once_say_it_once(tmp_path, caplog):
-    """Fault 30: whether it was said before is asked and noted in one step."""
+    """Whether it was said before is asked and noted in one step."""
     drain = Drain(Spool(tmp_path), MemoryStore())
     cause = CauseThatLooks("denied")
     cause.drain, cause.was_locked = drain, []
@@ -897,7 +897,7 @@ class QueueThatIsInterruptedBeforeItEnds(UploadQueue):
 
 
 def test_ctrl_c_at_any_moment_of_the_exit_ends_the_queue_in_order(tmp_path, make_file, gate, caplog):
-    """Fault 36: also where it comes before anything was stopped, what is left is named and the spool is given back."""
+    """Also where it comes before anything was stopped, what is left is named and the spool is given back."""
     store = StoreThatWaits(gate)
     queue = QueueThatIsInterruptedBeforeItEnds(
         store, spool=tmp_path / "spool", workers=1, free_bytes=0, close_at_exit=False

@@ -105,7 +105,7 @@ def new_event_file(folder: Path, seconds: float) -> tuple[Path, int]:
         with contextlib.suppress(FileExistsError):
             flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
             descriptor = os.open(path, flags, 0o666)
-            # Where the file system has no locks, nobody can tell who is at work: see `disk.is_locked`.
+            # Where the file system has no locks, an open file cannot be recognised: see `disk.is_locked`.
             with contextlib.suppress(OSError):
                 try_lock(descriptor)
             return path, descriptor

@@ -42,7 +42,7 @@ class Raising(Callback):
 
 @pytest.fixture
 def listener():
-    """Gives somebody who hears every event."""
+    """Returns a callback that receives every event."""
     return Listener()
 
 

@@ -148,7 +148,7 @@ def test_an_exception_in_train_is_a_failed_run(tmp_path, raising, sidecar):
     assert (written["status"], written["exception"]) == ("failed", "ValueError: diverged")
 
 
-def test_resume_goes_on_where_the_checkpoint_was(tmp_path, listener):
+def test_resume_continues_where_the_checkpoint_was(tmp_path, listener):
     """Batch and epoch are those of the checkpoint.
 
     Rows after it leave the CSV, those of its own step stay.

@@ -225,7 +225,7 @@ def test_sigterm_is_a_preemption(tmp_path, sidecar):
 
 @pytest.mark.parametrize("has_callback", [True, False])
 def test_the_files_say_how_an_open_run_stands(tmp_path, sidecar, has_callback):
-    """Completed after fit, running while it is tested, completed after that, before anybody closes it.
+    """Completed after fit, running while it is tested, completed after that, before it is closed.
 
     Then as closed.
     """
@@ -262,7 +262,7 @@ def test_the_files_say_how_an_open_run_stands(tmp_path, sidecar, has_callback):
 
 @pytest.mark.parametrize("ends", ["killed", "completes"])
 def test_a_slurm_requeue_is_a_preemption_unless_the_run_completes(tmp_path, sidecar, ends):
-    """After "finished", which comes before the checkpoint is saved, training goes on until it is killed, or done."""
+    """After "finished", which comes before the checkpoint is saved, training continues until it is killed, or done."""
 
     def on_train_batch_start(self, batch, batch_idx):
         if batch_idx == 0:
@@ -286,7 +286,7 @@ def test_a_slurm_requeue_is_a_preemption_unless_the_run_completes(tmp_path, side
     assert sidecar(tmp_path / "run")["status"] == expected
 
 
-def test_a_failed_run_may_go_on(tmp_path, sidecar):
+def test_a_failed_run_may_continue(tmp_path, sidecar):
     """A fit after one that failed opens the folder again, and completes it."""
     failures = [RuntimeError("once")]
 
@@ -308,7 +308,7 @@ def test_a_failed_run_may_go_on(tmp_path, sidecar):
 
 
 def test_two_loggers_hear_the_same(tmp_path):
-    """Ours beside another of ours and beside Lightning's own get the same values, and nobody changes the dictionary."""
+    """Ours beside another of ours and beside Lightning's own get the same values, and the dictionary is not changed."""
     pl = importlib.import_module("lightning.pytorch")
     seen = []
 
@@ -376,7 +376,7 @@ def test_several_validation_dataloaders_have_labels(tmp_path, listener):
     assert [label for label, *_ in listener.labels] == ["eval", "eval/dataloader_idx_1"]
 
 
-def test_resume_from_a_checkpoint_goes_on_where_it_was(tmp_path, listener):
+def test_resume_from_a_checkpoint_continues_where_it_was(tmp_path, listener):
     """Timestamp and epoch are those of the checkpoint; rows after it leave the CSV, rows before it stay."""
     folder = tmp_path / "run"
     model = make_model("lightning.pytorch")
@@ -434,7 +434,7 @@ def test_without_the_callback_records_move_the_run(tmp_path, listener):
 
 
 def test_save_is_free():
-    """Lightning calls it after each record: no destination hears of it."""
+    """Lightning calls it after each record: no destination is called."""
     destination = RecordingDestination()
     logger = LightningLogger(destination, raise_errors=True)
     logger.log_metrics(metrics={"loss": 1.0}, step=0)
@@ -516,7 +516,7 @@ def test_logger_and_callback_can_be_pickled_while_they_are_open(tmp_path):
 
 
 def test_registry_logger_takes_what_the_one_of_that_name_takes(tmp_path, sidecar):
-    """Whoever used stable-pretraining's changes the import: id, tags and notes are kept, checkpoints are beside them."""
+    """A user of stable-pretraining's logger changes the import: id, tags and notes are kept, checkpoints are beside them."""
     logger = RegistryLogger(
         tmp_path / "run", "abc123", tags=["vit"], notes="first", flush_logs_every_n_steps=10
     )
@@ -562,7 +562,7 @@ def test_two_ranks_write_once(tmp_path, environment, sidecar):
     """Under DDP with two gloo processes, rank 0 writes the folder, the events of both are the same, and samples count both."""
     program = Path(__file__).with_name("lightning_two_ranks.py")
 
-    # Bound until the ranks have met there, so that nobody else gets the port; who listens may share it.
+    # Bound until the ranks have met there, so that no other process gets the port; who listens may share it.
     with socket.socket() as meeting:
         meeting.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         meeting.bind(("127.0.0.1", 0))

@@ -138,7 +138,7 @@ def test_a_watched_model_has_histograms(tmp_path):
     assert histograms == [(name, step) for step in (0, 2) for name in once]
 
 
-def test_a_watched_model_without_events_is_said(tmp_path, caplog):
+def test_a_watched_model_without_events_is_reported(tmp_path, caplog):
     """Once, with what to do."""
     logger = LightningLogger(InMemory(), raise_errors=True)
     model = Tiny()

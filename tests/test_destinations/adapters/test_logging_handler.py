@@ -19,7 +19,7 @@ def library():
 
 
 def is_ours(text):
-    """Says whether a text is of the library: a handler of the root logger also hears what threads of others say."""
+    """Says whether a text is of the library: a handler of the root logger also receives records of other threads."""
     return text.startswith("some.library: ")
 
 
@@ -139,7 +139,7 @@ def test_a_destination_that_logs_or_fails_does_not_go_round_in_circles(library):
 
 
 def test_a_handler_that_outlives_its_run_is_silent(library, capsys):
-    """Nobody is left to tell, and nothing is raised or printed."""
+    """No destination is left, and nothing is raised or printed."""
     memory = InMemory()
     with Run(loggers=[memory], run_name="mine") as run:
         handler = LoggingHandler(run.logger, logging.INFO)

@@ -80,7 +80,7 @@ print(sorted(heavy & set(sys.modules)))
 
 
 def test_no_adapter_is_registered_by_an_entry_point():
-    """Installing this project changes nobody's trainer; the one entry point is the command."""
+    """Installing this project changes no trainer; the one entry point is the command."""
     points = importlib.metadata.distribution("training-destinations").entry_points
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 

@@ -121,7 +121,7 @@ def test_what_comes_after_success_is_running_while_it_lasts():
 
 
 def test_a_close_inside_fit_without_a_reason_is_a_failure():
-    """Nobody said that training was done."""
+    """The end of training was not reported."""
     session = Session([], run_name="mine")
     session.fit_start(Timestamp())
 
@@ -221,7 +221,7 @@ else:
         ("exits", "failed", None),
     ],
 )
-def test_the_end_of_the_program_closes_what_nobody_closed(
+def test_the_end_of_the_program_closes_what_was_left_open(
     tmp_path, environment, sidecar, ending, status, exception
 ):
     """With the exception that ended it; `sys.exit` inside of fit is no good end, whatever its code."""

@@ -68,7 +68,7 @@ def test_every_kind_of_record_arrives(tmp_path, listener, sidecar):
     assert sidecar(tmp_path / "run")["status"] == "completed"
 
 
-def test_a_logger_that_goes_on_from_its_state(listener):
+def test_a_logger_that_continues_from_its_state(listener):
     """Steps without a number are counted on, and the run stands where it stood."""
     first = TorchRLLogger(exp_name="rl", raise_errors=True)
     first.log_scalar("reward", 1.0)
@@ -85,7 +85,7 @@ def test_a_logger_that_goes_on_from_its_state(listener):
 
 
 def test_an_exception_in_the_block_is_a_failed_run(tmp_path, sidecar):
-    """The exception goes on, and the folder says so."""
+    """The exception continues, and the folder says so."""
 
     def fail(logger):
         raise ValueError(f"no: {logger.exp_name}")
@@ -245,7 +245,7 @@ if __name__ == "__main__":
     ("way", "status"), [("process", "completed"), ("forgets", "completed"), ("raises", "failed")]
 )
 def test_how_a_program_ends_is_how_its_run_ends(tmp_path, environment, sidecar, way, status):
-    """In a process of its own, and where nobody closes it: most programs do not."""
+    """In a process of its own, and without closing it, as most programs do."""
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
 

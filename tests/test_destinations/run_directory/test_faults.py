@@ -1,4 +1,4 @@
-"""Disks that are full, folders that vanish, forks: training goes on, one message comes, and rows come back."""
+"""Disks that are full, folders that vanish, forks: training continues, one message comes, and rows come back."""
 
 import contextlib
 import errno
@@ -62,8 +62,8 @@ class FullDisk:
         return MappedSegment(path, number, size)
 
 
-def test_who_hears_of_a_full_disk_finds_the_row_waiting(tmp_path):
-    """When the first row has found no room and that is told, it is counted as waiting: nobody may think that all is well."""
+def test_a_row_counts_as_pending_when_a_full_disk_is_reported(tmp_path):
+    """When the first row has found no room and that is told, it is counted as pending."""
     folder = journal_path(tmp_path, 0)
     folder.mkdir(parents=True)
     disk, waiting = FullDisk(), []
@@ -145,13 +145,13 @@ def test_a_drain_that_fails_half_way_repeats_nothing(tmp_path):
     journal.close()
 
 
-def test_a_folder_deleted_during_training_is_made_again(drive, tmp_path, caplog):
-    """After rm -rf, training goes on; the folder comes back with every row, for the files were still open."""
+def test_a_folder_deleted_during_training_is_recreated(drive, tmp_path, caplog):
+    """After rm -rf, training continues; the folder comes back with every row, for the files were still open."""
     run = drive(flush_seconds=1000).fit()
     run.logger.log_hyperparameters({"lr": 0.1})
     for step in range(100):
         run.log({"a": float(step)}, step)
-    # Else the folder is made again below the hands of rmtree, which gives up.
+    # Else the folder is recreated while rmtree works, which gives up.
     run.stand_still()
 
     shutil.rmtree(tmp_path / "run")
@@ -246,7 +246,7 @@ print("waiting", waiting > 0, "rows", rows == [(step, step + 0.1) for step in ra
 
 
 def test_too_many_open_files_stop_nothing(tmp_path):
-    """When no file can be opened, calls go on; when some can, rows are drained."""
+    """When no file can be opened, calls continue; when some can, rows are drained."""
     code = """
 import logging, os, sys, time
 from pathlib import Path
@@ -588,7 +588,7 @@ def test_nothing_is_left_to_do_when_a_flush_returns():
     assert is_idle
 
 
-def test_a_timer_goes_on_after_an_error_and_stops_in_time():
+def test_a_timer_continues_after_an_error_and_stops_in_time():
     """What the work raises goes to the handler.
 
     Stop does the work once more, and says when it takes too long.

@@ -82,7 +82,7 @@ def test_a_segment_ends_at_a_row_whose_names_were_lost(tmp_path):
     assert steps_in(tmp_path) == ([1], (1, len(segment(1, place=START))))
 
 
-def test_reading_goes_on_inside_a_segment(tmp_path):
+def test_reading_continues_inside_a_segment(tmp_path):
     """From an offset, with the names that were given before it."""
     one = segment(1, 2, place=START)
     write(tmp_path, s1=one)

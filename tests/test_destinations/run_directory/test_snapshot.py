@@ -1,4 +1,4 @@
-"""Reading the files of a rank while the writer goes on between two looks of the reader."""
+"""Reading the files of a rank while the writer continues between two looks of the reader."""
 
 import os
 
@@ -79,7 +79,7 @@ def test_a_journal_that_is_taken_away_at_the_end_is_not_taken_for_an_empty_one(t
     assert read_series(tmp_path, "m0") == [(step, float(step)) for step in range(200)]
 
 
-def test_a_segment_that_somebody_deleted_does_not_keep_the_rest_from_being_read(tmp_path, written):
+def test_a_deleted_segment_does_not_hide_the_rest(tmp_path, written):
     """Where rows are missing though the position stands still, those that are left are returned."""
     journal, drain = written
     log(journal, range(100))

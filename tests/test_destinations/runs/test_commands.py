@@ -321,7 +321,7 @@ def test_best_ranks_by_the_best_value_that_was_there(runs, direction, ranks):
 
 
 def test_best_needs_a_direction(runs):
-    """Nobody guesses which way is better."""
+    """The direction is not guessed."""
     code, _, err = runs("best", "loss")
 
     assert code == 2
@@ -876,7 +876,7 @@ def test_ctrl_c_is_exit_code_130(root):
 
 
 def test_ctrl_c_while_the_commands_are_imported_is_exit_code_130(root):
-    """It comes early where somebody changes their mind, or a disk is slow."""
+    """It comes early where the user interrupts, or a disk is slow."""
     code = (
         "import sys\n"
         "class Interrupts:\n"
@@ -1134,7 +1134,7 @@ def test_plot_takes_runs_after_the_metric(runs, tmp_path):
 
 
 def answering(text):
-    """Returns a session in whose terminal somebody answers."""
+    """Returns a session whose terminal has answers typed in."""
     return attrs.evolve(session_of(), ask=lambda _question: text)
 
 

@@ -142,7 +142,7 @@ def test_a_time_without_a_zone_is_the_time_of_this_machine():
 
 
 def test_the_fields_of_a_filter_can_be_asked():
-    """For whoever has to say that no run has one of them."""
+    """For messages that no run has one of them."""
     found = parse_filter("not (hparams.x > 1 or alive) and exists(summary.y)", NOW).fields()
 
     assert set(map(str, found)) == {"hparams.x", "alive", "summary.y"}

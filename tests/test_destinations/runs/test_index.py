@@ -127,7 +127,7 @@ UNUSABLE = {
 
 
 @pytest.mark.parametrize("name", UNUSABLE)
-def test_an_index_that_cannot_be_used_is_made_anew_and_it_is_said_once(name, root, cache, caplog):
+def test_an_unusable_index_is_rebuilt_and_reported_once(name, root, cache, caplog):
     """By a warning in the report, and one of the logger; the runs are all there."""
     act, expected = UNUSABLE[name]
     scanned(root, cache)
@@ -144,7 +144,7 @@ def test_an_index_that_cannot_be_used_is_made_anew_and_it_is_said_once(name, roo
 
 
 @pytest.mark.parametrize("act", [cut_off, scramble, overwrite])
-def test_an_index_that_is_damaged_while_it_is_open_is_made_anew(act, root, cache):
+def test_an_index_that_is_damaged_while_it_is_open_is_rebuilt(act, root, cache):
     """The next scan finds everything again."""
     with open_runs(root, cache=cache, clock=clock) as runs:
         act(index_file(cache))
@@ -159,7 +159,7 @@ def test_an_index_that_is_damaged_while_it_is_open_is_made_anew(act, root, cache
 
 
 @pytest.mark.parametrize("act", [scramble, overwrite])
-def test_an_index_that_is_damaged_between_scan_and_query_is_made_anew(act, root, cache):
+def test_an_index_that_is_damaged_between_scan_and_query_is_rebuilt(act, root, cache):
     """The query is answered all the same."""
     scanned(root, cache)
     with open_runs(root, cache=cache, scan=False, clock=clock) as runs:
@@ -222,7 +222,7 @@ def no_home():
     raise RuntimeError("Could not determine home directory.")
 
 
-def test_an_index_that_can_only_be_read_goes_on_in_memory(root, cache):
+def test_an_index_that_can_only_be_read_continues_in_memory(root, cache):
     """Such as one on a full disk: SQLite refuses to write, and the scan begins again."""
     with open_runs(root, cache=cache, clock=clock) as runs:
         runs._roots[0].index._db.execute("PRAGMA query_only = ON")

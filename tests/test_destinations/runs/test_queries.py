@@ -399,7 +399,7 @@ def test_tags_that_the_run_gives_itself_later_show_too(opened, root):
     assert runs["a"].record.tags == ("two", "later", "mine")
 
 
-def test_an_edit_by_somebody_else_is_found(opened, root, tmp_path):
+def test_an_edit_by_another_program_is_found(opened, root, tmp_path):
     """It moves with the folder, and needs no index."""
     write_run(root / "a")
     runs = opened()

@@ -117,7 +117,7 @@ def test_ranks_that_wait_at_the_same_place_are_one_line_and_the_odd_one_comes_fi
     ]
 
 
-def test_an_exception_is_told_with_the_line_that_raised(tmp_path):
+def test_an_exception_is_reported_with_the_line_that_raised(tmp_path):
     """Its frames take the place of those of the main thread."""
     frames = [{"file": "model.py", "line": 9, "function": "forward", "code": "", "is_library": False}]
     write_flight(

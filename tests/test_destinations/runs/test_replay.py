@@ -195,7 +195,7 @@ def test_series_in_memory_are_those_of_the_run(everything):
         assert mine[name].tolist() == theirs.value.tolist()
 
 
-def test_a_run_that_goes_on_is_sent_on(tmp_path):
+def test_new_rows_of_a_live_run_are_sent(tmp_path):
     """What came since the last time is sent, and nothing else."""
     run = write_run(tmp_path / "a", range(5))
     first = send(run, f"run:{tmp_path / 'to'}", cache=tmp_path)
@@ -385,7 +385,7 @@ def test_ctrl_c_ends_the_following_and_nothing_else(tmp_path):
         (ValueError("bad: worse"), "failed", "ValueError: bad: worse"),
     ],
 )
-def test_how_a_run_ended_is_told(tmp_path, error, status, exception):
+def test_how_a_run_ended_is_reported(tmp_path, error, status, exception):
     """The status and the exception of the run reach the destination."""
     run = write_run(tmp_path / "a", range(2), error=error)
 
@@ -427,7 +427,7 @@ def test_what_a_destination_does_not_take_is_counted(everything):
     assert (report.unsupported["artifact"], report.unsupported["text"], dict(report.records)) == (1, 2, {})
 
 
-def test_what_a_destination_refuses_is_told_and_tried_again(tmp_path):
+def test_what_a_destination_refuses_is_reported_and_tried_again(tmp_path):
     """The others are sent; the next sending begins anew, so that nothing is there twice."""
     run = write_run(tmp_path / "a", range(3), keep_files="copy")
     (tmp_path / "a/texts.jsonl").write_text('{"step": 1, "name": "../up", "time": 1.0, "text": "words"}\n')
@@ -445,7 +445,7 @@ def test_what_a_destination_refuses_is_told_and_tried_again(tmp_path):
     assert len((tmp_path / "to/a/texts.jsonl").read_text().splitlines()) == 1
 
 
-def test_files_that_are_gone_are_told(tmp_path):
+def test_files_that_are_gone_are_reported(tmp_path):
     """So is one that an index names outside of the run."""
     run = write_run(tmp_path / "a", range(3))
     (tmp_path / "secret.mp4").write_bytes(b"secret")

@@ -22,7 +22,7 @@ BEGAN = 1_700_000_000.0
 
 
 class Clock:
-    """A clock that goes on an eighth of a second at each look, which MLflow's milliseconds can tell."""
+    """A clock that advances by an eighth of a second at each look, which MLflow's milliseconds can tell."""
 
     def __init__(self, now):
         self.now = now

@@ -46,7 +46,7 @@ def test_a_finished_run_says_everything(finished):
     assert run.run_id in repr(run)
 
 
-def test_a_summary_that_nobody_wrote_is_computed(finished, tmp_path):
+def test_a_missing_summary_is_computed(finished, tmp_path):
     """Without `summary.json` the rows tell the same."""
     written = Run.open(finished).summary
     target = tmp_path / "copy"

@@ -458,7 +458,7 @@ DAMAGE = {
 
 @pytest.mark.parametrize("content", DAMAGE.values(), ids=DAMAGE)
 def test_a_damaged_sidecar_is_a_run_with_a_problem(content, opened, root):
-    """It is counted, and scanning goes on; repaired, it is a run like the others."""
+    """It is counted, and scanning continues; repaired, it is a run like the others."""
     write_run(root / "fine")
     write_run(root / "a")
     (root / "a" / "sidecar.json").write_bytes(content)
@@ -522,7 +522,7 @@ def test_a_sidecar_of_strange_types_is_read_as_far_as_it_makes_sense(opened, roo
 
 
 def test_a_run_folder_without_a_sidecar_is_an_orphan(opened, root):
-    """Somebody deleted it, or it is about to be written; then it is an orphan no more."""
+    """It was deleted, or is about to be written; then it is no orphan any more."""
     (root / "a").mkdir()
     (root / "a" / "heartbeat").touch()
     os.utime(root / "a" / "heartbeat", (0, 0))
@@ -549,7 +549,7 @@ def test_a_run_whose_sidecar_was_deleted_is_still_known(opened, root):
 
 
 def test_a_sidecar_that_is_a_folder_is_a_problem(opened, root):
-    """Whatever is there, scanning goes on."""
+    """Whatever is there, scanning continues."""
     (root / "a" / "sidecar.json").mkdir(parents=True)
 
     report = opened.scan()
@@ -738,7 +738,7 @@ def test_folders_of_lightning_are_runs(opened, root):
     }
 
 
-def test_a_lightning_run_that_goes_on_is_read_again(opened, root):
+def test_a_live_lightning_run_is_read_again(opened, root):
     """It appends in place, which changes no folder."""
     folder = write_lightning(root / "version_0")
     opened.scan()

@@ -90,7 +90,7 @@ def killed(tmp_path):
 
 
 def test_a_scan_while_twenty_writers_are_at_work(killed, tmp_path):
-    """Whatever a scan meets, it goes on; the one after all is done knows how each run stands."""
+    """A scan continues whatever it meets; the last one has the status of each run."""
     root, errors = tmp_path / "runs", []
     root.mkdir()
     kinds = [kind for kind in ("finish", "fail", "move", "delete") for _ in range(4)]

@@ -93,7 +93,7 @@ def test_the_interval_may_be_in_iterations():
 
 
 def test_a_share_of_an_unknown_length_is_an_error_of_the_console():
-    """Without max_duration nobody knows a tenth of the run: fit says so once, and the rest comes at close."""
+    """Without max_duration a tenth of the run is unknown: fit says so once, and the rest comes at close."""
     console = Console("0.1dur", io.StringIO())
     run = DryRun(console, max_duration=None, raise_errors=False)
     run.init()
@@ -151,7 +151,7 @@ def test_the_header_says_how_far_the_run_is_in_its_own_unit(length, header):
 
 
 def test_the_header_of_an_unknown_length_has_no_total():
-    """Nobody knows how many batches an epoch, or a run without an end, has."""
+    """The number of batches of an epoch, or of a run without an end, is unknown."""
     console = Console(stream=io.StringIO())
     run = DryRun(console, max_duration="1ep", batches_per_epoch=1, knows_length=False)
     endless = DryRun(Console(stream=console._stream), max_duration=None, knows_length=False)
@@ -234,7 +234,7 @@ def test_an_empty_evaluation_prints_its_end():
 
 
 def test_an_evaluation_of_unknown_length_prints_its_end_alone():
-    """Where nobody knows the length there are no tenths."""
+    """Where the length is unknown there are no tenths."""
     console = Console(stream=io.StringIO())
     run = DryRun(console, knows_length=False)
     run.init()
@@ -474,7 +474,7 @@ def test_what_is_left_is_printed_at_close():
 
 
 def test_a_resumed_run_keeps_its_multiples():
-    """A run that goes on at batch 7 with "5ba" prints its first batch, then 10 and 15."""
+    """A run that continues at batch 7 with "5ba" prints its first batch, then 10 and 15."""
     console = Console("5ba", io.StringIO())
     run = DryRun(console, max_duration="15ba", batches_per_epoch=100)
     run.state.timestamp = run.state.timestamp.copy(batch=7, batch_in_epoch=7)
@@ -483,7 +483,7 @@ def test_a_resumed_run_keeps_its_multiples():
 
 
 def test_stderr_is_looked_up_when_printing(capsys):
-    """Where no stream is given, whoever redirected sys.stderr after the import gets the lines."""
+    """Where no stream is given, a redirection of sys.stderr after the import gets the lines."""
     console = Console()
     run = DryRun(console, max_duration="1ba")
     run.init()

@@ -143,7 +143,7 @@ def test_evaluation_and_prediction_have_bars():
     ],
 )
 def test_chosen_metrics_are_shown(metrics, shown):
-    """Patterns choose; losses, accuracies and metrics are chosen where nobody did."""
+    """Patterns choose; losses, accuracies and metrics are the default."""
     bar = ProgressBar(
         **({} if metrics is None else {"metrics": metrics}),
         stream=io.StringIO(),
@@ -227,7 +227,7 @@ def test_a_stream_that_can_only_write():
 
 
 def test_a_resumed_run_shows_where_it_is():
-    """A run that goes on at batch 4 of epoch 2 begins its bar there.
+    """A run that continues at batch 4 of epoch 2 begins its bar there.
 
     Lengths that were counted are kept with it.
     """

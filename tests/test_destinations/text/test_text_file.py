@@ -258,7 +258,7 @@ def test_a_fresh_run_refuses_an_existing_file(folder):
 
 
 def test_a_refused_file_does_not_stop_training(folder):
-    """Outside of tests the logger keeps the error, counted, and training goes on."""
+    """Outside of tests the logger keeps the error, counted, and training continues."""
     (folder / "log.txt").write_text("precious")
     recording = RecordingDestination()
     run = DryRun(TextFile("log.txt"), recording, raise_errors=False)
@@ -300,7 +300,7 @@ def test_close_refuses_where_nothing_else_came(folder):
 
 @pytest.mark.parametrize("overwrite", [False, True])
 def test_a_resumed_run_appends(folder, overwrite):
-    """A run that goes on from a checkpoint continues its file, whatever overwrite says.
+    """A run that continues from a checkpoint continues its file, whatever overwrite says.
 
     What came before the load is in.
     """
@@ -332,7 +332,7 @@ def test_append_continues_where_a_run_starts_anew(folder):
 
 
 def test_overwrite_replaces_the_file_and_leaves_open_readers_alone(folder):
-    """With overwrite=True the old content goes, though not from under somebody who reads it."""
+    """With overwrite=True the old content goes, but a reader that has it open is not disturbed."""
     (folder / "log.txt").write_text("old\n")
     run = DryRun(TextFile("log.txt", overwrite=True))
 
@@ -522,7 +522,7 @@ def test_streams_are_restored_exactly(capsys):
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
 def test_two_captures_end_in_any_order(capsys, order):
-    """Whichever of two closes first, in the end the streams are what they were, and the open one goes on capturing."""
+    """Whichever of two closes first, in the end the streams are what they were, and the open one keeps capturing."""
     before = sys.stdout
     runs = [DryRun(TextFile(f"{name}.txt", capture_stdout=True), run_name=name) for name in ("a", "b")]
     for run in runs:
@@ -558,8 +558,8 @@ def test_a_redirection_inside_and_around(capsys):
     assert (inner.getvalue(), outer.getvalue(), capsys.readouterr().out) == ("inner\n", "outer\n", "")
 
 
-def test_a_wrapper_that_stays_on_top_goes_on_working(capsys):
-    """Somebody else's wrapper that is not taken off before close keeps writing; nothing more is captured."""
+def test_a_wrapper_that_stays_on_top_keeps_working(capsys):
+    """A foreign wrapper that is not removed before close keeps writing; nothing more is captured."""
 
     class Shouting:
         def __init__(self, stream):
@@ -743,7 +743,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_the_thread_writes_without_being_asked(folder):
-    """After flush_seconds what is in the queue goes into the file, with nobody calling flush."""
+    """After flush_seconds what is in the queue goes into the file, without a call of flush."""
     queue, is_rendering = collections.deque(["a record"]), threading.Event()
 
     def render(record):

@@ -69,7 +69,7 @@ def server_uri(sqlite_uri, tmp_path_factory):
     """Returns the URI of a real server on loopback, which runs until the tests of this module are done."""
     folder = tmp_path_factory.mktemp("server")
     shutil.copy(sqlite_uri.removeprefix("sqlite:///"), folder / "store.db")
-    # It takes a port itself, and says which: one that was looked for before may be somebody else's by then.
+    # It takes a port itself, and says which: one that was looked for before may be taken by then.
     command = [
         sys.executable,
         "-m",
@@ -365,7 +365,7 @@ def test_all_else_is_artifacts(everything):
 def test_a_server_that_does_not_answer_is_asked_again(tmp_path, monkeypatch, caplog):
     """Nothing is given up before close; then it is told what was."""
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
-    # Bound, so that nobody else can have the port, and not listening.
+    # Bound, so that no other process can have the port, and not listening.
     with socket.socket() as deaf:
         deaf.bind(("127.0.0.1", 0))
         uri = f"http://127.0.0.1:{deaf.getsockname()[1]}"
@@ -404,7 +404,7 @@ def test_a_row_that_is_refused_does_not_keep_others_out(sqlite_uri, tmp_path, ca
 
 
 def test_a_server_that_hangs_costs_close_its_deadline(tmp_path, monkeypatch, caplog):
-    """Training and close go on while a request has no answer."""
+    """Training and close continue while a request has no answer."""
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     with socket.create_server(("127.0.0.1", 0)) as silent:
         destination = MLflow(f"http://127.0.0.1:{silent.getsockname()[1]}", "e", close_seconds=0.05)
@@ -451,7 +451,7 @@ def test_files_can_be_brought_back(sqlite_uri, tmp_path):
     run.close()
 
 
-# How it ends, and goes on.
+# How it ends, and is continued.
 
 
 @pytest.mark.parametrize(
@@ -476,7 +476,7 @@ def test_the_status_says_how_it_ended(sqlite_uri, tmp_path, exception, status):
     assert "hunter2" not in str(found.data.tags)
 
 
-def test_a_run_goes_on_under_its_id(sqlite_uri, tmp_path):
+def test_a_run_continues_under_its_id(sqlite_uri, tmp_path):
     """A checkpoint holds it; names that were changed keep their keys, params that changed are tags."""
     destination = make(sqlite_uri, tmp_path)
     first = DryRun(destination, max_duration="1ba")
@@ -501,7 +501,7 @@ def test_a_run_goes_on_under_its_id(sqlite_uri, tmp_path):
     assert (run.data.params["lr"], run.data.tags["changed_param.lr"]) == ("0.1", "0.2")
 
 
-def test_a_run_goes_on_where_asked(sqlite_uri, tmp_path):
+def test_a_run_continues_where_asked(sqlite_uri, tmp_path):
     """By its id; that of another rank's checkpoint is not taken."""
     first = DryRun(make(sqlite_uri, tmp_path), max_duration="1ba")
     first.init()
@@ -661,7 +661,7 @@ def test_requests_are_within_limits():
 
 
 def test_what_may_pass_is_told_from_what_will_not():
-    """Nobody answers, or who does is busy; a refusal is final."""
+    """Unreachable and busy servers are transient; a refusal is final."""
     from mlflow.exceptions import MlflowException
     from mlflow.protos import databricks_pb2 as codes
     from requests.exceptions import ReadTimeout

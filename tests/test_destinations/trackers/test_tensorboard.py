@@ -82,7 +82,7 @@ def logged(folder, *calls, **options):
 
 
 def resumed(folder, batch, saved, *calls):
-    """Goes on from a checkpoint, as a Trainer does, and closes the run."""
+    """Continues from a checkpoint, as a Trainer does, and closes the run."""
     destination = TensorBoard(folder)
     run = DryRun(destination)
     run.fire("init", "before_load")
@@ -145,7 +145,7 @@ def test_a_call_is_one_event(tmp_path):
 
 
 def test_the_file_is_byte_for_byte_what_tensorboards_own_writer_writes(tmp_path):
-    """Checksums included, whoever computes them."""
+    """Checksums included, by either library."""
     from tensorboard.summary.writer.record_writer import RecordWriter
 
     logged(tmp_path, metric(1, loss=0.5), metric(2, loss=0.25))
@@ -357,7 +357,7 @@ def test_hyperparameters_are_those_of_the_run_itself(tmp_path):
 
 
 @pytest.mark.parametrize(("exception", "status"), [(None, 1), (ValueError("x"), 2), (KeyboardInterrupt(), 2)])
-def test_the_hparams_tab_is_told_how_the_run_ended(tmp_path, exception, status):
+def test_the_hparams_tab_shows_how_the_run_ended(tmp_path, exception, status):
     """Success or failure."""
     from tensorboard.plugins.hparams import metadata
 
@@ -558,7 +558,7 @@ class OnDisk(TensorBoard):
 
 
 def test_a_full_disk_loses_nothing_once_there_is_room(tmp_path):
-    """Records wait, whole, in order, and training goes on."""
+    """Records wait, whole, in order, and training continues."""
     disk = FullDisk()
     destination = OnDisk(tmp_path, disk, flush_seconds=0.01, close_seconds=SECONDS)
     run = DryRun(destination)
@@ -699,7 +699,7 @@ def test_forked_workers_of_a_dataloader_write_nothing(tmp_path):
 
 
 def test_a_folder_that_cannot_be_is_an_error_at_init(tmp_path):
-    """With what is in the way, and the run goes on without."""
+    """With what is in the way, and the run continues without it."""
     (tmp_path / "file").write_text("")
     run = DryRun(TensorBoard(tmp_path / "file" / "run"), raise_errors=False)
 

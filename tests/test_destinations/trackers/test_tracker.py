@@ -72,7 +72,7 @@ class Recorder(Tracker):
 
 
 class Hanging(Recording):
-    """Comes to no end with its first row, until somebody lets it."""
+    """Hangs at its first row until it is released."""
 
     def __init__(self):
         super().__init__()
@@ -336,7 +336,7 @@ def test_media_and_hyperparameters_outlive_a_hang():
 
 
 def test_a_raising_sink_is_counted_and_reported_once(caplog):
-    """Training hears nothing of it; secrets in the message are not shown."""
+    """Training does not notice; secrets in the message are not shown."""
     tracker = Recorder(Refusing(), flush_seconds=0.01)
     run = DryRun(tracker)
     run.init()
@@ -426,7 +426,7 @@ def test_a_sink_that_cannot_be_opened_yet_is_left_alone_until_it_is():
 def test_close_has_a_deadline(caplog):
     """What a hanging sink did not take by then is dropped and counted.
 
-    When it goes on, it ends, and is closed.
+    When it continues, it ends, and is closed.
     """
     tracker, sink, run = hanging_run(close_seconds=0.05)
     for step in range(1, 10):
@@ -483,7 +483,7 @@ def test_a_second_run_has_nothing_to_do_with_a_sink_that_hangs():
 
 
 def test_close_without_a_tracker_that_could_be_made():
-    """Where the sink cannot be made, the run goes on, and nothing is kept for ever."""
+    """Where the sink cannot be made, the run continues, and nothing is kept for ever."""
 
     class Unmade(Tracker):
         def make_sink(self, state):
@@ -515,7 +515,7 @@ def test_other_ranks_have_a_sink_where_asked(all_ranks, sinks):
     assert [step for sink in tracker.made for _, step, _ in sink.of("metrics")] == [0, 1] * sinks
 
 
-def test_the_sink_hears_where_training_goes_on():
+def test_the_sink_gets_the_step_from_which_training_continues():
     """Once for a load, with the time of the checkpoint by the tracker's own clock."""
     tracker = Recorder(clock=lambda: 1234.5)
     saved = pickle.loads(pickle.dumps(tracker.state_dict()))  # noqa: S301  # our own bytes
@@ -530,7 +530,7 @@ def test_the_sink_hears_where_training_goes_on():
     assert tracker.made[0].of("resume") == [(3, 1234.5)]
 
 
-def test_how_a_run_failed_is_told():
+def test_how_a_run_failed_is_reported():
     """With the exception, without secrets."""
     tracker = Recorder()
     run = DryRun(tracker)
@@ -545,7 +545,7 @@ def test_how_a_run_failed_is_told():
 
 
 def test_a_forked_child_logs_nothing():
-    """It neither writes for its parent nor keeps what is logged, and the parent goes on."""
+    """It neither writes for its parent nor keeps what is logged, and the parent continues."""
     tracker = Recorder()
     run = DryRun(tracker)
     run.init()

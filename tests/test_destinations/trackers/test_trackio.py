@@ -78,7 +78,7 @@ def logged(tmp_path_factory):
 
 
 @needs_trackio
-def test_metrics_have_their_steps_and_a_resumed_run_goes_on(logged):
+def test_metrics_have_their_steps_and_a_resumed_run_continues(logged):
     """NaN is there, large integers keep their digits, and there is one run."""
     metrics, _, _ = logged
 

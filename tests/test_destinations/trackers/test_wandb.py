@@ -40,7 +40,7 @@ PATIENCE_SECONDS = 60
 # For W&B's service to start, and to end with all that a run has logged, on a machine that is busy with other
 # things.
 SERVICE_SECONDS = 300
-# Where W&B keeps what, that it waits for its service, and that it tells nobody of its errors.
+# Where W&B keeps what, that it waits for its service, and that it does not report its errors.
 WANDB = {
     "WANDB_ERROR_REPORTING": "false",
     "WANDB__SERVICE_WAIT": str(SERVICE_SECONDS),
@@ -455,7 +455,7 @@ def test_a_completed_run_exits_with_zero(everything):
     assert records_of(everything["path"], "exit")[0].get("exit_code", 0) == 0
 
 
-# How it ends, and goes on.
+# How it ends, and is continued.
 
 
 @pytest.mark.parametrize(
@@ -483,8 +483,8 @@ def test_the_exit_code_says_how_it_ended(tmp_path, exception, code):
     )
 
 
-def test_a_run_goes_on_under_its_id(tmp_path):
-    """A checkpoint holds the id of the run, and a run that loads it goes on with that.
+def test_a_run_continues_under_its_id(tmp_path):
+    """A checkpoint holds the id of the run, and a run that loads it continues with that.
 
     Another rank's does not.
     """
@@ -558,7 +558,7 @@ def test_a_disabled_one_writes_nothing(tmp_path):
 
 
 def test_going_online_without_a_key_is_an_error_of_the_lane(tmp_path, monkeypatch, caplog):
-    """Nobody is asked on the terminal; the error says what to do, once, and training goes on."""
+    """There is no prompt on the terminal; the error says what to do, once, and training continues."""
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     monkeypatch.setenv("NETRC", str(tmp_path / "none"))
     destination = make(tmp_path, mode="online")
@@ -583,7 +583,7 @@ def test_a_required_tracker_without_a_key_stops_the_run_before_training(tmp_path
         Run(make(tmp_path, mode="online", require=True), run_name="mine").log_metrics({"loss": 1.0})
 
 
-def test_it_is_nobodys_global_run(tmp_path):
+def test_it_is_not_the_global_run(tmp_path):
     """`wandb.run` stays the user's; ours is `run` while it lasts."""
     import wandb
 
@@ -622,7 +622,7 @@ print(destination.counts.written_rows, destination.counts.errors, psutil.Process
 """
 
 
-def test_alone_it_ends_what_it_started_and_calls_nobody(tmp_path):
+def test_alone_it_ends_what_it_started_and_calls_no_other(tmp_path):
     """No service, thread or hook is left, nothing is asked of the network, and secrets of the command line are not noted."""
     with socket.create_server(("127.0.0.1", 0)) as proxy:
         proxy.settimeout(0.0)
@@ -675,7 +675,7 @@ print(process.poll())
 
 
 def test_a_service_that_hangs_is_not_waited_for(tmp_path):
-    """Training, close and the end of the interpreter go on; the service is killed, and what to do is said."""
+    """Training, close and the end of the interpreter continue; the service is killed, and what to do is said."""
     environment = {
         **os.environ,
         **{f"WANDB_{name}_DIR": str(tmp_path / name) for name in ("DATA", "CACHE", "CONFIG")},

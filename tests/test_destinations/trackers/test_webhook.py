@@ -155,7 +155,7 @@ class TestSlackContract(DestinationContract):
 # What is sent.
 
 
-def test_a_completed_run_is_told_once(server):
+def test_a_completed_run_is_reported_once(server):
     """With its defaults, one document comes at the end of fit: names, durations, counts, last metrics."""
     webhook = make_webhook(server.url, clock=Clock())
 
@@ -180,7 +180,7 @@ def test_a_completed_run_is_told_once(server):
     assert (webhook.counts.accepted, webhook.counts.done) == (1, 1)
 
 
-def test_a_failure_is_told_at_close(server):
+def test_a_failure_is_reported_at_close(server):
     """What ended the run is there, with its traceback and without the secrets in it."""
     webhook = make_webhook(server.url, events=[], clock=Clock())
 
@@ -196,7 +196,7 @@ def test_a_failure_is_told_at_close(server):
 @pytest.mark.parametrize(
     ("exception", "status"), [(KeyboardInterrupt(), "interrupted"), (SystemExit(143), "preempted")]
 )
-def test_a_run_that_was_stopped_is_told(server, exception, status):
+def test_a_run_that_was_stopped_is_reported(server, exception, status):
     """Ctrl-C and SIGTERM are no completion."""
     webhook = make_webhook(server.url, events=[], clock=Clock())
 
@@ -205,7 +205,7 @@ def test_a_run_that_was_stopped_is_told(server, exception, status):
     assert [document["status"] for document in server.documents] == [status]
 
 
-def test_failures_need_not_be_told(server):
+def test_failures_need_not_be_reported(server):
     """`on_failure=False` leaves them to the events."""
     play(make_webhook(server.url, events=[], on_failure=False, clock=Clock()), ValueError())
 
@@ -286,7 +286,7 @@ def test_each_rank_speaks_where_asked(server):
 # Slack.
 
 
-def test_slack_is_told_what_people_want_to_know(server):
+def test_a_slack_message_has_what_people_want_to_know(server):
     """Name, duration, metrics, and the exception; nothing in it is markup that calls people."""
     slack = make_slack(server.url, events=[], clock=Clock())
     run = DryRun(slack, run_name="<!channel> & co", max_duration=None)
@@ -322,7 +322,7 @@ def test_slack_takes_formats_for_events(server):
     assert server.documents == [{"text": "fit_start", "blocks": []}, {"text": "the end"}]
 
 
-def test_slack_refuses_formats_for_what_is_not_told(server):
+def test_slack_refuses_formats_for_events_that_are_not_sent(server):
     """A format for an event that is not among the events is a mistake."""
     with pytest.raises(
         ValueError, match=r"formats must be for \['failure', 'fit_end'\], got \['epoch_end'\]"
@@ -361,7 +361,7 @@ def test_what_is_final_is_not_tried_again(server, status, caplog):
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
 def test_redirects_are_not_followed(server, status):
-    """They would take the message to somebody else."""
+    """They would send the message to another server."""
     server.answers += [(status, {"Location": "/elsewhere"})]
     webhook = make_webhook(server.url, retry=AT_ONCE, clock=Clock())
 
@@ -381,9 +381,9 @@ def test_tries_are_bounded(server):
     assert (len(server.requests), webhook.counts.failed) == (4, 1)
 
 
-def test_nobody_there(caplog):
+def test_a_port_without_a_server(caplog):
     """A refused connection is tried again, then reported without the URL; training has not noticed."""
-    # Bound, so that nobody else can have the port, and not listening.
+    # Bound, so that no other process can have the port, and not listening.
     with socket.socket() as deaf, caplog.at_level(logging.DEBUG):
         deaf.bind(("127.0.0.1", 0))
         webhook = make_webhook(
@@ -398,7 +398,7 @@ def test_nobody_there(caplog):
 
 
 def test_a_server_that_hangs_costs_close_its_deadline(server, caplog):
-    """Training goes on, close returns, and says what was not sent."""
+    """Training continues, close returns, and says what was not sent."""
     server.may_answer.clear()
     webhook = make_webhook(
         server.url, events=["fit_start", "fit_end"], retry=AT_ONCE, close_seconds=0.05, clock=Clock()
@@ -506,7 +506,7 @@ def test_where_a_message_must_not_go(url):
 
 @pytest.mark.parametrize("url", ["http://localhost:1/a", "http://127.0.0.9:1/a", "http://[::1]:1/a"])
 def test_http_is_good_enough_on_this_machine(url):
-    """Nobody can read along."""
+    """The message cannot be read on the way."""
     assert Webhook(url)
 
 

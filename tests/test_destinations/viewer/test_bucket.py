@@ -98,7 +98,7 @@ def test_a_copy_takes_only_what_changed(moto, tmp_path):
 
 
 def test_names_of_objects_lead_nowhere(moto, tmp_path):
-    """A bucket of somebody else: names with `..`, absolute ones, and hidden files."""
+    """A foreign bucket: names with `..`, absolute ones, and hidden files."""
     client = moto.client()
     sidecar = json.dumps({"run_id": "one", "status": "completed"}).encode()
     for key in (

@@ -73,7 +73,7 @@ def test_nothing_is_new_where_nothing_changed(looker):
     assert looker.changes.version == looker.version
 
 
-def test_a_run_that_comes_changes_and_goes_is_told(looker, root):
+def test_a_run_that_comes_changes_and_goes_is_reported(looker, root):
     """Each time its id, and that the table changed."""
     run = write_run(root / "new")
     came = looker.news()
@@ -104,7 +104,7 @@ def test_a_killed_run_is_told_to_be_dead_after_its_threshold(looker, root):
     assert (row["status"], row["alive"]) == ("killed", False)
 
 
-def test_an_edit_by_another_program_is_told(looker, root):
+def test_an_edit_by_another_program_is_reported(looker, root):
     """As by `destinations runs tag`, also where that program has updated the same index."""
     with open_runs(root, cache=looker.runs._roots[0].index.database._path.parent) as others:
         others.edit("old", tags=["new"])

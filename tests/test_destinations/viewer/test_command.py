@@ -86,7 +86,7 @@ def test_a_server_for_others_says_so(root):
         _, err = process.communicate(timeout=60)
 
     assert statuses == [200, 200]
-    assert err.startswith("warning: everybody who has this address and can reach http://")
+    assert err.startswith("warning: anyone who has this address and can reach http://")
     assert "not encrypted" in err
 
 

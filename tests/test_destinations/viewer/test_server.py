@@ -590,7 +590,7 @@ def test_a_thousand_requests_at_once_are_answered(page, digits):
 
 
 def test_open_files_are_closed(page, digits):
-    """Also of answers that nobody read to the end."""
+    """Also of answers that were not read to the end."""
     image = page.get(f"/api/runs/{digits}/media", {"kind": "images", "name": "Inputs"})["items"][0]["file"]
     for _ in range(20):
         page.file(digits, image)

@@ -78,7 +78,7 @@ def test_allocator_statistics_are_logged_in_gigabytes():
         (OOMObserver, "OOMObserver only works on CUDA devices"),
     ],
 )
-def test_without_a_gpu_each_says_so_and_training_goes_on(make_trainer, callback, message):
+def test_without_a_gpu_each_says_so_and_training_continues(make_trainer, callback, message):
     """A warning when the run begins, and nothing logged."""
     memory = InMemory()
     with pytest.warns(UserWarning, match=message):
@@ -110,7 +110,7 @@ def test_a_snapshot_covers_its_batches_and_is_uploaded(tmp_path, monkeypatch):
 
 
 def test_a_snapshot_that_cannot_be_written_is_reported(tmp_path, monkeypatch, caplog):
-    """An existing file is not replaced; training goes on, and the recording ends."""
+    """An existing file is not replaced; training continues, and the recording ends."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine/torch_traces").mkdir(parents=True)
     (tmp_path / "mine/torch_traces/rank0.1.memory_snapshot_snapshot.pickle").write_text("mine")

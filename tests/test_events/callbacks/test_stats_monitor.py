@@ -103,7 +103,7 @@ def test_values_that_are_not_numbers_are_left_out_and_names_are_joined():
     assert type(sample["time/last"]) is int
 
 
-def test_one_that_fails_is_counted_and_training_goes_on(metric_list, caplog):
+def test_one_that_fails_is_counted_and_training_continues(metric_list, caplog):
     """The first failure is reported, and only that."""
 
     def broken():

@@ -91,7 +91,7 @@ class FakeDevice:
 
 
 class Clock:
-    """Moves when told, and by what somebody sleeps."""
+    """Moves when told, and by the time that is slept."""
 
     def __init__(self, on_sleep=None):
         self.now = 1000.0

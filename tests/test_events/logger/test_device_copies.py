@@ -237,7 +237,7 @@ def test_nothing_is_asked_of_a_device_that_has_nothing_on_its_way():
     "event", [Event.FIT_END, Event.EVAL_END, Event.EVAL_STANDALONE_END, Event.PREDICT_END]
 )
 def test_the_end_of_something_waits_for_what_is_on_its_way(event):
-    """It is there before the destination hears of the event, also what a callback logged at it."""
+    """It is there before the destination receives the event, also what a callback logged at it."""
     device = FakeDevice()
     run = Setup(device, clock=Clock(on_sleep=device.land))
     heard = []
@@ -252,7 +252,7 @@ def test_the_end_of_something_waits_for_what_is_on_its_way(event):
 
 @pytest.mark.parametrize("end", ["flush", "close"])
 def test_flush_and_close_wait_for_what_is_on_its_way(end):
-    """Nothing accepted is lost where the device goes on."""
+    """Nothing accepted is lost where the device continues."""
     device = FakeDevice()
     run = Setup(device, clock=Clock(on_sleep=device.land))
     engine = Engine(run.state, run.logger)
@@ -265,7 +265,7 @@ def test_flush_and_close_wait_for_what_is_on_its_way(end):
 
 
 def test_flush_gives_up_at_its_deadline_and_the_values_come_later(caplog):
-    """A device that stands still holds nobody up for ever."""
+    """A device that hangs does not block for ever."""
     run = Setup(wait_seconds=2.0)
     run.logger.log_metrics({"loss": OnDevice(0.5)})
 
@@ -322,7 +322,7 @@ def test_more_values_than_a_slot_holds_take_several():
 
 
 def test_a_full_ring_waits_for_a_slot():
-    """And for no more than one: the call goes on as soon as there is room."""
+    """And for no more than one: the call continues as soon as there is room."""
     device = FakeDevice()
     run = Setup(device, slots=2, clock=Clock(on_sleep=lambda: device.land(1)))
 

@@ -141,7 +141,7 @@ def test_after_ten_failures_in_a_row_a_destination_is_left_alone():
     assert len(well.received) == 17
 
 
-def test_parking_is_told_once(caplog):
+def test_parking_is_reported_once(caplog):
     """With how long and why."""
     clock = Clock()
     logger = _logger(FailsWhileTold(), clock=clock)
@@ -193,7 +193,7 @@ def test_a_destination_that_works_again_is_called_again(caplog):
 
 
 def test_one_success_ends_a_row_of_failures():
-    """Nine failures, a success, nine failures: nobody is parked."""
+    """Nine failures, a success, nine failures: no destination is parked."""
     broken = FailsWhileTold()
     logger = _logger(broken, clock=Clock())
 
@@ -257,7 +257,7 @@ def test_what_went_wrong_is_summed_up_at_close(caplog):
 
 
 def test_raise_errors_lets_the_error_out_and_counts_it():
-    """For tests; nobody is parked."""
+    """For tests; no destination is parked."""
     logger = Logger(State("r"), FailsWhileTold(), raise_errors=True)
 
     for _ in range(12):

@@ -345,7 +345,7 @@ def test_what_the_short_way_cannot_take_is_left_to_the_long_one(metrics):
     assert quick_host_metrics(metrics) is None
 
 
-def test_tensordict_is_imported_by_nobody_but_the_user():
+def test_tensordict_is_imported_only_by_the_user():
     """It is optional, and slow to import."""
     program = "import sys, torch, events; events.Logger(events.State('r')).log_metrics({'a': torch.tensor(1)}); sys.exit('tensordict' in sys.modules)"
 

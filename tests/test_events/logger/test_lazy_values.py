@@ -1,4 +1,4 @@
-"""A value may be a function: called once for all destinations, and only where somebody writes what it returns."""
+"""A value may be a function: called once for all destinations, and only where its result is written."""
 
 import logging
 
@@ -198,7 +198,7 @@ def test_the_value_of_any_record_may_be_a_function(method, arguments):
     assert len(lazy.records) == 1
 
 
-def test_a_function_is_not_called_where_nobody_takes_that_kind():
+def test_a_function_is_not_called_where_no_destination_takes_that_kind():
     """A destination for metrics draws no picture."""
 
     class TakesMetrics(LoggerDestination):
@@ -213,7 +213,7 @@ def test_a_function_is_not_called_where_nobody_takes_that_kind():
 
 
 def test_a_function_of_a_record_that_raises_or_returns_nonsense_costs_that_record(caplog):
-    """The run goes on; it is counted, and told once per kind."""
+    """The run continues; it is counted, and told once per kind."""
     memory = InMemory()
     logger = Logger(State("r"), memory, raise_errors=True)
 

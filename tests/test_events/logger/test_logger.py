@@ -158,7 +158,7 @@ def test_a_record_that_one_destination_refuses_still_reaches_the_others(
 
 @each_call
 def test_without_a_destination_nothing_happens(state, method, args, kwargs, expected):
-    """Training code need not ask whether anybody listens."""
+    """Training code need not check whether there are destinations."""
     assert getattr(Logger(state), method)(*args, **kwargs) is None
 
 
@@ -178,7 +178,7 @@ def test_after_close_every_call_is_refused(state, method, args, kwargs, expected
     assert destination.calls == []
 
 
-def test_a_refusal_and_a_bad_metric_are_both_told(state):
+def test_a_refusal_and_a_bad_metric_are_both_reported(state):
     """Neither hides the other."""
     with pytest.raises(RecordError, match=r"metric 'bad' must be a scalar.* record must be better"):
         Logger(state, RefusesAll(), strict=True).log_metrics({"good": 1, "bad": "x"})
@@ -363,8 +363,8 @@ def test_placeholders_are_filled_in_in_both_names_of_a_file(state, tmp_path):
     assert destination.calls[0][1] == (state, "mine/ep2/rank0.pt", tmp_path / "ep2-ba7-rank0.pt")
 
 
-def test_a_file_that_does_not_exist_is_refused_where_somebody_would_have_taken_it(state, tmp_path):
-    """The message has both names; without an uploader nobody minds."""
+def test_a_missing_file_is_refused_if_a_destination_takes_files(state, tmp_path):
+    """The message has both names; without an uploader it is no error."""
     missing = tmp_path / "ep{epoch}.pt"
 
     with pytest.raises(FileNotFoundError, match=r"file to upload as 'mine\.pt' must exist, got '.*ep2\.pt'"):
@@ -423,8 +423,8 @@ def test_placeholders_are_filled_in_in_a_download(state):
     assert has.asked == [("mine/ep2.pt", "mine.pt", False, True)]
 
 
-def test_a_file_that_nobody_has_is_an_error_that_names_who_was_asked(state):
-    """Or says that there is nobody to ask."""
+def test_a_file_that_no_destination_has_is_an_error_that_names_them(state):
+    """Or the message says that no destination stores files."""
     with pytest.raises(FileNotFoundError, match=r"file 'a\.pt' was not found; asked: Keeps, Keeps\."):
         Logger(state, [Keeps(), Keeps()]).download_file("a.pt", "b.pt")
     with pytest.raises(FileNotFoundError, match="no destination, for none stores files"):

@@ -117,7 +117,7 @@ def test_without_the_batched_copy_each_value_is_copied_by_itself(monkeypatch):
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_compiled_region_that_logs_goes_on(recwarn):
+def test_a_compiled_region_that_logs_continues(recwarn):
     """It is left for the call, and the compiled function computes and logs what the plain one does."""
     memory = InMemory()
     logger = Logger(State("r"), memory, raise_errors=True, device_copies=DeviceCopies())

@@ -129,7 +129,7 @@ def test_several_calls_in_one_step_are_written_together():
 
 
 def test_each_phase_has_its_own_clock():
-    """An evaluation is written though training was a moment ago, and what waits of training goes on waiting."""
+    """An evaluation is written though training was a moment ago, and what waits of training keeps waiting."""
     run = Run(every_seconds=10)
 
     run.log({"loss": 0}, phase=Phase.TRAIN)
@@ -208,7 +208,7 @@ def test_an_aggregate_is_of_what_came_since_the_last_write(aggregate, expected):
     assert run.written[-1] == (3, {"loss": expected})
 
 
-def test_aggregates_go_on_from_write_to_write():
+def test_aggregates_continue_from_write_to_write():
     """What was written is not counted again, and nothing is left out.
 
     More values than are kept one by one.
@@ -401,7 +401,7 @@ def test_asking_should_write_changes_nothing():
 
 
 def test_should_write_that_raises_is_a_failure_of_the_destination():
-    """Training goes on, and what was logged waits."""
+    """Training continues, and what was logged waits."""
 
     class Raises(InMemory):
         def should_write(self, state):

@@ -408,7 +408,7 @@ def test_bad_arguments_are_refused(arguments, error, message):
         Stat(*arguments)
 
 
-def test_a_window_holds_bounded_memory_without_anybody_closing_it():
+def test_a_window_that_is_never_closed_holds_bounded_memory():
     """An hour's window of many samples keeps a few thousand waiting."""
     stat = Stat("x", [Aggregation.COUNT], HOUR)
 

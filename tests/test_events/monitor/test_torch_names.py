@@ -63,7 +63,7 @@ def test_aggregations_of_torch_are_those_of_their_names(events):
     }
 
 
-def test_the_tensorboard_handler_of_torch_hears_our_stats():
+def test_the_tensorboard_handler_of_torch_receives_our_stats():
     """Registered here, without a bridge."""
     import torch.monitor
 

@@ -1,4 +1,4 @@
-"""Checkpoints that are written while training goes on: by a thread, or by a process that may die."""
+"""Checkpoints that are written while training continues: by a thread, or by a process that may die."""
 
 import contextlib
 import gc
@@ -65,7 +65,7 @@ def make_run(make_trainer, tmp_path):
 
 @pytest.fixture
 def make_stopped(make_run):
-    """Makes a run whose process that writes is stopped (SIGSTOP) from its start until it is told to go on."""
+    """Makes a run whose process that writes is stopped (SIGSTOP) from its start until it is told to continue."""
     pids = []
 
     def make(**arguments):
@@ -86,9 +86,9 @@ def make_stopped(make_run):
 
 
 class TestWhileItIsWritten:
-    """Training goes on, and nobody sees a part of a file."""
+    """Training continues, and no partial file is visible."""
 
-    def test_training_goes_on_while_the_process_writes(self, make_stopped, tmp_path):
+    def test_training_continues_while_the_process_writes(self, make_stopped, tmp_path):
         """Five batches after the save there is no file yet; when training has ended, there is."""
         seen = []
 

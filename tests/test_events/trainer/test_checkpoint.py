@@ -208,7 +208,7 @@ class TestResuming:
         for name, weight in whole.state.model.state_dict().items():
             assert torch.equal(weight, resumed.state.model.state_dict()[name]), name
 
-    def test_autoresume_begins_where_there_is_nothing_and_goes_on_where_there_is(
+    def test_autoresume_begins_where_there_is_nothing_and_continues_where_there_is(
         self, make_trainer, metric_list, tmp_path
     ):
         """The same command, started again, finishes the run."""

@@ -96,7 +96,7 @@ def test_reaching_the_duration_on_the_last_batch_ends_the_epoch(make_trainer, ev
     assert trainer.state.timestamp.epoch == "2ep"
 
 
-def test_a_second_fit_goes_on_within_the_epoch(make_trainer, event_list):
+def test_a_second_fit_continues_within_the_epoch(make_trainer, event_list):
     """`fit("2ba")` twice is four batches of one epoch, which starts once."""
     trainer = make_trainer(max_duration=None, callbacks=event_list)
 

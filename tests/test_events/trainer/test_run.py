@@ -224,7 +224,7 @@ def test_a_run_that_was_never_used_says_nothing(caplog):
     assert caplog.messages == []
 
 
-def test_a_step_that_never_moves_is_said_once(caplog):
+def test_a_step_that_never_moves_is_reported_once(caplog):
     """A loop without `batch_end` writes everything at step 0."""
     memory = InMemory()
     with Run(memory, run_name="mine") as run:

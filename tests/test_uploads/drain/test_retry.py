@@ -21,7 +21,7 @@ LONGEST = RetryPolicy(uniform=lambda low, high: high)
 
 
 def test_delays_double_up_to_a_cap():
-    """Fault 24: full jitter under a ceiling of 1, 2, 4 … 60 seconds."""
+    """Full jitter under a ceiling of 1, 2, 4 … 60 seconds."""
     assert [LONGEST.delay_seconds(failures) for failures in (1, 2, 3, 7, 10_000)] == [1, 2, 4, 60, 60]
     assert RetryPolicy(uniform=lambda low, high: low).delay_seconds(5) == 0
 
@@ -33,7 +33,7 @@ def test_a_server_that_names_a_time_is_obeyed_within_reason():
 
 
 def test_probes_of_a_parked_store_come_at_least_every_five_minutes():
-    """Fault 30: 1, 2, 4 … 300 seconds."""
+    """1, 2, 4 … 300 seconds."""
     assert [LONGEST.probe_seconds(probes) for probes in (0, 1, 2, 8, 9, 10_000)] == [1, 2, 4, 256, 300, 300]
 
 
@@ -50,7 +50,7 @@ def test_probes_of_a_parked_store_come_at_least_every_five_minutes():
     ],
 )
 def test_what_a_first_failure_means(error, action):
-    """Faults 12, 21, 29, 30, 38: passing, parking, or the entry's own."""
+    """Passing, parking, or the entry's own."""
     assert classify_failure(error, FailureCounts(), LONGEST, successes=0).action is action
 
 
@@ -61,7 +61,7 @@ def test_what_a_first_failure_means(error, action):
         (KeyError("a bug"), 10, UploadState.REJECTED),
     ],
 )
-def test_what_nobody_can_explain_ends_after_a_while(error, tries, state):
+def test_an_unexplained_failure_is_final_after_a_while(error, tries, state):
     """Corruption on the wire five times, unknown failures ten times, while others get through."""
     attempts = FailureCounts()
 
@@ -74,7 +74,7 @@ def test_what_nobody_can_explain_ends_after_a_while(error, tries, state):
 
 
 def test_network_faults_never_end_an_entry():
-    """Fault 21: there is no count for what passes by itself."""
+    """There is no count for what passes by itself."""
     attempts = FailureCounts()
 
     assert all(

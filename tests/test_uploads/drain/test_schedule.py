@@ -31,7 +31,7 @@ def _folder(sequence, name):
 
 
 def test_entries_come_in_the_order_of_submission(schedule):
-    """Fault 32: the counter gives the order; no clock is asked."""
+    """The counter gives the order; no clock is asked."""
     schedule.add([_folder(3, "c"), _folder(1, "a"), _folder(2, "b")])
 
     assert [schedule.next(0) for _ in range(4)] == [_folder(1, "a"), _folder(2, "b"), _folder(3, "c"), None]
@@ -114,7 +114,7 @@ def test_an_entry_waits_for_the_newer_version_of_what_it_comes_after(schedule):
 
 
 def test_a_resting_store_gets_nothing(schedule, clock):
-    """Fault 24: while everybody is asked to slow down, nothing is given out."""
+    """While the store asks to slow down, no entry is handed out."""
     schedule.add([_folder(1, "a")])
     schedule.pause(5)
 
@@ -124,7 +124,7 @@ def test_a_resting_store_gets_nothing(schedule, clock):
 
 
 def test_a_parked_store_is_probed_with_one_entry_at_a_time(schedule, clock):
-    """Fault 30: a store that denies is asked again with one entry, not with all of them."""
+    """A store that denies is asked again with one entry, not with all of them."""
     schedule.add([_folder(1, "a"), _folder(2, "b")])
     schedule.pause(5, probing_only=True)
     clock.now += 5
@@ -136,7 +136,7 @@ def test_a_parked_store_is_probed_with_one_entry_at_a_time(schedule, clock):
 
 
 def test_a_name_that_was_denied_makes_way_for_another_probe(schedule, clock):
-    """Fault 30: of two that are due the next probe is not the one that was denied: it may be about its name, and the other would wait for ever."""
+    """Of two that are due the next probe is not the one that was denied: it may be about its name, and the other would wait for ever."""
     schedule.add([_folder(1, "denied"), _folder(2, "b")])
     for _ in range(2):
         denied = schedule.next(0)
@@ -149,7 +149,7 @@ def test_a_name_that_was_denied_makes_way_for_another_probe(schedule, clock):
 
 
 def test_a_name_that_was_denied_is_probed_where_there_is_no_other(schedule, clock):
-    """Fault 30: one entry alone is asked again."""
+    """One entry alone is asked again."""
     schedule.add([_folder(1, "denied")])
     schedule.pause(5, probing_only=True)
     clock.now += 5
@@ -160,7 +160,7 @@ def test_a_name_that_was_denied_is_probed_where_there_is_no_other(schedule, cloc
 
 
 def test_new_credentials_end_the_rest_at_once(schedule):
-    """Fault 29: nobody waits for a timer once the credentials file has changed."""
+    """Once the credentials file has changed, entries do not wait for a timer."""
     schedule.add([_folder(1, "a")])
     schedule.retry(schedule.next(0), 300)
     schedule.pause(300, probing_only=True)

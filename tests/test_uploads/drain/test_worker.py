@@ -78,7 +78,7 @@ def test_failures_are_heard_with_their_reason(make_worker_queue, make_file, moto
 
 
 def test_a_killed_worker_is_replaced_and_nothing_is_lost(make_worker_queue, make_file, moto, prefix, caplog):
-    """Fault 5, W11: SIGKILL of the worker costs one message and no file; no wait hangs."""
+    """SIGKILL of the worker costs one message and no file; no wait hangs."""
     queue = make_worker_queue()
     queue.submit(make_file(), "first").result(LIMIT_SECONDS)
 
@@ -102,7 +102,7 @@ def test_what_a_worker_did_not_live_to_tell_is_looked_up(make_worker_queue, make
 
 
 def test_a_stopped_worker_never_blocks_the_training(make_worker_queue, make_file, moto, prefix):
-    """Promise 1: with the worker frozen and the pipe full, submit goes on; afterwards everything arrives."""
+    """With the worker frozen and the pipe full, submit continues; afterwards everything arrives."""
     queue = make_worker_queue(workers=8)
     queue.submit(make_file(), "first").result(LIMIT_SECONDS)
     pid = queue._drainer.pid
@@ -135,7 +135,7 @@ def test_a_worker_needs_a_uri(tmp_path):
 def test_secrets_reach_the_worker_but_no_file(
     make_worker_queue, make_file, moto, prefix, tmp_path, monkeypatch
 ):
-    """Fault 49: keys given as options go through the pipe; nothing under the spool holds them."""
+    """Keys given as options go through the pipe; nothing under the spool holds them."""
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
     secrets = {"aws_access_key_id": "AKIAABCDEFGHIJKLMNOP", "aws_secret_access_key": "hush-hush"}
@@ -222,7 +222,7 @@ def _link(programs, taken, **options):
 
 
 def test_a_worker_that_is_killed_in_the_middle_of_a_line_is_replaced(caplog):
-    """Fault 5: neither a torn line nor a successor that cannot be started at first ends the supervision."""
+    """Neither a torn line nor a successor that cannot be started at first ends the supervision."""
     taken = threading.Event()
     link = _link(Programs(TORN, None, OBEDIENT), taken)
 
@@ -235,9 +235,9 @@ def test_a_worker_that_is_killed_in_the_middle_of_a_line_is_replaced(caplog):
 
 
 def test_a_worker_that_is_being_started_while_the_queue_closes_ends(caplog):
-    """Fault 5: who stops speaks to the worker that died.
+    """Who stops speaks to the worker that died.
 
-    Its successor hears of it all the same, and does not stay.
+    Its successor is told of it all the same, and does not stay.
     """
     starting = threading.Event()
 

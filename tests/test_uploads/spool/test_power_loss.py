@@ -80,7 +80,7 @@ def _marks(disk, crash, kind):
 
 
 def _drained(disk, folder, crash, last_name, turn):
-    """The store after the power came back and somebody resumed, and the names of what is in failed/."""
+    """The store after the power came back and the spool was resumed, and the names of what is in failed/."""
     disk.rebuild(folder, crash, last_name=last_name, turn=turn)
     store = MemoryStore()
     store.objects.update(dict(_marks(disk, crash, "stored")))

@@ -71,7 +71,7 @@ class SpoolThatMoves(Spool):
 
 
 def test_an_entry_is_found_while_it_changes_its_place(spool):
-    """Whoever reads an entry at the moment of a rename gets the entry, not nothing."""
+    """Reading an entry during a rename returns the entry, not nothing."""
     folder = _publish(spool, _entry(name="a"))
 
     entry = SpoolThatMoves(spool.path).entry_of(folder)
@@ -117,7 +117,7 @@ def test_recovering_returns_what_was_in_flight_and_files_what_was_done(spool):
 
 
 def _make_nobodys(staged):
-    """As if a process had made it that is gone: nobody holds the lock that its name speaks of."""
+    """As if a process had made it that is gone: the lock in its name is not held."""
     return staged.rename(staged.with_name(f"{'0' * 32}-0"))
 
 
@@ -206,7 +206,7 @@ def test_a_spool_is_for_this_user_alone(spool):
 
 
 def test_a_lock_is_one_process_at_a_time_and_names_it(tmp_path):
-    """The second to ask hears who was first."""
+    """The second to ask is told who was first."""
     first, second = OwnerLock(tmp_path / "lock", "queue"), OwnerLock(tmp_path / "lock", "resume")
     first.acquire()
 
@@ -220,7 +220,7 @@ def test_a_lock_is_one_process_at_a_time_and_names_it(tmp_path):
 
 
 def test_the_kernel_decides_who_owns_not_the_number_in_the_file(tmp_path):
-    """After a reboot the file may name a process id that somebody else has now."""
+    """After a reboot the file may name a process id that another process has now."""
     (tmp_path / "lock").write_text(
         json.dumps({"pid": os.getpid(), "host": "here", "role": "queue", "since": "then"})
     )
@@ -246,8 +246,8 @@ def test_nothing_in_the_spool_can_run_code():
     ]
 
 
-def test_who_only_looks_keeps_nobody_out(tmp_path):
-    """`status` holds the lock for an instant; whoever wants to own the spool at that instant waits for it."""
+def test_reading_a_spool_does_not_lock_it(tmp_path):
+    """`status` holds the lock for an instant; a process that wants to own the spool at that instant waits for it."""
     path = tmp_path / "lock"
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT)
     fcntl.flock(descriptor, fcntl.LOCK_SH)
@@ -286,10 +286,10 @@ def test_the_disk_gets_an_entry_that_moves_while_it_is_written_out(spool):
     assert flusher.suspect == 0
 
 
-def test_a_spool_that_is_made_anew_is_whole_when_it_can_be_staged_in(tmp_path, monkeypatch):
+def test_a_spool_that_is_recreated_is_whole_when_it_can_be_staged_in(tmp_path, monkeypatch):
     """Two threads may find it deleted at once.
 
-    Whoever sees `tmp/`, which the other has made, finds all that an entry needs.
+    A process that sees `tmp/`, which the other has made, finds all that an entry needs.
     """
     disk = RecordedDisk(tmp_path / "disk")
     disk.root.mkdir()

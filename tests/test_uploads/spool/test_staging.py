@@ -85,7 +85,7 @@ def test_a_symlink_is_followed_by_a_copy_and_refused_by_a_move(make_file, tmp_pa
 
 @pytest.fixture
 def written_while_read(monkeypatch):
-    """Has a file written by somebody else just after it was read from, so many times.
+    """Has a file written by another process just after it was read from, so many times.
 
     Returns what does so.
     """

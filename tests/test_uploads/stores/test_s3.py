@@ -153,7 +153,7 @@ def test_what_passes_is_tried_again(proxy, at_proxy, moto, prefix, make_queue, m
     assert moto.objects(prefix) == {"name": b"right bytes"}
 
 
-def test_a_storm_slows_everybody_down(proxy, at_proxy, make_queue, make_file):
+def test_throttling_slows_all_entries_down(proxy, at_proxy, make_queue, make_file):
     """While the server asks to slow down, requests come at the pace of the back-off, not of the queue."""
     proxy.fail_first(40, Answer(503, "SlowDown", (("Retry-After", "0.01"),)), part="/n")
     queue = make_queue(at_proxy, workers=4)
@@ -166,7 +166,7 @@ def test_a_storm_slows_everybody_down(proxy, at_proxy, make_queue, make_file):
 
 
 def test_a_refused_connection_loses_nothing(moto, prefix, make_queue, make_file, tmp_path):
-    """Nobody listens for a while; the queue waits and delivers."""
+    """While no server listens, the queue waits; then it delivers."""
     with contextlib.closing(FaultProxy(moto.endpoint_url, listens=False)) as proxy:
         queue = make_queue(moto.at(proxy.url).uri(prefix))
         handles = [queue.submit(make_file(), f"n{number}", overwrite=True) for number in range(5)]

@@ -90,7 +90,7 @@ class TestLocalStore:
         assert (tmp_path / "outside/secret").read_text() == "secret"
 
     def test_an_object_that_is_deleted_while_it_is_listed_is_left_out(self, tmp_path, make_file, monkeypatch):
-        """Whoever lists while others put and delete gets what is there."""
+        """Listing while others put and delete returns what is there."""
         store = LocalStore(tmp_path / "store")
         for name in ("a", "b"):
             _put(store, make_file, name, b"x")
@@ -101,7 +101,7 @@ class TestLocalStore:
         assert [found.name for found in store.list()] == ["a"]
 
     def test_names_are_checked_by_the_store_too(self, tmp_path, make_file):
-        """Also whoever calls a store directly cannot leave its root."""
+        """Direct calls of a store cannot leave its root either."""
         for name in ("../x", "/etc/x", "a//b", "."):
             with pytest.raises(InvalidRemoteNameError):
                 _put(LocalStore(tmp_path / "store"), make_file, name, b"x")
@@ -139,7 +139,7 @@ class TestSftpStore:
         with pytest.raises(StoreParkedError, match="known_hosts"):
             _put(SftpStore(root=str(tmp_path), **login), make_file, "a", b"x")
 
-    def test_nobody_listening_passes(self, sshd_login, tmp_path, make_file):
+    def test_a_server_that_does_not_listen_is_retried(self, sshd_login, tmp_path, make_file):
         """A refused connection is tried again."""
         with refusing_port() as port, pytest.raises(TransientStoreError):
             _put(SftpStore(root=str(tmp_path), **{**sshd_login, "port": port}), make_file, "a", b"x")
