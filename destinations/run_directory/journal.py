@@ -220,7 +220,7 @@ class Journal:
             not accepted and for too many names.
         on_append: called with the new `try_append` whenever it changes, which it does for each segment.
         clock: the current time in seconds since 1970.
-        make_segment: makes a segment from path, number and size: `AppendedSegment` where mapping is unreliable.
+        make_segment: makes a segment from path, number and size; default: a mapped one.
     """
 
     def __init__(
