@@ -213,6 +213,9 @@ class State:
         loss: the loss of the batch, detached.
         train_metrics: metrics by name, computed over training batches.
         eval_metrics: metrics by evaluation label and name.
+        train_metric_values: the values of training metrics by name, of the last batch.
+        eval_metric_values: the values of evaluation metrics by name, of the last evaluation that has them.
+        metric_outputs: what the model's `update_metric` returned for the batch, or an empty dict.
         eval_values: the values of the last evaluation of each label, by the name they are logged with, such
             as "metrics/eval/accuracy" and "loss/eval/total".
         scaler: the gradient scaler of "fp16", or None.
@@ -260,6 +263,9 @@ class State:
     loss: Any = attrs.field(default=None, kw_only=True)
     train_metrics: Mapping[str, Any] = attrs.field(factory=dict, kw_only=True)
     eval_metrics: Mapping[str, Mapping[str, Any]] = attrs.field(factory=dict, kw_only=True)
+    train_metric_values: Mapping[str, Any] = attrs.field(factory=dict, kw_only=True)
+    eval_metric_values: Mapping[str, Any] = attrs.field(factory=dict, kw_only=True)
+    metric_outputs: Any = attrs.field(factory=dict, kw_only=True)
     eval_values: Mapping[str, float] = attrs.field(factory=dict, kw_only=True)
     scaler: Any = attrs.field(default=None, kw_only=True)
     random_at_epoch_start: dict[str, Any] | None = attrs.field(default=None, kw_only=True)

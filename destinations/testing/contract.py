@@ -49,14 +49,21 @@ class DestinationContract:
         return None
 
     def test_is_a_destination(self, destination: Any) -> None:
-        """It is a LoggerDestination, and its methods take what the base class's take, by position too."""
+        """It is a LoggerDestination, and its methods take what the base class's take, by position too.
+
+        `caption`, `captions` and `format` may be missing: a logger passes them only where they are taken.
+        """
         assert isinstance(destination, LoggerDestination), f"{destination!r} must be a LoggerDestination."
         for name, base in inspect.getmembers(LoggerDestination, inspect.isfunction):
             if name.startswith("_"):
                 continue
             parameters = list(inspect.signature(base).parameters.values())[1:]
             positional = [one.name for one in parameters if one.kind is not one.KEYWORD_ONLY]
-            keywords = {one.name: None for one in parameters if one.kind is one.KEYWORD_ONLY}
+            keywords = {
+                one.name: None
+                for one in parameters
+                if one.kind is one.KEYWORD_ONLY and one.default is one.empty
+            }
             inspect.signature(getattr(destination, name)).bind(*positional, **keywords)
 
     def test_lives_through_a_whole_run(self, destination: Any) -> None:

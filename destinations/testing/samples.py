@@ -137,6 +137,12 @@ def every_kind_of_record(folder: Path) -> "list[Callable[[Logger], None]]":
         lambda log: log.log_video(pixels(2, 1, 8, 10) / 255, 10, "grey"),
         lambda log: log.log_point_cloud(pixels(4, 3).astype("float32"), "points"),
         lambda log: log.log_point_cloud(pixels(2, 4, 3) / 9, "clouds", colors=pixels(2, 4, 4)),
+        lambda log: log.log_images(pixels(2, 3, 8, 9), "told", captions=["a cat", ""]),
+        lambda log: log.log_images([pixels(8, 9), path], "told", captions=["first\nline", "größe"]),
+        lambda log: log.log_table(["a"], [[1]], "told", caption="of one row"),
+        lambda log: log.log_audio(sound, 8000, "told", caption="a tone"),
+        lambda log: log.log_video(pixels(2, 3, 8, 10), 12.5, "told", caption="two frames", format="gif"),
+        lambda log: log.log_point_cloud(pixels(4, 3).astype("float32"), "told", caption="four points"),
         lambda log: log.log_traces({"a": object(), "b": pixels(2, 2), "c": {"d": [1, None]}, "e": print}),
     ]
     return calls

@@ -182,10 +182,11 @@ class _ComposerStyle:
         return f"{_train_header(state, batch_in_epoch)}:\n{_composer_lines('Train', metrics)}{text}"
 
     def evaluation_mark(self, state: State) -> str:
-        return f"{_eval_header(state)}:\n"
+        return f"{_eval_header(state)}\n"
 
     def evaluation(self, state: State, metrics: dict[str, float], text: str) -> str:
-        return f"{_eval_header(state)}:\n{_composer_lines('Eval', metrics)}{text}"
+        block = f"{_composer_lines('Eval', metrics)}{text}"
+        return f"{_eval_header(state)}{':' if block else ''}\n{block}"
 
     def rendered(self, name: str, value: Any) -> dict[str, str]:
         return {name: yaml_text({name: value})}
@@ -382,10 +383,11 @@ class Console(LoggerDestination):
         self._is_evaluating = True
 
     def eval_batch_end(self, state: State, logger: Logger) -> None:
-        length = None if state.dataloader_len is None else int(state.dataloader_len)
+        length = 0 if state.dataloader_len is None else int(state.dataloader_len)
         done = int(state.eval_timestamp.batch)
         # The last mark is the block printed at the end of the evaluation.
-        if length and done < length and _tenths(done, length) > _tenths(done - 1, length):
+        is_mark = length > 0 and (done == 1 or _tenths(done, length) > _tenths(done - 1, length))
+        if is_mark and done < length:
             self._print(self._style.evaluation_mark(state))
 
     def eval_end(self, state: State, logger: Logger) -> None:
@@ -502,8 +504,8 @@ def _train_header(state: State, batch_in_epoch: int) -> str:
 
 def _eval_header(state: State) -> str:
     length = "" if state.dataloader_len is None else f"/{int(state.dataloader_len)}"
-    label = state.dataloader_label or "eval"
-    return header({"eval": label, "batch": f"{int(state.eval_timestamp.batch)}{length}"})
+    count = header({"Eval batch": f"{int(state.eval_timestamp.batch)}{length}"})
+    return f"{count} Eval on {one_line(state.dataloader_label or 'eval')} data"
 
 
 def _composer_lines(prefix: str, metrics: Mapping[str, float]) -> str:

@@ -138,6 +138,7 @@ class ComposerSteps:
         get: Any = getattr(self._model, "get_metrics", None)
         return {} if get is None else get(is_train=is_train)
 
-    def update(self, metric: Any, outputs: Any, batch: Any) -> None:
-        """Adds a batch to a metric of the model."""
-        self._model.update_metric(batch, outputs, metric)
+    def update(self, metric: Any, outputs: Any, batch: Any) -> Any:
+        """Adds a batch to a metric of the model; returns what the model does, or an empty dict."""
+        returned = self._model.update_metric(batch, outputs, metric)
+        return {} if returned is None else returned

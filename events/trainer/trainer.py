@@ -449,6 +449,9 @@ class Trainer:
         # The model's own metrics take batches and return nothing: their value so far.
         own = set() if self._steps is None else state.train_metrics.keys() - (self._metrics or {}).keys()
         averages |= {f"metrics/train/{name}": state.train_metrics[name].compute() for name in own}
+        state.train_metric_values = {
+            name.removeprefix("metrics/train/"): value for name, value in averages.items()
+        }
         self.engine.run_event(Event.AFTER_TRAIN_BATCH)
         return averages
 
@@ -508,7 +511,7 @@ class Trainer:
         values = {}
         for name, metric in metrics.items():
             if steps is not None and name in own:
-                steps.update(metric, outputs, state.batch)
+                state.metric_outputs = steps.update(metric, outputs, state.batch)
             else:
                 values[name] = metric(state.outputs, self.targets(state.batch))
         return values
@@ -585,10 +588,12 @@ class Trainer:
             for batch in itertools.islice(evaluator.dataloader, limit):
                 self._evaluate_batch(batch, metrics, losses)
             results = {f"loss/{label}/total": loss for loss in losses.over_ranks().values()}
-            results |= {f"metrics/{label}/{name}": metric.compute() for name, metric in metrics.items()}
+            computed = {name: metric.compute() for name, metric in metrics.items()}
+            results |= {f"metrics/{label}/{name}": value for name, value in computed.items()}
             self.logger.log_metrics(results)
             values = {name: float(value) for name, value in results.items()}
             state.eval_values = {**state.eval_values, **values}
+            state.eval_metric_values = {**state.eval_metric_values, **computed}
             self.engine.run_event(Event.EVAL_END)
         return {
             name.split("/", 2)[2] if name.startswith("metrics/") else "loss": value
@@ -689,9 +694,15 @@ class Trainer:
         return torch.as_tensor(found)
 
     def tokens_in(self, batch: Any) -> int:
-        """Returns the number of tokens of a batch: the size of its "input_ids", else 0; may be overridden."""
+        """Returns the number of tokens of a batch; may be overridden.
+
+        The size of its "input_ids", else its samples times `max_seq_len` of the dataset, else 0.
+        """
         ids = batch.get("input_ids") if isinstance(batch, Mapping) else None
-        return int(ids.numel()) if isinstance(ids, torch.Tensor) else 0
+        if isinstance(ids, torch.Tensor):
+            return int(ids.numel())
+        length = getattr(getattr(self.state.dataloader, "dataset", None), "max_seq_len", 0)
+        return samples_in(batch) * length if isinstance(length, int) else 0
 
     @contextmanager
     def _reading(self, dataloader: Any, phase: Phase, label: str) -> Iterator[None]:

@@ -113,6 +113,70 @@ class HasOtherArguments(Base):
         """Takes no name."""
 
 
+class TakesCaptions(Base):
+    """Written for this project."""
+
+    def __init__(self):
+        super().__init__()
+        self.told = []
+
+    def log_images(
+        self,
+        images,
+        name="Images",
+        channels_last=False,
+        step=None,
+        masks=None,
+        mask_class_labels=None,
+        use_table=True,
+        *,
+        captions=None,
+    ):
+        self.told.append((name, captions))
+
+    def log_video(self, video, fps=None, name="Video", step=None, *, caption=None, format="mp4"):
+        self.told.append((name, caption, format))
+
+
+class TakesNoCaptions(Base):
+    """Written for Composer, whose methods have none."""
+
+    def __init__(self):
+        super().__init__()
+        self.told = []
+
+    def log_images(
+        self,
+        images,
+        name="Images",
+        channels_last=False,
+        step=None,
+        masks=None,
+        mask_class_labels=None,
+        use_table=True,
+    ):
+        self.told.append(name)
+
+    def log_table(self, columns, rows, name="Table", step=None):
+        self.told.append(name)
+
+
+class NeedsCaptions(Base):
+    def log_images(
+        self,
+        images,
+        name="Images",
+        channels_last=False,
+        step=None,
+        masks=None,
+        mask_class_labels=None,
+        use_table=True,
+        *,
+        captions,
+    ):
+        len(captions)
+
+
 class EncodesNames(Base):
     def log_text(self, text, name="Text", step=None):
         name.encode("utf-8")
@@ -146,6 +210,7 @@ class Contract(DestinationContract):
         (NeedsFitStart, "test_takes_batches_without_fit"),
         (ServesOneRun, "test_serves_a_second_run"),
         (HasOtherArguments, "test_is_a_destination"),
+        (NeedsCaptions, "test_is_a_destination"),
         (EncodesNames, "test_takes_weird_names"),
     ],
 )
@@ -164,6 +229,21 @@ def test_the_contract_catches_a_destination_that_takes_arrays_alone(tmp_path):
     """Documented kinds of images are all tried."""
     with pytest.raises(AttributeError, match="dtype"):
         Contract().test_takes_every_kind_of_record(TakesNumpyAlone(), tmp_path)
+
+
+@pytest.mark.parametrize("kind", [TakesCaptions, TakesNoCaptions])
+def test_captions_may_be_taken_or_not(kind, tmp_path):
+    """Both keep the contract; captions and the format of a video reach the one that names them."""
+    destination = kind()
+
+    Contract().test_is_a_destination(destination)
+    Contract().test_takes_every_kind_of_record(destination, tmp_path)
+
+    if kind is TakesCaptions:
+        assert ("told", ["a cat", ""]) in destination.told
+        assert ("told", "two frames", "gif") in destination.told
+    else:
+        assert destination.told.count("told") == 3
 
 
 def test_the_faithful_double_passes():

@@ -191,7 +191,7 @@ def test_small_numbers_are_printed_in_full(value, text):
 
 
 def test_an_evaluation_prints_its_progress_in_tenths_then_all_its_metrics():
-    """Of 25 batches nine marks are printed, then the block of the end."""
+    """Of 25 batches the first and nine marks are printed, then the block of the end."""
     console = Console(stream=io.StringIO())
     run = DryRun(console, eval_metrics=lambda _: {"metrics/val/accuracy": 0.96875, "metrics/val/loss": 1e-7})
     run.init()
@@ -200,8 +200,8 @@ def test_an_evaluation_prints_its_progress_in_tenths_then_all_its_metrics():
     run.close()
 
     assert console._stream.getvalue().splitlines() == [
-        *(f"[eval=val][batch={batch}/25]:" for batch in (3, 5, 8, 10, 13, 15, 18, 20, 23)),
-        "[eval=val][batch=25/25]:",
+        *(f"[Eval batch={batch}/25] Eval on val data" for batch in (1, 3, 5, 8, 10, 13, 15, 18, 20, 23)),
+        "[Eval batch=25/25] Eval on val data:",
         "  Eval metrics/val/accuracy: 0.9688",
         "  Eval metrics/val/loss: 1e-07",
     ]
@@ -216,9 +216,9 @@ def test_an_evaluation_shorter_than_ten_batches_marks_each():
     run.evaluate(batches=3)
 
     assert headers(console._stream.getvalue().splitlines()) == [
-        "[eval=eval][batch=1/3]:",
-        "[eval=eval][batch=2/3]:",
-        "[eval=eval][batch=3/3]:",
+        "[Eval batch=1/3] Eval on eval data",
+        "[Eval batch=2/3] Eval on eval data",
+        "[Eval batch=3/3] Eval on eval data:",
     ]
 
 
@@ -230,7 +230,7 @@ def test_an_empty_evaluation_prints_its_end():
 
     run.evaluate(batches=0)
 
-    assert console._stream.getvalue() == "[eval=eval][batch=0/0]:\n"
+    assert console._stream.getvalue() == "[Eval batch=0/0] Eval on eval data\n"
 
 
 def test_an_evaluation_of_unknown_length_prints_its_end_alone():
@@ -241,7 +241,10 @@ def test_an_evaluation_of_unknown_length_prints_its_end_alone():
 
     run.evaluate(batches=30)
 
-    assert console._stream.getvalue() == "[eval=eval][batch=30]:\n  Eval metrics/eval/accuracy: 0.5\n"
+    assert (
+        console._stream.getvalue()
+        == "[Eval batch=30] Eval on eval data:\n  Eval metrics/eval/accuracy: 0.5\n"
+    )
 
 
 def test_metrics_of_training_survive_an_evaluation():
@@ -257,14 +260,14 @@ def test_metrics_of_training_survive_an_evaluation():
     assert console._stream.getvalue().splitlines() == [
         "[batch=1/4]:",
         "  Train at/0: 1.0",
-        "[eval=eval][batch=1/2]:",
-        "[eval=eval][batch=2/2]:",
+        "[Eval batch=1/2] Eval on eval data",
+        "[Eval batch=2/2] Eval on eval data:",
         "  Eval metrics/eval/accuracy: 0.5",
         "[batch=3/4]:",
         "  Train at/1: 1.0",
         "  Train at/2: 1.0",
-        "[eval=eval][batch=1/2]:",
-        "[eval=eval][batch=2/2]:",
+        "[Eval batch=1/2] Eval on eval data",
+        "[Eval batch=2/2] Eval on eval data:",
         "  Eval metrics/eval/accuracy: 0.5",
         "[batch=4/4]:",
         "  Train at/3: 1.0",

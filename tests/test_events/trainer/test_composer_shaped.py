@@ -85,6 +85,41 @@ def test_a_model_with_its_own_loss_and_metrics_needs_no_loss_fn(metric_list):
     assert all(0 < value <= 1 for _, value in metric_list.series("metrics/train_epoch/accuracy"))
 
 
+def test_callbacks_read_the_values_of_metrics_and_what_updating_them_returned(metric_list):
+    """As callbacks of llm-foundry do; a metric of another evaluation keeps its value."""
+    seen = []
+
+    class Tells(Shaped):
+        def update_metric(self, batch, outputs, metric):
+            super().update_metric(batch, outputs, metric)
+            return {"right": (outputs.argmax(1) == batch[1]).tolist()}
+
+    class Reads(Callback):
+        def batch_end(self, state, logger):
+            seen.append(("train", dict(state.train_metric_values)))
+
+        def eval_end(self, state, logger):
+            seen.append(("eval", dict(state.eval_metric_values), state.metric_outputs))
+
+    data = DataLoader(dataset(4), batch_size=4)
+    train(
+        Tells(),
+        metric_list,
+        eval_dataloader={"near": data, "far": data},
+        callbacks=Reads(),
+        max_duration="1ep",
+    )
+
+    assert [values for kind, values, *_ in seen if kind == "train"] == [
+        {"accuracy": pytest.approx(value)} for _, value in metric_list.series("metrics/train/accuracy")
+    ]
+    (_, values, outputs) = seen[-1]
+    assert {name: float(value) for name, value in values.items()} == {
+        name: metric_list.series(f"metrics/far/{name}")[-1][1] for name in ("accuracy", "recall")
+    }
+    assert sum(outputs["right"]) / 4 == pytest.approx(float(values["accuracy"]))
+
+
 def test_evaluators_have_their_own_metrics_intervals_and_lengths(metric_list):
     """Names are patterns; the end of training is always evaluated, once."""
     batches = []

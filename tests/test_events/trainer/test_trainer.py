@@ -5,8 +5,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
 from events import Callback, EngineClosedError, RunStatus, TimeStringError, Trainer
+
+from .conftest import dataset
 
 
 def test_each_batch_is_logged_at_the_step_of_the_batches_before_it(make_trainer, metric_list):
@@ -161,6 +164,17 @@ def test_batches_may_be_mappings_and_losses_the_models_own(make_trainer, metric_
 
     assert trainer.state.timestamp.token == "20tok"
     assert len(metric_list.series("loss/train/total")) == 2
+
+
+def test_tokens_are_those_of_the_longest_sequence_where_a_batch_does_not_tell(make_trainer):
+    """A dataset says how long its sequences are, as for Composer."""
+    data = DataLoader(dataset(8), batch_size=4)
+    data.dataset.max_seq_len = 100
+
+    with make_trainer(train_dataloader=data, max_duration="1ep") as trainer:
+        trainer.fit()
+
+    assert trainer.state.timestamp.token == "800tok"
 
 
 def test_training_may_last_for_a_time(make_trainer):
