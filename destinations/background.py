@@ -12,6 +12,7 @@ from typing import Literal
 import attrs
 
 from events import redact_text
+from uploads.disk import Wakeup
 
 __all__ = ["Lane", "LaneCounts", "RetryLaterError", "Timer", "WhenFull"]
 
@@ -332,7 +333,7 @@ class Timer:
         self._on_error = on_error
         self._name = name
         self._on_end = on_end
-        self._wake = threading.Event()
+        self._wake = Wakeup()
         # Guards the counters below, and wakes calls of `flush`.
         self._turn = threading.Condition()
         self._begun = 0

@@ -1,4 +1,4 @@
-"""File operations that `uploads`, `destinations` and `events` share: read, replace, append, copy, lock, fork.
+"""What `uploads`, `destinations` and `events` share: read, replace, append, copy, lock, fork, wake.
 
 The one place for each of them. All functions work in the calling thread, may be called from any thread, and
 raise `OSError` as the operating system does. Nothing here knows the layout of a spool or of a run folder.
@@ -43,6 +43,7 @@ __all__ = [
     "READ_BYTES",
     "Disk",
     "IrregularFileError",
+    "Wakeup",
     "append_line",
     "boot_id",
     "call_in_forked_children",
@@ -607,6 +608,18 @@ def is_locked(path: str | Path) -> bool:
 
 
 # Forks.
+
+
+class Wakeup(threading.Event):
+    """An event that a signal handler may set while the thread it interrupted is setting it.
+
+    The lock of `threading.Event` cannot be taken twice: the handler, and with it training, would wait for
+    ever.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._cond = threading.Condition(threading.RLock())
 
 
 def call_in_forked_children(method: Callable[[], None]) -> None:

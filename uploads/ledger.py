@@ -37,6 +37,7 @@ class Ledger:
         self._handles: weakref.WeakValueDictionary[str, UploadHandle] = weakref.WeakValueDictionary()
         self._staging = ""  # The entry that is added and not yet in the spool; there is one at a time.
         self._failures: list[Outcome] = []
+        self._settling: set[str] = set()
         self._missing: set[str] = set()
         self._adopted: set[str] = (
             set()
@@ -101,8 +102,20 @@ class Ledger:
     def settle(self, folder: str, outcome: Outcome) -> None:
         """Records the outcome of an entry and settles its handle; a second call has no effect."""
         with self._changed:
+            if folder not in self._folders or folder in self._settling:
+                return
+            self._settling.add(folder)
+            is_freed = folder not in self._adopted and not outcome.state.is_failure
+        # Without the lock: a thread that waits for room may run a signal handler, which needs the lock.
+        try:
+            if is_freed:
+                self._free(outcome.size)
+        except BaseException:
+            self._settling.discard(folder)
+            raise
+        with self._changed:
+            self._settling.discard(folder)
             handle = self._handles.get(folder)
-            is_counted = folder not in self._adopted
             if not self._remove(folder):
                 return
             if outcome.state is UploadState.LOST and handle is not None:
@@ -110,8 +123,6 @@ class Ledger:
                 outcome = attrs.evolve(outcome, remote_name=handle.remote_name)
             if outcome.state.is_failure:
                 self._failures.append(outcome)
-            elif is_counted:
-                self._free(outcome.size)
             if not self._folders:
                 self._changed.notify_all()
             # Under the lock: after `wait_empty` every handle is settled.

@@ -20,7 +20,7 @@ from typing import Any, Literal, NamedTuple
 
 from destinations.base import LoggerDestination
 from events import Logger, State, WriteRate, check_placeholders, check_run_name, format_name, redact_text
-from uploads.disk import end_of_last_line
+from uploads.disk import Wakeup, end_of_last_line
 
 from .formatting import exact, flattened, header, one_line, plain
 from .streams import Redirection, StreamWrapper
@@ -180,7 +180,7 @@ class LineWriter:
         self._lock = threading.Lock()
         self._unwritten = b""
         self._reported: set[str] = set()
-        self._wake = threading.Event()
+        self._wake = Wakeup()
         self._is_stopping = False
         self.written_bytes = 0
         # A daemon thread: at exit the interpreter joins other threads before it closes the run, which stops

@@ -92,7 +92,8 @@ class WorkerSupervisor:
         self._popen = popen
         self._on_settled = on_settled
         self._look_up = look_up
-        self._lock = threading.Lock()
+        # A signal handler that submits a file may come while this thread holds it.
+        self._lock = threading.RLock()
         self._process: subprocess.Popen[bytes] | None = None
         self._answers: BinaryIO | None = None
         self._has_missed = False

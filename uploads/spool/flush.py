@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from uploads.disk import exists, fsync_path, sync_disk_of
+from uploads.disk import Wakeup, exists, fsync_path, sync_disk_of
 
 from .entry import note_crc32, note_flushed
 from .spool import Spool, fsync_entry
@@ -50,9 +50,10 @@ class Flusher:
         self._delay_seconds = delay_seconds
         self._fsync = fsync
         self._sync_disk = sync_disk
-        self._lock = threading.Lock()
+        # A signal handler that submits a file may come while this thread holds it.
+        self._lock = threading.RLock()
         self._folders: list[tuple[str, bool]] = []
-        self._wanted = threading.Event()
+        self._wanted = Wakeup()
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
 

@@ -14,6 +14,7 @@ times, and a file on a file system whose times are coarser than that, or come fr
 
 import contextlib
 import errno
+import itertools
 import logging
 import os
 import shutil
@@ -160,7 +161,8 @@ class Stager:
         self._quota = quota
         self._store = store
         self._numbers = _SequenceCounter(spool.sequence_file, spool.last_sequence())
-        self._lock = threading.Lock()
+        # A signal handler that submits a file may come while this thread holds it.
+        self._lock = threading.RLock()
         self._is_child = False
 
     def stage(
@@ -252,7 +254,7 @@ class Stager:
 
     def forget_after_fork(self) -> None:
         """Replaces the lock in a forked child: a thread that does not exist here may hold it."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._is_child = True
 
     def _next_sequence(self) -> int:
@@ -277,7 +279,8 @@ class _SequenceCounter:
     """
 
     def __init__(self, path: Path, last: int) -> None:
-        self._last = last
+        # Drawn in one step: a signal handler that comes just then gets another number.
+        self._own = itertools.count(last + 1)
         self._descriptor = -1
         with contextlib.suppress(OSError):
             self._descriptor = open_regular(path, os.O_RDWR | os.O_CREAT)
@@ -291,14 +294,17 @@ class _SequenceCounter:
             if has_lock:
                 with contextlib.suppress(OSError, ValueError):
                     noted = int(os.pread(self._descriptor, _DIGITS, 0))
-            self._last = max(self._last, noted if 0 <= noted < _MAX_NOTED else 0) + 1
+            number = next(self._own)
+            if number <= noted < _MAX_NOTED:
+                self._own = itertools.count(noted + 1)
+                number = next(self._own)
             if has_lock:
                 with contextlib.suppress(OSError):
-                    os.pwrite(self._descriptor, b"%0*d" % (_DIGITS, self._last), 0)
+                    os.pwrite(self._descriptor, b"%0*d" % (_DIGITS, number), 0)
         finally:
             if has_lock:
                 release_record_lock(self._descriptor)
-        return self._last
+        return number
 
     def _acquire(self) -> bool:
         for _ in range(_LOCK_TRIES):
