@@ -5,22 +5,16 @@ The probe is made once per store, in the thread of the first put with `overwrite
 
 import logging
 import threading
-import time
 import uuid
-from collections.abc import Iterable
 from typing import Literal, Protocol
 
 from uploads.errors import RejectedByStoreError, RemoteExistsError, StoreError
-
-from .store import RemoteObject
 
 __all__ = ["CreateOnlyPolicy", "CreateOnlySupport", "ProbeTarget"]
 
 CreateOnlyPolicy = Literal["require", "head"]
 
 _PREFIX = ".uploads-probe-"
-_TRIES = 3
-_MAX_PROBE_SECONDS = 3600  # A probe takes seconds.
 
 _log = logging.getLogger("uploads")
 
@@ -38,9 +32,6 @@ class ProbeTarget(Protocol):
 
     def delete(self, name: str) -> None:
         """Removes an object."""
-
-    def list(self, prefix: str) -> Iterable[RemoteObject]:
-        """Returns the objects whose names start with the prefix."""
 
 
 class CreateOnlySupport:
@@ -76,7 +67,7 @@ class CreateOnlySupport:
         """
         with self._lock:
             if self._is_supported is None:
-                self._is_supported = _probe(store, folder)
+                self._is_supported = _refuses_second(store, f"{folder}{_PREFIX}{uuid.uuid4().hex}")
                 if not self._is_supported and self._policy == "head":
                     _log.warning(
                         "%s ignores %s: two writers with overwrite=False may overwrite each other",
@@ -91,22 +82,8 @@ class CreateOnlySupport:
             return self._is_supported
 
 
-def _probe(store: ProbeTarget, folder: str) -> bool:
-    """Returns whether a second put of the same name is refused.
-
-    A negative result is confirmed: a sweep of a machine whose clock is wrong may have removed the first
-    object.
-    """
-    start = f"{folder}{_PREFIX}"
-    try:
-        return any(
-            _refuses_second(store, f"{start}{int(time.time())}-{uuid.uuid4().hex}") for _ in range(_TRIES)
-        )
-    finally:
-        _sweep(store, start)
-
-
 def _refuses_second(store: ProbeTarget, name: str) -> bool:
+    """Returns whether a second put of the same name is refused; removes the object."""
     try:
         store.put_probe(name)
         store.put_probe(name)
@@ -117,21 +94,6 @@ def _refuses_second(store: ProbeTarget, name: str) -> bool:
     finally:
         _remove(store, name)
     return False
-
-
-def _sweep(store: ProbeTarget, start: str) -> None:
-    """Removes probe objects that are over an hour old: their processes were killed.
-
-    By age, since a host may be renamed and process ids are reused.
-    """
-    try:
-        names = [found.name for found in store.list(start)]
-    except StoreError:  # Listing may be forbidden; then a small object stays.
-        return
-    for name in names:
-        created = name.removeprefix(start).partition("-")[0]
-        if created.isdigit() and time.time() - int(created) > _MAX_PROBE_SECONDS:
-            _remove(store, name)
 
 
 def _remove(store: ProbeTarget, name: str) -> None:

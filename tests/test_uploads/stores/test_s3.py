@@ -7,7 +7,6 @@ import io
 import json
 import os
 import pathlib
-import time
 import zlib
 
 import pytest
@@ -648,16 +647,3 @@ def test_a_file_of_any_size_fits_into_the_parts_that_s3_takes(size):
 
     assert -(-size // part_bytes) <= 10_000
     assert 16 << 20 <= part_bytes <= 5 << 30
-
-
-def test_what_a_killed_probe_left_is_removed(moto, prefix):
-    """An old probe object is removed by the next probe; one of the last hour may still be in use."""
-    now = int(time.time())
-    client = moto.client()
-    for created in (now - 7200, now - 60):
-        client.put_object(Bucket="bucket", Key=f"{prefix}/.uploads-probe-{created}-x", Body=b"probe")
-    store = open_store(moto.uri(prefix))
-
-    assert store._create_only.check(store.uri(), store)
-
-    assert list(moto.objects(prefix)) == [f".uploads-probe-{now - 60}-x"]
