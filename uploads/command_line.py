@@ -191,7 +191,6 @@ def gc(
     *,
     store: Store | None = None,
     failed: bool = False,
-    delivered: bool = False,
     trust: bool = False,
     delete: bool = True,
 ) -> dict[str, int]:
@@ -201,7 +200,6 @@ def gc(
         path: The spool.
         store: Instead of the one that the spool names.
         failed: Whether to remove the entries that failed, with their bytes, and what is half sent of them.
-        delivered: Whether to delete the log of deliveries, which `verify` reads.
         trust: Whether the spool may belong to another user.
         delete: Whether to remove them; False only counts them.
 
@@ -226,8 +224,6 @@ def gc(
                     removed["failed"] += 1
         for notes in spool.list_to_abort():
             _abandon(notes, store, spool)
-        if delivered:
-            spool.forget_delivered()
     finally:
         lock.release()
     return removed
@@ -472,7 +468,6 @@ def add_commands(subparsers: Any) -> None:
             )
         if name == "gc":
             command.add_argument("--failed", action="store_true", help="also failed entries with their bytes")
-            command.add_argument("--delivered", action="store_true", help="also the log of deliveries")
             command.add_argument("--delete", action="store_true", help="delete them permanently")
 
 
@@ -572,7 +567,6 @@ def _run_gc(options: argparse.Namespace) -> int:
         options.spool,
         store=open_store(options.store) if options.store else None,
         failed=options.failed,
-        delivered=options.delivered,
         trust=options.trust,
         delete=options.delete,
     )
@@ -580,7 +574,6 @@ def _run_gc(options: argparse.Namespace) -> int:
         _print_json(removed | {"deleted": options.delete}, indent=None)
     else:
         counts = ", ".join(f"{count} {kind.replace('_', ' ')}" for kind, count in removed.items())
-        counts += ", and the log of deliveries" if options.delivered else ""
         _print(
             [f"{counts}: " + ("deleted" if options.delete else "not deleted; add --delete to delete them")]
         )

@@ -220,15 +220,6 @@ def test_gc_removes_only_what_it_is_told_to(spool):
     assert status(spool)["failed"]["conflict"] == 0
 
 
-def test_gc_forgets_deliveries_when_asked(spool):
-    """Verify then has nothing to compare."""
-    resume(spool, give_back_seconds=LIMIT_SECONDS)
-
-    gc(spool, delivered=True)
-
-    assert not (spool / "delivered.jsonl").exists()
-
-
 def test_what_is_not_a_spool_is_refused(tmp_path, capsys):
     """The message says what a spool looks like."""
     assert main(["status", str(tmp_path)]) == EXIT_FAILED

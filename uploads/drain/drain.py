@@ -403,12 +403,7 @@ class Drain:
 
     def _ask_store(self, entry: Entry) -> DependencyState:
         """Asks the store for the dependencies of an entry that the schedule no longer remembers."""
-        if len(entry.after_names) == len(entry.after):
-            is_there = all(self._store.head(name) for name in entry.after_names)
-        else:  # An older manifest, without the names.
-            past = self._spool.delivered(among=set(entry.after))
-            there = {outcome.identifier for outcome in past if not outcome.state.is_failure}
-            is_there = there >= set(entry.after)
+        is_there = all(self._store.head(name) for name in entry.after_names)
         return DependencyState.SATISFIED if is_there else DependencyState.FAILED
 
     def _superseded(self, folder: str, entry: Entry) -> bool:

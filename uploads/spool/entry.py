@@ -179,8 +179,8 @@ class Entry:
                     f"a manifest must have version {_VERSION}, got {version!r}. "
                     "Use the release that wrote it."
                 )
-            after_names = tuple(record.get("after_names", ()))
-            entry = cls(**{**record, "after": tuple(record["after"]), "after_names": after_names})
+            after, after_names = tuple(record["after"]), tuple(record["after_names"])
+            entry = cls(**{**record, "after": after, "after_names": after_names})
             _check(entry)
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise ManifestError(
@@ -200,6 +200,8 @@ def _check(entry: Entry) -> None:
         check_remote_name(name)
     if not all(_IDENTIFIER.fullmatch(identifier) for identifier in (entry.identifier, *entry.after)):
         raise ValueError("an identifier must have sixteen hexadecimal digits")
+    if len(entry.after_names) != len(entry.after):
+        raise ValueError("each entry in after must have a name")
     numbers = (entry.sequence, entry.size, entry.crc32 or 0)
     if not all(type(number) is int and 0 <= number < 1 << 63 for number in numbers):
         raise ValueError("sequence, size and CRC-32 must be non-negative integers")

@@ -650,11 +650,6 @@ class Spool:
         (self.failed / state / folder).rename(self.pending / folder)
         remove_verdict(self.pending / folder)
 
-    def forget_delivered(self) -> None:
-        """Removes `delivered.jsonl`; `verify` then has no earlier deliveries to check."""
-        self._delivered.unlink(missing_ok=True)
-        self._delivered_before.unlink(missing_ok=True)
-
     def _delivered_lines(self) -> Iterator[bytes]:
         """Yields the lines of both files, of each at most the last `log_bytes`."""
         with contextlib.ExitStack() as opened:
