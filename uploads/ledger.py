@@ -1,6 +1,5 @@
 """The entries that a queue has accepted and that have not ended: their handles, names and failures."""
 
-import contextlib
 import itertools
 import threading
 import weakref
@@ -8,7 +7,6 @@ from collections.abc import Callable, Iterable
 
 import attrs
 
-from .errors import ManifestError
 from .handle import Outcome, UploadHandle, UploadState
 from .names import name_key
 from .spool.entry import identifier_of, key_of, read_reason
@@ -216,10 +214,4 @@ class Ledger:
 
     def _name_of(self, folder: str) -> str:
         handle = self._handles.get(folder)
-        if handle is not None:
-            return handle.remote_name
-        with contextlib.suppress(ManifestError, OSError):
-            entry = self._spool.entry_of(folder)
-            if entry is not None:
-                return entry.remote_name
-        return folder
+        return self._spool.name_of(folder) if handle is None else handle.remote_name

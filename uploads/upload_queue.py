@@ -32,7 +32,6 @@ from .drain.retry import RetryPolicy
 from .drain.supervisor import WorkerConfig, WorkerSupervisor
 from .errors import (
     InvalidSourceError,
-    ManifestError,
     QueueClosedError,
     RemoteNameTakenError,
     SpoolFullError,
@@ -165,15 +164,7 @@ def _backlog_of(path: Path) -> Backlog:
         folders = [*spool.list_inflight(), *spool.list_pending()]
     except OSError:
         return Backlog(path, (), ())
-    return Backlog(path, tuple(_name_of(spool, folder) for folder in folders), ())
-
-
-def _name_of(spool: Spool, folder: str) -> str:
-    try:
-        entry = spool.entry_of(folder)
-    except (ManifestError, OSError):
-        return folder
-    return folder if entry is None else entry.remote_name
+    return Backlog(path, tuple(spool.name_of(folder) for folder in folders), ())
 
 
 Isolation = Literal["threads", "process"]

@@ -16,7 +16,7 @@ from uploads.handle import Outcome, UploadState
 from uploads.spool.entry import CHECKSUM_FILE, DATA_FILE, Entry, note_crc32
 from uploads.stores.store import Body, Checksumming, Digest, RemoteObject, Renewable, Replacing, Store
 
-__all__ = ["CredentialWatch", "deliver"]
+__all__ = ["CredentialWatch", "deliver", "outcome_of"]
 
 
 class CredentialWatch:
@@ -90,29 +90,26 @@ def deliver(
         crc32 = note_crc32(folder)
     opened = _opened(folder, entry, crc32 if is_read_once else None)
     if isinstance(opened, str):
-        uri = store.uri(entry.remote_name)
-        return Outcome(
-            entry.identifier, entry.remote_name, UploadState.CORRUPT, uri, entry.size, reason=opened
-        )
+        return outcome_of(entry, store, UploadState.CORRUPT, opened)
     with opened as body:
         if body.is_measured:
             if damage := _damage(entry, body, crc32, suspect=suspect):
-                return _outcome(entry, store, body, UploadState.CORRUPT, damage)
+                return outcome_of(entry, store, UploadState.CORRUPT, damage, body=body)
             _remember_digest(folder, body.digest, is_noted=crc32 is not None)
         if retried or not entry.overwrite:
             existing = _look(store, entry)
             if existing is not None and _is_ours(store, existing, body, entry):
-                return _outcome(entry, store, body, UploadState.DONE)
+                return outcome_of(entry, store, UploadState.DONE, body=body)
             if existing is not None and not entry.overwrite:
                 return _conflict(entry, store, body, existing)
         if entry.overwrite and isinstance(store, Replacing):
             store.replace(entry.remote_name, body, notes=folder / "multipart.json")
-            return _outcome(entry, store, body, UploadState.DONE)
+            return outcome_of(entry, store, UploadState.DONE, body=body)
         try:
             store.put(entry.remote_name, body, overwrite=entry.overwrite, notes=folder / "multipart.json")
         except RemoteExistsError:
             return _taken(entry, store, body, is_answer_lost=is_answer_lost)
-        return _outcome(entry, store, body, UploadState.DONE)
+        return outcome_of(entry, store, UploadState.DONE, body=body)
 
 
 def _opened(folder: Path, entry: Entry, crc32: int | None) -> Body | str:
@@ -145,12 +142,12 @@ def _taken(entry: Entry, store: Store, body: Body, *, is_answer_lost: bool) -> O
             store.uri(entry.remote_name),
             entry.identifier,
         )
-        return _outcome(entry, store, body, UploadState.DONE)
+        return outcome_of(entry, store, UploadState.DONE, body=body)
     if existing is None:
         raise TransientStoreError(f"{store.uri(entry.remote_name)} existed a moment ago and is gone now")
     if not _is_ours(store, existing, body, entry):
         return _conflict(entry, store, body, existing)
-    return _outcome(entry, store, body, UploadState.DONE)
+    return outcome_of(entry, store, UploadState.DONE, body=body)
 
 
 def _damage(entry: Entry, body: Body, crc32: int | None, *, suspect: bool) -> str:
@@ -236,19 +233,29 @@ def _conflict(entry: Entry, store: Store, body: Body, existing: RemoteObject | N
         f"overwrite=False: {store.uri(entry.remote_name)} exists (entry {whose}, not {entry.identifier}). "
         "Submit under another name, or with overwrite=True."
     )
-    return _outcome(entry, store, body, UploadState.CONFLICT, reason)
+    return outcome_of(entry, store, UploadState.CONFLICT, reason, body=body)
 
 
-def _outcome(entry: Entry, store: Store, body: Body, state: UploadState, reason: str = "") -> Outcome:
+def outcome_of(
+    entry: Entry,
+    store: Store,
+    state: UploadState,
+    reason: str = "",
+    *,
+    body: Body | None = None,
+    superseded_by: str | None = None,
+) -> Outcome:
+    """Returns the outcome of an entry, with the digest of its bytes where they were read."""
     return Outcome(
         entry.identifier,
         entry.remote_name,
         state,
         store.uri(entry.remote_name),
-        body.size,
-        body.digest.sha256,
+        entry.size if body is None else body.size,
+        None if body is None else body.digest.sha256,
         reason,
-        crc32=body.digest.crc32,
+        superseded_by,
+        None if body is None else body.digest.crc32,
     )
 
 

@@ -38,7 +38,7 @@ from uploads.spool.spool import Spool
 from uploads.stores.store import Resuming, Store
 from uploads.stores.uri import identity_of
 
-from .delivery import CredentialWatch, deliver
+from .delivery import CredentialWatch, deliver, outcome_of
 from .retry import (
     FailureAction,
     FailureCounts,
@@ -376,14 +376,7 @@ class Drain:
             dependencies = self._ask_store(entry)
         if dependencies is DependencyState.FAILED:
             reason = "an upload it depends on (after=) failed, or is unknown to this spool; submit both again"
-            return Outcome(
-                entry.identifier,
-                entry.remote_name,
-                UploadState.REJECTED,
-                self._store.uri(entry.remote_name),
-                entry.size,
-                reason=reason,
-            )
+            return outcome_of(entry, self._store, UploadState.REJECTED, reason)
         counts = self._counts_of(folder)
         noted = read_attempts(place) if has_attempts(place) else None
         outcome = deliver(
@@ -413,15 +406,7 @@ class Drain:
         if newest is None:
             return False
         self._abort_upload(self._spool.pending / folder)
-        outcome = Outcome(
-            entry.identifier,
-            entry.remote_name,
-            UploadState.SUPERSEDED,
-            self._store.uri(entry.remote_name),
-            entry.size,
-            superseded_by=newest,
-        )
-        self._settle(folder, outcome)
+        self._settle(folder, outcome_of(entry, self._store, UploadState.SUPERSEDED, superseded_by=newest))
         return True
 
     def _newer_that_waits(self, folder: str, entry: Entry) -> str | None:
@@ -546,11 +531,9 @@ class Drain:
         self._schedule.retry(folder, delay_seconds)
 
     def _fail(self, folder: str, decision: FailureDecision) -> None:
-        name = folder
         if (self._spool.pending / folder).is_dir():
             self._spool.claim(folder)
-        with contextlib.suppress(ManifestError, OSError):
-            name = Entry.read(self._spool.inflight / folder).remote_name
+        name = self._spool.name_of(folder)
         self._settle(folder, Outcome(identifier_of(folder), name, decision.state, reason=decision.reason))
 
     def _handle_lost(self, folder: str) -> None:

@@ -525,6 +525,14 @@ class Spool:
                 return Entry.read(place)
         return None
 
+    def name_of(self, folder: str) -> str:
+        """Returns the remote name of an entry; that of its folder where the manifest cannot be read."""
+        with contextlib.suppress(ManifestError, OSError):
+            entry = self.entry_of(folder)
+            if entry is not None:
+                return entry.remote_name
+        return folder
+
     def state_of(self, folder: str) -> UploadState | None:
         """Returns the state of the entry, from its place; None once it has left the spool."""
         place = self.place_of(folder)
