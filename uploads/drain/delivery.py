@@ -51,6 +51,7 @@ def _stamp(path: Path) -> object:
 _log = logging.getLogger("uploads")
 
 _REMEMBER_DIGEST_BYTES = 64 << 20
+_LOOK_FIRST_BYTES = 1 << 20
 _BLOCK_BYTES = 4096
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
@@ -96,7 +97,8 @@ def deliver(
             if damage := _damage(entry, body, crc32, suspect=suspect):
                 return outcome_of(entry, store, UploadState.CORRUPT, damage, body=body)
             _remember_digest(folder, body.digest, is_noted=crc32 is not None)
-        if retried or not entry.overwrite:
+        # Of a small file, a first attempt sends the bytes, and looks only if the name is taken.
+        if retried or (not entry.overwrite and entry.size > _LOOK_FIRST_BYTES):
             existing = _look(store, entry)
             if existing is not None and _is_ours(store, existing, body, entry):
                 return outcome_of(entry, store, UploadState.DONE, body=body)

@@ -647,3 +647,29 @@ def test_a_file_of_any_size_fits_into_the_parts_that_s3_takes(size):
 
     assert -(-size // part_bytes) <= 10_000
     assert 16 << 20 <= part_bytes <= 5 << 30
+
+
+@pytest.mark.parametrize("overwrite", [True, False])
+def test_a_new_small_file_costs_one_request(proxy, at_proxy, moto, prefix, make_queue, make_file, overwrite):
+    """The store is not asked first whether the name is taken: the condition of the put says so."""
+    queue = make_queue(at_proxy)
+
+    for name in ("a", "b"):
+        queue.submit(make_file(), name, overwrite=overwrite).result(LIMIT_SECONDS)
+
+    for name in ("a", "b"):
+        assert [one.method for one in proxy.seen if one.path.endswith(f"/{name}")] == ["PUT"]
+    assert moto.objects(prefix) == {"a": b"content", "b": b"content"}
+
+
+def test_a_name_of_another_process_is_replaced_on_condition(proxy, at_proxy, moto, prefix, make_file):
+    """The first put finds it taken; the second names the version that it replaces."""
+    moto.client().put_object(Bucket=BUCKET, Key=f"{prefix}/a", Body=b"theirs")
+    store = open_store(at_proxy)
+
+    for content in (b"ours", b"newer"):
+        with Body(make_file(content=content), "id") as body:
+            store.replace("a", body)
+
+    assert [one.method for one in proxy.seen] == ["PUT", "HEAD", "PUT", "HEAD", "PUT"]
+    assert moto.objects(prefix) == {"a": b"newer"}

@@ -30,6 +30,7 @@ __all__ = ["S3Store", "configured_endpoint"]
 
 _CHUNK_BYTES = 1 << 20
 _REPLACE_TRIES = 3
+_NAMES_NOTED = 10_000
 _PATIENCE_LIMITS = 5  # S3 may take minutes to complete an upload in parts, and sends a space now and then.
 _NO_CONDITIONS = {"InvalidArgument", "InvalidRequest", "NotImplemented", "501"}
 _USER_AGENT = "training-destinations"
@@ -120,6 +121,7 @@ class S3Store:
             "create_only": None if create_only == "require" else create_only,
         }
         self._takes_conditions = True  # Until the server refuses If-Match.
+        self._present: set[str] = set()  # Names that exist, or that a put of ours may create.
         self._checks_whole = checksum == "aws"  # Until the server does not say so.
         self._lock = threading.Lock()  # Guards the client.
         self._client: Any = None
@@ -146,8 +148,14 @@ class S3Store:
             return False
 
     def replace(self, name: str, body: Body, *, notes: Path | None = None) -> RemoteObject:
-        for _ in range(_REPLACE_TRIES):
-            condition = self._condition_now(name) if self._takes_conditions else {}
+        # A new small file costs one request; for a large one, looking first costs next to nothing.
+        is_new = name not in self._present and body.size <= self._part_bytes
+        for _ in range(_REPLACE_TRIES + is_new):
+            condition: dict[str, str] = {}
+            if self._takes_conditions:
+                condition = {"IfNoneMatch": "*"} if is_new else self._condition_now(name)
+            is_new = False
+            self._note_present(name)
             try:
                 self._put(name, body, condition, notes, overwrite=True)
             except (RemoteExistsError, RemoteNotFoundError):
@@ -160,6 +168,11 @@ class S3Store:
             else:
                 return RemoteObject(name, body.size, body.identifier, body.digest.sha256)
         raise TransientStoreError(f"{self.uri(name)} kept changing while it was replaced")
+
+    def _note_present(self, name: str) -> None:
+        if len(self._present) >= _NAMES_NOTED:
+            self._present.clear()
+        self._present.add(name)
 
     def _condition_now(self, name: str) -> dict[str, str]:
         try:
