@@ -35,7 +35,19 @@ def publish(spool):
 
     def publish(name, after=()):
         number = next(numbers)
-        entry = Entry(f"{number:016x}", number, name, True, 1, None, "copied", "", tuple(after), "")  # noqa: FBT003  # overwrite
+        entry = Entry(
+            f"{number:016x}",
+            number,
+            name,
+            True,  # noqa: FBT003  # overwrite
+            1,
+            None,
+            "copied",
+            "",
+            tuple(after),
+            "",
+            after_names=("target",) * len(after),
+        )
         staged = spool.new_folder()
         (staged / "data").write_bytes(b"x")
         spool.write_manifest(staged, entry)
