@@ -26,6 +26,8 @@ except ImportError as error:
 __all__ = ["ComposerDestination", "FromComposer", "from_composer"]
 
 # State attributes for our callbacks that have the same type in Composer.
+# Of files that Composer writes once.
+_CHECKPOINT_SUFFIXES = frozenset({".pt", ".distcp"})
 _SHARED = (
     "model",
     "optimizers",
@@ -189,7 +191,12 @@ class ComposerDestination(TheirDestination):
     def upload_file(self, state: Any, remote_file_name: str, file_path: Path, *, overwrite: bool) -> None:
         """Passes a file to destinations that accept files; they have their own copy when the call returns."""
         if self._session is not None:
-            self._logger_now(self._session).upload_file(remote_file_name, file_path, overwrite=overwrite)
+            # Composer writes each checkpoint under a name of its own, unless it may overwrite; other files
+            # may grow.
+            is_linked = Path(file_path).suffix in _CHECKPOINT_SUFFIXES and not overwrite
+            self._logger_now(self._session).upload_file(
+                remote_file_name, file_path, overwrite=overwrite, link=is_linked
+            )
 
     def download_file(
         self, remote_file_name: str, destination: str, overwrite: bool = False, progress_bar: bool = True

@@ -53,6 +53,8 @@ class TransformersCallback(SessionMixin, TrainerCallback, ExportableState):
         callbacks: callbacks of this project.
         run_name: name of the run. Default: environment variable `RUN_NAME`, else the folder name of a
             `RunDirectory`, else a generated name, the same on all ranks of a `torchrun`.
+        upload_checkpoints: pass each checkpoint to destinations that accept files, as
+            `checkpoints/checkpoint-<step>/…`, by hard links where they can; `trainer_state.json` goes last.
         second_train: "new" makes a second `train` a new run, "continue" adds it to the first one.
         raise_errors: raise errors of destinations instead of reporting them; for tests.
 
@@ -65,12 +67,14 @@ class TransformersCallback(SessionMixin, TrainerCallback, ExportableState):
         *destinations: Destination,
         callbacks: Callback | Iterable[Callback] = (),
         run_name: str | None = None,
+        upload_checkpoints: bool = False,
         second_train: Literal["new", "continue"] = "new",
         raise_errors: bool = False,
     ) -> None:
         if second_train not in {"new", "continue"}:
             raise ValueError(f'second_train must be "new" or "continue", got {second_train!r}.')
         self._second_train = second_train
+        self._upload_checkpoints = upload_checkpoints
         self._trainings = 0
         self._trials = 0
         # Steps of the trainings before this one that are continued.
@@ -186,8 +190,11 @@ class TransformersCallback(SessionMixin, TrainerCallback, ExportableState):
         self._session.epoch_end()
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Records the newest checkpoint."""
-        self._session.state.last_checkpoint = str(Path(args.output_dir) / f"checkpoint-{state.global_step}")
+        """Records the newest checkpoint, and uploads it with `upload_checkpoints`."""
+        folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+        self._session.state.last_checkpoint = str(folder)
+        if self._upload_checkpoints and state.is_world_process_zero and folder.is_dir():
+            self._session.upload_checkpoint(folder, last="trainer_state.json")
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Fires `FIT_END`; marks the run as completed, but leaves it open."""

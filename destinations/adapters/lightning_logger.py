@@ -353,7 +353,8 @@ class LightningLogger(WandbMedia, _LoggerBase):
         run_name: name of the run. Default: environment variable `RUN_NAME`, else the folder name of a
             `RunDirectory`, else a generated name, the same on all ranks of a `torchrun`.
         save_dir: folder for checkpoints. Default: the folder of a `RunDirectory`, else chosen by Lightning.
-        upload_checkpoints: pass each checkpoint to destinations that accept files, as `checkpoints/<name>`.
+        upload_checkpoints: pass each checkpoint to destinations that accept files, as `checkpoints/<name>`,
+            by hard link where they can.
         log_model: as of `WandbLogger`: "all" is `upload_checkpoints=True`; True uploads the checkpoints that
             are kept at the end of a successful `fit`.
         raise_errors: raise errors of destinations instead of reporting them; for tests.
@@ -523,9 +524,15 @@ class LightningLogger(WandbMedia, _LoggerBase):
             return
         if self._upload_last:
             self._checkpoint_callbacks[id(checkpoint_callback)] = checkpoint_callback
-        logger, self._session.state.last_checkpoint = self.experiment, str(path)
-        if self._upload_checkpoints and Path(path).is_file():
-            logger.upload_file(f"checkpoints/{Path(path).name}", path, overwrite=True)
+        self._session.open()
+        self._session.state.last_checkpoint = str(path)
+        if self._upload_checkpoints and Path(path).exists():
+            # What has the name "last" is written in place where /tmp is on another disk; a link that
+            # Lightning makes comes after this call.
+            is_last = str(path) == str(checkpoint_callback.last_model_path)
+            has_pointer = checkpoint_callback.save_last == "link" and not is_last
+            last = f"{checkpoint_callback.CHECKPOINT_NAME_LAST}{checkpoint_callback.FILE_EXTENSION}"
+            self._session.upload_checkpoint(Path(path), pointer=last if has_pointer else "", link=not is_last)
 
     def _upload_kept_checkpoints(self) -> None:
         callbacks, self._checkpoint_callbacks = self._checkpoint_callbacks.values(), {}
@@ -536,7 +543,8 @@ class LightningLogger(WandbMedia, _LoggerBase):
             if path and Path(path).is_file()
         }
         for path in kept:
-            self.experiment.upload_file(f"checkpoints/{Path(path).name}", path, overwrite=True)
+            # Nothing is written to it any more, unless `fit` is called again: then it has a new name.
+            self._session.upload_checkpoint(Path(path), link="last" not in Path(path).name)
 
     # The end.
 

@@ -7,6 +7,7 @@ import contextlib
 import logging
 import os
 import sys
+import tempfile
 import threading
 import time
 import weakref
@@ -248,6 +249,8 @@ class Session:
         self._fit_guard = _FitGuard(is_end_reported=self._is_end_reported)
         # The checkpoint event to fire after evaluation and saving; most trainers have no hook for that.
         self._pending_checkpoint: Event | None = None
+        # The files of checkpoints, by the names they were uploaded with.
+        self._uploaded: dict[str, Path] = {}
         # The run was completed before the current stage, and will be again after it.
         self._was_completed = False
         self._lap_started_at = time.perf_counter()
@@ -406,6 +409,38 @@ class Session:
         return closed.__dict__
 
     # Checkpoints.
+
+    def upload_checkpoint(self, path: Path, *, last: str = "", pointer: str = "", link: bool = True) -> None:
+        """Passes a checkpoint, a file or a folder of files, to the destinations that take files.
+
+        By hard links where they can, so that its bytes are on the disk once: the other trainer must write
+        each checkpoint to a path of its own, or replace it by renaming. A path that comes again is copied.
+        Files that the other trainer has deleted since are deleted in a `RunDirectory` too.
+
+        Args:
+            path: what was saved; uploaded as "checkpoints/<name>".
+            last: the name of a file of the folder that goes last: where it is, the others are.
+            pointer: the name of a pointer to a checkpoint of a single file, such as "last.ckpt"; "" for none.
+            link: whether it may be linked.
+        """
+        logger = self.open()
+        for name, known in list(self._uploaded.items()):
+            if not known.is_file():
+                del self._uploaded[name]
+                logger.delete_file(name, local=True)
+        inner = sorted(path.rglob("*"), key=lambda one: (one.name == last, one)) if path.is_dir() else [path]
+        name = ""
+        for one in inner:
+            if one.is_symlink() or not one.is_file():
+                continue
+            name = f"checkpoints/{one.relative_to(path.parent).as_posix()}"
+            logger.upload_file(name, one, overwrite=True, link=link and name not in self._uploaded)
+            self._uploaded[name] = one
+        if pointer and name:
+            with tempfile.TemporaryDirectory(prefix="pointer-") as folder:
+                file = Path(folder) / "pointer"
+                file.write_text(name, encoding="utf-8")
+                logger.upload_file(f"checkpoints/{pointer}.symlink", file, overwrite=True)
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the checkpoint state: timestamp, callbacks and destinations, as plain values."""

@@ -302,3 +302,17 @@ def test_composers_console_prints_our_evaluations(capsys):
         run.log_metrics({"metrics/test/accuracy": 0.5})
         run.eval_end()
     assert "Eval metrics/test/accuracy" in capsys.readouterr().out
+
+
+def test_a_checkpoint_of_composers_is_linked(tmp_path):
+    """Its bytes are on the disk once: the file in the run is the one that Composer wrote."""
+    destination = ComposerDestination(RunDirectory(tmp_path / "run"))
+
+    trainer = make_trainer(destination, save_folder=str(tmp_path / "saved"), save_interval="1ep")
+    trainer.fit()
+    trainer.close()
+
+    saved = [path for path in (tmp_path / "saved").rglob("*.pt") if not path.is_symlink()]
+    kept = list((tmp_path / "run/artifacts").rglob("*.pt"))
+    assert len(saved) == 1
+    assert [path.stat().st_ino for path in kept] == [path.stat().st_ino for path in saved]

@@ -2,11 +2,13 @@
 
 import json
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
 from events import Callback, Event
+from uploads import LocalStore
 
 ROOT = Path(__file__).parents[3]
 
@@ -38,6 +40,32 @@ class Raising(Callback):
     def run_event(self, event, state, logger):
         if event is self.event:
             raise self.error
+
+
+class SlowStore(LocalStore):
+    """A folder as a store, to which nothing goes before it may."""
+
+    def __init__(self, root):
+        super().__init__(root)
+        self.may_put = threading.Event()
+
+    def put(self, name, body, **options):
+        assert self.may_put.wait(300)
+        return super().put(name, body, **options)
+
+
+@pytest.fixture
+def slow_store(tmp_path):
+    """Gives a store that takes nothing yet, in which the spool still has what was uploaded."""
+    store = SlowStore(tmp_path / "store")
+    yield store
+    store.may_put.set()
+
+
+@pytest.fixture
+def inodes():
+    """Returns a function that gives the numbers of the files in a folder: equal ones are one file on the disk."""
+    return lambda folder: {path.stat().st_ino for path in Path(folder).rglob("*") if path.is_file()}
 
 
 @pytest.fixture

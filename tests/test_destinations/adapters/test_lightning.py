@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from destinations import InMemory, LoggerDestination, RunDirectory
+from destinations import Artifacts, InMemory, LoggerDestination, RunDirectory
 from destinations.adapters.lightning_logger import LightningEvents, LightningLogger, RegistryLogger
 from destinations.testing import RecordingDestination
 from events import Event
@@ -588,3 +588,53 @@ def test_two_ranks_write_once(tmp_path, environment, sidecar):
     assert rows == ["0", "1"]
     assert sidecar(tmp_path / "run")["status"] == "completed"
     assert (tmp_path / "run" / "checkpoints").is_dir()
+
+
+def save_each_epoch(**options):
+    """Returns a `ModelCheckpoint` that keeps the newest only."""
+    from lightning.pytorch.callbacks import ModelCheckpoint
+
+    return ModelCheckpoint(filename="{epoch}", monitor="epoch", mode="max", **options)
+
+
+@pytest.mark.parametrize("save_last", ["link", True])
+def test_checkpoints_are_uploaded_without_a_second_copy(tmp_path, slow_store, inodes, save_last):
+    """The spool has the files that Lightning wrote, not copies, and they are whole though it deletes them."""
+    artifacts = Artifacts(slow_store, spool=tmp_path / "spool", free_bytes=0, progress_bar=False)
+    logger = LightningLogger(artifacts, upload_checkpoints=True, save_dir=tmp_path, raise_errors=True)
+    options = {"max_epochs": 3, "callbacks": [logger.callback(), save_each_epoch(save_last=save_last)]}
+    trainer = make_trainer("lightning.pytorch", logger, tmp_path, **options)
+
+    trainer.fit(make_model("lightning.pytorch"), loader())
+    folder = Path(trainer.checkpoint_callback.dirpath)
+    newest = folder / "epoch=2.ckpt"
+    assert newest.stat().st_ino in inodes(tmp_path / "spool")
+    # What Lightning may write again in place is a copy.
+    assert (folder / "last.ckpt").is_symlink() == (save_last == "link")
+    if save_last is True:
+        assert (folder / "last.ckpt").stat().st_ino not in inodes(tmp_path / "spool")
+    slow_store.may_put.set()
+    logger.close()
+
+    names = [f"checkpoints/epoch={epoch}.ckpt" for epoch in range(3)]
+    last = "checkpoints/last.ckpt.symlink" if save_last == "link" else "checkpoints/last.ckpt"
+    assert [one.name for one in slow_store.list("")] == [*names, last]
+    for name in names:
+        torch.load(slow_store.root / name, weights_only=False)
+    if save_last == "link":
+        assert (slow_store.root / last).read_text() == names[-1]
+
+
+def test_a_run_directory_keeps_the_checkpoints_that_lightning_keeps(tmp_path, inodes):
+    """By links; one that Lightning has deleted goes with the next."""
+    run = RunDirectory(tmp_path / "run")
+    logger = LightningLogger(run, upload_checkpoints=True, raise_errors=True)
+    options = {"max_epochs": 4, "callbacks": [logger.callback(), save_each_epoch()]}
+    trainer = make_trainer("lightning.pytorch", logger, tmp_path, **options)
+
+    trainer.fit(make_model("lightning.pytorch"), loader())
+    logger.close()
+
+    kept = tmp_path / "run/artifacts/checkpoints"
+    assert sorted(path.name for path in kept.iterdir()) == ["epoch=2.ckpt", "epoch=3.ckpt"]
+    assert inodes(tmp_path / "run/checkpoints") <= inodes(kept)
