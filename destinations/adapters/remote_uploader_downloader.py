@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from destinations.artifacts import Artifacts
-from uploads import RetryPolicy
+from uploads import RetryPolicy, download_file, open_store
 
 __all__ = ["RemoteUploaderDownloader"]
 
@@ -17,6 +17,8 @@ _log = logging.getLogger("destinations")
 
 _DEFAULT_ATTEMPTS = 3
 _WAIT_SECONDS = 86_400.0
+# Stands for the name of a file; no run has it in its name.
+_ANY = "\x00"
 # Composer's arguments of a store and ours, by scheme.
 _STORE_OPTIONS: dict[str, dict[str, str]] = {
     "s3": {
@@ -63,9 +65,9 @@ class RemoteUploaderDownloader(Artifacts):
     loggers = [RemoteUploaderDownloader("s3://my-bucket", num_concurrent_uploads=4)]
     ```
 
-    The end of `fit` waits until every file is in the store, as Composer's does, for a day at most. Everything
-    else is `Artifacts`: files survive the process, transient failures are retried without limit, and a file
-    that fails for good does not end training.
+    The end of `fit` waits until every file is in the store, as Composer's does, for a day at most; files can
+    be downloaded after the run was closed too. Everything else is `Artifacts`: files survive the process,
+    transient failures are retried without limit, and a file that fails for good does not end training.
 
     Args:
         bucket_uri: the bucket or host: "s3://…", "gs://…", "sftp://…", or any other URI that
@@ -116,6 +118,40 @@ class RemoteUploaderDownloader(Artifacts):
                 **options,
             },
         )
+        self._store_options = {**store_options, **options.get("store_options", {})}
+        # The URI of the store of the last run, and the name of a file that is called `_ANY` there.
+        self._closed: tuple[str, str] | None = None
+
+    def get_uri_for_file(self, remote_file_name: str) -> str:
+        """Returns the URI of a file in the store, uploaded or not, from the beginning of the run on.
+
+        Raises:
+            RuntimeError: no run has begun.
+        """
+        if self._state is None and self._closed is not None:
+            uri, name = self._closed
+            return open_store(uri, **self._store_options).uri(name.replace(_ANY, remote_file_name))
+        return str(self.file_uri(remote_file_name))
+
+    def download_file(
+        self, remote_file_name: str, destination: str, overwrite: bool = False, progress_bar: bool = True
+    ) -> None:
+        if self._state is not None or self._closed is None:
+            super().download_file(remote_file_name, destination, overwrite, progress_bar)
+            return
+        uri, name = self._closed
+        download_file(
+            name.replace(_ANY, remote_file_name),
+            destination,
+            store=open_store(uri, **self._store_options),
+            overwrite=overwrite,
+            progress_bar=progress_bar,
+        )
+
+    def post_close(self) -> None:
+        if self._queue is not None:
+            self._closed = self._queue.uri(""), self._name(_ANY)
+        super().post_close()
 
 
 def _store(bucket_uri: str, given: dict[str, Any]) -> tuple[str, dict[str, Any]]:

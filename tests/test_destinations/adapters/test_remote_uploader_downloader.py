@@ -63,6 +63,33 @@ def test_a_folder_and_the_defaults_work_too(tmp_path):
     assert (tmp_path / "store/ep1.pt").read_bytes() == b"content"
 
 
+def test_files_are_found_and_downloaded_after_the_run(moto, tmp_path):
+    """As from Composer's, whose trainer may be closed by then; before a run there is nothing to download."""
+    uploader = RemoteUploaderDownloader(
+        "s3://bucket/after",
+        backend_kwargs={"endpoint_url": moto.endpoint_url, "addressing_style": "path"},
+        file_path_format_string="{run_name}/{remote_file_name}",
+        upload_staging_folder=str(tmp_path / "staging"),
+        use_procs=False,
+        progress_bar=False,
+    )
+    (tmp_path / "file").write_bytes(b"content")
+    with pytest.raises(RuntimeError, match="before init"):
+        uploader.download_file("a/ep1.pt", str(tmp_path / "copy"))
+
+    with Run(uploader, run_name="mine") as run:
+        run.fit_start()
+        run.logger.upload_file("a/ep1.pt", tmp_path / "file")
+        during = uploader.get_uri_for_file("a/ep1.pt")
+    uploader.download_file("a/ep1.pt", str(tmp_path / "copy"), progress_bar=False)
+
+    assert uploader.get_uri_for_file("a/ep1.pt") == during
+    assert during.startswith("s3://bucket/after/mine/a/ep1.pt?endpoint_url=")
+    assert (tmp_path / "copy").read_bytes() == b"content"
+    with pytest.raises(FileExistsError):
+        uploader.download_file("a/ep1.pt", str(tmp_path / "copy"), progress_bar=False)
+
+
 def test_attempts_are_counted_where_ours_are(tmp_path, caplog):
     """Failures of an unknown kind; that transient ones are retried on is said."""
     uploader = RemoteUploaderDownloader(str(tmp_path), num_attempts=7)

@@ -67,7 +67,7 @@ def test_tensorboard_has_steps_times_and_values_of_the_run(run, tmp_path):
         (row.step, row.time, row.metrics["loss"]) for row in rows
     ]
     assert {"masked", "masked/truth", "table", "text", "clouds_VERTEX"} <= set(found.Tags()["tensors"])
-    assert found.Tags()["audio"] == ["audio"]
+    assert found.Tags()["audio"] == ["audio", "told/audio"]
     histograms = [event.histogram_value for event in found.Histograms("edges")]
     assert [(one.num, one.min, one.max) for one in histograms] == [(8, 0, 7)]
 
