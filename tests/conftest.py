@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.effort import LONGEST
+from tests.servers.fork_server import ForkServer
 
 ROOT = Path(__file__).parents[1]
 
@@ -33,3 +34,10 @@ def pytest_collection_modifyitems(config, items):
     if hasattr(config, "workerinput"):
         places = {ROOT / name: place for place, name in enumerate(LONGEST)}
         items.sort(key=lambda item: places.get(item.path, len(places)))
+
+
+@pytest.fixture(scope="session")
+def torch_server():
+    """Runs programs that need torch, in processes of their own that need not import it."""
+    with ForkServer("torch", "torch.monitor", "torch.distributed.launcher.api") as server:
+        yield server

@@ -21,7 +21,6 @@ import uploads
 from events import Callback, Event, callbacks
 from tests.page_blocks import blocks_of, run_page
 from tests.servers import s3_servers
-from tests.servers.fork_server import ForkServer
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -94,13 +93,6 @@ def test_every_make_command_shown_is_there(path):
 def s3():
     """A server of S3, for pages that name a bucket."""
     with s3_servers.moto() as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def torch_server():
-    """A server of processes that have torch imported, which most pages import."""
-    with ForkServer("torch") as server:
         yield server
 
 

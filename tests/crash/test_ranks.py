@@ -29,20 +29,23 @@ ENVIRONMENT = {
 }
 
 
+def environment(**variables):
+    """Returns the environment of ranks."""
+    return {name: value for name, value in os.environ.items() if name != "RUN_NAME"} | ENVIRONMENT | variables
+
+
 @pytest.fixture
 def torchrun():
     """Starts the program on several ranks, and ends all of them with the test."""
     started = []
 
     def start(mode, folder, ranks, *options):
-        environment = os.environ | ENVIRONMENT
-        environment.pop("RUN_NAME", None)
         launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks)]
         log = (folder / "log.txt").open("ab")
         started.append(
             subprocess.Popen(
                 [*launcher, *(options or ["--standalone"]), str(PROGRAM), mode, str(folder)],
-                env=environment,
+                env=environment(),
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
@@ -71,11 +74,13 @@ def text_of(folder):
 @pytest.mark.parametrize(
     "ranks", [1, 2, *times([], [4]), *map(int, os.environ.get("SOAK_RANKS", "").split())]
 )
-def test_ranks_write_one_run_without_a_collective_of_a_destination(torchrun, tmp_path, ranks):
+def test_ranks_write_one_run_without_a_collective_of_a_destination(torch_server, tmp_path, ranks):
     """They agree on a name; each has its metrics and its spool, one prints, and all files arrive."""
-    process = torchrun("train", tmp_path, ranks)
+    done = torch_server.torchrun(
+        ranks, PROGRAM, "train", tmp_path, env=environment(), timeout_s=LIMIT_SECONDS
+    )
 
-    assert process.wait(LIMIT_SECONDS) == 0, text_of(tmp_path)
+    assert done.returncode == 0, done.stdout
     (folder,) = (tmp_path / "runs").iterdir()
     seen = [(tmp_path / f"seen{rank}").read_text() for rank in range(ranks)]
     assert seen == [f"{folder.name} {ranks > 1} []"] * ranks
@@ -94,7 +99,7 @@ def test_ranks_write_one_run_without_a_collective_of_a_destination(torchrun, tmp
         str(rank) for rank in range(ranks)
     ]
     assert not (folder / "flight").exists()
-    assert text_of(tmp_path).count(f"destinations runs show {folder.name}") <= 1
+    assert done.stdout.count(f"destinations runs show {folder.name}") <= 1
 
 
 def test_a_rank_that_is_killed_is_restarted_and_continues_the_same_run(torchrun, tmp_path):
@@ -113,33 +118,18 @@ def test_a_rank_that_is_killed_is_restarted_and_continues_the_same_run(torchrun,
         assert run.series("session", rank).value.tolist() == [0.0] * 5 + [1.0] * 5
 
 
-def test_a_run_continues_with_another_number_of_ranks(torchrun, tmp_path, monkeypatch):
+def test_a_run_continues_with_another_number_of_ranks(torch_server, tmp_path):
     """Two ranks, of which one is killed; then one with the same name, from the environment."""
-    monkeypatch.setenv("RUN_NAME", "mine")
-    environment = os.environ
+    first, second = (
+        torch_server.torchrun(
+            ranks, PROGRAM, "elastic", tmp_path, env=environment(RUN_NAME="mine"), timeout_s=LIMIT_SECONDS
+        )
+        for ranks in (2, 1)
+    )
 
-    def begin(ranks):
-        launcher = [
-            sys.executable,
-            "-m",
-            "torch.distributed.run",
-            "--standalone",
-            "--nproc-per-node",
-            str(ranks),
-        ]
-        with (tmp_path / "log.txt").open("ab") as log:
-            return subprocess.run(
-                [*launcher, str(PROGRAM), "elastic", str(tmp_path)],
-                env=environment | ENVIRONMENT,
-                stdout=log,
-                stderr=log,
-                timeout=LIMIT_SECONDS,
-                check=False,
-            ).returncode
-
-    assert begin(2) != 0
-    assert begin(1) == 0, text_of(tmp_path)
-
+    assert first.returncode != 0
+    assert "SIGKILL" in first.stdout
+    assert second.returncode == 0, second.stdout
     run = Run.open(tmp_path / "runs/mine")
     assert (run.status, len(run.sessions), run.ranks()) == ("completed", 2, [0, 1])
     assert [len(run.series("loss", rank)) for rank in range(2)] == [10, 5]

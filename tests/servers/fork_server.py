@@ -19,6 +19,22 @@ import warnings
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
+# What torchrun does, which starts a new interpreter for each rank.
+_TORCHRUN = """
+import runpy, sys
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+def run_rank(*arguments):
+    sys.argv = list(arguments)
+    runpy.run_path(arguments[0], run_name="__main__")
+
+ranks, *arguments = sys.argv[1:]
+config = LaunchConfig(
+    1, 1, int(ranks), run_id="forked", rdzv_backend="c10d", rdzv_endpoint="localhost:0", max_restarts=0,
+    start_method="fork",
+)
+elastic_launch(config, run_rank)(*arguments)
+"""
 
 
 class ForkServer:
@@ -95,6 +111,13 @@ class ForkServer:
         if is_late:
             raise subprocess.TimeoutExpired(program, timeout_s, *texts)
         return subprocess.CompletedProcess(program, code, *texts)
+
+    def torchrun(self, ranks, program, *arguments, env, timeout_s=300):
+        """Runs a file on several ranks, as `torchrun --standalone` does; returns what `run` does.
+
+        A rank ends with its main module: handlers of `atexit` are not called.
+        """
+        return self.run(_TORCHRUN, ranks, program, *arguments, env=env, is_merged=True, timeout_s=timeout_s)
 
 
 def _next_job():

@@ -11,7 +11,6 @@ import pytest
 from destinations import LoggerDestination
 from events import monitor
 from tests.our_log import caplog
-from tests.servers.fork_server import ForkServer
 
 __all__ = ["caplog"]
 
@@ -99,13 +98,6 @@ def _output_of(outcome):
     """Returns what a child printed; fails with its errors."""
     assert outcome.returncode == 0, f"{outcome.returncode}\n{outcome.stdout}\n{outcome.stderr}"
     return outcome.stdout.strip()
-
-
-@pytest.fixture(scope="module")
-def torch_server():
-    """Gives a server of child processes that have torch imported."""
-    with ForkServer("torch.monitor") as server:
-        yield server
 
 
 @pytest.fixture

@@ -1,36 +1,34 @@
-"""Two ranks under torchrun, over gloo on the CPU."""
+"""Two ranks as under torchrun, over gloo on the CPU."""
 
 import json
 import math
 import os
-import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 from events import read_checkpoint
 
 _PROGRAM = Path(__file__).with_name("two_ranks.py")
 
 
-def run_two_ranks(folder, *modes, ranks=2):
+@pytest.fixture
+def run_ranks(torch_server, tmp_path):
     """Runs the program on two ranks, or more or fewer, and returns what each of them wrote down in each mode."""
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    environment.pop("RUN_NAME", None)
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-    outcome = subprocess.run(
-        [*launcher, str(_PROGRAM), str(folder), *modes],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=400,
-        check=False,
-    )
-    assert outcome.returncode == 0, outcome.stderr
-    kinds = [mode.partition(":")[0] for mode in modes]
-    return [
-        [json.loads((folder / f"{kind}.rank{rank}.json").read_text()) for rank in range(ranks)]
-        for kind in kinds
-    ]
+
+    def run(*modes, ranks=2):
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+        environment.pop("RUN_NAME", None)
+        outcome = torch_server.torchrun(ranks, _PROGRAM, tmp_path, *modes, env=environment, timeout_s=400)
+        assert outcome.returncode == 0, outcome.stdout
+        kinds = [mode.partition(":")[0] for mode in modes]
+        return [
+            [json.loads((tmp_path / f"{kind}.rank{rank}.json").read_text()) for rank in range(ranks)]
+            for kind in kinds
+        ]
+
+    return run
 
 
 def logged(folder, kind):
@@ -39,13 +37,13 @@ def logged(folder, kind):
     return [step for step, metrics in rows if "loss/train/total" in metrics]
 
 
-def test_two_ranks_train_as_one_log_once_and_resume_to_the_last_bit(tmp_path):
+def test_two_ranks_train_as_one_log_once_and_resume_to_the_last_bit(run_ranks, tmp_path):
     """Both end with the same name, weights, loss and clock; on resuming, each restores its random state."""
-    ((zero, one),) = run_two_ranks(tmp_path, "save")
+    ((zero, one),) = run_ranks("save")
     name = zero["run_name"]
     (tmp_path / name / "latest.symlink").write_text(f"{name}/checkpoints/ep0-ba3.pt")
 
-    (resumed,) = run_two_ranks(tmp_path, f"resume:{name}")
+    (resumed,) = run_ranks(f"resume:{name}")
 
     assert zero == one
     assert (zero["refused"], zero["batch"], zero["sample"]) == ("", 10, 80)
@@ -54,9 +52,9 @@ def test_two_ranks_train_as_one_log_once_and_resume_to_the_last_bit(tmp_path):
     assert logged(tmp_path, "resume") == list(range(3, 10))
 
 
-def test_ranks_that_the_user_joined_stop_together_and_need_a_sampler(tmp_path):
+def test_ranks_that_the_user_joined_stop_together_and_need_a_sampler(run_ranks, tmp_path):
     """If one rank stops, both stop; a sampler that ignores ranks is refused."""
-    (zero, one), refused = run_two_ranks(tmp_path, "stop", "no-sampler")
+    (zero, one), refused = run_ranks("stop", "no-sampler")
 
     assert zero["batch"] == one["batch"] == 7
     assert zero["refused"] == one["refused"] == ""
@@ -66,9 +64,9 @@ def test_ranks_that_the_user_joined_stop_together_and_need_a_sampler(tmp_path):
         assert "DistributedSampler" in rank["refused"]
 
 
-def test_what_two_ranks_saved_is_resumed_by_one_and_by_four(tmp_path):
+def test_what_two_ranks_saved_is_resumed_by_one_and_by_four(run_ranks, tmp_path):
     """All begin at the batch and with the weights of the file, and end alike."""
-    ((zero, _),) = run_two_ranks(tmp_path, "save")
+    ((zero, _),) = run_ranks("save")
     name = zero["run_name"]
     saved = read_checkpoint(tmp_path / name / "ep1-ba6.pt")
     weights = [value.flatten().tolist() for value in saved["model"].values()]
@@ -78,7 +76,7 @@ def test_what_two_ranks_saved_is_resumed_by_one_and_by_four(tmp_path):
         for path in others:
             path.unlink(missing_ok=True)
         (tmp_path / name / "latest.symlink").write_text(f"{name}/checkpoints/ep1-ba6.pt")
-        (resumed,) = run_two_ranks(tmp_path, f"resume:{name}", ranks=ranks)
+        (resumed,) = run_ranks(f"resume:{name}", ranks=ranks)
 
         assert [rank["began_at"] for rank in resumed] == [6] * ranks
         assert [rank["began_with"] for rank in resumed] == [weights] * ranks
@@ -86,14 +84,14 @@ def test_what_two_ranks_saved_is_resumed_by_one_and_by_four(tmp_path):
         assert {rank["batch"] for rank in resumed} == {6 - 1 + math.ceil(40 / (4 * ranks))}
 
 
-def test_a_rank_without_the_file_begins_where_rank_zero_does(tmp_path):
+def test_a_rank_without_the_file_begins_where_rank_zero_does(run_ranks, tmp_path):
     """On machines without a shared disk, rank 0 alone has what it saved; before, the others began anew."""
-    ((zero, _),) = run_two_ranks(tmp_path, "apart")
+    ((zero, _),) = run_ranks("apart")
     name = zero["run_name"]
     (tmp_path / f"{name}-rank0" / "ep2-ba10.pt").unlink()
     (tmp_path / f"{name}-rank0" / "latest.symlink").write_text("ep1-ba6.pt")
 
-    (resumed,) = run_two_ranks(tmp_path, f"rejoin:{name}")
+    (resumed,) = run_ranks(f"rejoin:{name}")
 
     assert not (tmp_path / f"{name}-rank1").exists()
     assert [rank["began_at"] for rank in resumed] == [6, 6]
