@@ -16,6 +16,7 @@ from destinations.run_directory.layout import SIDECAR, SUMMARY, metrics_name
 from destinations.runs import Run
 from destinations.runs.commands.show import differing_fields
 from destinations.runs.files import path_inside, read_object_file
+from destinations.runs.flight import describe_flights
 from destinations.runs.media import Image, read_points, read_sound
 from destinations.runs.run import MetricSummary
 from uploads.disk import open_regular
@@ -45,6 +46,9 @@ _MAX_COMPARED = 200
 # Statistics of so many bytes of rows are computed within a request.
 _MAX_COMPUTED_BYTES = 4 << 20
 _MAX_LOGS = 100
+_MAX_STACKS = 64
+_MAX_FRAMES = 50
+_MAX_TEXT = 300
 _MAX_CHECKPOINTS = 1000
 _MAX_SESSIONS = 1000
 LOG_BYTES = 256 << 10
@@ -77,6 +81,7 @@ def details(catalog: Catalog, run: Run) -> dict[str, Any]:
         "checkpoints": _checkpoints(run),
         "artifacts": _artifacts(run),
         "errors": _errors(run, sidecar),
+        "flight": _flight(run),
         "overhead": plain(run.receipt),
         "lost": plain(sidecar.get("lost") or {}),
         "media": _media_index(run),
@@ -199,6 +204,32 @@ def _errors(run: Run, sidecar: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 # The log.
+
+
+def _flight(run: Run) -> dict[str, Any]:
+    """Returns what the flight recorders wrote: a line for each group of ranks, and the first stacks."""
+    flights = run.flights()
+    ranks = [
+        {
+            "rank": one.rank,
+            "reason": one.reason,
+            "detail": one.detail[:_MAX_TEXT],
+            "time": one.time,
+            "step": next((step.get("step") for step in reversed(one.steps)), None),
+            "stack": [
+                {
+                    "place": frame.place[:_MAX_TEXT],
+                    "function": frame.function[:_MAX_TEXT],
+                    "code": frame.code[:_MAX_TEXT],
+                    "is_library": frame.is_library,
+                }
+                for frame in one.stack[-_MAX_FRAMES:]
+            ],
+        }
+        for one in flights[:_MAX_STACKS]
+    ]
+    found = {"summary": describe_flights(flights), "ranks": ranks}
+    return plain(found)  # type: ignore[no-any-return]  # of a dict, a dict
 
 
 def log(run: Run, name: str = "", offset: int = 0, limit: int = LOG_BYTES) -> dict[str, Any]:

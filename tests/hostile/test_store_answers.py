@@ -101,6 +101,21 @@ def test_a_proxys_refusals_fail_nothing(s3_behind, make_queue, make_file, status
     assert sorted(server.under("p")) == ["n0", "n1", "n2", "n3"]
 
 
+def test_a_pause_is_reported_once_whatever_file_is_probed(s3_behind, make_queue, make_file, caplog):
+    """An outage of hours is one line in the log, and the next outage another."""
+    _server, proxy = s3_behind
+    queue = make_queue(uri_at(proxy, "p"))
+
+    for pause in (1, 2):
+        proxy.plan = until(proxy, len(proxy.seen) + MANY_REQUESTS, lambda _: front(403))
+        handles = submit_all(queue, make_file, 8, overwrite=True)
+        assert {handle.result(LIMIT_SECONDS).state for handle in handles} == {UploadState.DONE}
+
+        said = [record.message for record in caplog.records]
+        assert sum("are paused: " in text for text in said) == pause
+        assert sum("uploads resumed" in text for text in said) == pause
+
+
 @pytest.mark.parametrize("overwrite", [False, True])
 def test_a_captive_portal_is_not_a_store(s3_behind, make_queue, make_file, overwrite):
     """It says 200 to everything; neither a conflict, nor corrupt, nor done follows from that."""

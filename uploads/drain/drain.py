@@ -160,10 +160,11 @@ class Drain:
         self._running = 0
         self._delivered = 0
         self._delivered_bytes = 0
-        self._counting = threading.Lock()  # Guards the two counts, _failures and _logged.
+        self._counting = threading.Lock()  # Guards the two counts, _failures, and what was logged.
         self._failures: dict[str, FailureCounts] = {}
         self._settler = Settler(spool)
         self._logged: set[str] = set()
+        self._logged_pauses: set[str] = set()
         self._aborting = threading.Lock()  # Held by the thread that retries aborts; guards the next.
         self._next_abort = float("-inf")
 
@@ -488,11 +489,16 @@ class Drain:
         if decision.action is FailureAction.FAIL:
             self._fail(folder, decision)
         elif decision.action is FailureAction.PARK:
+            if not self._health.parked_because:
+                self._logged_pauses.clear()  # Each pause is reported, and each cause once in it.
             probe_seconds = self._health.park(decision.reason)
+            # Each probe may be of another file.
+            cause = decision.reason.replace(self._spool.name_of(folder), "")
             self._log_once(
-                decision.reason,
+                cause,
                 f"uploads to {self._store.uri()} are paused: {decision.reason.removesuffix('.')}. "
                 "They resume when this is fixed; nothing is lost.",
+                self._logged_pauses,
             )
             self._schedule.pause(probe_seconds, probing_only=True)
             self._return(folder, counts, decision, probe_seconds)
@@ -547,10 +553,11 @@ class Drain:
         with self._counting:
             return self._failures.setdefault(folder, FailureCounts())
 
-    def _log_once(self, cause: str, text: str) -> None:
+    def _log_once(self, cause: str, text: str, logged: set[str] | None = None) -> None:
+        logged = self._logged if logged is None else logged
         with self._counting:  # All threads may see the same failure at once.
-            is_new = cause not in self._logged
-            self._logged.add(cause)
+            is_new = cause not in logged
+            logged.add(cause)
         if is_new:
             log_safely(logging.WARNING, "%s", text)
 

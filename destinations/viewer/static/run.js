@@ -140,6 +140,30 @@ export function showRun(root) {
         ),
         "wide",
       );
+    if (detail.flight?.summary.length)
+      panel(
+        "Flight recording",
+        el(
+          "div",
+          { class: "body" },
+          detail.flight.summary.map((line) => el("p", { class: "bad" }, shorten(line, 2000))),
+          detail.flight.ranks.map((one) =>
+            el(
+              "details",
+              {},
+              el("summary", {}, `Rank ${one.rank}, ${formatTime(one.time)}: where it was`),
+              el(
+                "pre",
+                { style: { "white-space": "pre-wrap", "overflow-wrap": "anywhere" } },
+                one.stack
+                  .map((frame) => `${frame.place} in ${frame.function}${frame.code ? `\n    ${frame.code}` : ""}`)
+                  .join("\n"),
+              ),
+            ),
+          ),
+        ),
+        "wide",
+      );
     const summary = Object.entries(detail.summary ?? {});
     if (summary.length) {
       panel(

@@ -4,6 +4,9 @@ import re
 
 import pytest
 
+from destinations import RunDirectory
+from destinations.runs import open_runs
+from events import FlightRecorder, Run
 from tests.test_destinations.viewer.conftest import Opened
 
 pytestmark = pytest.mark.xdist_group("browser")
@@ -168,3 +171,33 @@ def test_nothing_is_asked_of_other_servers(new_page, viewer):
     for view in VIEWS:
         show(opened, view)
     assert [url for url in asked if not url.startswith((viewer.address, "data:", "blob:"))] == []
+
+
+def test_the_page_of_a_run_shows_its_flight_recordings(tmp_path, new_page):
+    """Which rank waits where, and the stacks; text of the run stays text."""
+    server = pytest.importorskip("destinations.viewer.server")
+
+    def train_and_fail():
+        with Run(RunDirectory(tmp_path / "runs" / "failed"), FlightRecorder(), run_name="failed") as run:
+            run.log_metrics({"loss": 0.5})
+            run.batch_end()
+            raise ValueError("<img src=x onerror=alert(1)>")
+
+    with pytest.raises(ValueError, match="<img"):
+        train_and_fail()
+    with (
+        open_runs(tmp_path / "runs", cache=tmp_path / "index") as runs,
+        server.Viewer(runs, port=0) as viewer,
+    ):
+        opened = Opened(new_page(), viewer)
+        opened.go(f"run/{opened.id_of('failed')}")
+        panel = opened.page.locator('[data-panel="Flight recording"]')
+        panel.locator("summary").click()
+        text = panel.inner_text()
+        opened.page.close()
+
+    assert "rank 0: exception, at test_browser_page.py:" in text
+    assert "<img src=x onerror=alert(1)>" in text
+    assert "in train_and_fail" in text.replace(
+        "test_the_page_of_a_run_shows_its_flight_recordings.<locals>.", ""
+    )
