@@ -520,50 +520,25 @@ class Slack(Webhook):
 
     Args:
         webhook: the URL, a secret: read it from the environment.
-        events: names of events.
-        on_failure: notify at close if the run did not complete.
         format: returns the message of a `Notice`: a text in Slack's markup, or a dict with `text` and
             `blocks` as in Slack's API, or None to send nothing.
-        formats: such functions by event, including "failure".
-        retry: retry policy.
-        close_seconds: max time that closing waits for pending messages.
-        all_ranks: send from all ranks, not only from rank 0.
-        clock: returns the time in seconds since 1970.
+        options: arguments of `Webhook`.
 
     Raises:
-        ValueError: invalid URL, unknown event, or a format for an event that is not in `events`.
+        ValueError: invalid URL, or unknown event.
     """
 
     def __init__(
         self,
         webhook: str,
         *,
-        events: Iterable[str | Event] = ("fit_end",),
-        on_failure: bool = True,
         format: Callable[[Notice], Any] = slack_text,  # the usual name
-        formats: Mapping[str, Callable[[Notice], Any]] | None = None,
-        retry: HttpRetry = HttpRetry(),  # frozen
-        close_seconds: float = 10.0,
-        all_ranks: bool = False,
-        clock: Callable[[], float] = time.time,
+        **options: Any,
     ) -> None:
-        super().__init__(
-            webhook,
-            events=events,
-            on_failure=on_failure,
-            format=format,
-            retry=retry,
-            close_seconds=close_seconds,
-            all_ranks=all_ranks,
-            clock=clock,
-        )
-        self._formats = dict(formats or {})
-        known = {FAILURE, *(event.value for event in self._events)}
-        if unknown := set(self._formats) - known:
-            raise ValueError(f"formats must be for {sorted(known)}, got {sorted(unknown)}. Add it to events.")
+        super().__init__(webhook, format=format, **options)
 
     def _document(self, notice: Notice) -> Any:
-        message = self._formats.get(notice.event, self._format)(notice)
+        message = super()._document(notice)
         return {"text": message} if isinstance(message, str) else message
 
 

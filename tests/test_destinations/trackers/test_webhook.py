@@ -307,27 +307,16 @@ def test_a_slack_message_has_what_people_want_to_know(server):
     assert lines[-2:] == ["(2 more metrics)", "```ValueError: a &lt;b&gt;```"]
 
 
-def test_slack_takes_formats_for_events(server):
-    """A text, or a dict of Slack's own, for one event or for all."""
+def test_slack_sends_what_the_format_returns(server):
+    """A text, a dict of Slack's own, or nothing, by event."""
+    messages = {"fit_start": {"text": "begins", "blocks": []}, "fit_end": "the end", "epoch_end": None}
     slack = make_slack(
-        server.url,
-        events=["fit_start", "fit_end"],
-        format=lambda notice: {"text": notice.event, "blocks": []},
-        formats={"fit_end": lambda notice: "the end"},
-        clock=Clock(),
+        server.url, events=list(messages), format=lambda notice: messages[notice.event], clock=Clock()
     )
 
     play(slack)
 
-    assert server.documents == [{"text": "fit_start", "blocks": []}, {"text": "the end"}]
-
-
-def test_slack_refuses_formats_for_events_that_are_not_sent(server):
-    """A format for an event that is not among the events is a mistake."""
-    with pytest.raises(
-        ValueError, match=r"formats must be for \['failure', 'fit_end'\], got \['epoch_end'\]"
-    ):
-        make_slack(server.url, formats={"epoch_end": str})
+    assert server.documents == [{"text": "begins", "blocks": []}, {"text": "the end"}]
 
 
 # Delivery.
@@ -522,9 +511,9 @@ def test_an_event_that_does_not_exist_is_refused():
 
 
 def test_a_copy_knows_what_the_original_knew(server):
-    """It can be sent to another process, with its events and formats."""
+    """It can be sent to another process, with its events and format."""
     slack = pickle.loads(  # noqa: S301  # our own bytes
-        pickle.dumps(make_slack(server.url, events=["epoch_end"], formats={"epoch_end": text_of}))
+        pickle.dumps(make_slack(server.url, events=["epoch_end"], format=text_of))
     )
     run = DryRun(slack, max_duration="1ep")
 
