@@ -568,6 +568,8 @@ class Tracker(LoggerDestination):
 
     **Ranks.** Rank 0, or with `all_ranks` each rank with a sink of its own.
 
+    **Files** are copied at the call and passed to `Sink.log_file`, if `can_upload_files` returns True.
+
     Args:
         flush_seconds: interval for writing rows and flushing the sink.
         all_ranks: log on all ranks, not only on rank 0.
@@ -786,7 +788,7 @@ class Tracker(LoggerDestination):
 
     def upload_file(self, state: State, remote_file_name: str, file_path: Path, *, overwrite: bool) -> None:
         """Copies the file, as fast as `cp`; the background thread uploads the copy."""
-        if self._log_artifacts and self._feed is not None:
+        if self._feed is not None and self.can_upload_files():
             self._feed.put_file(remote_file_name, file_path, overwrite=overwrite)
 
     # Records.

@@ -662,7 +662,8 @@ class FileSink(Recording):
 class FileRecorder(Recorder):
     """A tracker that takes files."""
 
-    _log_artifacts = True
+    def can_upload_files(self):
+        return True
 
 
 def test_a_copy_of_a_file_is_kept_until_it_is_uploaded(tmp_path):
