@@ -18,7 +18,7 @@ from pathlib import Path
 from tests.benchmarks.timing import Row, print_table
 
 _ROWS = 10_000
-_METRICS = 10
+METRICS = 10
 
 
 def write_run(run_dir: Path, rows: int) -> None:
@@ -29,13 +29,13 @@ def write_run(run_dir: Path, rows: int) -> None:
 
     source = np.random.default_rng(abs(hash(run_dir.name)) % 2**32)
     run_dir.mkdir(parents=True)
-    names = [f"train/m{index}" for index in range(_METRICS)]
+    names = [f"train/m{index}" for index in range(METRICS)]
     now = 1.76e9
     with (run_dir / "metrics.csv").open("wb") as file:
         file.write(header_line(["step", "epoch", "time", *names]))
         for start in range(0, rows, 10_000):
             count = min(10_000, rows - start)
-            values = source.random((count, _METRICS))
+            values = source.random((count, METRICS))
             times = now + np.cumsum(source.uniform(0.0009, 0.0011, count))
             now = float(times[-1])
             cells = format_cell_rows(values) or [",".join(map(repr, row)).encode() for row in values.tolist()]
@@ -61,7 +61,7 @@ def write_run(run_dir: Path, rows: int) -> None:
     (run_dir / "summary.json").write_text(json.dumps({"metrics": dict.fromkeys(names, metric)}))
 
 
-def _in_child(function, *arguments):
+def in_child(function, *arguments):
     """Calls a function in a fresh process.
 
     Returns what it returned, its processor seconds, and the memory it added in MiB.
@@ -77,7 +77,7 @@ def _in_child(function, *arguments):
         process.join()
 
 
-def _resident_kib(field):
+def resident_kib(field):
     """Returns the memory of this process now ("VmRSS") or at its peak ("VmHWM").
 
     `ru_maxrss` begins with the parent's.
@@ -87,11 +87,11 @@ def _resident_kib(field):
 
 
 def _child(sender, function, arguments):
-    before = _resident_kib("VmRSS")
+    before = resident_kib("VmRSS")
     start, wall = time.process_time(), time.perf_counter()
     returned = function(*arguments)
     taken = time.process_time() - start, time.perf_counter() - wall
-    sender.send((returned, *taken, (_resident_kib("VmHWM") - before) / 1024))
+    sender.send((returned, *taken, (resident_kib("VmHWM") - before) / 1024))
 
 
 def read_series(run_dir, plain):
@@ -120,29 +120,6 @@ def export(root, path):
     return export_metrics((Run.open(folder) for folder in sorted(Path(root).iterdir())), path)
 
 
-def compact_all(root, dest):
-    """Compacts all runs; returns points and bytes."""
-    from destinations.runs import Run
-    from destinations.runs.dataset import compact
-
-    report = compact([Run.open(folder) for folder in sorted(Path(root).iterdir())], dest)
-    return report.points, report.size
-
-
-def query(dest):
-    """The best value of each run, then one series."""
-    from destinations.runs.dataset import open_dataset
-
-    with open_dataset(dest) as dataset:
-        start = time.perf_counter()
-        dataset.sql(
-            "SELECT run_id, min(value), max(step) FROM metrics WHERE metric = 'train/m3' GROUP BY run_id"
-        )
-        middle = time.perf_counter()
-        len(dataset.series(dataset.records(limit=1)[0].run_id, "train/m3"))
-        return middle - start, time.perf_counter() - middle
-
-
 def main(runs: int = 100) -> bool:
     """Measures, and returns whether the budgets were kept."""
     table = []
@@ -150,33 +127,23 @@ def main(runs: int = 100) -> bool:
         folder = Path(name)
         write_run(folder / "large" / "run", 1_000_000)
         for plain in (False, True):
-            seconds, *_ = _in_child(read_series, folder / "large" / "run", plain)
+            seconds, *_ = in_child(read_series, folder / "large" / "run", plain)
             how = "without orjson" if plain else "with orjson"
             table.append(Row(f"series of 1,000,000 rows, 10 metrics, {how}", seconds, 1.0, unit="s"))
-        _, _, wall, memory = _in_child(export, folder / "large", folder / "large.csv")
+        _, _, wall, memory = in_child(export, folder / "large", folder / "large.csv")
         table.append(Row("export of one run of 1,000,000 rows: memory added", memory, 256, unit="MiB"))
         (folder / "large.csv").unlink()
         for index in range(runs):
             write_run(folder / "runs" / f"run{index:05d}", _ROWS)
-        title = f"{runs:,} runs of {_ROWS:,} rows of {_METRICS} metrics"
+        title = f"{runs:,} runs of {_ROWS:,} rows of {METRICS} metrics"
         for suffix in ("csv", "jsonl", "parquet"):
-            points, seconds, wall, memory = _in_child(export, folder / "runs", folder / f"metrics.{suffix}")
+            points, seconds, wall, memory = in_child(export, folder / "runs", folder / f"metrics.{suffix}")
             table.append(
                 Row(f"{title}: export to {suffix}, points per s of processor", points / seconds, unit="/s")
             )
             table.append(Row(f"{title}: export to {suffix}, points per s", points / wall, unit="/s"))
             table.append(Row(f"{title}: export to {suffix}, memory added", memory, 512, unit="MiB"))
             (folder / f"metrics.{suffix}").unlink()
-        (points, size), seconds, wall, memory = _in_child(compact_all, folder / "runs", str(folder / "data"))
-        table.append(Row(f"{title}: compact, points per s of processor", points / seconds, unit="/s"))
-        table.append(Row(f"{title}: compact, points per s", points / wall, unit="/s"))
-        table.append(Row(f"{title}: compact, bytes per point", size / points, 10, unit="B"))
-        table.append(Row(f"{title}: compact, memory added", memory, 2048, unit="MiB"))
-        _, _, wall, _ = _in_child(compact_all, folder / "runs", str(folder / "data"))
-        table.append(Row(f"{title}: compact, nothing new", wall, unit="s"))
-        (of_all, of_one), *_ = _in_child(query, str(folder / "data"))
-        table.append(Row(f"{title}: best value of each run by SQL", of_all, unit="s"))
-        table.append(Row(f"{title}: one series of the dataset", of_one, unit="s"))
     print_table("Reading runs back", table)
     return all(row.is_within_budget for row in table)
 

@@ -68,8 +68,8 @@ def test_daft_on_a_ray_cluster(place, dataset):
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
     try:
         daft.set_runner_ray()
-        metrics = daft.read_deltalake(str(place / "metrics"), version=dataset.tables.versions["metrics"])
-        hparams = daft.read_deltalake(str(place / "hparams"), version=dataset.tables.versions["hparams"])
+        metrics = daft.read_deltalake(str(place / "metrics"), version=dataset.versions["metrics"])
+        hparams = daft.read_deltalake(str(place / "hparams"), version=dataset.versions["hparams"])
         widths = hparams.where(daft.col("name") == "width").select("run_id", daft.col("json").alias("width"))
         losses = metrics.where((daft.col("metric") == "loss") & (daft.col("step") >= 50))
         value = daft.col("value")

@@ -30,10 +30,8 @@ from .tables import APPLICATION, COLUMNS, Location, Snapshot, delta_errors, json
 
 __all__ = ["CompactReport", "compact"]
 
-_GROUP_POINTS = 50_000_000
-_GROUP_RUNS = 5_000
-# Their ids are in the predicate of a transaction.
-_REPLACED_RUNS = 500
+# In one transaction; the ids of runs that changed are in its predicate.
+_GROUP_RUNS = 500
 _BATCH_POINTS = 200_000
 _BATCH_ROWS = 10_000
 _TRIES = 20
@@ -94,7 +92,6 @@ def compact(
     optimize: bool = False,
     vacuum_days: float | None = None,
     single_writer: bool = False,
-    group_points: int = _GROUP_POINTS,
     clock: Callable[[], float] = time.time,
 ) -> CompactReport:
     """Writes finished runs to a dataset: those that are new in it, or have changed.
@@ -120,7 +117,6 @@ def compact(
             removes the files of a compaction that is running.
         single_writer: whether no other compaction ever writes to `dest`; needed for a server that overwrites
             what a put should only create.
-        group_points: about how many values are written in one transaction.
         clock: the time in seconds since 1970.
 
     Raises:
@@ -130,7 +126,7 @@ def compact(
     """
     started = clock()
     location = Location.of(dest, store_options or {})
-    work = _Compaction(location, list(runs), group_points)
+    work = _Compaction(location, list(runs))
     if not single_writer:
         _check_store(dest, store_options or {})
     with delta_errors(location.uri):
@@ -151,6 +147,7 @@ def _create(location: Location) -> None:
 
     missing = []
     for name in COLUMNS:
+        # Not `is_deltatable`, which holds the interpreter's lock while it waits for the store.
         try:
             DeltaTable(location.table(name), storage_options=location.options)
         except TableNotFoundError:
@@ -221,19 +218,11 @@ class _RunFailedError(Exception):
     """A run of the group cannot be read."""
 
 
-@attrs.frozen
-class _Known:
-    metrics_state: str
-    record_state: str
-    points: int
-
-
 @attrs.define
 class _Item:
     """A run to write."""
 
     run: Run
-    change: Change
     metrics_state: str
     record_state: str
     points: int = 0
@@ -242,10 +231,9 @@ class _Item:
 class _Compaction:
     """One compaction, over as many attempts as it takes."""
 
-    def __init__(self, location: Location, runs: Sequence[Run], group_points: int) -> None:
+    def __init__(self, location: Location, runs: Sequence[Run]) -> None:
         self._location = location
         self._runs = runs
-        self._group_points = group_points
         self._snapshot: Snapshot
         self._done: dict[str, str] = {}
         self._counts = dict.fromkeys(("alive", "empty"), 0)
@@ -290,8 +278,8 @@ class _Compaction:
     def write_runs(self) -> None:
         """Writes the runs that are new or changed."""
         for change, items in self._choose().items():
-            for group in _groups(items, change, self._group_points):
-                left = group
+            for start in range(0, len(items), _GROUP_RUNS):
+                left: Sequence[_Item] = items[start : start + _GROUP_RUNS]
                 while left:
                     try:
                         self._write_group(left, change)
@@ -304,7 +292,7 @@ class _Compaction:
         table = self._snapshot.arrow("runs").to_table(
             columns=["run_id", "metrics_state", "record_state", "points"]
         )
-        known = {run_id: _Known(*rest) for run_id, *rest in zip(*table.to_pydict().values(), strict=True)}
+        known = {run_id: rest for run_id, *rest in zip(*table.to_pydict().values(), strict=True)}
         newest: dict[str, Run] = {}
         duplicates = []
         self._counts = dict.fromkeys(self._counts, 0)
@@ -330,11 +318,11 @@ class _Compaction:
             if run_id in self._damaged:
                 continue
             if before is None:
-                chosen["added"].append(_Item(run, "added", *states))
-            elif before.metrics_state != states[0]:
-                chosen["changed"].append(_Item(run, "changed", *states))
-            elif before.record_state != states[1]:
-                chosen["updated"].append(_Item(run, "updated", *states, points=before.points))
+                chosen["added"].append(_Item(run, *states))
+            elif before[0] != states[0]:
+                chosen["changed"].append(_Item(run, *states))
+            elif before[1] != states[1]:
+                chosen["updated"].append(_Item(run, *states, points=before[2]))
             else:
                 self._done.setdefault(run_id, "unchanged")
         return chosen
@@ -369,23 +357,21 @@ class _Compaction:
             yield pa.concat_batches(pending)
 
     def _row_batches(
-        self, name: str, items: Iterable[_Item], rows_of: Callable[[_Item], Iterable[tuple[Any, ...]]]
+        self, name: str, items: Iterable[_Item], rows_of: Callable[[_Item], Iterable[dict[str, Any]]]
     ) -> Iterator[Any]:
         """Yields the rows of runs in a table as record batches."""
         import pyarrow as pa
 
         schema = pa.schema(_arrow_fields(name))
 
-        def rows() -> Iterator[tuple[Any, ...]]:
+        def rows() -> Iterator[dict[str, Any]]:
             for item in items:
                 with self._naming(item.run):
                     yield from rows_of(item)
 
         pending = rows()
         while chunk := list(itertools.islice(pending, _BATCH_ROWS)):
-            columns = zip(*chunk, strict=True)
-            arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
-            yield pa.record_batch(arrays, schema=schema)
+            yield pa.RecordBatch.from_pylist(chunk, schema)
 
     @contextlib.contextmanager
     def _naming(self, run: Run) -> Iterator[None]:
@@ -498,32 +484,6 @@ class _Compaction:
         self._write("runs", iter(()), ())
 
 
-def _groups(items: Sequence[_Item], change: Change, group_points: int) -> Iterator[list[_Item]]:
-    """Yields runs in groups that are written in one transaction; points are guessed by the size of files."""
-    most = _GROUP_RUNS if change == "added" else _REPLACED_RUNS
-    group: list[_Item] = []
-    points = 0
-    for item in items:
-        guess = 0 if change == "updated" else _bytes_of(item.run.path) // 10
-        if group and (points + guess > group_points or len(group) >= most):
-            yield group
-            group, points = [], 0
-        group.append(item)
-        points += guess
-    if group:
-        yield group
-
-
-def _bytes_of(run_dir: Path) -> int:
-    size = 0
-    for path in run_dir.glob("metrics*.csv"):
-        try:
-            size += path.stat().st_size
-        except OSError:
-            continue
-    return size
-
-
 def _writer_properties(name: str) -> Any:
     from deltalake import ColumnProperties, WriterProperties
 
@@ -572,27 +532,24 @@ def _batches_of_block(run_id: str, rank: int, block: Block, first_row: int, sche
         yield pa.record_batch([*names, *columns], schema=schema)
 
 
-def _run_rows(item: _Item) -> Iterator[tuple[Any, ...]]:
+def _run_rows(item: _Item) -> Iterator[dict[str, Any]]:
     record = item.run.record
-    own = {
+    yield attrs.asdict(record, recurse=False) | {
         "path": str(record.path).encode("utf-8", "backslashreplace").decode(),
-        "tags": list(record.tags),
         "points": item.points,
         "metrics_state": item.metrics_state,
         "record_state": item.record_state,
     }
-    yield tuple(own[name] if name in own else getattr(record, name) for name in COLUMNS["runs"])
 
 
-def _hparam_rows(item: _Item) -> Iterator[tuple[Any, ...]]:
+def _hparam_rows(item: _Item) -> Iterator[dict[str, Any]]:
     for name, value in item.run.record.hparams.items():
-        yield (item.run.run_id, name, *json_of(value))
+        yield {"run_id": item.run.run_id, "name": name} | json_of(value)
 
 
-def _summary_rows(item: _Item) -> Iterator[tuple[Any, ...]]:
+def _summary_rows(item: _Item) -> Iterator[dict[str, Any]]:
     for name, metric in item.run.summary.items():
-        values = attrs.asdict(metric)
-        yield (item.run.run_id, name, *(values[column] for column in list(COLUMNS["summary"])[2:]))
+        yield {"run_id": item.run.run_id, "metric": name} | attrs.asdict(metric)
 
 
 def _metrics_state(run_dir: Path) -> str:

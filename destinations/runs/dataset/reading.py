@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
@@ -26,7 +26,7 @@ from destinations.runs.index import Index
 from destinations.runs.record import Extremes, RunRecord, Scalar
 from destinations.runs.root import Root
 from destinations.runs.run import MetricSummary, Run
-from destinations.runs.runs import Runs
+from destinations.runs.runs import Result, Runs
 from destinations.runs.scan import ScanChange, ScanReport
 
 from .tables import COLUMNS, Location, Snapshot, load, scalar_of
@@ -34,7 +34,7 @@ from .tables import COLUMNS, Location, Snapshot, load, scalar_of
 if TYPE_CHECKING:
     from destinations.runs.series import Block, Series
 
-__all__ = ["Dataset", "DatasetRun", "SqlResult", "Tables", "is_dataset", "open_dataset", "sql"]
+__all__ = ["Dataset", "DatasetRun", "SqlResult", "is_dataset", "open_dataset", "sql"]
 
 _MEMORY = "1GB"
 _INDEX_ROOT = "/dataset"
@@ -81,9 +81,9 @@ class DatasetRun(Run):
     Its path is the folder that it was read from. Media and all other records are still there, or nowhere.
     """
 
-    def __init__(self, tables: "Tables", record: RunRecord) -> None:
+    def __init__(self, dataset: "Dataset", record: RunRecord) -> None:
         super().__init__(record)
-        self._tables = tables
+        self._dataset = dataset
 
     def __repr__(self) -> str:
         return f"DatasetRun({self.run_id!r}, {self.status})"
@@ -104,22 +104,40 @@ class DatasetRun(Run):
 
     def summary_of(self, rank: int) -> dict[str, MetricSummary]:
         """Returns the summary of each metric of rank 0; empty for other ranks."""
-        return self._tables.summary(self.run_id) if rank == 0 else {}
+        names = [field.name for field in attrs.fields(MetricSummary)]
+        found = self._dataset.sql(
+            f"SELECT metric, {', '.join(names)} FROM summary WHERE run_id = ? AND ? = 0", [self.run_id, rank]
+        )
+        return {name: MetricSummary(*rest) for name, *rest in found.rows}
 
     def _ranks_with_metrics(self) -> list[int]:
         """Returns the ranks that have metrics."""
-        found = self._tables.sql(
-            "SELECT DISTINCT rank FROM metrics WHERE run_id = ? ORDER BY rank", [self.run_id]
-        )
-        return [rank for (rank,) in found.rows]
+        query = "SELECT DISTINCT rank FROM metrics WHERE run_id = ? ORDER BY rank"
+        return [rank for (rank,) in self._dataset.sql(query, [self.run_id]).rows]
 
     def metric_names(self, rank: int = 0) -> list[str]:
         """Returns the columns of all metrics of a rank, by name."""
-        return self._tables.metric_names(self.run_id, rank)
+        query = "SELECT DISTINCT metric FROM metrics WHERE run_id = ? AND rank = ? ORDER BY metric"
+        return [name for (name,) in self._dataset.sql(query, [self.run_id, rank]).rows]
 
     def series(self, name: str, rank: int = 0) -> "Series":
         """Returns all values of a metric; as `Run.series`, but for the epoch."""
-        return self._tables.series(self.run_id, name, rank)
+        import numpy as np
+
+        from destinations.runs.series import MISSING_STEP, Series
+
+        arrays = self._dataset.arrays(
+            """SELECT coalesce(step, ?) AS step, coalesce(epoch_us(time), ?) AS time, value FROM metrics
+               WHERE metric IN (?, ?) AND run_id = ? AND rank = ? ORDER BY row""",
+            [MISSING_STEP, MISSING_STEP, column_of(name), name, self.run_id, rank],
+        )
+        if not len(arrays["value"]):
+            raise MetricNotFoundError(name, self.metric_names(rank))
+        micros = np.asarray(arrays["time"], np.int64)
+        times = np.where(micros == MISSING_STEP, np.nan, micros / 1e6)
+        return Series(
+            name, np.asarray(arrays["step"], np.int64), times, np.asarray(arrays["value"], np.float64)
+        )
 
     def blocks(self, rank: int = 0) -> "Iterator[Block]":
         """Returns the rows of each metric, one metric after the other."""
@@ -135,13 +153,6 @@ class DatasetRun(Run):
 def open_dataset(uri: str | PathLike[str], *, version: int | None = None, **options: Any) -> "Dataset":
     """Opens a dataset that `compact` has written.
 
-    ```python
-    with open_runs("runs") as runs:
-        compact(runs, "dataset")
-    with open_dataset("dataset") as dataset:
-        print(len(dataset.query(where="summary.loss < 1")))  # 1
-    ```
-
     Args:
         uri: a path, `s3://`, `gs://` or `az://`, with options as `uploads.open_store` takes them.
         version: an earlier one, as in `CompactReport.version`; None for the newest.
@@ -151,16 +162,11 @@ def open_dataset(uri: str | PathLike[str], *, version: int | None = None, **opti
         DatasetError: there is no dataset, or no such version.
         ImportError: deltalake or DuckDB is not installed.
     """
-    return Dataset(Tables(load(Location.of(uri, options), version)))
+    return Dataset(load(Location.of(uri, options), version))
 
 
 def is_dataset(uri: str | PathLike[str], **options: Any) -> bool:
-    """Returns whether there is a dataset; asks the store.
-
-    ```python
-    print(is_dataset("runs"))  # False
-    ```
-    """
+    """Returns whether there is a dataset; asks the store."""
     try:
         load(Location.of(uri, options))
     except DatasetError:
@@ -169,37 +175,37 @@ def is_dataset(uri: str | PathLike[str], **options: Any) -> bool:
 
 
 def sql(uri: str | PathLike[str], query: str, parameters: Sequence[Any] = (), **options: Any) -> SqlResult:
-    """Opens a dataset for one query; see `Tables.sql`.
-
-    ```python
-    with open_runs("runs") as runs:
-        compact(runs, "dataset")
-    print(sql("dataset", "SELECT max(value) FROM metrics WHERE metric = ?", ["loss"]).rows)  # ((1.0,),)
-    ```
-    """
-    with Tables(load(Location.of(uri, options))) as tables:
-        return tables.sql(query, parameters)
+    """Opens a dataset for one query; see `Dataset.sql`."""
+    with open_dataset(uri, **options) as dataset:
+        return dataset.sql(query, parameters)
 
 
-class Tables:
-    """The tables of a dataset: SQL over them, and series.
+class Dataset(Runs):
+    """A dataset that is open: its runs are queried as those of folders are, and have their series.
+
+    It shows the version that it was opened at. The first query of its runs reads the records of all into an
+    index in memory, some 100 µs for each; `sql`, `files` and `arrow` do without.
 
     **Threading.** One thread at a time.
 
     Args:
-        snapshot: the tables.
-        memory_limit: of DuckDB.
+        snapshot: its tables.
+        clock: the time in seconds since 1970, for filters.
     """
 
-    def __init__(self, snapshot: Snapshot, *, memory_limit: str = _MEMORY) -> None:
+    def __init__(self, snapshot: Snapshot, *, clock: Callable[[], float] = time.time) -> None:
         try:
             import duckdb
         except ImportError as error:
             raise ImportError(
                 f'datasets need DuckDB ({error}). Run: pip install "training-destinations[query]"'
             ) from error
+        self._index = Index(_INDEX_ROOT, None)
+        super().__init__([Root(_INDEX_ROOT, self._index)], clock=clock)
+        # By the folder in the index: the one that the run was read from, and the id.
+        self._folders: dict[Path, tuple[Path, str]] = {}
         self._snapshot = snapshot
-        self._connection = duckdb.connect(config={"memory_limit": memory_limit})
+        self._connection = duckdb.connect(config={"memory_limit": _MEMORY})
         # What DuckDB cannot do by itself is an error at once, and not a download.
         self._connection.execute("SET autoinstall_known_extensions = false")
         self._connection.execute("SET TimeZone = 'UTC'")
@@ -208,6 +214,8 @@ class Tables:
             # As a timestamp without a zone, which Python reads without another package.
             columns = "* REPLACE (CAST(time AS TIMESTAMP) AS time)" if name == "metrics" else "*"
             self._connection.execute(f"CREATE VIEW {name} AS SELECT {columns} FROM {name}_in_delta")
+        ((count,),) = self.sql("SELECT count(*) FROM runs").rows
+        self.report = ScanReport(runs=count)
 
     @property
     def uri(self) -> str:
@@ -215,9 +223,19 @@ class Tables:
         return self._snapshot.location.uri
 
     @property
+    def version(self) -> int:
+        """The version that it shows."""
+        return self._snapshot.version
+
+    @property
     def versions(self) -> dict[str, int]:
         """The version of each table, for another engine; that of `runs` is the version of the dataset."""
         return {name: table.version() for name, table in self._snapshot.tables.items()}
+
+    @property
+    def roots(self) -> tuple[Path, ...]:
+        """No folders."""
+        return ()
 
     def files(self, table: str = "metrics") -> list[str]:
         """Returns the Parquet files of a table, for an engine that does not know Delta Lake.
@@ -241,148 +259,18 @@ class Tables:
         Raises:
             DatasetError: the query is wrong, or a file cannot be read.
         """
-        import duckdb
+        found = self._execute(query, parameters)
+        columns = tuple(one[0] for one in found.description or ())
+        return SqlResult(columns, tuple(found.fetchall()))
 
-        try:
-            found = self._connection.execute(query, list(parameters) or None)
-            columns = tuple(one[0] for one in found.description or ())
-            return SqlResult(columns, tuple(found.fetchall()))
-        except duckdb.Error as error:
-            raise DatasetError(f"query must be one that DuckDB understands, got: {error}") from error
-
-    def series(self, run_id: str, name: str, rank: int = 0) -> "Series":
-        """Returns all values of a metric of a run in the order of logging; a `Series`.
-
-        Raises:
-            MetricNotFoundError: the run has no such metric; the text names near ones.
-        """
-        import numpy as np
-
-        from destinations.runs.series import MISSING_STEP, Series
-
-        arrays = self._connection.execute(
-            """SELECT coalesce(step, ?) AS step, coalesce(epoch_us(time), ?) AS time, value FROM metrics
-               WHERE metric IN (?, ?) AND run_id = ? AND rank = ? ORDER BY row""",
-            [MISSING_STEP, MISSING_STEP, column_of(name), name, run_id, rank],
-        ).fetchnumpy()
-        if not len(arrays["value"]):
-            raise MetricNotFoundError(name, self.metric_names(run_id, rank))
-        micros = np.asarray(arrays["time"], np.int64)
-        times = np.where(micros == MISSING_STEP, np.nan, micros / 1e6)
-        return Series(
-            name, np.asarray(arrays["step"], np.int64), times, np.asarray(arrays["value"], np.float64)
-        )
-
-    def metric_names(self, run_id: str | None = None, rank: int | None = None) -> list[str]:
-        """Returns the names of all metrics, or of those of a run or a rank, sorted."""
-        found = self.sql(
-            """SELECT DISTINCT metric FROM metrics
-               WHERE (?::VARCHAR IS NULL OR run_id = ?) AND (?::INTEGER IS NULL OR rank = ?) ORDER BY
-               metric""",
-            [run_id, run_id, rank, rank],
-        )
-        return [name for (name,) in found.rows]
-
-    def summary(self, run_id: str) -> dict[str, MetricSummary]:
-        """Returns the summary of each metric of a run, rank 0."""
-        names = [field.name for field in attrs.fields(MetricSummary)]
-        found = self.sql(f"SELECT metric, {', '.join(names)} FROM summary WHERE run_id = ?", [run_id])
-        return {name: MetricSummary(*rest) for name, *rest in found.rows}
-
-    def close(self) -> None:
-        """Closes the tables."""
-        self._connection.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def found(self) -> Iterator[RunRecord]:
-        """Yields the record of each run."""
-        hparams: dict[str, dict[str, Scalar]] = {}
-        for run_id, name, kind, value in self.sql("SELECT run_id, name, type, json FROM hparams").rows:
-            hparams.setdefault(run_id, {})[name] = scalar_of(kind, value)
-        summary: dict[str, dict[str, float]] = {}
-        for run_id, name, last in self.sql(
-            "SELECT run_id, metric, last FROM summary WHERE last IS NOT NULL"
-        ).rows:
-            summary.setdefault(run_id, {})[name] = last
-        names = [name for name in COLUMNS["runs"] if name in _RECORD_FIELDS]
-        for run_id, path, *rest in self.sql(f"SELECT run_id, path, {', '.join(names)} FROM runs").rows:
-            values = dict(zip(names, rest, strict=True))
-            values |= {"tags": tuple(values["tags"] or ()), "notes": values["notes"] or ""}
-            groups: dict[str, Any] = {"hparams": hparams.get(run_id, {}), "summary": summary.get(run_id, {})}
-            yield RunRecord(path=Path(path), run_id=run_id, **groups, **values)
-
-
-class Dataset(Runs):
-    """A dataset that is open: its runs are queried as those of folders are, and have their series.
-
-    ```python
-    with open_runs("runs") as runs:
-        compact(runs, "dataset")
-    with open_dataset("dataset") as dataset:
-        print(dataset["digits"].series("loss").value)
-    ```
-
-    `sql` reads everything.
-
-    Opening it reads the records of all runs into an index in memory, some 100 µs for each. It shows the
-    version that it was opened at.
-
-    **Threading.** One thread at a time.
-
-    Args:
-        tables: of the dataset.
-        clock: the time in seconds since 1970, for filters.
-    """
-
-    def __init__(self, tables: Tables, *, clock: Callable[[], float] = time.time) -> None:
-        self.tables = tables
-        # By the folder in the index: the one that the run was read from, and the id.
-        self._folders: dict[Path, tuple[Path, str]] = {}
-        # A run has a number for its folder: two runs may have been in the same folder, one after the other.
-        index = Index(_INDEX_ROOT, None)
-        super().__init__([Root(_INDEX_ROOT, index)], clock=clock)
-        for number, record in enumerate(tables.found()):
-            place = f"{number}/{record.path.name}"
-            self._folders[Path(_INDEX_ROOT, place)] = record.path, record.run_id
-            index.add(ScanChange(place, record, None, None, 0, 0, "", 0))
-        index.write()
-        self.report = ScanReport(runs=len(self._folders))
-
-    @property
-    def uri(self) -> str:
-        """Where it is."""
-        return self.tables.uri
-
-    @property
-    def version(self) -> int:
-        """The version that it shows."""
-        return self.tables.versions["runs"]
-
-    @property
-    def roots(self) -> tuple[Path, ...]:
-        """No folders."""
-        return ()
+    def arrays(self, query: str, parameters: Sequence[Any] = ()) -> dict[str, Any]:
+        """Runs a query as `sql` does; returns each column as a numpy array."""
+        found: dict[str, Any] = self._execute(query, parameters).fetchnumpy()
+        return found
 
     def scan(self, *, full: bool = False) -> ScanReport:
         """Does nothing: an open dataset does not change; open it again to see what was compacted since."""
         return self.report
-
-    def sql(self, query: str, parameters: Sequence[Any] = ()) -> SqlResult:
-        """Runs a query; see `Tables.sql`."""
-        return self.tables.sql(query, parameters)
-
-    def series(self, run_id: str, name: str, rank: int = 0) -> "Series":
-        """Returns all values of a metric of a run; see `Tables.series`."""
-        return self.tables.series(run_id, name, rank)
-
-    def files(self, table: str = "metrics") -> list[str]:
-        """Returns the Parquet files of a table; see `Tables.files`."""
-        return self.tables.files(table)
 
     def edit(self, run: Any, **changes: Any) -> Run:
         """Raises `EditError`: edits are written to the folder of a run, and compacted with it."""
@@ -393,7 +281,40 @@ class Dataset(Runs):
     def close(self) -> None:
         """Closes the tables."""
         super().close()
-        self.tables.close()
+        self._connection.close()
+
+    def _execute(self, query: str, parameters: Sequence[Any]) -> Any:
+        import duckdb
+
+        try:
+            return self._connection.execute(query, list(parameters) or None)
+        except duckdb.Error as error:
+            raise DatasetError(f"query must be one that DuckDB understands, got: {error}") from error
+
+    def _with_retry(self, ask: Callable[[], Result]) -> Result:
+        if not self._folders and not self._is_closed:
+            for number, record in enumerate(self._read_records()):
+                # Two runs may have been in the same folder, one after the other.
+                place = f"{number}/{record.path.name}"
+                self._folders[Path(_INDEX_ROOT, place)] = record.path, record.run_id
+                self._index.add(ScanChange(place, record, None, None, 0, 0, "", 0))
+            self._index.write()
+        return super()._with_retry(ask)
+
+    def _read_records(self) -> Iterator[RunRecord]:
+        hparams: dict[str, dict[str, Scalar]] = {}
+        for run_id, name, kind, value in self.sql("SELECT run_id, name, type, json FROM hparams").rows:
+            hparams.setdefault(run_id, {})[name] = scalar_of(kind, value)
+        summary: dict[str, dict[str, float]] = {}
+        query = "SELECT run_id, metric, last FROM summary WHERE last IS NOT NULL"
+        for run_id, name, last in self.sql(query).rows:
+            summary.setdefault(run_id, {})[name] = last
+        names = [name for name in COLUMNS["runs"] if name in _RECORD_FIELDS]
+        for run_id, path, *rest in self.sql(f"SELECT run_id, path, {', '.join(names)} FROM runs").rows:
+            values = dict(zip(names, rest, strict=True))
+            values |= {"tags": tuple(values["tags"] or ()), "notes": values["notes"] or ""}
+            groups: dict[str, Any] = {"hparams": hparams.get(run_id, {}), "summary": summary.get(run_id, {})}
+            yield RunRecord(path=Path(path), run_id=run_id, **groups, **values)
 
     def _find(self, wanted: Any) -> RunRecord:
         if isinstance(wanted, Run | RunRecord):
@@ -401,15 +322,13 @@ class Dataset(Runs):
         return super()._find(str(wanted))
 
     def _run(self, record: RunRecord) -> DatasetRun:
-        return DatasetRun(self.tables, record)
+        return DatasetRun(self, record)
 
     def _fetch(self, found: Any) -> list[RunRecord | None]:
         records = super()._fetch(found)
         return [record and attrs.evolve(record, path=self._folders[record.path][0]) for record in records]
 
     def _reader_of_extremes(self, metric: str) -> Callable[[Path], Extremes | None]:
-        rows = self.tables.sql(
-            "SELECT run_id, min, min_step, max, max_step FROM summary WHERE metric = ?", [metric]
-        ).rows
-        found = {run_id: tuple(values) for run_id, *values in rows}
+        query = "SELECT run_id, min, min_step, max, max_step FROM summary WHERE metric = ?"
+        found = {run_id: tuple(values) for run_id, *values in self.sql(query, [metric]).rows}
         return lambda folder: found.get(self._folders[folder][1])

@@ -196,20 +196,16 @@ def load(location: Location, version: int | None = None) -> Snapshot:
         return Snapshot(location, tables, heads)
 
 
-def json_of(value: Scalar) -> tuple[str, str, float | None]:
-    """Returns type, JSON and number of a hyperparameter."""
-    if isinstance(value, bool):
-        return "bool", json.dumps(value), float(value)
-    if isinstance(value, int):
-        try:
-            return "int", json.dumps(value), float(value)
-        except OverflowError:
-            return "int", json.dumps(value), None
-    if isinstance(value, float):
-        if math.isfinite(value):
-            return "float", json.dumps(value), value
-        return "float", '"NaN"' if math.isnan(value) else f'"{"-" * (value < 0)}Infinity"', value
-    return ("null", "null", None) if value is None else ("str", json.dumps(str(value)), None)
+def json_of(value: Scalar) -> dict[str, Any]:
+    """Returns the columns `type`, `json` and `number` of a hyperparameter."""
+    kind = "null" if value is None else type(value).__name__
+    number = None
+    if isinstance(value, int | float):
+        with contextlib.suppress(OverflowError):
+            number = float(value)
+    # As a text where JSON has no number: "NaN", "Infinity".
+    is_finite = not isinstance(value, float) or math.isfinite(value)
+    return {"type": kind, "json": json.dumps(value if is_finite else json.dumps(value)), "number": number}
 
 
 def scalar_of(kind: str, value: str) -> Scalar:

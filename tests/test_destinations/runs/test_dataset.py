@@ -98,6 +98,7 @@ def test_a_dataset_has_what_the_runs_have(root, tmp_path):
     assert (report.version, report.runs, report.added, report.alive) == (1, 4, 4, 0)
     assert report.points == 3 * (50 + 50 + 5 + 2) + 2
     with open_dataset(tmp_path / "data #1's") as dataset:
+        assert dataset.report.runs == 4
         assert_same_metrics(dataset, runs)
         run = dataset["id-b"]
         assert run.hparams == {"optim.lr": 0.1, "optim.name": "adam"}
@@ -416,7 +417,7 @@ def test_polars_and_duckdb_have_the_same_answer(root, tmp_path):
         wanted = dataset.sql(
             "SELECT run_id, min(value) FROM metrics WHERE metric = 'loss' AND rank = 0 GROUP BY ALL ORDER BY 1"
         ).rows
-        version = dataset.tables.versions["metrics"]
+        version = dataset.versions["metrics"]
 
     found = (
         polars.scan_delta(str(tmp_path / "data" / "metrics"), version=version)
