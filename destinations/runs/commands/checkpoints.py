@@ -9,8 +9,7 @@ from destinations.runs import Run
 from destinations.runs.checkpoints import Checkpoint, choose, copy_checkpoint, list_checkpoints
 
 from .running import EXIT_OK, UsageError, find_runs
-from .screen import Session
-from .table import Cell, Column, table_lines
+from .screen import Cell, Column, Session, table_lines
 from .text import NOTHING, age_text, bytes_text, value_text
 
 __all__ = ["checkpoints"]

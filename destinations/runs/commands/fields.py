@@ -11,8 +11,7 @@ from destinations.runs.filters import parse_filter
 from destinations.runs.record import FIELDS
 
 from .running import UsageError
-from .screen import Session
-from .table import Cell, Column
+from .screen import Cell, Column, Session
 from .text import NOTHING, age_text, duration_text, value_text
 
 __all__ = [

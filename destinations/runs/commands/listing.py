@@ -10,8 +10,7 @@ from destinations.text.formatting import metric_direction
 
 from .fields import as_json, cell_of, check_fields, check_filter, column_of, field_of
 from .running import EXIT_OK, open_selected
-from .screen import Session
-from .table import Cell, Column, table_lines
+from .screen import Cell, Column, Session, table_lines
 from .text import value_text
 
 __all__ = ["best", "ls", "selection_of"]

@@ -15,8 +15,7 @@ from destinations.text.formatting import cut, pad
 
 from .fields import as_json, cell_of, status_of, status_style
 from .running import EXIT_OK, find_runs
-from .screen import Screen, Session
-from .table import Cell, Column, table_lines
+from .screen import Cell, Column, Screen, Session, table_lines
 from .text import NOTHING, age_text, bytes_text, sparkline, value_text
 
 __all__ = ["diff", "differing_fields", "show"]

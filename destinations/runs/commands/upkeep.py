@@ -7,8 +7,7 @@ import attrs
 from destinations.runs import DatasetError
 
 from .running import EXIT_OK, open_selected, roots_of
-from .screen import Session
-from .table import Cell, Column, table_lines
+from .screen import Cell, Column, Session, table_lines
 from .text import bytes_text, value_text
 
 __all__ = ["compact", "scan", "sql"]

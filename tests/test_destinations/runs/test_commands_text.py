@@ -9,8 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from destinations.runs.commands.screen import Screen
-from destinations.runs.commands.table import Cell, Column, table_lines
+from destinations.runs.commands.screen import Cell, Column, Screen, table_lines
 from destinations.runs.commands.text import (
     NOTHING,
     age_text,
