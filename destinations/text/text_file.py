@@ -178,6 +178,7 @@ class LineWriter:
         self._flush_seconds = flush_seconds
         self._owner_pid = os.getpid()
         self._lock = threading.Lock()
+        self._holder = 0  # The thread that writes for a caller.
         self._unwritten = b""
         self._reported: set[str] = set()
         self._wake = Wakeup()
@@ -209,12 +210,17 @@ class LineWriter:
             OSError: as for `flush`.
             TimeoutError: as for `flush`.
         """
+        if self._holder == threading.get_ident():
+            # In a signal handler, while this thread writes: it writes the rest when the handler returns.
+            return
         if not self._lock.acquire(timeout=timeout_seconds):
             raise TimeoutError(f"could not write the text file within {timeout_seconds:.0f} s.")
         try:
+            self._holder = threading.get_ident()
             self._drain()
             action()
         finally:
+            self._holder = 0
             self._lock.release()
 
     def close(self, timeout_seconds: float = _CLOSE_SECONDS) -> None:

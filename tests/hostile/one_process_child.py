@@ -50,6 +50,8 @@ def signals(isolation):
         run.log_text(f"text of {name} {step}", name=f"text/{name}", step=step)
         run.log_images(np.zeros((4, 4, 3), np.uint8), f"image/{name}", channels_last=True, step=step)
         run.upload_file(f"{name}-{step}", source)
+        if step % 5 == 0:
+            run.flush()
         counts[name] += 1
 
     is_handled = []
