@@ -47,16 +47,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--overwrite", action="store_true", help="with --export: replace a site that is there"
     )
-    parser.set_defaults(run=_Command())
+    parser.set_defaults(run=_run)
 
 
-class _Command:
+def _run(options: argparse.Namespace, session: Any = None) -> int:
     """Runs the command; messages and exit codes are those of `destinations runs`."""
+    from destinations.runs.commands.running import run_command
 
-    def __call__(self, options: argparse.Namespace, session: Any = None) -> int:
-        from destinations.runs.commands.running import run_command
-
-        return run_command(view, options, session)
+    return run_command(view, options, session)
 
 
 def view(options: argparse.Namespace, session: Any) -> int:

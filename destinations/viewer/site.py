@@ -52,14 +52,12 @@ class SiteReport:
 
     Attributes:
         runs: how many runs.
-        answers: how many answers of the API.
         media_files: how many files of media.
         media_bytes: their size.
         left_out: what was left out, in words.
     """
 
     runs: int = 0
-    answers: int = 0
     media_files: int = 0
     media_bytes: int = 0
     left_out: list[str] = attrs.field(factory=list)
@@ -198,7 +196,6 @@ class Site:
         self._keys[key] = name
         text = b"destinationsSite.add(%s, %s);\n" % (json.dumps(key).encode(), encode(answer))
         (self._folder / "data" / name).write_bytes(text)
-        self._report.answers += 1
 
     def _write_page(self) -> None:
         static = self._folder / "static"
