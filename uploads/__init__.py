@@ -66,35 +66,22 @@ __all__ = [
 ]
 
 _MODULES = {
-    "Backlog": ".handle",
-    "FolderHandle": ".handle",
-    "LocalStore": ".stores",
-    "Outcome": ".handle",
-    "RemoteConflictError": ".errors",
-    "RemoteObject": ".stores",
-    "RetryPolicy": ".drain.retry",
-    "Store": ".stores",
-    "StoreLocation": ".stores",
-    "UploadError": ".errors",
-    "UploadHandle": ".handle",
-    "UploadQueue": ".upload_queue",
-    "UploadState": ".handle",
-    "add_commands": ".command_line",
-    "default_spools": ".upload_queue",
-    "download_file": ".download",
-    "encodable": ".messages",
-    "exit_on_sigterm": ".upload_queue",
-    "missing_name": ".messages",
-    "object_store_location": ".stores",
-    "one_line": ".messages",
-    "one_line_json": ".messages",
-    "open_store": ".stores",
-    "parse_seconds": ".messages",
-    "redact": ".redaction",
-    "redact_arguments": ".redaction",
-    "redact_table": ".redaction",
-    "redact_text": ".redaction",
-    "register_store": ".stores",
+    name: module
+    for module, names in {
+        ".command_line": "add_commands",
+        ".download": "download_file",
+        ".drain.retry": "RetryPolicy",
+        ".errors": "RemoteConflictError UploadError",
+        ".handle": "Backlog FolderHandle Outcome UploadHandle UploadState",
+        ".messages": "encodable missing_name one_line one_line_json parse_seconds",
+        ".redaction": "redact redact_arguments redact_table redact_text",
+        ".stores": "LocalStore RemoteObject Store",
+        ".stores.object_store": "object_store_location",
+        ".stores.registry": "open_store register_store",
+        ".stores.uri": "StoreLocation",
+        ".upload_queue": "UploadQueue default_spools exit_on_sigterm",
+    }.items()
+    for name in names.split()
 }
 
 __project__ = "training-destinations"

@@ -526,11 +526,14 @@ def _run_status(options: argparse.Namespace) -> int:
     return exit_code(Spool(options.spool))
 
 
+def _store_given(options: argparse.Namespace) -> Store | None:
+    return open_store(options.store) if options.store else None
+
+
 def _run_resume(options: argparse.Namespace) -> int:
-    store = open_store(options.store) if options.store else None
     code = resume(
         options.spool,
-        store=store,
+        store=_store_given(options),
         workers=options.workers,
         timeout_seconds=options.timeout,
         follow=options.follow,
@@ -549,9 +552,7 @@ def _run_retry(options: argparse.Namespace) -> int:
 
 
 def _run_verify(options: argparse.Namespace) -> int:
-    findings = verify(
-        options.spool, store=open_store(options.store) if options.store else None, trust=options.trust
-    )
+    findings = verify(options.spool, store=_store_given(options), trust=options.trust)
     if options.json:
         _print_json([attrs.asdict(finding) for finding in findings])
     else:
@@ -565,7 +566,7 @@ def _run_verify(options: argparse.Namespace) -> int:
 def _run_gc(options: argparse.Namespace) -> int:
     removed = gc(
         options.spool,
-        store=open_store(options.store) if options.store else None,
+        store=_store_given(options),
         failed=options.failed,
         trust=options.trust,
         delete=options.delete,

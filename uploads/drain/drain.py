@@ -47,7 +47,7 @@ from .retry import (
     StoreHealth,
     classify_failure,
 )
-from .schedule import Counts, DependencyState, Schedule
+from .schedule import DependencyState, Schedule
 
 __all__ = ["Drain", "Settler"]
 
@@ -253,14 +253,6 @@ class Drain:
 
     def _unknown_folders(self) -> set[str]:
         return {folder for folder in self._spool.pending_folders() if not self._schedule.knows(folder)}
-
-    def counts(self) -> Counts:
-        """Returns the number of entries that wait, and of those in flight."""
-        return self._schedule.counts()
-
-    def parked_because(self) -> str:
-        """Returns why the store is parked; empty if it is not."""
-        return self._health.parked_because
 
     def wait_idle(self, timeout_seconds: float) -> bool:
         """Blocks until all entries have ended, or for the timeout; returns whether they have."""

@@ -41,11 +41,6 @@ class Counts:
     waiting: int
     inflight: int
 
-    @property
-    def unsettled(self) -> int:
-        """The sum of both."""
-        return self.waiting + self.inflight
-
 
 class Schedule:
     """Entries in the order of submission.
