@@ -1,8 +1,5 @@
 """Our tracker in a real `Accelerator`."""
 
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 from accelerate import Accelerator, tracking
@@ -64,16 +61,11 @@ if sys.argv[2] == "raises":
 
 
 @pytest.mark.parametrize(("ending", "status"), [("ends", "completed"), ("raises", "failed")])
-def test_a_program_that_forgets_end_training(tmp_path, environment, sidecar, ending, status):
+def test_a_program_that_forgets_end_training(tmp_path, environment, sidecar, torch_server, ending, status):
     """It is completed where it ended regularly, and failed where an exception ended it."""
-    subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(tmp_path / "run"), ending],
-        env=environment,
-        capture_output=True,
-        timeout=500,
-        check=False,
-    )
+    done = torch_server.run(PROGRAM, tmp_path / "run", ending, env=environment, timeout_s=500)
 
+    assert done.returncode == (ending == "raises"), done.stderr
     assert sidecar(tmp_path / "run")["status"] == status
     assert len((tmp_path / "run" / "metrics.csv").read_text().splitlines()) == 2
 
