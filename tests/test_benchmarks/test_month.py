@@ -1,0 +1,17 @@
+"""The simulated month in miniature: what it writes is what it reads."""
+
+from tests.benchmarks import month
+
+SCALE = 1e-5
+
+
+def test_a_month_is_written_read_shown_and_continued(tmp_path):
+    """300 rows; each figure of the table is measured, and the pictures and checkpoints are there."""
+    found = month.write(tmp_path, SCALE)
+    for part in (month.read, month.page, month.reopen):
+        found |= part(tmp_path, SCALE)
+
+    assert {name for name, _ in month.FIGURES} <= set(found)
+    assert (found["rows"], found["pictures"], found["checkpoints"]) == (300, month.PARTS, month.PARTS)
+    assert len(found["writer"]) == month.PARTS
+    assert len(list((tmp_path / "store").rglob("ep*.pt"))) == month.PARTS
