@@ -55,6 +55,7 @@ class TensorBoardSink(Sink):
         self._hyperparameters: dict[str, Any] = {}
         self._is_start_written = False
         self._is_purge_due = False
+        self._has_resumed = False
         self.path: Path | None = None
 
     # The file.
@@ -148,18 +149,34 @@ class TensorBoardSink(Sink):
         """
         if not self._earlier:
             return
+        # What this session has logged before training begins is not repeated.
+        own = [] if self._has_resumed else self._own_events()
+        self._has_resumed = True
         if step == 0:
-            # A new run, or a loop with its own step count: the first record has the step.
-            self._is_purge_due = True
+            if own:
+                self._purge_but(own, min(event_step for event_step, _ in own))
+            else:
+                # A new run, or a loop with its own step count: the first record has the step.
+                self._is_purge_due = True
             return
         kept, abandoned = self._split(step, time)
-        if not abandoned:
-            return
-        first = min(abandoned)
+        if abandoned:
+            self._purge_but([*self._read_again(kept), *own], min(abandoned))
+
+    def _purge_but(self, kept: Sequence[tuple[int, bytes]], first: int) -> None:
+        """Hides earlier events from a step on, and writes those that stay again."""
         self._purge(first)
-        for event_step, data in self._read_again(kept):
+        for event_step, data in kept:
             if event_step >= first:
                 self._records.write(data)
+
+    def _own_events(self) -> list[tuple[int, bytes]]:
+        """Returns the events of this session, with their steps."""
+        self.flush()
+        if self.path is None:
+            return []
+        events = list(self._events(self.path))
+        return [(event.step, data) for _, event, data in events if event.HasField("summary")]
 
     def _purge(self, step: int) -> None:
         event_pb2, _ = self._protos

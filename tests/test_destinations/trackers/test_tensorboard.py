@@ -23,7 +23,7 @@ from destinations.background import RetryLaterError
 from destinations.testing import DestinationContract, DryRun, RecordingDestination
 from destinations.trackers.tensorboard.event_file import new_event_file, records
 from destinations.trackers.tensorboard.sink import TensorBoardSink
-from events import Aggregation, MonitorEvent, Run, Stat, monitor
+from events import Aggregation, MonitorEvent, Run, Stat, Timestamp, monitor
 
 SECONDS = 60.0
 
@@ -794,3 +794,25 @@ run.init(), run.fit(), run.close()
 
     (quick,) = (tmp_path / "quick").iterdir()
     assert path.read_bytes() == quick.read_bytes()
+
+
+@pytest.mark.parametrize("restored", [6, 0])
+def test_rows_logged_before_training_begins_are_shown(tmp_path, restored):
+    """A loop without `batch_start` begins to train with its first `batch_end`, after its first row."""
+
+    def train(first, steps):
+        run = Run(TensorBoard(tmp_path), run_name="mine", raise_errors=True)
+        run.state.timestamp = Timestamp(batch=first)
+        with run:
+            for step in range(first, first + steps):
+                run.log_metrics({"loss": float(100 * first + step + steps)}, step)
+                run.batch_end()
+
+    train(0, 10)
+    train(restored, 3)
+
+    expected = {step: float(step + 10) for step in range(restored)}
+    expected |= {step: float(100 * restored + step + 3) for step in range(restored, restored + 3)}
+    assert [(point.step, point.value) for point in accumulator(tmp_path).Scalars("loss")] == [
+        *expected.items()
+    ]
