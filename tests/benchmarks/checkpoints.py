@@ -6,9 +6,11 @@ total ends when the file is complete. "Copy" is the bare copy of the same tensor
 "Written" are bytes in files until then, "memory" is the peak less what was there before.
 """
 
+import contextlib
 import json
 import os
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -23,6 +25,8 @@ SIZES = (0.1, 1.0, 4.0)
 SAVES, SAVES_OF_LARGE = 8, 4
 BUDGET = 1.5
 GIBIBYTE = 1 << 30
+# Of one library, for a GiB of parameters.
+LIMIT_SECONDS = 600.0
 # Of the state: itself, the copy, and the page cache of a file that is being written.
 MEMORY = 4
 COLUMNS = ("copy", "stall", "/ copy", "first", "total", "in store", "written", "memory")
@@ -41,7 +45,9 @@ def main(sizes=()) -> bool:
         print(f"{'':30}" + "".join(f"{name:>11}" for name in COLUMNS), flush=True)
         for kind in SAVERS:
             found = _in_a_process(kind, size)
-            if found is not None:
+            if found is None:
+                is_kept = is_kept and kind != "ours"
+            else:
                 print(f"{kind:30}" + "".join(_cell(found.get(name), name) for name in COLUMNS), flush=True)
                 is_kept = is_kept and (kind != "ours" or found["/ copy"] <= BUDGET)
     print(f"\nThe budget of the stall is {BUDGET} of the copy{'.' if is_kept else ': OVER'}")
@@ -62,14 +68,28 @@ def _available() -> int:
 
 
 def _in_a_process(kind: str, size: float):
-    """Returns what one library takes, or None where it is not installed."""
-    finished = subprocess.run(
-        [sys.executable, "-m", "tests.benchmarks.checkpoints", "--one", kind, str(size)],
-        stdout=subprocess.PIPE,
-        text=True,
-        check=False,
+    """Returns what one library takes, or None where it fails or takes too long, and says so."""
+    limit = LIMIT_SECONDS * max(1.0, size)
+    command = [sys.executable, "-m", "tests.benchmarks.checkpoints", "--one", kind, str(size)]
+    # A session of its own: what the library has started ends with it.
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
-    return json.loads(finished.stdout.splitlines()[-1]) if finished.returncode == 0 else None
+    try:
+        found, errors = process.communicate(timeout=limit)
+    except subprocess.TimeoutExpired:
+        print(f"{kind:30}took more than {limit:.0f} s", flush=True)
+        return None
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    lines = found.splitlines()
+    if process.returncode or not lines:
+        last = errors.strip().splitlines()[-1:] or [f"exit code {process.returncode}"]
+        print(f"{kind:30}{last[0][:100]}", flush=True)
+        return None
+    return json.loads(lines[-1])
 
 
 class _State:

@@ -7,6 +7,7 @@ import pytest
 from destinations import LoggerDestination
 from events import Callback, CheckpointError, CheckpointSaver, read_checkpoint
 from tests.servers import s3_servers
+from tests.servers.fault_proxy import Answer, FaultProxy
 from uploads import open_store
 
 
@@ -68,6 +69,28 @@ def test_to_s3_and_back_on_an_empty_machine(make_trainer, metric_list, moto, mac
     assert names(moto.uri("checkpoints/test")) == EVERYTHING
     assert read_checkpoint(moto.uri("checkpoints/test/latest"))["timestamp"]["batch"] == 10
     assert trainer.state.last_checkpoint == moto.uri("checkpoints/test/ep2-ba10.pt")
+
+
+@pytest.mark.parametrize("part", ["ep1-ba8.pt", "latest.symlink"])
+def test_a_store_that_loses_an_answer_in_the_middle_of_a_checkpoint(make_trainer, moto, machine, part):
+    """It has stored what was sent, which is no other run's; every checkpoint is there and whole."""
+    proxy = FaultProxy(moto.endpoint_url)
+    proxy.fail_first(1, Answer(500, "InternalError", after_forwarding=True), part=f"/{part}")
+    prefix = f"lost-{part[:3]}"
+    folder = moto.at(proxy.url).uri(prefix)
+    try:
+        with make_trainer(save_folder=folder, save_interval="4ba") as trainer:
+            trainer.fit()
+    finally:
+        proxy.close()
+
+    there = moto.uri(prefix)
+    # It is asked what it has; at INIT it was asked for the pointer already.
+    assert proxy.count("HEAD", f"/{part}") >= 1 + (part == "latest.symlink")
+    assert names(there) == EVERYTHING
+    for name, batch in {"ep0-ba4.pt": 4, "ep1-ba8.pt": 8, "ep2-ba10.pt": 10, "latest": 10}.items():
+        uri = there.replace("?", f"/{name}?")
+        assert read_checkpoint(uri)["timestamp"]["batch"] == batch
 
 
 @pytest.fixture
