@@ -673,3 +673,18 @@ def test_a_name_of_another_process_is_replaced_on_condition(proxy, at_proxy, mot
 
     assert [one.method for one in proxy.seen] == ["PUT", "HEAD", "PUT", "HEAD", "PUT"]
     assert moto.objects(prefix) == {"a": b"newer"}
+
+
+def test_a_first_attempt_that_breaks_off_is_continued_by_one_that_reads_the_file(
+    proxy, at_proxy, moto, prefix, make_queue, make_file
+):
+    """Parts that were sent before the file had been read stay; the whole is compared all the same."""
+    proxy.fail_first(1, Answer(500, "InternalError"), part="partNumber=3")
+
+    outcome = make_queue(at_proxy).submit(make_file(content=LARGE), "a", overwrite=True).result(LIMIT_SECONDS)
+
+    answer = moto.client().head_object(Bucket=BUCKET, Key=f"{prefix}/a", ChecksumMode="ENABLED")
+    assert [proxy.count("PUT", f"partNumber={number}") for number in (1, 2, 3)] == [1, 1, 2]
+    assert moto.objects(prefix) == {"a": LARGE}
+    assert base64.b64decode(answer["ChecksumCRC32"]) == zlib.crc32(LARGE).to_bytes(4, "big")
+    assert (outcome.sha256, outcome.crc32) == (hashlib.sha256(LARGE).hexdigest(), zlib.crc32(LARGE))
