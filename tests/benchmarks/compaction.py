@@ -1,8 +1,8 @@
 """Many runs as Delta tables: `python -m tests.benchmarks compaction`.
 
 `python -m tests.benchmarks.compaction 1` compacts 1,000 runs of 100,000 steps of ten metrics, 10^9 values; by
-default a hundredth of these runs. It needs 10 GB of disk and, where nothing else runs, about half an hour;
-`BENCHMARK_FOLDER` says where.
+default a hundredth of these runs. It needs 16 GB of disk, in `BENCHMARK_FOLDER` or the temporary folder, and
+half an hour of processor time.
 
 At most ten runs differ, the others are hard links to their files: what is written does not get smaller, for the
 values are random, but what is read comes from memory. Memory is the peak of a process that does nothing else.
