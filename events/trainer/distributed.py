@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
 
 __all__ = [
     "any_rank",
+    "check_rank",
     "check_sampler",
     "from_rank_zero",
     "gather",
@@ -87,6 +88,22 @@ def is_dtensor(value: Any) -> bool:
 def is_sharded(model: torch.nn.Module) -> bool:
     """Returns whether parameters of a model are divided among ranks."""
     return any(is_dtensor(parameter) for parameter in model.parameters())
+
+
+def check_rank(rank: int, world_size: int) -> None:
+    """Checks that the rank that the environment tells is that in the process group.
+
+    Raises:
+        ValueError: it is another.
+    """
+    if distributed.is_initialized():
+        found = distributed.get_rank(), distributed.get_world_size()
+        if found != (rank, world_size):
+            raise ValueError(
+                f"RANK and WORLD_SIZE must be those of the process group, {found[0]} and {found[1]}, "
+                f"got {rank} and {world_size}. Start ranks by torchrun, or set these variables before the "
+                "Trainer is made."
+            )
 
 
 def check_sampler(dataloader: Any) -> None:

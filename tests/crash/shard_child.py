@@ -11,6 +11,7 @@ A plan is `NAME:KEY=VALUE,...`, the keys are the arguments of `run`. Each rank w
 import hashlib
 import json
 import os
+import resource
 import signal
 import sys
 import time
@@ -42,6 +43,18 @@ class Counts(Callback):
 
     def load_state_dict(self, state):
         self.seen = list(state["seen"])
+
+
+class DiskIsFull(Callback):
+    """Lets the last rank write no file of more than a few bytes, from one batch to another."""
+
+    def __init__(self, first, last):
+        self.limits = {first: 100, last: resource.RLIM_INFINITY}
+
+    def batch_start(self, state, logger):
+        limit = self.limits.get(int(state.timestamp.batch))
+        if state.rank == state.world_size - 1 and limit is not None:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
 
 
 class IsKilled(Callback):
@@ -82,7 +95,8 @@ def run(folder, name, **options):
         name: of the plan.
         options: `save`, the folder of checkpoints; `shard`, "fsdp" or "ddp"; `load`, a path, and `weights`,
             whether these alone; `resume`; `run`, its name; `store`, where `Artifacts` uploads; `kill`, the
-            batch at whose checkpoint the last rank is killed; `batches`, how many; `keep`; `process_bytes`.
+            batch at whose checkpoint the last rank is killed; `full`, from which batch to which its disk is
+            full; `batches`, how many; `keep`; `process_bytes`.
     """
     torch.set_num_threads(1)
     rank = distributed.get_rank()
@@ -104,11 +118,12 @@ def run(folder, name, **options):
     callbacks = [counts, saver]
     if "kill" in options:
         callbacks.append(IsKilled(int(options["kill"]), Path(options["save"])))
-    artifacts = [
-        Artifacts(store, spool=folder / f"spool{rank}", progress_bar=False, free_bytes=0)
-        for store in [options.get("store")]
-        if store
-    ]
+    if "full" in options:
+        callbacks.append(DiskIsFull(*map(int, options["full"].split("-"))))
+    destinations = []
+    if "store" in options:
+        spool = folder / f"spool{rank}"
+        destinations = [Artifacts(options["store"], spool=spool, progress_bar=False, free_bytes=0)]
     trainer = Trainer(
         model,
         # The same samples on every rank: the result does not depend on their number.
@@ -121,7 +136,7 @@ def run(folder, name, **options):
         optimizers=optimizer,
         schedulers=torch.optim.lr_scheduler.StepLR(optimizer, 3, gamma=0.9),
         callbacks=callbacks,
-        loggers=artifacts,
+        loggers=destinations,
         run_name=options.get("run", "r"),
         device="cpu",
         load_path=options.get("load"),
@@ -143,6 +158,8 @@ def run(folder, name, **options):
         digest.update(whole(value).numpy().tobytes())
     seen |= {
         "digest": digest.hexdigest(),
+        "failed": saver.counts.failed,
+        "saved": saver.counts.saved,
         "last": trainer.state.last_checkpoint,
         "random": float(torch.rand(())),
     }

@@ -254,6 +254,18 @@ def test_destinations_get_the_shards_and_give_them_back(saved, run_ranks, tmp_pa
     ).read_text() == "r/checkpoints/ep2-ba10/manifest.json"
 
 
+def test_a_full_disk_on_one_rank_costs_that_checkpoint_on_all(saved, run_ranks, tmp_path):
+    """All say so, give back its room and go on; the next is whole."""
+    text = run_ranks(2, tmp_path, f"full:save={tmp_path}/c,full=3-6")
+
+    found = seen(tmp_path, "full", 2)
+    assert [(one["failed"], one["saved"]) for one in found] == [(1, 2)] * 2
+    assert [one["digest"] for one in found] == [seen(saved, "fsdp", 1)[0]["digest"]] * 2
+    # What rank 1 says would be too much for its disk.
+    assert "could not be saved (rank 1: OSError: [Errno 27] File too large); training continues." in text
+    assert names(tmp_path / "c") == files_of("ep1-ba8", "ep2-ba10")
+
+
 def test_a_process_writes_and_old_ones_are_removed(saved, run_ranks, tmp_path):
     """Each rank has its own; `keep` removes whole folders."""
     run_ranks(2, tmp_path, f"kept:save={tmp_path}/c,process_bytes=0,keep=2")

@@ -79,9 +79,9 @@ class CheckpointCounts:
 
 @attrs.frozen
 class _Pending:
-    """A checkpoint that is being written."""
+    """A checkpoint that is being written; one in shards, which has been, is then being completed."""
 
-    future: "concurrent.futures.Future[Written]"
+    future: "concurrent.futures.Future[Any]"
     path: Path
     remote_name: str
     # What was there before.
@@ -89,6 +89,8 @@ class _Pending:
     # To be removed when it is complete, where that is not left to the writer.
     surplus: tuple[Path, ...] = ()
     summary: str = ""
+    # What this rank has written of one in shards; None meanwhile.
+    shard: WrittenShard | None = None
 
 
 @attrs.frozen
@@ -228,7 +230,7 @@ class CheckpointSaver(Callback):
         self._plan: ShardPlan | None = None
         # Shards of the newest that are on their way; the pointer follows.
         self._uploads: _Uploads | None = None
-        self._removal: threading.Thread | None = None
+        self._removal: concurrent.futures.Future[Any] | None = None
         self._when_busy = when_busy
         self._process_bytes = process_bytes
         self._close_seconds = close_seconds
@@ -260,6 +262,7 @@ class CheckpointSaver(Callback):
         """Opens the queue to a store, which uploads what an earlier process left."""
         is_divided = state.model is not None and distributed.is_sharded(state.model)
         if is_divided if self._sharded is None else self._sharded:
+            distributed.check_rank(state.rank, state.world_size)
             self._plan = ShardPlan(state.rank)
             if self._retention_in_store.newest is not None:
                 raise ValueError(
@@ -369,7 +372,7 @@ class CheckpointSaver(Callback):
         """Ends the process that writes, and gives its memory back."""
         self._pending = self._uploads = None
         if self._removal is not None:
-            self._removal.join(self._close_seconds)
+            concurrent.futures.wait([self._removal], self._close_seconds)
         writer, self._writer = self._writer, None
         buffer, self._buffer = self._buffer, None
         if writer is not None:
@@ -438,8 +441,7 @@ class CheckpointSaver(Callback):
         self._pending = _Pending(future, folder / name, remote_name, before, surplus, summary)
         self._saved_at = state.timestamp
         if is_last or self._is_done(self._pending):
-            concurrent.futures.wait([self._pending.future])
-            self._finish(state, logger, is_last=is_last)
+            self._settle(state, logger, is_last=is_last)
 
     def _pointer(self, folder: Path, remote_name: str, state: State) -> tuple[Path, str] | None:
         """Returns the path of the pointer to a checkpoint, and its text."""
@@ -495,9 +497,8 @@ class CheckpointSaver(Callback):
                 return False
             if is_busy and self._saved_at != state.timestamp:
                 self.counts.waited += 1
-            concurrent.futures.wait([self._pending.future])
             # One that failed is tried again at once where training ends.
-            self._finish(state, logger)
+            self._settle(state, logger)
         return self._saved_at != state.timestamp
 
     def _prepare(self, state: State) -> None:
@@ -581,38 +582,57 @@ class CheckpointSaver(Callback):
         if self.counts.synchronous == 1:
             _log.warning("Training waits while checkpoints are written: %s.", error)
 
-    def _complete(self, pending: _Pending, state: State) -> BaseException | None:
-        """Completes a checkpoint in shards once all ranks have written; returns why it cannot be.
+    def _agree(self, pending: _Pending, state: State) -> tuple[BaseException | None, list[Any]]:
+        """Returns why a step of a checkpoint in shards has failed, on any rank, and the results of all ranks.
 
-        Every rank must call it; all return an error, or none.
+        Every rank must call it; all get an error, or none.
         """
-        assert self._plan is not None  # noqa: S101  # of one in shards
         error = pending.future.exception()
         told = f"rank {state.rank}: {type(error).__name__}: {error}"
         answers = distributed.gather(pending.future.result() if error is None else told)
         failures = [one for one in answers if isinstance(one, str)]
-        if not failures and state.rank == 0:
-            try:
-                pointer = self._pointer(self._local_folder(state), pending.remote_name, state)
-                complete(pending.path.parent, self._plan, answers, pointer, json.loads(pending.summary))
-            except OSError as problem:
-                error, failures = problem, [f"rank 0: {problem}"]
-        failures = distributed.from_rank_zero(failures)
         if failures:
-            return error or CheckpointError("; ".join(failures))
-        if state.local_rank == 0 and pending.surplus:
-            self._removal = threading.Thread(
-                target=_remove, args=(pending.surplus,), name="checkpoint-removal", daemon=True
-            )
-            self._removal.start()
-        return None
+            error = error or CheckpointError("; ".join(failures))
+        # All have ended: nothing is written there any more.
+        surplus = (pending.path,) if failures else pending.surplus if pending.shard is not None else ()
+        if state.local_rank == 0 and surplus:
+            self._removal = _in_thread("checkpoint-removal", lambda: _remove(surplus))
+        return error, answers
+
+    def _complete(
+        self, pending: _Pending, written: list[WrittenShard], state: State
+    ) -> "concurrent.futures.Future[Any]":
+        """Has rank 0 complete a checkpoint in shards, which all ranks have written."""
+        plan = self._plan
+        if state.rank != 0 or plan is None:
+            future: concurrent.futures.Future[Any] = concurrent.futures.Future()
+            future.set_result(None)
+            return future
+        pointer = self._pointer(self._local_folder(state), pending.remote_name, state)
+        summary = json.loads(pending.summary)
+        return _in_thread(
+            "checkpoint-manifest", lambda: complete(pending.path.parent, plan, written, pointer, summary)
+        )
+
+    def _settle(self, state: State, logger: Logger, *, is_last: bool = False) -> None:
+        """Waits for the checkpoint that is being written, and finishes it."""
+        while self._pending is not None:
+            concurrent.futures.wait([self._pending.future])
+            self._finish(state, logger, is_last=is_last)
 
     def _finish(self, state: State, logger: Logger, *, is_last: bool = False) -> None:
         """Hands on a checkpoint that is complete, or reports that it could not be written."""
         pending, self._pending = self._pending, None
         if pending is None:
             return
-        error = pending.future.exception() if self._plan is None else self._complete(pending, state)
+        if self._plan is None:
+            error = pending.future.exception()
+        else:
+            error, answers = self._agree(pending, state)
+            if error is None and pending.shard is None:
+                future = self._complete(pending, answers, state)
+                self._pending = attrs.evolve(pending, future=future, shard=pending.future.result())
+                return
         if error is not None:
             self.counts.failed += 1
             self._saved_at = None
@@ -672,8 +692,8 @@ class CheckpointSaver(Callback):
         self, pending: _Pending, latest: str | None, state: State, logger: Logger, *, overwrite: bool
     ) -> None:
         """Hands on the files of this rank, and the pointer once those of all ranks are there."""
-        written, folder, remote = pending.future.result(), pending.path.parent, self._remote
-        assert isinstance(written, WrittenShard)  # noqa: S101  # of one in shards
+        written, folder, remote = pending.shard, pending.path.parent, self._remote
+        assert written is not None  # noqa: S101  # it is complete
         files: dict[str, int | None] = {
             name: one.crc32 for name, one in files_of(written, state.rank).items()
         }
@@ -734,6 +754,20 @@ class CheckpointSaver(Callback):
                     state.rank,
                     failure or "not there yet",
                 )
+
+
+def _in_thread(name: str, call: Callable[[], object]) -> "concurrent.futures.Future[Any]":
+    """Calls a function in a thread for which the end of the interpreter does not wait."""
+    future: concurrent.futures.Future[Any] = concurrent.futures.Future()
+
+    def run() -> None:
+        try:
+            future.set_result(call())
+        except BaseException as error:  # noqa: BLE001  # raised to who asks the future
+            future.set_exception(error)
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+    return future
 
 
 def _remove(checkpoints: tuple[Path, ...]) -> None:

@@ -374,7 +374,7 @@ def one_rank():
 
 
 @pytest.mark.usefixtures("one_rank")
-def test_a_divided_model_is_saved_in_shards_unless_that_is_forbidden(tmp_path):
+def test_a_divided_model_is_saved_in_shards_unless_that_is_forbidden(tmp_path, monkeypatch):
     """Rank 0 has a part of it only: a whole checkpoint is refused before training begins."""
     model = torch.nn.Linear(3, 2)
     fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
@@ -388,6 +388,11 @@ def test_a_divided_model_is_saved_in_shards_unless_that_is_forbidden(tmp_path):
     }
     with pytest.raises(ValueError, match="sharded must not be False"):
         Trainer(model, data, save_folder=tmp_path / "saved", save_sharded=False, **options)
+
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ValueError, match="RANK and WORLD_SIZE must be those of the process group, 0 and 1"):
+        Trainer(model, data, save_folder=tmp_path / "saved", **options)
+    monkeypatch.delenv("WORLD_SIZE")
 
     with Trainer(model, data, save_folder=tmp_path / "saved", **options) as trainer:
         trainer.fit()
