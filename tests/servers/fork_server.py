@@ -91,7 +91,7 @@ class ForkServer:
                 "program": program,
                 "arguments": [str(one) for one in arguments],
                 "env": env,
-                "cwd": str(cwd),
+                "cwd": str(Path(cwd).resolve()),  # Of this process, not of the server.
                 "warning_filter": warning_filter,
                 "streams": [
                     f"/proc/{os.getpid()}/fd/{one.fileno()}"
