@@ -114,17 +114,13 @@ def markdown(result: Result) -> str:
 def with_tables(page: str, results: Mapping[str, Result]) -> str:
     """Returns a page with the tables of these benchmarks between their markers.
 
-    `<!-- bench: NAME -->` and `<!-- end of bench -->` stand on lines of their own.
-
-    Raises:
-        ValueError: a benchmark has no markers in the page.
+    `<!-- bench: NAME -->` and `<!-- end of bench -->` stand on lines of their own; those of a benchmark that has
+    no place yet are added at the end.
     """
     for name, result in results.items():
         marked = re.compile(rf"(<!-- bench: {re.escape(name)} -->\n).*?(<!-- end of bench -->)", re.DOTALL)
         if not marked.search(page):
-            raise ValueError(
-                f"benchmark {name!r} must have its markers in docs/performance.md: <!-- bench: {name} -->"
-            )
+            page += f"\n## `{name}`\n\n<!-- bench: {name} -->\n<!-- end of bench -->\n"
         text = markdown(result)
         page = marked.sub(lambda found, text=text: f"{found[1]}\n{text}\n\n{found[2]}", page)
     return page

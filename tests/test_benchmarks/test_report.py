@@ -69,7 +69,7 @@ def test_the_machine_is_told_in_plain_words(tmp_path):
 
 
 def test_tables_stand_between_their_markers_and_nothing_else_changes():
-    """A benchmark without markers is an error that names them."""
+    """A benchmark without a place gets one at the end."""
     page = "before\n<!-- bench: calls -->\nold\n<!-- end of bench -->\nafter\n"
 
     once = report.with_tables(page, {"calls": figures(0.5)})
@@ -78,8 +78,8 @@ def test_tables_stand_between_their_markers_and_nothing_else_changes():
     assert once.endswith("\n\n<!-- end of bench -->\nafter\n")
     assert "old" not in once
     assert report.with_tables(once, {"calls": figures(0.5)}) == once
-    with pytest.raises(ValueError, match="<!-- bench: others -->"):
-        report.with_tables(page, {"others": figures(0.5)})
+    added = report.with_tables(page, {"others": figures(0.5)})
+    assert added.startswith(page + "\n## `others`\n\n<!-- bench: others -->\n\n")
 
 
 def test_a_run_that_got_worse_fails_and_its_figures_are_kept(tmp_path, monkeypatch, capsys):
