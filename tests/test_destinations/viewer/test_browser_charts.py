@@ -287,7 +287,13 @@ def test_explore_draws_hyperparameters_against_a_metric(opened):
     )
     assert sorted(points) == [[0.01, 0.01], [0.1, 0.005], [0.1, 0.01], [0.1, 0.015]]
     assert page.locator("#parallel polyline").count() >= 4
-    box = page.locator('[data-axis="hparams.seed"] .brush-ground').bounding_box()
+    # In one look: when it is drawn again, the element that was found before is no longer there.
+    box = page.wait_for_function(
+        """() => {
+            const box = document.querySelector('[data-axis="hparams.seed"] .brush-ground')?.getBoundingClientRect();
+            return box?.height ? box.toJSON() : null;
+        }"""
+    ).json_value()
     page.mouse.move(box["x"] + box["width"] / 2, box["y"] + 2)
     page.mouse.down()
     page.mouse.move(box["x"] + box["width"] / 2, box["y"] + 60, steps=3)
