@@ -10,6 +10,7 @@ from datetime import timedelta
 from decimal import Decimal, InvalidOperation
 from enum import StrEnum
 from numbers import Integral, Real
+from types import GenericAlias
 from typing import Any
 
 import attrs
@@ -102,6 +103,10 @@ class Time:
 
     value: int | float
     unit: TimeUnit = attrs.field(converter=_unit)
+
+    def __class_getitem__(cls, kind: Any) -> GenericAlias:
+        """Takes the type of the value, as annotations written for Composer name it: `Time[int]`."""
+        return GenericAlias(cls, kind)
 
     def __attrs_post_init__(self) -> None:
         if type(self.value) is not int or self.unit is TimeUnit.DURATION:

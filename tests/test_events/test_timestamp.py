@@ -484,3 +484,13 @@ def test_a_state_dict_of_another_version_is_read_as_far_as_it_goes():
     timestamp = Timestamp.from_state_dict({"batch": 3, "epoch_wct": 1.5, "galaxy": 9})
 
     assert timestamp == Timestamp(batch=3, epoch_wct=timedelta(seconds=1.5))
+
+
+def test_the_type_of_the_value_may_be_named():
+    """As in code that was written for Composer, in annotations that are evaluated."""
+
+    def later(time: Time[int], by: Time[float] | None = None) -> Time[int]:
+        return time * 2
+
+    assert later(Time(2, "ep")) == "4ep"
+    assert isinstance(Time[int](3, "ba"), Time)
