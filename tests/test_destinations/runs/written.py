@@ -27,7 +27,7 @@ class Written:
 
     def wait_for_environment(self):
         """After a flush: waits until the file is there that a thread of its own writes."""
-        self.destination._writer._environment.wait(300)
+        self.destination._writer._environment.join(300)
 
     def close(self):
         writer = self.destination._writer
