@@ -45,6 +45,7 @@ _PAGE_TYPES = {
     ".woff2": "font/woff2",
     ".ico": "image/x-icon",
 }
+_CACHED = {"Cache-Control": "private, max-age=86400"}
 
 
 class OpenFile(FileResponse):
@@ -98,7 +99,8 @@ def page_file(name: str) -> OpenFile:
         FileNotFoundError: there is none.
     """
     if name == "plotly.min.js":
-        return OpenFile(open_regular(plotly_file()), _PAGE_TYPES[".js"])
+        # It is large, and the same until Plotly is updated.
+        return OpenFile(open_regular(plotly_file()), _PAGE_TYPES[".js"], _CACHED)
     path = STATIC / name
     media_type = _PAGE_TYPES.get(path.suffix)
     if "/" in name or "\0" in name or name.startswith(".") or media_type is None:

@@ -2,14 +2,22 @@
 
 import { download, isDark, shorten } from "./dom.js";
 
-/** Waits for Plotly's script, which comes after the page. */
+/** @type {Promise<any> | undefined} */
+let loading;
+
+/** Loads Plotly with the first plot: its script is large, and many views have none. */
 export function plotlyReady() {
-  if (globalThis.Plotly) return Promise.resolve(globalThis.Plotly);
-  return new Promise((resolve, reject) => {
-    const script = document.getElementById("plotly");
+  loading ??= new Promise((resolve, reject) => {
+    const script = document.createElement("script");
+    script.src = "static/plotly.min.js";
     script.addEventListener("load", () => resolve(globalThis.Plotly));
-    script.addEventListener("error", () => reject(new Error("plotly.min.js could not be loaded.")));
+    script.addEventListener("error", () => {
+      loading = undefined;
+      reject(new Error("plotly.min.js could not be loaded."));
+    });
+    document.head.append(script);
   });
+  return loading;
 }
 
 /** Returns a text as Plotly shows it: it would take some tags and entities for markup. */

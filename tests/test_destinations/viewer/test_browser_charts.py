@@ -38,6 +38,7 @@ def axis_range(opened, metric):
 def test_two_selected_runs_are_two_lines(opened):
     """Two runs that are selected in the table are two lines of the values that were logged, each in its colour."""
     page = opened.page
+    assert page.evaluate("typeof Plotly") == "undefined", "it is large, and loaded with the first chart"
     ids = [opened.id_of("alpha"), opened.id_of("beta")]
     for one in ids:
         page.locator(f'.grid-row[data-run="{one}"] .pick input').check()

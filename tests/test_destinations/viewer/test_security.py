@@ -242,6 +242,20 @@ def test_every_answer_says_what_a_browser_may_do_with_it(page, path):
     assert "private" in headers["Cache-Control"]
 
 
+def test_what_may_change_is_asked_for_each_time_and_plotly_is_not(page, run_id):
+    """Five megabytes for each page would be slow through a tunnel."""
+    cached = {
+        path: page.request("GET", path).headers["Cache-Control"]
+        for path in ("/static/plotly.min.js", "/static/app.js", f"/api/runs/{run_id}")
+    }
+
+    assert cached == {
+        "/static/plotly.min.js": "private, max-age=86400",
+        "/static/app.js": "private, no-cache",
+        f"/api/runs/{run_id}": "private, no-cache",
+    }
+
+
 def test_an_edit_of_many_megabytes_is_refused(page, run_id):
     """413, before it is read to its end."""
     answer = page.request("PATCH", f"/api/runs/{run_id}", body={"note": "x" * (2 << 20)})
