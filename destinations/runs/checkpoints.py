@@ -4,6 +4,9 @@ A checkpoint that `CheckpointSaver` writes is a zip file whose first member, `da
 text: the batch, the epoch and the values of the last evaluation. It is found by reading the opcodes of the
 pickle; nothing is unpickled, and no code in the file is run. Of an object in a store, only the end (the
 directory of the zip file) and that beginning are read.
+
+A checkpoint in shards is a folder: its `manifest.json` has the same JSON, and name, size and CRC-32 of the
+other files.
 """
 
 import concurrent.futures
@@ -26,7 +29,7 @@ from typing import Any
 import attrs
 
 from uploads import Store, UploadError, download_file, open_store
-from uploads.disk import fsync_path, open_regular, read_regular
+from uploads.disk import crc32_of, fsync_path, open_regular, read_regular
 
 from .errors import CheckpointNotFoundError
 from .files import clean_text, number_of, read_object, read_object_file, whole_of
@@ -36,9 +39,14 @@ __all__ = ["Checkpoint", "choose", "copy_checkpoint", "list_checkpoints"]
 
 _POINTER_SUFFIX = ".symlink"
 
+_MANIFEST = "manifest.json"
+_SHARD_FILE = re.compile(r"__\d{1,6}_0\.distcp|rank-\d{1,6}\.pt|\.metadata")
+_MAX_MANIFEST_BYTES = 16 << 20
+
 _MAX_POINTER_BYTES = 1024
 _MAX_POINTERS = 100
 _MAX_CHECKPOINTS = 10_000
+_MAX_LISTED = 100_000
 _MAX_READ_BYTES = 64 << 20
 _HEAD_BYTES = 1 << 20
 _MAX_OPCODES = 64
@@ -56,10 +64,10 @@ class Checkpoint:
     """A checkpoint in one place.
 
     Attributes:
-        name: of the file.
+        name: of the file, or of the folder with shards.
         place: "local", or "store".
-        path: the path, or the URI.
-        size: bytes.
+        path: the path or the URI of the file, or of the manifest of shards.
+        size: bytes, of all files.
         step: the batches that were trained before it, or None where the file does not say.
         epoch: the complete epochs.
         time: when it was saved, in seconds since 1970.
@@ -67,6 +75,7 @@ class Checkpoint:
         best_by: the metric by which the run keeps the best, and "max" or "min"; or None.
         problem: what is wrong with the file; None if it is whole.
         is_latest: whether a pointer names it.
+        shards: size and CRC-32 of each file beside the manifest; empty for a single file.
     """
 
     name: str
@@ -80,6 +89,7 @@ class Checkpoint:
     best_by: tuple[str, str] | None = None
     problem: str | None = None
     is_latest: bool = False
+    shards: Mapping[str, tuple[int, int]] = attrs.field(factory=dict)
 
 
 def list_checkpoints(place: Run | str, warn: Callable[[str], None]) -> list[Checkpoint]:
@@ -168,11 +178,12 @@ def copy_checkpoint(
     """Copies the first of several copies that is whole to a file, which appears complete or not at all.
 
     A download is compared with size and checksum in the store; the file, with every checksum that is in it.
+    A checkpoint in shards becomes a folder, each file compared with the manifest.
 
     Args:
         copies: of one checkpoint, from `choose`.
-        target: the file to write; its folder is made.
-        overwrite: whether it may replace an existing file.
+        target: the file to write, or the folder for shards; the folder around it is made.
+        overwrite: whether it may replace an existing file; a folder is never replaced.
         warn: called with a message about a copy that is damaged.
 
     Returns:
@@ -183,7 +194,9 @@ def copy_checkpoint(
         OSError: it cannot be written.
         CheckpointNotFoundError: no copy is whole.
     """
-    if target.exists() and not overwrite:
+    if target.is_dir():
+        raise FileExistsError(f"{target} is a folder. Choose another name.")
+    if target.exists() and (copies[0].shards or not overwrite):
         raise FileExistsError(f"{target} exists. Use --overwrite to replace it.")
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = target.with_name(f".{target.name[:100]}.{uuid.uuid4().hex}.partial")
@@ -192,30 +205,61 @@ def copy_checkpoint(
             warn(f"{one.path} is not whole: {one.problem}")
             continue
         try:
-            if one.place == "local":
-                _copy(one.path, partial)
+            if one.shards:
+                _copy_shards(one, partial)
+                partial.rename(target)
             else:
-                download_file(one.path, partial, progress_bar=False, overwrite=True)
-            with zipfile.ZipFile(partial) as archive:
-                _check_members(archive, partial.stat().st_size)
-                damaged = archive.testzip()
-            if damaged is not None:
-                raise zipfile.BadZipFile(f"bad CRC-32 of {damaged!r}")
-            fsync_path(partial)
-            if overwrite:
-                partial.replace(target)
-            else:
-                os.link(partial, target)  # Unlike a rename, fails if the file exists by now.
+                _copy_file(one, partial)
+                # Unlike a rename, a link fails if the file exists by now.
+                partial.replace(target) if overwrite else os.link(partial, target)
         except (UploadError, FileNotFoundError, *_DAMAGE) as error:
             warn(f"{one.path} is not whole: {error}")
         else:
             return one
         finally:
-            partial.unlink(missing_ok=True)
+            shutil.rmtree(partial, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                partial.unlink()
     raise CheckpointNotFoundError(f"no copy of {copies[0].name!r} is whole.")
 
 
-def _copy(source: str, target: Path) -> None:
+def _copy_file(one: Checkpoint, target: Path) -> None:
+    """Copies a checkpoint that is one file, and compares every checksum in it."""
+    _take(one.path, target)
+    with zipfile.ZipFile(target) as archive:
+        _check_members(archive, target.stat().st_size)
+        if (damaged := archive.testzip()) is not None:
+            raise zipfile.BadZipFile(f"bad CRC-32 of {damaged!r}")
+    fsync_path(target)
+
+
+def _copy_shards(one: Checkpoint, folder: Path) -> None:
+    """Copies the files of a checkpoint in shards, the manifest last."""
+    folder.mkdir()
+    for name, (size, crc32) in one.shards.items():
+        _take(_beside(one.path, name), folder / name)
+        with (folder / name).open("rb") as file:
+            if (found := crc32_of(file.fileno())) != crc32 or file.seek(0, os.SEEK_END) != size:
+                raise ValueError(f"{name} has CRC-32 {found:08x}, expected {crc32:08x}")
+        fsync_path(folder / name)
+    _take(one.path, folder / _MANIFEST)
+    fsync_path(folder / _MANIFEST)
+    fsync_path(folder)
+
+
+def _beside(path: str, name: str) -> str:
+    """Returns the path or URI of a file beside another one."""
+    if "://" not in path:
+        return str(Path(path).with_name(name))
+    folder, question, query = _parent(path).partition("?")
+    return f"{folder}/{name}{question}{query}"
+
+
+def _take(source: str, target: Path) -> None:
+    """Copies a file of this machine, or downloads one."""
+    if "://" in source:
+        download_file(source, target, progress_bar=False, overwrite=True)
+        return
     descriptor = open_regular(source)
     try:
         with open(descriptor, "rb", closefd=False) as file, target.open("xb") as copy:
@@ -242,12 +286,15 @@ def _places(run: Run) -> tuple[list[Path], list[str]]:
     uris += [str(uri) for uri in there if "://" in str(uri)] if isinstance(there, list) else []
     if newest and "://" not in newest:
         folder, known_as = Path(newest).parent, str(sidecar.get("run_dir") or "")
+        if Path(newest).name == _MANIFEST:
+            folder = folder.parent
         if known_as and folder.is_relative_to(known_as):  # The folder of the run may have been moved.
             folder = run.path / folder.relative_to(known_as)
         elif not folder.is_absolute():
             folder = Path(str(run.environment.get("working_directory") or ".")) / folder
         folders.insert(0, folder)
     folders += sorted({one.path.parent for one in run.artifacts() if one.path.suffix in _SUFFIXES})
+    uris = [_parent(uri) if uri.partition("?")[0].endswith(f"/{_MANIFEST}") else uri for uri in uris]
     return list(dict.fromkeys(folders)), list(dict.fromkeys(map(_parent, uris)))
 
 
@@ -279,6 +326,22 @@ def _in_folder(folder: Path) -> Iterator[Checkpoint]:
             yield _described(found, file, is_latest=name in pointed)
         finally:
             os.close(descriptor)
+    for name in [name for name in names if not name.startswith(".")][:_MAX_CHECKPOINTS]:
+        path = folder / name / _MANIFEST
+        try:
+            content = read_regular(path, _MAX_MANIFEST_BYTES)
+        except OSError:
+            continue
+        found = Checkpoint(clean_text(name), "local", clean_text(str(path)), len(content))
+        yield _in_shards(
+            found, content, functools.partial(_size_of, folder / name), is_latest=name in pointed
+        )
+
+
+def _size_of(folder: Path, name: str) -> int | None:
+    with contextlib.suppress(OSError):
+        return (folder / name).lstat().st_size
+    return None
 
 
 def _pread(descriptor: int, offset: int, count: int) -> bytes:
@@ -286,7 +349,10 @@ def _pread(descriptor: int, offset: int, count: int) -> bytes:
 
 
 def _in_store(store: Store) -> list[Checkpoint]:
-    objects = [one for one in itertools.islice(store.list(""), _MAX_CHECKPOINTS) if "/" not in one.name]
+    listed = list(itertools.islice(store.list(""), _MAX_LISTED))
+    objects = [one for one in listed if "/" not in one.name][:_MAX_CHECKPOINTS]
+    manifests = [one for one in listed if one.name.count("/") == 1 and one.name.endswith(f"/{_MANIFEST}")]
+    sizes = {one.name: one.size for one in listed}
     pointers = [one for one in objects if one.name.endswith(_POINTER_SUFFIX)][:_MAX_POINTERS]
     pointed = {
         _pointed(_read_at(store, one.name, 0, one.size)) for one in pointers if one.size <= _MAX_POINTER_BYTES
@@ -297,8 +363,17 @@ def _in_store(store: Store) -> list[Checkpoint]:
         file = _File(one.size, lambda offset, count: _read_at(store, one.name, offset, count))
         return _described(found, file, is_latest=one.name in pointed)
 
+    def look_at_shards(one: Any) -> Checkpoint:
+        folder = one.name.partition("/")[0]
+        content = _read_at(store, one.name, 0, min(one.size, _MAX_MANIFEST_BYTES))
+        found = Checkpoint(clean_text(folder), "store", store.uri(one.name), one.size)
+        return _in_shards(
+            found, content, lambda name: sizes.get(f"{folder}/{name}"), is_latest=folder in pointed
+        )
+
     with concurrent.futures.ThreadPoolExecutor(_STORE_THREADS) as threads:
-        return list(threads.map(look, [one for one in objects if _is_checkpoint(one.name)]))
+        files = threads.map(look, [one for one in objects if _is_checkpoint(one.name)])
+        return [*files, *threads.map(look_at_shards, manifests[:_MAX_CHECKPOINTS])]
 
 
 def _is_checkpoint(name: str) -> bool:
@@ -306,7 +381,9 @@ def _is_checkpoint(name: str) -> bool:
 
 
 def _pointed(content: bytes) -> str:
-    return content.decode(errors="replace").strip().rpartition("/")[2]
+    """Returns the name to which a pointer leads: of a file, or of the folder of a manifest."""
+    name = content.decode(errors="replace").strip().removesuffix(f"/{_MANIFEST}")
+    return name.rpartition("/")[2]
 
 
 def _read_at(store: Store, name: str, offset: int, count: int) -> bytes:
@@ -393,6 +470,43 @@ def _described(found: Checkpoint, file: _File, *, is_latest: bool) -> Checkpoint
         summary = read_object((text or "{}").encode("utf-8", "backslashreplace"))
     except ValueError:
         summary = {}
+    return attrs.evolve(_summarized(found, summary), is_latest=is_latest)
+
+
+def _in_shards(
+    found: Checkpoint, content: bytes, size_of: Callable[[str], int | None], *, is_latest: bool
+) -> Checkpoint:
+    """Returns a checkpoint in shards with what its manifest says, or what is wrong with it.
+
+    Args:
+        found: with the size of the manifest.
+        content: of the manifest.
+        size_of: returns the size of a file beside it, or None where there is none.
+        is_latest: whether a pointer names it.
+    """
+    found = attrs.evolve(found, is_latest=is_latest)
+    try:
+        manifest = read_object(content)
+        files = _files_in(manifest)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        return attrs.evolve(found, problem=f"not a manifest of shards: {clean_text(str(error))}")
+    wrong = [name for name, (size, _) in sorted(files.items()) if size_of(name) != size]
+    problem = f"{wrong[0]} is missing or cut short" if wrong else None
+    size = found.size + sum(size for size, _ in files.values())
+    summary = manifest.get("summary")
+    found = attrs.evolve(found, size=size, problem=problem, shards=files)
+    return _summarized(found, summary if isinstance(summary, dict) else {})
+
+
+def _files_in(manifest: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
+    """Returns size and CRC-32 of each file that a manifest names."""
+    files = {name: (int(one["size"]), int(one["crc32"])) for name, one in manifest["files"].items()}
+    if not files or not all(map(_SHARD_FILE.fullmatch, files)):
+        raise ValueError("it names no files, or others")
+    return files
+
+
+def _summarized(found: Checkpoint, summary: Mapping[str, Any]) -> Checkpoint:
     metrics, best = summary.get("metrics"), summary.get("best_by")
     values = (
         {str(name): number_of(value) for name, value in metrics.items()} if isinstance(metrics, dict) else {}
@@ -407,7 +521,6 @@ def _described(found: Checkpoint, file: _File, *, is_latest: bool) -> Checkpoint
         time=number_of(summary.get("time")),
         metrics={name: value for name, value in values.items() if value is not None},
         best_by=rule,
-        is_latest=is_latest,
     )
 
 

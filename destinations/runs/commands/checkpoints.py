@@ -89,4 +89,11 @@ def _place(name: str, options: argparse.Namespace, session: Session) -> Run | st
 def _as_json(one: Checkpoint) -> dict[str, object]:
     fields = attrs.asdict(one)
     rule = None if one.best_by is None else {"metric": one.best_by[0], "mode": one.best_by[1]}
-    return {**fields, "best_by": rule, "metrics": dict(one.metrics), "is_whole": one.problem is None}
+    shards = {name: {"size": size, "crc32": crc32} for name, (size, crc32) in one.shards.items()}
+    return {
+        **fields,
+        "best_by": rule,
+        "metrics": dict(one.metrics),
+        "shards": shards,
+        "is_whole": one.problem is None,
+    }

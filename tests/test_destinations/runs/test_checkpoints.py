@@ -130,6 +130,7 @@ def test_json_has_every_field(root, command):
         "best_by": {"metric": "metrics/eval/accuracy", "mode": "max"},
         "problem": None,
         "is_latest": True,
+        "shards": {},
         "is_whole": True,
     }
 
@@ -225,6 +226,74 @@ def test_a_run_that_saved_to_s3_is_found_there_by_name_and_by_uri(root, command,
     ]
     assert (code, errors) == (0, "")
     assert read_checkpoint(root.parent / "model.pt")["timestamp"]["batch"] == 15
+
+
+def test_checkpoints_in_shards_are_listed_and_copied_as_folders(root, command, tmp_path):
+    """Here and in a store: size, values, whether all files are there; a file that is damaged costs its copy."""
+    saver = CheckpointSaver(root / "digits/checkpoints", sharded=True, keep_best="metrics/eval/accuracy")
+    train(root, Artifacts(tmp_path / "store", spool=tmp_path / "spool", free_bytes=0), saver=saver)
+    newest = root / "digits/checkpoints/ep3-ba15"
+    sizes = {path.name: path.stat().st_size for path in newest.iterdir()}
+
+    _, listed, errors = command("digits", "--json")
+    first = json.loads(listed)
+    copied = command("get", "digits", "best", "--to", "best")
+    again = command("get", "digits", "best", "--to", "best", "--overwrite")
+    flip_a_bit(newest / "__0_0.distcp")
+    here = command("get", "digits", "latest", "--to", "latest")
+    (newest / "__0_0.distcp").unlink()
+    _, listed, _ = command("digits", "--json")
+    later = json.loads(listed)
+
+    assert errors == ""
+    assert {(one["name"], one["step"], one["place"], one["is_whole"]) for one in first} == {
+        (f"ep{epoch}-ba{5 * epoch}", 5 * epoch, place, True)
+        for epoch in (3, 2, 1)
+        for place in ("local", "store")
+    }
+    assert [one["metrics"]["metrics/eval/accuracy"] for one in first[::2]] == [0.5, 0.75, 0.25]
+    assert (first[0]["size"], first[0]["is_latest"], first[2]["is_latest"]) == (
+        sum(sizes.values()),
+        True,
+        False,
+    )
+    assert set(first[0]["shards"]) == set(sizes) - {"manifest.json"}
+    assert copied[0] == 0
+    assert read_checkpoint(root.parent / "best/manifest.json")["timestamp"]["batch"] == 10
+    assert again[0] != 0
+    assert "is a folder" in again[2]
+    assert here[0] == 0
+    assert "__0_0.distcp has CRC-32" in here[2]
+    assert read_checkpoint(root.parent / "latest/manifest.json")["timestamp"]["batch"] == 15
+    assert later[0]["problem"] == "__0_0.distcp is missing or cut short"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "[]",
+        '{"files": {}}',
+        '{"files": {"../../etc/passwd": {"size": 1, "crc32": 1}}}',
+        '{"files": {"rank-0.pt": {"size": "x", "crc32": 1}}}',
+        '{"files": 3}',
+    ],
+)
+def test_a_hostile_manifest_is_no_checkpoint(root, command, content):
+    """It is listed with what is wrong, and nothing outside its folder is read."""
+    train(root)
+    folder = root / "digits/checkpoints/ep1-ba5"
+    folder.mkdir(parents=True)
+    (folder / "manifest.json").write_text(content)
+
+    code, listed, _ = command("digits", "--json")
+    got = command("get", "digits", "ep1-ba5", "--to", "copy")
+
+    (one,) = json.loads(listed)
+    assert (code, one["is_whole"], one["shards"]) == (0, False, {})
+    assert one["problem"].startswith("not a manifest of shards")
+    assert got[0] != 0
+    assert not (root.parent / "copy").exists()
 
 
 def test_a_run_directory_that_was_moved_keeps_its_checkpoints(root, command):
