@@ -84,6 +84,15 @@ class Event(StrEnum):
 
     Names, values and order are those of Composer's `Event`.
     `Event("batch_end")`, `Event("BATCH_END")` and `Event.BATCH_END` are the same.
+
+    A callback that reacts to one of them:
+
+    ```python
+    class Prints(Callback):
+        def run_event(self, event, state, logger):
+            if event is Event.BATCH_END:
+                print(event.value, state.timestamp.batch)
+    ```
     """
 
     INIT = "init"

@@ -83,11 +83,11 @@ def test_a_public_name_of_an_adapter_has_an_example(path):
     (names,) = [
         ast.literal_eval(node.value)
         for node in code.body
-        if isinstance(node, ast.Assign) and node.targets[0].id == "__all__"
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
     ]
     texts = {
         node.name: ast.get_docstring(node)
-        for node in ast.walk(code)
+        for node in code.body
         if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name in names
     }
 

@@ -374,6 +374,10 @@ def redact(value: Any) -> Any: ...
 def redact(value: Any) -> Any:
     """Returns a value without its secrets, with nested mappings, lists, tuples and sets.
 
+    ```python
+    print(redact({"lr": 0.1, "password": "hunter2"}))
+    ```
+
     A key that names a secret hides its value, a key that is a secret is hidden itself. The caller's
     containers are never changed. What is nested more than a hundred levels deep, as a structure that contains
     itself, becomes a text that says so.

@@ -25,9 +25,9 @@ except ImportError as error:
 
 __all__ = ["ComposerDestination", "FromComposer", "from_composer"]
 
-# State attributes for our callbacks that have the same type in Composer.
 # Of files that Composer writes once.
 _CHECKPOINT_SUFFIXES = frozenset({".pt", ".distcp"})
+# State attributes for our callbacks that have the same type in Composer.
 _SHARED = (
     "model",
     "optimizers",
@@ -244,7 +244,11 @@ class ComposerDestination(TheirDestination):
 
 
 def from_composer(destination: Any) -> "FromComposer":
-    """Wraps a Composer destination for our trainer: `Trainer(..., loggers=[from_composer(FileLogger())])`.
+    """Wraps a Composer destination for our trainer.
+
+    ```python
+    Trainer(..., loggers=[from_composer(FileLogger())])
+    ```
 
     Args:
         destination: an instance of `composer.loggers.LoggerDestination`.
@@ -262,6 +266,10 @@ def from_composer(destination: Any) -> "FromComposer":
 
 class FromComposer(LoggerDestination):
     """Wraps a Composer destination for our `Trainer` or `Run`; made by `from_composer`.
+
+    ```python
+    Trainer(..., loggers=[FromComposer(FileLogger())])
+    ```
 
     Passes on all events, and the records that Composer has: metrics, hyperparameters, tables, images, traces
         and files.

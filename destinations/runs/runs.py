@@ -94,6 +94,12 @@ RunLike = str | os.PathLike[str] | Run | RunRecord
 class BestRun:
     """A run with the best value that a metric had in it.
 
+    ```python
+    with open_runs("runs") as runs:
+        best = runs.best("loss", is_max=False)[0]
+    print(best.run.path.name, best.value, best.step)  # digits 0.25 3
+    ```
+
     Attributes:
         run: the run.
         value: the smallest or largest finite value.

@@ -201,6 +201,12 @@ class _ComposerStyle:
 class Console(LoggerDestination):
     """Prints metrics, tables, texts and hyperparameters, and a summary at the end.
 
+    ```python
+    Trainer(..., loggers=[Console(log_interval="100ba")])
+    ```
+
+    prints
+
     ```
     Epoch 1/8, 0:03
       loss/train/total              0.4331

@@ -346,6 +346,12 @@ class _Progress:
 class ProgressBar(LoggerDestination):
     """Shows a bar for each epoch, or for the whole run, and one for each evaluation and prediction.
 
+    ```python
+    Trainer(..., loggers=[ProgressBar(metrics=["loss/train/total"])])
+    ```
+
+    shows
+
     ```
     Epoch 2/5:  40%|████      | 60/150 [00:03<00:04, 20.1 batch/s, loss/train=0.6931]
     ```

@@ -341,6 +341,12 @@ def _complete_last_line(descriptor: int, torn_line: Callable[[str], str]) -> Non
 class TextFile(LoggerDestination):
     """Appends records to a file: metrics, hyperparameters, tables, texts, traces, and descriptions of media.
 
+    ```python
+    Trainer(..., loggers=[TextFile("logs/{run_name}.txt")])
+    ```
+
+    writes lines such as
+
     ```
     [hyperparameter]: optimizer.lr: 0.001
     [metric][batch=3]: loss/train: 0.6931471805599453

@@ -12,7 +12,6 @@ import linecache
 import logging
 import math
 import os
-import select
 import signal
 import socket
 import sys
@@ -289,8 +288,8 @@ class FlightRecorder(Callback):
         self._state = state
         logger.add_destination(_MetricsTap(self._keep_metrics))  # type: ignore[arg-type]  # metrics alone
         self._sockets = socket.socketpair()
-        for one in self._sockets:
-            one.settimeout(0)
+        # A signal handler writes to it.
+        self._sockets[1].settimeout(0)
         self._thread = threading.Thread(
             target=self._watch, args=(self._sockets[0],), name="events-flight-recorder", daemon=True
         )
@@ -438,14 +437,15 @@ class FlightRecorder(Callback):
     def _watch(self, receiver: socket.socket) -> None:
         hang_seconds = self._hang_seconds
         tick = None
+        # Not `select`, which takes no descriptor above 1,023: a job with many files has those.
         if hang_seconds is not None:
             tick = min(hang_seconds / _TICKS_PER_HANG, _LONGEST_TICK)
             stall = StallClock(hang_seconds, tick, self._clock)
+        receiver.settimeout(tick)
         while True:
             received = b""
-            if select.select([receiver], [], [], tick)[0]:
-                with contextlib.suppress(BlockingIOError):
-                    received = receiver.recv(1024)
+            with contextlib.suppress(TimeoutError):
+                received = receiver.recv(1024)
             while self._pending:
                 self._write(*self._pending.popleft())
             if signal.SIGTERM in received:

@@ -153,6 +153,13 @@ class DatasetRun(Run):
 def open_dataset(uri: str | PathLike[str], *, version: int | None = None, **options: Any) -> "Dataset":
     """Opens a dataset that `compact` has written.
 
+    ```python
+    with open_runs("runs") as runs:
+        compact(runs, "dataset")
+    with open_dataset("dataset") as dataset:
+        print(len(dataset.query(where="summary.loss < 1")))  # 1
+    ```
+
     Args:
         uri: a path, `s3://`, `gs://` or `az://`, with options as `uploads.open_store` takes them.
         version: an earlier one, as in `CompactReport.version`; None for the newest.
@@ -166,7 +173,12 @@ def open_dataset(uri: str | PathLike[str], *, version: int | None = None, **opti
 
 
 def is_dataset(uri: str | PathLike[str], **options: Any) -> bool:
-    """Returns whether there is a dataset; asks the store."""
+    """Returns whether there is a dataset; asks the store.
+
+    ```python
+    print(is_dataset("runs"))  # False
+    ```
+    """
     try:
         load(Location.of(uri, options))
     except DatasetError:
@@ -175,13 +187,27 @@ def is_dataset(uri: str | PathLike[str], **options: Any) -> bool:
 
 
 def sql(uri: str | PathLike[str], query: str, parameters: Sequence[Any] = (), **options: Any) -> SqlResult:
-    """Opens a dataset for one query; see `Dataset.sql`."""
+    """Opens a dataset for one query; see `Dataset.sql`.
+
+    ```python
+    with open_runs("runs") as runs:
+        compact(runs, "dataset")
+    print(sql("dataset", "SELECT max(value) FROM metrics WHERE metric = ?", ["loss"]).rows)  # ((1.0,),)
+    ```
+    """
     with open_dataset(uri, **options) as dataset:
         return dataset.sql(query, parameters)
 
 
 class Dataset(Runs):
     """A dataset that is open: its runs are queried as those of folders are, and have their series.
+
+    ```python
+    with open_runs("runs") as runs:
+        compact(runs, "dataset")
+    with open_dataset("dataset") as dataset:
+        print(dataset["digits"].series("loss").value)
+    ```
 
     It shows the version that it was opened at. The first query of its runs reads the records of all into an
     index in memory, some 100 µs for each; `sql`, `files` and `arrow` do without.

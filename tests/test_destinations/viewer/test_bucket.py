@@ -141,10 +141,10 @@ def test_the_command_exports_from_a_bucket(moto, tmp_path, capsys, is_dataset):
         for step in range(10):
             run.log({"loss": float(step)}, step)
     if is_dataset:
-        compact(open_runs(tmp_path / "runs"), moto.uri("dataset"))
+        compact(open_runs(tmp_path / "runs"), moto.uri("exported"))
     else:
-        put_folder(moto, tmp_path / "runs", "dataset-not")
-    uri = moto.uri("dataset" if is_dataset else "dataset-not")
+        put_folder(moto, tmp_path / "runs", "exported-folders")
+    uri = moto.uri("exported" if is_dataset else "exported-folders")
 
     code = cli.main(["view", uri, "--export", str(tmp_path / "site")])
 

@@ -3,8 +3,10 @@
 import json
 import logging
 import os
+import resource
 import signal
 import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -43,6 +45,30 @@ def hang_heard():
     logging.getLogger("events").addHandler(heard)
     yield heard.came
     logging.getLogger("events").removeHandler(heard)
+
+
+@pytest.fixture
+def many_descriptors():
+    """Opens so many that the next one is above what `select` takes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard if hard < 4096 else max(soft, 4096), hard))
+    with Path(os.devnull).open() as file:
+        opened = [os.dup(file.fileno()) for _ in range(1100)]
+    yield opened
+    for one in opened:
+        os.close(one)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_job_with_many_open_files_is_recorded_too(tmp_path, many_descriptors):
+    """Descriptors above 1,023 are what a large job has."""
+    assert max(many_descriptors) > 1023
+    with Run([RunDirectory(tmp_path / "run")], FlightRecorder(), run_name="mine") as run:
+        run.batch_start()
+        run.log_metrics({"loss": float("nan")})
+        run.batch_end()
+
+    assert read(tmp_path / "run/flight/rank-0.json")["reason"] == "nan"
 
 
 def test_a_nan_loss_writes_the_last_steps_into_the_folder_of_the_run(tmp_path):
