@@ -342,7 +342,7 @@ def last_rows(
 ) -> list[MetricRow]:
     """Returns the last rows of a rank, oldest first, reading the CSV from its end; see `read_rows`.
 
-    The file of another program may name its columns anew in the middle: it is read from its beginning, in
+    The file of another program may rename its columns in the middle: it is read from its beginning, in
     little memory.
 
     Args:

@@ -247,7 +247,7 @@ class _Rank:
     def _update(self, snapshot: Snapshot, wanted: Sequence[str], *, with_time: bool) -> None:
         """Reads new rows of the CSV, for all columns that are held; all rows, for the others."""
         identity, csv = _identity_of(snapshot), snapshot.csv
-        # Another program may change what it has written, or name the columns anew in the middle.
+        # Another program may change what it has written, or rename the columns in the middle.
         is_own = csv.header.startswith(_OWN_HEADER)
         is_continued = identity == self._identity and csv.end >= self._end
         if not is_continued or (csv.end > self._end and not is_own):

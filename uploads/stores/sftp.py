@@ -370,7 +370,7 @@ class SftpStore:
     def _remove_abandoned_claim(self, sftp: Any, claim: str, now: float) -> None:
         """Removes a claim that is an hour old.
 
-        Another store may do so at the same time, and a third claim anew in between. So the right to remove
+        Another store may do so at the same time, and a third claim again in between. So the right to remove
         this very claim is itself claimed, under a name that has the claim's time in it, and the time is
         looked at again.
         """

@@ -76,7 +76,7 @@ class SqlResult:
 
 
 class DatasetRun(Run):
-    """A run of a dataset: what is known of it, and its metrics.
+    """A run of a dataset: its record and its metrics.
 
     Its path is the folder that it was read from. Media and all other records are still there, or nowhere.
     """

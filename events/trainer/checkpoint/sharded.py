@@ -370,7 +370,7 @@ class ShardedCheckpoint:
             if state.rank == 0:
                 _log.warning(
                     "The checkpoint was saved by %d ranks and is loaded on %d: metrics of the current epoch "
-                    "begin anew, as do random numbers of ranks that were not there.",
+                    "start over, as do random numbers of ranks that were not there.",
                     self.world_size,
                     state.world_size,
                 )

@@ -1,4 +1,4 @@
-"""Copies a state into buffers that are kept, so that training goes on while the copy is written.
+"""Copies a state into buffers that are kept, so that training continues while the copy is written.
 
 A tree of plain values and tensors becomes a `Snapshot`: the same tree with a reference in place of each
 tensor, and the storages that the references are into. Storages lie one after the other in one buffer, a

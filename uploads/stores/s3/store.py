@@ -1,6 +1,6 @@
 """Store on S3, or a server with its protocol, through boto3's client.
 
-boto3's managed upload is not used: it cannot put create-only, opens the file's name anew for every part, and
+boto3's managed upload is not used: it cannot put create-only, reopens the file's name for every part, and
 needs an executor that refuses work at interpreter exit.
 """
 
