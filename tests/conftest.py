@@ -4,6 +4,7 @@ Imports, servers and what a module makes for its tests are then paid for once, a
 share more than that name an `xdist_group`.
 """
 
+import signal
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,9 @@ from tests.effort import LONGEST
 from tests.servers.fork_server import ForkServer
 
 ROOT = Path(__file__).parents[1]
+
+# A shell has Ctrl-C ignored in what it starts in the background, and so would all children of tests.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(optionalhook=True)

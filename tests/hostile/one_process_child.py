@@ -97,8 +97,6 @@ def notebook():
     """Cells of a notebook, one of which is interrupted by SIGINT as a kernel's stop button does it."""
     from IPython.core.interactiveshell import InteractiveShell
 
-    # A shell has it ignored in what it starts in the background.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     shell = InteractiveShell.instance()
     shell.user_ns |= {"FOLDER": FOLDER}
     shell.run_cell("import os, signal\nfrom destinations import RunDirectory\nfrom events import Run")

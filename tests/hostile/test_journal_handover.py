@@ -192,6 +192,8 @@ def test_a_ctrl_c_anywhere_in_a_change_of_segments_loses_no_row(tmp_path, kind):
         assert seen == expected, f"at place {when}"
         if is_done or when % 16 == 0:
             assert written.close() == expected, f"at place {when}"
+        else:
+            written.journal.close()
         when += 1
     assert when > 100
 
@@ -213,6 +215,8 @@ def test_a_handler_that_logs_anywhere_in_a_change_of_segments_loses_no_row(tmp_p
         assert seen == expected, f"at place {when}"
         if is_done or when % 16 == 0:
             assert len(written.close()) == len(expected), f"at place {when}"
+        else:
+            written.journal.close()
         when += 1
     assert when > 100
 

@@ -101,7 +101,10 @@ class ForkServer:
             self._process.stdin.write(json.dumps(job) + "\n")
             self._process.stdin.flush()
             pid = int(self._process.stdout.readline())
-            is_late = not select.select([self._process.stdout], [], [], timeout_s)[0]
+            # `select.select` takes no descriptor above 1,023, and a test process may have those.
+            poller = select.poll()
+            poller.register(self._process.stdout, select.POLLIN)
+            is_late = not poller.poll(1000 * timeout_s)
             if is_late:
                 os.kill(pid, signal.SIGKILL)
             code = os.waitstatus_to_exitcode(int(self._process.stdout.readline()))

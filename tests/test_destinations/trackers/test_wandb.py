@@ -1,5 +1,6 @@
 """W&B offline: what its own reader finds in the file that was written, and what W&B does to the process."""
 
+import gc
 import json
 import math
 import os
@@ -53,6 +54,17 @@ QUIET = {
     "x_disable_machine_info": True,
     "x_save_requirements": False,
 }
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _collected():
+    """Has W&B forget its artifacts, whose folders warn when they go, before tests of others."""
+    yield
+    from wandb.sdk.artifacts import artifact_instance_cache as caches
+
+    caches.artifact_instance_cache.clear()
+    caches.artifact_instance_cache_by_client_id.clear()
+    gc.collect()
 
 
 @pytest.fixture(scope="module", autouse=True)

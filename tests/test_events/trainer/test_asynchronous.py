@@ -373,6 +373,8 @@ class TestWhatCannotBeSaved:
         before = resource.getrlimit(resource.RLIMIT_FSIZE)
 
         def limit():
+            if process_bytes == 0:  # The process is started in the background.
+                until(lambda: saver.writer_pid is not None)
             resource.prlimit(saver.writer_pid or os.getpid(), resource.RLIMIT_FSIZE, (1000, before[1]))
 
         def lift():
