@@ -22,7 +22,8 @@ def panel(opened, key):
 def pixel(opened, selector, x, y):
     """A pixel of the first canvas or image that matches, as [red, green, blue, alpha]."""
     return opened.page.evaluate(
-        """([selector, x, y]) => { const node = document.querySelector(selector); const copy = document.createElement('canvas');
+        """async ([selector, x, y]) => { const node = document.querySelector(selector); const copy = document.createElement('canvas');
+            await node.decode?.();  // Its size is known before its pixels.
             copy.width = node.naturalWidth || node.width; copy.height = node.naturalHeight || node.height;
             const context = copy.getContext('2d'); context.drawImage(node, 0, 0); return [...context.getImageData(x, y, 1, 1).data]; }""",
         [selector, x, y],
