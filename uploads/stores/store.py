@@ -32,8 +32,7 @@ class Digest:
 class Body:
     """An open file to send, with its digest. Thread-safe: reads give an offset.
 
-    A file of up to 8 MiB is read once, when it is measured, and sent from memory: what was checked is what is
-        sent.
+    A file of up to 8 MiB is read once, when it is measured, and sent from memory: what was checked is sent.
 
     Args:
         path: The file.

@@ -183,13 +183,13 @@ def sweep(folder: Path) -> list[Path]:
 
 
 def _sweep_files(folder: Path) -> list[Path]:
-    from uploads.disk import open_regular, try_lock
+    from uploads.disk import has_process_ended, open_regular, try_lock
 
     removed = []
     with contextlib.suppress(OSError):
         for path in sorted(folder.iterdir()):
             found = _TEMPORARY.fullmatch(path.name)
-            if not found or (f"{POINTER_SUFFIX}." in path.name and _is_alive(int(found["pid"]))):
+            if not found or (f"{POINTER_SUFFIX}." in path.name and not has_process_ended(int(found["pid"]))):
                 continue
             with contextlib.suppress(OSError):
                 descriptor = open_regular(path)
@@ -215,16 +215,6 @@ def _sweep_shards(folder: Path) -> list[Path]:
         return removed
     remove_checkpoint(folder / MANIFEST)
     return [folder]
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except (OSError, OverflowError):
-        return True
-    return True
 
 
 def read_pointer(path: Path) -> str | None:
