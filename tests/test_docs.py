@@ -114,9 +114,7 @@ def test_every_block_of_a_page_runs(path, tmp_path, request, torch_server):
     if "s3://" in text:
         environment |= {
             "AWS_ENDPOINT_URL": request.getfixturevalue("s3").endpoint_url,
-            "AWS_ACCESS_KEY_ID": s3_servers.ACCESS_KEY,
-            "AWS_SECRET_ACCESS_KEY": s3_servers.SECRET_KEY,
-            "AWS_DEFAULT_REGION": "us-east-1",
+            **s3_servers.ENVIRONMENT,
         }
     (tmp_path / "work").mkdir()
     warning_filter = None if page_name(path) in OTHERS_WARN else "error"

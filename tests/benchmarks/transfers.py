@@ -43,11 +43,7 @@ WAIT_SECONDS = 600
 
 def main(chosen: Sequence[str] = ()) -> None:
     """Runs the chosen subjects, or all, and prints a table."""
-    os.environ.update(
-        AWS_ACCESS_KEY_ID=s3_servers.ACCESS_KEY,
-        AWS_SECRET_ACCESS_KEY=s3_servers.SECRET_KEY,
-        AWS_DEFAULT_REGION="us-east-1",
-    )
+    os.environ |= s3_servers.ENVIRONMENT
     subjects = {
         "submit": measure_submit,
         "throughput": measure_throughput,

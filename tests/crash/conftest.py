@@ -48,10 +48,7 @@ def environment(tmp_path):
     """What a child process needs to reach the servers."""
     return {
         **os.environ,
-        "AWS_ACCESS_KEY_ID": s3_servers.ACCESS_KEY,
-        "AWS_SECRET_ACCESS_KEY": s3_servers.SECRET_KEY,
-        "AWS_DEFAULT_REGION": "us-east-1",
-        "AWS_EC2_METADATA_DISABLED": "true",
+        **s3_servers.ENVIRONMENT,
         "AWS_SHARED_CREDENTIALS_FILE": str(tmp_path / "no-credentials"),
         "AWS_CONFIG_FILE": str(tmp_path / "no-config"),
     }

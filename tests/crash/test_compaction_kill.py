@@ -51,10 +51,8 @@ def place(request, tmp_path, monkeypatch):
     if request.param == "folder":
         yield str(tmp_path / "data")
         return
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", s3_servers.ACCESS_KEY)
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", s3_servers.SECRET_KEY)
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    for name, value in s3_servers.ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
     with s3_servers.moto() as server:
         yield server.uri("data")
 

@@ -32,10 +32,7 @@ def environment(tmp_path_factory):
         "GLOO_SOCKET_IFNAME": "lo",
         "PYTHONPATH": os.pathsep.join(sys.path),
         "UPLOADS_HOME": str(tmp_path_factory.mktemp("machine")),
-        "AWS_ACCESS_KEY_ID": s3_servers.ACCESS_KEY,
-        "AWS_SECRET_ACCESS_KEY": s3_servers.SECRET_KEY,
-        "AWS_DEFAULT_REGION": "us-east-1",
-        "AWS_EC2_METADATA_DISABLED": "true",
+        **s3_servers.ENVIRONMENT,
     }
 
 

@@ -14,6 +14,13 @@ import boto3
 
 ACCESS_KEY = "key"
 SECRET_KEY = "secretsecret"
+ENVIRONMENT = {
+    "AWS_ACCESS_KEY_ID": ACCESS_KEY,
+    "AWS_SECRET_ACCESS_KEY": SECRET_KEY,
+    "AWS_DEFAULT_REGION": "us-east-1",
+    "AWS_EC2_METADATA_DISABLED": "true",
+}
+"""The variables by which boto3 finds the credentials of the servers, and asks for no others."""
 BUCKET = "bucket"
 LIMIT_SECONDS = 120
 _ADDRESS = re.compile(r"\[(http://127\.0\.0\.1:\d+)/\]")

@@ -54,10 +54,7 @@ def main() -> int:
     clock = folder / "clock"
     clock.write_bytes(struct.pack("d", 0.0))
     os.environ |= {
-        "AWS_ACCESS_KEY_ID": s3_servers.ACCESS_KEY,
-        "AWS_SECRET_ACCESS_KEY": s3_servers.SECRET_KEY,
-        "AWS_DEFAULT_REGION": "us-east-1",
-        "AWS_EC2_METADATA_DISABLED": "true",
+        **s3_servers.ENVIRONMENT,
         "PYTHONPATH": os.pathsep.join(
             filter(None, [str(Path(__file__).with_name("clock")), os.environ.get("PYTHONPATH")])
         ),

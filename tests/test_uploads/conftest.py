@@ -23,10 +23,8 @@ def _credentials(_home):
     """For each test by itself: those of other folders that run in this process have their own."""
     home = _home
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("AWS_ACCESS_KEY_ID", s3_servers.ACCESS_KEY)
-        patch.setenv("AWS_SECRET_ACCESS_KEY", s3_servers.SECRET_KEY)
-        patch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-        patch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+        for name, value in s3_servers.ENVIRONMENT.items():
+            patch.setenv(name, value)
         patch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(home / "credentials"))
         patch.setenv("AWS_CONFIG_FILE", str(home / "config"))
         patch.setenv("UPLOADS_HOME", str(home / "uploads"))

@@ -11,10 +11,8 @@ from tests.servers import s3_servers
 def moto():
     """A server that speaks S3."""
     with pytest.MonkeyPatch.context() as patch, s3_servers.moto() as server:
-        patch.setenv("AWS_ACCESS_KEY_ID", s3_servers.ACCESS_KEY)
-        patch.setenv("AWS_SECRET_ACCESS_KEY", s3_servers.SECRET_KEY)
-        patch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-        patch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+        for name, value in s3_servers.ENVIRONMENT.items():
+            patch.setenv(name, value)
         yield server
 
 

@@ -205,11 +205,7 @@ def test_what_artifacts_uploaded_is_listed_beside_it_and_stands_in_for_it(root, 
 
 def test_a_run_that_saved_to_s3_is_found_there_by_name_and_by_uri(root, command, tmp_path, monkeypatch):
     """Also on a machine that has nothing of it; of each object the ends are read, not the whole."""
-    for name, value in {
-        "AWS_ACCESS_KEY_ID": s3_servers.ACCESS_KEY,
-        "AWS_SECRET_ACCESS_KEY": s3_servers.SECRET_KEY,
-        "AWS_DEFAULT_REGION": "us-east-1",
-    }.items():
+    for name, value in s3_servers.ENVIRONMENT.items():
         monkeypatch.setenv(name, value)
     with s3_servers.moto() as moto:
         uri = moto.uri("saved/digits")

@@ -433,10 +433,8 @@ def test_polars_and_duckdb_have_the_same_answer(root, tmp_path):
 @pytest.fixture(scope="module")
 def _credentials():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("AWS_ACCESS_KEY_ID", s3_servers.ACCESS_KEY)
-        patch.setenv("AWS_SECRET_ACCESS_KEY", s3_servers.SECRET_KEY)
-        patch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-        patch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+        for name, value in s3_servers.ENVIRONMENT.items():
+            patch.setenv(name, value)
         yield
 
 

@@ -26,10 +26,8 @@ def moto():
 @pytest.fixture(autouse=True)
 def _environment(tmp_path, monkeypatch):
     """Credentials of the server, and a cache of its own for each test."""
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", s3_servers.ACCESS_KEY)
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", s3_servers.SECRET_KEY)
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    for name, value in s3_servers.ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 

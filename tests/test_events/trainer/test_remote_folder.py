@@ -22,11 +22,7 @@ def moto():
 def machine(tmp_path, monkeypatch):
     """The folder in which this machine keeps spools; removed, it is another machine."""
     monkeypatch.setenv("UPLOADS_HOME", str(tmp_path / "machine"))
-    for name, value in {
-        "AWS_ACCESS_KEY_ID": s3_servers.ACCESS_KEY,
-        "AWS_SECRET_ACCESS_KEY": s3_servers.SECRET_KEY,
-        "AWS_DEFAULT_REGION": "us-east-1",
-    }.items():
+    for name, value in s3_servers.ENVIRONMENT.items():
         monkeypatch.setenv(name, value)
     return tmp_path / "machine"
 

@@ -169,11 +169,7 @@ def test_the_store_has_a_rule_of_its_own(in_epochs, tmp_path):
 def test_in_s3_too_and_nothing_is_deleted_unasked(in_epochs, monkeypatch, tmp_path):
     """By the queue of a folder in a store; what is not a checkpoint of this run stays."""
     monkeypatch.setenv("UPLOADS_HOME", str(tmp_path / "machine"))
-    for name, value in {
-        "AWS_ACCESS_KEY_ID": s3_servers.ACCESS_KEY,
-        "AWS_SECRET_ACCESS_KEY": s3_servers.SECRET_KEY,
-        "AWS_DEFAULT_REGION": "us-east-1",
-    }.items():
+    for name, value in s3_servers.ENVIRONMENT.items():
         monkeypatch.setenv(name, value)
     with s3_servers.moto() as moto:
         in_epochs(folder=moto.uri("ruled"), duration="3ep", **RULES)
