@@ -3,9 +3,7 @@
 Both read the clock of the run (`state.timestamp`), which leaves evaluation out, and wait for no device.
 """
 
-import time
 from collections import deque
-from collections.abc import Callable
 from typing import Any
 
 from events.callback import Callback
@@ -182,24 +180,17 @@ class RuntimeEstimator(Callback):
         skip_batches: how many batches not to count at first: they compile and warm up.
         time_unit: "seconds", "minutes", "hours" or "days"; logged as the hyperparameter
             `time/remaining_estimate_unit`.
-        clock: returns monotonic seconds.
 
     Raises:
         ValueError: the unit is unknown.
     """
 
-    def __init__(
-        self,
-        skip_batches: int = 1,
-        time_unit: str = "hours",
-        *,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, skip_batches: int = 1, time_unit: str = "hours") -> None:
         super().__init__()
         self._divider = _divider(time_unit)
         self._time_unit = time_unit
         self._skip_batches = skip_batches
-        self._clock = clock
+        # The seconds of training, and the share of the run, at the first batch that counts.
         self._start: tuple[float, float] | None = None
         self._epoch_batches: int | None = None
         # The durations of the evaluations since the start, by label, in seconds.
@@ -217,7 +208,7 @@ class RuntimeEstimator(Callback):
         if self._start is None and self._skip_batches <= 0:
             share = self._share(state)
             if share is not None:
-                self._start = self._clock(), share
+                self._start = state.timestamp.total_wct.total_seconds(), share
 
     def batch_end(self, state: State, logger: Logger) -> None:
         """Logs the estimate."""
@@ -228,8 +219,10 @@ class RuntimeEstimator(Callback):
         if self._start is None or share is None or share <= self._start[1]:
             return
         started, first_share = self._start
-        evaluating = sum(map(sum, self._evaluations.values()))
-        remaining = (self._clock() - started - evaluating) / (share - first_share) * (1 - share)
+        trained = state.timestamp.total_wct.total_seconds() - started
+        if trained <= 0:
+            return
+        remaining = trained / (share - first_share) * (1 - share)
         for label, durations in self._evaluations.items():
             # The first may have downloaded its data.
             counted = durations[1:] or durations

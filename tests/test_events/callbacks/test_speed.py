@@ -82,22 +82,15 @@ def test_the_time_of_evaluations_survives_a_checkpoint():
 @pytest.mark.parametrize("duration", ["10ba", "2ep"])
 def test_what_is_left_is_the_rate_so_far_and_the_evaluations_to_come(duration):
     """In epochs, batches count too; skipped batches do not, and the time of evaluations is apart."""
-    now, memory = [0.0], InMemory()
-    estimator = RuntimeEstimator(skip_batches=1, time_unit="seconds", clock=lambda: now[0])
-
-    def batch(seconds):
-        run.batch_start()
-        now[0] += seconds
-        run.batch_end()
+    memory = InMemory()
+    estimator = RuntimeEstimator(skip_batches=1, time_unit="seconds")
 
     with Run(memory, estimator, "r", max_duration=duration, train_dataloader=[0] * 5) as run:
         run.epoch_start()
-        batch(100.0)
-        batch(2.0)
-        batch(2.0)
-        now[0] += 30.0
+        train(run, 100.0)
+        train(run, 2.0, batches=2)
         evaluate(run, 30.0)
-        batch(2.0)
+        train(run, 2.0)
 
     estimates = [value for _, value in memory.data["time/remaining_estimate"]]
     # 8 and 7 batches of 2 s; then 6, and evaluations after every 2 of 9 batches: 3.5 more of 30 s.

@@ -1,5 +1,6 @@
 """How long batches take, and how many there are in a second, by a clock that is set."""
 
+import time
 from datetime import timedelta
 
 import pytest
@@ -19,9 +20,11 @@ class Clock:
 
 
 @pytest.fixture
-def clock():
-    """Gives a clock that is set."""
-    return Clock()
+def clock(monkeypatch):
+    """Gives a clock that is set, and makes it the clock of runs."""
+    clock = Clock()
+    monkeypatch.setattr(time, "perf_counter", clock)
+    return clock
 
 
 def train_batch(run, clock, *, read=0.0, step=1.0, samples=0, tokens=0):
@@ -130,7 +133,7 @@ def test_in_a_trainer_reading_is_what_the_dataloader_takes(metric_list, clock):
         optimizers=torch.optim.SGD(model.parameters(), lr=0.1),
         callbacks=[
             Timer("4ba", [Aggregation.MEAN, Aggregation.COUNT], clock=clock),
-            Throughput("4ba", clock=clock),
+            Throughput("4ba"),
         ],
         loggers=metric_list,
         device="cpu",
@@ -167,7 +170,7 @@ def test_in_a_trainer_reading_is_what_the_dataloader_takes(metric_list, clock):
 
 def test_throughput_counts_batches_samples_and_tokens(metric_list, clock):
     """From the end of the first batch on, which warms up and is not counted."""
-    with Run(metric_list, Throughput("3ba", clock=clock), "mine") as run:
+    with Run(metric_list, Throughput("3ba"), "mine") as run:
         train_batch(run, clock, step=1000.0, samples=8, tokens=100)
         for _ in range(2):
             train_batch(run, clock, read=1.0, step=3.0, samples=8, tokens=100)
@@ -186,7 +189,7 @@ def test_throughput_counts_batches_samples_and_tokens(metric_list, clock):
 
 def test_throughput_omits_rates_of_uncounted_units(metric_list, clock):
     """A loop that does not say how many samples a batch has gets batches alone."""
-    with Run(metric_list, Throughput("1ba", clock=clock), "mine") as run:
+    with Run(metric_list, Throughput("1ba"), "mine") as run:
         for _ in range(3):
             train_batch(run, clock, step=0.5)
 
@@ -195,7 +198,7 @@ def test_throughput_omits_rates_of_uncounted_units(metric_list, clock):
 
 def test_throughput_leaves_evaluation_out(metric_list, clock):
     """An hour of it changes nothing."""
-    with Run(metric_list, Throughput("3ba", clock=clock), "mine") as run:
+    with Run(metric_list, Throughput("3ba"), "mine") as run:
         for _ in range(3):
             train_batch(run, clock, step=2.0)
             run.eval_start()
@@ -207,7 +210,7 @@ def test_throughput_leaves_evaluation_out(metric_list, clock):
 
 def test_throughput_per_device(metric_list, clock):
     """With several ranks, the share of one is logged as well."""
-    with Run(metric_list, Throughput("2ba", clock=clock), "mine") as run:
+    with Run(metric_list, Throughput("2ba"), "mine") as run:
         run.state.world_size = 4
         for _ in range(2):
             train_batch(run, clock, step=2.0, samples=8)
@@ -227,7 +230,7 @@ def test_throughput_per_device(metric_list, clock):
 
 def test_a_clock_that_stands_still_is_no_rate(metric_list, clock):
     """Instead of a division by zero."""
-    with Run(metric_list, Throughput("1ba", clock=clock), "mine") as run:
+    with Run(metric_list, Throughput("1ba"), "mine") as run:
         for _ in range(3):
             train_batch(run, clock, step=0.0)
 
@@ -238,7 +241,7 @@ def test_a_flush_of_all_stats_in_between_changes_nothing(metric_list, clock):
     """Both put together what was collected before and after."""
     from events import monitor
 
-    callbacks = [Throughput("3ba", clock=clock), Timer("3ba", [Aggregation.MAX], clock=clock)]
+    callbacks = [Throughput("3ba"), Timer("3ba", [Aggregation.MAX], clock=clock)]
     with Run(metric_list, callbacks, "mine") as run:
         for _ in range(3):
             train_batch(run, clock, step=2.0)
