@@ -5,6 +5,7 @@ Training thread only. Costs nothing while no destination fails.
 
 import functools
 import logging
+import math
 import signal
 import sys
 import time
@@ -37,12 +38,20 @@ _REACHES_PARKED = frozenset(action for action, kind in RECORD_KINDS.items() if k
 
 
 @attrs.define
-class _Parking:
-    """How long a destination is parked, and how many calls it has missed."""
+class _Failing:
+    """A destination whose last call failed."""
 
-    until: float
-    seconds: float
-    missed: int = 0
+    in_a_row: int = 0
+    # Not called before; 0 seconds: it was never parked.
+    parked_until: float = -math.inf
+    parked_seconds: float = 0.0
+    # Why it is not open; None if it is.
+    open_error: str | None = None
+    lost_records: int = 0
+
+    def is_called_at(self, now: float) -> bool:
+        """Returns whether the destination is open, and not parked."""
+        return self.open_error is None and now >= self.parked_until
 
 
 def _is_from_program(error: BaseException) -> bool:
@@ -103,12 +112,8 @@ class Faults:
         self._counts: Counter[tuple[str, str, str]] = Counter()
         self._missed: Counter[str] = Counter()
         self._values: Counter[tuple[str, str]] = Counter()
-        self._parked: dict[int, _Parking] = {}
-        self._unopened: Counter[int] = Counter()
-        # Why the destinations in `_unopened` are not open.
-        self._open_errors: dict[int, str] = {}
         # By the identity of the destination. Public because the hot path checks whether it is empty.
-        self.consecutive_failures: Counter[int] = Counter()
+        self.failing: dict[int, _Failing] = {}
 
     @property
     def counts(self) -> dict[tuple[str, str, str], int]:
@@ -133,7 +138,7 @@ class Faults:
         """
 
         def guarded(*args: P.args, **kwargs: P.kwargs) -> None:
-            if self.consecutive_failures and not self.may_call(destination):
+            if self.failing and not self.may_call(destination):
                 return
             try:
                 hook(*args, **kwargs)
@@ -143,14 +148,13 @@ class Faults:
                     raise
                 self.failed(destination, action, error)
             else:
-                if self.consecutive_failures:
-                    self.succeeded(destination)
+                self.succeeded(destination)
 
         return guarded
 
     def attempt(self, destination: Destination, action: str, call: Callable[[Destination], object]) -> None:
         """Calls a destination with a record; a `RecordError` is an invalid value, and no failure."""
-        if self.consecutive_failures and not self.may_call(destination, action):
+        if self.failing and not self.may_call(destination, action):
             return
         try:
             call(destination)
@@ -159,8 +163,7 @@ class Faults:
         except BaseException as error:  # noqa: BLE001  # as in guard
             self.failed(destination, action, error)
         else:
-            if self.consecutive_failures:
-                self.succeeded(destination)
+            self.succeeded(destination)
 
     def failed(self, destination: Destination, action: str, error: BaseException) -> None:
         """Counts a failure, and parks a destination that keeps failing.
@@ -171,19 +174,30 @@ class Faults:
         self.note(destination, action, error)
         if self._raise_errors:
             raise error
-        key = id(destination)
-        self.consecutive_failures[key] += 1
+        failing = self.failing.setdefault(id(destination), _Failing())
+        failing.in_a_row += 1
+        name = type(destination).__name__
         if action == "init":
-            self._unopened[key] += 0
-            self._open_errors[key] = redact_text(f"{type(error).__name__}: {safe_text(error)}")
+            failing.open_error = redact_text(f"{type(error).__name__}: {safe_text(error)}")
             _log.error(
                 "%s is not open: records for it are lost, and counted (%s). "
                 "Set require=True to stop instead.",
-                type(destination).__name__,
-                self._open_errors[key],
+                name,
+                failing.open_error,
             )
-        elif self.consecutive_failures[key] >= FAILURES_BEFORE_PARKING:
-            self._park(destination, action, error)
+        elif failing.in_a_row >= FAILURES_BEFORE_PARKING:
+            if not failing.parked_seconds:
+                _log.error(
+                    "%s failed %d times in a row, last in %s with %s: it is parked for %.0f s, then retried.",
+                    name,
+                    FAILURES_BEFORE_PARKING,
+                    action,
+                    type(error).__name__,
+                    FIRST_PARKING_SECONDS,
+                )
+            doubled = failing.parked_seconds * 2 or FIRST_PARKING_SECONDS
+            failing.parked_seconds = min(doubled, MAX_PARKING_SECONDS)
+            failing.parked_until = self._clock() + failing.parked_seconds
 
     def note(self, destination: Destination, action: str, error: BaseException) -> None:
         """Counts a failure; the first of its kind is reported with its traceback.
@@ -205,31 +219,28 @@ class Faults:
 
     def succeeded(self, destination: Destination) -> None:
         """Resets the count of consecutive failures."""
-        self.consecutive_failures.pop(id(destination), None)
-        parking = self._parked.pop(id(destination), None)
-        if parking is not None:
-            self._settle(destination, parking)
+        failing = self.failing.pop(id(destination), None)
+        if failing is not None and failing.parked_seconds:
             _log.warning("%s works again.", type(destination).__name__)
 
     def may_call(self, destination: Destination, action: str = "") -> bool:
         """Returns whether a destination may be called now; if not, counts the missed call."""
-        key = id(destination)
-        if key in self._unopened:
-            # Events carry no data that could be lost.
-            self._unopened[key] += bool(action)
-            return False
-        parking = self._parked.get(key)
-        if parking is None or action in _REACHES_PARKED or self._clock() >= parking.until:
+        failing = self.failing.get(id(destination))
+        if failing is None or failing.is_called_at(self._clock()):
             return True
-        parking.missed += 1
+        if failing.open_error is not None:
+            # Events carry no data that could be lost.
+            failing.lost_records += bool(action)
+            return False
+        if action in _REACHES_PARKED:
+            return True
+        self._missed[type(destination).__name__] += 1
         return False
 
     def is_parked(self, destination: Destination) -> bool:
         """Returns whether a destination is parked or not open; counts nothing."""
-        if id(destination) in self._unopened:
-            return True
-        parking = self._parked.get(id(destination))
-        return parking is not None and self._clock() < parking.until
+        failing = self.failing.get(id(destination))
+        return failing is not None and not failing.is_called_at(self._clock())
 
     def refuse(self, name: str, error: Exception, *, raises: bool = False) -> None:
         """Counts an invalid value of the call in progress; the first of a name is reported with its line.
@@ -271,15 +282,6 @@ class Faults:
 
     def summary(self, destinations: Iterable[Destination]) -> list[str]:
         """Returns a line per kind of failure, and per destination that missed records."""
-        unopened = []
-        for destination in destinations:
-            if (count := self._unopened.pop(id(destination), None)) is not None:
-                why = self._open_errors.pop(id(destination), "")
-                unopened.append(
-                    f"{type(destination).__name__} lost {count:,} records: init failed with {why}"
-                )
-            if parking := self._parked.pop(id(destination), None):
-                self._settle(destination, parking)
         lines = [
             f"{name}.{action} raised {error} {count:,} time{'s' if count > 1 else ''}."
             for (name, action, error), count in sorted(self._counts.items())
@@ -292,23 +294,10 @@ class Faults:
             f"{name} missed {count:,} calls while it was parked."
             for name, count in sorted(self._missed.items())
         ]
+        unopened = [
+            f"{type(one).__name__} lost {failing.lost_records:,} records: "
+            f"init failed with {failing.open_error}"
+            for one in destinations
+            if (failing := self.failing.get(id(one))) is not None and failing.open_error is not None
+        ]
         return [*lines, *missed, *unopened]
-
-    def _park(self, destination: Destination, action: str, error: BaseException) -> None:
-        before = self._parked.get(id(destination))
-        seconds = min(before.seconds * 2, MAX_PARKING_SECONDS) if before else FIRST_PARKING_SECONDS
-        missed = before.missed if before else 0
-        self._parked[id(destination)] = _Parking(self._clock() + seconds, seconds, missed)
-        if before is None:
-            _log.error(
-                "%s failed %d times in a row, last in %s with %s: it is parked for %.0f s, then retried.",
-                type(destination).__name__,
-                FAILURES_BEFORE_PARKING,
-                action,
-                type(error).__name__,
-                seconds,
-            )
-
-    def _settle(self, destination: Destination, parking: _Parking) -> None:
-        if parking.missed:
-            self._missed[type(destination).__name__] += parking.missed

@@ -29,7 +29,6 @@ from .faults import Faults, caller
 from .values import (
     are_plain_types,
     are_real,
-    is_plain,
     plain_cell,
     plain_config,
     quick_host_metrics,
@@ -197,7 +196,7 @@ class Logger:
             step = self._state.timestamp.batch.value  # type: ignore[assignment]
         elif type(step) is not int:
             step = self._step(step)
-        if self._is_slow_path or self.faults.consecutive_failures:
+        if self._is_slow_path or self.faults.failing:
             self._log_metrics_slow(metrics, step)  # type: ignore[arg-type]
             return
         values: Mapping[str, Any] | None = metrics
@@ -763,13 +762,13 @@ class Logger:
 
     def _log_metrics_slow(self, metrics: Mapping[str, Any], step: int) -> None:
         """Handles what the hot path does not; has shortcuts for namespaces and rates."""
-        if self.faults.consecutive_failures:
+        if self.faults.failing:
             pass
         elif self._can_defer:
             if self._delivery.try_defer(metrics, step):
                 return
         elif not (self.is_busy or self._is_stopped or self._delivery.is_paced):
-            values = metrics if is_plain(metrics) else quick_host_metrics(metrics)
+            values = quick_host_metrics(metrics)
             if values is not None:
                 named = {self._prefix + name: value for name, value in values.items()}
                 self._each("log_metrics", lambda destination: destination.log_metrics(named, step))

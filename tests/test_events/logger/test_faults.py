@@ -204,7 +204,7 @@ def test_one_success_ends_a_row_of_failures():
         _log(logger, 1)
 
     assert broken.attempts == 30
-    assert logger.faults.consecutive_failures == {}
+    assert logger.faults.failing == {}
 
 
 def test_a_success_of_another_destination_ends_no_row():
@@ -265,7 +265,7 @@ def test_raise_errors_lets_the_error_out_and_counts_it():
             logger.log_metrics({"a": 1.0})
 
     assert logger.faults.counts == {("FailsWhileTold", "log_metrics", "OSError"): 12}
-    assert logger.faults.consecutive_failures == {}
+    assert logger.faults.failing == {}
 
 
 def test_a_refused_record_is_no_failure():
@@ -282,7 +282,7 @@ def test_a_refused_record_is_no_failure():
 
     assert logger.faults.counts == {}
     assert logger.faults.value_counts == {("RefusesAll.log_metrics", "RecordError"): 12}
-    assert logger.faults.consecutive_failures == {}
+    assert logger.faults.failing == {}
 
 
 def test_ctrl_c_in_a_destination_is_not_its_failure():

@@ -12,7 +12,7 @@ from tensordict import TensorDict
 
 from destinations import LoggerDestination
 from events import Logger, RecordError, State
-from events.logger.values import host_metrics, is_plain, quick_host_metrics, to_host
+from events.logger.values import host_metrics, quick_host_metrics, to_host
 
 
 class Received(LoggerDestination):
@@ -175,25 +175,6 @@ def test_metrics_without_names_are_refused(metrics):
     """The message says what was given."""
     with pytest.raises(RecordError, match="metrics must be a dict from name to number, got"):
         Logger(State("r"), strict=True).log_metrics(metrics)
-
-
-@pytest.mark.parametrize(
-    ("metrics", "plain"),
-    [
-        ({}, True),
-        ({"a": 1, "b": 0.5, "c": True}, True),
-        ({"a": np.float64(1)}, False),
-        ({"a": torch.tensor(1)}, False),
-        ({"a": {"b": 1}}, False),
-        ({1: 1.0}, False),
-        ({"a": None}, False),
-        (7, False),
-        ("ab", False),
-    ],
-)
-def test_only_pythons_own_numbers_take_the_short_way(metrics, plain):
-    """Everything else is converted first."""
-    assert is_plain(metrics) is plain
 
 
 def test_plain_metrics_are_handed_on_uncopied():
