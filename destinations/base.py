@@ -87,9 +87,6 @@ class LoggerDestination(Callback):
 
     write_rate: WriteRate | None = None
     require: bool = False
-    default_write_seconds: float = 0.0
-    """The seconds between two writes where no rate says otherwise."""
-
     write_schedule: WriteSchedule | None = None
     """Set by the logger that writes to this destination."""
 

@@ -5,7 +5,7 @@ it, and names neither `Logger` nor `Callback`.
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, Protocol, get_args
 
@@ -66,9 +66,9 @@ class WriteRate:
     ```
 
     **Which limit applies.** While training, `train_seconds`, else `every_seconds`; in every other phase
-    `eval_seconds`, else `every_seconds`; without any of these and without `every_steps`, the destination's
-    `default_write_seconds`. Each phase has its own clock, and the first record of a phase is written at once.
-    With seconds and steps, the destination is written to as soon as either has passed.
+    `eval_seconds`, else `every_seconds`; without any of these and without `every_steps`, there is none. Each
+    phase has its own clock, and the first record of a phase is written at once. With seconds and steps, the
+    destination is written to as soon as either has passed.
 
     **What comes in between** is not lost: the latest value of each metric is kept, and written with its own
     step when the destination is due next in that phase, at the end of `fit`, and where the logger is flushed
@@ -127,7 +127,6 @@ class WriteSchedule:
     """
 
     rate: WriteRate = attrs.field(default=WriteRate())
-    default_seconds: float = 0.0
     _last_writes: dict[Phase, tuple[float, int]] = attrs.field(factory=dict, init=False)
 
     def is_due(self, state: State) -> bool:
@@ -138,7 +137,7 @@ class WriteSchedule:
         wrote_at, wrote_batch = last
         seconds = self.rate.seconds(state.phase)
         if seconds is None and self.rate.every_steps is None:
-            seconds = self.default_seconds
+            return True
         if seconds is not None and self.rate.clock() - wrote_at >= seconds:
             return True
         steps = state.timestamp.batch.value - wrote_batch
@@ -150,8 +149,7 @@ class WriteSchedule:
         last = self._last_writes.get(state.phase)
         if last is None or self.rate.every_steps is not None:
             return None
-        seconds = self.rate.seconds(state.phase)
-        return last[0] + (self.default_seconds if seconds is None else seconds)
+        return last[0] + (self.rate.seconds(state.phase) or 0.0)
 
     def note_write(self, state: State) -> None:
         """Records that the destination is written to now."""
@@ -168,92 +166,20 @@ class Destination(Protocol):
     print(names_of([Console(), InMemory()]))  # ['Console', 'InMemory']
     ```
 
+    It gets the kinds of records in `RECORD_KINDS` that it has a method for, with the names and the order of
+    arguments of `destinations.LoggerDestination`.
+
     Attributes:
         write_rate: limits how often it is written to; None for no limit.
-        default_write_seconds: the interval of a rate without seconds and steps.
     """
 
     write_rate: WriteRate | None
-    default_write_seconds: float
 
     def should_write(self, state: State) -> bool:
         """Returns whether metrics are to be written now; otherwise they wait."""
 
-    def log_hyperparameters(self, hyperparameters: dict[str, Any]) -> None:
-        """Takes hyperparameters; a later call adds to an earlier one."""
-
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         """Takes scalars of one step."""
-
-    def log_table(
-        self,
-        columns: list[str],
-        rows: list[list[Any]],
-        name: str = "Table",
-        step: int | None = None,
-        *,
-        caption: str | None = None,
-    ) -> None:
-        """Takes a table."""
-
-    def log_images(
-        self,
-        images: Any,
-        name: str = "Images",
-        channels_last: bool = False,
-        step: int | None = None,
-        masks: dict[str, Any] | None = None,
-        mask_class_labels: dict[int, str] | None = None,
-        use_table: bool = True,
-        *,
-        captions: Sequence[str] | None = None,
-    ) -> None:
-        """Takes images, with or without masks."""
-
-    def log_text(self, text: str, name: str = "Text", step: int | None = None) -> None:
-        """Takes a text."""
-
-    def log_audio(
-        self,
-        audio: Any,
-        sample_rate: int,
-        name: str = "Audio",
-        step: int | None = None,
-        *,
-        caption: str | None = None,
-    ) -> None:
-        """Takes audio."""
-
-    def log_video(
-        self,
-        video: Any,
-        fps: float | None = None,
-        name: str = "Video",
-        step: int | None = None,
-        *,
-        caption: str | None = None,
-        format: str = "mp4",
-    ) -> None:
-        """Takes a video."""
-
-    def log_histogram(
-        self, values: Any, name: str = "Histogram", step: int | None = None, bins: int | Sequence[float] = 64
-    ) -> None:
-        """Takes values whose distribution is to be shown."""
-
-    def log_point_cloud(
-        self,
-        points: Any,
-        name: str = "Points",
-        step: int | None = None,
-        colors: Any = None,
-        *,
-        caption: str | None = None,
-    ) -> None:
-        """Takes points in space."""
-
-    def log_traces(self, traces: dict[str, Any]) -> None:
-        """Takes debugging traces."""
 
     def upload_file(self, state: State, remote_file_name: str, file_path: Path, *, overwrite: bool) -> None:
         """Takes a file."""

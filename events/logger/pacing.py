@@ -217,15 +217,14 @@ class PacedDestination:
     def __init__(self, destination: Destination) -> None:
         self.destination = destination
         rate: WriteRate | None = getattr(destination, "write_rate", None)
-        default_seconds = getattr(destination, "default_write_seconds", 0.0)
-        self._schedule = WriteSchedule(rate or WriteRate(), default_seconds)
+        self._schedule = WriteSchedule(rate or WriteRate())
         if hasattr(destination, "write_schedule"):
             # For an override of `should_write` that calls the one of the base class.
             destination.write_schedule = self._schedule
         self._has_own_rule = not _is_default(destination, "should_write")
         self._aggregate: str = "last" if rate is None else rate.aggregate
         self.limits_media: bool = rate is not None and rate.media
-        self.is_paced = rate is not None or default_seconds > 0 or self._has_own_rule
+        self.is_paced = rate is not None or self._has_own_rule
         self._pending: dict[Phase, PendingRecords] = {}
         self._writing: tuple[tuple[Any, ...], set[Any]] | None = None
         # Whether a method takes a keyword, by both names; found at the first record that has it.

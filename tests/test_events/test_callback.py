@@ -5,7 +5,7 @@ import inspect
 import pytest
 
 from destinations import LoggerDestination
-from events import Callback, Destination, Engine, Event, Logger, Run, State
+from events import Callback, Engine, Event, Logger, Run, State
 from events.logger.destination import RECORD_KINDS
 
 LIFECYCLE = {"run_event", "close", "post_close", "state_dict", "load_state_dict"}
@@ -46,7 +46,6 @@ def test_a_destination_adds_records_and_files():
         "should_write",
         "write_rate",
         "write_schedule",
-        "default_write_seconds",
         "place",
         "require",
     }
@@ -162,6 +161,6 @@ def test_every_record_kind_is_a_method_of_loggers_runs_and_destinations():
     """`RECORD_KINDS` lists all of them, and nothing else."""
     run = Run(run_name="r")
 
-    for one in (Logger, LoggerDestination, Destination, run):
+    for one in (Logger, LoggerDestination, run):
         methods = {name for name in dir(one) if name.startswith("log_")} - {"log_scalar"}
         assert methods | {"upload_file"} == set(RECORD_KINDS)

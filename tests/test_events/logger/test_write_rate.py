@@ -420,7 +420,7 @@ def test_a_destination_may_have_a_rate_by_default():
     """Its author knows what it bears; a rate overrules it."""
 
     class Slow(InMemory):
-        default_write_seconds = 10.0
+        write_rate = WriteRate(every_seconds=10)
 
     run, eager = Run(Slow()), Run(Slow(write_rate=WriteRate(every_seconds=0)))
     for one in (run, eager):
