@@ -1,5 +1,6 @@
 """`HealthChecker` and `StragglerDetector`: GPUs that slow down, and ranks that the others wait for."""
 
+import functools
 import logging
 import statistics
 import time
@@ -54,10 +55,18 @@ class HealthChecker(Sampler):
         self, threshold: float = 10.0, sample_freq: float = 5.0, *, sample: Sample | None = None
     ) -> None:
         self._threshold = threshold
-        self._read = sample or _Nvml().sample
+        self._read = sample or self._read_nvml
         self._throttled: dict[str, str] = {}
         self._is_uneven = False
         super().__init__(self._check, sample_freq, "health/", thread_name="events-health-checker")
+
+    @functools.cached_property
+    def _gpus(self) -> Gpus | None:
+        # Used in the sampling thread alone: NVML may take a second to start.
+        return Gpus.detect()
+
+    def _read_nvml(self) -> Mapping[str, float]:
+        return {} if self._gpus is None else self._gpus.health()
 
     def _check(self) -> Mapping[str, float]:
         sample = dict(self._read())
@@ -94,20 +103,6 @@ class HealthChecker(Sampler):
                 loads[lowest],
             )
         self._is_uneven = spread > self._threshold
-
-
-class _Nvml:
-    """Reads utilization and throttle reasons of the GPUs of this process."""
-
-    def __init__(self) -> None:
-        self._gpus: Gpus | None = None
-        self._is_open = False
-
-    def sample(self) -> Mapping[str, float]:
-        if not self._is_open:
-            # In the sampling thread: NVML may take a second to start.
-            self._is_open, self._gpus = True, Gpus.detect()
-        return {} if self._gpus is None else self._gpus.health()
 
 
 class StragglerDetector(Callback):

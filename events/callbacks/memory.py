@@ -12,7 +12,7 @@ import pickle
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from events.callback import Callback
 from events.interval import Interval
@@ -120,50 +120,39 @@ def _gigabytes(count: float) -> float:
     return float(f"{count / _BYTES_PER_GIGABYTE:.{_SIGNIFICANT_DIGITS}g}")
 
 
-class Allocator(Protocol):
-    """The recorder of an allocator's history."""
+class Allocator:
+    """Records the history of torch's caching allocator.
+
+    Its interface is private, and that of https://pytorch.org/memory_viz.
+    """
 
     def start(self, max_entries: int) -> None:
         """Begins to record allocations, the last `max_entries` of them."""
-
-    def snapshot(self) -> Any:
-        """Returns what was recorded, as `torch.cuda.memory` does; can be pickled."""
-
-    def stop(self) -> None:
-        """Ends the recording."""
-
-    def on_out_of_memory(self, observer: Callable[..., None]) -> None:
-        """Calls a function whenever the allocator is about to raise for lack of memory."""
-
-    def plots(self, snapshot: Any) -> dict[str, str]:
-        """Returns pages and pictures of a snapshot, by the end of their file's name."""
-
-
-class _CudaAllocator:
-    """torch's caching allocator; its interface is private, and that of https://pytorch.org/memory_viz."""
-
-    def start(self, max_entries: int) -> None:
         import torch
 
         torch.cuda.memory._record_memory_history("all", max_entries=max_entries)  # noqa: SLF001
 
     def snapshot(self) -> Any:
+        """Returns what was recorded; can be pickled."""
         import torch
 
         return torch.cuda.memory._snapshot()  # noqa: SLF001
 
     def stop(self) -> None:
+        """Ends the recording."""
         import torch
 
         torch.cuda.memory._record_memory_history(None)  # noqa: SLF001
 
     def on_out_of_memory(self, observer: Callable[..., None]) -> None:
+        """Calls a function whenever the allocator is about to raise for lack of memory."""
         import torch
 
         attach = getattr(torch._C, "_cuda_attach_out_of_memory_observer")  # noqa: B009, SLF001
         attach(observer)
 
     def plots(self, snapshot: Any) -> dict[str, str]:
+        """Returns pages and pictures of a snapshot, by the end of their file's name."""
         from torch.cuda import _memory_viz
 
         draw: Any = _memory_viz
@@ -259,7 +248,7 @@ class MemorySnapshot(Callback):
     def init(self, state: State, logger: Logger) -> None:
         """Looks for a GPU."""
         if self._allocator is None and _has_gpu(self, state):
-            self._allocator = _CudaAllocator()
+            self._allocator = Allocator()
 
     def batch_start(self, state: State, logger: Logger) -> None:
         """Begins to record."""
@@ -339,7 +328,7 @@ class OOMObserver(Callback):
     def init(self, state: State, logger: Logger) -> None:
         """Begins to record and to observe."""
         if self._allocator is None and _has_gpu(self, state):
-            self._allocator = _CudaAllocator()
+            self._allocator = Allocator()
         if self._allocator is not None:
             self._state = state
             self._allocator.start(self._max_entries)

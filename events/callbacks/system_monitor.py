@@ -1,5 +1,6 @@
 """`SystemMonitor`: logs the load of the machine: CPUs, memory, GPUs."""
 
+import contextlib
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -40,32 +41,26 @@ class Gpus:
 
     def sample(self) -> dict[str, float]:
         """Returns the readings of each GPU; unsupported ones are left out."""
-        sample: dict[str, float] = {}
-        for index, handle in enumerate(self._handles):
-            for read in (self._utilization, self._memory, self._temperature, self._power):
-                sample |= {f"gpu{index}/{name}": value for name, value in self._read(read, handle).items()}
-        return sample
+        return self._readings(self._utilization, self._memory, self._temperature, self._power)
 
     def health(self) -> dict[str, float]:
         """Returns utilization and throttle reasons (NVML's bits) of each GPU, where supported."""
-        health: dict[str, float] = {}
+        return self._readings(self._utilization, self._throttling)
+
+    def _readings(self, *reads: Callable[[Any], dict[str, float]]) -> dict[str, float]:
+        readings: dict[str, float] = {}
         for index, handle in enumerate(self._handles):
-            for read in (self._utilization, self._throttling):
-                health |= {f"gpu{index}/{name}": value for name, value in self._read(read, handle).items()}
-        return health
+            for read in reads:
+                # A MIG slice has no utilization, some GPUs have no power sensor.
+                with contextlib.suppress(self._nvml.NVMLError):
+                    readings |= {f"gpu{index}/{name}": value for name, value in read(handle).items()}
+        return readings
 
     def _throttling(self, handle: Any) -> dict[str, float]:
         # Renamed in CUDA 12.
         read = getattr(self._nvml, "nvmlDeviceGetCurrentClocksEventReasons", None)
         read = read or self._nvml.nvmlDeviceGetCurrentClocksThrottleReasons
         return {"throttle_reasons": read(handle)}
-
-    def _read(self, read: Callable[[Any], dict[str, float]], handle: Any) -> dict[str, float]:
-        try:
-            return read(handle)
-        except self._nvml.NVMLError:
-            # A MIG slice has no utilization, some GPUs have no power sensor.
-            return {}
 
     def _utilization(self, handle: Any) -> dict[str, float]:
         return {"utilization_percent": self._nvml.nvmlDeviceGetUtilizationRates(handle).gpu}
