@@ -81,12 +81,9 @@ class Engine:
         callbacks = tuple(callbacks)
         for callback in (*callbacks, *logger.destinations):
             _require_callback(callback)
-        uploaders = tuple(
-            destination for destination in logger.destinations if destination.can_upload_files()
-        )
-        others = tuple(
-            destination for destination in logger.destinations if not _holds(uploaders, destination)
-        )
+        uploads = [(one, one.can_upload_files()) for one in logger.destinations]
+        uploaders = tuple(one for one, does_upload in uploads if does_upload)
+        others = tuple(one for one, does_upload in uploads if not does_upload)
         ordered: tuple[Any, ...] = (*callbacks, *others, *uploaders)
         at_init = (*uploaders, *others, *callbacks)
         self._state = state
@@ -246,15 +243,13 @@ def _overridden_hook(callback: Callback, event: Event) -> Hook | None:
 
 def _status_after(exception: BaseException | None) -> RunStatus:
     """Returns the status of a run that ended with this exception, or without one."""
-    if isinstance(exception, KeyboardInterrupt):
+    code = exception.code if isinstance(exception, SystemExit) else None
+    if isinstance(exception, KeyboardInterrupt) or code == _SIGINT_EXIT_CODE:
         return RunStatus.INTERRUPTED
-    if isinstance(exception, SystemExit):
-        if exception.code == _SIGTERM_EXIT_CODE:
-            return RunStatus.PREEMPTED
-        if exception.code == _SIGINT_EXIT_CODE:
-            return RunStatus.INTERRUPTED
-        return RunStatus.FAILED if exception.code else RunStatus.COMPLETED
-    return RunStatus.COMPLETED if exception is None else RunStatus.FAILED
+    if code == _SIGTERM_EXIT_CODE:
+        return RunStatus.PREEMPTED
+    is_success = exception is None or (isinstance(exception, SystemExit) and not code)
+    return RunStatus.COMPLETED if is_success else RunStatus.FAILED
 
 
 def _set_status(state: State, exception: BaseException | None) -> None:

@@ -6,6 +6,7 @@ import re
 
 from .errors import RecordError
 from .state import State
+from .timestamp import Timestamp
 
 __all__ = ["check_placeholders", "check_run_name", "format_name", "format_run_name"]
 
@@ -13,19 +14,6 @@ _log = logging.getLogger("events")
 
 _PLACEHOLDER = re.compile(r"\{(\w+)(:[^{}]*)?\}")
 _CONSTANTS = ("run_name", "rank", "local_rank", "world_size", "local_world_size", "node_rank")
-_COUNTS = (
-    "iteration",
-    "epoch",
-    "batch",
-    "sample",
-    "token",
-    "epoch_in_iteration",
-    "token_in_iteration",
-    "batch_in_epoch",
-    "sample_in_epoch",
-    "token_in_epoch",
-)
-_DURATIONS = ("total_wct", "iteration_wct", "epoch_wct", "batch_wct")
 
 
 def format_run_name(template: str, state: State) -> str:
@@ -51,7 +39,7 @@ def check_placeholders(template: str) -> None:
     Raises:
         ValueError: the message has the placeholder that was probably meant.
     """
-    known = (*_CONSTANTS, *_COUNTS, *_DURATIONS)
+    known = (*_CONSTANTS, *Timestamp().to_numbers())
     for name, _ in _PLACEHOLDER.findall(template):
         near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.8)
         if near and name not in known:
@@ -100,12 +88,8 @@ def format_name(template: str, state: State) -> str:
     """
     if "{" not in template:
         return template
-    timestamp = state.timestamp
     # In one pass: braces in the run name are not filled in again.
-    values = _constants(state)
-    values |= {name: getattr(timestamp, name).value for name in _COUNTS}
-    values |= {name: getattr(timestamp, name).total_seconds() for name in _DURATIONS}
-    return _fill(template, values)
+    return _fill(template, _constants(state) | state.timestamp.to_numbers())
 
 
 def _constants(state: State) -> dict[str, object]:

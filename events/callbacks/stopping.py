@@ -8,7 +8,7 @@ import difflib
 import logging
 import math
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from events.callback import Callback
@@ -25,37 +25,42 @@ _SMALLER_IS_BETTER = ("loss", "error", "perplexity")
 _MAX_SHOWN_PARAMETERS = 3
 
 
-class _Arrivals:
-    """Tensors on their way to the host, in order, each with a note of what it belongs to."""
+class _Watcher(Callback):
+    """Judges values once they are on the host, in order, each with a note of what it belongs to."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._copies = HostCopies(DeviceCopies())
         self._waiting: deque[tuple[Any, Any]] = deque()
 
-    def put(self, note: Any, value: Any) -> None:
+    def batch_end(self, state: State, logger: Logger) -> None:
+        """Looks at what has arrived."""
+        self._judge_arrivals(state, logger)
+
+    def fit_end(self, state: State, logger: Logger) -> None:
+        """Waits for the rest, and looks at it."""
+        self._copies.wait()
+        self._judge_arrivals(state, logger)
+
+    def _watch(self, note: Any, value: Any) -> None:
         """Starts the copy of a tensor; another value arrives at once."""
         is_tensor = hasattr(value, "device") and hasattr(value, "detach")
         self._waiting.append((note, self._copies.start_array(value.detach()) if is_tensor else value))
 
-    def take(self) -> Iterator[tuple[Any, Any]]:
-        """Yields the notes and values that have arrived, without waiting."""
+    def _judge_arrivals(self, state: State, logger: Logger) -> None:
         self._copies.collect()
         while self._waiting:
             note, value = self._waiting[0]
-            if isinstance(value, PendingCopy):
-                if not value.is_ready:
-                    return
-                if value.is_lost:
-                    self._waiting.popleft()
-                    continue
-                value = value.value
+            is_copy = isinstance(value, PendingCopy)
+            if is_copy and not value.is_ready:
+                return
             self._waiting.popleft()
-            yield note, value
+            if not (is_copy and value.is_lost):
+                self._judge(note, value.value if is_copy else value, state, logger)
 
-    def take_all(self) -> Iterator[tuple[Any, Any]]:
-        """Waits for the rest, and yields it."""
-        self._copies.wait()
-        yield from self.take()
+    def _judge(self, note: Any, value: Any, state: State, logger: Logger) -> None:
+        """Decides with a value, which may be a tensor on the host."""
+        raise NotImplementedError
 
 
 Comparison = Callable[[Any, Any], Any]
@@ -74,48 +79,34 @@ def _comparison(comp: str | Comparison | None, monitor: str) -> Comparison:
     raise ValueError(f"comp must be 'greater', 'gt', 'less', 'lt' or a function, got {comp!r}.")
 
 
-class _MetricWatcher(Callback):
-    """Computes a metric of the state where it may have changed, and passes on its value once it is here."""
+class _MetricWatcher(_Watcher):
+    """Computes a metric of the state where it may have changed, and judges it with its timestamp."""
 
     def __init__(self, monitor: str, dataloader_label: str, *, every_batch: bool) -> None:
         super().__init__()
         self.monitor = monitor
         self.dataloader_label = dataloader_label
         self._every_batch = every_batch
-        self._arrivals = _Arrivals()
 
     def eval_end(self, state: State, logger: Logger) -> None:
         """Looks at an evaluation metric."""
-        self._look(state)
+        self._look(state, logger)
 
     def epoch_end(self, state: State, logger: Logger) -> None:
         """Looks at a training metric."""
-        self._look(state)
+        self._look(state, logger)
 
     def batch_end(self, state: State, logger: Logger) -> None:
         """Looks at a training metric, if it is watched with each batch."""
         if self._every_batch:
-            self._look(state)
+            self._look(state, logger)
         else:
-            self._judge_arrivals(state)
+            self._judge_arrivals(state, logger)
 
-    def fit_end(self, state: State, logger: Logger) -> None:
-        """Waits for what was computed last."""
-        for at, value in self._arrivals.take_all():
-            self._judge(value, at, state)
-
-    def _look(self, state: State) -> None:
+    def _look(self, state: State, logger: Logger) -> None:
         if state.dataloader_label == self.dataloader_label:
-            self._arrivals.put(state.timestamp, self._value(state))
-        self._judge_arrivals(state)
-
-    def _judge_arrivals(self, state: State) -> None:
-        for at, value in self._arrivals.take():
-            self._judge(value, at, state)
-
-    def _judge(self, value: Any, at: Timestamp, state: State) -> None:
-        """Decides with the value of the metric, which may be a tensor on the host, at a timestamp."""
-        raise NotImplementedError
+            self._watch(state.timestamp, self._value(state))
+        self._judge_arrivals(state, logger)
 
     def _value(self, state: State) -> Any:
         if self.dataloader_label == "train":
@@ -173,14 +164,14 @@ class EarlyStopper(_MetricWatcher):
         self.best: Any = None
         self.best_occurred: Timestamp | None = None
 
-    def _judge(self, value: Any, at: Timestamp, state: State) -> None:
+    def _judge(self, note: Timestamp, value: Any, state: State, logger: Logger) -> None:
         is_better = self.best is None or (
             bool(self.comp_func(value, self.best)) and abs(value - self.best) > self.min_delta
         )
         if is_better or self.best_occurred is None:
-            self.best, self.best_occurred = value, at
+            self.best, self.best_occurred = value, note
             return
-        if at.get(self.patience.unit) - self.best_occurred.get(self.patience.unit) > self.patience:
+        if note.get(self.patience.unit) - self.best_occurred.get(self.patience.unit) > self.patience:
             state.stop_training(
                 f"EarlyStopper: {self.monitor} of {self.dataloader_label!r} has not improved on "
                 f"{float(self.best):g} since batch {self.best_occurred.batch.value} "
@@ -232,15 +223,15 @@ class ThresholdStopper(_MetricWatcher):
         self.stop_on_batch = stop_on_batch
         self.comp_func = _comparison(comp, monitor)
 
-    def _judge(self, value: Any, at: Timestamp, state: State) -> None:
+    def _judge(self, note: Timestamp, value: Any, state: State, logger: Logger) -> None:
         if bool(self.comp_func(value, self.threshold)):
             state.stop_training(
                 f"ThresholdStopper: {self.monitor} of {self.dataloader_label!r} is {float(value):g} "
-                f"at batch {at.batch.value} (threshold {self.threshold:g})."
+                f"at batch {note.batch.value} (threshold {self.threshold:g})."
             )
 
 
-class LossSpike(Callback):
+class LossSpike(_Watcher):
     """Detects jumps of the training loss, and losses that stay high.
 
     ```python
@@ -276,20 +267,14 @@ class LossSpike(Callback):
         self._loss_cap = loss_cap
         self._window: deque[float] = deque(maxlen=window_size)
         self._outliers = 0
-        self._arrivals = _Arrivals()
 
     def batch_end(self, state: State, logger: Logger) -> None:
         """Looks at the losses that have arrived."""
-        self._arrivals.put(state.timestamp.batch.value, state.loss)
-        for batch, loss in self._arrivals.take():
-            self._judge(float(loss), batch, state, logger)
+        self._watch(state.timestamp.batch.value, state.loss)
+        self._judge_arrivals(state, logger)
 
-    def fit_end(self, state: State, logger: Logger) -> None:
-        """Waits for the last losses."""
-        for batch, loss in self._arrivals.take_all():
-            self._judge(float(loss), batch, state, logger)
-
-    def _judge(self, loss: float, batch: int, state: State, logger: Logger) -> None:
+    def _judge(self, note: int, value: Any, state: State, logger: Logger) -> None:
+        batch, loss = note, float(value)
         if len(self._window) < (self._window.maxlen or 0):
             self._window.append(loss)
             return
@@ -328,7 +313,7 @@ class LossSpike(Callback):
             state.stop_training(f"LossSpike: {text}")
 
 
-class NaNMonitor(Callback):
+class NaNMonitor(_Watcher):
     """Raises when the training loss is NaN, and names the first module whose output is not finite.
 
     ```python
@@ -348,7 +333,6 @@ class NaNMonitor(Callback):
     def __init__(self, find_module: bool = True) -> None:
         super().__init__()
         self._find_module = find_module
-        self._arrivals = _Arrivals()
         self._handles: list[Any] = []
         # The outputs of the current forward pass by module; None outside of one in training.
         self._outputs: list[tuple[str, Any]] | None = None
@@ -376,20 +360,13 @@ class NaNMonitor(Callback):
         largest = torch._foreach_norm(values, math.inf) if values else []  # noqa: SLF001
         found = torch.cat([*losses, *(one.reshape(1).to(losses[0].device) for one in largest)])
         names = [name for name, _ in outputs]
-        self._arrivals.put((state.timestamp.batch.value, len(losses), names), found)
-        for note, arrived in self._arrivals.take():
-            self._judge(note, arrived.tolist(), state)
-
-    def batch_end(self, state: State, logger: Logger) -> None:
-        """Looks at the losses that have arrived."""
-        for note, arrived in self._arrivals.take():
-            self._judge(note, arrived.tolist(), state)
+        self._watch((state.timestamp.batch.value, len(losses), names), found)
+        self._judge_arrivals(state, logger)
 
     def fit_end(self, state: State, logger: Logger) -> None:
-        """Waits for the last losses; removes the hooks."""
+        """Removes the hooks; waits for the last losses."""
         self._remove_hooks()
-        for note, arrived in self._arrivals.take_all():
-            self._judge(note, arrived.tolist(), state)
+        super().fit_end(state, logger)
 
     def close(self, state: State, logger: Logger) -> None:
         """Removes the hooks."""
@@ -404,8 +381,8 @@ class NaNMonitor(Callback):
 
         return keep
 
-    def _judge(self, note: tuple[int, int, list[str]], values: list[float], state: State) -> None:
-        batch, count, names = note
+    def _judge(self, note: tuple[int, int, list[str]], value: Any, state: State, logger: Logger) -> None:
+        (batch, count, names), values = note, value.tolist()
         if not any(math.isnan(loss) for loss in values[:count]):
             return
         text = f"Train loss contains a NaN. It is that of batch {batch}."

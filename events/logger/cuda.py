@@ -101,7 +101,8 @@ class ScalarSlot:
                 (self._floats if dtype.is_floating_point else self._integers)[index]
                 for index, dtype in enumerate(self._dtypes)
             ]
-            _copy_each(targets, [tensor.detach().reshape(()) for tensor in tensors])
+            # One kernel for many tensors; torch's optimizers use it too.
+            torch._foreach_copy_(targets, [tensor.detach().reshape(()) for tensor in tensors])
             count = len(tensors)
             self._landed[:count].copy_(self._staging[:count], non_blocking=True)
             self._event.record(self._current_stream())
@@ -128,15 +129,6 @@ def _number(as_float: float, as_integer: int, dtype: torch.dtype) -> float:
     if dtype is torch.bool:
         return bool(as_integer)
     return as_integer % _UNSIGNED_64 if dtype is torch.uint64 else as_integer
-
-
-def _copy_each(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
-    copy = getattr(torch, "_foreach_copy_", None)
-    if copy is not None:
-        copy(targets, sources)
-        return
-    for target, source in zip(targets, sources, strict=True):
-        target.copy_(source, non_blocking=True)
 
 
 class _ArrayCopy:

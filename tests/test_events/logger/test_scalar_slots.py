@@ -106,16 +106,6 @@ def test_slots_made_and_used_in_inference_mode_work_outside_of_it():
     assert (first, slot.read()) == ([0.5], [0.25, 1])
 
 
-def test_without_the_batched_copy_each_value_is_copied_by_itself(monkeypatch):
-    """The batched one is none of torch's public functions, and may go."""
-    monkeypatch.delattr(torch, "_foreach_copy_")
-    slot, _ = _slot()
-
-    slot.start([torch.tensor(0.5), torch.tensor(3)])
-
-    assert slot.read() == [0.5, 3]
-
-
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_compiled_region_that_logs_continues(recwarn):
     """It is left for the call, and the compiled function computes and logs what the plain one does."""
