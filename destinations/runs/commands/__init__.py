@@ -318,6 +318,9 @@ def _add_upkeep(commands: _Commands) -> None:
         "--vacuum", type=float, metavar="DAYS", help="remove files that only versions older than this need"
     )
     parser.add_argument(
+        "--remove-gone", action="store_true", help="remove runs from DATASET that ROOT no longer has"
+    )
+    parser.add_argument(
         "--single-writer",
         action="store_true",
         help="write to a server without conditional puts; no other compaction may run",

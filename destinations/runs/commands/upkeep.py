@@ -54,6 +54,7 @@ def compact(options: argparse.Namespace, session: Session) -> int:
                 options.target,
                 optimize=options.optimize,
                 vacuum_days=options.vacuum,
+                remove_gone=options.remove_gone,
                 single_writer=options.single_writer,
                 clock=session.clock,
             )
@@ -71,7 +72,7 @@ def compact(options: argparse.Namespace, session: Session) -> int:
     session.screen.line(
         f"{report.uri}: {report.runs} runs, {report.points} points, {bytes_text(report.size)}; "
         f"{report.added} new, {report.changed} changed, {report.updated} with updated metadata, "
-        f"{report.unchanged} unchanged, {report.alive} still alive"
+        f"{report.unchanged} unchanged, {report.removed} removed, {report.alive} still alive"
     )
     for path in report.duplicates:
         session.note(f"skipped {path}: a newer run has the same id")

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .compaction import CompactReport, compact
-    from .reading import Dataset, SqlResult, is_dataset, open_dataset, sql
+    from .reading import Dataset, SqlResult, open_dataset, sql
 
-__all__ = ["CompactReport", "Dataset", "SqlResult", "compact", "is_dataset", "open_dataset", "sql"]
+__all__ = ["CompactReport", "Dataset", "SqlResult", "compact", "open_dataset", "sql"]
 
 _MODULES = {"CompactReport": ".compaction", "compact": ".compaction"}
 

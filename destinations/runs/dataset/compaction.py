@@ -9,9 +9,11 @@ commits first, this one starts over with what is left to do.
 import contextlib
 import hashlib
 import itertools
+import math
 import os
 import random
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -24,19 +26,20 @@ from destinations.runs.errors import DatasetError, RunsError
 from destinations.runs.record import RunRecord
 from destinations.runs.run import Run
 from destinations.runs.series import MISSING_STEP, Block, run_blocks
-from uploads import UploadError, open_store, redact
+from uploads import Store, UploadError, open_store, redact
 
-from .tables import APPLICATION, COLUMNS, Location, Snapshot, delta_errors, json_of, load
+from .reading import DatasetRun
+from .tables import APPLICATION, COLUMNS, Location, Snapshot, arrow_schema, delta_errors, json_of, load
 
 __all__ = ["CompactReport", "compact"]
 
 # In one transaction; the ids of runs that changed are in its predicate.
 _GROUP_RUNS = 500
-_BATCH_POINTS = 200_000
-_BATCH_ROWS = 10_000
 _TRIES = 20
 _MAX_TIME = 1e12
 _SPILL_BYTES = 1 << 30
+# What `optimize` sorts tables by.
+_ORDERS = {"metrics": ["metric", "run_id"], "hparams": ["name"], "summary": ["metric"]}
 
 Change = Literal["added", "changed", "updated"]
 
@@ -61,6 +64,7 @@ class CompactReport:
         changed: runs whose values were replaced.
         updated: runs of which only the record was replaced, such as notes.
         unchanged: runs that were not read.
+        removed: runs that were removed from it, because they are gone.
         alive: runs that are being written, which were left out.
         empty: runs without metrics.
         damaged: path and problem of runs that cannot be read, which were left out.
@@ -77,6 +81,7 @@ class CompactReport:
     changed: int = 0
     updated: int = 0
     unchanged: int = 0
+    removed: int = 0
     alive: int = 0
     empty: int = 0
     damaged: tuple[tuple[Path, str], ...] = ()
@@ -91,6 +96,7 @@ def compact(
     store_options: dict[str, Any] | None = None,
     optimize: bool = False,
     vacuum_days: float | None = None,
+    remove_gone: bool = False,
     single_writer: bool = False,
     clock: Callable[[], float] = time.time,
 ) -> CompactReport:
@@ -101,8 +107,7 @@ def compact(
         compact(runs, "dataset", optimize=True)        # or "s3://bucket/dataset"
     ```
 
-    A run has ended, or its process has (its heartbeat is old). What the dataset has of runs that are gone
-    from `runs` stays. Run ids tell runs apart.
+    A run has ended, or its process has (its heartbeat is old). Run ids tell runs apart.
 
     Blocks until everything is in the store. Any number of compactions may run at once: of two that commit at
     the same time one starts over. Memory does not grow with the runs.
@@ -115,6 +120,8 @@ def compact(
         optimize: whether to sort the values by metric and run afterwards (Z-order), in files of about 100 MB.
         vacuum_days: removes what versions older than this many days need; None removes nothing. 0 also
             removes the files of a compaction that is running.
+        remove_gone: whether to remove the runs that the dataset has and `runs` does not; they stay in earlier
+            versions. Otherwise they stay.
         single_writer: whether no other compaction ever writes to `dest`; needed for a server that overwrites
             what a put should only create.
         clock: the time in seconds since 1970.
@@ -122,16 +129,24 @@ def compact(
     Raises:
         DatasetError: `dest` has something else, cannot be written, or others committed first again and
             again.
+        ValueError: `vacuum_days` is negative or not finite.
         ImportError: deltalake is not installed.
     """
     started = clock()
+    if vacuum_days is not None and not 0 <= vacuum_days < math.inf:
+        raise ValueError(f"vacuum_days must be 0 or more, got {vacuum_days!r}")
     location = Location.of(dest, store_options or {})
-    work = _Compaction(location, list(runs))
-    if not single_writer:
-        _check_store(dest, store_options or {})
+    chosen = list(runs)
+    if any(isinstance(run, DatasetRun) for run in chosen):
+        raise DatasetError(
+            "these runs are of a dataset, which has no files to read. Compact folders of runs."
+        )
+    work = _Compaction(location, chosen)
     with delta_errors(location.uri):
-        _create(location)
+        _create(location, dest, store_options or {}, is_shared=not single_writer)
         work.repeat(work.write_runs)
+        if remove_gone:
+            work.repeat(work.remove_gone)
         if optimize:
             work.repeat(work.optimize)
         if vacuum_days is not None:
@@ -139,75 +154,61 @@ def compact(
     return attrs.evolve(work.report(), seconds=clock() - started)
 
 
-def _create(location: Location) -> None:
-    """Creates the tables that are missing; `runs` last, which makes it a dataset."""
-    import pyarrow as pa
+def _create(
+    location: Location, place: str | os.PathLike[str], options: dict[str, Any], *, is_shared: bool
+) -> None:
+    """Creates the tables that are missing; `runs` last, which makes it a dataset.
+
+    Args:
+        location: of the dataset.
+        place: the same, as the store takes it.
+        options: of the store.
+        is_shared: whether there may be other writers.
+    """
     from deltalake import DeltaTable
     from deltalake.exceptions import TableNotFoundError
 
-    missing = []
-    for name in COLUMNS:
-        # Not `is_deltatable`, which holds the interpreter's lock while it waits for the store.
-        try:
-            DeltaTable(location.table(name), storage_options=location.options)
-        except TableNotFoundError:
-            missing.append(name)
-    if not missing:
-        return
-    _check_folder(location)
-    for name in missing:
-        if "://" not in location.uri:
-            Path(location.table(name)).mkdir(parents=True, exist_ok=True)
-        DeltaTable.create(
-            location.table(name),
-            pa.schema(_arrow_fields(name)),
-            mode="ignore",
-            storage_options=location.options,
-        )
-
-
-def _check_folder(location: Location) -> None:
-    """Refuses a folder that has something else."""
-    if "://" in location.uri:
-        return
-    try:
-        others = sorted({entry.name for entry in Path(location.uri).iterdir()} - set(COLUMNS))
-    except FileNotFoundError:
-        return
-    if others:
-        raise DatasetError(
-            f"{location.uri} has something else than a dataset: {', '.join(others[:3])}. "
-            "Choose a new or empty folder."
-        )
-
-
-def _check_store(place: str | os.PathLike[str], options: dict[str, Any]) -> None:
-    """Refuses a server that overwrites what a put should only create."""
     try:
         store = open_store(str(place), **options)
-        if getattr(store, "refuses_overwrite", lambda: True)():
-            return
+        if is_shared and not getattr(store, "refuses_overwrite", lambda: True)():
+            raise DatasetError(
+                f"{store.uri()} overwrites what a put should only create, so that two compactions at once "
+                "would lose data. Pass single_writer=True if there is only one at a time."
+            )
+        missing = []
+        for name in COLUMNS:
+            # Not `is_deltatable`, which holds the interpreter's lock while it waits for the store.
+            try:
+                location.open(name)
+            except TableNotFoundError:
+                missing.append(name)
+        if missing and (foreign := list(itertools.islice(_foreign_names(location, store, missing), 3))):
+            raise DatasetError(
+                f"{location.uri} has something else than a dataset: {', '.join(foreign)}. "
+                "Choose a new or empty folder."
+            )
     except UploadError as error:
         raise DatasetError(f"dataset {redact(str(place))} cannot be written: {error}") from error
-    raise DatasetError(
-        f"{store.uri()} overwrites what a put should only create, so that two compactions at once would lose "
-        "data. Pass single_writer=True if there is only one at a time."
-    )
+    for name in missing:
+        if not location.is_remote:
+            Path(location.table(name)).mkdir(parents=True, exist_ok=True)
+        DeltaTable.create(
+            location.table(name), arrow_schema(name), mode="ignore", storage_options=location.options
+        )
 
 
-def _arrow_fields(name: str) -> list[tuple[str, Any]]:
-    import pyarrow as pa
-
-    types = {
-        "string": pa.string(),
-        "int32": pa.int32(),
-        "int64": pa.int64(),
-        "double": pa.float64(),
-        "bool": pa.bool_(),
-        "list": pa.list_(pa.string()),
-        "timestamp": pa.timestamp("us", "UTC"),
-    }
-    return [(column, types[kind]) for column, kind in COLUMNS[name].items()]
+def _foreign_names(location: Location, store: Store, missing: Sequence[str]) -> Iterator[str]:
+    """Yields the names of what is not of a dataset; `vacuum` removes what is in the folder of a table."""
+    if location.is_remote:
+        names = (found.name for found in store.list())
+    else:
+        root = Path(location.uri)
+        found = sorted(root.glob("*")) + [path for name in missing for path in sorted(root.glob(f"{name}/*"))]
+        names = (path.relative_to(root).as_posix() for path in found)
+    for name in names:
+        table, *rest = name.split("/")
+        if table not in COLUMNS or (table in missing and rest and rest[0] != "_delta_log"):
+            yield name
 
 
 class _ConflictError(Exception):
@@ -223,6 +224,7 @@ class _Item:
     """A run to write."""
 
     run: Run
+    change: Change
     metrics_state: str
     record_state: str
     points: int = 0
@@ -234,17 +236,17 @@ class _Compaction:
     def __init__(self, location: Location, runs: Sequence[Run]) -> None:
         self._location = location
         self._runs = runs
+        # The dataset as this attempt found it, and the tables that it has written to since.
         self._snapshot: Snapshot
-        self._done: dict[str, str] = {}
-        self._counts = dict.fromkeys(("alive", "empty"), 0)
-        self._duplicates: tuple[Path, ...] = ()
-        self._damaged: dict[str, tuple[Path, str]] = {}
-        self._failed: list[tuple[Run, Exception]] = []
+        self._written: dict[str, Any] = {}
+        self._changes: dict[str, str] = {}
+        self._damaged: dict[Path, str] = {}
+        self._left_out: dict[str, Any] = {}
 
     def repeat(self, act: Callable[[], None]) -> None:
         """Acts on the newest version; starts over while others commit first."""
         for attempt in range(_TRIES):
-            self._snapshot = load(self._location)
+            self._snapshot, self._written = load(self._location), {}
             try:
                 return act()
             except _ConflictError:
@@ -258,179 +260,202 @@ class _Compaction:
         snapshot = load(self._location)
         points = snapshot.arrow("runs").to_table(columns=["points"])["points"].to_numpy()
         files = snapshot.tables["metrics"].get_add_actions(flatten=True)
-        size = sum(files.column("size_bytes").to_pylist())
-        done = list(self._done.values())
-        counts = {name: done.count(name) for name in ("added", "changed", "updated", "unchanged")}
+        counts: dict[str, Any] = Counter(self._changes.values())
         return CompactReport(
             self._location.uri,
             snapshot.version,
             len(points),
             int(points.sum()),
-            size,
-            damaged=tuple(self._damaged.values()),
-            duplicates=self._duplicates,
+            size=sum(files.column("size_bytes").to_pylist()),
+            damaged=tuple(self._damaged.items()),
             **counts,
-            **self._counts,
+            **self._left_out,
         )
 
     # Runs.
 
     def write_runs(self) -> None:
         """Writes the runs that are new or changed."""
-        for change, items in self._choose().items():
-            for start in range(0, len(items), _GROUP_RUNS):
-                left: Sequence[_Item] = items[start : start + _GROUP_RUNS]
-                while left:
-                    try:
-                        self._write_group(left, change)
-                        break
-                    except _RunFailedError:
-                        left = [item for item in left if item.run.run_id not in self._damaged]
+        chosen = self._choose()
+        for start in range(0, len(chosen), _GROUP_RUNS):
+            group = chosen[start : start + _GROUP_RUNS]
+            while items := [item for item in group if item.run.path not in self._damaged]:
+                with contextlib.suppress(_RunFailedError):
+                    self._write_group(items)
+                    break
 
-    def _choose(self) -> dict[Change, list[_Item]]:
-        """Returns the runs to write."""
-        table = self._snapshot.arrow("runs").to_table(
-            columns=["run_id", "metrics_state", "record_state", "points"]
-        )
-        known = {run_id: rest for run_id, *rest in zip(*table.to_pydict().values(), strict=True)}
+    def remove_gone(self) -> None:
+        """Removes the runs that the dataset has, and the folders have not."""
+        there = {run.run_id for run in self._runs}
+        # A damaged sidecar does not tell the id.
+        damaged = {_text_of(path) for path in self._damaged}
+        gone = [
+            run_id
+            for run_id, row in self._known().items()
+            if run_id not in there and row["path"] not in damaged
+        ]
+        for start in range(0, len(gone), _GROUP_RUNS):
+            ids = gone[start : start + _GROUP_RUNS]
+            for name in COLUMNS:
+                self._write(name, (), _are_of(ids))
+            self._changes |= dict.fromkeys(ids, "removed")
+
+    def _known(self) -> dict[str, dict[str, Any]]:
+        """Returns what the dataset has of each run, by its id, to compare with."""
+        columns = ["run_id", "path", "metrics_state", "record_state", "points"]
+        rows = self._snapshot.arrow("runs").to_table(columns=columns).to_pylist()
+        return {row["run_id"]: row for row in rows}
+
+    def _choose(self) -> list[_Item]:
+        """Returns the runs to write: new ones, then changed ones."""
         newest: dict[str, Run] = {}
-        duplicates = []
-        self._counts = dict.fromkeys(self._counts, 0)
-        for run in self._runs:
+        alive, empty, duplicates = 0, 0, []
+        for run in sorted(self._runs, key=lambda run: run.updated_at or 0.0):
             if run.record.problem is not None:
-                self._damaged[str(run.path)] = run.path, run.record.problem
+                self._damaged[run.path] = run.record.problem
             elif run.alive:
-                self._counts["alive"] += 1
+                alive += 1
             else:
-                other = newest.get(run.run_id)
-                if other is None:
-                    newest[run.run_id] = run
-                else:
-                    older, newer = sorted((other, run), key=lambda one: one.updated_at or 0.0)
+                if (older := newest.get(run.run_id)) is not None:
                     duplicates.append(older.path)
-                    newest[run.run_id] = newer
-        self._duplicates = tuple(duplicates)
-        chosen: dict[Change, list[_Item]] = {"added": [], "changed": [], "updated": []}
+                newest[run.run_id] = run
+        known = self._known()
+        chosen = []
         for run_id, run in newest.items():
-            states = _metrics_state(run.path), _record_state(run.record)
-            before = known.get(run_id)
-            self._counts["empty"] += not states[0]
-            if run_id in self._damaged:
-                continue
-            if before is None:
-                chosen["added"].append(_Item(run, *states))
-            elif before[0] != states[0]:
-                chosen["changed"].append(_Item(run, *states))
-            elif before[1] != states[1]:
-                chosen["updated"].append(_Item(run, *states, points=before[2]))
-            else:
-                self._done.setdefault(run_id, "unchanged")
-        return chosen
+            item = _Item(run, "added", _metrics_state(run.path), _record_state(run.record))
+            empty += not item.metrics_state
+            if (before := known.get(run_id)) is not None:
+                if before["metrics_state"] != item.metrics_state:
+                    item.change = "changed"
+                elif before["record_state"] != item.record_state:
+                    item.change, item.points = "updated", before["points"]
+                else:
+                    self._changes.setdefault(run_id, "unchanged")
+                    continue
+            chosen.append(item)
+        self._left_out = {"alive": alive, "empty": empty, "duplicates": tuple(duplicates)}
+        return sorted(chosen, key=lambda item: item.change)
 
-    def _write_group(self, items: Sequence[_Item], change: Change) -> None:
-        replaced = [] if change == "added" else [item.run.run_id for item in items]
-        if change != "updated":
-            self._write("metrics", self._metric_batches(items), replaced)
-        self._write("hparams", self._row_batches("hparams", items, _hparam_rows), replaced)
-        self._write("summary", self._row_batches("summary", items, _summary_rows), replaced)
-        self._write("runs", self._row_batches("runs", items, _run_rows), replaced)
-        self._done |= {item.run.run_id: change for item in items}
-
-    def _metric_batches(self, items: Sequence[_Item]) -> Iterator[Any]:
-        """Yields the values of runs as record batches."""
+    def _write_group(self, items: Sequence[_Item]) -> None:
+        """Writes runs, in one transaction of each table."""
         import pyarrow as pa
 
-        schema = pa.schema(_arrow_fields("metrics"))
-        pending: list[Any] = []
-        count = 0
+        # Before the first transaction: a run that cannot be read leaves no rows in a table.
+        rows: dict[str, list[Any]] = {"hparams": [], "summary": [], "runs": []}
+        for item in items:
+            with self._reading(item.run):
+                for name, found in zip(rows, _rows_of(item), strict=True):
+                    rows[name].append(pa.RecordBatch.from_pylist(found, arrow_schema(name)))
+        is_new = all(item.change == "added" for item in items)
+        if with_values := [item for item in items if item.change != "updated"]:
+            replaced = None if is_new else _are_of(item.run.run_id for item in with_values)
+            self._write("metrics", self._values(with_values), replaced)
+        points = pa.array([item.points for item in items], pa.int64())
+        runs = pa.Table.from_batches(rows["runs"])
+        rows["runs"] = runs.set_column(runs.schema.get_field_index("points"), "points", points).to_batches()
+        replaced = None if is_new else _are_of(item.run.run_id for item in items)
+        for name, batches in rows.items():
+            self._write(name, batches, replaced)
+        self._changes |= {item.run.run_id: item.change for item in items}
+
+    def _values(self, items: Sequence[_Item]) -> Iterator[Any]:
+        """Yields the values of runs as record batches, and counts them."""
         for item in items:
             item.points = 0
-            with self._naming(item.run):
-                for batch in _batches_of_run(item.run, schema):
-                    pending.append(batch)
-                    item.points += len(batch)
-                    count += len(batch)
-                    if count >= _BATCH_POINTS:
-                        yield pa.concat_batches(pending)
-                        pending, count = [], 0
-        if pending:
-            yield pa.concat_batches(pending)
-
-    def _row_batches(
-        self, name: str, items: Iterable[_Item], rows_of: Callable[[_Item], Iterable[dict[str, Any]]]
-    ) -> Iterator[Any]:
-        """Yields the rows of runs in a table as record batches."""
-        import pyarrow as pa
-
-        schema = pa.schema(_arrow_fields(name))
-
-        def rows() -> Iterator[dict[str, Any]]:
-            for item in items:
-                with self._naming(item.run):
-                    yield from rows_of(item)
-
-        pending = rows()
-        while chunk := list(itertools.islice(pending, _BATCH_ROWS)):
-            yield pa.RecordBatch.from_pylist(chunk, schema)
+            with self._reading(item.run):
+                for rank in item.run.ranks():
+                    first_row = 0
+                    for block in run_blocks(item.run.path, rank):
+                        batch = _values_of(item.run.run_id, rank, block, first_row)
+                        first_row += len(block)
+                        item.points += len(batch)
+                        yield batch
 
     @contextlib.contextmanager
-    def _naming(self, run: Run) -> Iterator[None]:
-        """Notes which run an error is of: the writer of Delta, which runs the iterator, raises another."""
+    def _reading(self, run: Run) -> Iterator[None]:
+        """Notes which run an error is of: the writer of Delta, which reads the batches, raises another."""
         try:
             yield
         except (OSError, ValueError, RunsError, LookupError, TypeError, ArithmeticError) as error:
-            self._failed.append((run, error))
-            raise
+            self._damaged[run.path] = str(error)
+            raise _RunFailedError from error
 
     # Transactions.
 
-    def _write(self, name: str, batches: Iterator[Any], replaced: Sequence[str]) -> None:
-        """Writes rows to a table in one transaction, in place of those of some runs."""
+    def _write(self, name: str, batches: Iterable[Any], replaced: str | None = None) -> None:
+        """Writes rows to a table in one transaction, in place of those that a condition is true of."""
         import pyarrow as pa
         from deltalake import write_deltalake
-        from deltalake.exceptions import CommitFailedError
 
-        self._return_to_pinned(name)
-        ids = ", ".join("'" + run_id.replace("'", "''") + "'" for run_id in replaced)
-        mode: dict[str, Any] = (
-            {"mode": "overwrite", "predicate": f"run_id IN ({ids})"} if ids else {"mode": "append"}
-        )
-        self._failed.clear()
-        try:
+        mode: dict[str, Any] = {"mode": "append"}
+        if replaced is not None:
+            mode = {"mode": "overwrite", "predicate": replaced}
+        with self._transaction(name) as (table, commit):
             write_deltalake(
-                self._snapshot.tables[name],
-                pa.RecordBatchReader.from_batches(pa.schema(_arrow_fields(name)), batches),
-                commit_properties=self._commit_of(name),
+                table,
+                pa.RecordBatchReader.from_batches(arrow_schema(name), batches),
+                commit_properties=commit,
                 writer_properties=_writer_properties(name),
                 **mode,
             )
+
+    def optimize(self) -> None:
+        """Sorts the values by metric and run, and makes few files of many."""
+        for name, order in _ORDERS.items():
+            if self._snapshot.tables[name].file_uris():
+                with self._transaction(name) as (table, commit):
+                    table.optimize.z_order(
+                        order,
+                        max_concurrent_tasks=1,
+                        max_spill_size=_SPILL_BYTES,
+                        writer_properties=_writer_properties(name),
+                        commit_properties=commit,
+                    )
+        # Not by the same way: Delta commits that also where another compaction has committed to `runs`.
+        self._write("runs", self._snapshot.arrow("runs").to_batches(), "true")
+
+    def vacuum(self, days: float) -> None:
+        """Removes the files that no version of the last days needs."""
+        for name in COLUMNS:
+            with self._transaction(name) as (table, commit):
+                table.vacuum(
+                    retention_hours=math.ceil(days * 24),
+                    dry_run=False,
+                    enforce_retention_duration=False,
+                    full=True,
+                    commit_properties=commit,
+                )
+                table.update_incremental()
+        self._write("runs", ())
+
+    @contextlib.contextmanager
+    def _transaction(self, name: str) -> Iterator[tuple[Any, Any]]:
+        """Yields a table, and the properties of one commit to it."""
+        from deltalake.exceptions import CommitFailedError
+
+        damaged = len(self._damaged)
+        try:
+            if name not in self._written:
+                self._written[name] = self._table(name)
+            yield self._written[name], self._commit_of(name)
         except CommitFailedError as error:
             raise _ConflictError from error
         except Exception as error:
-            if not self._failed:
-                raise
-            run, cause = self._failed[0]
-            self._damaged[run.run_id] = run.path, str(cause)
-            raise _RunFailedError from error
-        self._snapshot.heads[name] = self._snapshot.tables[name].version()
+            if len(self._damaged) > damaged:
+                raise _RunFailedError from error
+            raise
 
-    def _return_to_pinned(self, name: str) -> None:
-        """Undoes what a compaction that was killed, or has lost, left in a table."""
-        from deltalake import DeltaTable
-        from deltalake.exceptions import CommitFailedError
-
-        table = self._snapshot.tables[name]
-        pinned = table.version()
-        if self._snapshot.heads[name] == pinned:
-            return
-        head = DeltaTable(self._location.table(name), storage_options=self._location.options)
-        try:
-            head.restore(pinned, commit_properties=self._commit_of(name))
-        except CommitFailedError as error:
-            raise _ConflictError from error
-        head.update_incremental()
-        self._snapshot.tables[name] = head
-        self._snapshot.heads[name] = head.version()
+    def _table(self, name: str) -> Any:
+        """Returns a table to write to; undoes what a compaction that was killed, or has lost, left in it."""
+        pinned = self._snapshot.tables[name]
+        table = self._location.open(name)
+        if table.version() == pinned.version():
+            return pinned
+        if self._location.open("runs").version() != self._snapshot.version:
+            raise _ConflictError
+        table.restore(pinned.version(), commit_properties=self._commit_of(name))
+        table.update_incremental()
+        return table
 
     def _commit_of(self, name: str) -> Any:
         """Returns the properties of a commit: our application; for `runs`, the versions of the others."""
@@ -438,50 +463,19 @@ class _Compaction:
 
         transactions = [Transaction(APPLICATION, time.time_ns())]
         if name == "runs":
+            tables = {**self._snapshot.tables, **self._written}
             transactions += [
-                Transaction(f"{APPLICATION}.{other}", self._snapshot.tables[other].version())
+                Transaction(f"{APPLICATION}.{other}", tables[other].version())
                 for other in COLUMNS
                 if other != "runs"
             ]
         return CommitProperties(app_transactions=transactions)
 
-    def optimize(self) -> None:
-        """Sorts the values by metric and run, and makes few files of many."""
-        from deltalake.exceptions import CommitFailedError
 
-        orders = {"metrics": ["metric", "run_id"], "hparams": ["name"], "summary": ["metric"]}
-        try:
-            for name, order in orders.items():
-                self._return_to_pinned(name)
-                table = self._snapshot.tables[name]
-                if table.file_uris():
-                    table.optimize.z_order(
-                        order,
-                        max_concurrent_tasks=1,
-                        max_spill_size=_SPILL_BYTES,
-                        writer_properties=_writer_properties(name),
-                        commit_properties=self._commit_of(name),
-                    )
-                    self._snapshot.heads[name] = table.version()
-        except CommitFailedError as error:
-            raise _ConflictError from error
-        self._write("runs", iter(()), ())
-
-    def vacuum(self, days: float) -> None:
-        """Removes the files that no version of the last days needs."""
-        for name in COLUMNS:
-            self._return_to_pinned(name)
-            table = self._snapshot.tables[name]
-            table.vacuum(
-                retention_hours=int(days * 24),
-                dry_run=False,
-                enforce_retention_duration=False,
-                full=True,
-                commit_properties=self._commit_of("metrics"),
-            )
-            table.update_incremental()
-            self._snapshot.heads[name] = table.version()
-        self._write("runs", iter(()), ())
+def _are_of(run_ids: Iterable[str]) -> str:
+    """Returns the condition that rows are of some runs."""
+    texts = ["'" + run_id.replace("'", "''") + "'" for run_id in run_ids]
+    return f"run_id IN ({', '.join(texts)})"
 
 
 def _writer_properties(name: str) -> Any:
@@ -499,57 +493,50 @@ def _writer_properties(name: str) -> Any:
 # Rows.
 
 
-def _batches_of_run(run: Run, schema: Any) -> Iterator[Any]:
-    """Yields the values of a run, one record batch for each block of rows and metric."""
-    for rank in run.ranks():
-        first_row = 0
-        for block in run_blocks(run.path, rank):
-            yield from _batches_of_block(run.run_id, rank, block, first_row, schema)
-            first_row += len(block)
-
-
-def _batches_of_block(run_id: str, rank: int, block: Block, first_row: int, schema: Any) -> Iterator[Any]:
+def _values_of(run_id: str, rank: int, block: Block, first_row: int) -> Any:
+    """Returns the values of a block, one metric after the other, as a record batch."""
     import pyarrow as pa
 
-    fits = np.abs(block.time) < _MAX_TIME
-    micros = np.rint(np.where(fits, block.time, 0.0) * 1e6).astype(np.int64)
-    times = pa.array(micros, pa.int64(), mask=~fits).cast(pa.timestamp("us", "UTC"))
-    steps = pa.array(block.step, pa.int64(), mask=block.step == MISSING_STEP)
-    rows = pa.array(np.arange(first_row, first_row + len(block)), pa.int64())
-    for name, (values, present) in block.columns.items():
-        count = int(np.count_nonzero(present))
-        if not count:
-            continue
-        columns = [steps, rows, times, pa.array(values, pa.float64(), from_pandas=False)]
-        if count < len(block):
-            mask = pa.array(present)
-            columns = [column.filter(mask) for column in columns]
-        names = [
-            pa.repeat(name, count),
-            pa.repeat(run_id, count),
-            pa.repeat(pa.scalar(rank, pa.int32()), count),
-        ]
-        yield pa.record_batch([*names, *columns], schema=schema)
+    names = list(block.columns)
+    at = [np.flatnonzero(there) for _, there in block.columns.values()]
+    metrics = np.repeat(np.arange(len(names)), [len(one) for one in at])
+    values = [values[there] for values, there in block.columns.values()]
+    rows = np.concatenate([np.empty(0, np.int64), *at])
+    steps, times = block.step[rows], block.time[rows]
+    fits = np.abs(times) < _MAX_TIME
+    micros = np.rint(np.where(fits, times, 0.0) * 1e6).astype(np.int64)
+    return pa.record_batch(
+        [
+            pa.array(names, pa.string()).take(pa.array(metrics)),
+            pa.repeat(run_id, len(rows)),
+            pa.repeat(pa.scalar(rank, pa.int32()), len(rows)),
+            pa.array(steps, pa.int64(), mask=steps == MISSING_STEP),
+            pa.array(first_row + rows),
+            pa.array(micros, pa.int64(), mask=~fits).cast(pa.timestamp("us", "UTC")),
+            pa.array(np.concatenate([np.empty(0), *values]), from_pandas=False),
+        ],
+        schema=arrow_schema("metrics"),
+    )
 
 
-def _run_rows(item: _Item) -> Iterator[dict[str, Any]]:
-    record = item.run.record
-    yield attrs.asdict(record, recurse=False) | {
-        "path": str(record.path).encode("utf-8", "backslashreplace").decode(),
-        "points": item.points,
+def _rows_of(item: _Item) -> tuple[list[dict[str, Any]], ...]:
+    """Returns the rows of a run in `hparams`, `summary` and `runs`."""
+    run_id, record = item.run.run_id, item.run.record
+    hparams = [{"run_id": run_id, "name": name, **json_of(value)} for name, value in record.hparams.items()]
+    summary = [
+        {"run_id": run_id, "metric": name, **attrs.asdict(metric)}
+        for name, metric in item.run.summary.items()
+    ]
+    fields = attrs.asdict(record, recurse=False) | {
+        "path": _text_of(record.path),
         "metrics_state": item.metrics_state,
         "record_state": item.record_state,
     }
+    return hparams, summary, [fields]
 
 
-def _hparam_rows(item: _Item) -> Iterator[dict[str, Any]]:
-    for name, value in item.run.record.hparams.items():
-        yield {"run_id": item.run.run_id, "name": name} | json_of(value)
-
-
-def _summary_rows(item: _Item) -> Iterator[dict[str, Any]]:
-    for name, metric in item.run.summary.items():
-        yield {"run_id": item.run.run_id, "metric": name} | attrs.asdict(metric)
+def _text_of(path: Path) -> str:
+    return str(path).encode("utf-8", "backslashreplace").decode()
 
 
 def _metrics_state(run_dir: Path) -> str:

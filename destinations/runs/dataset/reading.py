@@ -34,7 +34,7 @@ from .tables import COLUMNS, Location, Snapshot, load, scalar_of
 if TYPE_CHECKING:
     from destinations.runs.series import Block, Series
 
-__all__ = ["Dataset", "DatasetRun", "SqlResult", "is_dataset", "open_dataset", "sql"]
+__all__ = ["Dataset", "DatasetRun", "SqlResult", "open_dataset", "sql"]
 
 _MEMORY = "1GB"
 _INDEX_ROOT = "/dataset"
@@ -170,20 +170,6 @@ def open_dataset(uri: str | PathLike[str], *, version: int | None = None, **opti
         ImportError: deltalake or DuckDB is not installed.
     """
     return Dataset(load(Location.of(uri, options), version))
-
-
-def is_dataset(uri: str | PathLike[str], **options: Any) -> bool:
-    """Returns whether there is a dataset; asks the store.
-
-    ```python
-    print(is_dataset("runs"))  # False
-    ```
-    """
-    try:
-        load(Location.of(uri, options))
-    except DatasetError:
-        return False
-    return True
 
 
 def sql(uri: str | PathLike[str], query: str, parameters: Sequence[Any] = (), **options: Any) -> SqlResult:

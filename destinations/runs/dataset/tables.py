@@ -28,12 +28,22 @@ from destinations.runs.errors import DatasetError
 from destinations.runs.record import FIELDS, FieldType, Scalar
 from uploads import object_store_location, one_line, redact_text
 
-__all__ = ["APPLICATION", "COLUMNS", "Location", "Snapshot", "delta_errors", "json_of", "load", "scalar_of"]
+__all__ = [
+    "APPLICATION",
+    "COLUMNS",
+    "Location",
+    "Snapshot",
+    "arrow_schema",
+    "delta_errors",
+    "json_of",
+    "load",
+    "scalar_of",
+]
 
 APPLICATION = "training-destinations"
 """The application id of our commits: of two at once, one fails."""
 
-_ARROW: Mapping[FieldType, str] = {"text": "string", "texts": "list", "time": "double", "bool": "bool"}
+_ARROW: Mapping[FieldType, str] = {"text": "string", "texts": "texts", "time": "double", "bool": "bool"}
 _NOT_STORED = {"name", "alive", "path", "heartbeat_at", "problem", "run_id"}
 COLUMNS: Mapping[str, Mapping[str, str]] = {
     "metrics": {
@@ -68,6 +78,15 @@ COLUMNS: Mapping[str, Mapping[str, str]] = {
     },
 }
 """The columns of each table, in the order in which a compaction commits the tables."""
+
+
+def arrow_schema(name: str) -> Any:
+    """Returns the columns of a table as a `pyarrow.Schema`."""
+    import pyarrow as pa
+
+    others = {"texts": pa.list_(pa.string()), "timestamp": pa.timestamp("us", "UTC")}
+    return pa.schema([(column, others.get(kind, kind)) for column, kind in COLUMNS[name].items()])
+
 
 # Delta's writer takes a path for the name of a host, where these are not allowed.
 _REFUSED = re.compile(r"[\[\]^|\\\x00-\x1f]")
@@ -104,9 +123,32 @@ class Location:
             )
         return cls(uri, found)
 
+    @property
+    def is_remote(self) -> bool:
+        """Whether it is not a folder."""
+        return "://" in self.uri
+
     def table(self, name: str) -> str:
         """Returns the URI of a table."""
         return f"{self.uri}/{name}"
+
+    def open(self, name: str, version: int | None = None) -> Any:
+        """Returns a table as a `deltalake.DeltaTable`.
+
+        Raises:
+            DatasetError: the table is of somebody else.
+            deltalake.exceptions.DeltaError: there is none, or it cannot be read.
+        """
+        from deltalake import DeltaTable
+
+        table = DeltaTable(self.table(name), version=version, storage_options=self.options)
+        columns = [field.name for field in table.schema().fields]
+        if columns != list(COLUMNS[name]):
+            raise DatasetError(
+                f"table {self.table(name)} is not one of this package: expected the columns "
+                f"{', '.join(COLUMNS[name])}, got {one_line(', '.join(columns))}. Choose another place."
+            )
+        return table
 
 
 @contextlib.contextmanager
@@ -142,12 +184,10 @@ class Snapshot:
     Attributes:
         location: of the dataset.
         tables: `deltalake.DeltaTable`, by name.
-        heads: the newest version of each table; another than that of `tables` after a compaction was killed.
     """
 
     location: Location
     tables: dict[str, Any]
-    heads: dict[str, int]
 
     @property
     def version(self) -> int:
@@ -171,29 +211,13 @@ def load(location: Location, version: int | None = None) -> Snapshot:
         ImportError: deltalake is not installed.
     """
     with delta_errors(location.uri):
-        from deltalake import DeltaTable
-
-        def opened(name: str, at: int | None) -> Any:
-            return DeltaTable(location.table(name), version=at, storage_options=location.options)
-
-        runs = opened("runs", version)
-        tables, heads = {"runs": runs}, {"runs": runs.version()}
-        for name in list(COLUMNS)[:-1]:
-            pinned = runs.transaction_version(f"{APPLICATION}.{name}") or 0
-            if version is None:
-                newest = opened(name, None)
-                heads[name] = newest.version()
-                tables[name] = newest if newest.version() == pinned else opened(name, pinned)
-            else:
-                tables[name] = opened(name, pinned)
-        for name, table in tables.items():
-            columns = [field.name for field in table.schema().fields]
-            if columns != list(COLUMNS[name]):
-                raise DatasetError(
-                    f"table {location.table(name)} is not one of this package: expected the columns "
-                    f"{', '.join(COLUMNS[name])}, got {one_line(', '.join(columns))}. Choose another place."
-                )
-        return Snapshot(location, tables, heads)
+        runs = location.open("runs", version)
+        tables = {
+            name: location.open(name, runs.transaction_version(f"{APPLICATION}.{name}") or 0)
+            for name in COLUMNS
+            if name != "runs"
+        }
+        return Snapshot(location, {**tables, "runs": runs})
 
 
 def json_of(value: Scalar) -> dict[str, Any]:

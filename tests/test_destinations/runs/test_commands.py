@@ -599,6 +599,21 @@ def test_compact_and_sql(runs, tmp_path):
     assert "must hold a dataset, got none" in nowhere[2]
 
 
+def test_compact_removes_runs_that_are_gone_when_asked(runs, root, tmp_path):
+    """The dataset keeps a run whose folder was deleted, until `--remove-gone`."""
+    pytest.importorskip("deltalake")
+    _, first, _ = runs("compact", root, tmp_path / "dataset", "--json")
+    shutil.rmtree(root / "alpha")
+
+    _, kept, _ = runs("compact", root, tmp_path / "dataset", "--json")
+    code, removed, _ = runs("compact", root, tmp_path / "dataset", "--remove-gone")
+
+    count = json.loads(first)["runs"]
+    assert (json.loads(kept)["runs"], json.loads(kept)["removed"], code) == (count, 0, 0)
+    assert f"{count - 1} runs" in removed
+    assert "1 removed" in removed
+
+
 # Editing.
 
 

@@ -1,5 +1,6 @@
 """Runs as Delta tables, in a folder and in a bucket."""
 
+import shutil
 import threading
 
 import numpy as np
@@ -16,7 +17,7 @@ from destinations.runs import (
     Run,
     open_runs,
 )
-from destinations.runs.dataset import compact, compaction, is_dataset, open_dataset, sql
+from destinations.runs.dataset import compact, compaction, open_dataset, sql
 from tests.servers import s3_servers
 from tests.test_destinations.runs.written import (
     Written,
@@ -292,7 +293,8 @@ def test_many_small_files_become_few(tmp_path):
     report = compact(runs, str(tmp_path / "data"), optimize=True, vacuum_days=0)
 
     assert (report.unchanged, report.points) == (6, 60)
-    assert len(list((tmp_path / "data" / "metrics").glob("*.parquet"))) == 1
+    for name in ("metrics", "summary", "runs"):
+        assert len(list((tmp_path / "data" / name).glob("*.parquet"))) == 1
     with open_dataset(tmp_path / "data") as dataset:
         assert len(dataset.files()) == 1
         assert_same_metrics(dataset, runs)
@@ -328,6 +330,27 @@ def test_two_compactions_at_once_lose_nothing_and_write_nothing_twice(root, temp
         assert_same_metrics(dataset, [Run.open(root / name) for name in "abcd"])
         assert dataset.sql("SELECT count(*) FROM metrics").rows == ((4 * 107,),)
         assert dataset.sql("SELECT count(*) FROM runs").rows == ((4,),)
+
+
+def test_a_compaction_while_another_optimizes_loses_nothing(root, tmp_path, monkeypatch):
+    """One that begins and ends between the sorting and its last commit: the sorting starts over."""
+    place = str(tmp_path / "data")
+    compact([Run.open(root / "a")], place)
+    write, rivals = compaction._Compaction._write, [Run.open(root / "b")]
+
+    def write_after_a_rival(self, *arguments):
+        if rivals:
+            compact([rivals.pop()], place)
+        write(self, *arguments)
+
+    monkeypatch.setattr(compaction._Compaction, "_write", write_after_a_rival)
+    report = compact([Run.open(root / "a")], place, optimize=True)
+
+    assert (report.runs, report.points) == (2, 2 * 107)
+    with open_dataset(place) as dataset:
+        assert_same_metrics(dataset, [Run.open(root / name) for name in "ab"])
+        assert dataset.sql("SELECT count(*) FROM metrics").rows == ((2 * 107,),)
+        assert [len(dataset.files(name)) for name in ("metrics", "runs")] == [1, 1]
 
 
 @pytest.mark.parametrize("table", ["metrics", "hparams", "summary"])
@@ -381,7 +404,6 @@ def test_what_is_no_dataset_is_refused(root, tmp_path):
 
     with pytest.raises(DatasetError, match="destinations runs compact"):
         open_dataset(tmp_path / "none")
-    assert not is_dataset(tmp_path)
     with pytest.raises(DatasetError, match="something else than a dataset: a, b, c"):
         compact(runs_of(root), str(root))
     assert not (root / "metrics").exists()
@@ -393,6 +415,73 @@ def test_what_is_no_dataset_is_refused(root, tmp_path):
         compact(runs_of(root), str(tmp_path / "a[1]"))
     with pytest.raises(DatasetError, match="sftp"):
         compact(runs_of(root), "sftp://host/folder")
+
+
+def test_a_folder_whose_tables_would_be_among_files_of_the_user_is_refused(root, tmp_path):
+    """A table in `runs/` beside runs would have them vacuumed: nothing is written, nothing removed."""
+    before = files(tmp_path)
+
+    with pytest.raises(DatasetError, match="something else than a dataset: runs/a, runs/b, runs/c"):
+        compact(runs_of(root), str(tmp_path), vacuum_days=0)
+
+    assert files(tmp_path) == before
+
+
+def test_one_table_of_somebody_else_is_refused(root, tmp_path):
+    """No table is made beside it."""
+    import pyarrow as pa
+    from deltalake import write_deltalake
+
+    write_deltalake(str(tmp_path / "data" / "summary"), pa.table({"x": [1]}))
+    before = files(tmp_path)
+
+    with pytest.raises(DatasetError, match=r"summary is not one of this package.*got x"):
+        compact(runs_of(root), str(tmp_path / "data"))
+
+    assert files(tmp_path) == before
+
+
+def test_runs_of_a_dataset_are_not_compacted(root, tmp_path):
+    """They have no files to read from; nothing is written."""
+    compact(runs_of(root), str(tmp_path / "data"))
+
+    with open_runs(tmp_path / "data") as runs, pytest.raises(DatasetError, match="Compact folders of runs"):
+        compact(runs, str(tmp_path / "copy"))
+
+    assert not (tmp_path / "copy").exists()
+
+
+@pytest.mark.parametrize("days", [-1, float("nan"), float("inf")])
+def test_a_wrong_number_of_days_is_refused(root, tmp_path, days):
+    """Before anything is written."""
+    with pytest.raises(ValueError, match="vacuum_days must be 0 or more"):
+        compact(runs_of(root), str(tmp_path / "data"), vacuum_days=days)
+
+    assert not (tmp_path / "data").exists()
+
+
+def test_runs_that_are_gone_are_removed_when_asked(root, tmp_path):
+    """Those that are damaged or alive are not gone; an earlier version still has what was removed."""
+    place = str(tmp_path / "data")
+    before = compact(runs_of(root), place)
+    shutil.rmtree(root / "b")
+    shutil.rmtree(root / "spt")
+    (root / "c" / "sidecar.json").write_text("{")
+
+    with open_runs(root, cache=tmp_path / "cache") as runs:
+        kept = compact(runs, place)
+        report = compact(runs, place, remove_gone=True)
+
+    assert (kept.runs, kept.removed) == (4, 0)
+    assert (report.runs, report.removed, report.unchanged) == (2, 2, 1)
+    with open_dataset(place) as dataset:
+        assert_same_metrics(dataset, [Run.open(root / "a")])
+        for name in ("metrics", "hparams", "summary", "runs"):
+            rows = dataset.sql(f"SELECT DISTINCT run_id FROM {name} ORDER BY 1").rows  # noqa: S608  # the names above
+            assert rows == (("id-a",), ("id-c",))
+    with open_dataset(place, version=before.version) as dataset:
+        assert len(dataset) == 4
+        assert len(dataset["id-b"].series("loss")) == 50
 
 
 def test_values_that_are_no_numbers_come_back(tmp_path):
