@@ -1,18 +1,20 @@
 """The contract of a destination."""
 
+import functools
+import inspect
 import logging
 import os
 import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from events import Callback, Destination, State, WriteRate, WriteSchedule
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["LoggerDestination"]
+__all__ = ["LoggerDestination", "RecordDestination"]
 
 _log = logging.getLogger("destinations")
 
@@ -369,6 +371,50 @@ class LoggerDestination(Callback):
     @_default
     def flush(self) -> None:
         """Passes on buffered records, without waiting for anything remote."""
+
+
+def _passed_on(method: F) -> F:
+    """Returns a method with the same arguments that passes them to `RecordDestination.log_record`."""
+    signature, kind = inspect.signature(method), method.__name__.removeprefix("log_")
+    optional = {one.name for one in signature.parameters.values() if one.kind is one.KEYWORD_ONLY}
+
+    @functools.wraps(method, updated=())  # without the mark of `_default`
+    def log(self: "RecordDestination", *args: Any, **options: Any) -> None:
+        bound = signature.bind(self, *args, **options)
+        bound.apply_defaults()
+        _, *arguments = bound.arguments.items()
+        self.log_record(
+            kind,
+            {
+                name: value
+                for name, value in arguments
+                if name not in optional or options.get(name) is not None
+            },
+        )
+
+    return cast("F", log)
+
+
+class RecordDestination(LoggerDestination):
+    """A destination with one method for all tables, texts, traces and media; the base of most of ours."""
+
+    def log_record(self, kind: str, arguments: "dict[str, Any]") -> None:
+        """Takes a record.
+
+        Args:
+            kind: the method without its "log_": "table", "images", "text", …
+            arguments: those of the method, by name; keyword-only ones only where they were given.
+        """
+        raise NotImplementedError
+
+    log_table = _passed_on(LoggerDestination.log_table)
+    log_images = _passed_on(LoggerDestination.log_images)
+    log_text = _passed_on(LoggerDestination.log_text)
+    log_audio = _passed_on(LoggerDestination.log_audio)
+    log_video = _passed_on(LoggerDestination.log_video)
+    log_histogram = _passed_on(LoggerDestination.log_histogram)
+    log_point_cloud = _passed_on(LoggerDestination.log_point_cloud)
+    log_traces = _passed_on(LoggerDestination.log_traces)
 
 
 if TYPE_CHECKING:

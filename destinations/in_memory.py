@@ -9,11 +9,11 @@ import attrs
 
 from events import Logger, State, Time, Timestamp, WriteRate
 
-from .base import LoggerDestination
+from .base import RecordDestination
 from .copies import own_copy
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping
 
     import numpy as np
     import pandas as pd
@@ -51,7 +51,7 @@ class Table:
     caption: str | None = None
 
 
-class InMemory(LoggerDestination):
+class InMemory(RecordDestination):
     """Keeps every record, copied, with its step and the timestamp of the run.
 
     ```python
@@ -105,101 +105,20 @@ class InMemory(LoggerDestination):
     def log_hyperparameters(self, hyperparameters: "dict[str, Any]") -> None:
         own = own_copy(hyperparameters)
         self._hyperparameters.update(own)
-        self._keep("hyperparameters", "", None, own)
-
-    def log_table(
-        self,
-        columns: "list[str]",
-        rows: "list[list[Any]]",
-        name: str = "Table",
-        step: int | None = None,
-        *,
-        caption: str | None = None,
-    ) -> None:
         timestamp = self._timestamp()
+        self._keep(Record("hyperparameters", "", int(timestamp.batch), timestamp, own))
+
+    def log_record(self, kind: str, arguments: "dict[str, Any]") -> None:
+        timestamp = self._timestamp()
+        name, step = arguments.pop("name", ""), arguments.pop("step", None)
         step = int(timestamp.batch) if step is None else step
-        own_rows = [[own_copy(value) for value in row] for row in rows]
-        self._keep("table", name, step, Table(list(columns), own_rows, step, timestamp, caption))
-
-    def log_images(
-        self,
-        images: Any,
-        name: str = "Images",
-        channels_last: bool = False,
-        step: int | None = None,
-        masks: "dict[str, Any] | None" = None,
-        mask_class_labels: "dict[int, str] | None" = None,
-        use_table: bool = True,
-        *,
-        captions: "Sequence[str] | None" = None,
-    ) -> None:
-        value = {
-            "images": images,
-            "channels_last": channels_last,
-            "masks": masks,
-            "mask_class_labels": mask_class_labels,
-            "use_table": use_table,
-        }
-        self._keep("images", name, step, own_copy(_with_texts(value, captions=captions)))
-
-    def log_text(self, text: str, name: str = "Text", step: int | None = None) -> None:
-        self._keep("text", name, step, text)
-
-    def log_audio(
-        self,
-        audio: Any,
-        sample_rate: int,
-        name: str = "Audio",
-        step: int | None = None,
-        *,
-        caption: str | None = None,
-    ) -> None:
-        self._keep(
-            "audio",
-            name,
-            step,
-            own_copy(_with_texts({"audio": audio, "sample_rate": sample_rate}, caption=caption)),
-        )
-
-    def log_video(
-        self,
-        video: Any,
-        fps: float | None = None,
-        name: str = "Video",
-        step: int | None = None,
-        *,
-        caption: str | None = None,
-        format: str = "mp4",
-    ) -> None:
-        self._keep("video", name, step, own_copy(_with_texts({"video": video, "fps": fps}, caption=caption)))
-
-    def log_histogram(
-        self,
-        values: Any,
-        name: str = "Histogram",
-        step: int | None = None,
-        bins: "int | Sequence[float]" = 64,
-    ) -> None:
-        self._keep("histogram", name, step, own_copy({"values": values, "bins": bins}))
-
-    def log_point_cloud(
-        self,
-        points: Any,
-        name: str = "Points",
-        step: int | None = None,
-        colors: Any = None,
-        *,
-        caption: str | None = None,
-    ) -> None:
-        self._keep(
-            "point_cloud",
-            name,
-            step,
-            own_copy(_with_texts({"points": points, "colors": colors}, caption=caption)),
-        )
-
-    def log_traces(self, traces: "dict[str, Any]") -> None:
-        self._keep("traces", "", None, own_copy(dict(traces)))
+        value = own_copy(arguments)
+        if kind == "table":
+            rows = list(map(list, value["rows"]))
+            value = Table(list(value["columns"]), rows, step, timestamp, value.get("caption"))
+        elif kind in {"text", "traces"}:
+            value = value[kind]
+        self._keep(Record(kind, name, step, timestamp, value))
 
     @property
     def state(self) -> State | None:
@@ -312,12 +231,9 @@ class InMemory(LoggerDestination):
     def _timestamp(self) -> Timestamp:
         return self._before_init if self._state is None else self._state.timestamp
 
-    def _keep(self, kind: str, name: str, step: int | None, value: Any) -> None:
-        timestamp = self._timestamp()
+    def _keep(self, record: Record) -> None:
         self._accepted += 1
-        self._records.append(
-            Record(kind, name, int(timestamp.batch) if step is None else step, timestamp, value)
-        )
+        self._records.append(record)
 
 
 def _near_miss(name: str, known: "Iterable[str]") -> str:
@@ -327,8 +243,3 @@ def _near_miss(name: str, known: "Iterable[str]") -> str:
 
 def _number(value: Time | timedelta) -> int | float:
     return value.total_seconds() if isinstance(value, timedelta) else value.value
-
-
-def _with_texts(value: dict[str, Any], **texts: Any) -> dict[str, Any]:
-    """Returns a value with its captions, if it has any."""
-    return value | {key: text for key, text in texts.items() if text is not None}

@@ -5,7 +5,6 @@ The `log_*` methods copy in the training thread; a lane encodes and writes.
 
 import csv
 import errno
-import functools
 import hashlib
 import io
 import os
@@ -93,67 +92,45 @@ class MediaWriter:
         self,
         images: Any,
         name: str,
-        channels_last: bool,
         step: int,
+        channels_last: bool,
         masks: dict[str, Any] | None,
         mask_class_labels: dict[int, str] | None,
-        captions: Sequence[str] | None = None,
+        captions: Sequence[str] = (),
     ) -> None:
         """Writes each image, and each mask with its overlay, as PNG."""
         checked_name(name)
         images = copy_value(images)
-        masks = None if masks is None else {key: copy_value(mask) for key, mask in masks.items()}
-        for mask_name in masks or ():
+        masks = {key: copy_value(mask) for key, mask in (masks or {}).items()}
+        for mask_name in masks:
             checked_name(mask_name)
-        labels = (
-            None
-            if mask_class_labels is None
-            else {str(key): label for key, label in mask_class_labels.items()}
-        )
-        work = functools.partial(
-            self._images,
-            images,
-            name,
-            channels_last,
-            step,
-            self._clock(),
-            masks,
-            labels,
-            list(captions or ()),
-        )
+        labels = None
+        if mask_class_labels is not None:
+            labels = {str(key): label for key, label in mask_class_labels.items()}
+        texts = list(captions)
+
+        def work(at: float = self._clock()) -> None:
+            by_mask = {key: list(iter_masks(mask)) for key, mask in masks.items()}
+            for index, pixels in enumerate(iter_images(images, channels_last)):
+                caption = texts[index] if index < len(texts) else None
+                more: dict[str, Any] = {"caption": caption or None, "shape": list(pixels.shape)}
+                if pixels.value_range is not None:
+                    more["value_range"] = list(pixels.value_range)
+                if by_mask:
+                    more["masks"] = {
+                        key: self._mask(pixels.array, found[index], f"{name}/{key}", step)
+                        for key, found in by_mask.items()
+                    }
+                    more["mask_class_labels"] = labels
+                self._write_medium("image", name, step, index, at, ".png", png_bytes(pixels.array), **more)
+
         self._put(work, size_in_bytes([images, masks]), f"image {name!r}")
 
-    def _images(
-        self,
-        images: Any,
-        name: str,
-        channels_last: bool,
-        step: int,
-        at: float,
-        masks: dict[str, Any] | None,
-        labels: dict[str, str] | None,
-        captions: list[str],
-    ) -> None:
-        by_mask = {key: list(iter_masks(mask)) for key, mask in (masks or {}).items()}
-        for index, pixels in enumerate(iter_images(images, channels_last)):
-            path, size = self._write_media(name, step, ".png", png_bytes(pixels.array))
-            record = _record("image", name, step, index, at, path, size)
-            caption = captions[index] if index < len(captions) else None
-            record |= {"caption": caption or None, "shape": list(pixels.shape)}
-            if pixels.value_range is not None:
-                record["value_range"] = list(pixels.value_range)
-            if by_mask:
-                record["masks"] = {
-                    key: self._mask(pixels.array, found[index], f"{name}/{key}", step)
-                    for key, found in by_mask.items()
-                }
-                record["mask_class_labels"] = labels
-            append_record(self._run_dir / MEDIA_INDEX, record)
-
     def _mask(self, pixels: Any, mask: Any, name: str, step: int) -> dict[str, str]:
-        path, _ = self._write_media(name, step, ".mask.png", mask_png(mask))
-        overlay, _ = self._write_media(name, step, ".overlay.png", overlay_png(pixels, mask))
-        return {"path": path, "overlay": overlay}
+        return {
+            "path": self._write_free(MEDIA_FOLDER, name, step, ".mask.png", mask_png(mask)),
+            "overlay": self._write_free(MEDIA_FOLDER, name, step, ".overlay.png", overlay_png(pixels, mask)),
+        }
 
     def log_audio(
         self, audio: Any, sample_rate: int, name: str, step: int, caption: str | None = None
@@ -164,13 +141,9 @@ class MediaWriter:
         shape = None if isinstance(copied, bytes) else list(copied.shape)
 
         def work(at: float = self._clock()) -> None:
-            data = copied if isinstance(copied, bytes) else wav_bytes(copied, sample_rate)
-            path, size = self._write_media(name, step, ".wav", data)
-            record = _record("audio", name, step, 0, at, path, size)
-            append_record(
-                self._run_dir / MEDIA_INDEX,
-                {**record, "caption": caption, "sample_rate": sample_rate, "shape": shape},
-            )
+            data = wav_bytes(copied, sample_rate)
+            more = {"caption": caption, "sample_rate": sample_rate, "shape": shape}
+            self._write_medium("audio", name, step, 0, at, ".wav", data, **more)
 
         self._put(work, size_in_bytes(copied), f"sound {name!r}")
 
@@ -181,7 +154,7 @@ class MediaWriter:
         name: str,
         step: int,
         caption: str | None = None,
-        video_format: str = "mp4",
+        format: str = "mp4",
     ) -> None:
         """Writes frames as MP4 or GIF; encoded bytes and files are kept as they are."""
         checked_name(name)
@@ -189,12 +162,10 @@ class MediaWriter:
         copied = copy_value(video)
 
         def work(at: float = self._clock()) -> None:
-            data, suffix = video_file(copied, fps, video_format)
+            data, suffix = video_file(copied, fps, format)
             suffix, shape = given or suffix, None if isinstance(copied, bytes) else list(copied.shape)
-            path, size = self._write_media(name, step, suffix, data)
-            record = _record("video", name, step, 0, at, path, size)
-            record |= {"caption": caption, "fps": fps, "format": suffix.removeprefix("."), "shape": shape}
-            append_record(self._run_dir / MEDIA_INDEX, record)
+            more = {"caption": caption, "fps": fps, "format": suffix.removeprefix("."), "shape": shape}
+            self._write_medium("video", name, step, 0, at, suffix, data, **more)
 
         self._put(work, size_in_bytes(copied), f"video {name!r}")
 
@@ -207,10 +178,9 @@ class MediaWriter:
 
         def work(at: float = self._clock()) -> None:
             for index, (cloud, shades) in enumerate(iter_point_clouds(points, colors)):
-                path, size = self._write_media(name, step, ".ply", ply_bytes(cloud, shades))
-                record = _record("point_cloud", name, step, index, at, path, size)
-                record |= {"caption": caption, "shape": list(cloud.shape), "has_colors": shades is not None}
-                append_record(self._run_dir / MEDIA_INDEX, record)
+                more = {"caption": caption, "shape": list(cloud.shape), "has_colors": shades is not None}
+                data = ply_bytes(cloud, shades)
+                self._write_medium("point_cloud", name, step, index, at, ".ply", data, **more)
 
         self._put(work, size_in_bytes([points, colors]), f"point cloud {name!r}")
 
@@ -238,25 +208,21 @@ class MediaWriter:
             writer = csv.writer(text, lineterminator="\n")
             writer.writerow(columns)
             writer.writerows([_cell(value) for value in row] for row in rows)
-            path, size = self._write_free(
-                TABLES_FOLDER, name, step, ".csv", text.getvalue().encode("utf-8", "backslashreplace")
-            )
-            types = [
-                {"name": column, "type": _column_type(row[index] for row in rows)}
-                for index, column in enumerate(columns)
-            ]
+            data = text.getvalue().encode("utf-8", "backslashreplace")
+            record = {
+                "step": step,
+                "name": name,
+                "time": at,
+                "path": self._write_free(TABLES_FOLDER, name, step, ".csv", data),
+                "size": len(data),
+                "rows": len(rows),
+                "columns": [
+                    {"name": column, "type": _column_type(row[index] for row in rows)}
+                    for index, column in enumerate(columns)
+                ],
+            }
             append_record(
-                self._run_dir / TABLES_INDEX,
-                {
-                    "step": step,
-                    "name": name,
-                    "time": at,
-                    "path": path,
-                    "size": size,
-                    "rows": len(rows),
-                    "columns": types,
-                    **({} if caption is None else {"caption": caption}),
-                },
+                self._run_dir / TABLES_INDEX, record if caption is None else {**record, "caption": caption}
             )
 
         self._put(work, 64 * len(rows) * (len(columns) + 1), f"table {name!r}")
@@ -367,16 +333,21 @@ class MediaWriter:
         if not self._lane.put(counted, size=size, kind=kind):
             self.lost[group] += 1
 
-    def _write_media(self, name: str, step: int, suffix: str, data: bytes) -> tuple[str, int]:
-        return self._write_free(MEDIA_FOLDER, name, step, suffix, data)
+    def _write_medium(
+        self, kind: str, name: str, step: int, index: int, at: float, suffix: str, data: bytes, **more: Any
+    ) -> None:
+        """Writes a file and its index line, whose first fields are those of stable-pretraining."""
+        path = self._write_free(MEDIA_FOLDER, name, step, suffix, data)
+        record = {"step": step, "tag": name, "type": kind, "path": path, "name": name, "index": index}
+        append_record(self._run_dir / MEDIA_INDEX, {**record, "time": at, "size": len(data), **more})
 
-    def _write_free(self, folder: str, name: str, step: int, suffix: str, data: bytes) -> tuple[str, int]:
+    def _write_free(self, folder: str, name: str, step: int, suffix: str, data: bytes) -> str:
         """Writes a file under the first free name; earlier files are never overwritten."""
         path = self._free_path(folder, name, step, suffix)
         replace_file(path, data)
         self.bytes_written += len(data)
         self.files_written += 1
-        return path.relative_to(self._run_dir).as_posix(), len(data)
+        return path.relative_to(self._run_dir).as_posix()
 
     def _free_path(self, folder: str, name: str, step: int, suffix: str) -> Path:
         parent = self._run_dir / folder / label_name(name)
@@ -417,12 +388,6 @@ def checked_name(name: str) -> str:
         return safe_name(name)
     except ValueError as error:
         raise RecordError(str(error)) from None
-
-
-def _record(kind: str, name: str, step: int, index: int, at: float, path: str, size: int) -> dict[str, Any]:
-    """Returns the common fields of an index line, those of stable-pretraining first."""
-    own = {"name": name, "index": index, "time": at, "size": size}
-    return {"step": step, "tag": name, "type": kind, "path": path, **own}
 
 
 def _cell(value: Any) -> Any:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from destinations.background import Lane
-from destinations.base import LoggerDestination
+from destinations.base import RecordDestination
 from events import (
     RecordError,
     RunStatus,
@@ -60,7 +60,7 @@ _MAX_EARLY_RECORDS = 1000
 _MAX_NAMES_BESIDE = 10_000
 
 
-class RunDirectory(LoggerDestination):
+class RunDirectory(RecordDestination):
     """Keeps a run as a folder: `metrics.csv`, `sidecar.json`, media, tables and all else, as plain files.
 
     ```python
@@ -143,12 +143,7 @@ class RunDirectory(LoggerDestination):
             raise ValueError(f"flush_seconds must be more than 0, got {flush_seconds}.")
         if isinstance(tags, str):
             raise TypeError(f"tags must be a list of strings, got {tags!r}. Write tags=[{tags!r}].")
-        if not isinstance(run_dir, str | os.PathLike):
-            raise TypeError(
-                f'run_dir must be a path, got {run_dir!r}. Write RunDirectory("runs/{{run_name}}").'
-            )
-        self._template = os.fspath(run_dir)
-        check_placeholders(self._template)
+        self._template = _checked_template(run_dir)
         self._run_id = run_id
         self._tags = tuple(redact_text(str(tag)) for tag in tags)
         self._more_tags: tuple[str, ...] = ()
@@ -162,8 +157,6 @@ class RunDirectory(LoggerDestination):
         self._clock = clock
         self._close_state()
         self._was_closed = False
-        if "{" not in self._template:
-            check_path(Path(self._template))
 
     def _close_state(self) -> None:
         """Resets the attributes of an open destination to those of a closed one."""
@@ -204,15 +197,8 @@ class RunDirectory(LoggerDestination):
         """
         if self._run_dir is not None:
             raise RunPathError(f"run folder {str(self._run_dir)!r} is open. Close its run first.")
-        if not isinstance(run_dir, str | os.PathLike):
-            raise TypeError(
-                f'run_dir must be a path, got {run_dir!r}. Write RunDirectory("runs/{{run_name}}").'
-            )
-        self._template = os.fspath(run_dir)
-        check_placeholders(self._template)
+        self._template = _checked_template(run_dir)
         self._more_tags = tuple(redact_text(str(tag)) for tag in tags)
-        if "{" not in self._template:
-            check_path(Path(self._template))
 
     @property
     def run_dir(self) -> Path | None:
@@ -511,96 +497,27 @@ class RunDirectory(LoggerDestination):
         else:
             self._keep_for_init("hyperparameters", lambda: self.log_hyperparameters(hyperparameters))
 
-    def log_images(
-        self,
-        images: Any,
-        name: str = "Images",
-        channels_last: bool = False,
-        step: int | None = None,
-        masks: dict[str, Any] | None = None,
-        mask_class_labels: dict[int, str] | None = None,
-        use_table: bool = True,
-        *,
-        captions: Sequence[str] | None = None,
-    ) -> None:
-        """Writes images as PNG, masks as indexed PNG beside overlays."""
+    def log_record(self, kind: str, arguments: dict[str, Any]) -> None:
+        """Writes a record in the background; see `MediaWriter`."""
+        if kind == "audio" and not arguments["sample_rate"] > 0:
+            raise RecordError(
+                f"audio {arguments['name']!r} needs a sample rate of at least 1 Hz, "
+                f"got {arguments['sample_rate']!r}."
+            )
+        fps = arguments.get("fps")
+        if (
+            kind == "video"
+            and not isinstance(arguments["video"], bytes | str | os.PathLike)
+            and not (fps and fps > 0)
+        ):
+            raise RecordError(
+                f"video {arguments['name']!r} needs a frame rate, got fps={fps!r}. Pass fps=30."
+            )
+        arguments.pop("use_table", None)
         self._with_media(
-            lambda media, at: media.log_images(
-                images, name, channels_last, at, masks, mask_class_labels, captions
-            ),
-            step,
+            lambda media, at: getattr(media, f"log_{kind}")(**{**arguments, "step": at}),
+            arguments.get("step"),
         )
-
-    def log_audio(
-        self,
-        audio: Any,
-        sample_rate: int,
-        name: str = "Audio",
-        step: int | None = None,
-        *,
-        caption: str | None = None,
-    ) -> None:
-        """Writes audio as WAV."""
-        if not sample_rate > 0:
-            raise RecordError(f"audio {name!r} needs a sample rate of at least 1 Hz, got {sample_rate!r}.")
-        self._with_media(lambda media, at: media.log_audio(audio, sample_rate, name, at, caption), step)
-
-    def log_video(
-        self,
-        video: Any,
-        fps: float | None = None,
-        name: str = "Video",
-        step: int | None = None,
-        *,
-        caption: str | None = None,
-        format: str = "mp4",
-    ) -> None:
-        """Writes frames as MP4 or GIF; encoded bytes and files are kept as they are."""
-        if not isinstance(video, bytes | str | os.PathLike) and not (fps and fps > 0):
-            raise RecordError(f"video {name!r} needs a frame rate, got fps={fps!r}. Pass fps=30.")
-        self._with_media(lambda media, at: media.log_video(video, fps, name, at, caption, format), step)
-
-    def log_point_cloud(
-        self,
-        points: Any,
-        name: str = "Points",
-        step: int | None = None,
-        colors: Any = None,
-        *,
-        caption: str | None = None,
-    ) -> None:
-        """Writes point clouds as PLY."""
-        self._with_media(lambda media, at: media.log_point_cloud(points, name, at, colors, caption), step)
-
-    def log_histogram(
-        self,
-        values: Any,
-        name: str = "Histogram",
-        step: int | None = None,
-        bins: int | Sequence[float] = 64,
-    ) -> None:
-        """Appends counts, edges and moments to `histograms.jsonl`."""
-        self._with_media(lambda media, at: media.log_histogram(values, name, at, bins), step)
-
-    def log_table(
-        self,
-        columns: list[str],
-        rows: list[list[Any]],
-        name: str = "Table",
-        step: int | None = None,
-        *,
-        caption: str | None = None,
-    ) -> None:
-        """Writes a table as CSV."""
-        self._with_media(lambda media, at: media.log_table(columns, rows, name, at, caption), step)
-
-    def log_text(self, text: str, name: str = "Text", step: int | None = None) -> None:
-        """Appends a text to `texts.jsonl`."""
-        self._with_media(lambda media, at: media.log_text(text, name, at), step)
-
-    def log_traces(self, traces: dict[str, Any]) -> None:
-        """Appends traces to `traces.jsonl`."""
-        self._with_media(lambda media, at: media.log_traces(traces, at), None)
 
     def upload_file(
         self,
@@ -735,3 +652,14 @@ class RunDirectory(LoggerDestination):
 def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
     if value not in choices:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}.")
+
+
+def _checked_template(run_dir: str | os.PathLike[str]) -> str:
+    """Returns a folder with placeholders as text; raises if it cannot be one."""
+    if not isinstance(run_dir, str | os.PathLike):
+        raise TypeError(f'run_dir must be a path, got {run_dir!r}. Write RunDirectory("runs/{{run_name}}").')
+    template = os.fspath(run_dir)
+    check_placeholders(template)
+    if "{" not in template:
+        check_path(Path(template))
+    return template

@@ -5,12 +5,12 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from destinations.base import LoggerDestination
+from destinations.base import RecordDestination
 from destinations.copies import own_copy
 from events import Event, Logger, State
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
 __all__ = ["Call", "RecordingDestination"]
 
@@ -31,7 +31,7 @@ class Call:
     arguments: dict[str, Any]
 
 
-class RecordingDestination(LoggerDestination):
+class RecordingDestination(RecordDestination):
     """Records every call that a destination gets, in order, with copies of its arguments.
 
     ```python
@@ -89,89 +89,8 @@ class RecordingDestination(LoggerDestination):
     def log_metrics(self, metrics: "Mapping[str, float]", step: int | None = None) -> None:
         self._note("log_metrics", metrics=dict(metrics), step=step)
 
-    def log_table(
-        self,
-        columns: "list[str]",
-        rows: "list[list[Any]]",
-        name: str = "Table",
-        step: int | None = None,
-        *,
-        caption: str | None = None,
-    ) -> None:
-        self._note("log_table", columns=columns, rows=rows, name=name, step=step, caption=caption)
-
-    def log_images(
-        self,
-        images: Any,
-        name: str = "Images",
-        channels_last: bool = False,
-        step: int | None = None,
-        masks: "dict[str, Any] | None" = None,
-        mask_class_labels: "dict[int, str] | None" = None,
-        use_table: bool = True,
-        *,
-        captions: "Sequence[str] | None" = None,
-    ) -> None:
-        self._note(
-            "log_images",
-            images=images,
-            name=name,
-            channels_last=channels_last,
-            step=step,
-            masks=masks,
-            mask_class_labels=mask_class_labels,
-            use_table=use_table,
-            captions=captions,
-        )
-
-    def log_text(self, text: str, name: str = "Text", step: int | None = None) -> None:
-        self._note("log_text", text=text, name=name, step=step)
-
-    def log_audio(
-        self,
-        audio: Any,
-        sample_rate: int,
-        name: str = "Audio",
-        step: int | None = None,
-        *,
-        caption: str | None = None,
-    ) -> None:
-        self._note("log_audio", audio=audio, sample_rate=sample_rate, name=name, step=step, caption=caption)
-
-    def log_video(
-        self,
-        video: Any,
-        fps: float | None = None,
-        name: str = "Video",
-        step: int | None = None,
-        *,
-        caption: str | None = None,
-        format: str = "mp4",
-    ) -> None:
-        self._note("log_video", video=video, fps=fps, name=name, step=step, caption=caption, format=format)
-
-    def log_histogram(
-        self,
-        values: Any,
-        name: str = "Histogram",
-        step: int | None = None,
-        bins: "int | Sequence[float]" = 64,
-    ) -> None:
-        self._note("log_histogram", values=values, name=name, step=step, bins=bins)
-
-    def log_point_cloud(
-        self,
-        points: Any,
-        name: str = "Points",
-        step: int | None = None,
-        colors: Any = None,
-        *,
-        caption: str | None = None,
-    ) -> None:
-        self._note("log_point_cloud", points=points, name=name, step=step, colors=colors, caption=caption)
-
-    def log_traces(self, traces: "dict[str, Any]") -> None:
-        self._note("log_traces", traces=traces)
+    def log_record(self, kind: str, arguments: "dict[str, Any]") -> None:
+        self._note(f"log_{kind}", **arguments)
 
     def upload_file(self, state: State, remote_file_name: str, file_path: Path, *, overwrite: bool) -> None:
         self._note("upload_file", remote_file_name=remote_file_name, file_path=file_path, overwrite=overwrite)
@@ -182,11 +101,4 @@ class RecordingDestination(LoggerDestination):
         return self._stores_files
 
     def _note(self, method: str, **arguments: Any) -> None:
-        # The later arguments only where they were given, as the logger passes them.
-        defaults = {"caption": None, "captions": None, "format": "mp4"}
-        given = {
-            name: own_copy(value)
-            for name, value in arguments.items()
-            if name not in defaults or value != defaults[name]
-        }
-        self.calls.append(Call(method, given))
+        self.calls.append(Call(method, {name: own_copy(value) for name, value in arguments.items()}))

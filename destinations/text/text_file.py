@@ -14,13 +14,14 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from destinations.base import LoggerDestination
+from destinations.background import Timer
+from destinations.base import RecordDestination
 from events import Logger, State, WriteRate, check_placeholders, check_run_name, format_name, redact_text
-from uploads.disk import Wakeup, end_of_last_line
+from uploads.disk import end_of_last_line
 
 from .formatting import exact, flattened, header, one_line, plain
 from .streams import Redirection, StreamWrapper
@@ -175,23 +176,18 @@ class LineWriter:
         self._descriptor = descriptor
         self._queue = queue
         self._render = render
-        self._flush_seconds = flush_seconds
         self._owner_pid = os.getpid()
         self._lock = threading.Lock()
         self._holder = 0  # The thread that writes for a caller.
         self._unwritten = b""
         self._reported: set[str] = set()
-        self._wake = Wakeup()
-        self._is_stopping = False
         self.written_bytes = 0
-        # A daemon thread: at exit the interpreter joins other threads before it closes the run, which stops
-        # this one.
-        self._thread = threading.Thread(target=self._run, name="destinations-line-writer", daemon=True)
-        self._thread.start()
+        self._timer = Timer(self._write, flush_seconds, self._retry, name="destinations-line-writer")
+        self._timer.start()
 
     def wake(self) -> None:
         """Makes the thread write immediately."""
-        self._wake.set()
+        self._timer.wake()
 
     def flush(self, timeout_seconds: float = _CLOSE_SECONDS) -> None:
         """Writes all records accepted before the call; blocks.
@@ -232,8 +228,6 @@ class LineWriter:
         """
         if os.getpid() != self._owner_pid:
             return
-        self._is_stopping = True
-        self._wake.set()
         try:
             self.flush(timeout_seconds)
         except OSError as error:
@@ -244,19 +238,15 @@ class LineWriter:
                 error.errno, f"cannot write the text file, about {lost} lines are lost: {error}"
             ) from error
         finally:
-            self._thread.join(timeout_seconds)
-            if not self._thread.is_alive():
+            if self._timer.stop(timeout_seconds):
                 os.close(self._descriptor)
 
-    def _run(self) -> None:
-        while not self._is_stopping:
-            self._wake.wait(self._flush_seconds)
-            self._wake.clear()
-            with self._lock:
-                try:
-                    self._drain()
-                except OSError as error:
-                    self._report("cannot write the text file, retrying", error)
+    def _write(self, _: bool) -> None:
+        with self._lock:
+            self._drain()
+
+    def _retry(self, error: Exception) -> None:
+        self._report("cannot write the text file, retrying", error)
 
     def _drain(self) -> None:
         while self._unwritten or self._queue:
@@ -338,7 +328,7 @@ def _complete_last_line(descriptor: int, torn_line: Callable[[str], str]) -> Non
     os.write(descriptor, b"\n")
 
 
-class TextFile(LoggerDestination):
+class TextFile(RecordDestination):
     """Appends records to a file: metrics, hyperparameters, tables, texts, traces, and descriptions of media.
 
     ```python
@@ -515,85 +505,16 @@ class TextFile(LoggerDestination):
     def log_hyperparameters(self, hyperparameters: dict[str, Any]) -> None:
         self._accept(LineRecord("hyperparameters", "", None, self._clock(), plain(hyperparameters)))
 
-    def log_table(
-        self,
-        columns: list[str],
-        rows: list[list[Any]],
-        name: str = "Table",
-        step: int | None = None,
-        *,
-        caption: str | None = None,
-    ) -> None:
-        self._take("table", name, step, {"columns": columns, "rows": rows}, caption=caption)
-
-    def log_images(
-        self,
-        images: Any,
-        name: str = "Images",
-        channels_last: bool = False,
-        step: int | None = None,
-        masks: dict[str, Any] | None = None,
-        mask_class_labels: dict[int, str] | None = None,
-        use_table: bool = True,
-        *,
-        captions: Sequence[str] | None = None,
-    ) -> None:
-        value = {"images": images, "channels_last": channels_last}
-        if masks is not None:
-            value |= {"masks": masks, "mask_class_labels": mask_class_labels}
-        self._take("images", name, step, value, captions=captions)
-
-    def log_text(self, text: str, name: str = "Text", step: int | None = None) -> None:
-        step = self._step() if step is None else step
-        self._accept(LineRecord("text", name, step, self._clock(), text))
-
-    def log_audio(
-        self,
-        audio: Any,
-        sample_rate: int,
-        name: str = "Audio",
-        step: int | None = None,
-        *,
-        caption: str | None = None,
-    ) -> None:
-        self._take("audio", name, step, {"audio": audio, "sample_rate": sample_rate}, caption=caption)
-
-    def log_video(
-        self,
-        video: Any,
-        fps: float | None = None,
-        name: str = "Video",
-        step: int | None = None,
-        *,
-        caption: str | None = None,
-        format: str = "mp4",
-    ) -> None:
-        self._take("video", name, step, {"video": video, "fps": fps}, caption=caption)
-
-    def log_histogram(
-        self,
-        values: Any,
-        name: str = "Histogram",
-        step: int | None = None,
-        bins: int | Sequence[float] = 64,
-    ) -> None:
-        self._take("histogram", name, step, {"values": values, "bins": bins})
-
-    def log_point_cloud(
-        self,
-        points: Any,
-        name: str = "Points",
-        step: int | None = None,
-        colors: Any = None,
-        *,
-        caption: str | None = None,
-    ) -> None:
-        value = {"points": points} if colors is None else {"points": points, "colors": colors}
-        self._take("point_cloud", name, step, value, caption=caption)
-
-    def log_traces(self, traces: dict[str, Any]) -> None:
-        if self._log_traces:
-            self._accept(LineRecord("traces", "", None, self._clock(), plain(traces)))
+    def log_record(self, kind: str, arguments: dict[str, Any]) -> None:
+        if not self._is_accepting or (kind == "traces" and not self._log_traces):
+            return
+        name, step = arguments.pop("name", ""), arguments.pop("step", None)
+        if step is None and kind != "traces":
+            step = self._step()
+        shown = {key: value for key, value in arguments.items() if value is not None or key == "fps"}
+        shown.pop("use_table", None)
+        value = shown[kind] if kind in {"text", "traces"} else shown
+        self._accept(LineRecord(kind, name, step, self._clock(), plain(value)))
 
     def flush(self) -> None:
         if self._writer is not None:
@@ -627,12 +548,6 @@ class TextFile(LoggerDestination):
 
     def _step(self) -> int:
         return 0 if self._state is None else int(self._state.timestamp.batch)
-
-    def _take(self, kind: str, name: str, step: int | None, value: dict[str, Any], **texts: Any) -> None:
-        if self._is_accepting:
-            step = self._step() if step is None else step
-            value |= {key: text for key, text in texts.items() if text is not None}
-            self._accept(LineRecord(kind, name, step, self._clock(), plain(value)))
 
     def _accept(self, record: LineRecord) -> None:
         if not self._is_accepting:

@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 import attrs
 
 from destinations.background import Lane, RetryLaterError, WhenFull
-from destinations.base import LoggerDestination
+from destinations.base import LoggerDestination, RecordDestination
 from destinations.copies import own_copy, size_in_bytes
 from events import (
     BinnedValues,
@@ -537,7 +537,7 @@ def _weight(rows: list[Row]) -> int:
 _METHODS = tuple(name for name in vars(Sink) if name.startswith("log_") and hasattr(LoggerDestination, name))
 
 
-class Tracker(LoggerDestination):
+class Tracker(RecordDestination):
     """Destination that queues records in about a microsecond, and processes them with a `Sink` in a thread.
 
     Subclass it, set `sink_class`, and override `make_sink`:
@@ -811,101 +811,23 @@ class Tracker(LoggerDestination):
     def log_hyperparameters(self, hyperparameters: dict[str, Any]) -> None:
         self._put("hyperparameters", "log_hyperparameters", own_copy(hyperparameters), self._clock())
 
-    def log_table(
-        self,
-        columns: list[str],
-        rows: list[list[Any]],
-        name: str = "Table",
-        step: int | None = None,
-        *,
-        caption: str | None = None,
-    ) -> None:
-        stamp = self._stamp(name, step, caption)
-        self._put(f"table {name!r}", "log_table", stamp, list(columns), own_copy(rows))
-
-    def log_images(
-        self,
-        images: Any,
-        name: str = "Images",
-        channels_last: bool = False,
-        step: int | None = None,
-        masks: dict[str, Any] | None = None,
-        mask_class_labels: dict[int, str] | None = None,
-        use_table: bool = True,
-        *,
-        captions: Sequence[str] | None = None,
-    ) -> None:
-        self._put(
-            f"image {name!r}",
-            "log_images",
-            self._stamp(name, step, *captions or ()),
-            _copied(images),
-            channels_last=channels_last,
-            masks=None if masks is None else {key: _copied(mask) for key, mask in masks.items()},
-            mask_class_labels=None if mask_class_labels is None else dict(mask_class_labels),
-            use_table=use_table,
-        )
-
-    def log_text(self, text: str, name: str = "Text", step: int | None = None) -> None:
-        self._put(f"text {name!r}", "log_text", self._stamp(name, step), text)
-
-    def log_audio(
-        self,
-        audio: Any,
-        sample_rate: int,
-        name: str = "Audio",
-        step: int | None = None,
-        *,
-        caption: str | None = None,
-    ) -> None:
-        stamp = self._stamp(name, step, caption)
-        self._put(f"sound {name!r}", "log_audio", stamp, _copied(audio), sample_rate)
-
-    def log_video(
-        self,
-        video: Any,
-        fps: float | None = None,
-        name: str = "Video",
-        step: int | None = None,
-        *,
-        caption: str | None = None,
-        format: str = "mp4",
-    ) -> None:
-        copied = _copied(video)
-        if format == "gif" and not isinstance(copied, bytes):
-            copied = _GifFrames(copied, fps)
-        self._put(f"video {name!r}", "log_video", self._stamp(name, step, caption), copied, fps)
-
-    def log_histogram(
-        self,
-        values: Any,
-        name: str = "Histogram",
-        step: int | None = None,
-        bins: int | Sequence[float] = 64,
-    ) -> None:
-        self._put(
-            f"histogram {name!r}",
-            "log_histogram",
-            self._stamp(name, step),
-            values if isinstance(values, BinnedValues) else _array(values),
-            own_copy(bins),
-        )
-
-    def log_point_cloud(
-        self,
-        points: Any,
-        name: str = "Points",
-        step: int | None = None,
-        colors: Any = None,
-        *,
-        caption: str | None = None,
-    ) -> None:
-        colors = None if colors is None else _array(colors)
-        stamp = self._stamp(name, step, caption)
-        self._put(f"point cloud {name!r}", "log_point_cloud", stamp, _array(points), colors)
-
-    def log_traces(self, traces: dict[str, Any]) -> None:
-        self._put("trace", "log_traces", self._stamp("", None), own_copy(traces))
+    def log_record(self, kind: str, arguments: dict[str, Any]) -> None:
+        """Copies what is given, and queues it."""
+        name, step = arguments.pop("name", ""), arguments.pop("step", None)
+        captions = arguments.pop("captions", None) or (arguments.pop("caption", None),)
+        is_gif = arguments.pop("format", "mp4") == "gif"
+        given = {
+            key: None if value is None else _COPIES.get(key, own_copy)(value)
+            for key, value in arguments.items()
+        }
+        if is_gif and not isinstance(given["video"], bytes):
+            given["video"] = _GifFrames(given["video"], given["fps"])
+        noun = _NOUNS.get(kind, kind)
+        stamp = self._stamp(name, step, *captions)
+        # Images have many options, which are passed by name.
+        args = [given.pop("images")] if kind == "images" else list(given.values())
+        options = given if kind == "images" else {}
+        self._put(f"{noun} {name!r}" if name else noun, f"log_{kind}", stamp, *args, **options)
 
     # Inside.
 
@@ -1005,4 +927,17 @@ def _copied(value: Any) -> Any:
 def _array(value: Any) -> Any:
     from destinations.media import to_numpy
 
-    return to_numpy(value).copy()
+    return value if isinstance(value, BinnedValues) else to_numpy(value).copy()
+
+
+_COPIES: dict[str, Callable[[Any], Any]] = {
+    "columns": list,
+    "images": _copied,
+    "masks": lambda masks: {name: _copied(mask) for name, mask in masks.items()},
+    "audio": _copied,
+    "video": _copied,
+    "values": _array,
+    "points": _array,
+    "colors": _array,
+}
+_NOUNS = {"images": "image", "audio": "sound", "point_cloud": "point cloud", "traces": "trace"}

@@ -1,0 +1,57 @@
+"""The base classes of destinations."""
+
+import inspect
+
+import pytest
+
+from destinations.base import LoggerDestination, RecordDestination
+from events.logger.destination import RECORD_KINDS
+
+# These have no name, or are no records.
+OTHERS = {"log_metrics", "log_hyperparameters", "upload_file"}
+
+
+class Noting(RecordDestination):
+    """Keeps what it is given."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = []
+
+    def log_record(self, kind, arguments):
+        self.calls.append((kind, arguments))
+
+
+@pytest.mark.parametrize("method", sorted(set(RECORD_KINDS) - OTHERS))
+def test_a_record_destination_takes_each_kind_of_record_with_one_method(method):
+    """Each has the arguments of `LoggerDestination`, counts as implemented, and is passed on by name."""
+    noting, base = Noting(), getattr(LoggerDestination, method)
+    parameters = list(inspect.signature(base).parameters.values())[1:]
+    required = {one.name: object() for one in parameters if one.default is one.empty}
+    optional = {
+        one.name: one.default
+        for one in parameters
+        if one.default is not one.empty and one.kind is not one.KEYWORD_ONLY
+    }
+
+    getattr(noting, method)(*required.values())
+
+    assert noting.calls == [(method.removeprefix("log_"), {**required, **optional})]
+    assert inspect.signature(getattr(Noting, method)) == inspect.signature(base)
+    assert not hasattr(getattr(noting, method), "is_default")
+
+
+def test_keyword_only_arguments_are_passed_on_where_they_are_given():
+    """As the logger does: a caption of None is none."""
+    noting = Noting()
+
+    noting.log_video("clip.avi", 4, "clip", 7, caption="a jump", format="gif")
+    noting.log_audio("beep.wav", 8000, caption=None)
+
+    assert noting.calls == [
+        (
+            "video",
+            {"video": "clip.avi", "fps": 4, "name": "clip", "step": 7, "caption": "a jump", "format": "gif"},
+        ),
+        ("audio", {"audio": "beep.wav", "sample_rate": 8000, "name": "Audio", "step": None}),
+    ]
