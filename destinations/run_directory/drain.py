@@ -223,7 +223,6 @@ class Drain:
         folder: the journal of the rank.
         csv: the CSV of the rank.
         journal: the writing end of a live journal; None to drain what a dead process left.
-        statistics: the statistics to update. Default: new ones.
         on_rollback: called after abandoned rows were moved out of the CSV, with their number, the step of the
             resume and their file.
         between: called after each chunk of rows.
@@ -238,7 +237,6 @@ class Drain:
         csv: MetricsCsv,
         journal: "Journal | None" = None,
         *,
-        statistics: Statistics | None = None,
         on_rollback: Callable[[int, int, Path], None] = lambda *_: None,
         between: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
@@ -249,7 +247,7 @@ class Drain:
         self._folder = folder
         self._csv = csv
         self._journal = journal
-        self.statistics = Statistics() if statistics is None else statistics
+        self.statistics = Statistics()
         self._on_rewound = on_rollback
         self._between = between
         self._clock = clock

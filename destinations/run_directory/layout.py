@@ -13,6 +13,7 @@ import hashlib
 import io
 import json
 import math
+import os
 import re
 import zlib
 from typing import TYPE_CHECKING, Any
@@ -39,6 +40,7 @@ __all__ = [
     "HISTOGRAMS_INDEX",
     "HPARAMS",
     "JOURNAL_FOLDER",
+    "MAX_LINE_BYTES",
     "MEDIA_FOLDER",
     "MEDIA_INDEX",
     "OWN_COLUMNS",
@@ -68,6 +70,7 @@ __all__ = [
     "orjson",
     "parse_header",
     "parse_number",
+    "read_header",
     "safe_name",
     "segment_number",
     "segment_path",
@@ -114,6 +117,9 @@ TERMINAL_STATUSES = frozenset(
 # The columns of every row; first in files created by this project.
 OWN_COLUMNS = ("step", "epoch", "time")
 
+MAX_LINE_BYTES = 64 << 20
+
+_HEADER_BYTES = 64 << 10
 _MAX_NAME_BYTES = 120
 _DEEPEST = 100
 _SEGMENT = re.compile(rf"[0-9]+{re.escape(SEGMENT_SUFFIX)}")
@@ -217,6 +223,26 @@ def header_end(data: bytes) -> int:
             return end
         start = end
     return 0
+
+
+def read_header(fd: int, size: int) -> bytes:
+    """Returns the header line of an open file; empty if there is none.
+
+    Args:
+        fd: the file.
+        size: its size in bytes.
+
+    Raises:
+        OSError: the line has more than 64 MiB.
+    """
+    length = _HEADER_BYTES
+    while True:
+        data = os.pread(fd, length, 0)
+        if (end := header_end(data)) or length >= size:
+            return data[:end]
+        if length >= MAX_LINE_BYTES:
+            raise OSError(errno.EFBIG, f"the header has more than {MAX_LINE_BYTES >> 20} MiB")
+        length *= 4
 
 
 def parse_header(line: bytes) -> list[str]:

@@ -21,10 +21,10 @@ from .layout import (
     column_of,
     format_cell_rows,
     format_cells,
-    header_end,
     header_line,
     parse_header,
     parse_number,
+    read_header,
 )
 
 if TYPE_CHECKING:
@@ -37,7 +37,6 @@ __all__ = [
 ]
 
 _COPY_BYTES = 128 << 10
-_HEADER_BYTES = 64 << 10
 
 Line = Callable[[int | None, int | None, float, tuple[float, ...]], str]
 
@@ -123,18 +122,19 @@ class MetricsCsv:
         except FileNotFoundError:
             return None
         file_size = os.fstat(self._fd).st_size
-        header = self._read_header(file_size)
+        header = read_header(self._fd, file_size)
         state = None if position is None else position.state_of(header, file_size)
         end = end_of_last_line(self._fd, file_size) if state is None else state.csv_bytes
         if end < len(header) or not header:
-            self._close_file()
+            self.close()
             return None
         if end < file_size:
             self._disk.truncate(self._fd, end)
         self.size = end
         self._take_header(header)
         if header.endswith(b"\r\n"):
-            self._replace(self._with_line_feeds())
+            lines = (line.replace(b"\r\n", b"\n") for line in self._lines())
+            self.accept(self._prepare(header.replace(b"\r\n", b"\n"), lines))
         return state
 
     def state(self, segment: int, offset: int) -> CsvState:
@@ -182,9 +182,7 @@ class MetricsCsv:
 
     def begin(self, columns: Iterable[str]) -> None:
         """Creates the file with its first columns."""
-        header = header_line(dict.fromkeys((*OWN_COLUMNS, *columns)))
-        self._replace([header])
-        self._take_header(header)
+        self.accept(self._prepare(header_line(dict.fromkeys((*OWN_COLUMNS, *columns))), ()))
 
     def prepare_columns(self, columns: list[str]) -> "Replacement":
         """Writes a copy with additional columns."""
@@ -234,31 +232,20 @@ class MetricsCsv:
     def restore(self) -> None:
         """Rewrites a deleted file at its path, from the open descriptor."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._replace(self._chunks(0))
+        self.accept(self._prepare(self._header, self._chunks(len(self._header))))
 
     def close(self) -> None:
         """Closes the file."""
-        self._close_file()
-
-    # Inside.
-
-    def _close_file(self) -> None:
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
+
+    # Inside.
 
     def _take_header(self, header: bytes) -> None:
         self._header = header
         self.columns = {name: index for index, name in enumerate(parse_header(header))}
         self._formatters.clear()
-
-    def _read_header(self, file_size: int) -> bytes:
-        length = _HEADER_BYTES
-        while True:
-            data = os.pread(self._fd, length, 0)
-            if (end := header_end(data)) or length >= file_size:
-                return data[:end]
-            length *= 4
 
     def _chunks(self, start: int) -> Iterator[bytes]:
         while start < self.size:
@@ -279,28 +266,15 @@ class MetricsCsv:
         for chunk in self._chunks(len(self._header)):
             yield chunk.replace(b"\n", commas + b"\n")
 
-    def _with_line_feeds(self) -> Iterator[bytes]:
-        yield self._header.replace(b"\r\n", b"\n")
-        for line in self._lines():
-            yield line.replace(b"\r\n", b"\n")
-
     def _prepare(self, header: bytes, body: Iterable[bytes]) -> "Replacement":
         return Replacement(self.path, header, body, self._disk)
 
     def accept(self, replacement: "Replacement") -> None:
         """Renames a replacement into place and continues with it."""
         fd = replacement.take()
-        self._close_file()
+        self.close()
         self._fd, self.size = fd, replacement.size
         self._take_header(replacement.header)
-
-    def _replace(self, content: Iterable[bytes]) -> None:
-        chunks = iter(content)
-        replacement = Replacement(self.path, next(chunks, b""), chunks, self._disk)
-        fd = replacement.take()
-        self._close_file()
-        self._fd, self.size = fd, replacement.size
-        self._take_header(self._read_header(self.size))
 
 
 class Replacement:

@@ -25,9 +25,9 @@ from .drain import Drain
 from .environment import rank_layout, write_environment
 from .folder import HeldFolder, RunInUseError, WriterLock, holds_run, remove_temporaries, with_user_paths
 from .journal import Append, Journal, MakeSegment, make_journal, remove_journal, sync_journal
-from .layout import HEARTBEAT, journal_path, metrics_name, segment_paths, summary_name
+from .layout import HEARTBEAT, journal_path, metrics_name, parse_header, segment_paths, summary_name
 from .metrics_csv import MetricsCsv
-from .reader import parse_csv
+from .reader import parse_rows
 from .segments import AppendedSegment, MappedSegment, allocate
 from .statistics import Statistics
 
@@ -77,7 +77,7 @@ class RankWriter:
         journal_kind: whether the journal is mapped.
         media_stats: returns the media counts for the sidecar.
         on_append: called with the function that logs a row, whenever it changes.
-        held: the open folder of the run. Default: the one at `run_dir`.
+        held: the open folder of the run.
         make_segment: makes the segments of a mapped journal.
         clock: the time of rows, in seconds since 1970.
     """
@@ -94,14 +94,14 @@ class RankWriter:
         journal_kind: JournalKind,
         media_stats: Callable[[], dict[str, Any]],
         on_append: Callable[[Append], None],
-        held: HeldFolder | None = None,
+        held: HeldFolder,
         make_segment: MakeSegment = MappedSegment,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._clock = clock
         self._state = state
         self._run_dir = run_dir
-        self._run_folder = held or HeldFolder(run_dir)
+        self._run_folder = held
         self._root = self._run_folder.path
         self._rank = state.rank
         self._lock = lock
@@ -270,8 +270,9 @@ class RankWriter:
         self._add_rows_from(len(self._csv.header))
 
     def _add_rows_from(self, start: int) -> None:
+        columns = parse_header(self._csv.header)
         for block in self._csv.blocks(start):
-            rows = parse_csv(self._csv.header + block, len(self._csv.header))
+            rows = parse_rows(columns, block)
             self._drain.statistics.add_mixed((row.step, row.epoch, row.metrics) for row in rows)
             self._between_chunks()
 

@@ -20,6 +20,7 @@ from uploads.disk import end_of_last_line, open_regular
 
 from .frames import MAGIC, Boundary, Resume
 from .layout import (
+    MAX_LINE_BYTES,
     OWN_COLUMNS,
     POSITION,
     Position,
@@ -30,6 +31,7 @@ from .layout import (
     metrics_name,
     parse_header,
     parse_number,
+    read_header,
 )
 from .segments import journal_records
 
@@ -43,7 +45,6 @@ __all__ = [
     "last_rows",
     "merge_journal",
     "metric_columns",
-    "parse_csv",
     "parse_rows",
     "read_rows",
     "read_series",
@@ -53,8 +54,6 @@ __all__ = [
 _TRIES = 100
 _CHUNK_BYTES = 1 << 20
 _TAIL_BYTES = 256 << 10
-_HEADER_BYTES = 64 << 10
-_MAX_LINE_BYTES = 64 << 20
 _MAX_CACHED_BYTES = 64 << 20
 _OWN_HEADER = header_line(OWN_COLUMNS).rstrip()
 
@@ -103,8 +102,8 @@ class CsvSnapshot:
                 return
             whole = len(piece) if at + len(piece) >= self.end else piece.rfind(b"\n") + 1
             if whole == 0:
-                if length >= _MAX_LINE_BYTES:
-                    raise OSError(errno.EFBIG, f"a line has more than {_MAX_LINE_BYTES >> 20} MiB")
+                if length >= MAX_LINE_BYTES:
+                    raise OSError(errno.EFBIG, f"a line has more than {MAX_LINE_BYTES >> 20} MiB")
                 length *= 2
                 continue
             yield piece[:whole]
@@ -122,8 +121,8 @@ class CsvSnapshot:
             # The chunk starts within a line, unless it is the first.
             skipped = 0 if start == first else piece.find(b"\n") + 1
             if start > first and skipped in {0, len(piece)}:
-                if length >= _MAX_LINE_BYTES:
-                    raise OSError(errno.EFBIG, f"a line has more than {_MAX_LINE_BYTES >> 20} MiB")
+                if length >= MAX_LINE_BYTES:
+                    raise OSError(errno.EFBIG, f"a line has more than {MAX_LINE_BYTES >> 20} MiB")
                 length *= 2
                 continue
             yield piece[skipped:]
@@ -219,7 +218,8 @@ def _try(run_dir: Path, rank: int, with_records: bool) -> Snapshot | None:
 def _read(
     folder: Path, path: Path, fd: int, position: Position | None, *, with_records: bool
 ) -> Snapshot | None:
-    header, size = _header(fd)
+    size = 0 if fd < 0 else os.fstat(fd).st_size
+    header = b"" if fd < 0 else read_header(fd, size)
     held: bytes | None = None
     end = size
     segment, offset = 0, len(MAGIC)
@@ -269,22 +269,6 @@ def _size(path: Path) -> int:
         return path.stat().st_size
     except (FileNotFoundError, NotADirectoryError):
         return 0
-
-
-def _header(fd: int) -> tuple[bytes, int]:
-    """Returns the first line and the size of a file."""
-    if fd < 0:
-        return b"", 0
-    size = os.fstat(fd).st_size
-    length = _HEADER_BYTES
-    while True:
-        data = os.pread(fd, length, 0)
-        end = header_end(data)
-        if end or length >= size:
-            return data[:end], size
-        if length >= _MAX_LINE_BYTES:
-            raise OSError(errno.EFBIG, f"the header has more than {_MAX_LINE_BYTES >> 20} MiB")
-        length *= 4
 
 
 def _whole(fd: int) -> bytes:
@@ -393,16 +377,6 @@ def _wanted(
 def has_any_metric(row: MetricRow, wanted: Collection[str]) -> bool:
     """Returns whether a row has one of the wanted columns, or none are wanted."""
     return not wanted or any(name in row.metrics for name in wanted)
-
-
-def parse_csv(data: bytes, header_bytes: int) -> Iterator[MetricRow]:
-    """Yields the rows of a CSV; cells without a number are skipped.
-
-    Args:
-        data: the valid part of the file.
-        header_bytes: the length of its first line.
-    """
-    return parse_rows(parse_header(data[:header_bytes]), data[header_bytes:])
 
 
 def parse_rows(columns: list[str], body: bytes) -> Iterator[MetricRow]:

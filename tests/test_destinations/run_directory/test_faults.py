@@ -22,7 +22,7 @@ from destinations.background import Timer
 from destinations.run_directory import RunInUseError, read_rows, read_series
 from destinations.run_directory.documents import Documents, SessionLog
 from destinations.run_directory.drain import Drain
-from destinations.run_directory.folder import WriterLock
+from destinations.run_directory.folder import HeldFolder, WriterLock
 from destinations.run_directory.journal import Journal
 from destinations.run_directory.layout import journal_path, segment_paths
 from destinations.run_directory.metrics_csv import MetricsCsv
@@ -332,6 +332,7 @@ def test_an_error_in_the_middle_of_a_turn_is_not_mended_by_that_turn(tmp_path, c
         journal_kind="mapped",
         media_stats=fails_once,
         on_append=lambda _: None,
+        held=HeldFolder(tmp_path / "run"),
     )
 
     writer._tick(is_last=False)
