@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from .completion import commands_of
+
 __all__ = ["Parser", "build_parser", "main"]
 
 # 128 plus the signal number, as in shells.
@@ -98,23 +100,15 @@ class Parser(argparse.ArgumentParser):
         """Exits with code 2, and says what is wrong, what was probably meant, and where the help is."""
         from uploads import encodable, one_line
 
-        found = _QUOTED.search(message)
-        if found and self._commands():
+        found, commands = _QUOTED.search(message), list(commands_of(self))
+        if found and commands:
             word = found[1][1:-1]
-            message = f"unknown command {_with_hint(word, self._commands())}"
-            if not _near(word, self._commands()) and word in _commands_of_runs():
+            message = f"unknown command {_with_hint(word, commands)}"
+            if not _near(word, commands) and word in commands_of(commands_of(build_parser(["runs"]))["runs"]):
                 message += f"; did you mean '{self.prog} runs {word}'?"
         end = "" if message.endswith(("?", ".")) else "."
         text = encodable(one_line(f"{message}{end} See: {self.prog} --help"), sys.stderr)
         self.exit(2, f"{text}\n")
-
-    def _commands(self) -> list[str]:
-        return [
-            name
-            for action in self._actions
-            if isinstance(action, argparse._SubParsersAction)  # noqa: SLF001  # there is no other way
-            for name in action.choices
-        ]
 
 
 def _with_hint(word: str, known: Sequence[str]) -> str:
@@ -126,17 +120,6 @@ def _near(word: str, known: Sequence[str]) -> str:
     import difflib
 
     return next(iter(difflib.get_close_matches(word, known, n=1)), "")
-
-
-def _commands_of_runs() -> list[str]:
-    actions = build_parser(["runs"])._actions  # noqa: SLF001  # as above
-    subparsers = next(
-        action
-        for action in actions
-        if isinstance(action, argparse._SubParsersAction)  # noqa: SLF001
-    )
-    runs: Parser = subparsers.choices["runs"]
-    return runs._commands()  # noqa: SLF001  # same class
 
 
 def build_parser(groups: Sequence[str] | None = None) -> Parser:

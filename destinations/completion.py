@@ -7,7 +7,7 @@ Only commands, options and their choices are offered, never names of runs, which
 import argparse
 from collections.abc import Sequence
 
-__all__ = ["SCRIPTS", "complete"]
+__all__ = ["SCRIPTS", "commands_of", "complete"]
 
 SCRIPTS = {
     "bash": """\
@@ -42,7 +42,7 @@ def complete(parser: argparse.ArgumentParser, words: Sequence[str]) -> list[str]
     *before, current = words or [""]
     previous = before[-1] if before else ""
     for word in before:
-        parser = _commands(parser).get(word, parser)
+        parser = commands_of(parser).get(word, parser)
     offered = _offered(parser, previous, current)
     return sorted({word for word in offered if word.startswith(current)})
 
@@ -58,7 +58,8 @@ def _offered(parser: argparse.ArgumentParser, previous: str, current: str) -> li
     return [str(choice) for action in positional for choice in action.choices or ()]
 
 
-def _commands(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+def commands_of(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+    """Returns the parsers of a parser's commands, by name."""
     found: dict[str, argparse.ArgumentParser] = {}
     for action in parser._actions:  # noqa: SLF001  # as above
         if isinstance(action, argparse._SubParsersAction):  # noqa: SLF001  # as above
