@@ -42,6 +42,7 @@ __all__ = [
     "overlay_png",
     "ply_bytes",
     "png_bytes",
+    "rgb_of",
     "to_numpy",
     "video_file",
     "wav_bytes",
@@ -191,6 +192,11 @@ def _to_uint8(array: Array) -> tuple[Array, tuple[float, float] | None]:
     return np.round(scaled * 255.0).astype(np.uint8), (low, high)
 
 
+def rgb_of(pixels: Array) -> Array:
+    """Returns the pixels of an image as `(H, W, 3)`, without opacity."""
+    return np.repeat(pixels[..., None], 3, axis=-1) if pixels.ndim == 2 else pixels[..., :3]  # noqa: PLR2004
+
+
 def png_bytes(pixels: Array) -> bytes:
     """Returns uint8 `(H, W)`, `(H, W, 3)` or `(H, W, 4)` as PNG."""
     return _png(Image.fromarray(np.ascontiguousarray(pixels)))
@@ -266,7 +272,7 @@ def overlay_png(pixels: Array, mask: Array) -> bytes:
     """Returns an image blended with the colours of a mask, half and half; class 0 is transparent."""
     if mask.shape != pixels.shape[:2]:
         raise RecordError(f"mask must have the size of its image {pixels.shape[:2]}, got {mask.shape}.")
-    rgb = np.repeat(pixels[..., None], 3, axis=-1) if pixels.ndim == 2 else pixels[..., :3]  # noqa: PLR2004
+    rgb = rgb_of(pixels)
     colors = _palette()[mask % 256]
     mixed = np.round(rgb * (1 - _OVERLAY_SHARE) + colors * _OVERLAY_SHARE).astype(np.uint8)
     return png_bytes(np.where((mask > 0)[..., None], mixed, rgb))
@@ -280,12 +286,15 @@ def wav_bytes(audio: Any, sample_rate: int) -> bytes:
 
     Args:
         audio: `(samples,)` or `(channels, samples)`; float in [-1, 1] (clipped, NaN is silence), int16, or
-            int32, uint8 and bool, scaled from their full range.
+            int32, uint8 and bool, scaled from their full range; or the bytes of a file, which are returned
+            unchanged.
         sample_rate: samples per second.
 
     Raises:
         RecordError: unsupported shape or type.
     """
+    if isinstance(audio, bytes):
+        return audio
     array = to_numpy(audio)
     array = array[None] if array.ndim == 1 else array
     if array.ndim != 2 or array.shape[0] > _MAX_AUDIO_CHANNELS or not array.size:  # noqa: PLR2004
@@ -343,35 +352,20 @@ def mp4_bytes(frames: Any, fps: float) -> bytes:
         ImportError: PyAV is missing.
         RecordError: unsupported shape.
     """
-    try:
-        import av
-    except ImportError as error:
-        raise ImportError(
-            "encoding video frames needs PyAV. "
-            'Install it: pip install "training-destinations[video]". '
-            "Encoded bytes and paths need no package.",
-            name="av",
-        ) from error
     from fractions import Fraction
 
-    array = to_numpy(frames)
-    if array.ndim != 4 or array.shape[1] not in _CHANNELS or 0 in array.shape:  # noqa: PLR2004
-        raise RecordError(
-            f"video must have shape (T, C, H, W) with 1, 3 or 4 channels, got {tuple(array.shape)}."
-        )
-    pixels, _ = _to_uint8(array)
-    pixels = np.repeat(pixels, 3, axis=1) if pixels.shape[1] == 1 else pixels[:, :3]
-    height, width = pixels.shape[2:]
-    pixels = np.pad(pixels, ((0, 0), (0, 0), (0, height % 2), (0, width % 2)), mode="edge")
+    av = _pyav("encoding video frames", "Encoded bytes and paths need no package.")
+    pixels = _frames(frames)
+    pixels = np.repeat(pixels, 3, axis=-1) if pixels.shape[-1] == 1 else pixels
+    height, width = pixels.shape[1:3]
+    pixels = np.pad(pixels, ((0, 0), (0, height % 2), (0, width % 2), (0, 0)), mode="edge")
     buffer = io.BytesIO()
     with av.open(buffer, "w", format="mp4") as container:
         codec = "libx264" if "libx264" in av.codecs_available else "mpeg4"
         stream: Any = container.add_stream(codec, rate=Fraction(fps).limit_denominator(1001))
-        stream.width, stream.height, stream.pix_fmt = pixels.shape[3], pixels.shape[2], "yuv420p"
+        stream.width, stream.height, stream.pix_fmt = pixels.shape[2], pixels.shape[1], "yuv420p"
         for frame in pixels:
-            picture = av.VideoFrame.from_ndarray(
-                np.ascontiguousarray(np.moveaxis(frame, 0, -1)), format="rgb24"
-            )
+            picture = av.VideoFrame.from_ndarray(np.ascontiguousarray(frame), format="rgb24")
             container.mux(stream.encode(picture))
         container.mux(stream.encode())
     return buffer.getvalue()
@@ -392,31 +386,29 @@ def gif_bytes(video: Any, fps: float | None) -> bytes:
     if isinstance(video, bytes):
         if video.startswith(b"GIF8"):
             return video
-        video, fps = _frames_of(video)
-    array = to_numpy(video)
-    if array.ndim != 4 or 0 in array.shape:  # noqa: PLR2004  # T, C, H, W
-        raise RecordError(f"video must have shape (T, C, H, W), got {tuple(array.shape)}.")
-    count, channels, height, width = array.shape
-    # All frames as one tall image, so that they are scaled alike.
-    tall = next(iter_images(np.moveaxis(array, 1, 0).reshape(channels, count * height, width))).array
-    frames = [Image.fromarray(frame) for frame in tall.reshape(count, height, *tall.shape[1:])]
-    frames = [frame.convert("RGB") if frame.mode == "RGBA" else frame for frame in frames]
+        video, fps = _decoded_video(video)
+    pixels = _frames(video)
+    pixels = pixels[..., 0] if pixels.shape[-1] == 1 else pixels
+    frames = [Image.fromarray(np.ascontiguousarray(frame)) for frame in pixels]
     buffer = io.BytesIO()
     duration = max(_MIN_MILLISECONDS, round(1000 / (fps or 1.0)))
     frames[0].save(buffer, "GIF", save_all=True, append_images=frames[1:], duration=duration, loop=0)
     return buffer.getvalue()
 
 
-def _frames_of(data: bytes) -> tuple[Any, float]:
+def _frames(video: Any) -> Array:
+    """Returns frames `(T, C, H, W)` as uint8 `(T, H, W, C)` of 1 or 3 channels, all scaled alike."""
+    array = to_numpy(video)
+    if array.ndim != 4 or array.shape[1] not in _CHANNELS or 0 in array.shape:  # noqa: PLR2004
+        raise RecordError(
+            f"video must have shape (T, C, H, W) with 1, 3 or 4 channels, got {tuple(array.shape)}."
+        )
+    return np.moveaxis(_to_uint8(array)[0], 1, -1)[..., :3]
+
+
+def _decoded_video(data: bytes) -> tuple[Any, float]:
     """Decodes a video; returns its frames and frame rate."""
-    try:
-        import av
-    except ImportError as error:
-        raise ImportError(
-            "encoded video other than GIF needs the package 'av', which is not installed. "
-            'Run: pip install "training-destinations[video]".',
-            name="av",
-        ) from error
+    av = _pyav("encoded video other than GIF")
     try:
         with av.open(io.BytesIO(data), "r") as container:
             stream = container.streams.video[0]
@@ -425,6 +417,18 @@ def _frames_of(data: bytes) -> tuple[Any, float]:
     except (av.FFmpegError, IndexError) as error:
         raise RecordError(f"PyAV cannot read the video: {error}.") from error
     return np.moveaxis(np.stack(frames), -1, 1), rate
+
+
+def _pyav(what: str, more: str = "") -> Any:
+    try:
+        import av
+    except ImportError as error:
+        raise ImportError(
+            f"{what} needs PyAV, which is not installed. "
+            f'Run: pip install "training-destinations[video]". {more}'.rstrip(),
+            name="av",
+        ) from error
+    return av
 
 
 # Numbers and points.

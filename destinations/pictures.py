@@ -13,7 +13,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from events import RecordError
 
-from .media import iter_images, to_numpy
+from .media import iter_images, rgb_of, to_numpy
 
 __all__ = ["image_grid", "spectrogram", "with_captions"]
 
@@ -59,7 +59,7 @@ def image_grid(
         raise RecordError(
             "columns, max_images and tile_size must be at least 1, separator_pixels at least 0."
         )
-    pixels = [_rgb(one.array) for one in iter_images(images, channels_last)][:max_images]
+    pixels = [rgb_of(one.array) for one in iter_images(images, channels_last)][:max_images]
     if not pixels:
         raise RecordError("a grid needs at least one image, got none.")
     if tile_size is not None:
@@ -98,7 +98,7 @@ def with_captions(
     Raises:
         RecordError: the number of captions differs, or a value is not an image.
     """
-    pixels = [_rgb(one.array) for one in iter_images(images, channels_last)]
+    pixels = [rgb_of(one.array) for one in iter_images(images, channels_last)]
     if isinstance(captions, str) or len(captions) != len(pixels):
         raise RecordError(f"{len(pixels)} images need a list of as many captions, got {captions!r:.80}.")
     font = ImageFont.load_default(font_pixels)
@@ -147,12 +147,6 @@ def spectrogram(audio: Any, sample_rate: int, *, window_seconds: float = _WINDOW
     decibels = 10 * np.log10(np.maximum(power / loudest, 10 ** (_FLOOR_DECIBELS / 10)))
     grey = np.round((1 - decibels / _FLOOR_DECIBELS) * 255).astype(np.uint8)
     return np.ascontiguousarray(grey.T[::-1])
-
-
-def _rgb(pixels: Array) -> Array:
-    return (
-        np.repeat(pixels[..., None], 3, axis=-1) if pixels.ndim == 2 else pixels[..., :3]  # noqa: PLR2004
-    )
 
 
 def _scaled(pixels: Array, size: tuple[int, int]) -> Array:

@@ -19,6 +19,7 @@ import attrs
 
 from destinations.base import LoggerDestination
 from events import Logger, State, Timestamp, TimeUnit, WriteRate
+from uploads import encodable
 
 from .formatting import one_line, short, shortened, width_of
 from .run_summary import RunSummary
@@ -27,7 +28,6 @@ from .streams import (
     StreamWrapper,
     columns_of,
     default_stream,
-    encodable,
     is_kernel,
     is_terminal,
     write_text,
@@ -572,7 +572,7 @@ class ProgressBar(LoggerDestination):
             count,
             timestamp,
             lambda: encodable(
-                stream, self._shown(values, columns_of(stream) - _BAR_COLUMNS if is_drawn else None)
+                self._shown(values, columns_of(stream) - _BAR_COLUMNS if is_drawn else None), stream
             ),
             self._refresh_seconds if is_drawn else self._line_seconds,
             self._clock,

@@ -9,12 +9,13 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TextIO
 
+from uploads import encodable
+
 __all__ = [
     "Redirection",
     "StreamWrapper",
     "columns_of",
     "default_stream",
-    "encodable",
     "has_colors",
     "is_kernel",
     "is_terminal",
@@ -49,7 +50,7 @@ def write_text(stream: TextIO | None, text: str) -> None:
     if target is None:
         return
     with nullcontext() if getattr(target, "keeps_bars", False) else _bars_cleared(target):
-        target.write(encodable(target, text))
+        target.write(encodable(text, target))
     if hasattr(target, "flush"):
         target.flush()
 
@@ -77,12 +78,6 @@ def columns_of(stream: Any) -> int:
     except (AttributeError, OSError, ValueError):
         return _DEFAULT_COLUMNS
     return min(max(columns, _MIN_COLUMNS), _MAX_COLUMNS) if columns else _DEFAULT_COLUMNS
-
-
-def encodable(stream: Any, text: str) -> str:
-    """Returns the text with escapes for characters that the encoding of the stream lacks."""
-    encoding = getattr(stream, "encoding", None) or "utf-8"
-    return text.encode(encoding, "backslashreplace").decode(encoding)
 
 
 def is_terminal(stream: Any) -> bool:

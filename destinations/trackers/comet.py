@@ -143,7 +143,7 @@ class _CometSink(Sink):
     def log_audio(self, stamp: Stamp, audio: Any, sample_rate: int) -> None:
         # A file, kept until the end: Comet takes no open one here, and copies it later, in a thread.
         path = Path(self._folder_of_sounds()) / f"{next(self._numbers)}.wav"
-        path.write_bytes(audio if isinstance(audio, bytes) else wav_bytes(audio, sample_rate))
+        path.write_bytes(wav_bytes(audio, sample_rate))
         self.experiment.log_audio(
             str(path), sample_rate=sample_rate, file_name=f"{stamp.name}.wav", step=stamp.step
         )

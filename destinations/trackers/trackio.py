@@ -117,8 +117,7 @@ class _TrackioSink(Sink):
             self._log(values, stamp.step)
 
     def log_audio(self, stamp: Stamp, audio: Any, sample_rate: int) -> None:
-        content = audio if isinstance(audio, bytes) else wav_bytes(audio, sample_rate)
-        self._log_file(stamp, content, ".wav", self._package().Audio)
+        self._log_file(stamp, wav_bytes(audio, sample_rate), ".wav", self._package().Audio)
 
     def log_video(self, stamp: Stamp, video: Any, fps: float | None) -> None:
         data, suffix = video_file(video, fps)

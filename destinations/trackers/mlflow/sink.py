@@ -366,8 +366,7 @@ class MLflowSink(Sink):
     def log_audio(self, stamp: Stamp, audio: Any, sample_rate: int) -> None:
         from destinations.media import wav_bytes
 
-        data = audio if isinstance(audio, bytes) else wav_bytes(audio, sample_rate)
-        self._log_medium("audio", stamp, ".wav", data)
+        self._log_medium("audio", stamp, ".wav", wav_bytes(audio, sample_rate))
 
     def log_video(self, stamp: Stamp, video: Any, fps: float | None) -> None:
         from destinations.media import video_file

@@ -113,13 +113,12 @@ def video_value(tag: str, video: Any, fps: float | None) -> Values:
 
 def audio_values(tag: str, audio: Any, sample_rate: int) -> Values:
     """Returns audio as WAV."""
-    data = audio if isinstance(audio, bytes) else wav_bytes(audio, sample_rate)
     shape: tuple[int, ...] = () if isinstance(audio, bytes) else audio.shape
     sound = summary_pb2.Summary.Audio(
         sample_rate=sample_rate,
         num_channels=shape[0] if len(shape) > 1 else 1,
         length_frames=shape[-1] if shape else 0,
-        encoded_audio_string=data,
+        encoded_audio_string=wav_bytes(audio, sample_rate),
         content_type="audio/wav",
     )
     return [summary_pb2.Summary.Value(tag=tag, audio=sound)]

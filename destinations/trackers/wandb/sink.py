@@ -261,10 +261,9 @@ class WandBSink(Sink):
 
         from destinations.media import wav_bytes
 
-        data = audio if isinstance(audio, bytes) else wav_bytes(audio, sample_rate)
         with tempfile.TemporaryDirectory(prefix="destinations-wandb-") as folder:
             path = Path(folder) / "audio.wav"
-            path.write_bytes(data)
+            path.write_bytes(wav_bytes(audio, sample_rate))
             self._log(stamp, wandb.Audio(str(path), sample_rate=sample_rate, caption=_caption(stamp)))
 
     def log_video(self, stamp: Stamp, video: Any, fps: float | None) -> None:
