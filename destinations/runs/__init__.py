@@ -10,11 +10,11 @@ from .errors import (
     RunNotFoundError,
     RunsError,
 )
+from .index.scan import ScanReport
 from .open import open_runs
 from .record import HEARTBEAT_SECONDS, RunRecord, is_alive
 from .run import Run
 from .runs import BestRun, Runs
-from .scan import ScanReport
 
 __all__ = [
     "HEARTBEAT_SECONDS",

@@ -25,8 +25,8 @@ from .record import FIELDS, flat_record
 from .run import Run
 
 if TYPE_CHECKING:
+    from .content.series import Block
     from .record import RunRecord
-    from .series import Block
 
 __all__ = ["ExportFormat", "export_metrics", "export_runs"]
 
@@ -287,7 +287,7 @@ def _lines(
 
 
 def _csv_lines(run_id: str, block: "Block") -> list[str]:
-    from .series import MISSING_STEP
+    from .content.series import MISSING_STEP
 
     def heads(names: list[str]) -> list[str]:
         run = _csv_text(run_id)
@@ -301,7 +301,7 @@ def _csv_lines(run_id: str, block: "Block") -> list[str]:
 
 
 def _json_lines(run_id: str, block: "Block") -> list[str]:
-    from .series import MISSING_STEP
+    from .content.series import MISSING_STEP
 
     def heads(names: list[str]) -> list[str]:
         return [f'{{"run_id": {json.dumps(run_id)}, "metric": {json.dumps(name)}, ' for name in names]
@@ -366,7 +366,7 @@ def _write_parquet_points(blocks: "Iterable[tuple[str, Block]]", path: Path, fol
 def _write_piece(connection: Any, blocks: "list[tuple[str, Block]]", path: Path) -> int:
     import numpy as np
 
-    from .series import MISSING_STEP
+    from .content.series import MISSING_STEP
 
     metrics: dict[str, int] = {}
     parts: dict[str, list[Any]] = {name: [np.empty(0, np.int64)] for name in ("run", "metric", "step")}

@@ -12,7 +12,7 @@ from typing import Any
 from destinations.run_directory.layout import metrics_name
 from destinations.text.formatting import one_line
 
-from .commands.text import age_text, duration_text, value_text
+from .commands.screen import age_text, duration_text, value_text
 from .record import RunRecord, is_alive
 
 __all__ = [

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from .errors import RootError
-from .index import Index, cache_folder
-from .root import Root
+from .index.index import Index, cache_folder
+from .index.root import Root
 from .runs import Runs
 
 __all__ = ["open_runs"]

@@ -36,12 +36,12 @@ if TYPE_CHECKING:
 
     from destinations.run_directory.reader import MetricRow
 
-    from .flight import Flight
-    from .follow import Point
-    from .media import Audio, Image, PointCloud, Video
-    from .ranks import RankMetric
-    from .records import Artifact, Histogram, RecordCount, Records, Table, TableEntry, Text, Trace
-    from .series import Block, Series
+    from .content.flight import Flight
+    from .content.follow import Point
+    from .content.media import Audio, Image, PointCloud, Video
+    from .content.ranks import RankMetric
+    from .content.records import Artifact, Histogram, RecordCount, Records, Table, TableEntry, Text, Trace
+    from .content.series import Block, Series
 
 __all__ = ["MetricSummary", "Run", "read_extremes"]
 
@@ -100,7 +100,7 @@ class Run:
         Raises:
             RunNotFoundError: the folder is not a run.
         """
-        from .scan import IndexState, Scanner
+        from .index.scan import IndexState, Scanner
 
         folder = Path(path).absolute()
         if ".." in folder.parts:
@@ -268,13 +268,13 @@ class Run:
         """
         if name is None:
             return self._ranks_with_metrics()
-        from .ranks import read_ranks
+        from .content.ranks import read_ranks
 
         return read_ranks(name, self._ranks_with_metrics(), self.series)
 
     def flights(self) -> list[Flight]:
         """Returns what the `FlightRecorder` of each rank wrote in the folder of the run, by rank."""
-        from .flight import FLIGHT_FOLDER, read_flights
+        from .content.flight import FLIGHT_FOLDER, read_flights
 
         return read_flights(self.path / FLIGHT_FOLDER)
 
@@ -295,13 +295,13 @@ class Run:
         Raises:
             MetricNotFoundError: the run has no such metric; the message suggests the closest.
         """
-        from .series import read_series
+        from .content.series import read_series
 
         return read_series(self.path, name, rank)
 
     def blocks(self, rank: int = 0) -> Iterator[Block]:
         """Returns all rows of a rank in blocks of arrays; memory does not grow with the run."""
-        from .series import run_blocks
+        from .content.series import run_blocks
 
         return run_blocks(self.path, rank)
 
@@ -359,7 +359,7 @@ class Run:
             last: yield only so many existing rows, the last ones, read from the end of the file.
             only: columns; rows without any of them are skipped.
         """
-        from .follow import follow_metric, follow_rows
+        from .content.follow import follow_metric, follow_rows
 
         def is_over() -> bool:
             return until_end and not self._is_alive_now()
@@ -384,7 +384,7 @@ class Run:
             raise ImportError(
                 f"to_dataframe needs pandas ({error}). Install pandas, or use blocks()."
             ) from error
-        from .series import MISSING_STEP
+        from .content.series import MISSING_STEP
 
         frames = []
         for block in self.blocks(rank):
@@ -495,12 +495,12 @@ class Run:
 
     @property
     def _records(self) -> Records:
-        from .records import Records
+        from .content.records import Records
 
         return Records(self.path)
 
     def _ranks_with_metrics(self) -> list[int]:
-        from .sources import ranks_of
+        from .content.sources import ranks_of
 
         return ranks_of(self.path)
 
@@ -563,7 +563,7 @@ def _computed_summary(run_dir: Path, rank: int) -> dict[str, MetricSummary]:
     """Computes the summary of a run without a `summary.json`."""
     import numpy as np
 
-    from .series import MISSING_STEP, run_blocks
+    from .content.series import MISSING_STEP, run_blocks
 
     parts: dict[str, list[tuple[Any, Any]]] = {}
     for block in run_blocks(run_dir, rank):

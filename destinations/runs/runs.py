@@ -12,16 +12,16 @@ from typing import Any, Self, TypeVar
 
 import attrs
 
-from .edits import edit_run
 from .errors import AmbiguousRunError, FilterError, MetricNotFoundError, RunNotFoundError, RunsError
 from .files import clean_text
-from .filter_sql import Order, compile_query
-from .filters import All, Compare, Field, Filter, In, Node, parse_field, parse_filter
-from .index import Index
+from .index.edits import edit_run
+from .index.filter_sql import Order, compile_query
+from .index.filters import All, Compare, Field, Filter, In, Node, parse_field, parse_filter
+from .index.index import Index
+from .index.root import Root
+from .index.scan import RUNNING, ScanChange, ScanReport
 from .record import FIELDS, Extremes, RunRecord, flat_record, is_terminal
-from .root import Root
 from .run import Run, read_extremes
-from .scan import RUNNING, ScanChange, ScanReport
 
 __all__ = ["BestRun", "RunLike", "Runs", "differences", "matches"]
 

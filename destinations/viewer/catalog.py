@@ -22,7 +22,7 @@ from destinations.runs import (
     is_alive,
 )
 from destinations.runs.commands.fields import OWN_FIELDS, check_fields, field_of, status_of
-from destinations.runs.filters import parse_filter
+from destinations.runs.index.filters import parse_filter
 from destinations.runs.record import FIELDS
 
 from .answers import shown

@@ -12,8 +12,8 @@ import attrs
 import numpy as np
 
 from destinations.runs import MetricNotFoundError, Run, RunsError
-from destinations.runs.ranks import band_of, furthest
-from destinations.runs.series import MISSING_STEP
+from destinations.runs.content.ranks import band_of, furthest
+from destinations.runs.content.series import MISSING_STEP
 
 from .columns import ColumnCache, Frame, branches_of, read_branch
 from .downsampling import Array, Curve, downsample, window

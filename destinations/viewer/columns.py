@@ -30,7 +30,7 @@ from destinations.run_directory.layout import (
 )
 from destinations.run_directory.reader import Snapshot, merge_journal, metric_columns, take_snapshot
 from destinations.run_directory.segments import journal_extent
-from destinations.runs.series import Block, block_of_rows, read_blocks, without_abandoned
+from destinations.runs.content.series import Block, block_of_rows, read_blocks, without_abandoned
 from uploads.disk import read_regular
 
 __all__ = ["Branch", "ColumnCache", "Frame", "branches_of", "read_branch"]

@@ -132,7 +132,7 @@ def _note_left_out(left_out: list[str], session: Any) -> None:
 
 def _export(runs: Any, source: str, options: argparse.Namespace, session: Any) -> int:
     from destinations.runs.commands.running import EXIT_OK, UsageError
-    from destinations.runs.commands.text import bytes_text
+    from destinations.runs.commands.screen import bytes_text
 
     from .catalog import Catalog
     from .site import export_site

@@ -15,9 +15,9 @@ import numpy as np
 from destinations.run_directory.layout import SIDECAR, SUMMARY, metrics_name
 from destinations.runs import Run
 from destinations.runs.commands.show import differing_fields
+from destinations.runs.content.flight import describe_flights
+from destinations.runs.content.media import Image, read_points, read_sound
 from destinations.runs.files import path_inside, read_object_file
-from destinations.runs.flight import describe_flights
-from destinations.runs.media import Image, read_points, read_sound
 from destinations.runs.run import MetricSummary
 from uploads.disk import open_regular
 

@@ -19,7 +19,7 @@ import attrs
 
 from destinations.run_directory.layout import ARTIFACTS_FOLDER, HEARTBEAT, SIDECAR, metrics_name
 from destinations.runs.files import path_inside, read_object_file
-from destinations.runs.index import cache_folder
+from destinations.runs.index.index import cache_folder
 from uploads import RemoteObject, Store, UploadError, download_file, open_store
 from uploads.disk import replace_file
 

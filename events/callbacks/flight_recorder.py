@@ -1,7 +1,7 @@
 """`FlightRecorder`: the last steps of a rank and the stacks of its threads, written when training goes wrong.
 
 The training thread keeps steps in memory; one daemon thread waits for a hang or a signal and writes the file.
-No rank waits for another: each writes its own file, and `destinations.runs.flight` merges them.
+No rank waits for another: each writes its own file, and `destinations.runs.content.flight` merges them.
 """
 
 import contextlib

@@ -96,9 +96,9 @@ def _child(sender, function, arguments):
 
 def read_series(run_dir, plain):
     """Loads one metric of a large run; the best of three."""
-    import destinations.runs.series
+    import destinations.runs.content.series
     from destinations.runs import Run
-    from destinations.runs import series as _columns
+    from destinations.runs.content import series as _columns
 
     if plain:
         _columns.read_blocks.__kwdefaults__["decoder"] = None
@@ -108,7 +108,7 @@ def read_series(run_dir, plain):
         start = time.process_time()
         count = len(run.series("train/m5"))
         best = min(best, time.process_time() - start)
-    assert count == len(destinations.runs.series.read_series(run_dir, "train/m9"))
+    assert count == len(destinations.runs.content.series.read_series(run_dir, "train/m9"))
     return best
 
 

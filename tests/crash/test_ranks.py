@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from destinations.runs import Run
-from destinations.runs.flight import describe_flights
+from destinations.runs.content.flight import describe_flights
 from tests.effort import times
 
 pytestmark = pytest.mark.xdist_group("torchrun")

@@ -7,8 +7,8 @@ import shutil
 import pytest
 
 from destinations.runs import MetricNotFoundError, Run, open_runs
+from destinations.runs.content.follow import Follower
 from destinations.runs.export import export_metrics, export_runs
-from destinations.runs.follow import Follower
 from tests.hostile.foreign_runs import (
     NOW,
     command,

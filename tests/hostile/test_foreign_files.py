@@ -11,8 +11,8 @@ from destinations import RunDirectory, TextFile
 from destinations.runs import Run, Runs, open_runs
 from destinations.runs.errors import FilterError
 from destinations.runs.export import export_metrics, export_runs
-from destinations.runs.index import Index, index_name
-from destinations.runs.root import Root
+from destinations.runs.index.index import Index, index_name
+from destinations.runs.index.root import Root
 from destinations.runs.send import send
 from destinations.runs.send.replay import replay
 from tests.hostile.foreign_runs import NOW, command, write_full_run, write_lightning_run

@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 from destinations.run_directory.frames import MAGIC, encode_frame, keys_frame
 from destinations.run_directory.layout import header_end
 from destinations.runs import Run, RunsError, open_runs
+from destinations.runs.content.follow import Follower
 from destinations.runs.dataset.tables import Location
 from destinations.runs.errors import DatasetError, FilterError
-from destinations.runs.filters import parse_filter
-from destinations.runs.follow import Follower
+from destinations.runs.index.filters import parse_filter
 from destinations.trackers.tensorboard.event_file import GrowingFile, record_writer, records
 from events import CheckpointError, read_checkpoint
 from tests.hostile.foreign_runs import write_full_run, write_killed_run, write_lightning_run

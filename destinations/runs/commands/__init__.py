@@ -304,10 +304,10 @@ def _add_upkeep(commands: _Commands) -> None:
         help="only folders not modified for this long (default: 30d)",
     )
     parser.add_argument("--delete", action="store_true", help="delete them permanently")
-    parser = commands.add("scan", "upkeep.scan", "update the index and report what changed")
+    parser = commands.add("scan", "listing.scan", "update the index and report what changed")
     parser.add_argument("--full", action="store_true", help="rebuild the index from scratch")
     parser = commands.add(
-        "compact", "upkeep.compact", "write finished runs to Delta Lake tables; needs the extra `query`"
+        "compact", "export.compact", "write finished runs to Delta Lake tables; needs the extra `query`"
     )
     parser.add_argument("source", metavar="ROOT", help="folder of runs")
     parser.add_argument("target", metavar="DATASET", help="folder, s3://bucket/prefix, gs://… or az://…")
@@ -326,7 +326,7 @@ def _add_upkeep(commands: _Commands) -> None:
         help="write to a server without conditional puts; no other compaction may run",
     )
     parser = commands.add(
-        "sql", "upkeep.sql", "query a dataset written by `compact`; needs the extra `query`"
+        "sql", "export.sql", "query a dataset written by `compact`; needs the extra `query`"
     )
     parser.add_argument(
         "query", metavar="SQL", help="e.g. 'select run_id, min(value) from metrics group by run_id'"

@@ -6,11 +6,10 @@ from pathlib import Path
 import attrs
 
 from destinations.runs import Run
-from destinations.runs.checkpoints import Checkpoint, choose, copy_checkpoint, list_checkpoints
+from destinations.runs.content.checkpoints import Checkpoint, choose, copy_checkpoint, list_checkpoints
 
 from .running import EXIT_OK, UsageError, find_runs
-from .screen import Cell, Column, Session, table_lines
-from .text import NOTHING, age_text, bytes_text, value_text
+from .screen import NOTHING, Cell, Column, Session, age_text, bytes_text, table_lines, value_text
 
 __all__ = ["checkpoints"]
 

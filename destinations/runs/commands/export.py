@@ -1,16 +1,18 @@
-"""`export`: the table of runs, or all metrics in long format, as CSV, Parquet or JSON Lines."""
+"""`export`: runs or their metrics as CSV, Parquet or JSON Lines. `compact`, `sql`: a dataset of runs."""
 
 import argparse
 from collections.abc import Sequence
 
-from destinations.runs import Run
+import attrs
+
+from destinations.runs import DatasetError, Run
 from destinations.runs.export import ExportFormat, export_metrics, export_runs
 
 from .listing import selection_of
-from .running import EXIT_OK, UsageError, find_runs, open_selected
-from .screen import Session
+from .running import EXIT_OK, UsageError, find_runs, open_selected, roots_of
+from .screen import Cell, Column, Session, bytes_text, table_lines, value_text
 
-__all__ = ["export"]
+__all__ = ["compact", "export", "sql"]
 
 _SUFFIXES = (".csv", ".parquet", ".jsonl")
 
@@ -44,3 +46,65 @@ def _selected(options: argparse.Namespace, session: Session) -> Sequence[Run]:
         return find_runs(options.run_name, options, session)
     with open_selected(options, session) as runs:
         return runs.query(**selection_of(options))
+
+
+def compact(options: argparse.Namespace, session: Session) -> int:
+    """Writes finished runs to a dataset."""
+    from destinations.runs.dataset import compact as compact_runs
+    from uploads import UploadError
+
+    options.root = [options.source]
+    try:
+        with open_selected(options, session) as runs:
+            report = compact_runs(
+                runs.query(archived=None),
+                options.target,
+                optimize=options.optimize,
+                vacuum_days=options.vacuum,
+                remove_gone=options.remove_gone,
+                single_writer=options.single_writer,
+                clock=session.clock,
+            )
+    except (UploadError, ValueError) as error:
+        raise DatasetError(str(error)) from error
+    if options.json:
+        session.screen.json(
+            {
+                **attrs.asdict(report, recurse=False),
+                "duplicates": list(map(str, report.duplicates)),
+                "damaged": [[str(path), problem] for path, problem in report.damaged],
+            }
+        )
+        return EXIT_OK
+    session.screen.line(
+        f"{report.uri}: {report.runs} runs, {report.points} points, {bytes_text(report.size)}; "
+        f"{report.added} new, {report.changed} changed, {report.updated} with updated metadata, "
+        f"{report.unchanged} unchanged, {report.removed} removed, {report.alive} still alive"
+    )
+    for path in report.duplicates:
+        session.note(f"skipped {path}: a newer run has the same id")
+    for path, problem in report.damaged:
+        session.note(f"skipped {path}: {problem}")
+    return EXIT_OK
+
+
+def sql(options: argparse.Namespace, session: Session) -> int:
+    """Runs an SQL query over a dataset."""
+    from destinations.runs.dataset import sql as query
+    from uploads import UploadError
+
+    place = options.dataset or next(iter(roots_of(options, session)))
+    try:
+        found = query(place, options.query)
+    except (UploadError, ValueError) as error:
+        raise DatasetError(str(error)) from error
+    if options.json:
+        session.screen.json(found.to_dicts())
+        return EXIT_OK
+    columns = [
+        Column(name, is_right=all(isinstance(row[index], int | float) for row in found.rows))
+        for index, name in enumerate(found.columns)
+    ]
+    rows = [[Cell(value_text(value)) for value in row] for row in found.rows]
+    session.screen.lines(table_lines(columns, rows, session.screen))
+    return EXIT_OK

@@ -7,12 +7,11 @@ import attrs
 
 from destinations.runs import MetricNotFoundError, RunRecord, Runs, is_alive
 from destinations.runs.errors import near_names
-from destinations.runs.filters import parse_filter
+from destinations.runs.index.filters import parse_filter
 from destinations.runs.record import FIELDS
 
 from .running import UsageError
-from .screen import Cell, Column, Session
-from .text import NOTHING, age_text, duration_text, value_text
+from .screen import NOTHING, Cell, Column, Session, age_text, duration_text, value_text
 
 __all__ = [
     "OWN_FIELDS",

@@ -8,11 +8,10 @@ from destinations.run_directory.layout import column_of
 from destinations.run_directory.reader import MetricRow, last_rows
 from destinations.runs import MetricNotFoundError, Run
 from destinations.runs.errors import near_names
-from destinations.runs.filters import Filter
+from destinations.runs.index.filters import Filter
 
 from .running import EXIT_FAILED, EXIT_OK, EXIT_TIMEOUT, find_runs
-from .screen import Session
-from .text import value_text
+from .screen import Session, value_text
 
 __all__ = ["tail", "wait"]
 
@@ -52,7 +51,7 @@ def _print(rows: Iterable[MetricRow], options: argparse.Namespace, session: Sess
 
 def wait(options: argparse.Namespace, session: Session) -> int:
     """Waits until a condition holds, the run ends, or the timeout expires."""
-    from destinations.runs.filters import parse_filter
+    from destinations.runs.index.filters import parse_filter
     from destinations.runs.runs import matches
 
     condition = parse_filter(options.condition, session.clock())

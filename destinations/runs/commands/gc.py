@@ -43,8 +43,7 @@ from uploads.disk import is_locked
 
 from .fields import status_of, status_style
 from .running import EXIT_FAILED, EXIT_OK, UsageError, find_runs, open_selected
-from .screen import Cell, Column, Session, table_lines
-from .text import age_text, bytes_text
+from .screen import Cell, Column, Session, age_text, bytes_text, table_lines
 
 __all__ = ["gc", "rm"]
 

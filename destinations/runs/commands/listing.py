@@ -1,19 +1,20 @@
-"""`ls` and `best`: tables of runs."""
+"""`ls` and `best`: tables of runs. `scan`: updates the index that they are read from."""
 
 import argparse
 import math
 from collections import Counter
 from typing import Any
 
+import attrs
+
 from destinations.runs import RunRecord, Runs
 from destinations.text.formatting import metric_direction
 
 from .fields import as_json, cell_of, check_fields, check_filter, column_of, field_of
 from .running import EXIT_OK, open_selected
-from .screen import Cell, Column, Session, table_lines
-from .text import value_text
+from .screen import Cell, Column, Session, table_lines, value_text
 
-__all__ = ["best", "ls", "selection_of"]
+__all__ = ["best", "ls", "scan", "selection_of"]
 
 _COLUMNS = ("run", "status", "age", "duration")
 _MAX_HPARAMS = 3
@@ -128,4 +129,32 @@ def best(options: argparse.Namespace, session: Session) -> int:
         for rank, one in enumerate(ranked, 1)
     ]
     session.screen.lines(table_lines(columns, rows, session.screen))
+    return EXIT_OK
+
+
+def scan(options: argparse.Namespace, session: Session) -> int:
+    """Updates the index and reports what changed."""
+    with open_selected(options, session) as runs:
+        report = runs.scan(full=True) if options.full else runs.report
+    if options.json:
+        session.screen.json(
+            {
+                **attrs.asdict(report, recurse=False),
+                "duplicates": {name: list(map(str, paths)) for name, paths in report.duplicates.items()},
+                "problems": [[str(path), problem] for path, problem in report.problems],
+            }
+        )
+        return EXIT_OK
+    screen = session.screen
+    screen.line(
+        f"{report.runs} runs in {report.seconds:.2f} s: {report.added} new, {report.changed} changed, "
+        f"{report.unchanged} unchanged, {report.moved} moved, {report.gone} removed; {report.alive} alive"
+    )
+    for name, paths in report.duplicates.items():
+        screen.line(f"duplicate run id {name} in {len(paths)} folders: {', '.join(map(str, paths))}")
+    for path, problem in report.problems:
+        screen.line(f"{path}: {problem}")
+    if report.damaged > len(report.problems):
+        screen.line(f"and {report.damaged - len(report.problems)} more with problems")
+    screen.lines(report.warnings)
     return EXIT_OK

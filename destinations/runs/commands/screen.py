@@ -1,4 +1,4 @@
-"""Output of a command: screen width, colours, tables, JSON, messages.
+"""Output of a command: screen width, colours, values as text, tables, JSON, messages.
 
 All output passes through here, including untrusted text from run files (names, tags, notes, paths): control
 characters are shown as escapes, so that they cannot move the cursor, change the terminal or start a line.
@@ -9,6 +9,7 @@ Colours appear only on terminals, and never where `NO_COLOR` is set (https://no-
 import io
 import json
 import logging
+import math
 import os
 import re
 import secrets
@@ -20,10 +21,24 @@ from typing import IO, Any, cast
 
 import attrs
 
-from destinations.text.formatting import ELLIPSIS, cut, pad, plain, shortened, width_of
+from destinations.text.formatting import ELLIPSIS, cut, pad, plain, short, shortened, width_of
 from uploads import encodable, one_line, one_line_json
 
-__all__ = ["STYLES", "Cell", "Column", "NotesHandler", "Screen", "Session", "table_lines"]
+__all__ = [
+    "NOTHING",
+    "STYLES",
+    "Cell",
+    "Column",
+    "NotesHandler",
+    "Screen",
+    "Session",
+    "age_text",
+    "bytes_text",
+    "duration_text",
+    "sparkline",
+    "table_lines",
+    "value_text",
+]
 
 # Marks the start and end of a style in a line; random, so that no text from a run file can contain it.
 _MARK = f"<{secrets.token_hex(8)}:"
@@ -259,3 +274,86 @@ def _line(row: Sequence[Cell], columns: Sequence[Column], widths: Sequence[int],
         )
         cells.append(screen.styled(padded, cell.style))
     return _GAP.join(cells).rstrip() if not screen.has_colors else _GAP.join(cells)
+
+
+# Values as text.
+
+NOTHING = "–"  # noqa: RUF001  # an en dash, unlike the minus sign of a number
+
+_BARS = "▁▂▃▄▅▆▇█"
+_MINUTE, _HOUR, _DAY = 60, 3600, 86400
+_KIB = 1024.0
+
+
+def age_text(seconds: float | None) -> str:
+    """Returns an age in its largest unit: "12s", "5m", "3h", "4d"."""
+    if seconds is None or not math.isfinite(seconds):
+        return NOTHING
+    seconds = max(0.0, seconds)
+    for unit, size in (("d", _DAY), ("h", _HOUR), ("m", _MINUTE)):
+        if seconds >= size:
+            return f"{int(seconds // size)}{unit}"
+    return f"{int(seconds)}s"
+
+
+def duration_text(seconds: float | None) -> str:
+    """Returns a duration in two units: "12s", "5m03s", "3h20m", "4d01h"."""
+    if seconds is None or not math.isfinite(seconds):
+        return NOTHING
+    whole = int(max(0.0, seconds))
+    if whole >= _DAY:
+        return f"{whole // _DAY}d{whole % _DAY // _HOUR:02d}h"
+    if whole >= _HOUR:
+        return f"{whole // _HOUR}h{whole % _HOUR // _MINUTE:02d}m"
+    if whole >= _MINUTE:
+        return f"{whole // _MINUTE}m{whole % _MINUTE:02d}s"
+    return f"{whole}s"
+
+
+def bytes_text(size: float) -> str:
+    """Returns a size in binary units: "812 B", "1.5 MiB"."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(size) < _KIB:
+            return f"{size:.0f} B" if unit == "B" else f"{size:.1f} {unit}"
+        size /= _KIB
+    return f"{size:.1f} TiB"
+
+
+def value_text(value: Any) -> str:
+    """Returns any value on one line: floats rounded, None as a dash."""
+    if value is None:
+        return NOTHING
+    if isinstance(value, float):
+        return short(value)
+    if isinstance(value, dict | list | tuple):
+        import json
+
+        return one_line(json.dumps(plain(value), ensure_ascii=False))
+    return one_line(str(value))
+
+
+def sparkline(values: Sequence[float], width: int = 24) -> str:
+    """Returns a bar chart of a series in one line; each character is the mean of an equal part of the series.
+
+    Non-finite values are skipped; a part without finite values is a space.
+    """
+    count = len(values)
+    width = min(width, count)
+    means = []
+    for index in range(width):
+        part = values[index * count // width : (index + 1) * count // width]
+        finite = [float(value) for value in part if math.isfinite(value)]
+        # Divided first: the sum may overflow.
+        means.append(math.fsum(value / len(finite) for value in finite) if finite else math.nan)
+    known = [mean for mean in means if math.isfinite(mean)]
+    if not known:
+        return ""
+    low, high = min(known), max(known)
+    # Halved, for the same reason.
+    span = high / 2 - low / 2
+    return "".join(
+        " "
+        if not math.isfinite(mean)
+        else _BARS[round((mean / 2 - low / 2) / (span or 1) * (len(_BARS) - 1))]
+        for mean in means
+    )

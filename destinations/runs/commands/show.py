@@ -10,13 +10,23 @@ from typing import Any
 import attrs
 
 from destinations.runs import MetricNotFoundError, Run
-from destinations.runs.flight import FLIGHT_FOLDER, describe_flights
+from destinations.runs.content.flight import FLIGHT_FOLDER, describe_flights
 from destinations.text.formatting import cut, pad
 
 from .fields import as_json, cell_of, status_of, status_style
 from .running import EXIT_OK, find_runs
-from .screen import Cell, Column, Screen, Session, table_lines
-from .text import NOTHING, age_text, bytes_text, sparkline, value_text
+from .screen import (
+    NOTHING,
+    Cell,
+    Column,
+    Screen,
+    Session,
+    age_text,
+    bytes_text,
+    sparkline,
+    table_lines,
+    value_text,
+)
 
 __all__ = ["diff", "differing_fields", "show"]
 

@@ -22,10 +22,10 @@ import attrs
 import numpy as np
 
 from destinations.run_directory.layout import JOURNAL_FOLDER
+from destinations.runs.content.series import MISSING_STEP, Block, run_blocks
 from destinations.runs.errors import DatasetError, RunsError
 from destinations.runs.record import RunRecord
 from destinations.runs.run import Run
-from destinations.runs.series import MISSING_STEP, Block, run_blocks
 from uploads import Store, UploadError, open_store, redact
 
 from .reading import DatasetRun

@@ -22,17 +22,17 @@ import attrs
 
 from destinations.run_directory.layout import column_of
 from destinations.runs.errors import DatasetError, EditError, MetricNotFoundError
-from destinations.runs.index import Index
+from destinations.runs.index.index import Index
+from destinations.runs.index.root import Root
+from destinations.runs.index.scan import ScanChange, ScanReport
 from destinations.runs.record import Extremes, RunRecord, Scalar
-from destinations.runs.root import Root
 from destinations.runs.run import MetricSummary, Run
 from destinations.runs.runs import Result, Runs
-from destinations.runs.scan import ScanChange, ScanReport
 
 from .tables import COLUMNS, Location, Snapshot, load, scalar_of
 
 if TYPE_CHECKING:
-    from destinations.runs.series import Block, Series
+    from destinations.runs.content.series import Block, Series
 
 __all__ = ["Dataset", "DatasetRun", "SqlResult", "open_dataset", "sql"]
 
@@ -124,7 +124,7 @@ class DatasetRun(Run):
         """Returns all values of a metric; as `Run.series`, but for the epoch."""
         import numpy as np
 
-        from destinations.runs.series import MISSING_STEP, Series
+        from destinations.runs.content.series import MISSING_STEP, Series
 
         arrays = self._dataset.arrays(
             """SELECT coalesce(step, ?) AS step, coalesce(epoch_us(time), ?) AS time, value FROM metrics
@@ -143,7 +143,7 @@ class DatasetRun(Run):
         """Returns the rows of each metric, one metric after the other."""
         import numpy as np
 
-        from destinations.runs.series import Block
+        from destinations.runs.content.series import Block
 
         for name in self.metric_names(rank):
             series = self.series(name, rank)

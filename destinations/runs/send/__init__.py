@@ -20,10 +20,10 @@ from typing import Any
 import attrs
 
 from destinations.run_directory.layout import JOURNAL_FOLDER, metrics_name
+from destinations.runs.content.sources import INDEXES, Position, items_of, ranks_of
 from destinations.runs.errors import RunNotFoundError
-from destinations.runs.index import cache_folder
+from destinations.runs.index.index import cache_folder
 from destinations.runs.run import Run
-from destinations.runs.sources import INDEXES, Position, items_of, ranks_of
 from destinations.text.formatting import plain
 
 from .ledger import Ledger, SendingError

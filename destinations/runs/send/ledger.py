@@ -14,8 +14,8 @@ from typing import Any, Self
 
 import attrs
 
+from destinations.runs.content.sources import Position
 from destinations.runs.errors import RunsError
-from destinations.runs.sources import Position
 from uploads.disk import read_regular, replace_file, try_lock
 
 __all__ = ["Ledger", "SendingError"]

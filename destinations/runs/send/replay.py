@@ -20,9 +20,7 @@ import attrs
 import numpy as np
 
 from destinations.run_directory.layout import SIDECAR, column_of, label_name
-from destinations.runs.errors import RunNotFoundError
-from destinations.runs.files import file_inside, read_object_file, whole_of
-from destinations.runs.media import (
+from destinations.runs.content.media import (
     MAX_MEDIUM_BYTES,
     open_image,
     read_pixels,
@@ -30,9 +28,11 @@ from destinations.runs.media import (
     read_sound,
     read_table,
 )
+from destinations.runs.content.sources import Item, Position, RewoundError, items_of, ranks_of
+from destinations.runs.errors import RunNotFoundError
+from destinations.runs.files import file_inside, read_object_file, whole_of
 from destinations.runs.record import is_alive
 from destinations.runs.run import Run
-from destinations.runs.sources import Item, Position, RewoundError, items_of, ranks_of
 from events import BinnedValues
 from uploads.disk import read_regular
 

@@ -7,7 +7,7 @@ import attrs
 import pytest
 
 from destinations.runs import HEARTBEAT_SECONDS, FilterError, RunRecord, ScanReport
-from destinations.runs.filters import parse_filter
+from destinations.runs.index.filters import parse_filter
 from destinations.runs.record import FIELDS, is_terminal
 
 TEXT = (Path(__file__).resolve().parents[3] / "docs" / "runs.md").read_text(encoding="utf-8")

@@ -17,7 +17,7 @@ from destinations.runs import (
     RunNotFoundError,
     open_runs,
 )
-from destinations.runs.edits import edit_run
+from destinations.runs.index.edits import edit_run
 from tests.test_destinations.runs.folders import NOW, age, clock, write_lightning, write_run
 
 

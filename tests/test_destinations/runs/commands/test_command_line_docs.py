@@ -14,7 +14,7 @@ from destinations.runs.commands.running import EXIT_FAILED, EXIT_OK, EXIT_TIMEOU
 from uploads.command_line import EXIT_FAILED as EXIT_LEFT_FAILED
 from uploads.command_line import EXIT_OWNED
 
-PAGE = (Path(__file__).parents[3] / "docs/command-line.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[4] / "docs/command-line.md").read_text(encoding="utf-8")
 SHARED = {"--help", "--root", "--json"}
 
 

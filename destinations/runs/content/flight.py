@@ -12,7 +12,7 @@ from typing import Any
 
 import attrs
 
-from .files import number_of, read_object_file, whole_of
+from destinations.runs.files import number_of, read_object_file, whole_of
 
 __all__ = ["FLIGHT_FOLDER", "Flight", "Frame", "describe_flights", "read_flights"]
 

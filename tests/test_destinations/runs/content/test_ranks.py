@@ -7,7 +7,7 @@ import pytest
 
 from destinations import cli
 from destinations.runs import MetricNotFoundError, Run
-from destinations.runs.flight import describe_flights, read_flights
+from destinations.runs.content.flight import describe_flights, read_flights
 from tests.test_destinations.runs.written import Written
 
 

@@ -25,8 +25,7 @@ from destinations.run_directory.reader import (
     parse_rows,
     take_snapshot,
 )
-
-from .errors import MetricNotFoundError
+from destinations.runs.errors import MetricNotFoundError
 
 __all__ = [
     "MISSING_STEP",
@@ -439,7 +438,7 @@ class Series:
         return f"Series({self.name!r}, {len(self)} values)"
 
     def _repr_html_(self) -> str:
-        from .notebook import series_html
+        from destinations.runs.notebook import series_html
 
         return series_html(self.name, self.value)
 

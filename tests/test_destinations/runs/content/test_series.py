@@ -13,7 +13,7 @@ from destinations.run_directory import read_rows, read_series
 from destinations.run_directory.layout import header_line, parse_header
 from destinations.run_directory.reader import parse_rows
 from destinations.runs import MetricNotFoundError, Run
-from destinations.runs.series import MISSING_STEP, block_of_rows, orjson, read_blocks
+from destinations.runs.content.series import MISSING_STEP, block_of_rows, orjson, read_blocks
 from tests.test_destinations.runs.written import Written, write_csv
 
 # Neither a slow machine nor a busy one makes a property wrong.

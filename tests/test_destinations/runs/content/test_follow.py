@@ -11,7 +11,7 @@ from destinations.run_directory.layout import journal_path, segment_paths
 from destinations.run_directory.metrics_csv import MetricsCsv
 from destinations.run_directory.segments import AppendedSegment
 from destinations.runs import Run
-from destinations.runs.follow import Follower
+from destinations.runs.content.follow import Follower
 from events import State
 from tests.test_destinations.runs.written import Written, change_sidecar, write_csv
 

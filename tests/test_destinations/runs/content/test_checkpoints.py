@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from destinations import Artifacts, RunDirectory, cli
-from destinations.runs.commands.text import NOTHING
+from destinations.runs.commands.screen import NOTHING
 from events import Callback, CheckpointSaver, Trainer, read_checkpoint
 from tests.servers import s3_servers
 from uploads import open_store

@@ -30,12 +30,12 @@ from destinations.run_directory.layout import (
     SUMMARY,
     TABLES_FOLDER,
 )
+from destinations.runs.files import clean_text, read_object
+from destinations.runs.record import RunRecord, is_terminal, read_sidecar
 from uploads.disk import read_with_status
 
 from .edits import apply_edits, read_edits
-from .files import clean_text, read_object
 from .foreign import METRICS, read_lightning
-from .record import RunRecord, is_terminal, read_sidecar
 
 __all__ = ["DAMAGED", "RUNNING", "Disk", "IndexState", "KnownRun", "ScanChange", "ScanReport", "Scanner"]
 

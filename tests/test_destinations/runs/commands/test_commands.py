@@ -22,11 +22,10 @@ from destinations import RunDirectory, cli
 from destinations.run_directory import read_rows
 from destinations.runs import Run
 from destinations.runs.commands import _Runner
-from destinations.runs.commands.screen import Screen, Session
-from destinations.runs.commands.text import NOTHING
+from destinations.runs.commands.screen import NOTHING, Screen, Session
 from events import Run as WritingRun
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 LIMIT_SECONDS = 300
 NOW = 1_700_000_000.0
 

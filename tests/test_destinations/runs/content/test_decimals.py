@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from destinations.runs.series import read_decimals
+from destinations.runs.content.series import read_decimals
 
 
 def decimals_of(cells):

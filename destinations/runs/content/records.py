@@ -21,9 +21,9 @@ from destinations.run_directory.layout import (
     TEXTS_INDEX,
     TRACES_INDEX,
 )
+from destinations.runs.errors import MetricNotFoundError
+from destinations.runs.files import json_lines, number_of, path_inside, whole_of
 
-from .errors import MetricNotFoundError
-from .files import json_lines, number_of, path_inside, whole_of
 from .media import Audio, Image, Mask, Medium, PointCloud, Video, read_table
 
 if TYPE_CHECKING:

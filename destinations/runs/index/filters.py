@@ -26,9 +26,9 @@ from typing import Any, Literal
 
 import attrs
 
-from .errors import FilterError, near_names
-from .files import clean_text
-from .record import FIELDS, FieldType, Scalar
+from destinations.runs.errors import FilterError, near_names
+from destinations.runs.files import clean_text
+from destinations.runs.record import FIELDS, FieldType, Scalar
 
 __all__ = [
     "All",

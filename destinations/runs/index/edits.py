@@ -15,11 +15,10 @@ from typing import Any
 import attrs
 
 from destinations.run_directory.layout import EDITS, strict_json
+from destinations.runs.errors import EditError
+from destinations.runs.files import clean_text, read_object
+from destinations.runs.record import RunRecord
 from uploads.disk import lock, read_regular, replace_file
-
-from .errors import EditError
-from .files import clean_text, read_object
-from .record import RunRecord
 
 __all__ = ["Edits", "apply_edits", "edit_run", "read_edits"]
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import attrs
 
 from destinations.run_directory.layout import SIDECAR
+from destinations.runs.record import HEARTBEAT_SECONDS, read_sidecar
 
 from .index import Index
-from .record import HEARTBEAT_SECONDS, read_sidecar
 from .scan import Disk, IndexState, Scanner, ScanReport
 
 __all__ = ["Root"]

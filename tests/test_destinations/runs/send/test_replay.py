@@ -17,15 +17,15 @@ from hypothesis import strategies as st
 from destinations import InMemory, LoggerDestination, RunDirectory
 from destinations.run_directory import MetricRow, read_rows
 from destinations.runs import Run
+from destinations.runs.content.sources import Position, _new_rows
 from destinations.runs.send import SendingError, TargetError, send
 from destinations.runs.send.replay import RecordClock, RewoundError, replay
-from destinations.runs.sources import Position, _new_rows
 from destinations.testing import RecordingDestination
 from destinations.testing.samples import every_kind_of_record
 from events import Engine, Logger, State, Timestamp
 from events import Run as WritingRun
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 LIMIT_SECONDS = 300
 INDEXES = ("media", "tables", "histograms", "texts", "traces", "artifacts")
 

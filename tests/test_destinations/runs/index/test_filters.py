@@ -10,12 +10,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from destinations.runs import FilterError
-from destinations.runs.filter_sql import Order, compile_query
-from destinations.runs.filters import Field, parse_field, parse_filter
-from destinations.runs.index import Index
+from destinations.runs.index.filter_sql import Order, compile_query
+from destinations.runs.index.filters import Field, parse_field, parse_filter
+from destinations.runs.index.index import Index
+from destinations.runs.index.scan import RUNNING, ScanChange
 from destinations.runs.record import RunRecord
 from destinations.runs.runs import matches
-from destinations.runs.scan import RUNNING, ScanChange
 
 NOW = 1_700_000_000.0
 ROOT = "/runs"

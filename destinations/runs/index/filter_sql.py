@@ -16,8 +16,9 @@ from typing import Any
 
 import attrs
 
+from destinations.runs.record import FIELDS, HEARTBEAT_SECONDS, Scalar
+
 from .filters import All, Any_, Compare, Exists, Field, In, IsTrue, Match, Node, Not
-from .record import FIELDS, HEARTBEAT_SECONDS, Scalar
 from .scan import RUNNING
 
 __all__ = ["ESCAPE", "Order", "Query", "compile_query", "escape_nul", "unescape_nul"]

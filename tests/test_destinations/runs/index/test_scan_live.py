@@ -15,7 +15,7 @@ from destinations import RunDirectory
 from destinations.runs import open_runs
 from events import Engine, Logger, State
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[4]
 WAIT_SECONDS = 300
 HOUR = 3600.0
 

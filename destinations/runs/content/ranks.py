@@ -9,7 +9,8 @@ from typing import Any
 import attrs
 import numpy as np
 
-from .errors import MetricNotFoundError
+from destinations.runs.errors import MetricNotFoundError
+
 from .series import MISSING_STEP, Series
 
 __all__ = ["Band", "RankMetric", "band_of", "furthest", "read_ranks"]

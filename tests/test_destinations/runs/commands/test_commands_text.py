@@ -9,13 +9,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from destinations.runs.commands.screen import Cell, Column, Screen, table_lines
-from destinations.runs.commands.text import (
+from destinations.runs.commands.screen import (
     NOTHING,
+    Cell,
+    Column,
+    Screen,
     age_text,
     bytes_text,
     duration_text,
     sparkline,
+    table_lines,
     value_text,
 )
 from destinations.text.formatting import cut, pad, width_of

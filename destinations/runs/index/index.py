@@ -21,11 +21,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from destinations.runs.files import write_json
+from destinations.runs.record import Extremes, FieldType, RunRecord, Scalar, stored_fields
+
 from .database import CorruptIndexError, Database
-from .files import write_json
 from .filter_sql import ESCAPE, Query, escape_nul, unescape_nul
 from .filters import Field
-from .record import Extremes, FieldType, RunRecord, Scalar, stored_fields
 from .scan import RUNNING, IndexState, ScanChange
 
 __all__ = ["VERSION", "Index", "cache_folder", "index_name"]

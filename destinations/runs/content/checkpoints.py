@@ -28,12 +28,11 @@ from typing import Any
 
 import attrs
 
+from destinations.runs.errors import CheckpointNotFoundError
+from destinations.runs.files import clean_text, number_of, read_object, read_object_file, whole_of
+from destinations.runs.run import Run
 from uploads import Store, UploadError, download_file, open_store
 from uploads.disk import crc32_of, fsync_path, open_regular, read_regular
-
-from .errors import CheckpointNotFoundError
-from .files import clean_text, number_of, read_object, read_object_file, whole_of
-from .run import Run
 
 __all__ = ["Checkpoint", "choose", "copy_checkpoint", "list_checkpoints"]
 

@@ -37,9 +37,8 @@ from destinations.run_directory.reader import (
     parse_rows,
     take_snapshot,
 )
+from destinations.runs.files import json_lines, number_of, whole_of
 from uploads.disk import read_regular
-
-from .files import json_lines, number_of, whole_of
 
 __all__ = ["INDEXES", "Item", "Position", "RewoundError", "items_of", "ranks_of"]
 

@@ -12,15 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from destinations.run_directory.layout import HPARAMS
+from destinations.runs.files import clean_text
+from destinations.runs.record import RunRecord, sound_hparams
 from uploads.disk import open_regular
-
-from .files import clean_text
-from .record import RunRecord, sound_hparams
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from .record import Scalar
+    from destinations.runs.record import Scalar
 
 __all__ = ["METRICS", "last_values", "read_lightning"]
 

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from destinations.runs import open_runs
-from destinations.runs.index import VERSION, cache_folder
+from destinations.runs.index.index import VERSION, cache_folder
 from tests.test_destinations.runs.folders import clock, write_run
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[4]
 
 
 @pytest.fixture
@@ -330,7 +330,7 @@ def test_opening_runs_loads_nothing_heavy(root, cache):
         "import sys\nfrom destinations.runs import open_runs\n"
         f"with open_runs({str(root)!r}, cache={str(cache)!r}) as runs: runs.query(where='alive')\n"
         "heavy = ('torch', 'numpy', 'pandas', 'yaml', 'boto3', 'PIL', 'tqdm', 'asyncio', 'duckdb', 'pyarrow')\n"
-        "ours = ('runs.media', 'runs.records', 'runs.flight', 'runs.sources', 'run_directory.reader')\n"
+        "ours = ('runs.content', 'run_directory.reader')\n"
         "heavy += tuple('destinations.' + name for name in ours)\n"
         "print([name for name in heavy if name in sys.modules])"
     )

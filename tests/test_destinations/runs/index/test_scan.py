@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from destinations.runs import RootError, open_runs
-from destinations.runs.index import Index
-from destinations.runs.root import Root
+from destinations.runs.index.index import Index
+from destinations.runs.index.root import Root
+from destinations.runs.index.scan import Disk
 from destinations.runs.runs import Runs
-from destinations.runs.scan import Disk
 from tests.peers import folder_of
 from tests.test_destinations.runs.folders import HOUR, NOW, age, clock, write_lightning, write_run
 
