@@ -17,12 +17,15 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+COMPILED := $(VENV)/.compiled
 COMPOSER := .venv-composer
 LOWEST := .venv-lowest
 ENGINES := .venv-engines
 PEERS := .venv-bench
 # Tests wait for processes and servers a good part of the time: two more than there are cores.
 WORKERS := $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN) + 2 )))
+# Containers often forbid it. Tests start a thousand interpreters, and each would compile all that it imports.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo docs screenshots test test-all test-composer test-engines test-lowest test-package lint types bench bench-peers soak format clean
 
@@ -36,8 +39,10 @@ docs: $(READY)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet --site-dir site
 
 # One core would be idle while types are checked. Tests are reported as they run, types after them.
+# In a new environment one process imports everything first: else each of those that run tests would compile it.
 test: lint
 	@$(BIN)/mypy > $(VENV)/types.txt 2>&1 & types=$$!; \
+	test $(COMPILED) -nt $(READY) || { $(BIN)/python -m pytest --collect-only --quiet > /dev/null 2>&1; touch $(COMPILED); }; \
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup; tests=$$?; \
 	wait $$types; types=$$?; \
 	echo "mypy:"; cat $(VENV)/types.txt; \
