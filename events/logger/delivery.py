@@ -83,17 +83,12 @@ class _Delivery:
 
 @attrs.define(eq=False)
 class _IdleWindow:
-    """A time span of one phase in which no destination is due.
-
-    Only the latest call is kept here, with its names: the next one usually replaces it.
-    """
+    """A time span of one phase in which no destination is due."""
 
     phase: Phase
     clock: Callable[[], float]
     until: float
     pending: list[PendingRecords]
-    names: tuple[str, ...] = ()
-    last: tuple[dict[str, Any], int, RunPosition, int] | None = None
 
 
 class Delivery:
@@ -126,7 +121,6 @@ class Delivery:
 
     def add(self, destinations: Iterable[Destination]) -> None:
         """Adds destinations, for later records."""
-        self._store_deferred()
         self._idle = None
         self._targets = (*self._targets, *map(PacedDestination, destinations))
         self._metric_targets = tuple(target for target in self._targets if target.takes("log_metrics"))
@@ -153,26 +147,14 @@ class Delivery:
         if type(metrics) is not dict or not are_flat(map(type, metrics.values())):
             return False
         names = tuple(metrics)
-        if names != idle.names:
-            try:
-                "".join(names)
-            except TypeError:
-                return False
-            self._store_deferred()
-            idle.names = names
-        idle.last = (metrics.copy(), step, position_of(state), next(self._orders))
+        try:
+            "".join(names)
+        except TypeError:
+            return False
+        call = MetricsCall(metrics.copy(), None, step, position_of(state), next(self._orders))
+        for pending in idle.pending:
+            pending.add(names, call)
         return True
-
-    def _store_deferred(self) -> None:
-        """Moves the latest deferred call to the waiting records."""
-        idle = self._idle
-        if idle is None or idle.last is None:
-            return
-        values, step, position, order = idle.last
-        call = MetricsCall(values, None, step, position, order)
-        for records in idle.pending:
-            records.add(idle.names, call)
-        idle.last = None
 
     def _open_idle_window(self) -> None:
         """Determines until when no destination is due, if that depends on time alone."""
@@ -183,13 +165,12 @@ class Delivery:
         if not targets or len(known) < len(targets) or len(clocks) > 1:
             self._idle = None
             return
-        pending = [target.pending_in_phase(state.phase) for target in targets]
+        pending = [target.pending[state.phase] for target in targets]
         self._idle = _IdleWindow(state.phase, targets[0].clock, min(known), pending)
 
     @without_compile
     def log_metrics(self, metrics: Any, prefix: str, step: int) -> None:
         """Delivers metrics, or keeps them; invalid ones are refused."""
-        self._store_deferred()
         try:
             flat = flatten_metrics(metrics, prefix)
             names = list(metrics.keys())
@@ -221,18 +202,16 @@ class Delivery:
             self._call(due, "log_metrics", (flat.values, step), {})
 
     def _distribute(self, call: MetricsCall, due: list[PacedDestination]) -> None:
-        for target in self._metric_targets:
-            if target not in due:
-                target.hold(call)
-        if any(not self._faults().is_parked(target.destination) for target in due):
+        if not all(self._is_parked(target) for target in due):
             self._evaluate(call, list(call.functions))
-        direct = [target for target in due if not target.has_more_to_write(phase_of(call.position))]
+        direct = [target for target in due if not target.is_paced]
         if direct:
             self._submit(self._metrics_entry(direct, call, call.values))
-        for target in due:
-            if target not in direct:
+        for target in self._metric_targets:
+            if target.is_paced:
                 target.hold(call)
-                self._write_waiting(target, phase_of(call.position))
+                if target in due:
+                    self._write_waiting(target, phase_of(call.position))
 
     @without_compile
     def log_record(
@@ -261,24 +240,17 @@ class Delivery:
         step = int(self._state.timestamp.batch)
         can_wait = RECORD_KINDS[action].can_wait
         targets = [target for target in self._targets if target.takes(action)]
-        due = [
-            target
-            for target in targets
-            if not (can_wait and target.limits_media) or self._is_due(target, step, [(action, name)])
-        ]
-        if len(due) < len(targets) and call.arguments is not None:
+        limited = [target for target in targets if can_wait and target.limits_media]
+        direct = [target for target in targets if target not in limited]
+        due = [target for target in limited if self._is_due(target, step, [(action, name)])]
+        if len(due) < len(limited) and call.arguments is not None:
             call.arguments = snapshot(call.arguments)
-        for target in targets:
-            if target not in due:
-                target.hold(call)
-        for target in due:
-            if target.limits_media:
-                target.discard(call)
+        if direct:
+            self._submit(self._media_entry(direct, call))
+        for target in limited:
+            target.hold(call)
+            if target in due:
                 self._write_waiting(target, phase_of(call.position))
-        if call.arguments is None and any(not self._faults().is_parked(target.destination) for target in due):
-            self._prepare(call)
-        if due:
-            self._submit(self._media_entry(due, call))
 
     def to_host(self, value: Any) -> Any:
         """Returns tensors in host memory, those on a device as a `PendingCopy`."""
@@ -310,7 +282,7 @@ class Delivery:
     def write_all(self) -> None:
         """Writes all waiting records."""
         for target in self._targets:
-            for phase in target.pending_phases:
+            for phase in list(target.pending):
                 self._write_waiting(target, phase)
 
     def _is_due(self, target: PacedDestination, step: int, names: Iterable[Any]) -> bool:
@@ -322,13 +294,13 @@ class Delivery:
             self._faults().failed(target.destination, "should_write", error)
             return False
 
-    def _write_waiting(self, target: PacedDestination, phase: Any) -> None:
-        self._store_deferred()
+    def _is_parked(self, target: PacedDestination) -> bool:
+        return self._faults().is_parked(target.destination)
+
+    def _write_waiting(self, target: PacedDestination, phase: Phase) -> None:
         self._idle = None
         for taken in target.take(phase, self._evaluate):
             if isinstance(taken, RecordCall):
-                if taken.arguments is None:
-                    self._prepare(taken)
                 entry = self._media_entry([target], taken)
             else:
                 entry = self._metrics_entry([target], *taken)
@@ -392,6 +364,8 @@ class Delivery:
         return _Delivery(targets, "log_metrics", finish, pending, call.position)
 
     def _media_entry(self, targets: Sequence[PacedDestination], call: RecordCall) -> _Delivery:
+        if call.arguments is None and not (call.is_lost or all(map(self._is_parked, targets))):
+            self._prepare(call)
         pending = list(pending_in(call.arguments)) if self._copies.is_busy else []
 
         def finish() -> tuple[Any, ...] | None:

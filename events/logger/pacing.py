@@ -6,7 +6,7 @@ Training thread only.
 import copy
 import inspect
 import logging
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from operator import attrgetter
 from types import BuiltinFunctionType, FunctionType, MethodType
@@ -225,7 +225,8 @@ class PacedDestination:
         self._aggregate: str = "last" if rate is None else rate.aggregate
         self.limits_media: bool = rate is not None and rate.media
         self.is_paced = rate is not None or self._has_own_rule
-        self._pending: dict[Phase, PendingRecords] = {}
+        # What waits, by phase.
+        self.pending: defaultdict[Phase, PendingRecords] = defaultdict(PendingRecords)
         self._writing: tuple[tuple[Any, ...], set[Any]] | None = None
         # Whether a method takes a keyword, by both names; found at the first record that has it.
         self._takes_option: dict[tuple[str, str], bool] = {}
@@ -267,32 +268,15 @@ class PacedDestination:
         self._writing = (at, set(names))
         return True
 
-    def has_more_to_write(self, phase: Phase) -> bool:
-        """Returns whether a write in this phase includes waiting records or an aggregate."""
-        return self._aggregate != "last" or phase in self._pending
-
     def hold(self, call: MetricsCall | RecordCall) -> None:
         """Keeps a call until the destination is due."""
-        pending = self.pending_in_phase(phase_of(call.position))
+        pending = self.pending[phase_of(call.position)]
         if isinstance(call, RecordCall):
             pending.media[call.action, call.name] = call
             return
         pending.add(tuple(call.values), call)
         if self._aggregate != "last":
             self._accumulate(pending.accumulations, call.values, call.functions)
-
-    def discard(self, call: RecordCall) -> None:
-        """Drops the waiting record that this call replaces."""
-        pending = self._pending.get(phase_of(call.position))
-        if pending is not None:
-            pending.media.pop((call.action, call.name), None)
-
-    def pending_in_phase(self, phase: Phase) -> PendingRecords:
-        """Returns the records that wait in a phase."""
-        pending = self._pending.get(phase)
-        if pending is None:
-            pending = self._pending[phase] = PendingRecords()
-        return pending
 
     def idle_until(self, state: State) -> float | None:
         """Returns until when the destination is not due in this phase, by its clock; None if unknown."""
@@ -317,11 +301,6 @@ class PacedDestination:
                 accumulation = accumulations[name] = RunningAggregate(self._aggregate)
             accumulation.add(value)
 
-    @property
-    def pending_phases(self) -> list[Phase]:
-        """The phases with waiting records."""
-        return list(self._pending)
-
     def take(
         self, phase: Phase, evaluate: Callable[[MetricsCall, list[str]], None]
     ) -> Iterator[tuple[MetricsCall, dict[str, Any]] | RecordCall]:
@@ -331,9 +310,7 @@ class PacedDestination:
             phase: the phase.
             evaluate: calls the functions of a call with these names.
         """
-        pending = self._pending.pop(phase, None)
-        if pending is None:
-            return
+        pending = self.pending.pop(phase, PendingRecords())
         metrics = pending.last_calls()
         calls: list[MetricsCall | RecordCall] = [*set(metrics.values()), *pending.media.values()]
         for call in sorted(calls, key=lambda one: one.order):

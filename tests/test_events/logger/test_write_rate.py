@@ -236,6 +236,19 @@ def test_an_aggregate_takes_tensors_and_keeps_nan():
     assert str(run.written[-1]) == "(3, {'loss': nan})"
 
 
+def test_an_aggregate_counts_functions_that_were_called_for_another_destination():
+    """One destination writes each value, the other the sum of three."""
+    run = Run(every_steps=3, aggregate="sum")
+    each = InMemory()
+    run.logger = Logger(run.state, [each, run.memory], raise_errors=True, strict=True)
+
+    for value in range(4):
+        run.log({"loss": lambda value=value: 10 + value})
+
+    assert [record.value for record in each.records] == [{"loss": 10 + value} for value in range(4)]
+    assert run.written == [(0, {"loss": 10}), (3, {"loss": 11 + 12 + 13})]
+
+
 def test_memory_is_bounded_by_the_number_of_names():
     """However the names come together between two writes."""
     run = Run(every_seconds=10)
@@ -243,7 +256,7 @@ def test_memory_is_bounded_by_the_number_of_names():
 
     for index in range(2000):
         run.log({str(index % 7): index, str(index % 11): index})
-    (waiting,) = run.logger._delivery._targets[0]._pending.values()
+    (waiting,) = run.logger._delivery._targets[0].pending.values()
     kept = len(waiting.calls)
     run.logger.flush()
 
