@@ -3,6 +3,7 @@
 Both are frozen, and safe in any thread: a loop replaces its timestamp as it advances.
 """
 
+import functools
 import math
 import re
 from collections.abc import Mapping
@@ -86,6 +87,7 @@ def _unit(unit: TimeUnit | str) -> TimeUnit:
     return unit if isinstance(unit, TimeUnit) else TimeUnit(unit)
 
 
+@functools.total_ordering
 @attrs.frozen(eq=False, repr=False, order=False)
 class Time:
     """A span of training time: a number and its unit.
@@ -232,15 +234,6 @@ class Time:
     def __lt__(self, other: object) -> bool:
         return self.value < self._operand(other)
 
-    def __le__(self, other: object) -> bool:
-        return self.value <= self._operand(other)
-
-    def __gt__(self, other: object) -> bool:
-        return self.value > self._operand(other)
-
-    def __ge__(self, other: object) -> bool:
-        return self.value >= self._operand(other)
-
     def __hash__(self) -> int:
         return hash((self.value, self.unit))
 
@@ -288,6 +281,7 @@ def _counter(unit: TimeUnit) -> Any:
 _NO_TIME = timedelta(0)
 
 
+@functools.total_ordering
 @attrs.frozen(kw_only=True, eq=False, order=False)
 class Timestamp:
     """The progress of a run: counts and durations of everything completed so far.
@@ -425,18 +419,6 @@ class Timestamp:
     def __lt__(self, other: object) -> bool:
         total, time = self._total_and_other(other)
         return total < time
-
-    def __le__(self, other: object) -> bool:
-        total, time = self._total_and_other(other)
-        return total <= time
-
-    def __gt__(self, other: object) -> bool:
-        total, time = self._total_and_other(other)
-        return total > time
-
-    def __ge__(self, other: object) -> bool:
-        total, time = self._total_and_other(other)
-        return total >= time
 
     def state_dict(self) -> dict[str, Any]:
         """Returns counts as numbers and durations as `timedelta`, by field name."""

@@ -66,19 +66,15 @@ def phase_of(position: RunPosition) -> Phase:
     return phase
 
 
+@attrs.define(eq=False)
 class MetricsCall:
     """A call of `log_metrics`, shared by all destinations; its functions are called once for all."""
 
-    __slots__ = ("_functions", "order", "position", "step", "values")
-
-    def __init__(
-        self, values: dict[str, Any], functions: set[str] | None, step: int, position: RunPosition, order: int
-    ) -> None:
-        self.values = values
-        self._functions = functions
-        self.step = step
-        self.position = position
-        self.order = order
+    values: dict[str, Any]
+    _functions: set[str] | None
+    step: int
+    position: RunPosition
+    order: int
 
     @property
     def functions(self) -> set[str]:
@@ -113,11 +109,7 @@ class RunningAggregate:
 
     aggregate: str
     _count: int = 0
-    _first: float = 0.0
-    _last: float = 0.0
-    _min: float = 0.0
-    _max: float = 0.0
-    _total: float = 0.0
+    _value: float = 0.0
     _samples: "deque[Any]" = attrs.field(factory=deque)
 
     def add(self, sample: Any) -> None:
@@ -142,17 +134,9 @@ class RunningAggregate:
     def value(self) -> float:
         """The aggregate of the samples."""
         self._fold()
-        if self.aggregate == "mean":
-            return self._total / self._count
-        found: float = {
-            "first": self._first,
-            "last": self._last,
-            "min": self._min,
-            "max": self._max,
-            "sum": self._total,
-            "count": self._count,
-        }[self.aggregate]
-        return found
+        if self.aggregate == "count":
+            return self._count
+        return self._value / self._count if self.aggregate == "mean" else self._value
 
     def _fold(self) -> None:
         while self._samples:
@@ -167,17 +151,18 @@ class RunningAggregate:
             self._samples.popleft()
 
     def _take(self, value: float) -> None:
+        before = self._value
+        # NaN compares false with everything; the conditions of min and max let it in, and keep it.
         if not self._count:
-            self._first = self._min = self._max = value
-            self._total = value
-        else:
-            # NaN compares false with everything; these conditions let it in, and keep it.
-            if value < self._min or value != value:  # noqa: PLR0124
-                self._min = value
-            if value > self._max or value != value:  # noqa: PLR0124
-                self._max = value
-            self._total += value
-        self._last = value
+            self._value = value
+        elif self.aggregate in {"mean", "sum"}:
+            self._value += value
+        elif (
+            self.aggregate == "last"
+            or (self.aggregate == "min" and not value >= before and before == before)  # noqa: PLR0124
+            or (self.aggregate == "max" and not value <= before and before == before)  # noqa: PLR0124
+        ):
+            self._value = value
         self._count += 1
 
 

@@ -102,6 +102,7 @@ class Event:
         return _unpickle, (self.name, self.timestamp, dict(self.data))
 
 
+@attrs.define(eq=False)
 class EventHandlerHandle:
     """A registration: returned by `register_event_handler`, taken by `unregister_event_handler`.
 
@@ -115,12 +116,9 @@ class EventHandlerHandle:
         is_reentrant: whether it also receives events that are logged while it runs, in the same thread.
     """
 
-    __slots__ = ("_failures", "handler", "is_reentrant")
-
-    def __init__(self, handler: Callable[[Event], object], *, is_reentrant: bool = False) -> None:
-        self.handler = handler
-        self.is_reentrant = is_reentrant
-        self._failures = itertools.count()
+    handler: Callable[[Event], object]
+    is_reentrant: bool = attrs.field(default=False, kw_only=True)
+    _failures: "itertools.count[int]" = attrs.field(factory=itertools.count, init=False)
 
     def record_failure(self, error: Exception) -> None:
         """Reports the first exception of the handler, and ignores later ones."""
