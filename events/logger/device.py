@@ -7,6 +7,7 @@ each value. `collect` reads the copies that are complete. Nothing waits, except 
 full and its policy says so.
 """
 
+import functools
 import logging
 import os
 import time
@@ -93,15 +94,13 @@ class DeviceCopies:
     sleep: Callable[[float], None] = time.sleep
 
 
+@attrs.define(eq=False)
 class PendingCopy:
     """A value that is being copied to the host; `is_lost` if it never arrives."""
 
-    __slots__ = ("is_lost", "is_ready", "value")
-
-    def __init__(self) -> None:
-        self.is_ready = False
-        self.is_lost = False
-        self.value: Any = None
+    is_ready: bool = False
+    is_lost: bool = False
+    value: Any = None
 
     def complete(self, value: Any) -> None:
         """Sets the value."""
@@ -140,49 +139,47 @@ class _Ring:
         pending: list[PendingCopy] = []
         capacity = self._policy.scalars_per_slot
         for first in range(0, len(tensors), capacity):
-            pending += self._copy_slot(tensors[first : first + capacity])
+            group = tensors[first : first + capacity]
+            start = functools.partial(self._start_slot, group)
+            pending += self._copy(start, [tensor.item for tensor in group])
         return pending
-
-    def _copy_slot(self, tensors: Sequence[Any]) -> list[PendingCopy]:
-        pending = [PendingCopy() for _ in tensors]
-        slot = None
-        try:
-            if self._has_room():
-                slot = self._slots().popleft()
-                slot.start(tensors)
-                self._copies.append((slot, pending, slot))
-                return pending
-        except Exception as error:  # noqa: BLE001  # no memory, no kernel for a dtype: must not stop training
-            self._report(error)
-            if slot is not None:
-                # Last in line: what was queued of its copy is complete before it is reused.
-                self._slots().append(slot)
-            self._read_waiting(pending, [tensor.item for tensor in tensors])
-            return pending
-        self._lose(pending)
-        return pending
-
-    def _read_waiting(self, pending: list[PendingCopy], reads: Sequence[Callable[[], Any]]) -> None:
-        """Reads values the ordinary way, which waits for the device."""
-        for copy, read in zip(pending, reads, strict=True):
-            try:
-                copy.complete(read())
-            except Exception as error:  # noqa: BLE001  # as in _copy_slot
-                self._report(error)
-                self._lose([copy])
 
     def copy_array(self, tensor: Any) -> PendingCopy:
-        copy = PendingCopy()
+        [pending] = self._copy(
+            lambda: (self._device.copy_array(tensor), None), [lambda: tensor.detach().cpu()]
+        )
+        return pending
+
+    def _start_slot(self, tensors: Sequence[Any]) -> tuple[Slot, Slot]:
+        slot = self._slots().popleft()
+        try:
+            slot.start(tensors)
+        except BaseException:
+            # Last in line: what was queued of its copy is complete before it is reused.
+            self._slots().append(slot)
+            raise
+        return slot, slot
+
+    def _copy(
+        self, start: Callable[[], tuple[DeviceCopy, Slot | None]], reads: Sequence[Callable[[], Any]]
+    ) -> list[PendingCopy]:
+        """Starts a copy; where that fails, reads each value the ordinary way, which waits for the device."""
+        pending = [PendingCopy() for _ in reads]
         try:
             if self._has_room():
-                self._copies.append((self._device.copy_array(tensor), [copy], None))
-                return copy
-        except Exception as error:  # noqa: BLE001  # as in _copy_slot
+                copy, slot = start()
+                self._copies.append((copy, pending, slot))
+            else:
+                self._lose(pending)
+        except Exception as error:  # noqa: BLE001  # no memory, no kernel for a dtype: must not stop training
             self._report(error)
-            self._read_waiting([copy], [lambda: tensor.detach().cpu()])
-            return copy
-        self._lose([copy])
-        return copy
+            for one, read in zip(pending, reads, strict=True):
+                try:
+                    one.complete(read())
+                except Exception as failure:  # noqa: BLE001  # as above
+                    self._report(failure)
+                    self._lose([one])
+        return pending
 
     def _slots(self) -> deque[Slot]:
         if self._free is None:
