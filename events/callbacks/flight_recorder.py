@@ -299,15 +299,10 @@ class FlightRecorder(Callback):
 
     def fit_start(self, state: State, logger: Logger) -> None:
         """Expects steps from now on."""
-        self._expect_steps()
+        self._progress += 1
+        self._is_armed = True
 
-    def eval_standalone_start(self, state: State, logger: Logger) -> None:
-        """Expects steps from now on."""
-        self._expect_steps()
-
-    def predict_start(self, state: State, logger: Logger) -> None:
-        """Expects steps from now on."""
-        self._expect_steps()
+    eval_standalone_start = predict_start = fit_start
 
     def after_dataloader(self, state: State, logger: Logger) -> None:
         """Keeps the identifiers of the batch, which is still on the host."""
@@ -329,21 +324,13 @@ class FlightRecorder(Callback):
         """Counts a step."""
         self._progress += 1
 
-    def predict_batch_end(self, state: State, logger: Logger) -> None:
-        """Counts a step."""
-        self._progress += 1
+    predict_batch_end = eval_batch_end
 
     def fit_end(self, state: State, logger: Logger) -> None:
         """Expects no more steps."""
         self._is_armed = False
 
-    def eval_standalone_end(self, state: State, logger: Logger) -> None:
-        """Expects no more steps."""
-        self._is_armed = False
-
-    def predict_end(self, state: State, logger: Logger) -> None:
-        """Expects no more steps."""
-        self._is_armed = False
+    eval_standalone_end = predict_end = fit_end
 
     def close(self, state: State, logger: Logger) -> None:
         """Writes the file if the run failed; ends the thread and removes the handler."""
@@ -367,10 +354,6 @@ class FlightRecorder(Callback):
         self._state = None
 
     # What is kept: training thread.
-
-    def _expect_steps(self) -> None:
-        self._progress += 1
-        self._is_armed = True
 
     def _step(self, step: int) -> _Step:
         found = self._steps[-1] if self._steps else None

@@ -5,10 +5,8 @@
 any thread; each bridge queues them and delivers them in the training thread.
 
 torch calls its handlers while it holds a lock of its own, and a handler written in Python lets other threads
-run
-meanwhile: two threads that log then deadlock. The handlers registered with torch here are therefore C
-    functions.
-See `torch/csrc/monitor/events.cpp` and https://docs.pytorch.org/docs/stable/monitor.html.
+run meanwhile: two threads that log then deadlock. The handlers registered with torch here are therefore C
+functions. See `torch/csrc/monitor/events.cpp` and https://docs.pytorch.org/docs/stable/monitor.html.
 """
 
 from __future__ import annotations
@@ -19,6 +17,7 @@ import collections
 import functools
 import itertools
 import logging
+import math
 import os
 import threading
 import time
@@ -134,6 +133,13 @@ class QueuedCallback(Callback):
         self._state, self._logger = state, logger
         self._training_thread = threading.get_ident()
         self._pid = os.getpid()
+
+    def attach_to(self, logger: Logger | None) -> Self:
+        """Starts, and attaches to a run in progress, if any; returns the callback itself."""
+        self.start(None if logger is None else logger.state, logger)
+        if logger is not None:
+            logger.attach(self)
+        return self
 
     def stop(self) -> None:
         """Delivers pending items and detaches from the logger; a second call does nothing."""
@@ -276,18 +282,16 @@ class _StepHistory:
     """The recent steps with the time at which each began: torch's events carry a time, but no step."""
 
     def __init__(self, max_steps: int = 1024) -> None:
-        self._times: collections.deque[float] = collections.deque(maxlen=max_steps)
-        self._steps: collections.deque[int] = collections.deque(maxlen=max_steps)
+        self._begun: collections.deque[tuple[float, int]] = collections.deque(maxlen=max_steps)
 
     def add(self, step: int | None, now: float) -> None:
-        if step is not None and (not self._steps or step != self._steps[-1]):
-            self._times.append(now)
-            self._steps.append(step)
+        if step is not None and (not self._begun or step != self._begun[-1][1]):
+            self._begun.append((now, step))
 
     def step_at(self, seconds: float) -> int | None:
-        if not self._steps:
+        if not self._begun:
             return None
-        return self._steps[max(bisect.bisect_right(self._times, seconds) - 1, 0)]
+        return self._begun[max(bisect.bisect_right(self._begun, (seconds, math.inf)) - 1, 0)][1]
 
 
 class FromTorchMonitor(QueuedCallback):
@@ -443,10 +447,7 @@ def forward_to(logger: Logger) -> ForwardMonitor:
         The active `ForwardMonitor`. It stops when the run is closed; call `stop`, or use it as a context
         manager, to end it earlier. If your loop runs no events, call `drain` regularly in this thread.
     """
-    bridge = ForwardMonitor()
-    bridge.start(logger.state, logger)
-    logger.attach(bridge)
-    return bridge
+    return ForwardMonitor().attach_to(logger)
 
 
 def from_torch(logger: Logger) -> FromTorchMonitor:
@@ -465,10 +466,7 @@ def from_torch(logger: Logger) -> FromTorchMonitor:
         The active `FromTorchMonitor`. It stops when the run is closed; call `stop`, or use it as a context
         manager, to end it earlier. If your loop runs no events, call `drain` regularly in this thread.
     """
-    bridge = FromTorchMonitor()
-    bridge.start(logger.state, logger)
-    logger.attach(bridge)
-    return bridge
+    return FromTorchMonitor().attach_to(logger)
 
 
 def to_torch(logger: Logger | None = None) -> ToTorchMonitor:
@@ -486,11 +484,7 @@ def to_torch(logger: Logger | None = None) -> ToTorchMonitor:
         The active `ToTorchMonitor`. Without a logger, call `drain` regularly in this thread, and `stop` at
         the end (or use it as a context manager).
     """
-    bridge = ToTorchMonitor()
-    bridge.start(None if logger is None else logger.state, logger)
-    if logger is not None:
-        logger.attach(bridge)
-    return bridge
+    return ToTorchMonitor().attach_to(logger)
 
 
 def _log_event_data(
