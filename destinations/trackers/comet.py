@@ -16,17 +16,14 @@ import numpy as np
 
 from destinations.media import (
     histogram_record,
-    iter_images,
-    iter_masks,
     iter_point_clouds,
-    overlay_png,
     video_file,
     wav_bytes,
 )
 from events import BinnedValues, State, redact
 
 from .names import numbered
-from .tracker import Row, Sink, Stamp, Tracker, log_each_row, number, require_package
+from .tracker import Images, Row, Sink, Stamp, Tracker, log_each_row, number, require_package
 
 __all__ = ["Comet"]
 
@@ -119,24 +116,14 @@ class _CometSink(Sink):
         text = json.dumps(traces, indent=2, default=str, ensure_ascii=False)
         self.experiment.log_text(text, step=stamp.step, metadata={"name": "traces"})
 
-    def log_images(
-        self,
-        stamp: Stamp,
-        images: Any,
-        *,
-        channels_last: bool,
-        masks: Mapping[str, Any] | None,
-        mask_class_labels: Mapping[int, str] | None,
-        use_table: bool,
-    ) -> None:
+    def log_images(self, stamp: Stamp, images: Images) -> None:
         from PIL import Image
 
-        pixels = [one.array for one in iter_images(images, channels_last)]
+        pixels = images.pixels()
         for name, one in numbered(stamp.name, pixels):
             # As a picture: Comet would scale an array by its own min and max.
             self.experiment.log_image(Image.fromarray(one), name=name, step=stamp.step)
-        for mask_name, mask in (masks or {}).items():
-            overlays = [overlay_png(one, found) for one, found in zip(pixels, iter_masks(mask), strict=False)]
+        for mask_name, overlays in images.overlays(pixels).items():
             for name, overlay in numbered(f"{stamp.name}/{mask_name}", overlays):
                 self.experiment.log_image(Image.open(io.BytesIO(overlay)), name=name, step=stamp.step)
 

@@ -34,6 +34,7 @@ from uploads.disk import call_in_forked_children, stop_calling_in_forked_childre
 __all__ = [
     "Feed",
     "FeedCounts",
+    "Images",
     "Row",
     "RowsRefusedError",
     "Sink",
@@ -72,6 +73,55 @@ class Stamp:
     def caption(self, index: int = 0) -> str | None:
         """Returns the caption of an image, or of another record; None without one."""
         return (self.captions[index] or None) if index < len(self.captions) else None
+
+
+@attrs.frozen(eq=False)
+class Images:
+    """The arguments of `log_images`, which the background thread decodes.
+
+    Attributes:
+        images: numpy arrays, PIL images, file contents, or lists of these; see `media.iter_images`.
+        channels_last: whether the channels are the last axis.
+        masks: class indices by name, or None.
+        mask_class_labels: what a class index means, or None.
+        use_table: show the images in a table, where the tracker can do either.
+    """
+
+    images: Any
+    channels_last: bool
+    masks: Mapping[str, Any] | None
+    mask_class_labels: Mapping[int, str] | None
+    use_table: bool
+
+    @property
+    def nbytes(self) -> int:
+        """The memory they take."""
+        return size_in_bytes([self.images, self.masks])
+
+    def pixels(self) -> list[Any]:
+        """Returns each image as uint8 `(H, W)`, `(H, W, 3)` or `(H, W, 4)`."""
+        from destinations.media import iter_images
+
+        return [one.array for one in iter_images(self.images, self.channels_last)]
+
+    def class_masks(self) -> dict[str, list[Any]]:
+        """Returns for each name the masks of the images, uint16 `(H, W)`."""
+        from destinations.media import iter_masks
+
+        return {name: list(iter_masks(mask)) for name, mask in (self.masks or {}).items()}
+
+    def overlays(self, pixels: Sequence[Any]) -> dict[str, list[bytes]]:
+        """Returns for each name of masks the images with these as overlays, as PNG.
+
+        Args:
+            pixels: the result of `pixels`.
+        """
+        from destinations.media import overlay_png
+
+        return {
+            name: [overlay_png(one, mask) for one, mask in zip(pixels, masks, strict=False)]
+            for name, masks in self.class_masks().items()
+        }
 
 
 class RowsRefusedError(Exception):
@@ -165,17 +215,8 @@ class Sink:
     def log_table(self, stamp: Stamp, columns: list[str], rows: list[list[Any]]) -> None:
         """Writes a table."""
 
-    def log_images(
-        self,
-        stamp: Stamp,
-        images: Any,
-        *,
-        channels_last: bool,
-        masks: Mapping[str, Any] | None,
-        mask_class_labels: Mapping[int, str] | None,
-        use_table: bool,
-    ) -> None:
-        """Writes images: numpy arrays, PIL images, file contents, or lists of these; see `iter_images`."""
+    def log_images(self, stamp: Stamp, images: Images) -> None:
+        """Writes images."""
 
     def log_text(self, stamp: Stamp, text: str) -> None:
         """Writes a text."""
@@ -816,7 +857,7 @@ class Tracker(RecordDestination):
         name, step = arguments.pop("name", ""), arguments.pop("step", None)
         captions = arguments.pop("captions", None) or (arguments.pop("caption", None),)
         is_gif = arguments.pop("format", "mp4") == "gif"
-        given = {
+        given: dict[str, Any] = {
             key: None if value is None else _COPIES.get(key, own_copy)(value)
             for key, value in arguments.items()
         }
@@ -824,10 +865,8 @@ class Tracker(RecordDestination):
             given["video"] = _GifFrames(given["video"], given["fps"])
         noun = _NOUNS.get(kind, kind)
         stamp = self._stamp(name, step, *captions)
-        # Images have many options, which are passed by name.
-        args = [given.pop("images")] if kind == "images" else list(given.values())
-        options = given if kind == "images" else {}
-        self._put(f"{noun} {name!r}" if name else noun, f"log_{kind}", stamp, *args, **options)
+        values = [Images(**given)] if kind == "images" else given.values()
+        self._put(f"{noun} {name!r}" if name else noun, f"log_{kind}", stamp, *values)
 
     # Inside.
 
@@ -838,19 +877,19 @@ class Tracker(RecordDestination):
     def _step(self) -> int:
         return 0 if self._state is None else int(self._state.timestamp.batch)
 
-    def _put(self, kind: str, method: str, *args: Any, **options: Any) -> None:
+    def _put(self, kind: str, method: str, *args: Any) -> None:
         """Queues a call of a sink method; calls before `init` are deferred."""
         if self._is_silent:
             return
         feed = self._feed
         if feed is None:
-            self._later(lambda: self._put(kind, method, *args, **options))
+            self._later(lambda: self._put(kind, method, *args))
             return
         call = getattr(feed.sink, method)
-        size = size_in_bytes([args, options])
+        size = size_in_bytes(args)
 
         def work() -> None:
-            call(*(one.encoded() if isinstance(one, _GifFrames) else one for one in args), **options)
+            call(*(one.encoded() if isinstance(one, _GifFrames) else one for one in args))
 
         feed.put(kind, size, work, is_kept=method == "log_hyperparameters")
         stamp = args[0] if args else None

@@ -5,7 +5,7 @@ Its methods run in the training thread and queue records; a background thread ca
 
 import json
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +13,7 @@ import numpy as np
 
 from destinations.media import (
     histogram_record,
-    iter_images,
-    iter_masks,
     iter_point_clouds,
-    overlay_png,
     video_file,
     wav_bytes,
 )
@@ -24,7 +21,7 @@ from destinations.text.formatting import describe
 from events import State
 
 from .names import numbered
-from .tracker import Row, Sink, Stamp, Tracker, log_each_row, require_package
+from .tracker import Images, Row, Sink, Stamp, Tracker, log_each_row, require_package
 
 __all__ = ["Trackio"]
 
@@ -89,27 +86,15 @@ class _TrackioSink(Sink):
     def log_traces(self, stamp: Stamp, traces: dict[str, Any]) -> None:
         self._log({"traces": self._markdown(traces)}, stamp.step)
 
-    def log_images(
-        self,
-        stamp: Stamp,
-        images: Any,
-        *,
-        channels_last: bool,
-        masks: Mapping[str, Any] | None,
-        mask_class_labels: Mapping[int, str] | None,
-        use_table: bool,
-    ) -> None:
-        pixels = [one.array for one in iter_images(images, channels_last)]
+    def log_images(self, stamp: Stamp, images: Images) -> None:
+        pixels = images.pixels()
         package = self._package()
         values = {
             name: package.Image(_rgb(one), caption=stamp.caption(index))
             for index, (name, one) in enumerate(numbered(stamp.name, pixels))
         }
         with tempfile.TemporaryDirectory(prefix="trackio-") as folder:
-            for mask_name, mask in (masks or {}).items():
-                overlays = [
-                    overlay_png(one, found) for one, found in zip(pixels, iter_masks(mask), strict=False)
-                ]
+            for mask_name, overlays in images.overlays(pixels).items():
                 for name, overlay in numbered(f"{stamp.name}/{mask_name}", overlays):
                     path = Path(folder) / f"{len(values)}.png"
                     path.write_bytes(overlay)

@@ -23,7 +23,7 @@ from destinations.runs.content.follow import Follower
 from destinations.runs.dataset.tables import Location
 from destinations.runs.errors import DatasetError, FilterError
 from destinations.runs.index.filters import parse_filter
-from destinations.trackers.tensorboard.event_file import GrowingFile, record_writer, records
+from destinations.trackers.tensorboard.event_file import EventFile, records
 from events import CheckpointError, read_checkpoint
 from tests.hostile.foreign_runs import write_full_run, write_killed_run, write_lightning_run
 from uploads import UploadError, UploadState, open_store
@@ -621,10 +621,9 @@ def test_a_pointer_may_hold_anything(tmp_path_factory, content):
 def event_bytes(tmp_path_factory):
     """An event file with two records."""
     path = tmp_path_factory.mktemp("events") / "events.out.tfevents.1"
-    file = GrowingFile(os.open(path, os.O_WRONLY | os.O_CREAT))
-    writer = record_writer(file)
-    writer.write(b"first")
-    writer.write(b"second")
+    file = EventFile(os.open(path, os.O_WRONLY | os.O_CREAT))
+    file.write(b"first")
+    file.write(b"second")
     file.close()
     return path.read_bytes()
 

@@ -148,7 +148,7 @@ class Texts(Sink):
     def __init__(self, seen):
         self.seen = seen
 
-    def log_images(self, stamp, images, **options):
+    def log_images(self, stamp, images):
         self.seen.append((stamp.name, "images"))
 
     def log_video(self, stamp, video, fps):

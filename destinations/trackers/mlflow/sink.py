@@ -17,7 +17,7 @@ from destinations.background import RetryLaterError
 from destinations.copies import merged
 from destinations.text.formatting import plain, yaml_text
 from destinations.trackers.names import Names, clean_texts, numbered, without_surrogates
-from destinations.trackers.tracker import Row, Sink, Stamp, log_each_row, number
+from destinations.trackers.tracker import Images, Row, Sink, Stamp, log_each_row, number
 
 from .values import (
     artifact_key,
@@ -321,30 +321,20 @@ class MLflowSink(Sink):
             self._tables.append(entry)
             self._set_tag("mlflow.loggedArtifacts", json.dumps(self._tables))
 
-    def log_images(
-        self,
-        stamp: Stamp,
-        images: Any,
-        *,
-        channels_last: bool,
-        masks: Mapping[str, Any] | None,
-        mask_class_labels: Mapping[int, str] | None,
-        use_table: bool,
-    ) -> None:
-        from destinations.media import iter_images, iter_masks, mask_png, overlay_png
+    def log_images(self, stamp: Stamp, images: Images) -> None:
+        from destinations.media import mask_png, overlay_png
 
-        by_mask = {name: list(iter_masks(mask)) for name, mask in (masks or {}).items()}
-        found = list(iter_images(images, channels_last))
+        by_mask = images.class_masks()
         # MLflow shows one image for each key and step.
-        for index, (name, pixels) in enumerate(numbered(stamp.name, found)):
-            self._log_image(name, stamp, pixels.array)
+        for index, (name, pixels) in enumerate(numbered(stamp.name, images.pixels())):
+            self._log_image(name, stamp, pixels)
             for mask_name, one in by_mask.items():
                 masked = f"{name}/{mask_name}"
-                overlay = overlay_png(pixels.array, one[index])
+                overlay = overlay_png(pixels, one[index])
                 self._log_image(masked, stamp, overlay)
                 self._log_medium("masks", attrs.evolve(stamp, name=masked), ".png", mask_png(one[index]))
-        if by_mask and mask_class_labels:
-            labels = {str(key): label for key, label in mask_class_labels.items()}
+        if by_mask and images.mask_class_labels:
+            labels = {str(key): label for key, label in images.mask_class_labels.items()}
             self._log_medium("masks", stamp, ".labels.json", json_bytes(clean_texts(labels)))
 
     def _log_image(self, name: str, stamp: Stamp, image: Any) -> None:

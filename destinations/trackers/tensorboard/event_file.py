@@ -16,7 +16,7 @@ from typing import Any
 
 from uploads.disk import try_lock
 
-__all__ = ["GrowingFile", "event_files", "new_event_file", "record_writer", "records"]
+__all__ = ["EventFile", "event_files", "new_event_file", "records"]
 
 _NAME = re.compile(r"events\.out\.tfevents\.(\d{10})\.")
 _HEADER = struct.Struct("<QI")
@@ -24,14 +24,13 @@ _LENGTH = struct.Struct("<Q")
 _CHECKSUM = struct.Struct("<I")
 # Checksums are masked: https://www.tensorflow.org/tutorials/load_data/tfrecord
 _MASK_DELTA = 0xA282EAD8
-_MAX_LENGTHS = 4096
 
 # Distinguishes files that one process creates within a second.
 _numbers = itertools.count()
 
 
-class GrowingFile:
-    """Append-only file for a `RecordWriter`; bytes that cannot be written yet stay in memory.
+class EventFile:
+    """Append-only file of records; those that cannot be written yet stay in memory.
 
     Has no buffer of the interpreter, which a forked child would write a second time.
 
@@ -44,10 +43,12 @@ class GrowingFile:
         self._descriptor = descriptor
         self._write = write
         self._waiting = bytearray()
+        self._checksum = _checksum()
 
     def write(self, data: bytes) -> None:
-        """Appends bytes to the memory buffer."""
-        self._waiting += data
+        """Appends a record to the memory buffer."""
+        length = _LENGTH.pack(len(data))
+        self._waiting += length + _masked(self._checksum(length)) + data + _masked(self._checksum(data))
 
     @property
     def waiting_bytes(self) -> int:
@@ -111,41 +112,20 @@ def new_event_file(folder: Path, seconds: float) -> tuple[Path, int]:
             return path, descriptor
 
 
-def record_writer(file: GrowingFile) -> Any:
-    """Returns TensorBoard's `RecordWriter`, with checksums by `google_crc32c` if installed.
+def _masked(checksum: int) -> bytes:
+    mixed = ((checksum >> 15) | (checksum << 17)) + _MASK_DELTA
+    return _CHECKSUM.pack(mixed & 0xFFFFFFFF)
 
-    TensorBoard computes checksums in Python, which takes ten times as long as everything else.
-    """
-    from tensorboard.summary.writer.record_writer import RecordWriter
 
+def _checksum() -> Callable[[bytes], int]:
+    """Returns CRC-32C; TensorBoard's own is in Python, and takes ten times as long as everything else."""
     try:
         import google_crc32c
     except ImportError:
-        return RecordWriter(file)
-    if google_crc32c.implementation == "python":
-        return RecordWriter(file)
-    checksum = google_crc32c.value
-    headers: dict[int, bytes] = {}
+        from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import crc32c
 
-    class QuickRecordWriter(RecordWriter):  # type: ignore[misc]  # Any to the checker
-        """Writes the same bytes, faster."""
-
-        def write(self, data: bytes) -> None:
-            """Writes one record."""
-            size = len(data)
-            header = headers.get(size)
-            if header is None:
-                length = _LENGTH.pack(size)
-                header = length + _CHECKSUM.pack(_masked(checksum(length)))
-                if len(headers) < _MAX_LENGTHS:
-                    headers[size] = header
-            file.write(header + data + _CHECKSUM.pack(_masked(checksum(data))))
-
-    return QuickRecordWriter(file)
-
-
-def _masked(checksum: int) -> int:
-    return (((checksum >> 15) | (checksum << 17)) + _MASK_DELTA) & 0xFFFFFFFF
+        return crc32c  # type: ignore[no-any-return]  # it has no annotations
+    return google_crc32c.value  # type: ignore[no-any-return]  # as above
 
 
 def records(path: Path) -> Iterator[bytes]:

@@ -6,17 +6,17 @@
 import itertools
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from destinations.background import RetryLaterError
 from destinations.copies import merged
 from destinations.trackers.names import without_surrogates
-from destinations.trackers.tracker import Row, Sink, Stamp, log_each_row
+from destinations.trackers.tracker import Images, Row, Sink, Stamp, log_each_row
 from uploads.disk import is_locked
 
-from .event_file import GrowingFile, event_files, new_event_file, record_writer, records
+from .event_file import EventFile, event_files, new_event_file, records
 
 __all__ = ["TensorBoardSink"]
 
@@ -42,8 +42,8 @@ class TensorBoardSink(Sink):
         self._started_at = started_at
         self._write = write
         self._earlier: list[Path] = []
-        self._file: GrowingFile | None = None
-        self._records: Any = None
+        self._file: EventFile | None = None
+        self._append: Any = None
         self._protos: Any = None
         self._summaries: Any = None
         # A reusable event for each set of names; the oldest is evicted first.
@@ -74,8 +74,8 @@ class TensorBoardSink(Sink):
                 self.path, descriptor = new_event_file(self.folder, time.time())
             except OSError as error:
                 raise RetryLaterError from error
-            self._file = GrowingFile(descriptor, self._write)
-            self._records = record_writer(self._file)
+            self._file = EventFile(descriptor, self._write)
+            self._append = self._file.write
             origin = event_pb2.SourceMetadata(writer="destinations.trackers.tensorboard.destination")
             self._add(wall_time=self._started_at, file_version="brain.Event:2", source_metadata=origin)
         self.flush()
@@ -123,7 +123,7 @@ class TensorBoardSink(Sink):
 
     def _add(self, **fields: Any) -> None:
         event_pb2, _ = self._protos
-        self._records.write(event_pb2.Event(**fields).SerializeToString())
+        self._append(event_pb2.Event(**fields).SerializeToString())
 
     def _add_values(self, values: Sequence[Any], step: int, seconds: float) -> None:
         _, summary_pb2 = self._protos
@@ -168,7 +168,7 @@ class TensorBoardSink(Sink):
         self._purge(first)
         for event_step, data in kept:
             if event_step >= first:
-                self._records.write(data)
+                self._append(data)
 
     def _own_events(self) -> list[tuple[int, bytes]]:
         """Returns the events of this session, with their steps."""
@@ -223,7 +223,7 @@ class TensorBoardSink(Sink):
     def log_metrics(self, rows: Sequence[Row]) -> None:
         """Writes one event for each row."""
         self._begin(rows[0][1])
-        log_each_row(rows, lambda row: self._records.write(self._row(*row)) if row[0] else None)
+        log_each_row(rows, lambda row: self._append(self._row(*row)) if row[0] else None)
 
     def _row(self, metrics: dict[str, float], step: int, seconds: float) -> bytes:
         names = tuple(metrics)
@@ -281,26 +281,9 @@ class TensorBoardSink(Sink):
         if self._is_start_written and status != "preempted":
             self._add_values([self._summaries.session_end_value(status, time)], 0, time)
 
-    def log_images(
-        self,
-        stamp: Stamp,
-        images: Any,
-        *,
-        channels_last: bool,
-        masks: Mapping[str, Any] | None,
-        mask_class_labels: Mapping[int, str] | None,
-        use_table: bool,
-    ) -> None:
+    def log_images(self, stamp: Stamp, images: Images) -> None:
         """Writes images as PNG, and once more with each mask as an overlay."""
-        self._write_values(
-            stamp,
-            "image",
-            "image_values",
-            images,
-            channels_last=channels_last,
-            masks=masks,
-            labels=mask_class_labels,
-        )
+        self._write_values(stamp, "image", "image_values", images)
 
     def log_text(self, stamp: Stamp, text: str) -> None:
         self._write_values(stamp, "text", "text_value", text)
@@ -327,7 +310,7 @@ class TensorBoardSink(Sink):
             values += self._summaries.trace_value(self._tag(f"traces/{name}", "text"), value)
         self._add_values(values, stamp.step, stamp.time)
 
-    def _write_values(self, stamp: Stamp, kind: str, values_of: str, *args: Any, **options: Any) -> None:
+    def _write_values(self, stamp: Stamp, kind: str, values_of: str, *args: Any) -> None:
         self._begin(stamp.step)
-        values = getattr(self._summaries, values_of)(self._tag(stamp.name, kind), *args, **options)
+        values = getattr(self._summaries, values_of)(self._tag(stamp.name, kind), *args)
         self._add_values(values, stamp.step, stamp.time)

@@ -23,16 +23,13 @@ from destinations.media import (
     class_color,
     gif_bytes,
     histogram_record,
-    iter_images,
-    iter_masks,
     iter_point_clouds,
-    overlay_png,
     png_bytes,
     wav_bytes,
 )
 from destinations.text.formatting import describe, flattened, one_line, plain, short
 from destinations.trackers.names import without_surrogates
-from destinations.trackers.tracker import number
+from destinations.trackers.tracker import Images, number
 from events import BinnedValues, RecordError
 
 __all__ = [
@@ -59,22 +56,14 @@ _DATA_TYPES = {"f": types_pb2.DT_FLOAT, "u": types_pb2.DT_UINT8}
 # Images and video.
 
 
-def image_values(
-    tag: str,
-    images: Any,
-    *,
-    channels_last: bool,
-    masks: Mapping[str, Any] | None,
-    labels: Mapping[int, str] | None,
-) -> Values:
+def image_values(tag: str, images: Images) -> Values:
     """Returns the images under a tag, and under "tag/mask" the images with each mask as an overlay."""
-    pixels = [one.array for one in iter_images(images, channels_last)]
+    pixels = images.pixels()
     values = _images(tag, [(one.shape, png_bytes(one)) for one in pixels], "")
-    for mask_name, mask in (masks or {}).items():
-        overlays = [
-            (one.shape, overlay_png(one, found)) for one, found in zip(pixels, iter_masks(mask), strict=True)
-        ]
-        values += _images(f"{tag}/{without_surrogates(mask_name)}", overlays, _legend(labels))
+    for mask_name, overlays in images.overlays(pixels).items():
+        shaped = [(one.shape, overlay) for one, overlay in zip(pixels, overlays, strict=True)]
+        name = f"{tag}/{without_surrogates(mask_name)}"
+        values += _images(name, shaped, _legend(images.mask_class_labels))
     return values
 
 

@@ -18,7 +18,7 @@ import attrs
 
 from destinations.text.formatting import plain
 from destinations.trackers.names import Names, clean_texts, without_surrogates
-from destinations.trackers.tracker import Row, Sink, Stamp, log_each_row, number
+from destinations.trackers.tracker import Images, Row, Sink, Stamp, log_each_row, number
 from events import RecordError
 
 from .service import end_service, has_service, kill_service, require_login, service_lock, settings_for
@@ -221,32 +221,20 @@ class WandBSink(Sink):
         titles = [without_surrogates(str(column)) for column in columns]
         self._log(stamp, wandb.Table(columns=titles, data=data, allow_mixed_types=True))
 
-    def log_images(
-        self,
-        stamp: Stamp,
-        images: Any,
-        *,
-        channels_last: bool,
-        masks: Mapping[str, Any] | None,
-        mask_class_labels: Mapping[int, str] | None,
-        use_table: bool,
-    ) -> None:
+    def log_images(self, stamp: Stamp, images: Images) -> None:
         import wandb
         from PIL import Image
 
-        from destinations.media import iter_images, iter_masks
-
-        by_mask = {media_key(name): list(iter_masks(mask)) for name, mask in (masks or {}).items()}
-        found = []
-        for index, pixels in enumerate(iter_images(images, channels_last)):
-            masked = {name: mask_of(one[index], mask_class_labels) for name, one in by_mask.items()}
-            caption = _caption(stamp, index)
-            picture = Image.fromarray(pixels.array)
-            found.append(wandb.Image(picture, masks=masked or None, caption=caption))
-        if use_table:
-            self._log(stamp, wandb.Table(columns=["image"], data=[[image] for image in found]))
+        by_mask = {media_key(name): found for name, found in images.class_masks().items()}
+        labels, shown = images.mask_class_labels, []
+        for index, pixels in enumerate(images.pixels()):
+            masked = {name: mask_of(one[index], labels) for name, one in by_mask.items()}
+            picture = Image.fromarray(pixels)
+            shown.append(wandb.Image(picture, masks=masked or None, caption=_caption(stamp, index)))
+        if images.use_table:
+            self._log(stamp, wandb.Table(columns=["image"], data=[[image] for image in shown]))
         else:
-            self._log(stamp, found)
+            self._log(stamp, shown)
 
     def log_text(self, stamp: Stamp, text: str) -> None:
         import wandb

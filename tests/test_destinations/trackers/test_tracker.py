@@ -37,8 +37,8 @@ class Recording(Sink):
     def log_hyperparameters(self, hyperparameters, time):
         self.calls.append(("hyperparameters", hyperparameters, time))
 
-    def log_images(self, stamp, images, **options):
-        self.calls.append(("images", stamp, images, options["masks"]))
+    def log_images(self, stamp, images):
+        self.calls.append(("images", stamp, images.images, images.masks))
 
     def log_text(self, stamp, text):
         self.calls.append(("text", stamp, text))
