@@ -8,7 +8,7 @@ import fnmatch
 import itertools
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from typing import Any, Literal, Protocol, TextIO
+from typing import Any, Literal, TextIO
 
 from destinations.base import LoggerDestination
 from events import Interval, Logger, State, Time, TimeUnit, WriteRate
@@ -75,28 +75,6 @@ class _Pending:
         return taken
 
 
-class _Style(Protocol):
-    """How blocks look."""
-
-    def train(self, state: State, batch_in_epoch: int, metrics: dict[str, float], text: str) -> str:
-        """Returns a block of training."""
-
-    def evaluation_mark(self, state: State) -> str:
-        """Returns what is printed at each tenth of an evaluation."""
-
-    def evaluation(self, state: State, metrics: dict[str, float], text: str) -> str:
-        """Returns the block of an evaluation."""
-
-    def rendered(self, name: str, value: Any) -> dict[str, str]:
-        """Returns a hyperparameter as text: the caller may change the value later."""
-
-    def hyperparameters(self, texts: dict[str, str]) -> str:
-        """Returns a block of rendered hyperparameters."""
-
-    def table(self, title: str, columns: list[str], rows: list[list[Any]], max_rows: int) -> str:
-        """Returns a table below its title."""
-
-
 class _BlockStyle:
     """Aligned columns in the width of the terminal, or 80."""
 
@@ -106,21 +84,26 @@ class _BlockStyle:
         self._max_metrics = max_metrics
 
     def train(self, state: State, batch_in_epoch: int, metrics: dict[str, float], text: str) -> str:
+        """Returns a block of training."""
         return self._block(_position(state, batch_in_epoch), metrics, text)
 
     def evaluation_mark(self, state: State) -> str:
+        """Returns what is printed at each tenth of an evaluation."""
         return ""
 
     def evaluation(self, state: State, metrics: dict[str, float], text: str) -> str:
+        """Returns the block of an evaluation."""
         label = state.dataloader_label or "eval"
         title = "Eval" if label == "eval" else f"Eval {one_line(label)}"
         batches = int(state.timestamp.batch)
         return self._block(f"{title}, after batch {batches}" if batches else title, metrics, text)
 
     def rendered(self, name: str, value: Any) -> dict[str, str]:
+        """Returns a hyperparameter as text: the caller may change the value later."""
         return {key: _hyperparameter_text(item) for key, item in flattened({name: describe(value)}).items()}
 
     def hyperparameters(self, texts: dict[str, str]) -> str:
+        """Returns a block of rendered hyperparameters."""
         # A flag that is off says little.
         names = [name for name, text in texts.items() if text not in {"False", "None"}]
         names.sort(key=lambda name: name.startswith(_OF_TRAINER))
@@ -131,6 +114,7 @@ class _BlockStyle:
         return f"{self._bold('Hyperparameters')}\n{lines}" if pairs else ""
 
     def table(self, title: str, columns: list[str], rows: list[list[Any]], max_rows: int) -> str:
+        """Returns a table below its title."""
         room = columns_of(self._stream)
         lines = table_text(columns, rows, max_rows, max_cell=_MAX_CELL).splitlines()
         body = "".join(f"{_INDENT}{cut(line, room - len(_INDENT))}\n" for line in lines)
@@ -281,7 +265,7 @@ class Console(LoggerDestination):
         self._stream = stream
         self._log_traces = log_traces
         self._table_rows = table_rows
-        self._style: _Style
+        self._style: _BlockStyle | _ComposerStyle
         if style == "composer":
             self._style = _ComposerStyle()
         else:

@@ -213,17 +213,16 @@ class PrintGuard:
 
     def __init__(self) -> None:
         self._redirection: Redirection | None = None
-        self._wrappers: list[_AboveBars] = []
-        self._handlers: list[tuple[Any, _AboveBars]] = []
+        self._handlers: list[tuple[Any, StreamWrapper]] = []
 
     def start(self) -> None:
         """Installs the wrappers; idempotent."""
         if self._redirection is not None:
             return
-        names = tuple(name for name in ("stdout", "stderr") if is_terminal(getattr(sys, name)))
-        self._redirection = Redirection(self._make, names)
+        names = [name for name in ("stdout", "stderr") if is_terminal(getattr(sys, name))]
+        self._redirection = Redirection(lambda _, stream: _AboveBars(stream), names)
         for handler in _handlers():
-            for wrapper in self._wrappers:
+            for wrapper in self._redirection.wrappers.values():
                 if getattr(handler, "stream", None) is wrapper.wrapped:
                     handler.setStream(wrapper)  # type: ignore[attr-defined]  # every StreamHandler has it
                     self._handlers.append((handler, wrapper))
@@ -236,15 +235,7 @@ class PrintGuard:
             if handler.stream is wrapper:
                 handler.setStream(wrapper.wrapped)
         self._redirection.undo()
-        for wrapper in self._wrappers:
-            wrapper.finish()
-        self._redirection = None
-        self._wrappers, self._handlers = [], []
-
-    def _make(self, _name: str, stream: Any) -> StreamWrapper:
-        wrapper = _AboveBars(stream)
-        self._wrappers.append(wrapper)
-        return wrapper
+        self._redirection, self._handlers = None, []
 
 
 def _handlers() -> list[logging.Handler]:
@@ -263,11 +254,6 @@ class _AboveBars(StreamWrapper):
         super().__init__(stream)
         self._partial = ""
 
-    @property
-    def wrapped(self) -> Any:
-        """The wrapped stream."""
-        return self._wrapped
-
     def write(self, text: str) -> int:
         # Calls from tqdm itself, for bars of the user or `tqdm.write`, position the cursor themselves.
         is_tqdm = sys._getframe(1).f_globals.get("__name__", "").startswith("tqdm.")  # noqa: SLF001
@@ -284,37 +270,29 @@ class _AboveBars(StreamWrapper):
         return len(text)
 
     def finish(self) -> None:
-        """Writes a last line that lacks its newline."""
         partial, self._partial = self._partial, ""
         if partial:
             self._wrapped.write(partial)
 
 
+@attrs.define
 class _Progress:
     """A bar with its current position and the time of its next redraw."""
 
-    def __init__(
-        self,
-        bar: Bar,
-        total: float | None,
-        count: Callable[[Timestamp], float],
-        timestamp: Timestamp,
-        values: Callable[[], str],
-        refresh_seconds: float,
-        clock: Callable[[], float],
-        *,
-        by_tenth: bool,
-    ) -> None:
-        self.total = total
-        self.timestamp = timestamp
-        self._bar = bar
-        self._count = count
-        self._values = values
-        self._refresh_seconds = refresh_seconds
-        self._clock = clock
-        self._due = clock() + refresh_seconds
-        self._by_tenth = by_tenth
-        self._drawn_tenth = self._tenth() if by_tenth else 0
+    _bar: Bar
+    total: float | None
+    _count: Callable[[Timestamp], float]
+    timestamp: Timestamp
+    _values: Callable[[], str]
+    _refresh_seconds: float
+    _clock: Callable[[], float]
+    _by_tenth: bool
+    _due: float = attrs.field(init=False)
+    _drawn_tenth: int = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._due = self._clock() + self._refresh_seconds
+        self._drawn_tenth = self._tenth() if self._by_tenth else 0
 
     def move(self, timestamp: Timestamp) -> None:
         """Updates the position, and redraws the bar if that is due."""

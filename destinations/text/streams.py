@@ -5,7 +5,7 @@ Wrappers are installed like those of `contextlib.redirect_stdout`, but may be re
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TextIO
 
@@ -105,6 +105,11 @@ class StreamWrapper:
         self._owner_pid = os.getpid()
 
     @property
+    def wrapped(self) -> Any:
+        """The wrapped stream."""
+        return self._wrapped
+
+    @property
     def is_active(self) -> bool:
         """Whether `write` should do more than pass through."""
         return self._is_active and os.getpid() == self._owner_pid
@@ -122,6 +127,9 @@ class StreamWrapper:
     def deactivate(self) -> None:
         """Turns the wrapper into a pass-through."""
         self._is_active = False
+
+    def finish(self) -> None:
+        """Writes what was held back; called once all wrappers are removed."""
 
     def __getattr__(self, name: str) -> Any:
         if name == "_wrapped":
@@ -145,21 +153,24 @@ class Redirection:
         names: the streams to wrap.
     """
 
-    def __init__(self, make: Callable[[str, Any], StreamWrapper], names: tuple[str, ...]) -> None:
-        self._wrappers: dict[str, StreamWrapper] = {}
+    def __init__(self, make: Callable[[str, Any], StreamWrapper], names: Iterable[str]) -> None:
+        self.wrappers: dict[str, StreamWrapper] = {}
+        """The wrappers, by the name of the stream."""
         for name in names:
             stream = getattr(sys, name)
             if stream is not None:
-                self._wrappers[name] = make(name, stream)
-                setattr(sys, name, self._wrappers[name])
+                self.wrappers[name] = make(name, stream)
+                setattr(sys, name, self.wrappers[name])
 
     def undo(self) -> None:
         """Restores the streams; a wrapper below another one only becomes a pass-through. Idempotent."""
-        for name, wrapper in self._wrappers.items():
+        wrappers, self.wrappers = self.wrappers, {}
+        for name, wrapper in wrappers.items():
             wrapper.deactivate()
             if getattr(sys, name) is wrapper:
                 setattr(sys, name, _beneath(wrapper))
-        self._wrappers.clear()
+        for wrapper in wrappers.values():
+            wrapper.finish()
 
 
 def _beneath(wrapper: StreamWrapper) -> Any:

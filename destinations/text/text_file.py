@@ -429,7 +429,6 @@ class TextFile(RecordDestination):
         self._is_open_deferred = False
         self._writer: LineWriter | None = None
         self._redirection: Redirection | None = None
-        self._captured_streams: list[_CapturedStream] = []
         self._uploaded_bytes = 0
 
     @property
@@ -477,7 +476,7 @@ class TextFile(RecordDestination):
             descriptor, self._queue, text_lines if self._format == "text" else json_line, self._flush_seconds
         )
         if self._captured:
-            self._redirection = Redirection(self._wrap_stream, self._captured)
+            self._redirection = Redirection(self._capture, self._captured)
 
     # Whichever fires first; AFTER_LOAD in a Trainer.
     after_load = fit_start = batch_start = eval_standalone_start = predict_start = _open_once
@@ -572,20 +571,14 @@ class TextFile(RecordDestination):
             text = f"{count} records were dropped here: the queue of {self._max_pending_records} was full."
             self._queue.append(LineRecord("note", "", None, self._clock(), text))
 
-    def _wrap_stream(self, name: str, stream: Any) -> StreamWrapper:
-        captured = _CapturedStream(
+    def _capture(self, name: str, stream: Any) -> StreamWrapper:
+        return _CapturedStream(
             stream, lambda line: self._accept(LineRecord(name, "", None, self._clock(), redact_text(line)))
         )
-        self._captured_streams.append(captured)
-        return captured
 
     def _stop_capture(self) -> None:
-        if self._redirection is None:
-            return
-        self._redirection.undo()
-        self._redirection = None
-        for captured in self._captured_streams:
-            captured.finish()
+        if self._redirection is not None:
+            self._redirection.undo()
 
     def _log_exception(self, exception: BaseException | None) -> None:
         # An uncaught exception was already printed by the interpreter, and captured.
@@ -629,7 +622,6 @@ class _CapturedStream(StreamWrapper):
         return written
 
     def finish(self) -> None:
-        """Passes on a last line that lacks its newline."""
         if os.getpid() == self._owner_pid:
             with self._lock:
                 for line in self._splitter.take_partial():
