@@ -8,6 +8,11 @@
 # make test-lowest   the tests of the core with the lowest versions of its dependencies, but for torch
 # make test-engines   Daft on Ray and Spark over a dataset, in an environment of its own: 1.4 GB; Spark needs a JRE
 # make test-package   wheel and sdist: built, checked, installed into an empty environment, used there; pyright
+# make test-pythons   uploads and the reading of runs, without torch, with each python3.x that is on PATH
+# make coverage   the lines and branches that `make test` reaches, those of other processes too: at least 95 %
+# make mutants   changes the code in small ways, one at a time, and says which changes no test notices: an hour or two,
+#             or only MUTANTS="journal.py --sample 100", with cosmic-ray's operators
+# make fuzz   what is read from files and users, with other examples each time, for FUZZ_MINUTES (10)
 # make soak   one run with all destinations, and others that are killed again and again, beside a store that fails in
 #             every way, for SOAK_MINUTES (3): nothing that was accepted may be lost, nothing may grow; eight ranks first
 # make bench  every benchmark, three times, beside whatever peers are installed: writes the tables of docs/performance.md,
@@ -22,12 +27,14 @@ COMPOSER := .venv-composer
 LOWEST := .venv-lowest
 ENGINES := .venv-engines
 PEERS := .venv-bench
+FUZZ_MINUTES ?= 10
 # Tests wait for processes and servers a good part of the time: two more than there are cores.
 WORKERS := $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN) + 2 )))
 # Containers often forbid it. Tests start a thousand interpreters, and each would compile all that it imports.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo docs screenshots test test-all test-composer test-engines test-lowest test-package lint types bench bench-peers soak format clean
+.PHONY: demo docs screenshots test test-all test-composer test-engines test-lowest test-package test-pythons \
+	coverage mutants fuzz lint types bench bench-peers soak format clean
 
 demo: $(READY)
 	$(BIN)/destinations demo $(if $(STORE),--store "$(STORE)")
@@ -62,6 +69,22 @@ test-engines: $(ENGINES)/.ready
 
 test-package:
 	PYTHON=$(PYTHON) .ci/package
+
+test-pythons:
+	.ci/pythons
+
+coverage: $(READY)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --cov --cov-report=term
+
+mutants: $(VENV)/mutants/.ready
+	PYTHONPATH=$(VENV)/mutants $(BIN)/python -m tests.mutants $(MUTANTS)
+
+# A round tries 100 examples of each test.
+fuzz: $(READY)
+	@end=$$(( $$(date +%s) + 60 * $(FUZZ_MINUTES) )); \
+	while [ $$(date +%s) -lt $$end ]; do \
+		FUZZ_EXAMPLES=100 $(BIN)/python -m pytest -q -n $(WORKERS) --dist load tests/hostile/test_fuzz_*.py || exit 1; \
+	done
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -98,6 +121,10 @@ $(READY): pyproject.toml .ci/constraints.txt .ci/no-deps.txt .ci/peers.txt
 	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check --no-deps --upgrade --target $(VENV)/peers --requirement .ci/peers.txt
 	@touch $(READY)
 
+$(VENV)/mutants/.ready: .ci/mutants.txt $(READY)
+	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check --no-deps --upgrade --target $(VENV)/mutants --requirement .ci/mutants.txt
+	@touch $(VENV)/mutants/.ready
+
 # Where PyTorch's index of CPU builds can be reached, they are taken; else PyPI's, which bring CUDA and need 6 GB.
 $(COMPOSER)/.ready: .ci/composer.txt pyproject.toml
 	$(PYTHON) -m venv $(COMPOSER)
@@ -126,4 +153,4 @@ $(PEERS)/.ready: .ci/bench.txt .ci/peers.txt pyproject.toml
 	@touch $(PEERS)/.ready
 
 clean:
-	rm -rf $(VENV) $(PEERS) $(COMPOSER) $(ENGINES) $(LOWEST) build dist site *.egg-info .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) .venv-pythons $(PEERS) $(COMPOSER) $(ENGINES) $(LOWEST) build dist site *.egg-info .mypy_cache .pytest_cache .ruff_cache

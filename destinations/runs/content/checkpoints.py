@@ -463,7 +463,8 @@ def _described(found: Checkpoint, file: _File, *, is_latest: bool) -> Checkpoint
                 text = _summary_in(pickled.read(_HEAD_BYTES))
     except StopIteration:
         return attrs.evolve(found, problem="not a checkpoint of torch", is_latest=is_latest)
-    except (UploadError, *_DAMAGE) as error:
+    # OSError: a file that cannot be read, or `zipfile` looking where a damaged one leads.
+    except (UploadError, OSError, *_DAMAGE) as error:
         return attrs.evolve(found, problem=str(error) or type(error).__name__, is_latest=is_latest)
     try:
         summary = read_object((text or "{}").encode("utf-8", "backslashreplace"))

@@ -1,0 +1,448 @@
+"""`python -m tests.mutants`: changes one operator, number, condition or statement at a time, and runs the tests.
+
+A change that no test notices is printed: an assertion is missing, or the change makes no difference. Nothing on
+disk is changed. Each mutant runs in a fork of one process that has imported torch and the like, and runs only the
+tests that reach the changed statement, fastest first, until one fails.
+
+    python -m tests.mutants                                  # all modules of `TESTS`
+    python -m tests.mutants journal.py --sample 100 --seed 1 # 100 at random of one module
+    python -m tests.mutants journal.py:210-260               # all mutants of some lines
+"""
+
+import argparse
+import ast
+import contextlib
+import difflib
+import importlib.machinery
+import importlib.util
+import io
+import json
+import os
+import random
+import resource
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import attrs
+
+ROOT = Path(__file__).parents[1]
+
+_RUN_DIRECTORY = "tests/test_destinations/run_directory"
+_JOURNAL = [
+    *(f"{_RUN_DIRECTORY}/test_{name}.py" for name in ("frames", "row_blocks", "segment_chain", "metrics")),
+    *(f"{_RUN_DIRECTORY}/test_{name}.py" for name in ("resume", "faults", "snapshot")),
+    "tests/hostile/test_journal_handover.py",
+    "tests/hostile/test_unwritable_metrics.py",
+]
+_SPOOL = [
+    "tests/test_uploads/spool",
+    "tests/test_uploads/test_upload_queue.py",
+    "tests/test_uploads/test_limits.py",
+    "tests/hostile/test_damaged_spool.py",
+    "tests/hostile/test_hostile_spool.py",
+    "tests/hostile/test_left_behind.py",
+    "tests/hostile/test_moving_sources.py",
+    "tests/hostile/test_another_users_spool.py",
+]
+_DRAIN = [
+    "tests/test_uploads/drain",
+    "tests/test_uploads/test_upload_queue.py",
+    "tests/hostile/test_wrong_store.py",
+]
+_LOGGER = "tests/test_events/logger"
+TESTS = {
+    "destinations/run_directory/frames.py": _JOURNAL,
+    "destinations/run_directory/journal.py": _JOURNAL,
+    "destinations/run_directory/segments.py": _JOURNAL,
+    "events/logger/values.py": [
+        *(
+            f"{_LOGGER}/test_{name}.py"
+            for name in ("host_values", "binned_values", "bad_values", "lazy_values")
+        ),
+        *(f"{_LOGGER}/test_{name}.py" for name in ("config", "packer", "logger", "checks", "device_copies")),
+        "tests/hostile/test_any_hyperparameters.py",
+        "tests/hostile/test_values_that_cannot_be_read.py",
+    ],
+    "events/timestamp.py": ["tests/test_events/test_timestamp.py", "tests/test_events/test_state.py"],
+    "uploads/drain/retry.py": _DRAIN,
+    "uploads/drain/schedule.py": _DRAIN,
+    "uploads/spool/entry.py": _SPOOL,
+    "uploads/spool/flush.py": _SPOOL,
+    "uploads/spool/ownership.py": _SPOOL,
+    "uploads/spool/spool.py": _SPOOL,
+    "uploads/spool/staging.py": _SPOOL,
+}
+"""The modules, and the tests that may run for each; those that start programs would not see a mutant."""
+
+# What the tests import and is not ours.
+_IMPORTED_BEFORE = (
+    "boto3",
+    "botocore.session",
+    "hypothesis",
+    "moto.server",
+    "numpy",
+    "pandas",
+    "PIL.Image",
+    "torch",
+)
+# Each replaces an operator by all others: one, the nearest, tells as much.
+_REPLACEMENTS = {
+    *("Add_Sub", "Sub_Add", "Mul_Div", "Div_Mul", "FloorDiv_Mul", "Mod_FloorDiv", "Pow_Mul", "RShift_LShift"),
+    *(
+        "LShift_RShift",
+        "BitOr_BitAnd",
+        "BitAnd_BitOr",
+        "BitXor_BitAnd",
+        "Eq_NotEq",
+        "NotEq_Eq",
+        "Lt_LtE",
+        "LtE_Lt",
+    ),
+    *("Gt_GtE", "GtE_Gt", "Is_IsNot", "IsNot_Is", "UAdd_USub", "USub_UAdd", "Delete_Invert", "Delete_Not"),
+}
+_LEFT_OUT = {"VariableReplacer", "VariableInserter"}
+_TIMEOUT_SECONDS = 30
+_TIMES_AS_LONG = 8
+_FILE_BYTES = 1 << 32
+
+
+@attrs.frozen
+class Mutant:
+    """A module with one change.
+
+    Attributes:
+        path: of the module, from the root.
+        line: where the change is.
+        operator: its kind.
+        code: of the whole module.
+    """
+
+    path: str
+    line: int
+    operator: str
+    code: str
+
+    def difference(self) -> str:
+        """Returns the changed lines."""
+        before = (ROOT / self.path).read_text(encoding="utf-8").splitlines()
+        lines = list(difflib.unified_diff(before, self.code.splitlines(), lineterm="", n=0))[3:]
+        return "\n".join(f"    {line}" for line in lines)
+
+
+@attrs.frozen
+class Reach:
+    """Which tests reach which line, and how long they take.
+
+    Attributes:
+        seconds: by test.
+        tests: by line; lines that are run on import are not there.
+        statements: the lines of the statement that a line belongs to.
+    """
+
+    seconds: dict[str, float]
+    tests: dict[int, list[str]]
+    statements: dict[int, range]
+
+    def of(self, line: int) -> list[str]:
+        """Returns the tests to run for a line, fastest first; all where it is run on import."""
+        found = {
+            test
+            for one in self.statements.get(line, range(line, line + 1))
+            for test in self.tests.get(one, ())
+        }
+        return sorted(self.seconds if "" in found else found, key=self.seconds.__getitem__)
+
+
+def mutants_of(
+    path: str, places: list[str], sample: int | None, chance: random.Random
+) -> tuple[list[Mutant], int]:
+    """Returns mutants of a module, in the order of lines, and how many places there are for one.
+
+    Left out is what changes annotations, or nothing.
+
+    Args:
+        path: of the module, from the root.
+        places: the lines to change; see `_is_at`.
+        sample: how many to return at most.
+        chance: draws them.
+    """
+    import parso
+    from cosmic_ray.ast import ast_nodes, get_ast
+    from cosmic_ray.mutating import mutate_code
+    from cosmic_ray.operators.operator import Operator
+    from cosmic_ray.operators.provider import OperatorProvider
+
+    class RemoveStatement(Operator):
+        """Replaces a call, an assignment to an attribute or item, a `del` or a `raise` by `pass`."""
+
+        def mutation_positions(self, node):
+            if node.type == "simple_stmt" and _has_effect(node.children[0]):
+                yield node.start_pos, node.end_pos
+
+        def mutate(self, node, index):
+            prefix = node.get_first_leaf().prefix
+            node.children[0] = parso.python.tree.Keyword("pass", node.start_pos, prefix)
+            return node
+
+        @classmethod
+        def examples(cls):
+            return ()
+
+    provider = OperatorProvider()
+    operators = [
+        provider[name]()
+        for name in provider
+        if name not in _LEFT_OUT
+        and (not name.startswith("Replace") or name.partition("Operator_")[2] in {*_REPLACEMENTS, ""})
+    ]
+    code = (ROOT / path).read_text(encoding="utf-8")
+    tree, meaning = get_ast(code), _meaning(code)
+    positions = [
+        (line, operator, occurrence)
+        for operator in (*operators, RemoveStatement())
+        for occurrence, (line, _) in enumerate(
+            start for node in ast_nodes(tree) for start, _ in operator.mutation_positions(node)
+        )
+        if any(_is_at(line, place) for place in places)
+    ]
+    if sample is not None:
+        chance.shuffle(positions)
+    found = []
+    for line, operator, occurrence in positions:
+        with contextlib.suppress(AttributeError):  # The operators do not know `except errors.SomeError`.
+            mutated = mutate_code(code, operator, occurrence)
+            if _meaning(mutated) not in {None, meaning}:
+                found.append(Mutant(path, line, type(operator).__name__, mutated))
+        if len(found) == sample:
+            break
+    return sorted(found, key=lambda mutant: mutant.line), len(positions)
+
+
+def _has_effect(statement) -> bool:
+    if statement.type in {"del_stmt", "raise_stmt"}:
+        return True
+    if statement.type == "expr_stmt":
+        target, sign = statement.children[:2]
+        return sign.type != "annassign" and (target.type == "atom_expr" or sign.get_code().strip() != "=")
+    return statement.type == "atom_expr" and statement.children[-1].get_code().startswith("(")
+
+
+def _meaning(code: str) -> str | None:
+    """Returns the syntax tree without annotations as text; None if the code has no meaning."""
+    try:
+        tree = ast.parse(code)
+    except SyntaxError:
+        return None
+    for node in ast.walk(tree):
+        for name in ("annotation", "returns"):
+            if getattr(node, name, None) is not None:
+                setattr(node, name, ast.Constant(value=None))
+    return ast.dump(tree)
+
+
+def _statements(code: str) -> dict[int, range]:
+    """Returns the lines of the innermost statement that begins at or before each line; of a block, its head."""
+    found = {}
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.stmt):
+            body = getattr(node, "body", None)
+            first = min([node.lineno, *(one.lineno for one in getattr(node, "decorator_list", ()))])
+            lines = range(first, body[0].lineno if body else node.end_lineno + 1)
+            found.update({line: lines for line in lines if len(lines) < len(found.get(line, range(1 << 30)))})
+    return found
+
+
+# The children.
+
+
+class _Loader(importlib.machinery.SourceFileLoader):
+    """Loads a module from other code than that of its file."""
+
+    def __init__(self, name: str, path: str, code: str) -> None:
+        super().__init__(name, path)
+        self._mutated = code
+
+    def get_code(self, fullname):
+        return compile(self._mutated, self.path, "exec", dont_inherit=True)
+
+
+class _Finder:
+    """Finds one module, before others find it."""
+
+    def __init__(self, path: str, code: str) -> None:
+        self._name = path.removesuffix(".py").replace("/", ".")
+        self._path, self._code = str(ROOT / path), code
+
+    def find_spec(self, name, path=None, target=None):
+        if name != self._name:
+            return None
+        return importlib.util.spec_from_file_location(
+            name, self._path, loader=_Loader(name, self._path, self._code)
+        )
+
+
+def _fork(work, folder: Path) -> int:
+    """Returns the id of a child, the leader of its own group, that ends with what `work` returns."""
+    sys.stdout.flush()
+    if pid := os.fork():
+        return pid
+    code = 70
+    try:
+        os.setpgid(0, 0)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (_FILE_BYTES, _FILE_BYTES))
+        folder.mkdir()
+        output = os.open(folder / "output", os.O_WRONLY | os.O_CREAT)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        os.environ["TMPDIR"] = tempfile.tempdir = str(folder)
+        code = int(work())
+        sys.stdout.flush()
+    finally:
+        os._exit(code)
+
+
+def _pytest(tests, folder: Path, *plugins) -> int:
+    import pytest
+
+    options = ["-x", "-q", "--tb=line", "-p", "no:cacheprovider", f"--basetemp={folder / 'tests'}"]
+    return pytest.main([*options, *tests], plugins=[*plugins])
+
+
+def _end(pid: int, folder: Path) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)  # What the tests have started.
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def reach_of(path: str, work: Path) -> Reach:
+    """Runs the tests of a module as it is, and returns which of them reach what.
+
+    Raises:
+        SystemExit: they fail.
+    """
+    folder, answer = work / "unchanged", work / "reach.json"
+
+    def watch() -> int:
+        import coverage
+        import pytest
+
+        seconds, watcher = (
+            {},
+            coverage.Coverage(data_file=None, include=[str(ROOT / path)], config_file=False),
+        )
+
+        class Watch:
+            @pytest.hookimpl(wrapper=True)
+            def pytest_runtest_protocol(self, item):
+                watcher.switch_context(item.nodeid)
+                start = time.monotonic()
+                result = yield
+                seconds[item.nodeid] = time.monotonic() - start
+                watcher.switch_context("")
+                return result
+
+        watcher.start()
+        code = _pytest(TESTS[path], folder, Watch())
+        watcher.stop()
+        tests = watcher.get_data().contexts_by_lineno(str(ROOT / path))
+        answer.write_text(json.dumps([seconds, tests]))
+        return code
+
+    pid = _fork(watch, folder)
+    status = os.waitpid(pid, 0)[1]
+    if status:
+        sys.exit(f"the tests of {path} fail as it is:\n{(folder / 'output').read_text()[-3000:]}")
+    _end(pid, folder)
+    seconds, tests = json.loads(answer.read_text())
+    code = (ROOT / path).read_text(encoding="utf-8")
+    return Reach(seconds, {int(line): names for line, names in tests.items()}, _statements(code))
+
+
+def survivors_of(mutants: list[Mutant], reach: Reach, work: Path, jobs: int) -> list[tuple[Mutant, str]]:
+    """Runs the tests for each mutant; returns those that no test noticed, with the reason."""
+    waiting, running, survivors = list(enumerate(mutants)), {}, []
+    while waiting or running:
+        while waiting and len(running) < jobs:
+            number, mutant = waiting.pop(0)
+            tests, folder = reach.of(mutant.line), work / f"mutant-{number}"
+            if not tests:
+                survivors.append((mutant, "no test reaches it"))
+                continue
+            finder = _Finder(mutant.path, mutant.code)
+            pid = _fork(
+                lambda finder=finder, tests=tests, folder=folder: _mutated(finder, tests, folder), folder
+            )
+            allowed = _TIMEOUT_SECONDS + _TIMES_AS_LONG * sum(map(reach.seconds.get, tests))
+            running[pid] = mutant, folder, time.monotonic() + allowed
+        for pid, (mutant, folder, deadline) in list(running.items()):
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if not ended and time.monotonic() < deadline:
+                continue
+            if ended and status == 0:
+                survivors.append((mutant, "survived"))
+                print(f"{mutant.path}:{mutant.line} {mutant.operator}\n{mutant.difference()}", flush=True)
+            del running[pid]
+            _end(pid, folder)
+            if not ended:
+                os.waitpid(pid, 0)
+        time.sleep(0.02)
+    return survivors
+
+
+def _mutated(finder: _Finder, tests: list[str], folder: Path) -> int:
+    sys.meta_path.insert(0, finder)
+    return _pytest(tests, folder)
+
+
+def main() -> int:
+    """Makes and tests mutants; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__.partition("\n")[0])
+    parser.add_argument(
+        "places", nargs="*", help="the end of a module's path, and lines of it: journal.py:210-260"
+    )
+    parser.add_argument("--sample", type=int, help="how many of each module, at random")
+    parser.add_argument("--seed", type=int, default=0, help="of the sample")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="how many at a time")
+    options = parser.parse_args()
+    rows = []
+    with tempfile.TemporaryDirectory(prefix="mutants-") as work:
+        _warm_up(work)
+        for path in TESTS:
+            chosen = [one for one in options.places or [path] if path.endswith(one.partition(":")[0])]
+            if not chosen:
+                continue
+            mutants, total = mutants_of(path, chosen, options.sample, random.Random(options.seed))
+            survivors = survivors_of(mutants, reach_of(path, Path(work)), Path(work), options.jobs)
+            for mutant, reason in survivors:
+                if reason != "survived":
+                    print(f"{mutant.path}:{mutant.line} {mutant.operator}: {reason}\n{mutant.difference()}")
+            rows.append((path, total, len(mutants), len(mutants) - len(survivors)))
+            print("{}: {} places, {} mutants, {} noticed".format(*rows[-1]), flush=True)
+    print(f"seed {options.seed}: {sum(row[3] for row in rows)} of {sum(row[2] for row in rows)} noticed")
+    return 0
+
+
+def _warm_up(folder: str) -> None:
+    """Imports what the forks would."""
+    import pytest
+
+    os.environ["OMP_NUM_THREADS"] = "1"  # Threads do not survive a fork.
+    with contextlib.redirect_stdout(io.StringIO()):
+        pytest.main(["--collect-only", folder])  # Plugins go first: pytest warns where one is there already.
+    for name in _IMPORTED_BEFORE:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+
+
+def _is_at(line: int, place: str) -> bool:
+    lines = place.partition(":")[2]
+    first, _, last = lines.partition("-")
+    return not lines or int(first) <= line <= int(last or first)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
